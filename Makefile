@@ -1,0 +1,53 @@
+# `make` alone lists the targets. Every target that needs the environment makes it first.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+# For `make gpu` on a machine whose own python already has torch: make gpu PY=python3
+PY     ?= $(BIN)/python
+JOBS   ?= 2
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test test-all lint format gpu bench clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+install: $(VENV)/.installed  ## make .venv with the versions of constraints.txt
+
+# The stamp is what keeps a second `make test` from installing again.
+$(VENV)/.installed: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -qq -c constraints.txt -e '.[dev]'
+	touch $@
+
+demo: install  ## plan and run a small convolutional net against eager; report in build/demo
+	$(BIN)/hocket run digits-cnn --report build/demo
+
+test: install  ## the tests, without the slow ones; under ten minutes on two cores
+	$(BIN)/python -m pytest -n $(JOBS) -m "not slow and not gpu"
+
+test-all: install  ## all tests; those that need a GPU skip themselves where there is none
+	$(BIN)/python -m pytest -n $(JOBS)
+
+lint: install  ## format, lint, types, and who may import whom
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: install  ## format in place, and mend what ruff can mend
+	$(BIN)/ruff check --fix-only --quiet
+	$(BIN)/ruff format
+
+# With another PY nothing is installed: the sources are read from src.
+gpu: $(if $(filter $(BIN)/python,$(PY)),install)  ## the tests that need a GPU; PY=python3 for a python that has torch
+	test ! -d tests/gpu || PYTHONPATH=src $(PY) -m pytest tests/gpu
+	@echo "gpu: nothing to bench yet"
+
+bench: install  ## planned against eager, side by side, on this machine
+	$(BIN)/hocket bench
+
+clean:  ## remove what was built and cached; .venv stays
+	rm -rf build dist src/*.egg-info .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

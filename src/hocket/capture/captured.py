@@ -1,0 +1,286 @@
+"""`Captured`: a step that became a graph, and what it takes to run it again on live state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from hocket.capture.lower import Lowered, lower
+from hocket.capture.program import Program, compile_action
+from hocket.capture.state import BatchLeaf, Constant, Entry, Gradient, Inventory, inventory
+from hocket.capture.trace import Trace, trace_step
+from hocket.errors import CaptureError, ExecutionError
+from hocket.ir import Graph
+
+__all__ = ["Captured", "Frame", "capture_step", "signature_of"]
+
+
+@dataclass
+class Frame:
+    """The working memory of one step: a value for each slot, and the numbers of the tape."""
+
+    values: list[Any]
+    numbers: list[Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Captured:
+    """One training step as a graph, bound to the model and the optimizer it came from.
+
+    Attributes:
+        graph: the ops, their roles, and what must come before what.
+        program: the same ops for an executor.
+        step: the user's own step.
+        batch: the batch it was captured with.
+        trace: what `make_fx` and the watch saw.
+        lowered: which slot holds which value of the trace.
+        signature: what must be so again for the graph to stand for the step.
+        stand_ins: state that the optimizer had not made yet when the step was captured, for timing only.
+    """
+
+    graph: Graph
+    program: Program
+    step: Callable[[Any], Any]
+    batch: Any
+    trace: Trace
+    lowered: Lowered
+    signature: tuple[Any, ...]
+    stand_ins: dict[int, torch.Tensor]
+
+    def fits(self, batch: Any) -> bool:
+        """Whether this graph may stand for ``step(batch)`` now: same shapes, same modes, same gradients present."""
+        return signature_of(self.trace.places, batch) == self.signature
+
+    def begin(self, batch: Any) -> Frame | None:
+        """Read all inputs and numbers; None where a guard on a number no longer holds.
+
+        Raises:
+            ExecutionError: state that the step needs is not there.
+        """
+        leaves, _ = tree_flatten(batch)
+        values: list[Any] = [None] * self.program.num_slots
+        try:
+            numbers = self.trace.tape.evaluate([leaf.get() for leaf in self.trace.tape.leaves])
+            if numbers is None:
+                return None
+            for slot, source in self._inputs:
+                values[slot] = leaves[source.index] if type(source) is BatchLeaf else source.get()
+        except KeyError as error:
+            raise ExecutionError(
+                f"the optimizer has no state {error} yet: run one eager step before the planned ones"
+            ) from None
+        for gradient in self._unread_gradients:
+            # As eager's zero_grad does: the old gradient's memory is free during the step.
+            gradient.set(None)
+        return self._started(values, numbers)
+
+    def rehearse(self) -> Frame:
+        """A frame on copies of everything: it can be run and thrown away, and nothing of the user's changes."""
+        copies = {slot: self._copied(slot, source) for slot, source in self._inputs}
+        numbers = self.trace.tape.evaluate([self._number(leaf) for leaf in self.trace.tape.leaves])
+        if numbers is None:
+            raise CaptureError("the numbers of the optimizer changed since the step was captured; capture it again")
+        values = [copies.get(slot) for slot in range(self.program.num_slots)]
+        return self._started(values, numbers)
+
+    def finish(self, frame: Frame) -> Any:
+        """Put gradients, rebound state and numbers in their places, and return what the step returns."""
+        values, numbers = frame.values, frame.numbers
+        for gradient, slot in self._gradients:
+            gradient.set(None if slot is None else values[slot])
+        for entry, slot in self._rebound:
+            entry.set(values[slot])
+        for number, reference in self.trace.numbers.items():
+            number.set(numbers[reference.index])
+        leaves: list[Any] = []
+        for kind, leaf in self.trace.result.leaves:
+            if kind == "value":
+                leaves.append(leaf)
+            elif kind == "number":
+                leaves.append(numbers[leaf.index])
+            else:
+                # Detached: a parameter that is returned as it stands must not leave as the parameter itself.
+                value = values[self.lowered.slot_of[leaf]].detach()
+                leaves.append(value.item() if kind == "item" else value)
+        return tree_unflatten(leaves, self.trace.result.spec)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Every tensor that outlives the step, by name: parameters, buffers, optimizer state, as they are now."""
+        places = self.trace.places
+        return {entry.name: entry.get() for entry in (*places.parameters, *places.tensors)}
+
+    def written(self) -> list[torch.Tensor]:
+        """The live tensors from outside that a step writes in place."""
+        roots = {root for note in self.trace.notes.values() for root in note.writes}
+        nodes = {self.lowered.slot_of[node]: root for node, root in self.trace.roots.items()}
+        found = [s.get() for slot, s in self._inputs if nodes[slot] in roots and type(s) is not BatchLeaf]
+        return [tensor for tensor in found if tensor is not None]
+
+    def _started(self, values: list[Any], numbers: list[Any]) -> Frame:
+        with torch.no_grad():
+            self._prologue(values, numbers)
+        return Frame(values, numbers)
+
+    def _copied(self, slot: int, source: Any) -> Any:
+        if slot in self.stand_ins:
+            return self.stand_ins[slot].detach().clone()
+        value = tree_flatten(self.batch)[0][source.index] if type(source) is BatchLeaf else source.get()
+        return value.detach().clone()
+
+    def _number(self, leaf: Any) -> Any:
+        try:
+            return leaf.get()
+        except KeyError:
+            return 1.0  # a step count that is not there yet: the first step is the one being timed
+
+    @cached_property
+    def _prologue(self) -> Callable[[list[Any], list[Any]], None]:
+        return compile_action(self.program.prologue)
+
+    @cached_property
+    def _inputs(self) -> tuple[tuple[int, Any], ...]:
+        read = {slot for action in (*self.program.actions, self.program.prologue) for slot in action.reads}
+        return tuple((s, source) for s, source in self.program.inputs.items() if s in read or s in self.program.kept)
+
+    @cached_property
+    def _gradients(self) -> tuple[tuple[Gradient, int | None], ...]:
+        slot_of = self.lowered.slot_of
+        return tuple((g, None if n is None else slot_of[n]) for g, n in self.trace.gradients.items())
+
+    @cached_property
+    def _rebound(self) -> tuple[tuple[Entry, int], ...]:
+        return tuple((entry, self.lowered.slot_of[node]) for entry, node in self.trace.rebound.items())
+
+    @cached_property
+    def _unread_gradients(self) -> tuple[Gradient, ...]:
+        read = {id(source) for _, source in self._inputs}
+        return tuple(gradient for gradient, _ in self._gradients if id(gradient) not in read)
+
+
+def capture_step(
+    step: Callable[[Any], Any],
+    model: Any,
+    optimizer: Any,
+    batch: Any,
+    *,
+    split: bool = True,
+    pays: Callable[[str, str], bool] | None = None,
+) -> Captured:
+    """See `hocket.capture`."""
+    places = inventory(model, optimizer)
+    if _has_state(places):
+        return _captured(trace_step(step, model, optimizer, batch), step, batch, split, pays, {})
+    # The optimizer makes its state in its first step. Let it, and take everything back afterwards.
+    with _Undone(places):
+        step(batch)
+        trace = trace_step(step, model, optimizer, batch)
+        made = {
+            position: source.get().detach().clone()
+            for position, source in enumerate(trace.sources)
+            if isinstance(source, (Entry, Gradient)) and source.kind in ("state", "gradient")
+        }
+    return _captured(trace, step, batch, split, pays, made)
+
+
+def _captured(
+    trace: Trace,
+    step: Callable[[Any], Any],
+    batch: Any,
+    split: bool,
+    pays: Callable[[str, str], bool] | None,
+    made: dict[int, torch.Tensor],
+) -> Captured:
+    lowered = lower(trace, split_backward=split, pays=pays)
+    places = {id(source): position for position, source in enumerate(trace.sources)}
+    stand_ins = {
+        slot: made[places[id(source)]]
+        for slot, source in lowered.program.inputs.items()
+        if places[id(source)] in made
+    }
+    signature = signature_of(trace.places, batch)
+    return Captured(lowered.graph, lowered.program, step, batch, trace, lowered, signature, stand_ins)
+
+
+def relowered(captured: Captured, *, split: bool, pays: Callable[[str, str], bool] | None = None) -> Captured:
+    """The same captured step with its convolutions' backward split otherwise; nothing is traced again."""
+    lowered = lower(captured.trace, split_backward=split, pays=pays)
+    stand_ins = {
+        slot: captured.stand_ins[slot] for slot in lowered.program.inputs if slot in captured.stand_ins
+    }
+    return Captured(
+        lowered.graph,
+        lowered.program,
+        captured.step,
+        captured.batch,
+        captured.trace,
+        lowered,
+        captured.signature,
+        stand_ins,
+    )
+
+
+def signature_of(places: Inventory, batch: Any) -> tuple[Any, ...]:
+    """What a graph is good for: shapes of the batch, modes of the modules, which gradients are there, autocast."""
+    leaves, spec = tree_flatten(batch)
+    shapes = tuple(
+        (leaf.shape, leaf.stride(), leaf.dtype, leaf.device, leaf.requires_grad)
+        if isinstance(leaf, torch.Tensor)
+        else leaf
+        for leaf in leaves
+    )
+    modes = tuple([module.training for module in places.modules])
+    present = tuple([(p.requires_grad, p.grad is None) for p in [entry.get() for entry in places.parameters]])
+    autocast = (torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda"), torch.is_grad_enabled())
+    return (spec, shapes, modes, present, autocast)
+
+
+def _has_state(places: Inventory) -> bool:
+    """Whether every optimizer has taken a step (one without any state, plain SGD, never shows it and need not)."""
+    for optimizer in places.optimizers:
+        if optimizer.state:
+            continue
+        stateless = type(optimizer) is torch.optim.SGD and not any(g["momentum"] for g in optimizer.param_groups)
+        if not stateless:
+            return False
+    return True
+
+
+class _Undone:
+    """Takes back everything a step does to its places and to the random state."""
+
+    def __init__(self, places: Inventory) -> None:
+        self.places = places
+
+    def __enter__(self) -> None:
+        entries = (*self.places.parameters, *self.places.tensors)
+        self.saved = [(entry, entry.get(), entry.get().detach().clone()) for entry in entries]
+        self.gradients = [(g, g.get()) for g in map(Gradient, self.places.parameters)]
+        self.grad_values = [None if v is None else v.detach().clone() for _, v in self.gradients]
+        self.numbers = [(entry, entry.get()) for entry in self.places.numbers]
+        devices = sorted({t.device.index for _, t, _ in self.saved if t.device.type == "cuda"})
+        self.fork = torch.random.fork_rng(devices)
+        self.fork.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self.fork.__exit__(*error)
+        with torch.no_grad():
+            for entry, tensor, value in self.saved:
+                tensor.copy_(value)
+                if entry.get() is not tensor:
+                    entry.set(tensor)
+            for (gradient, tensor), value in zip(self.gradients, self.grad_values, strict=True):
+                if tensor is not None:
+                    tensor.copy_(value)
+                gradient.set(tensor)
+        for entry, number in self.numbers:
+            entry.set(number)
+        for optimizer in self.places.optimizers:
+            known = {id(e.table) for e in (*self.places.tensors, *self.places.numbers)}
+            for parameter, state in list(optimizer.state.items()):
+                if id(state) not in known:
+                    del optimizer.state[parameter]

@@ -1,0 +1,79 @@
+"""What must come before what: data, memory that is written, and random numbers.
+
+`make_fx` keeps in-place ops (batch-norm statistics, the optimizer), so data edges alone do not order a step. Every
+tensor has a *root*, the storage it views. For each root, in program order::
+
+    write ---> read, read ---> write        a read waits for the write before it,
+                                            a write waits for the write and for all reads before it;
+
+and ops that draw from the default random generator keep program order among themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+__all__ = ["Access", "carried", "orders"]
+
+
+@dataclass(frozen=True)
+class Access:
+    """What one op does to memory: roots it reads, roots it writes (its fresh results included), and randomness."""
+
+    reads: frozenset[int]
+    writes: frozenset[int]
+    random: bool = False
+
+
+def orders(accesses: Sequence[Access]) -> dict[tuple[int, int], set[int]]:
+    """Pairs ``(before, after)`` of positions that must keep their order; implied pairs may be missing.
+
+    Each pair comes with the roots that flow along it: those that `before` wrote last and `after` reads.
+    """
+    pairs: dict[tuple[int, int], set[int]] = {}
+    writer: dict[int, int] = {}
+    readers: dict[int, list[int]] = {}
+    last_random: int | None = None
+    for position, access in enumerate(accesses):
+        for root in access.reads | access.writes:
+            if root in writer:
+                flowing = pairs.setdefault((writer[root], position), set())
+                if root in access.reads:
+                    flowing.add(root)
+        for root in access.writes:
+            for reader in readers.pop(root, ()):
+                pairs.setdefault((reader, position), set())
+            writer[root] = position
+        for root in access.reads - access.writes:
+            readers.setdefault(root, []).append(position)
+        if access.random:
+            if last_random is not None:
+                pairs.setdefault((last_random, position), set())
+            last_random = position
+    return pairs
+
+
+def carried(accesses: Sequence[Access], lasting: Iterable[int]) -> list[tuple[int, int]]:
+    """Pairs ``(before, after)`` across the step's end, for roots that outlive the step.
+
+    The last write of this step comes before every read of the next one up to its first write, and before that write;
+    reads after the last write come before the next step's first write.
+    """
+    pairs: dict[tuple[int, int], None] = {}
+    touching: dict[int, list[int]] = {root: [] for root in lasting}
+    for position, access in enumerate(accesses):
+        for root in access.reads | access.writes:
+            if root in touching:
+                touching[root].append(position)
+    for root, positions in touching.items():
+        writes = [position for position in positions if root in accesses[position].writes]
+        if not writes:
+            continue
+        first, last = writes[0], writes[-1]
+        for position in positions:
+            if position <= first:
+                pairs[last, position] = None
+            if position > last:
+                pairs[position, first] = None
+    return list(pairs)

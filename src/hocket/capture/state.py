@@ -1,0 +1,227 @@
+"""What a step reads and writes besides its batch: parameters, buffers, gradients, optimizer state and numbers.
+
+A *source* is a place that can be read (and, for most, written) at any time: it holds the owner and the key, never the
+tensor itself, so a planned step always works on what the model and the optimizer hold now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from hocket.errors import InputError
+
+__all__ = ["BatchLeaf", "Constant", "Entry", "Gradient", "Inventory", "ItemOf", "inventory"]
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """``table[key]`` of a module's parameters or buffers, of an optimizer's state or of a parameter group.
+
+    `kind` is ``parameter``, ``buffer``, ``state`` or ``group``; `owner` names the parameter that a state belongs to;
+    `position` selects an element where the entry is a tuple (Adam's ``betas``).
+    """
+
+    kind: str
+    name: str
+    table: Any
+    key: Any
+    owner: str = ""
+    layer: str = ""
+    position: int | None = None
+
+    def get(self) -> Any:
+        value = self.table[self.key]
+        return value if self.position is None else value[self.position]
+
+    def set(self, value: Any) -> None:
+        if self.position is not None:
+            whole = list(self.table[self.key])
+            whole[self.position] = value
+            value = type(self.table[self.key])(whole)
+        self.table[self.key] = value
+
+
+@dataclass(frozen=True, eq=False)
+class Gradient:
+    """``parameter.grad``."""
+
+    parameter: Entry
+    kind: str = "gradient"
+
+    @property
+    def name(self) -> str:
+        return f"{self.parameter.name}.grad"
+
+    @property
+    def owner(self) -> str:
+        return self.parameter.name
+
+    @property
+    def layer(self) -> str:
+        return self.parameter.layer
+
+    def get(self) -> Any:
+        return self.parameter.get().grad
+
+    def set(self, value: Any) -> None:
+        self.parameter.get().grad = value
+
+
+@dataclass(frozen=True, eq=False)
+class BatchLeaf:
+    """The tensor at one place of the batch."""
+
+    index: int
+    kind: str = "batch"
+    owner: str = ""
+    layer: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"batch[{self.index}]"
+
+
+@dataclass(frozen=True, eq=False)
+class Constant:
+    """A tensor that the step closes over; used as it stands."""
+
+    name: str
+    value: Any
+    kind: str = "constant"
+    owner: str = ""
+    layer: str = ""
+
+    def get(self) -> Any:
+        return self.value
+
+
+@dataclass(frozen=True, eq=False)
+class ItemOf:
+    """The number inside a one-element tensor, as it is when the step begins (Adam's step count)."""
+
+    source: Entry
+
+    def get(self) -> Any:
+        return self.source.get().item()
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """All places of one model (or several) and its optimizers."""
+
+    models: tuple[nn.Module, ...]
+    optimizers: tuple[torch.optim.Optimizer, ...]
+    parameters: tuple[Entry, ...]
+    tensors: tuple[Entry, ...]
+    numbers: tuple[Entry, ...]
+    modules: tuple[nn.Module, ...]
+    paths: dict[nn.Module, str]
+
+    def state_keys(self) -> frozenset[tuple[str, Any]]:
+        return frozenset((entry.name, entry.key) for entry in (*self.tensors, *self.numbers))
+
+
+def as_tuple(value: Any, kind: type, what: str) -> tuple[Any, ...]:
+    """`value` as a tuple of `kind`, or an `InputError` that says what was given."""
+    if value is None:
+        return ()
+    found = tuple(value) if isinstance(value, (list, tuple)) else (value,)
+    for element in found:
+        if not isinstance(element, kind):
+            raise InputError(f"{what}: expected {kind.__module__}.{kind.__name__}, got {type(element).__name__}")
+    return found
+
+
+def inventory(model: Any, optimizer: Any) -> Inventory:
+    """List every place that belongs to `model` and `optimizer` (each one object or a list).
+
+    Raises:
+        InputError: something that is not a module or not an optimizer.
+    """
+    models: tuple[nn.Module, ...] = as_tuple(model, nn.Module, "model")
+    optimizers: tuple[torch.optim.Optimizer, ...] = as_tuple(optimizer, torch.optim.Optimizer, "optimizer")
+    parameters: list[Entry] = []
+    tensors: list[Entry] = []
+    paths: dict[nn.Module, str] = {}
+    seen: set[int] = set()
+    for number, root in enumerate(models):
+        prefix = f"model{number}" if len(models) > 1 else ""
+        for path, module in root.named_modules():
+            if module in paths:
+                continue
+            full = ".".join(part for part in (prefix, path) if part)
+            paths[module] = full
+            for kind, table in (("parameter", module._parameters), ("buffer", module._buffers)):
+                for key, value in table.items():
+                    if value is None or id(value) in seen:
+                        continue
+                    seen.add(id(value))
+                    name = ".".join(part for part in (full, key) if part)
+                    entry = Entry(kind, name, table, key, name if kind == "parameter" else "", full)
+                    (parameters if kind == "parameter" else tensors).append(entry)
+    names = {id(entry.get()): entry for entry in parameters}
+    numbers: list[Entry] = []
+    for number, opt in enumerate(optimizers):
+        prefix = f"optimizer{number}" if len(optimizers) > 1 else "optimizer"
+        for position, group in enumerate(opt.param_groups):
+            for place, parameter in enumerate(group["params"]):
+                if id(parameter) not in names:
+                    # Trained, but in no model: a temperature, a latent code.
+                    name = f"{prefix}.group{position}.{place}"
+                    names[id(parameter)] = Entry("parameter", name, group["params"], place, name)
+                    parameters.append(names[id(parameter)])
+            _sort_in(group, f"{prefix}.group{position}", "group", "", "", tensors, numbers)
+        for parameter, state in opt.state.items():
+            if isinstance(state, dict):
+                owner = names.get(id(parameter))
+                name = owner.name if owner else prefix
+                layer = owner.layer if owner else ""
+                _sort_in(state, f"{prefix}.{name}", "state", name, layer, tensors, numbers)
+    return Inventory(
+        models, optimizers, tuple(parameters), tuple(tensors), tuple(numbers), tuple(paths), paths
+    )
+
+
+def _sort_in(
+    table: dict[Any, Any],
+    name: str,
+    kind: str,
+    owner: str,
+    layer: str,
+    tensors: list[Entry],
+    numbers: list[Entry],
+) -> None:
+    for key, value in table.items():
+        if key == "params" and kind == "group":
+            continue
+        for position, element in _elements(value):
+            entry = Entry(kind, f"{name}.{key}", table, key, owner, layer, position)
+            if isinstance(element, torch.Tensor):
+                tensors.append(entry)
+            elif isinstance(element, (int, float)) and not isinstance(element, bool):
+                # `foreach`, `maximize` and their like are bool or None and choose code, not values.
+                numbers.append(entry)
+
+
+def _elements(value: Any) -> Iterator[tuple[int | None, Any]]:
+    if type(value) in (tuple, list):
+        yield from enumerate(value)
+    else:
+        yield None, value
+
+
+def snapshot(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Copies of `tensors` that `restore` writes back."""
+    return [tensor.detach().clone() for tensor in tensors]
+
+
+def restore(tensors: Sequence[torch.Tensor], saved: Sequence[torch.Tensor]) -> None:
+    """Write saved values back into the same tensors."""
+    with torch.no_grad():
+        for tensor, value in zip(tensors, saved, strict=True):
+            tensor.copy_(value)

@@ -1,0 +1,24 @@
+"""The five nouns. No torch, nothing else of ours: every other package may stand on this one."""
+
+from hocket.ir.costs import Costs, Duration
+from hocket.ir.graph import ROLES, Carried, Edge, Graph, Op
+from hocket.ir.machine import Device, Link, Machine
+from hocket.ir.plan import Lane, Plan
+from hocket.ir.timeline import Span, Timeline
+
+__all__ = [
+    "ROLES",
+    "Carried",
+    "Costs",
+    "Device",
+    "Duration",
+    "Edge",
+    "Graph",
+    "Lane",
+    "Link",
+    "Machine",
+    "Op",
+    "Plan",
+    "Span",
+    "Timeline",
+]

@@ -1,0 +1,167 @@
+"""Strict reading and whole writing of Hocket's JSON files.
+
+A `Reader` walks a parsed document and remembers where it is, so that every complaint reads
+``graph.json: ops[3].flops: expected a number >= 0, got -1``. A file is written beside its target and moved into
+place, so nothing half-written stays.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hocket.errors import FormatError
+
+__all__ = ["Reader", "load_document", "require_duration", "save_document"]
+
+_MISSING: Any = object()
+
+
+def load_document(path: str | os.PathLike[str], format_name: str) -> Reader:
+    """Read `path` as JSON whose first key is ``"format": format_name``.
+
+    Raises:
+        FormatError: not JSON, not an object, or another format or version.
+        FileNotFoundError: there is no such file.
+    """
+    source = os.fspath(path)
+    try:
+        document = json.loads(Path(path).read_text(encoding="utf-8"), object_pairs_hook=_no_duplicates)
+    except (json.JSONDecodeError, UnicodeDecodeError, _DuplicateKeyError) as error:
+        raise FormatError(source, "", f"not a JSON file: {error}") from None
+    reader = Reader(document, source, "")
+    found = reader.mapping().get("format", _MISSING)
+    if found is _MISSING:
+        raise FormatError(source, "format", f'missing; expected "format": "{format_name}"')
+    if found != format_name:
+        raise FormatError(source, "format", f'expected "{format_name}", got {found!r}')
+    return reader
+
+
+def save_document(path: str | os.PathLike[str], document: dict[str, Any]) -> None:
+    """Write `document` as JSON, whole or not at all."""
+    target = Path(path)
+    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(document, file, indent=1, allow_nan=False)
+            file.write("\n")
+        umask = os.umask(0)
+        os.umask(umask)
+        Path(temporary).chmod(0o666 & ~umask)
+        Path(temporary).replace(target)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def require_duration(value: float, source: str, where: str) -> float:
+    """Return `value` if it is a finite number of microseconds >= 0, or raise `FormatError`."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
+        raise FormatError(source, where, f"expected a duration in microseconds, finite and >= 0, got {value!r}")
+    return float(value)
+
+
+@dataclass(frozen=True)
+class Reader:
+    """One value of a parsed document, with the file it came from and the place where it stands."""
+
+    value: Any
+    source: str
+    where: str
+
+    def fail(self, message: str) -> FormatError:
+        return FormatError(self.source, self.where, message)
+
+    def _child(self, value: Any, step: str) -> Reader:
+        return Reader(value, self.source, f"{self.where}{step}" if self.where else step.lstrip("."))
+
+    def mapping(self) -> dict[str, Any]:
+        if not isinstance(self.value, dict):
+            raise self.fail(f"expected an object, got {_kind(self.value)}")
+        return self.value
+
+    def only(self, *allowed: str) -> None:
+        """Refuse keys that nobody reads: a misspelt optional field must not pass in silence."""
+        for key in self.mapping():
+            if key not in allowed:
+                raise self.fail(f"unknown field {key!r}; expected one of {', '.join(allowed)}")
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.mapping()
+
+    def __getitem__(self, key: str) -> Reader:
+        value = self.mapping().get(key, _MISSING)
+        if value is _MISSING:
+            raise self.fail(f"missing field {key!r}")
+        return self._child(value, f".{key}")
+
+    def get(self, key: str, default: Any) -> Reader:
+        return self._child(self.mapping().get(key, default), f".{key}")
+
+    def items(self) -> Iterator[tuple[str, Reader]]:
+        for key, value in self.mapping().items():
+            yield key, self._child(value, f"[{key!r}]")
+
+    def elements(self, length: int | None = None) -> list[Reader]:
+        if not isinstance(self.value, list):
+            raise self.fail(f"expected a list, got {_kind(self.value)}")
+        if length is not None and len(self.value) != length:
+            raise self.fail(f"expected {length} elements, got {len(self.value)}")
+        return [self._child(value, f"[{index}]") for index, value in enumerate(self.value)]
+
+    def text(self) -> str:
+        if not isinstance(self.value, str):
+            raise self.fail(f"expected a string, got {_kind(self.value)}")
+        return self.value
+
+    def boolean(self) -> bool:
+        if not isinstance(self.value, bool):
+            raise self.fail(f"expected true or false, got {_kind(self.value)}")
+        return self.value
+
+    def number(self, minimum: float = 0.0) -> float:
+        value = self.value
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise self.fail(f"expected a number, got {_kind(value)}")
+        if not math.isfinite(value) or value < minimum:
+            raise self.fail(f"expected a finite number >= {minimum:g}, got {value!r}")
+        return float(value)
+
+    def optional_number(self, minimum: float = 0.0) -> float | None:
+        return None if self.value is None else self.number(minimum)
+
+    def integer(self, minimum: int | None = 0) -> int:
+        value = self.value
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise self.fail(f"expected a whole number, got {_kind(value)}")
+        if minimum is not None and value < minimum:
+            raise self.fail(f"expected a whole number >= {minimum}, got {value}")
+        return value
+
+    def duration_us(self) -> float:
+        return require_duration(self.value, self.source, self.where)
+
+
+class _DuplicateKeyError(ValueError):
+    pass
+
+
+def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in result:
+            raise _DuplicateKeyError(f"the key {key!r} appears twice in one object")
+        result[key] = value
+    return result
+
+
+def _kind(value: Any) -> str:
+    names = {dict: "an object", list: "a list", str: f"the string {value!r}", type(None): "null"}
+    return names.get(type(value), repr(value))

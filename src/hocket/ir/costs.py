@@ -1,0 +1,175 @@
+"""`Costs`: how long an op takes at each width or on each device, and how we know.
+
+A duration's key is a width (``"2"``: two threads), a device (``"gpu0"``), or a width on a device (``"cpu1:4"``). What
+was measured is used as it stands; between two measured widths a duration is interpolated linearly (Liu et al., IPDPS
+2019, section III-B); beyond the last one it stays what it was. `Costs.lookup` says which of these happened.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+from hocket.errors import FormatError, InputError
+from hocket.ir._fields import load_document, require_duration, save_document
+
+__all__ = ["SOURCES", "Costs", "Duration"]
+
+FORMAT = "hocket-costs/1"
+
+SOURCES = ("measured", "analytic", "published")
+
+
+class Duration(NamedTuple):
+    """A duration and how it is known: one of `SOURCES`, or ``interpolated`` or ``extrapolated`` from those."""
+
+    duration_us: float
+    source: str
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Durations of ops in microseconds, by width or device.
+
+    Attributes:
+        durations_us: op -> key -> microseconds (the minimum over the runs, when measured).
+        spread_us: op -> key -> median minus minimum over the runs, when measured.
+        sources: op -> one of `SOURCES`; an op that is not listed was measured.
+        note: where the figures come from, in words.
+
+    Raises `FormatError` at construction for a negative or NaN duration, a key that is no width and no device name,
+    an op without any duration, and an unknown source.
+
+    Example:
+        >>> Costs({"conv1": {"1": 300.0, "3": 100.0}}).duration_us("conv1", width=2)
+        200.0
+    """
+
+    durations_us: Mapping[str, Mapping[str, float]]
+    spread_us: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    sources: Mapping[str, str] = field(default_factory=dict)
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "durations_us", _normalised(self.durations_us, "durations_us"))
+        object.__setattr__(self, "spread_us", _normalised(self.spread_us, "spread_us"))
+        object.__setattr__(self, "sources", dict(self.sources))
+        for op, source in self.sources.items():
+            if source not in SOURCES:
+                raise FormatError("costs", f"sources[{op!r}]", f"expected one of {', '.join(SOURCES)}, got {source!r}")
+
+    def __contains__(self, op: str) -> bool:
+        return op in self.durations_us
+
+    @cached_property
+    def _by_width(self) -> dict[str, tuple[tuple[int, ...], tuple[float, ...]]]:
+        result = {}
+        for op, durations in self.durations_us.items():
+            pairs = sorted((int(key), value) for key, value in durations.items() if key.isdecimal())
+            result[op] = (tuple(width for width, _ in pairs), tuple(value for _, value in pairs))
+        return result
+
+    def lookup(self, op: str, *, width: int = 1, device: str = "") -> Duration:
+        """How long `op` takes at `width` threads on `device`, and how that is known.
+
+        Raises:
+            InputError: there is no duration for `op` that applies to this width and device.
+        """
+        durations = self.durations_us.get(op)
+        if durations is None:
+            raise InputError(f"costs: no duration for op {op!r}")
+        source = self.sources.get(op, "measured")
+        for key in (f"{device}:{width}", device, str(width)):
+            if key in durations:
+                return Duration(durations[key], source)
+        widths, values = self._by_width[op]
+        if not widths:
+            raise InputError(f"costs: op {op!r} has no duration for device {device!r}, only for {', '.join(durations)}")
+        at = bisect_left(widths, width)
+        if at == 0 or at == len(widths):
+            return Duration(values[min(at, len(widths) - 1)], "extrapolated")
+        low, high = widths[at - 1], widths[at]
+        share = (width - low) / (high - low)
+        return Duration(values[at - 1] + share * (values[at] - values[at - 1]), "interpolated")
+
+    def duration_us(self, op: str, *, width: int = 1, device: str = "") -> float:
+        """`lookup` without the source."""
+        return self.lookup(op, width=width, device=device).duration_us
+
+    def merged(self, other: Costs) -> Costs:
+        """These costs, with the ops and widths of `other` added; where both know a duration, `other` wins."""
+        return Costs(
+            _merge(self.durations_us, other.durations_us),
+            _merge(self.spread_us, other.spread_us),
+            {**self.sources, **{op: other.sources.get(op, "measured") for op in other.durations_us}},
+            other.note or self.note,
+        )
+
+    def restricted(self, ops: Iterable[str]) -> Costs:
+        """Only the durations of `ops`."""
+        keep = set(ops)
+        return Costs(
+            {op: value for op, value in self.durations_us.items() if op in keep},
+            {op: value for op, value in self.spread_us.items() if op in keep},
+            {op: value for op, value in self.sources.items() if op in keep},
+            self.note,
+        )
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> Costs:
+        """Read a ``hocket-costs/1`` file."""
+        reader = load_document(path, FORMAT)
+        reader.only("format", "durations_us", "spread_us", "sources", "note")
+        tables = {
+            name: {
+                op: {key: value.duration_us() for key, value in durations.items()}
+                for op, durations in reader.get(name, {}).items()
+            }
+            for name in ("durations_us", "spread_us")
+        }
+        sources = {op: value.text() for op, value in reader.get("sources", {}).items()}
+        note = reader.get("note", "").text()
+        _ = reader["durations_us"]
+        try:
+            return Costs(tables["durations_us"], tables["spread_us"], sources, note)
+        except FormatError as error:
+            raise FormatError(reader.source, error.where, str(error).split(": ", 2)[-1]) from None
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a ``hocket-costs/1`` file that reads back to equal costs."""
+        document: dict[str, object] = {"format": FORMAT}
+        if self.note:
+            document["note"] = self.note
+        document["durations_us"] = self.durations_us
+        if self.spread_us:
+            document["spread_us"] = self.spread_us
+        if self.sources:
+            document["sources"] = self.sources
+        save_document(path, document)
+
+
+def _normalised(table: Mapping[str, Mapping[str, float]], name: str) -> dict[str, dict[str, float]]:
+    result: dict[str, dict[str, float]] = {}
+    for op, durations in table.items():
+        where = f"{name}[{op!r}]"
+        if not durations:
+            raise FormatError("costs", where, "expected at least one width or device")
+        for key in durations:
+            width = key.rpartition(":")[2]
+            if not key or (width.isdecimal() and int(width) < 1) or width.startswith("-"):
+                raise FormatError("costs", where, f"expected a width >= 1 or a device name, got {key!r}")
+        result[op] = {key: require_duration(value, "costs", f"{where}[{key!r}]") for key, value in durations.items()}
+    return result
+
+
+def _merge(
+    first: Mapping[str, Mapping[str, float]], second: Mapping[str, Mapping[str, float]]
+) -> dict[str, dict[str, float]]:
+    return {
+        **{op: dict(value) for op, value in first.items()},
+        **{op: {**first.get(op, {}), **value} for op, value in second.items()},
+    }

@@ -1,0 +1,267 @@
+"""`Graph`: the ops of one training step, and what must come before what.
+
+An edge ``(src, dst, size_bytes)`` says that `dst` may start when `src` has finished. It carries the bytes that flow
+along it; an edge of 0 bytes is an order without data, as between a reader and the op that overwrites what it read. A
+*carried* edge ``(src, dst)`` orders `src` of one step before `dst` of the next: an update feeds the next forward.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from hocket.errors import FormatError
+from hocket.ir._fields import Reader, load_document, save_document
+
+__all__ = ["ROLES", "Carried", "Edge", "Graph", "Op"]
+
+FORMAT = "hocket-graph/1"
+
+ROLES = (
+    "forward",
+    "activation_grad",
+    "weight_grad",
+    "bias_grad",
+    "update",
+    "recv",
+    "send",
+    "other",
+)
+
+
+class Edge(NamedTuple):
+    """`dst` waits for `src`; `size_bytes` flow along (0: an order without data)."""
+
+    src: str
+    dst: str
+    size_bytes: float = 0.0
+
+
+class Carried(NamedTuple):
+    """`dst` of the next step waits for `src` of this one."""
+
+    src: str
+    dst: str
+
+
+@dataclass(frozen=True)
+class Op:
+    """One op of a step.
+
+    Attributes:
+        name: unique in its graph; no white space, so that a plan can name it in a line of text.
+        target: the kernel, such as ``aten.convolution``.
+        role: one of `ROLES`.
+        layer: path of the module it belongs to, such as ``features.0``; empty when it belongs to none.
+        flops: floating-point operations.
+        size_bytes: bytes read and written (the field ``bytes`` of the file).
+        stateless: neither mutates what outlives it nor draws random numbers, so it may run twice.
+    """
+
+    name: str
+    target: str = ""
+    role: str = "other"
+    layer: str = ""
+    flops: float = 0.0
+    size_bytes: float = 0.0
+    stateless: bool = True
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Ops in program order, the edges between them, and the edges carried to the next step.
+
+    Raises `FormatError` at construction for a duplicate or unprintable op name, an unknown role, a negative or NaN
+    size, an edge to a missing op, and a cycle (named op by op).
+
+    Example:
+        >>> graph = Graph((Op("a"), Op("b")), (Edge("a", "b", 4.0),))
+        >>> graph.predecessors["b"]
+        ('a',)
+    """
+
+    ops: tuple[Op, ...]
+    edges: tuple[Edge, ...] = ()
+    carried: tuple[Carried, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "ops", tuple(self.ops))
+        object.__setattr__(self, "edges", tuple(Edge(*edge) for edge in self.edges))
+        object.__setattr__(self, "carried", tuple(Carried(*edge) for edge in self.carried))
+        _check(self, "graph")
+
+    def __len__(self) -> int:
+        return len(self.ops)
+
+    def __getitem__(self, name: str) -> Op:
+        return self.by_name[name]
+
+    @cached_property
+    def by_name(self) -> dict[str, Op]:
+        return {op.name: op for op in self.ops}
+
+    @cached_property
+    def index(self) -> dict[str, int]:
+        """Position of each op in `ops`."""
+        return {op.name: position for position, op in enumerate(self.ops)}
+
+    @cached_property
+    def predecessors(self) -> dict[str, tuple[str, ...]]:
+        """For each op the ops it waits for, each once."""
+        return _neighbours(self.ops, ((edge.dst, edge.src) for edge in self.edges))
+
+    @cached_property
+    def successors(self) -> dict[str, tuple[str, ...]]:
+        """For each op the ops that wait for it, each once."""
+        return _neighbours(self.ops, ((edge.src, edge.dst) for edge in self.edges))
+
+    @cached_property
+    def order(self) -> tuple[str, ...]:
+        """The ops in a topological order that departs from program order only where an edge demands it."""
+        return tuple(_topological(self.ops, self.predecessors, self.successors))
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> Graph:
+        """Read a ``hocket-graph/1`` file."""
+        reader = load_document(path, FORMAT)
+        reader.only("format", "ops", "edges", "carried")
+        ops = tuple(_read_op(element) for element in reader["ops"].elements())
+        edges = tuple(_read_edge(element) for element in reader.get("edges", []).elements())
+        carried = tuple(
+            Carried(*(end.text() for end in element.elements(2)))
+            for element in reader.get("carried", []).elements()
+        )
+        try:
+            return Graph(ops, edges, carried)
+        except FormatError as error:
+            raise FormatError(reader.source, error.where, str(error).split(": ", 2)[-1]) from None
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a ``hocket-graph/1`` file that reads back to an equal graph."""
+        ops = [
+            {
+                "name": op.name,
+                "target": op.target,
+                "role": op.role,
+                "layer": op.layer,
+                "flops": op.flops,
+                "bytes": op.size_bytes,
+                "stateless": op.stateless,
+            }
+            for op in self.ops
+        ]
+        save_document(
+            path,
+            {
+                "format": FORMAT,
+                "ops": ops,
+                "edges": [list(edge) for edge in self.edges],
+                "carried": [list(edge) for edge in self.carried],
+            },
+        )
+
+
+def _read_op(reader: Reader) -> Op:
+    reader.only("name", "target", "role", "layer", "flops", "bytes", "stateless")
+    return Op(
+        name=reader["name"].text(),
+        target=reader.get("target", "").text(),
+        role=reader.get("role", "other").text(),
+        layer=reader.get("layer", "").text(),
+        flops=reader.get("flops", 0.0).number(),
+        size_bytes=reader.get("bytes", 0.0).number(),
+        stateless=reader.get("stateless", True).boolean(),
+    )
+
+
+def _read_edge(reader: Reader) -> Edge:
+    elements = reader.elements()
+    if len(elements) not in (2, 3):
+        raise reader.fail(f"expected [src, dst, bytes], got {len(elements)} elements")
+    size_bytes = elements[2].number() if len(elements) == 3 else 0.0
+    return Edge(elements[0].text(), elements[1].text(), size_bytes)
+
+
+def _check(graph: Graph, source: str) -> None:
+    names: set[str] = set()
+    for position, op in enumerate(graph.ops):
+        where = f"ops[{position}]"
+        if not op.name or any(character.isspace() for character in op.name):
+            raise FormatError(source, f"{where}.name", f"expected a name without white space, got {op.name!r}")
+        if op.name in names:
+            raise FormatError(source, f"{where}.name", f"duplicate op name {op.name!r}")
+        names.add(op.name)
+        if op.role not in ROLES:
+            raise FormatError(
+                source, f"{where}.role", f"op {op.name!r}: unknown role {op.role!r}; one of {', '.join(ROLES)}"
+            )
+        for field, value in (("flops", op.flops), ("bytes", op.size_bytes)):
+            if not math.isfinite(value) or value < 0:
+                raise FormatError(
+                    source, f"{where}.{field}", f"op {op.name!r}: expected a finite number >= 0, got {value!r}"
+                )
+    for kind, pairs in (("edges", graph.edges), ("carried", graph.carried)):
+        for position, pair in enumerate(pairs):
+            for end in pair[:2]:
+                if end not in names:
+                    raise FormatError(
+                        source, f"{kind}[{position}]", f"{pair[0]!r} -> {pair[1]!r} names a missing op {end!r}"
+                    )
+    for position, edge in enumerate(graph.edges):
+        if not math.isfinite(edge.size_bytes) or edge.size_bytes < 0:
+            raise FormatError(
+                source,
+                f"edges[{position}]",
+                f"{edge.src!r} -> {edge.dst!r}: expected bytes >= 0, got {edge.size_bytes!r}",
+            )
+    if len(graph.order) < len(graph.ops):
+        cycle = _find_cycle(graph)
+        raise FormatError(source, "edges", f"cycle: {' -> '.join([*cycle, cycle[0]])}")
+
+
+def _neighbours(ops: Iterable[Op], pairs: Iterable[tuple[str, str]]) -> dict[str, tuple[str, ...]]:
+    found: dict[str, dict[str, None]] = {op.name: {} for op in ops}
+    for at, other in pairs:
+        found[at][other] = None
+    return {name: tuple(others) for name, others in found.items()}
+
+
+def _topological(
+    ops: tuple[Op, ...], predecessors: dict[str, tuple[str, ...]], successors: dict[str, tuple[str, ...]]
+) -> list[str]:
+    # A depth-first pull keeps program order: an op is emitted at its own position unless a predecessor that stands
+    # later in the program has to be pulled before it. Ops on a cycle are left out (the caller names the cycle).
+    waiting = {op.name: len(predecessors[op.name]) for op in ops}
+    position = {op.name: index for index, op in enumerate(ops)}
+    if all(position[before] < position[op.name] for op in ops for before in predecessors[op.name]):
+        return [op.name for op in ops]
+    import heapq
+
+    ready = [position[op.name] for op in ops if waiting[op.name] == 0]
+    heapq.heapify(ready)
+    order: list[str] = []
+    while ready:
+        name = ops[heapq.heappop(ready)].name
+        order.append(name)
+        for after in successors[name]:
+            waiting[after] -= 1
+            if waiting[after] == 0:
+                heapq.heappush(ready, position[after])
+    return order
+
+
+def _find_cycle(graph: Graph) -> list[str]:
+    # Every op outside the order has a predecessor outside the order, so walking backwards must revisit one.
+    placed = set(graph.order)
+    name = next(op.name for op in graph.ops if op.name not in placed)
+    path: list[str] = []
+    seen: dict[str, int] = {}
+    while name not in seen:
+        seen[name] = len(path)
+        path.append(name)
+        name = next(before for before in graph.predecessors[name] if before not in placed)
+    return path[seen[name] :][::-1]

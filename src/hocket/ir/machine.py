@@ -1,0 +1,262 @@
+"""`Machine`: what there is to run on.
+
+Devices with cores (and the hardware threads that share one), streams and their priority levels; links between devices
+with bandwidth and latency. Rates are measured (`hocket.profile`) or published; a machine read from a file without
+them can be planned for, but not estimated on.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+from hocket.errors import FormatError, InputError
+from hocket.ir._fields import Reader, load_document, save_document
+
+__all__ = ["Device", "Link", "Machine"]
+
+FORMAT = "hocket-machine/1"
+
+
+@dataclass(frozen=True)
+class Device:
+    """Something that runs ops.
+
+    Attributes:
+        name: unique in its machine, without white space.
+        kind: ``cpu`` or ``cuda``.
+        cores: physical cores of a CPU; multiprocessors of a GPU.
+        smt: hardware threads per core.
+        flops_per_s: floating-point operations a second, all cores together; None: not known.
+        bytes_per_s: memory traffic a second, all cores together; None: not known.
+        memory_bytes: None: not known.
+        cpus: for each core the numbers of its hardware threads, as the operating system counts them; empty when the
+            device is not this machine's.
+        priorities: number of stream priority levels, for a GPU.
+    """
+
+    name: str
+    kind: str = "cpu"
+    cores: int = 1
+    smt: int = 1
+    flops_per_s: float | None = None
+    bytes_per_s: float | None = None
+    memory_bytes: float | None = None
+    cpus: tuple[tuple[int, ...], ...] = ()
+    priorities: int = 1
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "cpus", tuple(tuple(core) for core in self.cpus))
+
+
+@dataclass(frozen=True)
+class Link:
+    """A one-way connection; a transfer takes ``latency_us + bytes / bytes_per_s``.
+
+    `channels` transfers fit side by side, each at full bandwidth; None never queues.
+    """
+
+    src: str
+    dst: str
+    bytes_per_s: float
+    latency_us: float = 0.0
+    channels: int | None = 1
+
+    def duration_us(self, size_bytes: float) -> float:
+        return self.latency_us + size_bytes / self.bytes_per_s * 1e6
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Devices and the links between them.
+
+    A link may also name ends that are no devices of this machine (a parameter server elsewhere).
+
+    Example:
+        >>> Machine.of(cores=68, smt=4).devices[0].cores
+        68
+    """
+
+    devices: tuple[Device, ...]
+    links: tuple[Link, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "devices", tuple(self.devices))
+        object.__setattr__(self, "links", tuple(self.links))
+        _check(self, "machine")
+
+    @cached_property
+    def by_name(self) -> dict[str, Device]:
+        return {device.name: device for device in self.devices}
+
+    @property
+    def cores(self) -> int:
+        """Cores of all CPU devices together."""
+        return sum(device.cores for device in self.devices if device.kind == "cpu")
+
+    def link(self, src: str, dst: str) -> Link:
+        """The link from `src` to `dst`, or an `InputError` that names both."""
+        for link in self.links:
+            if (link.src, link.dst) == (src, dst):
+                return link
+        raise InputError(f"machine: no link from {src!r} to {dst!r}")
+
+    @staticmethod
+    def of(*, cores: int, smt: int = 1, **device: float | None) -> Machine:
+        """A machine of one CPU device ``cpu0``; further keywords are fields of `Device`.
+
+        Raises:
+            InputError: `cores` or `smt` below 1, or an unknown field.
+        """
+        try:
+            return Machine((Device("cpu0", cores=cores, smt=smt, **device),))  # type: ignore[arg-type]
+        except TypeError as error:
+            raise InputError(f"Machine.of: {error}") from None
+
+    @staticmethod
+    def here() -> Machine:
+        """The CPU that this process may run on: the cores of its affinity mask, and who shares a core with whom."""
+        allowed = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+        cores = _cores_of(allowed)
+        smt = max(len(core) for core in cores)
+        return Machine((Device("cpu0", cores=len(cores), smt=smt, memory_bytes=_memory_bytes(), cpus=cores),))
+
+    def with_rates(self, device: str, *, flops_per_s: float, bytes_per_s: float) -> Machine:
+        """This machine with the rates of one device filled in."""
+        devices = tuple(
+            replace(d, flops_per_s=flops_per_s, bytes_per_s=bytes_per_s) if d.name == device else d
+            for d in self.devices
+        )
+        return replace(self, devices=devices)
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> Machine:
+        """Read a ``hocket-machine/1`` file."""
+        reader = load_document(path, FORMAT)
+        reader.only("format", "devices", "links")
+        devices = tuple(_read_device(element) for element in reader["devices"].elements())
+        links = tuple(_read_link(element) for element in reader.get("links", []).elements())
+        try:
+            return Machine(devices, links)
+        except FormatError as error:
+            raise FormatError(reader.source, error.where, str(error).split(": ", 2)[-1]) from None
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a ``hocket-machine/1`` file that reads back to an equal machine."""
+        devices = [
+            {
+                "name": device.name,
+                "kind": device.kind,
+                "cores": device.cores,
+                "smt": device.smt,
+                "flops_per_s": device.flops_per_s,
+                "bytes_per_s": device.bytes_per_s,
+                "memory_bytes": device.memory_bytes,
+                "cpus": [list(core) for core in device.cpus],
+                "priorities": device.priorities,
+            }
+            for device in self.devices
+        ]
+        links = [
+            {
+                "src": link.src,
+                "dst": link.dst,
+                "bytes_per_s": link.bytes_per_s,
+                "latency_us": link.latency_us,
+                "channels": link.channels,
+            }
+            for link in self.links
+        ]
+        save_document(path, {"format": FORMAT, "devices": devices, "links": links})
+
+
+def _read_device(reader: Reader) -> Device:
+    reader.only(
+        "name", "kind", "cores", "smt", "flops_per_s", "bytes_per_s", "memory_bytes", "cpus", "priorities"
+    )
+    return Device(
+        name=reader["name"].text(),
+        kind=reader.get("kind", "cpu").text(),
+        cores=reader.get("cores", 1).integer(1),
+        smt=reader.get("smt", 1).integer(1),
+        flops_per_s=reader.get("flops_per_s", None).optional_number(),
+        bytes_per_s=reader.get("bytes_per_s", None).optional_number(),
+        memory_bytes=reader.get("memory_bytes", None).optional_number(),
+        cpus=tuple(tuple(cpu.integer() for cpu in core.elements()) for core in reader.get("cpus", []).elements()),
+        priorities=reader.get("priorities", 1).integer(1),
+    )
+
+
+def _read_link(reader: Reader) -> Link:
+    reader.only("src", "dst", "bytes_per_s", "latency_us", "channels")
+    channels = reader.get("channels", 1)
+    return Link(
+        src=reader["src"].text(),
+        dst=reader["dst"].text(),
+        bytes_per_s=reader["bytes_per_s"].number(),
+        latency_us=reader.get("latency_us", 0.0).duration_us(),
+        channels=None if channels.value is None else channels.integer(1),
+    )
+
+
+def _check(machine: Machine, source: str) -> None:
+    if not machine.devices:
+        raise FormatError(source, "devices", "expected at least one device")
+    names: set[str] = set()
+    for position, device in enumerate(machine.devices):
+        where = f"devices[{position}]"
+        if not device.name or any(character.isspace() or character in ":=" for character in device.name):
+            raise FormatError(
+                source, f"{where}.name", f"expected a name without white space, ':' and '=', got {device.name!r}"
+            )
+        if device.name.isdecimal():
+            raise FormatError(source, f"{where}.name", f"a device may not be named like a width, got {device.name!r}")
+        if device.name in names:
+            raise FormatError(source, f"{where}.name", f"duplicate device name {device.name!r}")
+        names.add(device.name)
+        if device.kind not in ("cpu", "cuda"):
+            raise FormatError(source, f"{where}.kind", f"expected cpu or cuda, got {device.kind!r}")
+        for field in ("cores", "smt", "priorities"):
+            if getattr(device, field) < 1:
+                raise FormatError(source, f"{where}.{field}", f"expected at least 1, got {getattr(device, field)}")
+        for field in ("flops_per_s", "bytes_per_s", "memory_bytes"):
+            value = getattr(device, field)
+            if value is not None and not 0 < value < float("inf"):
+                raise FormatError(source, f"{where}.{field}", f"expected a finite number > 0, got {value!r}")
+        if device.cpus and len(device.cpus) != device.cores:
+            raise FormatError(
+                source, f"{where}.cpus", f"expected one entry for each of {device.cores} cores, got {len(device.cpus)}"
+            )
+    for position, link in enumerate(machine.links):
+        if not 0 < link.bytes_per_s < float("inf"):
+            raise FormatError(
+                source, f"links[{position}].bytes_per_s", f"expected a finite number > 0, got {link.bytes_per_s!r}"
+            )
+        if not 0 <= link.latency_us < float("inf"):
+            raise FormatError(
+                source, f"links[{position}].latency_us", f"expected a finite number >= 0, got {link.latency_us!r}"
+            )
+        if link.channels is not None and link.channels < 1:
+            raise FormatError(
+                source, f"links[{position}].channels", f"expected at least 1, or null, got {link.channels!r}"
+            )
+
+
+def _cores_of(cpus: Iterable[int]) -> tuple[tuple[int, ...], ...]:
+    """Group hardware threads by the core they share, as Linux tells it; elsewhere each stands alone."""
+    groups: dict[str, list[int]] = {}
+    for cpu in cpus:
+        siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        key = siblings.read_text().strip() if siblings.exists() else str(cpu)
+        groups.setdefault(key, []).append(cpu)
+    return tuple(tuple(group) for group in groups.values())
+
+
+def _memory_bytes() -> float | None:
+    try:
+        return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    except (ValueError, OSError):
+        return None

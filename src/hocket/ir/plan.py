@@ -1,0 +1,225 @@
+"""`Plan`: lanes, and on each lane the ops in order.
+
+The rule: *each lane runs its ops in order; an op starts when its lane has reached it and every op it depends on has
+finished.* A lane is a set of cores with a fixed width, a stream with a priority, or a channel between two processes.
+An op may be told to wait for more than its data (``after``): that is how lanes which share a core take turns.
+
+A plan is text, one action a line, and diffs well::
+
+    hocket-plan/1 planner=list
+    lane cpu0.0 kind=cores device=cpu0 width=1 cores=0
+    run conv1
+    run relu1
+    lane cpu0.1 kind=cores device=cpu0 width=1 cores=1
+    run conv2 after=conv1
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from hocket.errors import FormatError
+
+__all__ = ["LANE_KINDS", "Lane", "Plan"]
+
+FORMAT = "hocket-plan/1"
+
+LANE_KINDS = ("cores", "stream", "channel")
+
+
+@dataclass(frozen=True)
+class Lane:
+    """One voice of a plan: ops that run one after another.
+
+    Attributes:
+        name: unique in its plan.
+        ops: names of ops, in the order in which the lane runs them.
+        kind: ``cores``, ``stream`` or ``channel``.
+        device: the device of the machine it runs on; for a channel ``src->dst``.
+        width: threads that an op on this lane uses (``cores`` lanes).
+        cores: which cores of the device, counted from 0; empty: not pinned.
+        priority: of a stream; higher runs first.
+    """
+
+    name: str
+    ops: tuple[str, ...] = ()
+    kind: str = "cores"
+    device: str = "cpu0"
+    width: int = 1
+    cores: tuple[int, ...] = ()
+    priority: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "ops", tuple(self.ops))
+        object.__setattr__(self, "cores", tuple(self.cores))
+
+    @property
+    def ends(self) -> tuple[str, str]:
+        """Source and destination of a channel."""
+        src, _, dst = self.device.partition("->")
+        return src, dst
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Lanes with their ops in order, and orders beyond the graph's edges.
+
+    Attributes:
+        lanes: the voices.
+        after: op -> ops it waits for in addition to the graph's edges.
+        planner: who made it.
+
+    Raises `FormatError` at construction for what no graph could make right: lanes of one name, an op that is run
+    twice, a width below 1. Whether it fits a graph and a machine is what `hocket.check` says.
+
+    Example:
+        >>> plan = Plan((Lane("main", ("a", "b")),))
+        >>> Plan.parse(str(plan)) == plan
+        True
+    """
+
+    lanes: tuple[Lane, ...]
+    after: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    planner: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "lanes", tuple(self.lanes))
+        object.__setattr__(self, "after", {op: tuple(before) for op, before in self.after.items() if before})
+        _check(self)
+
+    @cached_property
+    def lane_of(self) -> dict[str, Lane]:
+        """The lane of each op."""
+        return {op: lane for lane in self.lanes for op in lane.ops}
+
+    def __len__(self) -> int:
+        return sum(len(lane.ops) for lane in self.lanes)
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines()) + "\n"
+
+    def _lines(self) -> Iterator[str]:
+        yield f"{FORMAT} planner={self.planner}" if self.planner else FORMAT
+        for lane in self.lanes:
+            words = [f"lane {lane.name} kind={lane.kind} device={lane.device}"]
+            if lane.kind == "cores":
+                words.append(f"width={lane.width}")
+                if lane.cores:
+                    words.append(f"cores={','.join(map(str, lane.cores))}")
+            if lane.priority:
+                words.append(f"priority={lane.priority}")
+            yield " ".join(words)
+            for op in lane.ops:
+                waits = self.after.get(op)
+                yield f"run {op} after={','.join(waits)}" if waits else f"run {op}"
+
+    @staticmethod
+    def parse(text: str, source: str = "plan") -> Plan:
+        """Read what ``str(plan)`` wrote. Blank lines and lines that begin with ``#`` are passed over.
+
+        Raises:
+            FormatError: names the line and what was expected there.
+        """
+        planner = ""
+        seen_header = False
+        lanes: list[tuple[Lane, list[str]]] = []
+        after: dict[str, tuple[str, ...]] = {}
+        for number, line in enumerate(text.splitlines(), start=1):
+            words = line.split()
+            if not words or words[0].startswith("#"):
+                continue
+            where = f"line {number}"
+            if not seen_header:
+                if words[0] != FORMAT:
+                    raise FormatError(source, where, f"expected {FORMAT!r}, got {words[0]!r}")
+                planner = _options(words[1:], ("planner",), source, where).get("planner", "")
+                seen_header = True
+            elif words[0] == "lane" and len(words) >= 2:
+                lanes.append((_parse_lane(words, source, where), []))
+            elif words[0] == "run" and len(words) >= 2:
+                if not lanes:
+                    raise FormatError(source, where, f"op {words[1]!r} stands before the first lane")
+                lanes[-1][1].append(words[1])
+                waits = _options(words[2:], ("after",), source, where).get("after")
+                if waits:
+                    after[words[1]] = tuple(waits.split(","))
+            else:
+                raise FormatError(source, where, f"expected 'lane NAME ...' or 'run OP', got {line.strip()!r}")
+        if not seen_header:
+            raise FormatError(source, "", f"empty; expected a first line {FORMAT!r}")
+        finished = tuple(
+            Lane(lane.name, tuple(ops), lane.kind, lane.device, lane.width, lane.cores, lane.priority)
+            for lane, ops in lanes
+        )
+        try:
+            return Plan(finished, after, planner)
+        except FormatError as error:
+            raise FormatError(source, error.where, str(error).split(": ", 2)[-1]) from None
+
+
+def _options(words: list[str], allowed: tuple[str, ...], source: str, where: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals or key not in allowed:
+            raise FormatError(source, where, f"expected {' '.join(f'{a}=...' for a in allowed)}, got {word!r}")
+        found[key] = value
+    return found
+
+
+def _parse_lane(words: list[str], source: str, where: str) -> Lane:
+    options = _options(words[2:], ("kind", "device", "width", "cores", "priority"), source, where)
+    try:
+        return Lane(
+            name=words[1],
+            kind=options.get("kind", "cores"),
+            device=options.get("device", "cpu0"),
+            width=int(options.get("width", "1")),
+            cores=tuple(int(core) for core in options.get("cores", "").split(",") if core),
+            priority=int(options.get("priority", "0")),
+        )
+    except ValueError as error:
+        raise FormatError(source, where, f"lane {words[1]!r}: {error}") from None
+
+
+def _check(plan: Plan) -> None:
+    if any(character.isspace() for character in plan.planner):
+        raise FormatError("plan", "planner", f"expected a name without white space, got {plan.planner!r}")
+    seen: dict[str, str] = {}
+    names: set[str] = set()
+    for position, lane in enumerate(plan.lanes):
+        where = f"lanes[{position}]"
+        if lane.name in names:
+            raise FormatError("plan", where, f"duplicate lane name {lane.name!r}")
+        names.add(lane.name)
+        for text in (lane.name, lane.device):
+            if not text or any(character.isspace() for character in text):
+                raise FormatError("plan", where, f"expected a name without white space, got {text!r}")
+        if lane.kind not in LANE_KINDS:
+            raise FormatError(
+                "plan", where, f"lane {lane.name!r}: unknown kind {lane.kind!r}; one of {', '.join(LANE_KINDS)}"
+            )
+        if lane.kind != "cores" and (lane.width != 1 or lane.cores):
+            raise FormatError("plan", where, f"lane {lane.name!r}: only a lane of cores has a width and cores")
+        if lane.width < 1:
+            raise FormatError("plan", where, f"lane {lane.name!r}: expected a width of at least 1, got {lane.width}")
+        if lane.kind == "channel" and not all(lane.ends):
+            raise FormatError("plan", where, f"lane {lane.name!r}: expected device=SRC->DST, got {lane.device!r}")
+        if len(set(lane.cores)) != len(lane.cores) or any(core < 0 for core in lane.cores):
+            raise FormatError(
+                "plan", where, f"lane {lane.name!r}: expected different cores counted from 0, got {lane.cores}"
+            )
+        for op in lane.ops:
+            if not op or any(character.isspace() for character in op):
+                raise FormatError("plan", where, f"expected an op name without white space, got {op!r}")
+            if op in seen:
+                raise FormatError("plan", where, f"op {op!r} is run twice: on lane {seen[op]!r} and on {lane.name!r}")
+            seen[op] = lane.name
+    for op, before in plan.after.items():
+        for name in (op, *before):
+            if name not in seen:
+                raise FormatError("plan", f"after[{op!r}]", f"names an op that no lane runs: {name!r}")
+            if "," in name:
+                raise FormatError("plan", f"after[{op!r}]", f"an op named in `after` may not hold a comma: {name!r}")

@@ -1,0 +1,226 @@
+"""`Timeline`: which op ran on which lane from when to when.
+
+A measured and a simulated timeline are the same type. Time is counted in microseconds from the start of the step.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from hocket.errors import FormatError
+from hocket.ir._fields import load_document, save_document
+
+__all__ = ["Span", "Timeline"]
+
+FORMAT = "hocket-timeline/1"
+
+SOURCES = ("measured", "simulated")
+
+# Two spans on a lane may touch; sums of float durations may then miss each other by rounding.
+_ROUNDING = 1e-9
+
+
+class Span(NamedTuple):
+    """One op's run: from `start_us` to `end_us` on `lane`."""
+
+    op: str
+    lane: str
+    start_us: float
+    end_us: float
+
+    @property
+    def duration_us(self) -> float:
+        return self.end_us - self.start_us
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Spans of one step.
+
+    Attributes:
+        spans: in any order; `by_lane` sorts them.
+        lanes: names of all lanes, an idle one too.
+        source: ``measured`` or ``simulated``.
+
+    Raises `FormatError` at construction for a span that ends before it starts, a negative or NaN time, a lane that
+    is not listed, and two spans that overlap on a lane.
+
+    Example:
+        >>> Timeline((Span("a", "main", 0.0, 2.0), Span("b", "main", 2.0, 5.0)), ("main",)).makespan_us
+        5.0
+    """
+
+    spans: tuple[Span, ...]
+    lanes: tuple[str, ...]
+    source: str = "simulated"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "spans", tuple(self.spans))
+        object.__setattr__(self, "lanes", tuple(self.lanes))
+        _check(self)
+
+    @staticmethod
+    def of_columns(
+        lanes: Mapping[str, Sequence[str]], start_us: np.ndarray, end_us: np.ndarray, source: str = "simulated"
+    ) -> Timeline:
+        """A timeline from whole columns: many times faster than from spans, and checked in the same way.
+
+        The spans are made when somebody first asks for them; a planner that only compares makespans never does.
+
+        Args:
+            lanes: for each lane its ops in order of time.
+            start_us: for all ops, lane after lane, when they started; float64.
+            end_us: in the same order, when they ended.
+            source: ``measured`` or ``simulated``.
+
+        Example:
+            >>> Timeline.of_columns({"main": ["a", "b"]}, np.array([0.0, 2.0]), np.array([2.0, 5.0])).makespan_us
+            5.0
+        """
+        lengths = [len(ops) for ops in lanes.values()]
+        if not sum(lengths) == len(start_us) == len(end_us):
+            raise FormatError(
+                "timeline", "spans", f"{sum(lengths)} ops, but {len(start_us)} starts and {len(end_us)} ends"
+            )
+        columns = dict(lanes), np.array(start_us, np.float64), np.array(end_us, np.float64)
+        if source not in SOURCES or not _plainly_right(lengths, *columns[1:]):
+            return Timeline(_spans(*columns), tuple(lanes), source)  # which says what is wrong, if anything is
+        timeline = object.__new__(Timeline)
+        for name, value in (("lanes", tuple(lanes)), ("source", source), ("_columns", columns)):
+            object.__setattr__(timeline, name, value)
+        timeline.__dict__["makespan_us"] = float(columns[2].max(initial=0.0))
+        return timeline
+
+    if not TYPE_CHECKING:  # a type checker would take it for leave to name any attribute
+
+        def __getattr__(self, name: str) -> Any:
+            if name != "spans" or "_columns" not in self.__dict__:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            spans = _spans(*self.__dict__["_columns"])
+            object.__setattr__(self, "spans", spans)
+            return spans
+
+    @cached_property
+    def makespan_us(self) -> float:
+        """From the start of the step to the end of its last op."""
+        return max((span.end_us for span in self.spans), default=0.0)
+
+    @cached_property
+    def busy_us(self) -> dict[str, float]:
+        """For each lane the time it spent inside ops."""
+        busy = dict.fromkeys(self.lanes, 0.0)
+        for span in self.spans:
+            busy[span.lane] += span.end_us - span.start_us
+        return busy
+
+    @property
+    def utilisation(self) -> float:
+        """Busy time of all lanes over their total time, between 0 and 1."""
+        total_us = self.makespan_us * len(self.lanes)
+        return sum(self.busy_us.values()) / total_us if total_us else 0.0
+
+    @cached_property
+    def by_lane(self) -> dict[str, tuple[Span, ...]]:
+        """For each lane its spans in order of time."""
+        found: dict[str, list[Span]] = {lane: [] for lane in self.lanes}
+        for span in sorted(self.spans, key=lambda span: (span.start_us, span.end_us)):
+            found[span.lane].append(span)
+        return {lane: tuple(spans) for lane, spans in found.items()}
+
+    @cached_property
+    def by_op(self) -> dict[str, Span]:
+        return {span.op: span for span in self.spans}
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> Timeline:
+        """Read a ``hocket-timeline/1`` file."""
+        reader = load_document(path, FORMAT)
+        reader.only("format", "source", "lanes", "spans")
+        spans = []
+        for element in reader["spans"].elements():
+            element.only("op", "lane", "start_us", "end_us")
+            spans.append(
+                Span(
+                    element["op"].text(),
+                    element["lane"].text(),
+                    element["start_us"].duration_us(),
+                    element["end_us"].duration_us(),
+                )
+            )
+        lanes = tuple(element.text() for element in reader["lanes"].elements())
+        try:
+            return Timeline(tuple(spans), lanes, reader.get("source", "measured").text())
+        except FormatError as error:
+            raise FormatError(reader.source, error.where, str(error).split(": ", 2)[-1]) from None
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a ``hocket-timeline/1`` file that reads back to an equal timeline."""
+        spans = [
+            {"op": span.op, "lane": span.lane, "start_us": span.start_us, "end_us": span.end_us}
+            for span in self.spans
+        ]
+        save_document(
+            path, {"format": FORMAT, "source": self.source, "lanes": list(self.lanes), "spans": spans}
+        )
+
+
+def _spans(lanes: dict[str, Sequence[str]], start_us: np.ndarray, end_us: np.ndarray) -> tuple[Span, ...]:
+    names = [(op, lane) for lane, ops in lanes.items() for op in ops]
+    times = zip(start_us.tolist(), end_us.tolist(), strict=True)
+    return tuple(Span(op, lane, start, end) for (op, lane), (start, end) in zip(names, times, strict=True))
+
+
+def _plainly_right(lengths: Sequence[int], start_us: np.ndarray, end_us: np.ndarray) -> bool:
+    """Whether the columns pass every test of `_check`, each lane being in order of time already."""
+    if not bool(((start_us >= 0.0) & (start_us <= end_us) & (end_us < math.inf)).all()):
+        return False
+    touches = start_us[1:] >= end_us[:-1]
+    boundaries = np.cumsum(lengths)[:-1]  # where one lane's column ends and the next one's begins
+    touches[boundaries[(boundaries > 0) & (boundaries < len(start_us))] - 1] = True
+    return bool(touches.all())
+
+
+def _check(timeline: Timeline) -> None:
+    if timeline.source not in SOURCES:
+        raise FormatError("timeline", "source", f"expected measured or simulated, got {timeline.source!r}")
+    if len(set(timeline.lanes)) != len(timeline.lanes):
+        raise FormatError("timeline", "lanes", f"duplicate lane name in {list(timeline.lanes)}")
+    lanes = set(timeline.lanes)
+    for position, span in enumerate(timeline.spans):
+        if span.lane not in lanes:
+            raise FormatError(
+                "timeline", f"spans[{position}]", f"op {span.op!r} ran on lane {span.lane!r}, which is not listed"
+            )
+        # One comparison chain rejects NaN, infinity, negative times and a span that ends before it starts.
+        if not 0.0 <= span.start_us <= span.end_us < math.inf:
+            raise FormatError(
+                "timeline",
+                f"spans[{position}]",
+                f"op {span.op!r}: expected 0 <= start_us <= end_us, got {span.start_us!r} and {span.end_us!r}",
+            )
+    clash = _overlap(timeline.spans)
+    if clash is not None:
+        first, second = clash
+        raise FormatError(
+            "timeline",
+            "spans",
+            f"ops {first.op!r} and {second.op!r} overlap on lane {first.lane!r}: {first.op!r} ends at "
+            f"{first.end_us!r} us, {second.op!r} starts at {second.start_us!r} us",
+        )
+
+
+def _overlap(spans: Iterable[Span]) -> tuple[Span, Span] | None:
+    latest: dict[str, Span] = {}
+    for span in sorted(spans, key=lambda span: (span.start_us, span.end_us)):
+        before = latest.get(span.lane)
+        if before is not None and span.start_us < before.end_us - _ROUNDING * max(1.0, before.end_us):
+            return before, span
+        latest[span.lane] = span
+    return None

@@ -1,0 +1,131 @@
+"""One training job: what a target file returns and what every command of Hocket runs."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hocket.errors import InputError
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """A training step with everything it works on.
+
+    step
+        The user's own function ``step(batch) -> loss``, unchanged: it closes over the model and the
+        optimizer, computes the loss, calls ``backward`` and updates the parameters.
+    model, optimizer
+        What the step closes over. Each is one object, or a list where there are several (a GAN has two of
+        both).
+    batches
+        What to feed the step: a sequence of batches, or anything that can be iterated again and again, such
+        as a ``DataLoader``. A batch is whatever the step takes.
+    name
+        What reports call the job.
+
+    Two jobs are equal only when they are the same object.
+
+        model = torch.nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(batch):
+            inputs, targets = batch
+            optimizer.zero_grad()
+            loss = torch.nn.functional.mse_loss(model(inputs), targets)
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        job = Job(step, model, optimizer, [(torch.randn(8, 4), torch.randn(8, 1))], name="line")
+        job.step(job.batch(0))
+    """
+
+    step: Callable[[Any], Any]
+    model: torch.nn.Module | Sequence[torch.nn.Module]
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
+    batches: Iterable[Any]
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        if not callable(self.step):
+            raise InputError(f"Job.step: expected a function step(batch) -> loss, got {_kind(self.step)}")
+        _check_members("model", self.models, ("parameters",), "a torch.nn.Module")
+        _check_members("optimizer", self.optimizers, ("step", "param_groups"), "a torch.optim.Optimizer")
+        _check_batches(self.batches)
+        if not isinstance(self.name, str):
+            raise InputError(f"Job.name: expected a string, got {_kind(self.name)}")
+
+    @property
+    def models(self) -> tuple[torch.nn.Module, ...]:
+        """The models, also where there is only one."""
+        return _as_tuple(self.model)
+
+    @property
+    def optimizers(self) -> tuple[torch.optim.Optimizer, ...]:
+        """The optimizers, also where there is only one."""
+        return _as_tuple(self.optimizer)
+
+    def batch(self, index: int) -> Any:
+        """The batch for step ``index`` (0, 1, 2, ...), starting over after the last one.
+
+        Batches that can only be iterated are read from their beginning each time, and in whatever order they
+        then come (a shuffling ``DataLoader`` shuffles again): give a list where that matters.
+        """
+        if index < 0:
+            raise InputError(f"Job.batch: expected an index of 0 or more, got {index}")
+        batches: Any = self.batches
+        if _is_indexed(batches):
+            return batches[index % len(batches)]
+        if hasattr(batches, "__len__"):
+            return next(itertools.islice(batches, index % len(batches), None))
+        count = 0
+        for count, batch in enumerate(batches, start=1):
+            if count == index + 1:
+                return batch
+        if count == 0:
+            raise InputError("Job.batches: there is no batch left to read")
+        return self.batch(index % count)
+
+
+def _as_tuple(value: Any) -> tuple[Any, ...]:
+    return tuple(value) if isinstance(value, (list, tuple)) else (value,)
+
+
+def _kind(value: object) -> str:
+    return "None" if value is None else f"a value of type {type(value).__name__}"
+
+
+def _is_indexed(batches: object) -> bool:
+    return hasattr(batches, "__getitem__") and hasattr(batches, "__len__")
+
+
+def _check_members(field: str, members: tuple[Any, ...], needed: tuple[str, ...], expected: str) -> None:
+    """Every member looks like what it should be (told by its attributes, so that torch stays unloaded)."""
+    if not members:
+        raise InputError(f"Job.{field}: expected {expected} or a list of them, got an empty list")
+    for position, member in enumerate(members):
+        if isinstance(member, type) or not all(hasattr(member, attribute) for attribute in needed):
+            where = f"Job.{field}" if len(members) == 1 else f"Job.{field}[{position}]"
+            got = f"the class {member.__name__} itself" if isinstance(member, type) else _kind(member)
+            raise InputError(f"{where}: expected {expected}, got {got}")
+
+
+def _check_batches(batches: Any) -> None:
+    if isinstance(batches, (Mapping, str, bytes)):
+        raise InputError(f"Job.batches: expected a sequence of batches, got one {type(batches).__name__}")
+    if isinstance(batches, Iterator):
+        raise InputError("Job.batches: an iterator can be read only once, and steps are repeated: give list(batches)")
+    if hasattr(batches, "__len__"):
+        is_empty = len(batches) == 0
+    elif isinstance(batches, Iterable):
+        is_empty = next(iter(batches), batches) is batches
+    else:
+        raise InputError(f"Job.batches: expected a sequence of batches, got {_kind(batches)}")
+    if is_empty:
+        raise InputError("Job.batches: expected at least one batch, got none")

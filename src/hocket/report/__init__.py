@@ -1,0 +1,26 @@
+"""What a person reads: tables, a trace, a drawing and a page.
+
+Only the nouns are known here. Rich is imported when a table is made.
+"""
+
+from hocket.report.comparison import Comparison, Sample
+from hocket.report.drawing import timeline_svg, write_svg
+from hocket.report.page import page_html, write_page, write_report
+from hocket.report.table import comparison_table, ops_table, plan_table, timeline_table
+from hocket.report.trace import trace_events, write_trace
+
+__all__ = [
+    "Comparison",
+    "Sample",
+    "comparison_table",
+    "ops_table",
+    "page_html",
+    "plan_table",
+    "timeline_svg",
+    "timeline_table",
+    "trace_events",
+    "write_page",
+    "write_report",
+    "write_svg",
+    "write_trace",
+]

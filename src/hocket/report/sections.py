@@ -1,0 +1,264 @@
+"""The parts of the page, each a function from what is known to HTML."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from hocket.ir import Costs, Graph, Plan, Timeline
+from hocket.report.comparison import Comparison
+from hocket.report.markup import Cell, meter, name, number, swatch, table, text
+from hocket.report.summary import Changes, changes, lane_text, lane_uses, op_costs, timeline_of, totals
+from hocket.report.words import MICRO, count_text, duration_text, percent_text
+
+__all__ = [
+    "changes_section",
+    "comparison_section",
+    "environment_section",
+    "hero_section",
+    "lanes_section",
+    "ops_section",
+]
+
+_MAX_ROWS = 200
+
+
+def hero_section(
+    title: str,
+    graph: Graph,
+    plan: Plan,
+    timelines: Mapping[str, Timeline],
+    comparison: Comparison | None,
+    lower_us: float | None,
+    upper_us: float | None,
+) -> str:
+    """The verdict in one line, and the figures behind it."""
+    tiles: list[tuple[str, str, str]] = []
+    if comparison is not None:
+        outcome = comparison.outcome
+        headline = outcome[0].upper() + outcome[1:] + (", same result bitwise" if comparison.bitwise else "")
+        why = comparison.why
+        tiles.append(("Eager", _ms(comparison.eager_ms.median), f"median of {comparison.eager_ms.runs}"))
+        tiles.append(("Planned", _ms(comparison.planned_ms.median), f"median of {comparison.planned_ms.runs}"))
+    else:
+        name = timeline_of(plan, timelines)
+        makespan = duration_text(timelines[name].makespan_us, MICRO) if name else None
+        headline = f"A planned step takes {makespan}" if name and makespan else title
+        why = f"{timelines[name].source.capitalize()}; not compared with eager in this report." if name else ""
+    if lower_us is not None:
+        between = "no plan is faster"
+        if upper_us is not None:
+            between += f"; upper {duration_text(upper_us, MICRO)}"
+        tiles.append(("Lower bound", duration_text(lower_us, MICRO), between))
+    if comparison is not None and comparison.efficiency is not None:
+        tiles.append(("Efficiency", f"{comparison.efficiency:.2f}", "1 is the bound, 0 the upper bound"))
+    if comparison is not None:
+        result = "bitwise equal" if comparison.bitwise else comparison.result.removeprefix("max ")
+        tiles.append(("Result", result, "planned against eager"))
+    lanes = count_text(len(plan.lanes), "lane")
+    tiles.append(("Plan", lanes, f"{count_text(len(plan), 'op')}{', ' + plan.planner if plan.planner else ''}"))
+    items = "".join(
+        f'<div class="tile"><dt>{text(name)}</dt><dd>{text(value)}<small>{text(note)}</small></dd></div>'
+        for name, value, note in tiles
+    )
+    return (
+        f'<header><p class="brand"><b>Hocket</b> · {text(title)}</p><h1>{text(headline)}</h1>'
+        f'{f"<p class={chr(34)}why{chr(34)}>{text(why)}</p>" if why else ""}<dl class="tiles">{items}</dl></header>'
+    )
+
+
+def comparison_section(comparison: Comparison | None, lower_us: float | None) -> str:
+    """Eager and planned as bars and as figures."""
+    if comparison is None:
+        return ""
+    samples = (("eager", comparison.eager_ms), ("planned", comparison.planned_ms))
+    longest = max(sample.median for _, sample in samples) or 1.0
+    bound = None if lower_us is None else lower_us / 1e3
+    mark = f'<u style="left:{min(1.0, bound / longest) * 100:.2f}%"></u>' if bound is not None else ""
+    tracks = "".join(
+        f'<div class="track{" kept" if name == comparison.verdict else ""}"><span>{name}</span>'
+        f'<i><b style="width:{sample.median / longest * 100:.2f}%"></b>{mark}</i><em>{_ms(sample.median)}</em></div>'
+        for name, sample in samples
+    )
+    head = [Cell("milliseconds"), *(Cell(word, "n") for word in ("median", "min", "p90", "runs"))]
+    rows = [
+        [Cell(name), *(number(v, f"{v:,.3f}") for v in (s.median, s.min, s.p90)), number(s.runs, f"{s.runs:,}")]
+        for name, s in samples
+    ]
+    kinds = {position: "kept" for position, (name, _) in enumerate(samples) if name == comparison.verdict}
+    if bound is not None:
+        kinds[len(rows)] = "aside"
+        rows.append([Cell("lower bound"), number(bound, f"{bound:,.3f}"), *([Cell("", "n")] * 3)])
+    dashed = " The dashed line is the lower bound." if bound is not None else ""
+    return (
+        '<section aria-labelledby="comparison"><h2 id="comparison">Eager and planned</h2>'
+        f'<div class="pair" style="margin-top:16px"><div class="race" style="margin:0">{tracks}<p>Medians; the one in colour was kept.{dashed}'
+        f"</p></div>{table(head, rows, caption='Eager and planned in milliseconds', kinds=kinds)}</div></section>"
+    )
+
+
+def lanes_section(plan: Plan, timelines: Mapping[str, Timeline]) -> str:
+    """For each timeline and lane: busy, idle, utilisation."""
+    lanes = {lane.name: lane for lane in plan.lanes}
+    head = [Cell("lane"), Cell("runs on"), *(Cell(w, "n") for w in ("ops", "busy", "idle", "used")), Cell("")]
+    parts = []
+    for name, timeline in timelines.items():
+        rows = []
+        for use in lane_uses(timeline):
+            lane = lanes.get(use.lane)
+            rows.append(
+                [
+                    Cell(text(use.lane), "name"),
+                    Cell(text(lane_text(lane)) if lane is not None else ""),
+                    number(use.ops, f"{use.ops:,}"),
+                    number(use.busy_us, duration_text(use.busy_us, MICRO)),
+                    number(use.idle_us, duration_text(use.idle_us, MICRO)),
+                    number(use.utilisation, percent_text(use.utilisation)),
+                    Cell(meter(use.utilisation)),
+                ]
+            )
+        words = f"{name}: {duration_text(timeline.makespan_us, MICRO)} {timeline.source}"
+        parts.append(f"<h3>{text(words)}</h3>")
+        parts.append(table(head, rows, caption=f"Lanes of {name}", tall=len(rows) > 12))
+    return f'<section aria-labelledby="lanes"><h2 id="lanes">Lanes</h2>{"".join(parts)}</section>'
+
+
+def ops_section(graph: Graph, plan: Plan, costs: Costs, timelines: Mapping[str, Timeline]) -> str:
+    """The costliest ops, and all ops added up by layer and by role."""
+    found = op_costs(graph, costs, plan)
+    whole_us = sum(row.duration_us for row in found) or 1.0
+    ordered = sorted(found, key=lambda row: -row.duration_us)[:_MAX_ROWS]
+    shown = [name for name, timeline in timelines.items() if timeline.source == "measured"][:3]
+    head = [
+        *(Cell(word) for word in ("op", "layer", "role", "target")),
+        Cell("cost", "n"),
+        Cell("share", "n"),
+        *(Cell(f"in {text(name)}", "n") for name in shown),
+    ]
+    rows = []
+    for op, duration_us, source in ordered:
+        cells = [
+            Cell(f"<code>{text(op.name)}</code>", "name"),
+            Cell(text(op.layer), "name"),
+            Cell(swatch(op.role)),
+            Cell(f"<code>{text(op.target)}</code>"),
+            number(duration_us, duration_text(duration_us, MICRO) if source else "?"),
+            number(duration_us, percent_text(duration_us / whole_us)),
+        ]
+        for name in shown:
+            span = timelines[name].by_op.get(op.name)
+            cells.append(
+                number(span.duration_us, duration_text(span.duration_us, MICRO)) if span else Cell("", "n", -1)
+            )
+        rows.append(cells)
+    some = "" if len(rows) == len(graph) else f" Below are the {len(rows):,} costliest."
+    lead = f"{count_text(len(graph), 'op')}, together {duration_text(whole_us, MICRO)} where the plan runs them.{some}"
+    groups = []
+    for word, totalled in (
+        ("layer", totals(found, lambda op: op.layer)),
+        ("role", totals(found, lambda op: op.role)),
+    ):
+        lines = [
+            [
+                Cell((swatch(t.name) if word == "role" else text(t.name)) or "(no layer)", "name"),
+                number(t.ops, f"{t.ops:,}"),
+                number(t.duration_us, duration_text(t.duration_us, MICRO)),
+                number(t.duration_us, percent_text(t.duration_us / whole_us)),
+            ]
+            for t in totalled[:_MAX_ROWS]
+        ]
+        columns = [Cell(word), *(Cell(name, "n") for name in ("ops", "cost", "share"))]
+        body = table(columns, lines, caption=f"Costs by {word}", sortable=True, tall=len(lines) > 8)
+        groups.append(f"<div><h3>By {word}</h3>{body}</div>")
+    return (
+        f'<section aria-labelledby="ops"><h2 id="ops">Costliest ops</h2><p class="lead">{text(lead)}</p>'
+        '<p style="margin-bottom:10px"><input id="filter" type="search" placeholder="filter by any column"'
+        ' aria-label="Filter the ops" hidden></p>'
+        f"{table(head, rows, caption='Costliest ops', identity='ops-table', sortable=True, tall=True)}"
+        f'<div class="pair">{"".join(groups)}</div></section>'
+    )
+
+
+def changes_section(graph: Graph, plan: Plan, timelines: Mapping[str, Timeline], baseline: Plan | None) -> str:
+    """What the plan does differently from its baseline, its lanes, and its text."""
+    changed = changes(graph, plan, timelines, baseline)
+    against = f"the plan “{baseline.planner}”" if baseline is not None and baseline.planner else "the serial order"
+    tiles = [("Moved to another lane", changed.moved)]
+    if changed.earlier is not None and changed.later is not None:
+        tiles += [("Start earlier", changed.earlier), ("Start later", changed.later)]
+    items = "".join(
+        f'<div class="tile"><dt>{name}</dt><dd>{len(ops):,}<small>of {count_text(changed.ops, "op")}</small></dd></div>'
+        for name, ops in tiles
+    )
+    waits = sum(len(before) for before in plan.after.values())
+    extra = f" It adds {count_text(waits, 'wait')} beyond the graph's edges." if waits else ""
+    lead = (
+        f"Compared with {against}. An op counts as earlier or later if it overtook others, or was overtaken, "
+        f"in the order in which ops start.{extra}"
+    )
+    head = [Cell("lane"), Cell("runs on"), Cell("ops", "n"), Cell("roles")]
+    rows = [
+        [
+            Cell(text(lane.name), "name"),
+            Cell(text(lane_text(lane))),
+            number(len(lane.ops), f"{len(lane.ops):,}"),
+            Cell(text(_roles(graph, lane.ops))),
+        ]
+        for lane in plan.lanes
+    ]
+    return (
+        '<section aria-labelledby="changes"><h2 id="changes">What the plan changed</h2>'
+        f'<p class="lead">{text(lead)}</p>'
+        f'<dl class="tiles" style="margin:0 0 16px">{items}</dl>{_by_role(graph, changed)}'
+        f"<h3>Lanes of the plan</h3>{table(head, rows, caption='Lanes of the plan', tall=len(rows) > 12)}"
+        f"<details><summary>The plan as text, {count_text(str(plan).count(chr(10)), 'line')}</summary>"
+        f'<pre tabindex="0">{_lines(str(plan))}</pre></details></section>'
+    )
+
+
+def environment_section(comparison: Comparison | None, notes: Sequence[str]) -> str:
+    """Where this was measured."""
+    rows: list[Sequence[Cell]] = []
+    if comparison is not None:
+        pairs = {
+            "target": comparison.target,
+            "device": f"{comparison.device}, {count_text(comparison.cores, 'core')}",
+            **({"planner": comparison.planner} if comparison.planner else {}),
+            **comparison.versions,
+        }
+        rows = [[Cell(text(name)), Cell(text(value), "name")] for name, value in pairs.items()]
+        notes = [*comparison.notes, *notes]
+    if not rows and not notes:
+        return ""
+    body = table([Cell("what"), Cell("")], rows, caption="Environment") if rows else ""
+    items = "".join(f"<li>{text(note)}</li>" for note in notes)
+    listed = f'<ul class="notes">{items}</ul>' if items else ""
+    heading = '<h2 id="environment" style="margin-bottom:16px">Environment</h2>'
+    return f'<section aria-labelledby="environment">{heading}{body}{listed}</section>'
+
+
+def _by_role(graph: Graph, changed: Changes) -> str:
+    columns = [("moved", changed.moved)]
+    if changed.earlier is not None and changed.later is not None:
+        columns += [("earlier", changed.earlier), ("later", changed.later)]
+    counts = {name: Counter(graph[op].role for op in ops if op in graph.by_name) for name, ops in columns}
+    used = Counter(op.role for op in graph.ops)
+    head = [Cell("role"), Cell("ops", "n"), *(Cell(name, "n") for name, _ in columns)]
+    rows = [
+        [Cell(swatch(role)), number(n, f"{n:,}"), *(number(c[role], f"{c[role]:,}") for c in counts.values())]
+        for role, n in used.most_common()
+    ]
+    return table(head, rows, caption="Changes by role", sortable=True)
+
+
+def _roles(graph: Graph, ops: Sequence[str]) -> str:
+    counts = Counter(graph[op].role if op in graph.by_name else "unknown" for op in ops)
+    return ", ".join(f"{role.replace('_', ' ')} {count:,}" for role, count in counts.most_common())
+
+
+def _lines(words: str) -> str:
+    return "\n".join(text(line) for line in words.split("\n"))
+
+
+def _ms(value_ms: float) -> str:
+    return duration_text(value_ms * 1e3, MICRO)

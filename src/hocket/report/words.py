@@ -1,0 +1,81 @@
+"""How a report says a number or a name: one way for the tables, the drawing and the page."""
+
+from __future__ import annotations
+
+import math
+
+__all__ = ["MICRO", "count_text", "duration_text", "percent_text", "plain", "quantity_text", "shorten"]
+
+MICRO = "\N{MICRO SIGN}s"
+
+_PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+def plain(text: str) -> str:
+    r"""`text` with what cannot be printed (escape sequences, lone surrogates) replaced.
+
+    Names come from the user's model, and a terminal, XML and UTF-8 each refuse some of what a string may hold.
+
+    Example:
+        >>> plain("conv\x1b[31m") == "conv\ufffd[31m"
+        True
+    """
+    return text if text.isprintable() else "".join(c if c.isprintable() else "\ufffd" for c in text)
+
+
+def shorten(text: str, limit: int) -> str:
+    """`text` in at most `limit` characters, the middle left out: both ends of an op's name tell something.
+
+    Example:
+        >>> shorten("features.0.conv1.weight/update", 15)
+        'feature…/update'
+    """
+    if len(text) <= limit:
+        return text
+    tail = (limit - 1) // 2
+    return f"{text[: limit - 1 - tail]}…{text[len(text) - tail :]}" if tail else f"{text[: limit - 1]}…"
+
+
+def duration_text(duration_us: float, micro: str = "us") -> str:
+    """Microseconds in the unit that suits them, with three digits.
+
+    Example:
+        >>> [duration_text(value) for value in (0.0, 3.25, 812.4, 12345.6, 2.5e6)]
+        ['0 us', '3.25 us', '812 us', '12.3 ms', '2.5 s']
+    """
+    for scale, unit in ((1e6, "s"), (1e3, "ms")):
+        if abs(duration_us) >= scale * 0.9995:
+            return f"{_three_digits(duration_us / scale)} {unit}"
+    return f"{_three_digits(duration_us)} {micro}"
+
+
+def quantity_text(value: float, unit: str) -> str:
+    """A count of bytes or operations with a decimal prefix.
+
+    Example:
+        >>> quantity_text(1.2e8, "flop")
+        '120 Mflop'
+    """
+    for scale, prefix in _PREFIXES:
+        if abs(value) >= scale * 0.9995:
+            return f"{_three_digits(value / scale)} {prefix}{unit}"
+    return f"{_three_digits(value)} {unit}"
+
+
+def percent_text(share: float) -> str:
+    """A share of 1 as a percentage: whole from ten per cent on."""
+    percent = share * 100
+    return f"{percent:.0f}%" if percent >= 9.95 or percent == 0 else f"{percent:.1f}%"
+
+
+def count_text(number: int, noun: str) -> str:
+    """A number with its noun: ``1 op``, ``1,200 ops``."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def _three_digits(value: float) -> str:
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    digits = 2 - math.floor(math.log10(abs(value)))
+    rounded = round(value, digits)
+    return f"{rounded:,.{max(0, digits)}f}".rstrip("0").rstrip(".") if digits > 0 else f"{rounded:,.0f}"

@@ -1,0 +1,137 @@
+"""`simulate`: the timeline that a plan would have.
+
+One rule: *each lane runs its ops in order; an op starts when its lane has reached it and every op it depends on has
+finished.* As long as nobody has to queue for a link, an op's start is a maximum over ops that came before, so one pass
+in any order that respects the waits gives the whole timeline, to the last bit the one that an event queue would give,
+without a queue. Where transfers do compete for a link's channels, `hocket.simulate.events` takes over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from hocket.errors import InputError
+from hocket.ir import Costs, Graph, Lane, Machine, Plan, Timeline
+from hocket.simulate.events import by_events
+from hocket.simulate.memory import remember
+from hocket.simulate.program import Program, compiled
+
+__all__ = ["simulate"]
+
+_Floats = npt.NDArray[np.float64]
+
+
+def simulate(graph: Graph, plan: Plan, costs: Costs, machine: Machine) -> Timeline:
+    """The timeline that `plan` would have, if every op took what `costs` says.
+
+    On a lane of cores an op takes its cost at the lane's width on the lane's device, on a stream its cost on that
+    device. On a channel it takes its cost, if it has any, and otherwise what the machine's link takes for the op's
+    `size_bytes`. A link of k channels lets k transfers run side by side; the next ones queue in the order in which
+    they became ready (among equals, in the order of the plan's lanes); a link of None channels never queues.
+
+    Returns:
+        A timeline in microseconds whose source is ``simulated``; its spans stand lane after lane, in order.
+
+    Raises:
+        PlanError: the plan runs an op that the graph does not have or leaves one out, or its lanes wait for each
+            other in a circle, which is then named op by op.
+        InputError: there is no cost for an op on its lane, or no link for a channel.
+
+    Example:
+        >>> from hocket.ir import Edge, Op
+        >>> graph = Graph((Op("a"), Op("b"), Op("c")), (Edge("a", "c"), Edge("b", "c")))
+        >>> costs = Costs({"a": {"1": 30.0}, "b": {"1": 40.0}, "c": {"1": 5.0}})
+        >>> plan = Plan((Lane("one", ("a",)), Lane("two", ("b", "c"))))
+        >>> simulate(graph, plan, costs, Machine.of(cores=2)).makespan_us
+        45.0
+    """
+    program = compiled(graph, plan)
+    link_of, channels = _contended(plan, machine)
+    durations_us = _durations(graph, plan, costs, machine)
+    if channels:
+        start_us, end_us = by_events(program, durations_us, link_of, channels)
+    else:
+        start_us, end_us = _in_one_pass(program, _work(graph, plan, costs, machine))
+    return Timeline.of_columns({lane.name: lane.ops for lane in plan.lanes}, start_us, end_us)
+
+
+def _in_one_pass(program: Program, work_us: list[float]) -> tuple[_Floats, _Floats]:
+    steps = program.steps
+    ends = [0.0]
+    append = ends.append
+    for a, b, work in zip(steps.left, steps.right, work_us, strict=True):
+        x = ends[a]
+        y = ends[b]
+        append((x if x > y else y) + work)
+    end_us = np.array(ends)
+    # An op starts at the very maximum to which its last step added the duration.
+    start_us = np.maximum(end_us[steps.last_left], end_us[steps.last_right])
+    return start_us, end_us[steps.last + 1]
+
+
+@remember
+def _work(graph: Graph, plan: Plan, costs: Costs, machine: Machine) -> list[float]:
+    """What each step of the program takes: an op's duration at its last step, nothing before."""
+    steps = compiled(graph, plan).steps
+    work = np.zeros(len(steps.left))
+    work[steps.last] = _durations(graph, plan, costs, machine)
+    return work.tolist()
+
+
+@remember
+def _durations(graph: Graph, plan: Plan, costs: Costs, machine: Machine) -> list[float]:
+    """What each op takes on its lane, lane after lane."""
+    found: list[float] = []
+    for lane in plan.lanes:
+        if lane.kind == "channel":
+            link = machine.link(*lane.ends)
+            for op in lane.ops:
+                costed = op in costs
+                found.append(
+                    costs.duration_us(op, device=lane.device)
+                    if costed
+                    else link.duration_us(graph[op].size_bytes)
+                )
+        else:
+            found.extend(_lane_durations(lane, costs))
+    return found
+
+
+def _lane_durations(lane: Lane, costs: Costs) -> list[float]:
+    """What `Costs.lookup` says for each op of a lane, without a call and a text for each."""
+    table = costs.durations_us
+    exact, device, width = f"{lane.device}:{lane.width}", lane.device, str(lane.width)
+    try:
+        rows = [table[op] for op in lane.ops]
+        return [
+            row[exact]
+            if exact in row
+            else row[device]
+            if device in row
+            else row[width]
+            if width in row
+            else costs.duration_us(op, width=lane.width, device=device)
+            for op, row in zip(lane.ops, rows, strict=True)
+        ]
+    except KeyError as error:
+        raise InputError(f"costs: no duration for op {error.args[0]!r}, which lane {lane.name!r} runs") from None
+
+
+def _contended(plan: Plan, machine: Machine) -> tuple[Sequence[int], list[int]]:
+    """For each lane the link it must queue for (-1: none), and how many channels each of these links has."""
+    users: dict[tuple[str, str], list[int]] = {}
+    for number, lane in enumerate(plan.lanes):
+        if lane.kind == "channel" and lane.ops:
+            users.setdefault(lane.ends, []).append(number)
+    link_of = [-1] * len(plan.lanes)
+    channels: list[int] = []
+    for ends, lanes in users.items():
+        limit = machine.link(*ends).channels
+        if limit is not None and limit < len(lanes):
+            for lane_number in lanes:
+                link_of[lane_number] = len(channels)
+            channels.append(limit)
+    return link_of, channels

@@ -1,0 +1,122 @@
+"""The models and data that benchmarks, demos and tests use, each ready to train.
+
+    job = hocket.zoo.load("resnet20", batch_size=32)
+    loss = job.step(job.batch(0))
+
+Nothing here downloads anything. Images and tokens are generated from the seed, in such a way that a loss can
+fall; ``digits-cnn`` trains on the handwritten digits that come with scikit-learn. In every tensor of a batch
+the first axis is the batch.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from functools import cache, partial
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from hocket.errors import InputError
+from hocket.job import Job
+from hocket.zoo.base import Entry, Option, Request, checked_integer
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Entry", "Option", "entries", "load"]
+
+MAX_SEED = 2**63 - 1
+
+
+@cache
+def entries() -> Mapping[str, Entry]:
+    """Every entry by name, from the smallest step to the largest. Loads torch, but no optional package."""
+    from hocket.zoo import (
+        bert_tiny,
+        cifar,
+        dcgan,
+        digits_cnn,
+        imagenet,
+        lenet,
+        lstm_cells,
+        lstm_lm,
+        mlp,
+        transformer,
+    )
+
+    all_entries = [
+        *(digits_cnn.ENTRY, lenet.ENTRY, mlp.ENTRY, lstm_cells.ENTRY, lstm_lm.ENTRY),
+        *(transformer.ENTRY, bert_tiny.ENTRY, dcgan.ENTRY),
+        *cifar.ENTRIES,
+        *imagenet.ENTRIES,
+    ]
+    return MappingProxyType({entry.name: entry for entry in all_entries})
+
+
+def load(
+    name: str,
+    *,
+    batch_size: int | None = None,
+    optimizer: str | None = None,
+    lr: float | None = None,
+    seed: int = 0,
+    num_batches: int | None = None,
+    device: str | torch.device = "cpu",
+    **size: int,
+) -> Job:
+    """Build the entry ``name`` and return its job.
+
+    ``batch_size``, ``optimizer`` ("sgd", "adam" or "adamw"), ``lr`` (the learning rate) and ``num_batches``
+    default to the entry's own. ``size`` takes the entry's own options, such as ``image_size`` in pixels.
+
+    The same arguments give the same initial parameters and batches, bit for bit, on every device, and the
+    caller's random numbers go on as if nothing had happened. A step that draws random numbers (dropout, a
+    GAN's noise) draws them from torch's global generator, as any training step does.
+
+        load("mlp", depth=4, width=64, optimizer="adam", seed=7)
+    """
+    from hocket.zoo import optimizers
+
+    entry = _entry(name)
+    checked_integer(f"{name}: seed", seed, minimum=0, maximum=MAX_SEED)
+    request = Request(
+        name=name,
+        batch_size=_or_default(f"{name}: batch_size", batch_size, entry.batch_size),
+        num_batches=_or_default(f"{name}: num_batches", num_batches, entry.num_batches),
+        seed=seed,
+        device=_device(name, device),
+        optimizer=partial(optimizers.make, *_optimizer(entry, optimizer, lr)),
+        size=entry.sized(size),
+    )
+    return request.build(entry)
+
+
+def _entry(name: str) -> Entry:
+    known = entries()
+    if name in known:
+        return known[name]
+    near = difflib.get_close_matches(str(name), known, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    raise InputError(f"no zoo entry is called {name!r}: {hint}`hocket zoo` lists them all")
+
+
+def _or_default(what: str, value: int | None, default: int) -> int:
+    return default if value is None else checked_integer(what, value, minimum=1)
+
+
+def _device(name: str, device: str | torch.device) -> torch.device:
+    import torch
+
+    try:
+        return torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise InputError(f"{name}: device: expected a name such as 'cpu' or 'cuda:0', got {device!r}") from error
+
+
+def _optimizer(entry: Entry, name: str | None, lr: float | None) -> tuple[str, float]:
+    """The optimizer's name and rate; the entry's own rate belongs to the entry's own optimizer."""
+    from hocket.zoo import optimizers
+
+    chosen = entry.optimizer if name is None else name
+    default_lr = entry.lr if chosen == entry.optimizer else optimizers.default_lr(chosen)
+    return chosen, optimizers.checked_lr(default_lr if lr is None else lr)

@@ -1,0 +1,38 @@
+"""What every test shares: hypothesis profiles, fixed seeds, and the skip for machines without a GPU."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+
+import pytest
+
+try:
+    from hypothesis import HealthCheck, settings
+except ImportError:  # `make gpu PY=python3` runs tests/gpu where only torch and pytest are installed
+    pass
+else:
+    # No deadlines: on a busy machine a slow example says nothing about the code.
+    quiet = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.register_profile("default", quiet)
+    settings.register_profile("ci", quiet, derandomize=True, max_examples=50, print_blob=True)
+    settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu"):
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("needs a CUDA device")
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """Seed every generator a test could draw from, without loading torch for a test that does not."""
+    random.seed(0)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(0)
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(0)
