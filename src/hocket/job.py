@@ -80,17 +80,17 @@ class Job:
         if index < 0:
             raise InputError(f"Job.batch: expected an index of 0 or more, got {index}")
         batches: Any = self.batches
-        if _is_indexed(batches):
-            return batches[index % len(batches)]
-        if hasattr(batches, "__len__"):
-            return next(itertools.islice(batches, index % len(batches), None))
+        length = _length(batches)
+        position = index if length is None else index % length
+        if length is not None and hasattr(batches, "__getitem__"):
+            return batches[position]
         count = 0
         for count, batch in enumerate(batches, start=1):
-            if count == index + 1:
+            if count == position + 1:
                 return batch
         if count == 0:
             raise InputError("Job.batches: there is no batch left to read")
-        return self.batch(index % count)
+        return self.batch(position % count)
 
 
 def _as_tuple(value: Any) -> tuple[Any, ...]:
@@ -101,8 +101,15 @@ def _kind(value: object) -> str:
     return "None" if value is None else f"a value of type {type(value).__name__}"
 
 
-def _is_indexed(batches: object) -> bool:
-    return hasattr(batches, "__getitem__") and hasattr(batches, "__len__")
+def _length(batches: Any) -> int | None:
+    """How many batches there are, or None where that shows only by reading them.
+
+    A ``DataLoader`` over a stream has a ``__len__`` that raises TypeError, and so has a tensor without axes.
+    """
+    try:
+        return len(batches)
+    except TypeError:
+        return None
 
 
 def _check_members(field: str, members: tuple[Any, ...], needed: tuple[str, ...], expected: str) -> None:
@@ -120,12 +127,12 @@ def _check_batches(batches: Any) -> None:
     if isinstance(batches, (Mapping, str, bytes)):
         raise InputError(f"Job.batches: expected a sequence of batches, got one {type(batches).__name__}")
     if isinstance(batches, Iterator):
-        raise InputError("Job.batches: an iterator can be read only once, and steps are repeated: give list(batches)")
-    if hasattr(batches, "__len__"):
-        is_empty = len(batches) == 0
-    elif isinstance(batches, Iterable):
-        is_empty = next(iter(batches), batches) is batches
-    else:
-        raise InputError(f"Job.batches: expected a sequence of batches, got {_kind(batches)}")
-    if is_empty:
+        raise InputError("Job.batches: an iterator is read only once, but steps repeat: use list(batches)")
+    length = _length(batches)
+    if length is None:
+        try:
+            length = sum(1 for _ in itertools.islice(batches, 1))
+        except TypeError:
+            raise InputError(f"Job.batches: expected a sequence of batches, got {_kind(batches)}") from None
+    if length == 0:
         raise InputError("Job.batches: expected at least one batch, got none")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from hocket.ir import Costs, Edge, Graph, Lane, Op, Plan, Span, Timeline
+from hocket.ir import ROLES, Costs, Edge, Graph, Lane, Op, Plan, Span, Timeline
 from hocket.report import Comparison, Sample
 
 HOSTILE = """</script><script>alert(1)</script>&"'<b>{{data}}\u2028"""
@@ -21,7 +21,7 @@ class Example:
     comparison: Comparison
 
 
-def example(layers: int = 34, *, lanes: int = 2, prefix: str = "", seed: int = 0) -> Example:
+def example(layers: int = 30, *, lanes: int = 2, prefix: str = "", seed: int = 0) -> Example:
     """About nine ops for each layer."""
     rng = random.Random(seed)
     ops, edges, durations = _ops(layers, prefix, rng)
@@ -79,11 +79,12 @@ def _ops(layers: int, prefix: str, rng: random.Random) -> tuple[list[Op], list[E
         size = 900 / (1 + n // 10) + 60
         conv = add(f"{layer}", "aten.convolution", "forward", layer, size, last)
         norm = add(f"{layer}/norm", "aten.native_batch_norm", "forward", layer, size / 6, conv)
+        side = add(f"{layer}/side", "aten.avg_pool2d", "forward", layer, size / 2, last)
         inputs.append((layer, last, size))
-        last = add(f"{layer}/relu", "aten.relu", "forward", layer, size / 14, norm)
+        last = add(f"{layer}/cat", "aten.cat", "forward", layer, size / 14, norm, side)
     last = add("loss", "aten.nll_loss", "forward", "", 25, last)
     for layer, before, size in reversed(inputs):
-        back = add(f"{layer}/relu.grad", "aten.threshold_backward", "activation_grad", layer, size / 12, last)
+        back = add(f"{layer}/cat.grad", "aten.split", "activation_grad", layer, size / 12, last)
         norm = add(f"{layer}/norm.grad", "aten.batch_norm_backward", "activation_grad", layer, size / 4, back)
         weight = add(f"{layer}/weight.grad", "aten.convolution_backward", "weight_grad", layer, size, norm, before)
         bias = add(f"{layer}/bias.grad", "aten.sum", "bias_grad", layer, size / 20, norm)
@@ -96,7 +97,7 @@ def _ops(layers: int, prefix: str, rng: random.Random) -> tuple[list[Op], list[E
 def _serial(graph: Graph, durations: dict[str, float], rng: random.Random) -> list[Span]:
     spans, now = [], 3.0
     for op in graph.order:
-        spans.append(Span(op, "main", now, now + durations[op] * 0.66))
+        spans.append(Span(op, "main", now, now + durations[op] * 0.78))
         now = spans[-1].end_us + rng.uniform(1.0, 9.0)
     return spans
 
@@ -121,3 +122,17 @@ def _list_schedule(graph: Graph, durations: dict[str, float], lanes: int) -> tup
         order[lane].append(op)
         waiting.remove(op)
     return spans, order
+
+
+def many_spans(count: int, lanes: int = 2, gap_us: float = 3.0) -> tuple[Graph, Timeline]:
+    """`count` short spans of random roles, for what must stay light."""
+    rng = random.Random(1)
+    free = [0.0] * lanes
+    ops, spans = [], []
+    for number in range(count):
+        lane = number % lanes
+        start = free[lane] + rng.uniform(0, gap_us)
+        free[lane] = start + rng.expovariate(1 / 30)
+        ops.append(Op(f"stage1.unit{number}.conv/grad{number}", role=rng.choice(ROLES), layer=f"stage1.unit{number}"))
+        spans.append(Span(ops[-1].name, f"cpu0.{lane}", start, free[lane]))
+    return Graph(tuple(ops)), Timeline(tuple(spans), tuple(f"cpu0.{lane}" for lane in range(lanes)))

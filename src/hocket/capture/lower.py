@@ -102,7 +102,7 @@ def lower(
     described = roles.describe(pieces, slots.root, inputs, gradients)
     layers = {entry.name: entry.layer for entry in trace.places.parameters}
     actions = tuple(
-        Action(name, (piece.call, *piece.views), layers.get(owner, piece.note.layer))
+        Action(name, (piece.call, *piece.views), layers.get(owner, piece.note.layer), piece.note.grad_mode)
         for name, owner, piece in zip(described.names, described.owners, pieces, strict=True)
     )
     program = Program(actions, Action("prologue", tuple(prologue)), len(slots.root), inputs, kept)

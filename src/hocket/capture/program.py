@@ -41,11 +41,12 @@ class Call:
 
 @dataclass(frozen=True)
 class Action:
-    """One op of the graph: the calls it consists of."""
+    """One op of the graph: the calls it consists of, and whether it runs in grad mode (without recording)."""
 
     name: str
     calls: tuple[Call, ...]
     layer: str = ""
+    grad_mode: bool = False
 
     @property
     def reads(self) -> tuple[int, ...]:

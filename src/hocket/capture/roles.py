@@ -117,7 +117,8 @@ def _owners(pieces: Sequence[Piece], inputs: dict[int, Any], gradients: dict[int
 
 def _names(pieces: Sequence[Piece], owners: Sequence[str], roles: Sequence[str]) -> list[str]:
     """Unique, without white space and commas: ``layer/kernel``, ``parameter/update``."""
-    taken: dict[str, int] = {}
+    count: dict[str, int] = {}
+    taken: set[str] = set()
     result = []
     for piece, owner, role in zip(pieces, owners, roles, strict=True):
         if role == "update" and owner:
@@ -126,8 +127,12 @@ def _names(pieces: Sequence[Piece], owners: Sequence[str], roles: Sequence[str])
             kernel = f"{piece.kernel}.{piece.part}" if piece.part else piece.kernel
             name = f"{piece.note.layer}/{kernel}" if piece.note.layer else kernel
         name = "".join("_" if c.isspace() or c == "," else c for c in name)
-        taken[name] = taken.get(name, -1) + 1
-        result.append(f"{name}.{taken[name]}" if taken[name] else name)
+        unique = name
+        while unique in taken:
+            count[name] = count.get(name, 0) + 1
+            unique = f"{name}.{count[name]}"
+        taken.add(unique)
+        result.append(unique)
     return result
 
 

@@ -61,6 +61,7 @@ class Note:
         reads, writes: roots of its tensor arguments.
         returns: root of each returned tensor, in order (None for what is no tensor).
         random: it draws from the default generator.
+        grad_mode: gradients were being recorded; some kernels (oneDNN's LSTM) look at that themselves.
         scalars: places in its arguments that are filled from the tape, as paths into (args, kwargs).
     """
 
@@ -70,6 +71,7 @@ class Note:
     writes: frozenset[int] = frozenset()
     returns: tuple[int | None, ...] = ()
     random: bool = False
+    grad_mode: bool = False
     scalars: dict[tuple[Any, ...], TapeRef] = field(default_factory=dict)
 
 
@@ -182,7 +184,7 @@ class OpWatch(TorchDispatchMode):
         random = torch.Tag.nondeterministic_seeded in func.tags
         for node in recorded:
             # An op that make_fx took apart leaves several nodes; each is taken to do what the whole did.
-            self.notes[node] = Note(phase, layer, reads, writes, returns, random)
+            self.notes[node] = Note(phase, layer, reads, writes, returns, random, torch.is_grad_enabled())
             for root in writes:
                 self.writers.setdefault(root, []).append(node)
             if func in _LIFTING and result.numel() == 1:

@@ -89,7 +89,8 @@ class Timeline:
             raise FormatError(
                 "timeline", "spans", f"{sum(lengths)} ops, but {len(start_us)} starts and {len(end_us)} ends"
             )
-        columns = dict(lanes), np.array(start_us, np.float64), np.array(end_us, np.float64)
+        ops = {lane: tuple(of_lane) for lane, of_lane in lanes.items()}
+        columns = ops, np.array(start_us, np.float64), np.array(end_us, np.float64)
         if source not in SOURCES or not _plainly_right(lengths, *columns[1:]):
             return Timeline(_spans(*columns), tuple(lanes), source)  # which says what is wrong, if anything is
         timeline = object.__new__(Timeline)
@@ -163,12 +164,9 @@ class Timeline:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a ``hocket-timeline/1`` file that reads back to an equal timeline."""
         spans = [
-            {"op": span.op, "lane": span.lane, "start_us": span.start_us, "end_us": span.end_us}
-            for span in self.spans
+            {"op": span.op, "lane": span.lane, "start_us": span.start_us, "end_us": span.end_us} for span in self.spans
         ]
-        save_document(
-            path, {"format": FORMAT, "source": self.source, "lanes": list(self.lanes), "spans": spans}
-        )
+        save_document(path, {"format": FORMAT, "source": self.source, "lanes": list(self.lanes), "spans": spans})
 
 
 def _spans(lanes: dict[str, Sequence[str]], start_us: np.ndarray, end_us: np.ndarray) -> tuple[Span, ...]:
@@ -182,7 +180,7 @@ def _plainly_right(lengths: Sequence[int], start_us: np.ndarray, end_us: np.ndar
     if not bool(((start_us >= 0.0) & (start_us <= end_us) & (end_us < math.inf)).all()):
         return False
     touches = start_us[1:] >= end_us[:-1]
-    boundaries = np.cumsum(lengths)[:-1]  # where one lane's column ends and the next one's begins
+    boundaries = np.cumsum(lengths, dtype=np.int64)[:-1]  # where one lane's column ends and the next one's begins
     touches[boundaries[(boundaries > 0) & (boundaries < len(start_us))] - 1] = True
     return bool(touches.all())
 

@@ -108,6 +108,8 @@ class Comparison:
     def __post_init__(self) -> None:
         object.__setattr__(self, "versions", dict(self.versions))
         object.__setattr__(self, "notes", tuple(self.notes))
+        object.__setattr__(self, "lower_bound_ms", _finite(self.lower_bound_ms))
+        object.__setattr__(self, "efficiency", _finite(self.efficiency))
         if self.verdict not in VERDICTS:
             raise InputError(f"comparison: verdict: expected one of {', '.join(VERDICTS)}, got {self.verdict!r}")
 
@@ -124,12 +126,16 @@ class Comparison:
     def headline(self) -> str:
         """The whole comparison in one sentence."""
         parts = [f"{self.outcome}, {'same result bitwise' if self.bitwise else self.result}"]
-        if self.lower_bound_ms is not None and math.isfinite(self.lower_bound_ms):
-            bound = f"bound at {duration_text(self.lower_bound_ms * 1e3)}"
-            if self.efficiency is not None and math.isfinite(self.efficiency):
-                bound += f", efficiency {self.efficiency:.2f}"
-            parts.append(bound)
+        parts += [self.bound] if self.bound else []
         return "; ".join(parts)
+
+    @property
+    def bound(self) -> str:
+        """How far the best is, in words; empty where no bound is known."""
+        if self.lower_bound_ms is None:
+            return ""
+        words = f"bound at {duration_text(self.lower_bound_ms * 1e3)}"
+        return words if self.efficiency is None else f"{words}, efficiency {self.efficiency:.2f}"
 
     @property
     def outcome(self) -> str:
@@ -154,8 +160,8 @@ class Comparison:
             "ops": self.ops,
             "eager_ms": self.eager_ms.to_json(),
             "planned_ms": self.planned_ms.to_json(),
-            "lower_bound_ms": _finite(self.lower_bound_ms),
-            "efficiency": _finite(self.efficiency),
+            "lower_bound_ms": self.lower_bound_ms,
+            "efficiency": self.efficiency,
             "speedup": _finite(self.speedup),
             "verdict": self.verdict,
             "why": self.why,

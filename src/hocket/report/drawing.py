@@ -89,25 +89,28 @@ def timeline_svg(
     if lower_us is not None:
         y += 18
     rows: list[_Row] = []
+    panels: list[tuple[float, float]] = []
     shapes = _shapes(timelines, roles, scale)
     for name, timeline in timelines.items():
         heading = (
-            f"{name}: {duration_text(timeline.makespan_us, MICRO)} {timeline.source}, "
+            f"{shorten(name, 40)}: {duration_text(timeline.makespan_us, MICRO)} {timeline.source}, "
             f"lanes busy {percent_text(timeline.utilisation)}"
         )
         parts.append(_text(_EDGE_PX, y + 14, heading, "hk-head"))
         y += 22
         height, gap = _row_size(len(timeline.lanes))
+        panel = y
         for lane in timeline.lanes:
             rest_px = timeline.makespan_us * scale
             rows.append(_Row(name, lane, y, height, rest_px, shapes[name, lane]))
             y += height + gap
+        panels.append((panel - 4, y - gap + 4))
         y += 10
     bottom = y - 4
     titled = _titled(rows)
     layers = {op.name: op.layer for op in graph.ops} if graph is not None else {}
     body = [line for row in rows for line in _draw_row(row, left, plot_px, titled, timelines[row.timeline], layers)]
-    axis = _axis(longest_us, scale, left, top, bottom)
+    axis = _axis(longest_us, scale, left, panels, bottom)
     bound = [] if lower_us is None else _bound(lower_us, scale, left, top, bottom, width)
     height_px = bottom + 34
     return "\n".join(
@@ -199,11 +202,12 @@ def _draw_row(
     return lines
 
 
-def _axis(longest_us: float, scale: float, left: float, top: float, bottom: float) -> list[str]:
+def _axis(longest_us: float, scale: float, left: float, panels: list[tuple[float, float]], bottom: float) -> list[str]:
     lines = []
     for time, label in axis_ticks(longest_us):
         x = left + time * scale
-        lines.append(f'<path class="hk-grid" d="M{x:.1f} {top:.1f}V{bottom:.1f}"/>')
+        strokes = "".join(f"M{x:.1f} {top:.1f}V{end:.1f}" for top, end in panels)
+        lines.append(f'<path class="hk-grid" d="{strokes}"/>')
         lines.append(_text(x, bottom + 16, label, "hk-tick"))
     return lines
 

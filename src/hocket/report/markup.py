@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from hocket.report.palette import COLOURS, DARK, LIGHT
 from hocket.report.words import plain
 
-__all__ = ["Cell", "colours", "fill", "meter", "name", "number", "script_json", "swatch", "table", "text"]
+__all__ = ["Cell", "breakable", "colours", "fill", "meter", "number", "script_json", "swatch", "table", "text"]
 
 
 class Cell(NamedTuple):
@@ -32,7 +32,7 @@ def text(words: str) -> str:
     return escape(plain(words))
 
 
-def name(words: str) -> str:
+def breakable(words: str) -> str:
     """`words` as HTML that may break after the marks which join the parts of a name."""
     return re.sub(r"([./:_])(?=[^./:_;])", r"\1<wbr>", text(words))
 

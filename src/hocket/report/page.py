@@ -6,6 +6,7 @@ way in, and the timelines travel as JSON that cannot close its own script elemen
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -50,12 +51,12 @@ def page_html(
         "title": text(title),
         "colours": colours(),
         "css": template("page.css"),
-        "hero": sections.hero_section(title, graph, plan, timelines, comparison, lower_us, upper_us),
+        "hero": sections.hero_section(title, plan, timelines, comparison, lower_us, upper_us),
         "comparison": sections.comparison_section(comparison, lower_us),
         "timeline_lead": lead,
         "svg": timeline_svg(timelines, graph, lower_us=lower_us, width=1120),
         "chart_label": text(f"Timelines: {label}"),
-        "lanes": sections.lanes_section(plan, timelines),
+        "lanes": sections.lanes_section(plan, timelines, baseline_plan),
         "ops": sections.ops_section(graph, plan, costs, timelines),
         "changes": sections.changes_section(graph, plan, timelines, baseline_plan),
         "environment": sections.environment_section(comparison, notes),
@@ -182,7 +183,7 @@ def _timeline_file(name: str, taken: Mapping[str, Path]) -> str:
 def _lower(lower_us: float | None, comparison: Comparison | None) -> float | None:
     if lower_us is None and comparison is not None and comparison.lower_bound_ms is not None:
         return comparison.lower_bound_ms * 1e3
-    return lower_us
+    return lower_us if lower_us is not None and math.isfinite(lower_us) else None
 
 
 def _data(graph: Graph, timelines: Mapping[str, Timeline], lower_us: float | None) -> dict[str, Any]:

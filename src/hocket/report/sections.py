@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 
 from hocket.ir import Costs, Graph, Plan, Timeline
 from hocket.report.comparison import Comparison
-from hocket.report.markup import Cell, meter, name, number, swatch, table, text
-from hocket.report.summary import Changes, changes, lane_text, lane_uses, op_costs, timeline_of, totals
-from hocket.report.words import MICRO, count_text, duration_text, percent_text
+from hocket.report.markup import Cell, breakable, meter, number, swatch, table, text
+from hocket.report.summary import Changes, LaneUse, changes, lane_text, lane_uses, op_costs, timeline_of, totals
+from hocket.report.words import MICRO, count_text, duration_text, percent_text, shorten
 
 __all__ = [
     "changes_section",
@@ -21,11 +21,11 @@ __all__ = [
 ]
 
 _MAX_ROWS = 200
+_NONE = Cell("", "n", -1.0)
 
 
 def hero_section(
     title: str,
-    graph: Graph,
     plan: Plan,
     timelines: Mapping[str, Timeline],
     comparison: Comparison | None,
@@ -34,36 +34,35 @@ def hero_section(
 ) -> str:
     """The verdict in one line, and the figures behind it."""
     tiles: list[tuple[str, str, str]] = []
+    headline, lines = title, []
+    shown = timeline_of(plan, timelines)
     if comparison is not None:
-        outcome = comparison.outcome
-        headline = outcome[0].upper() + outcome[1:] + (", same result bitwise" if comparison.bitwise else "")
-        why = comparison.why
-        tiles.append(("Eager", _ms(comparison.eager_ms.median), f"median of {comparison.eager_ms.runs}"))
-        tiles.append(("Planned", _ms(comparison.planned_ms.median), f"median of {comparison.planned_ms.runs}"))
-    else:
-        name = timeline_of(plan, timelines)
-        makespan = duration_text(timelines[name].makespan_us, MICRO) if name else None
-        headline = f"A planned step takes {makespan}" if name and makespan else title
-        why = f"{timelines[name].source.capitalize()}; not compared with eager in this report." if name else ""
+        headline = _sentence(comparison.outcome) + (", same result bitwise" if comparison.bitwise else "")
+        lines = [comparison.bound, comparison.why]
+        for name, sample in (("Eager", comparison.eager_ms), ("Planned", comparison.planned_ms)):
+            tiles.append((name, _ms(sample.median), f"median of {count_text(sample.runs, 'run')}"))
+    elif shown is not None:
+        headline = f"A planned step takes {duration_text(timelines[shown].makespan_us, MICRO)}"
+        lines = [f"{timelines[shown].source}, not compared with eager in this report"]
     if lower_us is not None:
-        between = "no plan is faster"
-        if upper_us is not None:
-            between += f"; upper {duration_text(upper_us, MICRO)}"
-        tiles.append(("Lower bound", duration_text(lower_us, MICRO), between))
-    if comparison is not None and comparison.efficiency is not None:
-        tiles.append(("Efficiency", f"{comparison.efficiency:.2f}", "1 is the bound, 0 the upper bound"))
+        tiles.append(("Lower bound", duration_text(lower_us, MICRO), "no plan is faster"))
+    if upper_us is not None:
+        tiles.append(("Upper bound", duration_text(upper_us, MICRO), "efficiency counts from here"))
     if comparison is not None:
-        result = "bitwise equal" if comparison.bitwise else comparison.result.removeprefix("max ")
-        tiles.append(("Result", result, "planned against eager"))
-    lanes = count_text(len(plan.lanes), "lane")
-    tiles.append(("Plan", lanes, f"{count_text(len(plan), 'op')}{', ' + plan.planner if plan.planner else ''}"))
+        if comparison.efficiency is not None:
+            tiles.append(("Efficiency", f"{comparison.efficiency:.2f}", "1 at the lower bound"))
+        result = "bitwise" if comparison.bitwise else comparison.result.removeprefix("max ")
+        tiles.append(("Same result" if comparison.bitwise else "Result", result, "planned against eager"))
+    ops = f"{count_text(len(plan), 'op')}{', ' + plan.planner if plan.planner else ''}"
+    tiles.append(("Plan", count_text(len(plan.lanes), "lane"), ops))
     items = "".join(
         f'<div class="tile"><dt>{text(name)}</dt><dd>{text(value)}<small>{text(note)}</small></dd></div>'
         for name, value, note in tiles
     )
+    below = " ".join(f"{_sentence(line)}." for line in lines if line)
     return (
         f'<header><p class="brand"><b>Hocket</b> · {text(title)}</p><h1>{text(headline)}</h1>'
-        f'{f"<p class={chr(34)}why{chr(34)}>{text(why)}</p>" if why else ""}<dl class="tiles">{items}</dl></header>'
+        f'<p class="why">{text(below)}</p><dl class="tiles">{items}</dl></header>'
     )
 
 
@@ -92,35 +91,43 @@ def comparison_section(comparison: Comparison | None, lower_us: float | None) ->
     dashed = " The dashed line is the lower bound." if bound is not None else ""
     return (
         '<section aria-labelledby="comparison"><h2 id="comparison">Eager and planned</h2>'
-        f'<div class="pair" style="margin-top:16px"><div class="race" style="margin:0">{tracks}<p>Medians; the one in colour was kept.{dashed}'
-        f"</p></div>{table(head, rows, caption='Eager and planned in milliseconds', kinds=kinds)}</div></section>"
+        f'<div class="pair"><div class="race">{tracks}<p>Medians; the one in colour was kept.{dashed}</p></div>'
+        f"{table(head, rows, caption='Eager and planned in milliseconds', kinds=kinds)}</div></section>"
     )
 
 
-def lanes_section(plan: Plan, timelines: Mapping[str, Timeline]) -> str:
+def lanes_section(plan: Plan, timelines: Mapping[str, Timeline], baseline: Plan | None) -> str:
     """For each timeline and lane: busy, idle, utilisation."""
-    lanes = {lane.name: lane for lane in plan.lanes}
-    head = [Cell("lane"), Cell("runs on"), *(Cell(w, "n") for w in ("ops", "busy", "idle", "used")), Cell("")]
-    parts = []
+    known = [plan] if baseline is None else [plan, baseline]
+    head = [
+        *(Cell(word) for word in ("timeline", "lane", "runs on")),
+        *(Cell(word, "n") for word in ("ops", "busy", "idle", "used")),
+        Cell('<span class="away">utilisation</span>'),
+    ]
+    rows: list[list[Cell]] = []
     for name, timeline in timelines.items():
-        rows = []
-        for use in lane_uses(timeline):
-            lane = lanes.get(use.lane)
-            rows.append(
-                [
-                    Cell(text(use.lane), "name"),
-                    Cell(text(lane_text(lane)) if lane is not None else ""),
-                    number(use.ops, f"{use.ops:,}"),
-                    number(use.busy_us, duration_text(use.busy_us, MICRO)),
-                    number(use.idle_us, duration_text(use.idle_us, MICRO)),
-                    number(use.utilisation, percent_text(use.utilisation)),
-                    Cell(meter(use.utilisation)),
-                ]
-            )
-        words = f"{name}: {duration_text(timeline.makespan_us, MICRO)} {timeline.source}"
-        parts.append(f"<h3>{text(words)}</h3>")
-        parts.append(table(head, rows, caption=f"Lanes of {name}", tall=len(rows) > 12))
-    return f'<section aria-labelledby="lanes"><h2 id="lanes">Lanes</h2>{"".join(parts)}</section>'
+        lanes = {lane.name: lane_text(lane) for p in known if _fits(p, timeline) for lane in p.lanes}
+        rows += [_lane_row(name, use, lanes.get(use.lane, "")) for use in lane_uses(timeline)]
+    body = table(head, rows, caption="Use of the lanes", tall=len(rows) > 12, sortable=len(rows) > 12)
+    heading = '<h2 id="lanes">How busy the lanes are</h2>'
+    return f'<section aria-labelledby="lanes">{heading}{body}</section>'
+
+
+def _lane_row(timeline: str, use: LaneUse, runs_on: str) -> list[Cell]:
+    return [
+        Cell(text(timeline), "name"),
+        Cell(text(use.lane)),
+        Cell(text(runs_on)),
+        number(use.ops, f"{use.ops:,}"),
+        number(use.busy_us, duration_text(use.busy_us, MICRO)),
+        number(use.idle_us, duration_text(use.idle_us, MICRO)),
+        number(use.utilisation, percent_text(use.utilisation)),
+        Cell(meter(use.utilisation)),
+    ]
+
+
+def _fits(plan: Plan, timeline: Timeline) -> bool:
+    return {lane.name for lane in plan.lanes if lane.ops} <= set(timeline.lanes)
 
 
 def ops_section(graph: Graph, plan: Plan, costs: Costs, timelines: Mapping[str, Timeline]) -> str:
@@ -130,27 +137,24 @@ def ops_section(graph: Graph, plan: Plan, costs: Costs, timelines: Mapping[str, 
     ordered = sorted(found, key=lambda row: -row.duration_us)[:_MAX_ROWS]
     shown = [name for name, timeline in timelines.items() if timeline.source == "measured"][:3]
     head = [
-        *(Cell(word) for word in ("op", "layer", "role", "target")),
-        Cell("cost", "n"),
-        Cell("share", "n"),
-        *(Cell(f"in {text(name)}", "n") for name in shown),
+        *(Cell(word) for word in ("op", "role")),
+        *(Cell(text(word), "n") for word in ("cost", "share", *(f"in {shorten(name, 20)}" for name in shown))),
+        *(Cell(word) for word in ("layer", "target")),
     ]
     rows = []
     for op, duration_us, source in ordered:
-        cells = [
-            Cell(f"<code>{text(op.name)}</code>", "name"),
-            Cell(text(op.layer), "name"),
-            Cell(swatch(op.role)),
-            Cell(f"<code>{text(op.target)}</code>"),
-            number(duration_us, duration_text(duration_us, MICRO) if source else "?"),
-            number(duration_us, percent_text(duration_us / whole_us)),
-        ]
-        for name in shown:
-            span = timelines[name].by_op.get(op.name)
-            cells.append(
-                number(span.duration_us, duration_text(span.duration_us, MICRO)) if span else Cell("", "n", -1)
-            )
-        rows.append(cells)
+        spans = [timelines[name].by_op.get(op.name) for name in shown]
+        rows.append(
+            [
+                Cell(f"<code>{breakable(op.name)}</code>", "name"),
+                Cell(swatch(op.role)),
+                number(duration_us, duration_text(duration_us, MICRO) if source else "?"),
+                number(duration_us, percent_text(duration_us / whole_us)),
+                *(number(s.duration_us, duration_text(s.duration_us, MICRO)) if s else _NONE for s in spans),
+                Cell(text(op.layer)),
+                Cell(f"<code>{text(op.target)}</code>"),
+            ]
+        )
     some = "" if len(rows) == len(graph) else f" Below are the {len(rows):,} costliest."
     lead = f"{count_text(len(graph), 'op')}, together {duration_text(whole_us, MICRO)} where the plan runs them.{some}"
     groups = []
@@ -160,7 +164,7 @@ def ops_section(graph: Graph, plan: Plan, costs: Costs, timelines: Mapping[str, 
     ):
         lines = [
             [
-                Cell((swatch(t.name) if word == "role" else text(t.name)) or "(no layer)", "name"),
+                Cell((swatch(t.name) if word == "role" else breakable(t.name)) or "(no layer)", "name"),
                 number(t.ops, f"{t.ops:,}"),
                 number(t.duration_us, duration_text(t.duration_us, MICRO)),
                 number(t.duration_us, percent_text(t.duration_us / whole_us)),
@@ -172,7 +176,7 @@ def ops_section(graph: Graph, plan: Plan, costs: Costs, timelines: Mapping[str, 
         groups.append(f"<div><h3>By {word}</h3>{body}</div>")
     return (
         f'<section aria-labelledby="ops"><h2 id="ops">Costliest ops</h2><p class="lead">{text(lead)}</p>'
-        '<p style="margin-bottom:10px"><input id="filter" type="search" placeholder="filter by any column"'
+        '<p class="bar"><input id="filter" type="search" placeholder="filter by any column"'
         ' aria-label="Filter the ops" hidden></p>'
         f"{table(head, rows, caption='Costliest ops', identity='ops-table', sortable=True, tall=True)}"
         f'<div class="pair">{"".join(groups)}</div></section>'
@@ -209,7 +213,7 @@ def changes_section(graph: Graph, plan: Plan, timelines: Mapping[str, Timeline],
     return (
         '<section aria-labelledby="changes"><h2 id="changes">What the plan changed</h2>'
         f'<p class="lead">{text(lead)}</p>'
-        f'<dl class="tiles" style="margin:0 0 16px">{items}</dl>{_by_role(graph, changed)}'
+        f'<dl class="tiles">{items}</dl>{_by_role(graph, changed)}'
         f"<h3>Lanes of the plan</h3>{table(head, rows, caption='Lanes of the plan', tall=len(rows) > 12)}"
         f"<details><summary>The plan as text, {count_text(str(plan).count(chr(10)), 'line')}</summary>"
         f'<pre tabindex="0">{_lines(str(plan))}</pre></details></section>'
@@ -230,10 +234,10 @@ def environment_section(comparison: Comparison | None, notes: Sequence[str]) -> 
         notes = [*comparison.notes, *notes]
     if not rows and not notes:
         return ""
-    body = table([Cell("what"), Cell("")], rows, caption="Environment") if rows else ""
+    body = table([Cell("what"), Cell("which")], rows, caption="Environment") if rows else ""
     items = "".join(f"<li>{text(note)}</li>" for note in notes)
     listed = f'<ul class="notes">{items}</ul>' if items else ""
-    heading = '<h2 id="environment" style="margin-bottom:16px">Environment</h2>'
+    heading = '<h2 id="environment">Environment</h2>'
     return f'<section aria-labelledby="environment">{heading}{body}{listed}</section>'
 
 
@@ -258,6 +262,10 @@ def _roles(graph: Graph, ops: Sequence[str]) -> str:
 
 def _lines(words: str) -> str:
     return "\n".join(text(line) for line in words.split("\n"))
+
+
+def _sentence(words: str) -> str:
+    return words[:1].upper() + words[1:]
 
 
 def _ms(value_ms: float) -> str:

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hocket.ir import Costs, Graph, Plan, Timeline
 from hocket.report.comparison import Comparison, Sample
 from hocket.report.summary import lane_text, lane_uses, op_costs
-from hocket.report.words import count_text, duration_text, percent_text, plain
+from hocket.report.words import count_text, duration_text, percent_text, plain, shorten
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rich.console import Console, ConsoleOptions
+    from rich.measure import Measurement
     from rich.table import Table
     from rich.text import Text
 
 __all__ = ["comparison_table", "ops_table", "plan_table", "timeline_table"]
+
+
+# Titles and captions are set as wide as their table, and wrap badly above a narrow one.
+_MIN_WIDTH = 76
 
 
 def comparison_table(comparison: Comparison) -> Table:
@@ -23,6 +32,7 @@ def comparison_table(comparison: Comparison) -> Table:
     kept = comparison.verdict
     device, cores, ops = comparison.device, count_text(comparison.cores, "core"), count_text(comparison.ops, "op")
     table = _table(f"{comparison.target} on {device}, {cores}, {ops}")
+    table.min_width = _MIN_WIDTH
     table.add_column("milliseconds", no_wrap=True)
     for name in ("median", "min", "p90", "runs"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -35,7 +45,7 @@ def comparison_table(comparison: Comparison) -> Table:
     row("planned", comparison.planned_ms)
     if comparison.lower_bound_ms is not None:
         table.add_row("lower bound", f"{comparison.lower_bound_ms:,.3f}", "", "", "", style="dim")
-    figures = [f"speedup {comparison.speedup:.2f}x"]
+    figures = [f"\nspeedup {comparison.speedup:.2f}x"]
     if comparison.efficiency is not None:
         figures.append(f"efficiency {comparison.efficiency:.2f}")
     if comparison.planner:
@@ -58,17 +68,19 @@ def ops_table(graph: Graph, costs: Costs, top: int = 15, plan: Plan | None = Non
     whole_us = sum(row.duration_us for row in rows)
     rows.sort(key=lambda row: -row.duration_us)
     table = _table(f"costliest ops of {len(rows):,}, together {duration_text(whole_us)}")
-    table.add_column("op", no_wrap=True, overflow="ellipsis", ratio=5)
-    table.add_column("layer", no_wrap=True, overflow="ellipsis", ratio=3)
+    table.expand = True  # names take what the figures leave
+    table.add_column("op", no_wrap=True, ratio=6)
+    table.add_column("layer", no_wrap=True, ratio=4)
     table.add_column("role", no_wrap=True)
-    table.add_column("target", no_wrap=True, overflow="ellipsis", ratio=4)
+    table.add_column("target", no_wrap=True, ratio=4)
     table.add_column("time us", justify="right", no_wrap=True)
     table.add_column("share", justify="right", no_wrap=True)
     for row in rows[:top]:
         time = f"{row.duration_us:,.1f}" if row.source else "?"
         share = percent_text(row.duration_us / whole_us) if whole_us and row.source else ""
         op = row.op
-        table.add_row(_text(op.name), _text(op.layer), op.role, _text(op.target), time, share)
+        names = (_Short(op.name), _Short(op.layer), op.role.replace("_", " "), _Short(op.target.removeprefix("aten.")))
+        table.add_row(*names, time, share)
     rest = rows[top:]
     if rest:
         rest_us = sum(row.duration_us for row in rest)
@@ -84,7 +96,8 @@ def timeline_table(timeline: Timeline) -> Table:
 
     words = f"{timeline.source} step, {duration_text(timeline.makespan_us)}"
     table = _table(f"{words}, lanes busy {percent_text(timeline.utilisation)} of it")
-    table.add_column("lane", no_wrap=True, overflow="ellipsis", ratio=1)
+    table.min_width = _MIN_WIDTH
+    table.add_column("lane", no_wrap=True, overflow="ellipsis", max_width=28)
     for name in ("ops", "busy", "idle", "used"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("", width=16)
@@ -111,7 +124,7 @@ def plan_table(graph: Graph, plan: Plan) -> Table:
     for lane in plan.lanes:
         counts: dict[str, int] = {}
         for name in lane.ops:
-            role = graph[name].role if name in graph.by_name else "unknown"
+            role = graph[name].role.replace("_", " ") if name in graph.by_name else "unknown"
             counts[role] = counts.get(role, 0) + 1
         roles = ", ".join(f"{role} {n:,}" for role, n in sorted(counts.items(), key=lambda item: -item[1]))
         table.add_row(_text(lane.name), _text(lane_text(lane)), f"{len(lane.ops):,}", roles)
@@ -130,8 +143,25 @@ def _table(title: str) -> Table:
         caption_justify="left",
         box=box.SIMPLE_HEAD,
         pad_edge=False,
+        show_edge=False,
+        padding=(0, 1, 0, 0),
         header_style="dim",
     )
+
+
+@dataclass(frozen=True)
+class _Short:
+    """A name that gives up its middle where the column is too narrow for it."""
+
+    name: str
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        from rich.measure import Measurement
+
+        return Measurement(min(6, len(self.name)), len(self.name))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        yield _text(shorten(plain(self.name), options.max_width))
 
 
 def _text(text: str) -> Text:

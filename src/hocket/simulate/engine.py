@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from hocket.errors import InputError
-from hocket.ir import Costs, Graph, Lane, Machine, Plan, Timeline
+from hocket.ir import Costs, Graph, Machine, Plan, Timeline
+from hocket.simulate.durations import durations
 from hocket.simulate.events import by_events
 from hocket.simulate.memory import remember
 from hocket.simulate.program import Program, compiled
@@ -41,7 +41,7 @@ def simulate(graph: Graph, plan: Plan, costs: Costs, machine: Machine) -> Timeli
         InputError: there is no cost for an op on its lane, or no link for a channel.
 
     Example:
-        >>> from hocket.ir import Edge, Op
+        >>> from hocket.ir import Costs, Edge, Graph, Lane, Machine, Op, Plan
         >>> graph = Graph((Op("a"), Op("b"), Op("c")), (Edge("a", "c"), Edge("b", "c")))
         >>> costs = Costs({"a": {"1": 30.0}, "b": {"1": 40.0}, "c": {"1": 5.0}})
         >>> plan = Plan((Lane("one", ("a",)), Lane("two", ("b", "c"))))
@@ -50,8 +50,8 @@ def simulate(graph: Graph, plan: Plan, costs: Costs, machine: Machine) -> Timeli
     """
     program = compiled(graph, plan)
     link_of, channels = _contended(plan, machine)
-    durations_us = _durations(graph, plan, costs, machine)
     if channels:
+        durations_us = durations(graph, plan, costs, machine).tolist()
         start_us, end_us = by_events(program, durations_us, link_of, channels)
     else:
         start_us, end_us = _in_one_pass(program, _work(graph, plan, costs, machine))
@@ -77,47 +77,8 @@ def _work(graph: Graph, plan: Plan, costs: Costs, machine: Machine) -> list[floa
     """What each step of the program takes: an op's duration at its last step, nothing before."""
     steps = compiled(graph, plan).steps
     work = np.zeros(len(steps.left))
-    work[steps.last] = _durations(graph, plan, costs, machine)
+    work[steps.last] = durations(graph, plan, costs, machine)
     return work.tolist()
-
-
-@remember
-def _durations(graph: Graph, plan: Plan, costs: Costs, machine: Machine) -> list[float]:
-    """What each op takes on its lane, lane after lane."""
-    found: list[float] = []
-    for lane in plan.lanes:
-        if lane.kind == "channel":
-            link = machine.link(*lane.ends)
-            for op in lane.ops:
-                costed = op in costs
-                found.append(
-                    costs.duration_us(op, device=lane.device)
-                    if costed
-                    else link.duration_us(graph[op].size_bytes)
-                )
-        else:
-            found.extend(_lane_durations(lane, costs))
-    return found
-
-
-def _lane_durations(lane: Lane, costs: Costs) -> list[float]:
-    """What `Costs.lookup` says for each op of a lane, without a call and a text for each."""
-    table = costs.durations_us
-    exact, device, width = f"{lane.device}:{lane.width}", lane.device, str(lane.width)
-    try:
-        rows = [table[op] for op in lane.ops]
-        return [
-            row[exact]
-            if exact in row
-            else row[device]
-            if device in row
-            else row[width]
-            if width in row
-            else costs.duration_us(op, width=lane.width, device=device)
-            for op, row in zip(lane.ops, rows, strict=True)
-        ]
-    except KeyError as error:
-        raise InputError(f"costs: no duration for op {error.args[0]!r}, which lane {lane.name!r} runs") from None
 
 
 def _contended(plan: Plan, machine: Machine) -> tuple[Sequence[int], list[int]]:

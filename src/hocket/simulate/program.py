@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
-from itertools import chain
+from itertools import chain, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -55,6 +55,7 @@ class Program:
     """A plan of n ops; the arrays of n elements follow the plan's order, lane after lane.
 
     Attributes:
+        position: where each op stands in the graph.
         lane: position of each op's lane.
         before: number of the op before it on its lane; -1 for a lane's first.
         src: the ops waited for, one element for each dependency: edges of the graph and `Plan.after`.
@@ -62,6 +63,7 @@ class Program:
         order: the ops in an order in which each comes after all it waits for.
     """
 
+    position: _Ints
     lane: _Ints
     before: _Ints
     src: _Ints
@@ -138,9 +140,7 @@ def compiled(graph: Graph, plan: Plan) -> Program:
     src, dst = place[arrays.src], place[arrays.dst]
     if plan.after:
         pairs = [
-            (place[graph.index[other]], place[graph.index[op]])
-            for op, others in plan.after.items()
-            for other in others
+            (place[graph.index[other]], place[graph.index[op]]) for op, others in plan.after.items() for other in others
         ]
         more = np.array(pairs, np.int64)
         src, dst = np.concatenate((src, more[:, 0])), np.concatenate((dst, more[:, 1]))
@@ -153,7 +153,7 @@ def compiled(graph: Graph, plan: Plan) -> Program:
         order = _order(*_followers(count, before, src, dst))
     if len(order) < count:
         raise _deadlock(graph, plan)
-    return Program(lane, before, src, dst, order)
+    return Program(position, lane, before, src, dst, order)
 
 
 def _places(graph: Graph, plan: Plan) -> tuple[_Ints, _Ints, _Ints]:
@@ -201,22 +201,22 @@ def _order(begin: list[int], after: list[int], waiting: list[int]) -> _Ints:
 
 
 def _deadlock(graph: Graph, plan: Plan) -> PlanError:
-    """The circle in which lanes wait for each other, with the reason for each of its steps."""
-    reasons: dict[tuple[str, str], str] = {}
-    for op, others in plan.after.items():
-        reasons.update({(op, other): f"{op!r} is told to wait for {other!r}" for other in others})
+    """The circle in which ops wait for each other, with the reason for each of its steps."""
+    waits = {op: [*others, *plan.after.get(op, ())] for op, others in graph.predecessors.items()}
     for lane in plan.lanes:
-        for other, op in zip(lane.ops, lane.ops[1:], strict=False):
-            reasons[op, other] = f"{op!r} comes after {other!r} on lane {lane.name!r}"
-    for op, others in graph.predecessors.items():
-        reasons.update({(op, other): f"{op!r} depends on {other!r}" for other in others})
-    waits: dict[str, list[str]] = {}
-    for op, other in reasons:
-        waits.setdefault(op, []).append(other)
+        for before, op in pairwise(lane.ops):
+            waits[op].append(before)
     try:
         TopologicalSorter(waits).prepare()
     except CycleError as error:
-        circle = error.args[1]  # each op waits for the one before it; the last is the first
-        steps = "; ".join(reasons[op, other] for other, op in zip(circle, circle[1:], strict=False))
-        return PlanError(f"deadlock {' -> '.join(circle)}: {steps}", op=circle[0])
-    raise AssertionError("a plan with an order has no deadlock")
+        circle = error.args[1]  # each op waits for the one before it; it ends with the op it began with
+        reasons = []
+        for before, op in pairwise(circle):
+            if before in graph.predecessors[op]:
+                reasons.append(f"op {op!r} depends on {before!r}")
+            elif before in plan.after.get(op, ()):
+                reasons.append(f"op {op!r} is told to wait for {before!r}")
+            else:
+                reasons.append(f"op {op!r} comes after {before!r} on lane {plan.lane_of[op].name!r}")
+        return PlanError(f"deadlock: {'; '.join(reasons)}", op=circle[0], lane=plan.lane_of[circle[0]].name)
+    raise AssertionError("ops were left without an order, yet none waits in a circle")

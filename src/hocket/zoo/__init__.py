@@ -110,7 +110,7 @@ def _device(name: str, device: str | torch.device) -> torch.device:
     try:
         return torch.device(device)
     except (RuntimeError, TypeError) as error:
-        raise InputError(f"{name}: device: expected a name such as 'cpu' or 'cuda:0', got {device!r}") from error
+        raise InputError(f"{name}: device: expected one such as 'cpu' or 'cuda:0', got {device!r}") from error
 
 
 def _optimizer(entry: Entry, name: str | None, lr: float | None) -> tuple[str, float]:

@@ -12,7 +12,7 @@ Batch = tuple[Tensor, Tensor]
 
 
 def initialised(model: nn.Sequential) -> nn.Sequential:
-    """``model`` with weights for layers that are followed by ReLU, so that also a deep one learns from the start.
+    """``model`` with weights for layers that are followed by ReLU, so that a deep one learns too.
 
     Source: K. He et al., "Delving Deep into Rectifiers", 2015.
     """

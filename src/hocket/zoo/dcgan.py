@@ -39,7 +39,8 @@ def make_generator(side: int, width: int) -> nn.Sequential:
 
 def make_discriminator(side: int, width: int) -> nn.Sequential:
     """Images ``[batch, 3, side, side]`` to the chance that they are real, ``[batch]``."""
-    layers: list[nn.Module] = [nn.Conv2d(CHANNELS, width, 4, 2, 1, bias=False), nn.LeakyReLU(0.2, inplace=True)]
+    layers: list[nn.Module] = [nn.Conv2d(CHANNELS, width, 4, 2, 1, bias=False)]
+    layers += [nn.LeakyReLU(0.2, inplace=True)]
     channels = width
     while channels < width * side // 8:
         layers += [nn.Conv2d(channels, 2 * channels, 4, 2, 1, bias=False), nn.BatchNorm2d(2 * channels)]

@@ -17,9 +17,13 @@ DEFAULT_LR = {"sgd": 0.05, "adam": 1e-3, "adamw": 1e-3}
 
 
 def make(
-    name: str, lr: float, parameters: Iterable[torch.nn.Parameter], *, betas: tuple[float, float] = (0.9, 0.999)
+    name: str,
+    lr: float,
+    parameters: Iterable[torch.nn.Parameter],
+    *,
+    betas: tuple[float, float] = (0.9, 0.999),
 ) -> torch.optim.Optimizer:
-    """The optimizer ``name`` over ``parameters``; ``betas`` (the decay of the two moments) matter to Adam alone.
+    """The optimizer ``name`` over ``parameters``; ``betas``, the decay of the two moments, are only for Adam.
 
     make("adam", 2e-4, model.parameters(), betas=(0.5, 0.999))
     """

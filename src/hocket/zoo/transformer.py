@@ -34,8 +34,9 @@ class TransformerModel(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(vocab, width)
         self.dropout = nn.Dropout(DROPOUT)
+        inner = 4 * width
         self.layers = nn.ModuleList(
-            nn.TransformerEncoderLayer(width, heads, 4 * width, DROPOUT, batch_first=True) for _ in range(depth)
+            nn.TransformerEncoderLayer(width, heads, inner, DROPOUT, batch_first=True) for _ in range(depth)
         )
         self.projection = nn.Linear(width, vocab)
         nn.init.normal_(self.embedding.weight, std=INIT_STD)

@@ -17,13 +17,15 @@
   const ROW = most <= 8 ? 28 : most <= 32 ? 18 : 11, GAP = most <= 8 ? 6 : 3, TOP = 34, RIGHT = 18;
   let y = TOP;
   data.timelines.forEach((timeline, index) => {
-    headings.push({ y: y + 16, text: timeline.name, note: timeline.summary });
+    const heading = { y: y + 16, text: timeline.name, note: timeline.summary, top: y + 23, bottom: 0 };
+    headings.push(heading);
     y += 28;
     for (const lane of timeline.lanes) {
       rows.push({ index, timeline, lane, y });
       lane.op.forEach((op, at) => runs[index].set(op, { row: rows.length - 1, at }));
       y += ROW + GAP;
     }
+    heading.bottom = y - GAP + 5;
     y += 12;
   });
   const height = y + 26;
@@ -44,10 +46,11 @@
   const share = (part) => (part * 100 >= 9.95 ? (part * 100).toFixed(0) : (part * 100).toFixed(part > 0.001 ? 1 : 2)) + "%";
   const role = (op) => data.roles[data.ops[op][ROLE]];
   const fit = (text, room) => {
+    // Names of ops begin alike and end differently, so the beginning goes first.
     if (pen.measureText(text).width <= room) return text;
     let keep = Math.floor((text.length * room) / pen.measureText(text).width);
-    while (keep > 1 && pen.measureText(text.slice(0, keep) + "…").width > room) keep--;
-    return keep > 1 ? text.slice(0, keep) + "…" : "";
+    while (keep > 4 && pen.measureText("…" + text.slice(-keep)).width > room) keep--;
+    return keep > 4 ? "…" + text.slice(-keep).replace(/^[._/]+/, "") : "";
   };
   const lines = (found) => {
     const { lane, timeline } = rows[found.row], op = lane.op[found.at], entry = data.ops[op];
@@ -85,6 +88,12 @@
     colours.font = getComputedStyle(document.body).fontFamily;
   };
   const font = (size, weight = 400) => { pen.font = `${weight} ${size}px ${colours.font}`; };
+  const halo = (text, x, at) => {
+    pen.strokeStyle = colours.paper;
+    pen.lineWidth = 5;
+    pen.lineJoin = "round";
+    pen.strokeText(text, x, at);
+  };
   const write = (text, x, at, colour, align = "left") => {
     pen.fillStyle = colour;
     pen.textAlign = align;
@@ -99,7 +108,7 @@
     for (let n = Math.ceil(from / step - 1e-9); n * step <= to; n++) {
       const x = X(n * step);
       pen.fillStyle = colours.line;
-      pen.fillRect(Math.round(x), TOP - 8, 1, height - TOP - 18);
+      for (const { top, bottom } of headings) pen.fillRect(Math.round(x), top, 1, bottom - top);
       write(n ? (n * step / scale).toFixed(Math.min(9, places)) + " " + unit : "0", x, height - 10, colours.soft, "center");
     }
   };
@@ -134,31 +143,28 @@
   };
   const curve = (a, b) => {
     const one = rows[a.row], two = rows[b.row];
-    const x0 = X(one.lane.end[a.at]), x1 = X(two.lane.start[b.at]), y0 = one.y + ROW / 2, y1 = two.y + ROW / 2;
-    const bend = Math.max(14, Math.min(90, Math.abs(x1 - x0) / 2)), lift = one === two ? -ROW : 0;
+    const x0 = X(one.lane.end[a.at]), x1 = X(two.lane.start[b.at]), same = one === two;
+    const y0 = same ? one.y : one.y + ROW / 2, y1 = same ? two.y : two.y + ROW / 2;
+    const bend = same ? (x1 - x0) / 4 : Math.max(8, Math.min(90, Math.abs(x1 - x0) / 2));
+    const lift = same ? Math.min(22, 4 + Math.abs(x1 - x0) / 8) : 0;
     pen.beginPath();
     pen.moveTo(x0, y0);
-    pen.bezierCurveTo(x0 + bend, y0 + lift, x1 - bend, y1 + lift, x1, y1);
+    pen.bezierCurveTo(x0 + bend, y0 - lift, x1 - bend, y1 - lift, x1, y1);
     pen.stroke();
   };
   const connections = (found) => {
     const { index, lane } = rows[found.row], op = lane.op[found.at];
     pen.strokeStyle = colours.ink;
     pen.lineWidth = 1.3;
+    pen.globalAlpha = 0.65;
     for (const other of before.get(op) || []) if (runs[index].has(other)) curve(runs[index].get(other), found);
     for (const other of after.get(op) || []) if (runs[index].has(other)) curve(found, runs[index].get(other));
+    pen.globalAlpha = 1;
   };
   const draw = () => {
     waiting = false;
     pen.clearRect(0, 0, left + width + RIGHT, height);
     ticks();
-    for (const { y, text, note } of headings) {
-      font(13, 600);
-      write(text, 16, y, colours.ink);
-      const room = pen.measureText(text).width;
-      font(12.5);
-      write(note, 26 + room, y, colours.soft);
-    }
     for (const row of rows) {
       font(ROW >= 16 ? 12 : 9.5);
       write(fit(row.lane.name, left - 30), left - 10, row.y + ROW / 2 + 4, colours.soft, "right");
@@ -188,6 +194,16 @@
       write(label, flip ? x - 7 : x + 7, 19, colours.ink, flip ? "right" : "left");
     }
     pen.restore();
+    pen.textAlign = "left";
+    for (const { y, text, note } of headings) {
+      font(13, 600);
+      const room = pen.measureText(text).width;
+      halo(text, 16, y);
+      write(text, 16, y, colours.ink);
+      font(12.5);
+      halo(note, 26 + room, y);
+      write(note, 26 + room, y, colours.soft);
+    }
   };
   const redraw = () => { if (!waiting) { waiting = true; requestAnimationFrame(draw); } };
   const resize = () => {
@@ -286,7 +302,7 @@
   document.getElementById("find").addEventListener("submit", (event) => {
     event.preventDefault();
     const field = event.target.elements.op, word = field.value.trim().toLowerCase();
-    const named = (test) => runs.flatMap((map) => [...map]).find(([op]) => test(data.ops[op][NAME].toLowerCase()));
+    const named = (test) => [...runs].reverse().flatMap((map) => [...map]).find(([op]) => test(data.ops[op][NAME].toLowerCase()));
     const found = word && (named((name) => name === word) || named((name) => name.includes(word)));
     field.classList.toggle("missing", Boolean(word && !found));
     if (!found) return hold(null);

@@ -1,0 +1,191 @@
+"""Independent, deliberately naive checkers: slow, short, and written without a look at what they check."""
+
+from __future__ import annotations
+
+from hocket.ir import Costs, Graph, Lane, Machine, Plan, Timeline
+
+
+def duration_us(op: str, lane: Lane, graph: Graph, costs: Costs, machine: Machine) -> float:
+    if lane.kind == "cores":
+        return costs.lookup(op, width=lane.width, device=lane.device).duration_us
+    if lane.kind == "stream" or op in costs.durations_us:
+        return costs.lookup(op, device=lane.device).duration_us
+    src, dst = lane.device.split("->")
+    link = next(link for link in machine.links if link.src == src and link.dst == dst)
+    return link.latency_us + graph[op].size_bytes / link.bytes_per_s * 1e6
+
+
+def direct_waits(graph: Graph, plan: Plan) -> dict[str, set[str]]:
+    """For each op of the plan what it waits for directly: edges, `after`, and the op before it on its lane."""
+    waits: dict[str, set[str]] = {}
+    for lane in plan.lanes:
+        for at, op in enumerate(lane.ops):
+            waits[op] = {edge.src for edge in graph.edges if edge.dst == op} | set(plan.after.get(op, ()))
+            if at > 0:
+                waits[op].add(lane.ops[at - 1])
+    return waits
+
+
+def all_waits(graph: Graph, plan: Plan) -> dict[str, set[str]]:
+    """For each op of the plan all it waits for, directly or not; itself, if it is on a circle."""
+    waits = direct_waits(graph, plan)
+    found = {}
+    for op in waits:
+        seen: set[str] = set()
+        todo = list(waits[op])
+        while todo:
+            other = todo.pop()
+            if other not in seen:
+                seen.add(other)
+                todo += waits.get(other, ())
+        found[op] = seen
+    return found
+
+
+def illegality(graph: Graph, plan: Plan, machine: Machine | None) -> str | None:
+    """Why a plan is illegal, by brute force; None if it is legal."""
+    ran = [op for lane in plan.lanes for op in lane.ops]
+    if sorted(ran) != sorted(op.name for op in graph.ops):
+        return "does not run each op once"
+    for lane in plan.lanes:
+        for op in lane.ops:
+            if lane.kind == "channel" and graph[op].role not in ("send", "recv", "other"):
+                return f"{op} computes on a channel"
+        if machine is not None and not _fits(lane, machine):
+            return f"no place for {lane.name}"
+    waits = all_waits(graph, plan)
+    if any(op in waits[op] for op in ran):
+        return "deadlock"
+    for one in plan.lanes:
+        for other in plan.lanes:
+            if one.name != other.name and _meet(one, other, plan, machine):
+                for a in one.ops:
+                    for b in other.ops:
+                        if a not in waits[b] and b not in waits[a]:
+                            return f"{a} and {b} may run at once on a core"
+    return None
+
+
+def _fits(lane: Lane, machine: Machine) -> bool:
+    if lane.kind == "channel":
+        return lane.device in [f"{link.src}->{link.dst}" for link in machine.links]
+    device = machine.by_name.get(lane.device)
+    if device is None:
+        return False
+    if lane.kind == "stream":
+        return device.kind == "cuda"
+    if device.kind != "cpu" or lane.width > device.cores * device.smt:
+        return False
+    if not lane.cores:
+        return True
+    return max(lane.cores) < device.cores and len(lane.cores) <= lane.width <= len(lane.cores) * device.smt
+
+
+def _meet(one: Lane, other: Lane, plan: Plan, machine: Machine | None) -> bool:
+    if not one.kind == other.kind == "cores" or one.device != other.device:
+        return False
+    if one.cores and other.cores:
+        return bool(set(one.cores) & set(other.cores))
+    if machine is None:
+        return False
+    device = machine.by_name[one.device]
+    used = [lane for lane in plan.lanes if lane.kind == "cores" and lane.device == one.device and lane.ops]
+    pinned = {core for lane in used for core in lane.cores}
+    loose_width = sum(lane.width for lane in used if not lane.cores)
+    return loose_width + len(pinned) * device.smt > device.cores * device.smt
+
+
+def timeline_faults(graph: Graph, plan: Plan, costs: Costs, machine: Machine, timeline: Timeline) -> list[str]:
+    """How a simulated timeline breaks the rule of a plan; empty if it does not."""
+    faults = []
+    spans = {span.op: span for span in timeline.spans}
+    if len(timeline.spans) != len(plan) or set(spans) != set(plan.lane_of):
+        faults.append("not each op once")
+    if timeline.lanes != tuple(lane.name for lane in plan.lanes):
+        faults.append("other lanes")
+    waits = direct_waits(graph, plan)
+    for lane in plan.lanes:
+        for op in lane.ops:
+            span = spans[op]
+            if span.lane != lane.name:
+                faults.append(f"{op} on {span.lane}")
+            if span.end_us != span.start_us + duration_us(op, lane, graph, costs, machine):
+                faults.append(f"{op} takes {span}")
+            earliest_us = max((spans[other].end_us for other in waits[op]), default=0.0)
+            if span.start_us < earliest_us or (lane.kind != "channel" and span.start_us != earliest_us):
+                faults.append(f"{op} starts at {span.start_us}, not at {earliest_us}")
+    return faults
+
+
+def naive_simulation(graph: Graph, plan: Plan, costs: Costs, machine: Machine) -> dict[str, tuple[float, float]]:
+    """Start and end of each op, by walking through time and asking everybody at every instant."""
+    waits = direct_waits(graph, plan)
+    lane_number = {op: number for number, lane in enumerate(plan.lanes) for op in lane.ops}
+    times: dict[str, tuple[float, float]] = {}
+    ready_since: dict[str, float] = {}
+    now_us = 0.0
+
+    def start(op: str) -> None:
+        times[op] = (now_us, now_us + duration_us(op, plan.lane_of[op], graph, costs, machine))
+
+    while len(times) < len(plan):
+        ended = {op for op, (_, end_us) in times.items() if end_us <= now_us}
+        ready = [op for op in waits if op not in times and waits[op] <= ended]
+        at_once = [op for op in ready if plan.lane_of[op].kind != "channel"]
+        for op in at_once:
+            start(op)
+        for op in ready:
+            ready_since.setdefault(op, now_us)
+        if any(times[op][1] <= now_us for op in at_once):
+            continue
+        granted = []
+        for op in sorted(set(ready) - set(at_once), key=lambda op: (ready_since[op], lane_number[op])):
+            device = plan.lane_of[op].device
+            busy = [
+                other
+                for other, (_, end_us) in times.items()
+                if plan.lane_of[other].device == device
+                and end_us > now_us
+                or (other in granted and plan.lane_of[other].device == device)
+            ]
+            channels = machine.link(*plan.lane_of[op].ends).channels
+            if channels is None or len(busy) < channels:
+                start(op)
+                granted.append(op)
+        if any(times[op][1] <= now_us for op in granted):
+            continue
+        running = [end_us for _, end_us in times.values() if end_us > now_us]
+        if not running:
+            break
+        now_us = min(running)
+    return times
+
+
+def longest_path_us(graph: Graph, durations_us: dict[str, float]) -> float:
+    def from_op(op: str) -> float:
+        onward = [from_op(edge.dst) for edge in graph.edges if edge.src == op]
+        return durations_us[op] + max(onward, default=0.0)
+
+    return max((from_op(op.name) for op in graph.ops), default=0.0)
+
+
+def optimum_us(graph: Graph, costs: Costs, lanes: list[Lane]) -> float:
+    """The shortest makespan on these lanes, by trying every order and every assignment."""
+
+    def best(ends_us: dict[str, float], free_us: list[float]) -> float:
+        if len(ends_us) == len(graph):
+            return max(ends_us.values(), default=0.0)
+        found = float("inf")
+        for op in graph.ops:
+            if op.name in ends_us or any(other not in ends_us for other in graph.predecessors[op.name]):
+                continue
+            for number, lane in enumerate(lanes):
+                ready_us = max([free_us[number], *(ends_us[other] for other in graph.predecessors[op.name])])
+                end_us = ready_us + costs.duration_us(op.name, width=lane.width, device=lane.device)
+                found = min(
+                    found,
+                    best({**ends_us, op.name: end_us}, [*free_us[:number], end_us, *free_us[number + 1 :]]),
+                )
+        return found
+
+    return best({}, [0.0] * len(lanes))

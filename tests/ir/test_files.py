@@ -1,0 +1,106 @@
+"""What holds for every file: its version, its keys, and that it is written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from hocket.errors import FormatError
+from hocket.ir import Costs, Graph, Machine, Op, Span, Timeline
+from hocket.ir._fields import save_document
+
+NOUNS = {
+    "graph": Graph((Op("a"),)),
+    "costs": Costs({"a": {"1": 2.0}}),
+    "machine": Machine.of(cores=2),
+    "timeline": Timeline((Span("a", "main", 0.0, 1.0),), ("main",)),
+}
+each_noun = pytest.mark.parametrize("noun", NOUNS)
+
+
+@each_noun
+def test_first_key_is_the_version(tmp_path, noun):
+    path = tmp_path / "noun.json"
+    NOUNS[noun].save(path)
+    assert next(iter(json.loads(path.read_text()).items())) == ("format", f"hocket-{noun}/1")
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@each_noun
+@pytest.mark.parametrize("version", ["hocket-NOUN/2", "hocket-plan/1", 1, None])
+def test_unknown_version(tmp_path, noun, version):
+    path = tmp_path / "noun.json"
+    NOUNS[noun].save(path)
+    document = json.loads(path.read_text())
+    document["format"] = version.replace("NOUN", noun) if isinstance(version, str) else version
+    path.write_text(json.dumps(document))
+    with pytest.raises(FormatError, match=f'format: expected "hocket-{noun}/1"') as caught:
+        type(NOUNS[noun]).load(path)
+    assert str(path) in str(caught.value)
+
+
+@each_noun
+def test_missing_version_and_unknown_field(tmp_path, noun):
+    path = tmp_path / "noun.json"
+    path.write_text("{}")
+    with pytest.raises(FormatError, match="format: missing"):
+        type(NOUNS[noun]).load(path)
+    NOUNS[noun].save(path)
+    path.write_text(json.dumps({**json.loads(path.read_text()), "extra": 1}))
+    with pytest.raises(FormatError, match="unknown field 'extra'"):
+        type(NOUNS[noun]).load(path)
+
+
+@each_noun
+def test_truncated_file_and_duplicate_key(tmp_path, noun):
+    path = tmp_path / "noun.json"
+    NOUNS[noun].save(path)
+    text = path.read_text()
+    path.write_text(text[: len(text) // 2])
+    with pytest.raises(FormatError, match=r"noun\.json: not a JSON file"):
+        type(NOUNS[noun]).load(path)
+    path.write_text(text.replace('"format"', '"format": "x", "format"', 1))
+    with pytest.raises(FormatError, match=r"noun\.json: .*'format' appears twice"):
+        type(NOUNS[noun]).load(path)
+
+
+@each_noun
+@pytest.mark.parametrize("text", ["[]", "3", '"format"', "null"])
+def test_not_an_object(tmp_path, noun, text):
+    path = tmp_path / "noun.json"
+    path.write_text(text)
+    with pytest.raises(FormatError, match="expected an object"):
+        type(NOUNS[noun]).load(path)
+
+
+def test_bytes_that_are_no_text(tmp_path):
+    path = tmp_path / "noun.json"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(FormatError, match=r"noun\.json: not a JSON file"):
+        Graph.load(path)
+
+
+@each_noun
+def test_missing_file_is_no_format_error(tmp_path, noun):
+    with pytest.raises(FileNotFoundError):
+        type(NOUNS[noun]).load(tmp_path / "nothing.json")
+
+
+def test_failed_save_leaves_nothing_and_keeps_the_old_file(tmp_path):
+    path = tmp_path / "noun.json"
+    with pytest.raises(ValueError, match="Out of range"):
+        save_document(path, {"format": "x", "values": [1.0, float("nan")]})
+    assert not list(tmp_path.iterdir())
+    NOUNS["graph"].save(path)
+    before = path.read_text()
+    with pytest.raises(TypeError):
+        save_document(path, {"format": "x", "values": [1.0, object()]})
+    assert path.read_text() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_save_into_a_missing_folder(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        NOUNS["graph"].save(tmp_path / "missing" / "graph.json")
+    assert not list(tmp_path.iterdir())

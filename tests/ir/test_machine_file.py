@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from strategies import any_machines
+
+from hocket.errors import FormatError, InputError
+from hocket.ir import Device, Link, Machine
+
+
+@given(machine=any_machines())
+def test_round_trip(tmp_path_factory, machine):
+    path = tmp_path_factory.mktemp("machine") / "machine.json"
+    machine.save(path)
+    assert Machine.load(path) == machine
+
+
+CPU = {"name": "cpu0", "cores": 4}
+LINK = {"src": "a", "dst": "b", "bytes_per_s": 1e6}
+PROBLEMS = {
+    "devices: expected at least one device": {"devices": []},
+    "missing field 'devices'": {},
+    "devices[1].name: duplicate device name 'cpu0'": {"devices": [CPU, CPU]},
+    "devices[0].name: expected a name": {"devices": [{"name": "cpu:0"}]},
+    "devices[0].name: a device may not be named like a width": {"devices": [{"name": "4"}]},
+    "devices[0].kind: expected cpu or cuda, got 'tpu'": {"devices": [{"name": "x", "kind": "tpu"}]},
+    "devices[0].cores: expected a whole number >= 1, got 0": {"devices": [{"name": "x", "cores": 0}]},
+    "devices[0].cores: expected a whole number, got 2.5": {"devices": [{"name": "x", "cores": 2.5}]},
+    "devices[0]: unknown field 'core'": {"devices": [{"name": "x", "core": 2}]},
+    "devices[0].flops_per_s: expected a finite number > 0": {"devices": [{"name": "x", "flops_per_s": 0}]},
+    "devices[0].cpus: expected one entry for each of 4 cores": {"devices": [{**CPU, "cpus": [[0]]}]},
+    "links[0].bytes_per_s: expected a finite number > 0": {
+        "devices": [CPU],
+        "links": [{**LINK, "bytes_per_s": 0}],
+    },
+    "links[0].channels: expected a whole number >= 1, got 0": {
+        "devices": [CPU],
+        "links": [{**LINK, "channels": 0}],
+    },
+    "links[0].latency_us: expected a duration": {"devices": [CPU], "links": [{**LINK, "latency_us": -1}]},
+    "links[0]: missing field 'dst'": {"devices": [CPU], "links": [{"src": "a", "bytes_per_s": 1}]},
+}
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_bad_field_is_named_with_its_file(tmp_path, problem):
+    path = tmp_path / "machine.json"
+    path.write_text(json.dumps({"format": "hocket-machine/1", **PROBLEMS[problem]}))
+    with pytest.raises(FormatError) as caught:
+        Machine.load(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert problem in str(caught.value)
+
+
+def test_a_link_without_channels_never_queues(tmp_path):
+    path = tmp_path / "machine.json"
+    path.write_text(json.dumps({"format": "hocket-machine/1", "devices": [CPU], "links": [{**LINK, "channels": None}]}))
+    assert Machine.load(path).link("a", "b").channels is None
+
+
+def test_link_duration_and_missing_link():
+    machine = Machine((Device("cpu0"),), (Link("a", "b", 1e6, latency_us=50.0),))
+    assert machine.link("a", "b").duration_us(1000.0) == 1050.0
+    with pytest.raises(InputError, match="no link from 'b' to 'a'"):
+        machine.link("b", "a")
+
+
+def test_of_and_here():
+    assert Machine.of(cores=68, smt=4).cores == 68
+    with pytest.raises(InputError, match="speed"):
+        Machine.of(cores=2, speed=3.0)
+    with pytest.raises(FormatError, match="cores"):
+        Machine.of(cores=0)
+    here = Machine.here()
+    assert here.cores == len(here.devices[0].cpus)

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import copy
+import json
+import math
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import any_timelines
+
+from hocket.errors import FormatError
+from hocket.ir import Span, Timeline
+
+
+@given(timeline=any_timelines())
+def test_round_trip(tmp_path_factory, timeline):
+    path = tmp_path_factory.mktemp("timeline") / "timeline.json"
+    timeline.save(path)
+    assert Timeline.load(path) == timeline
+
+
+def span(op="a", lane="main", start_us=0.0, end_us=1.0):
+    return {"op": op, "lane": lane, "start_us": start_us, "end_us": end_us}
+
+
+PROBLEMS = {
+    "op 'a': expected 0 <= start_us <= end_us, got 2.0 and 1.0": [span(start_us=2.0)],
+    "spans[0].start_us: expected a duration in microseconds, finite and >= 0, got -1.0": [span(start_us=-1.0)],
+    "spans[0].end_us: expected a duration in microseconds, finite and >= 0, got nan": [span(end_us=math.nan)],
+    "op 'a' ran on lane 'side', which is not listed": [span(lane="side")],
+    "ops 'a' and 'b' overlap on lane 'main'": [span("b", start_us=0.5, end_us=2.0), span("a")],
+    "spans[1]: missing field 'op'": [span(), {"lane": "main"}],
+    "spans[0]: unknown field 'stop_us'": [{**span(), "stop_us": 3.0}],
+}
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_bad_span_is_named_with_its_file(tmp_path, problem):
+    path = tmp_path / "timeline.json"
+    path.write_text(json.dumps({"format": "hocket-timeline/1", "lanes": ["main"], "spans": PROBLEMS[problem]}))
+    with pytest.raises(FormatError) as caught:
+        Timeline.load(path)
+    assert str(caught.value).startswith(f"{path}: spans")
+    assert problem in str(caught.value)
+
+
+def test_unknown_source_and_duplicate_lane():
+    with pytest.raises(FormatError, match="expected measured or simulated, got 'dreamt'"):
+        Timeline((), ("main",), "dreamt")
+    with pytest.raises(FormatError, match="duplicate lane name"):
+        Timeline((), ("main", "main"))
+
+
+def test_figures():
+    timeline = Timeline((Span("b", "x", 2.0, 4.0), Span("a", "x", 0.0, 1.0)), ("x", "y"))
+    assert timeline.makespan_us == 4.0
+    assert timeline.busy_us == {"x": 3.0, "y": 0.0}
+    assert timeline.utilisation == 3.0 / 8.0
+    assert [span.op for span in timeline.by_lane["x"]] == ["a", "b"]
+    assert timeline.by_op["b"].duration_us == 2.0
+    empty = Timeline((), ())
+    assert (empty.makespan_us, empty.utilisation) == (0.0, 0.0)
+
+
+@given(data=st.data())
+def test_columns_are_checked_as_spans_are(data):
+    names = data.draw(st.lists(st.text(max_size=2), unique=True, max_size=3))
+    lengths = [data.draw(st.integers(0, 3)) for _ in names]
+    lanes = {name: [f"{name}{i}" for i in range(n)] for name, n in zip(names, lengths, strict=True)}
+    times = st.one_of(st.integers(0, 8).map(float), st.sampled_from([math.nan, math.inf, -1.0, 1 - 1e-12]))
+    columns = [data.draw(st.lists(times, min_size=sum(lengths), max_size=sum(lengths))) for _ in range(2)]
+    if data.draw(st.booleans()):  # sorted by chance they would seldom be
+        both = sorted(columns[0] + columns[1])
+        columns = [both[::2], both[1::2]]
+    source = data.draw(st.sampled_from(["simulated", "measured", "dreamt"]))
+    spans = [
+        Span(op, lane, start, end)
+        for (lane, op), start, end in zip(
+            [(lane, op) for lane, ops in lanes.items() for op in ops], *columns, strict=True
+        )
+    ]
+    try:
+        expected = Timeline(tuple(spans), tuple(lanes), source)
+    except FormatError as error:
+        with pytest.raises(FormatError) as caught:
+            Timeline.of_columns(lanes, np.array(columns[0]), np.array(columns[1]), source)
+        assert str(caught.value) == str(error)
+    else:
+        timeline = Timeline.of_columns(lanes, np.array(columns[0]), np.array(columns[1]), source)
+        assert timeline.makespan_us == expected.makespan_us
+        assert timeline == expected
+        assert timeline.busy_us == expected.busy_us
+
+
+def test_columns_become_spans_of_plain_numbers():
+    timeline = Timeline.of_columns({"x": ("a", "b"), "y": ()}, np.array([0.0, 2.0]), np.array([1.0, 3.0]))
+    for other in (pickle.loads(pickle.dumps(timeline)), copy.copy(timeline), copy.deepcopy(timeline)):
+        assert other == timeline
+        assert hash(other) == hash(timeline)
+    assert timeline.spans == (Span("a", "x", 0.0, 1.0), Span("b", "x", 2.0, 3.0))
+    assert {type(value) for span in timeline.spans for value in span} == {str, float}
+    assert repr(timeline).startswith("Timeline(spans=(Span(op='a'")
+    with pytest.raises(AttributeError, match="span_s"):
+        timeline.span_s  # noqa: B018
+
+
+def test_columns_of_other_lengths():
+    with pytest.raises(FormatError, match="1 ops, but 2 starts and 1 ends"):
+        Timeline.of_columns({"x": ["a"]}, np.zeros(2), np.zeros(1))
+
+
+def test_columns_are_not_changed_from_outside():
+    ends = np.array([1.0])
+    timeline = Timeline.of_columns({"x": ["a"]}, np.array([0.0]), ends)
+    ends[0] = 5.0
+    assert timeline.spans[0].end_us == timeline.makespan_us == 1.0

@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+import pytest
+
+from hocket.errors import InputError
+from hocket.ir import Costs, Graph, Machine, Op
+from hocket.plan import plan, planners
+from hocket.plan.base import Planner
+
+GRAPH, COSTS, MACHINE = Graph((Op("a"),)), Costs({"a": {"1": 1.0}}), Machine.of(cores=2)
+
+
+def test_planners_are_found_by_name():
+    assert list(planners()) == ["serial", "list"]
+    for name, planner in planners().items():
+        assert issubclass(planner, Planner)
+        assert planner.name == plan(GRAPH, COSTS, MACHINE, planner=name).planner == name
+    with pytest.raises(TypeError):
+        planners()["mine"] = Planner  # type: ignore[index]
+
+
+@pytest.mark.parametrize("name", ["concurrency", "critical-path", "transfers", "partition", "exact"])
+def test_planners_to_come_are_named_as_such(name):
+    with pytest.raises(InputError, match=f"{name}' is not part of this version; available: serial, list"):
+        plan(GRAPH, COSTS, MACHINE, planner=name)
+
+
+def test_unknown_planner_and_unknown_option():
+    with pytest.raises(InputError, match="unknown planner 'lists'; available: serial, list"):
+        plan(GRAPH, COSTS, MACHINE, planner="lists")
+    with pytest.raises(InputError, match="planner list: unknown option 'lane'; it takes lanes"):
+        plan(GRAPH, COSTS, MACHINE, lane=2)
+    with pytest.raises(InputError, match="planner serial: unknown option 'lanes'; it takes no options"):
+        plan(GRAPH, COSTS, MACHINE, planner="serial", lanes=2)

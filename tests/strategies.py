@@ -1,0 +1,306 @@
+"""Hypothesis strategies for the five nouns: well-formed ones for round trips, fitting ones for everything else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hypothesis import strategies as st
+
+from hocket.ir import (
+    ROLES,
+    Carried,
+    Costs,
+    Device,
+    Edge,
+    Graph,
+    Lane,
+    Link,
+    Machine,
+    Op,
+    Plan,
+    Span,
+    Timeline,
+)
+
+# Every character that a name may hold: all but white space (and no lone surrogates, which no file can hold).
+NAMES = st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=6).filter(
+    lambda text: not any(character.isspace() for character in text)
+)
+PLAIN_NAMES = NAMES.filter(lambda text: "," not in text)
+DEVICE_NAMES = NAMES.filter(lambda text: not set(text) & set(":=") and not text.isdecimal())
+DURATIONS_US = st.floats(0, 1e4)
+SIZES = st.one_of(st.just(0.0), st.floats(0, 1e9))
+RATES = st.none() | st.floats(1e-3, 1e15)
+
+
+@st.composite
+def graphs(draw, min_ops: int = 1, max_ops: int = 10, names=None, roles=ROLES) -> Graph:
+    """A random DAG whose program order need not be topological, with edges of zero bytes and carried edges."""
+    if names is None:
+        op_names = [f"op{i}" for i in range(draw(st.integers(min_ops, max_ops)))]
+    else:
+        op_names = draw(st.lists(names, min_size=min_ops, max_size=max_ops, unique=True))
+    ops = [
+        Op(
+            name,
+            draw(st.sampled_from(["", "aten.mm", "aten.convolution"])),
+            draw(st.sampled_from(roles)),
+            draw(st.sampled_from(["", "features.0"])),
+            draw(SIZES),
+            draw(SIZES),
+            draw(st.booleans()),
+        )
+        for name in op_names
+    ]
+    topological = draw(st.one_of(st.just(op_names), st.permutations(op_names)))
+    pairs = [(src, dst) for at, dst in enumerate(topological) for src in topological[:at]]
+    chosen = draw(st.lists(st.sampled_from(pairs), max_size=2 * len(ops))) if pairs else []
+    anywhere = st.tuples(st.sampled_from(op_names), st.sampled_from(op_names))
+    return Graph(
+        tuple(ops),
+        tuple(Edge(src, dst, draw(SIZES)) for src, dst in chosen),
+        tuple(Carried(*pair) for pair in draw(st.lists(anywhere, max_size=2))),
+    )
+
+
+@st.composite
+def costs_of(draw, graph: Graph, widths: int = 8, devices: tuple[str, ...] = ()) -> Costs:
+    """Costs with which each op may run at any width: some measured, the others to be interpolated."""
+    keys = st.one_of(
+        st.integers(1, widths).map(str),
+        *(st.sampled_from([device, f"{device}:1", f"{device}:2"]) for device in devices),
+    )
+    table = {}
+    for op in graph.ops:
+        own = draw(st.dictionaries(keys, DURATIONS_US, max_size=4))
+        table[op.name] = {str(draw(st.integers(1, widths))): draw(DURATIONS_US), **own}
+    return Costs(table)
+
+
+@st.composite
+def any_costs(draw) -> Costs:
+    keys = st.one_of(
+        st.integers(1, 300).map(str),
+        DEVICE_NAMES,
+        st.builds("{}:{}".format, DEVICE_NAMES, st.integers(1, 99)),
+    ).filter(lambda key: not key.rpartition(":")[2].startswith("-"))
+    rows = st.dictionaries(keys, st.floats(0, 1e300), min_size=1, max_size=4)
+    durations = draw(st.dictionaries(st.text(max_size=5), rows, max_size=4))
+    known = st.sampled_from(sorted(durations)) if durations else st.nothing()
+    return Costs(
+        durations,
+        draw(st.dictionaries(known, rows)),
+        draw(st.dictionaries(known, st.sampled_from(["measured", "analytic", "published"]))),
+        draw(st.text(max_size=10)),
+    )
+
+
+@st.composite
+def any_machines(draw) -> Machine:
+    names = draw(st.lists(DEVICE_NAMES, min_size=1, max_size=3, unique=True))
+    devices = []
+    for name in names:
+        cores = draw(st.integers(1, 4))
+        cpus = st.lists(st.lists(st.integers(0, 64), max_size=2), min_size=cores, max_size=cores)
+        devices.append(
+            Device(
+                name,
+                draw(st.sampled_from(["cpu", "cuda"])),
+                cores,
+                draw(st.integers(1, 4)),
+                draw(RATES),
+                draw(RATES),
+                draw(RATES),
+                draw(st.just(()) | cpus),
+                draw(st.integers(1, 3)),
+            )
+        )
+    ends = draw(st.lists(st.tuples(NAMES, NAMES), max_size=3, unique=True))
+    channels = st.none() | st.integers(1, 4)
+    return Machine(
+        tuple(devices),
+        tuple(Link(*pair, draw(st.floats(1e-3, 1e12)), draw(DURATIONS_US), draw(channels)) for pair in ends),
+    )
+
+
+@st.composite
+def any_lanes(draw, name: str, ops: tuple[str, ...]) -> Lane:
+    kind = draw(st.sampled_from(["cores", "stream", "channel"]))
+    device = draw(NAMES)
+    if kind == "channel":
+        device = f"{draw(DEVICE_NAMES.filter(lambda text: '->' not in text))}->{device}"
+    cores = draw(st.lists(st.integers(0, 99), unique=True, max_size=3)) if kind == "cores" else ()
+    width = draw(st.integers(1, 99)) if kind == "cores" else 1
+    return Lane(name, ops, kind, device, width, tuple(cores), draw(st.integers(-2, 3)))
+
+
+@st.composite
+def any_plans(draw) -> Plan:
+    """A well-formed plan that fits no graph in particular."""
+    ops = draw(st.lists(NAMES, unique=True, max_size=8))
+    lane_names = draw(st.lists(NAMES, unique=True, min_size=1, max_size=4))
+    lane_of = [draw(st.sampled_from(lane_names)) for _ in ops]
+    lanes = tuple(
+        draw(any_lanes(name, tuple(op for op, at in zip(ops, lane_of, strict=True) if at == name)))
+        for name in lane_names
+    )
+    plain = st.sampled_from([op for op in ops if "," not in op] or [""]).filter(bool)
+    has_plain = any("," not in op for op in ops)
+    after = draw(st.dictionaries(plain, st.lists(plain, max_size=3), max_size=3)) if has_plain else {}
+    return Plan(lanes, {op: tuple(others) for op, others in after.items()}, draw(st.just("") | NAMES))
+
+
+@st.composite
+def any_timelines(draw) -> Timeline:
+    lanes = draw(st.lists(st.text(max_size=4), unique=True, min_size=1, max_size=3))
+    spans = []
+    for lane in lanes:
+        times = sorted(draw(st.lists(st.floats(0, 1e9), max_size=6)))
+        pairs = zip(times[::2], times[1::2], strict=False)
+        spans += [Span(draw(st.text(max_size=4)), lane, start, end) for start, end in pairs]
+    return Timeline(tuple(draw(st.permutations(spans))), tuple(lanes), draw(st.sampled_from(["measured", "simulated"])))
+
+
+@dataclass(frozen=True)
+class Case:
+    """A graph and all it takes to run it."""
+
+    graph: Graph
+    plan: Plan
+    costs: Costs
+    machine: Machine
+
+
+MACHINES = st.builds(
+    lambda cores, smt, more, gpu, links: Machine(
+        (Device("cpu0", cores=cores, smt=smt), *more, *([Device("gpu0", "cuda", 4)] if gpu else [])),
+        tuple(Link(src, "here", 1e6, 5.0, channels) for src, channels in links.items()),
+    ),
+    st.integers(1, 4),
+    st.integers(1, 2),
+    st.just(()) | st.builds(lambda cores: (Device("cpu1", cores=cores),), st.integers(1, 2)),
+    st.booleans(),
+    st.dictionaries(st.sampled_from(["server0", "server1"]), st.sampled_from([None, 1, 2]), max_size=2),
+)
+
+
+@st.composite
+def legal_cases(draw, max_ops: int = 10, machines=MACHINES) -> Case:
+    """A random legal plan: lanes of all kinds, some on the same cores, which `after` then keeps apart."""
+    graph = draw(graphs(max_ops=max_ops))
+    machine = draw(machines)
+    lanes = draw(_lanes(machine))
+    order = draw(_topological_orders(graph))
+    ops: dict[str, list[str]] = {lane.name: [] for lane in lanes}
+    after: dict[str, tuple[str, ...]] = {}
+    shares = _shares(lanes, machine)
+    for op in order:
+        carries = graph[op].role in ("recv", "send", "other")
+        lane = draw(st.sampled_from([lane for lane in lanes if carries or lane.kind != "channel"]))
+        others = [ops[other][-1] for other in shares[lane.name] if ops[other]]
+        if others:
+            after[op] = tuple(others)
+        ops[lane.name].append(op)
+    plan = Plan(
+        tuple(
+            Lane(lane.name, ops[lane.name], lane.kind, lane.device, lane.width, lane.cores, lane.priority)
+            for lane in lanes
+        ),
+        after,
+    )
+    costs = draw(costs_of(graph, widths=8, devices=tuple(machine.by_name)))
+    if draw(st.booleans()):  # transfers without a cost of their own take what the link says
+        on_channels = {op for lane in plan.lanes if lane.kind == "channel" for op in lane.ops}
+        costs = costs.restricted(op.name for op in graph.ops if op.name not in on_channels)
+    return Case(graph, plan, costs, machine)
+
+
+@st.composite
+def _lanes(draw, machine: Machine) -> list[Lane]:
+    lanes = []
+    for device in machine.devices:
+        for number in range(draw(st.integers(1, 3))):
+            name = f"{device.name}.{number}"
+            if device.kind == "cuda":
+                lanes.append(Lane(name, kind="stream", device=device.name))
+                continue
+            if draw(st.booleans()):
+                cores = draw(st.lists(st.integers(0, device.cores - 1), min_size=1, max_size=device.cores, unique=True))
+                width = draw(st.integers(len(cores), len(cores) * device.smt))
+                lanes.append(Lane(name, device=device.name, width=width, cores=tuple(cores)))
+            else:
+                width = draw(st.integers(1, device.cores * device.smt))
+                lanes.append(Lane(name, device=device.name, width=width))
+    for link in machine.links:
+        for number in range(draw(st.integers(0, 3))):
+            lanes.append(
+                Lane(f"{link.src}.{number}", kind="channel", device=f"{link.src}->{link.dst}")  # noqa: PERF401
+            )
+    return lanes
+
+
+def _shares(lanes: list[Lane], machine: Machine) -> dict[str, list[str]]:
+    """Which lanes may meet on a core: more than need be, for a lane that is not pinned may meet them all."""
+    return {
+        lane.name: [
+            other.name
+            for other in lanes
+            if lane is not other
+            and lane.kind == other.kind == "cores"
+            and lane.device == other.device
+            and (not lane.cores or not other.cores or set(lane.cores) & set(other.cores))
+        ]
+        for lane in lanes
+    }
+
+
+@st.composite
+def _topological_orders(draw, graph: Graph) -> list[str]:
+    order: list[str] = []
+    left = list(graph.by_name)
+    while left:
+        ready = [op for op in left if all(before in order for before in graph.predecessors[op])]
+        order.append(draw(st.sampled_from(ready)))
+        left.remove(order[-1])
+    return order
+
+
+@st.composite
+def mutated_plans(draw, case: Case) -> Plan:
+    """The case's plan with something changed: often illegal now, sometimes by luck still legal."""
+    plan = case.plan
+    lanes = [list(lane.ops) for lane in plan.lanes]
+    after = dict(plan.after)
+    filled = [number for number, ops in enumerate(lanes) if ops]
+    for _ in range(draw(st.integers(1, 2))):
+        how = draw(st.sampled_from(["drop", "strange", "swap", "move", "strip", "strip all", "wait"]))
+        lane = draw(st.sampled_from(filled))
+        at = draw(st.integers(0, max(len(lanes[lane]) - 1, 0)))
+        if how == "drop":
+            lanes[lane] = lanes[lane][:at] + lanes[lane][at + 1 :]
+        elif how == "strange" and "strange" not in lanes[lane]:
+            lanes[lane].insert(at, f"strange{lane}.{len(lanes[lane])}")
+        elif how == "swap" and lanes[lane]:
+            other = draw(st.integers(0, len(lanes[lane]) - 1))
+            lanes[lane][at], lanes[lane][other] = lanes[lane][other], lanes[lane][at]
+        elif how == "move" and lanes[lane]:
+            op = lanes[lane].pop(at)
+            target = draw(st.integers(0, len(lanes) - 1))
+            lanes[target].insert(draw(st.integers(0, len(lanes[target]))), op)
+        elif how == "strip" and after:
+            after.pop(draw(st.sampled_from(sorted(after))))
+        elif how == "strip all":
+            after = {}
+        elif how == "wait":
+            ops = [op for lane_ops in lanes for op in lane_ops]
+            if ops:
+                op = draw(st.sampled_from(ops))
+                after[op] = (*after.get(op, ()), draw(st.sampled_from(ops)))
+    left = {op for ops in lanes for op in ops}
+    return Plan(
+        tuple(
+            Lane(lane.name, ops, lane.kind, lane.device, lane.width, lane.cores)
+            for lane, ops in zip(plan.lanes, lanes, strict=True)
+        ),
+        {op: tuple(other for other in others if other in left) for op, others in after.items() if op in left},
+    )
