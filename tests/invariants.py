@@ -47,15 +47,15 @@ def illegality(graph: Graph, plan: Plan, machine: Machine | None) -> str | None:
     ran = [op for lane in plan.lanes for op in lane.ops]
     if sorted(ran) != sorted(op.name for op in graph.ops):
         return "does not run each op once"
+    waits = all_waits(graph, plan)
+    if any(op in waits[op] for op in ran):
+        return "deadlock"
     for lane in plan.lanes:
         for op in lane.ops:
             if lane.kind == "channel" and graph[op].role not in ("send", "recv", "other"):
                 return f"{op} computes on a channel"
         if machine is not None and not _fits(lane, machine):
             return f"no place for {lane.name}"
-    waits = all_waits(graph, plan)
-    if any(op in waits[op] for op in ran):
-        return "deadlock"
     for one in plan.lanes:
         for other in plan.lanes:
             if one.name != other.name and _meet(one, other, plan, machine):
@@ -144,8 +144,7 @@ def naive_simulation(graph: Graph, plan: Plan, costs: Costs, machine: Machine) -
             busy = [
                 other
                 for other, (_, end_us) in times.items()
-                if plan.lane_of[other].device == device
-                and end_us > now_us
+                if (plan.lane_of[other].device == device and end_us > now_us)
                 or (other in granted and plan.lane_of[other].device == device)
             ]
             channels = machine.link(*plan.lane_of[op].ends).channels

@@ -232,10 +232,9 @@ def _lanes(draw, machine: Machine) -> list[Lane]:
                 width = draw(st.integers(1, device.cores * device.smt))
                 lanes.append(Lane(name, device=device.name, width=width))
     for link in machine.links:
-        for number in range(draw(st.integers(0, 3))):
-            lanes.append(
-                Lane(f"{link.src}.{number}", kind="channel", device=f"{link.src}->{link.dst}")  # noqa: PERF401
-            )
+        device = f"{link.src}->{link.dst}"
+        count = draw(st.integers(0, 3))
+        lanes += [Lane(f"{link.src}.{number}", kind="channel", device=device) for number in range(count)]
     return lanes
 
 

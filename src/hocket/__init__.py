@@ -1,1 +1,51 @@
-"""Hocket: fills the rests in a PyTorch training step, without changing what it computes."""
+"""Hocket: fills the rests in a PyTorch training step, without changing what it computes.
+
+``import hocket`` is light: torch is loaded by the first call that needs it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hocket import errors
+from hocket.capture import capture
+from hocket.check import check
+from hocket.ir import Costs, Graph, Machine, Plan, Timeline
+from hocket.job import Job
+from hocket.plan import Bounds, bounds, efficiency, plan
+from hocket.profile import profile
+from hocket.simulate import simulate
+
+if TYPE_CHECKING:
+    from hocket.session import Schedule, Verdict, schedule
+
+__all__ = [
+    "Bounds",
+    "Costs",
+    "Graph",
+    "Job",
+    "Machine",
+    "Plan",
+    "Schedule",
+    "Timeline",
+    "Verdict",
+    "bounds",
+    "capture",
+    "check",
+    "efficiency",
+    "errors",
+    "plan",
+    "profile",
+    "schedule",
+    "simulate",
+]
+
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("schedule", "Schedule", "Verdict"):
+        from hocket import session
+
+        return getattr(session, name)
+    raise AttributeError(f"module 'hocket' has no attribute {name!r}")

@@ -14,6 +14,7 @@ __all__ = [
     "InputError",
     "MissingDependencyError",
     "PlanError",
+    "StaleCaptureError",
 ]
 
 
@@ -49,6 +50,10 @@ class CaptureError(HocketError):
 
 class ExecutionError(HocketError):
     """The executor was used in a way it does not support, or stopped before the step was done."""
+
+
+class StaleCaptureError(ExecutionError):
+    """A number that the step branches on has changed since it was captured; nothing was run."""
 
 
 class MissingDependencyError(HocketError, ImportError):

@@ -3,12 +3,12 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from invariants import illegality
-from strategies import legal_cases, mutated_plans
 
 from hocket.check import check
 from hocket.errors import PlanError
 from hocket.ir import Device, Edge, Graph, Lane, Link, Machine, Op, Plan
+from invariants import illegality
+from strategies import legal_cases, mutated_plans
 
 MACHINE = Machine(
     (Device("cpu0", cores=4), Device("smt", cores=2, smt=2), Device("gpu0", "cuda", cores=80)),

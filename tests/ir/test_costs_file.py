@@ -6,10 +6,10 @@ import math
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import any_costs
 
 from hocket.errors import FormatError, InputError
 from hocket.ir import Costs
+from strategies import any_costs
 
 
 @given(costs=any_costs())

@@ -5,10 +5,10 @@ import math
 
 import pytest
 from hypothesis import given
-from strategies import NAMES, graphs
 
 from hocket.errors import FormatError
 from hocket.ir import Edge, Graph, Op
+from strategies import NAMES, graphs
 
 A, B, C = Op("a"), Op("b"), Op("c")
 

@@ -4,10 +4,10 @@ import json
 
 import pytest
 from hypothesis import given
-from strategies import any_machines
 
 from hocket.errors import FormatError, InputError
 from hocket.ir import Device, Link, Machine
+from strategies import any_machines
 
 
 @given(machine=any_machines())

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 from hypothesis import given
-from strategies import any_plans
 
 from hocket.errors import FormatError
 from hocket.ir import Lane, Plan
+from strategies import any_plans
 
 
 @given(plan=any_plans())

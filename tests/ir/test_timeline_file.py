@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import any_timelines
 
 from hocket.errors import FormatError
 from hocket.ir import Span, Timeline
+from strategies import any_timelines
 
 
 @given(timeline=any_timelines())
@@ -82,14 +82,18 @@ def test_columns_are_checked_as_spans_are(data):
             [(lane, op) for lane, ops in lanes.items() for op in ops], *columns, strict=True
         )
     ]
+    columns = [np.array(column) for column in columns]
+    problem = expected = None
     try:
         expected = Timeline(tuple(spans), tuple(lanes), source)
     except FormatError as error:
+        problem = str(error)
+    if problem:
         with pytest.raises(FormatError) as caught:
-            Timeline.of_columns(lanes, np.array(columns[0]), np.array(columns[1]), source)
-        assert str(caught.value) == str(error)
+            Timeline.of_columns(lanes, *columns, source)
+        assert str(caught.value) == problem
     else:
-        timeline = Timeline.of_columns(lanes, np.array(columns[0]), np.array(columns[1]), source)
+        timeline = Timeline.of_columns(lanes, *columns, source)
         assert timeline.makespan_us == expected.makespan_us
         assert timeline == expected
         assert timeline.busy_us == expected.busy_us

@@ -3,13 +3,13 @@ from __future__ import annotations
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from invariants import longest_path_us, optimum_us
-from strategies import Case, costs_of, graphs, legal_cases
 
 from hocket.errors import InputError
 from hocket.ir import Costs, Device, Edge, Graph, Lane, Link, Machine, Op, Plan, Span, Timeline
 from hocket.plan import Bounds, bounds, efficiency, plan
 from hocket.simulate import simulate
+from invariants import longest_path_us, optimum_us
+from strategies import Case, costs_of, graphs, legal_cases
 
 ROUNDING = 1 + 1e-9
 

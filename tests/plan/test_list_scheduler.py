@@ -5,8 +5,6 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from invariants import longest_path_us, optimum_us
-from strategies import MACHINES, costs_of, graphs
 
 from hocket.check import check
 from hocket.errors import InputError
@@ -14,6 +12,8 @@ from hocket.ir import Costs, Device, Edge, Graph, Lane, Machine, Op
 from hocket.plan import plan
 from hocket.plan.list_scheduler import list_schedule, upward_ranks
 from hocket.simulate import simulate
+from invariants import longest_path_us, optimum_us
+from strategies import MACHINES, costs_of, graphs
 
 
 @given(data=st.data())

@@ -3,13 +3,13 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import MACHINES, costs_of, graphs
 
 from hocket.check import check
 from hocket.errors import InputError
 from hocket.ir import Costs, Device, Graph, Machine, Op
 from hocket.plan import plan
 from hocket.simulate import simulate
+from strategies import MACHINES, costs_of, graphs
 
 
 @given(data=st.data())

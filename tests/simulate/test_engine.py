@@ -2,22 +2,23 @@ from __future__ import annotations
 
 import gc
 import weakref
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from invariants import illegality, naive_simulation, timeline_faults
-from strategies import costs_of, legal_cases, mutated_plans
 
 from hocket.errors import InputError, PlanError
 from hocket.ir import Costs, Edge, Graph, Lane, Link, Machine, Op, Plan
 from hocket.simulate import simulate
+from invariants import illegality, naive_simulation, timeline_faults
+from strategies import costs_of, legal_cases, mutated_plans
 
 MACHINE = Machine.of(cores=4)
 
 
 def chain(*names: str) -> Graph:
-    edges = [Edge(src, dst) for src, dst in zip(names, names[1:], strict=False)]
+    edges = [Edge(src, dst) for src, dst in pairwise(names)]
     return Graph(tuple(Op(name) for name in names), tuple(edges))
 
 

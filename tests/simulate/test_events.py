@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from invariants import naive_simulation
-from strategies import legal_cases
 
 from hocket.ir import Costs, Device, Edge, Graph, Lane, Link, Machine, Op, Plan
 from hocket.simulate import simulate
+from invariants import naive_simulation
+from strategies import legal_cases
 
 
 def machine(channels: int | None) -> Machine:

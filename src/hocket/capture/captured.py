@@ -12,12 +12,12 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from hocket.capture.lower import Lowered, lower
 from hocket.capture.program import Program, compile_action
-from hocket.capture.state import BatchLeaf, Constant, Entry, Gradient, Inventory, inventory
+from hocket.capture.state import BatchLeaf, Entry, Gradient, Inventory, Saved, inventory
 from hocket.capture.trace import Trace, trace_step
 from hocket.errors import CaptureError, ExecutionError
 from hocket.ir import Graph
 
-__all__ = ["Captured", "Frame", "capture_step", "signature_of"]
+__all__ = ["Captured", "Frame", "capture_step", "relowered", "signature_of"]
 
 
 @dataclass
@@ -78,6 +78,10 @@ class Captured:
             # As eager's zero_grad does: the old gradient's memory is free during the step.
             gradient.set(None)
         return self._started(values, numbers)
+
+    def holds(self) -> bool:
+        """Whether every guard on a number still holds."""
+        return self.trace.tape.evaluate([leaf.get() for leaf in self.trace.tape.leaves]) is not None
 
     def rehearse(self) -> Frame:
         """A frame on copies of everything: it can be run and thrown away, and nothing of the user's changes."""
@@ -176,7 +180,8 @@ def capture_step(
     if _has_state(places):
         return _captured(trace_step(step, model, optimizer, batch), step, batch, split, pays, {})
     # The optimizer makes its state in its first step. Let it, and take everything back afterwards.
-    with _Undone(places):
+    saved = Saved(places)
+    try:
         step(batch)
         trace = trace_step(step, model, optimizer, batch)
         made = {
@@ -184,6 +189,8 @@ def capture_step(
             for position, source in enumerate(trace.sources)
             if isinstance(source, (Entry, Gradient)) and source.kind in ("state", "gradient")
         }
+    finally:
+        saved.restore()
     return _captured(trace, step, batch, split, pays, made)
 
 
@@ -248,39 +255,3 @@ def _has_state(places: Inventory) -> bool:
         if not stateless:
             return False
     return True
-
-
-class _Undone:
-    """Takes back everything a step does to its places and to the random state."""
-
-    def __init__(self, places: Inventory) -> None:
-        self.places = places
-
-    def __enter__(self) -> None:
-        entries = (*self.places.parameters, *self.places.tensors)
-        self.saved = [(entry, entry.get(), entry.get().detach().clone()) for entry in entries]
-        self.gradients = [(g, g.get()) for g in map(Gradient, self.places.parameters)]
-        self.grad_values = [None if v is None else v.detach().clone() for _, v in self.gradients]
-        self.numbers = [(entry, entry.get()) for entry in self.places.numbers]
-        devices = sorted({t.device.index for _, t, _ in self.saved if t.device.type == "cuda"})
-        self.fork = torch.random.fork_rng(devices)
-        self.fork.__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        self.fork.__exit__(*error)
-        with torch.no_grad():
-            for entry, tensor, value in self.saved:
-                tensor.copy_(value)
-                if entry.get() is not tensor:
-                    entry.set(tensor)
-            for (gradient, tensor), value in zip(self.gradients, self.grad_values, strict=True):
-                if tensor is not None:
-                    tensor.copy_(value)
-                gradient.set(tensor)
-        for entry, number in self.numbers:
-            entry.set(number)
-        for optimizer in self.places.optimizers:
-            known = {id(e.table) for e in (*self.places.tensors, *self.places.numbers)}
-            for parameter, state in list(optimizer.state.items()):
-                if id(state) not in known:
-                    del optimizer.state[parameter]

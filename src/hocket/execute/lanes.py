@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from hocket.capture.captured import Captured
-from hocket.errors import ExecutionError, PlanError
+from hocket.errors import PlanError, StaleCaptureError
 from hocket.ir import Graph, Plan, Timeline
 
 __all__ = ["Executor", "Synchronisation", "below_autograd", "synchronisation"]
@@ -133,12 +133,13 @@ class Executor(ABC):
         """One training step on live parameters and state.
 
         Raises:
-            ExecutionError: the step was captured under other numbers (a guard failed), or state is missing.
+            StaleCaptureError: the step was captured under other numbers (a guard failed); nothing was run.
+            ExecutionError: state that the step needs is missing.
             Exception: whatever an op raises, with the op and its layer in a note.
         """
         frame = self.captured.begin(batch)
         if frame is None:
-            raise ExecutionError("a number that the step branches on has changed; capture the step again")
+            raise StaleCaptureError("a number that the step branches on has changed; capture the step again")
         self.run(frame)
         return self.captured.finish(frame)
 

@@ -1,0 +1,1 @@
+"""Measurements of Hocket itself, each against its baseline in the same run."""

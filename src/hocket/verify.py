@@ -1,0 +1,153 @@
+"""Does the planned step compute what the eager step computes? Tried from the same state, on the same batches.
+
+The first promise: bitwise where the same kernels run at the same width, else within rounding. Parameters, buffers,
+gradients, optimizer state and what the step returns are all compared.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten
+
+from hocket.capture.captured import Captured
+from hocket.capture.state import Saved, inventory
+from hocket.errors import StaleCaptureError
+
+__all__ = ["Difference", "TOLERANCE", "differ", "verify"]
+
+# Relative to the largest value of a tensor: what another number of threads does to sums in single precision, with
+# room for a few steps to carry it on. A wrong rate or a lost gradient is orders of magnitude beyond it.
+TOLERANCE = 1e-4
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How far two runs are apart.
+
+    Attributes:
+        max_abs_diff: the largest difference of any number.
+        relative: the same, relative to the largest magnitude of its tensor.
+        bitwise: no bit differs.
+        where: name of the value with the largest relative difference.
+        steps: how many steps were compared.
+    """
+
+    max_abs_diff: float
+    relative: float
+    bitwise: bool
+    where: str
+    steps: int
+
+    @property
+    def equal(self) -> bool:
+        """Bitwise, or within rounding."""
+        return self.bitwise or self.relative <= TOLERANCE
+
+
+def verify(
+    captured: Captured, planned: Callable[[Any], Any], batches: Sequence[Any], *, width: int | None = None
+) -> tuple[Difference, list[Any]]:
+    """Run every batch eagerly, then from the same state by `planned`; compare, and keep eager's state.
+
+    What the two runs return is compared after every step, the state after the last. `width` is the number of threads
+    of the eager steps, so that a plan of narrow lanes is held against what torch computes at that width.
+
+    Returns:
+        The difference, and what the eager steps returned.
+    """
+    places = inventory(captured.trace.places.models, captured.trace.places.optimizers)
+    further = captured.written()
+    before = Saved(places, further)
+    with _threads(width):
+        returned = [captured.step(batch) for batch in batches]
+    eager = [(f"result of step {n}", _detached(result)) for n, result in enumerate(returned, 1)]
+    after = Saved(places, further)
+    before.restore()
+    try:
+        results = []
+        for n, batch in enumerate(batches, 1):
+            try:
+                result = planned(batch)
+            except StaleCaptureError:
+                # Nothing was run; a scheduled step goes on eagerly here, too.
+                result = captured.step(batch)
+            results.append((f"result of step {n}", _detached(result)))
+        planned_values = list(Saved(places, further).values())
+    finally:
+        after.restore()
+    found = differ(
+        [*_leaves(eager), *after.values()], [*_leaves(results), *planned_values], steps=len(batches)
+    )
+    return found, returned
+
+
+@contextmanager
+def _threads(width: int | None) -> Iterator[None]:
+    usual = torch.get_num_threads()
+    torch.set_num_threads(width or usual)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(usual)
+
+
+def differ(
+    first: Iterable[tuple[str, Any]], second: Iterable[tuple[str, Any]], *, steps: int = 1
+) -> Difference:
+    """Compare two lists of named values."""
+    worst, relative, where, bitwise = 0.0, 0.0, "", True
+    for (name, a), (_, b) in zip(first, second, strict=True):
+        if _same(a, b):
+            continue
+        bitwise = False
+        absolute, scaled = _distance(a, b)
+        worst = max(worst, absolute)
+        if scaled >= relative:
+            relative, where = scaled, name
+    return Difference(worst, relative, bitwise, where, steps)
+
+
+def _same(a: Any, b: Any) -> bool:
+    if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)):
+        return bool(a == b or (a != a and b != b)) if not isinstance(a, torch.Tensor) else False
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    # NaN in the same places is the same result; -0.0 is not 0.0.
+    return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8)) if a.dim() else _same_item(a, b)
+
+
+def _same_item(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return _same(a.reshape(1), b.reshape(1))
+
+
+def _distance(a: Any, b: Any) -> tuple[float, float]:
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and a.shape == b.shape:
+        wide = torch.complex128 if a.is_complex() else torch.float64
+        x, y = a.detach().to(wide), b.detach().to(wide)
+        gap = (x - y).abs()
+        gap = torch.where(x.isnan() & y.isnan(), torch.zeros_like(gap), gap)
+        absolute = float(gap.max()) if gap.numel() else 0.0
+        scale = max(float(x.abs().max()), float(y.abs().max())) if gap.numel() else 0.0
+    elif isinstance(a, (int, float)) and isinstance(b, (int, float)):
+        absolute, scale = abs(a - b), max(abs(a), abs(b))
+    else:
+        return math.inf, math.inf
+    if math.isnan(absolute):
+        return math.inf, math.inf
+    return absolute, absolute / scale if scale else absolute
+
+
+def _detached(result: Any) -> Any:
+    leaves, _ = tree_flatten(result)
+    return [leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+
+
+def _leaves(named: Iterable[tuple[str, list[Any]]]) -> Iterator[tuple[str, Any]]:
+    for name, leaves in named:
+        yield from ((name, leaf) for leaf in leaves)
