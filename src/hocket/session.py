@@ -126,7 +126,7 @@ class Schedule:
         if route.settled and route.best is None:
             return self.step(batch)
         try:
-            if route.settled:
+            if route.best is not None:
                 return route.best.executor(batch)
             if route.life is not None:
                 return route.life.send(batch)
@@ -400,7 +400,7 @@ def compare(
         verdict=str(fast.verdict),
         why=fast.why,
         max_abs_diff=difference.max_abs_diff if difference else None,
-        bitwise=difference.bitwise if difference else None,
+        bitwise=difference is not None and difference.bitwise,
         planner=fast.plan.planner,
         versions={"torch": torch.__version__},
     )

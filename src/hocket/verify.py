@@ -19,7 +19,7 @@ from hocket.capture.captured import Captured
 from hocket.capture.state import Saved, inventory
 from hocket.errors import StaleCaptureError
 
-__all__ = ["Difference", "TOLERANCE", "differ", "verify"]
+__all__ = ["TOLERANCE", "Difference", "differ", "verify"]
 
 # Relative to the largest value of a tensor: what another number of threads does to sums in single precision, with
 # room for a few steps to carry it on. A wrong rate or a lost gradient is orders of magnitude beyond it.
@@ -81,9 +81,7 @@ def verify(
         planned_values = list(Saved(places, further).values())
     finally:
         after.restore()
-    found = differ(
-        [*_leaves(eager), *after.values()], [*_leaves(results), *planned_values], steps=len(batches)
-    )
+    found = differ([*_leaves(eager), *after.values()], [*_leaves(results), *planned_values], steps=len(batches))
     return found, returned
 
 
@@ -97,9 +95,7 @@ def _threads(width: int | None) -> Iterator[None]:
         torch.set_num_threads(usual)
 
 
-def differ(
-    first: Iterable[tuple[str, Any]], second: Iterable[tuple[str, Any]], *, steps: int = 1
-) -> Difference:
+def differ(first: Iterable[tuple[str, Any]], second: Iterable[tuple[str, Any]], *, steps: int = 1) -> Difference:
     """Compare two lists of named values."""
     worst, relative, where, bitwise = 0.0, 0.0, "", True
     for (name, a), (_, b) in zip(first, second, strict=True):
@@ -119,7 +115,9 @@ def _same(a: Any, b: Any) -> bool:
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     # NaN in the same places is the same result; -0.0 is not 0.0.
-    return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8)) if a.dim() else _same_item(a, b)
+    return (
+        torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8)) if a.dim() else _same_item(a, b)
+    )
 
 
 def _same_item(a: torch.Tensor, b: torch.Tensor) -> bool:

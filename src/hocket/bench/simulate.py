@@ -54,14 +54,10 @@ def run(num_ops: int = 100_000, num_lanes: int = 8, repeats: int = 5, seed: int 
     for _ in range(repeats):
         for question, (ours, theirs) in milliseconds.items():
             ours.append(_ours(question, graph, plan, costs, machine, makespan_us))
-            theirs.append(
-                _timed(
-                    lambda first=question == "first": _simpy_spans(
-                        graph, plan, _looked_up(plan, costs) if first else durations_us
-                    ),
-                    makespan_us,
-                )
-            )
+            if question == "first":
+                theirs.append(_timed(lambda: _simpy_spans(graph, plan, _looked_up(plan, costs)), makespan_us))
+            else:
+                theirs.append(_timed(lambda: _simpy_spans(graph, plan, durations_us), makespan_us))
     return {
         "num_ops": num_ops,
         "num_edges": len(graph.edges),

@@ -205,9 +205,7 @@ def _captured(
     lowered = lower(trace, split_backward=split, pays=pays)
     places = {id(source): position for position, source in enumerate(trace.sources)}
     stand_ins = {
-        slot: made[places[id(source)]]
-        for slot, source in lowered.program.inputs.items()
-        if places[id(source)] in made
+        slot: made[places[id(source)]] for slot, source in lowered.program.inputs.items() if places[id(source)] in made
     }
     signature = signature_of(trace.places, batch)
     return Captured(lowered.graph, lowered.program, step, batch, trace, lowered, signature, stand_ins)
@@ -216,9 +214,7 @@ def _captured(
 def relowered(captured: Captured, *, split: bool, pays: Callable[[str, str], bool] | None = None) -> Captured:
     """The same captured step with its convolutions' backward split otherwise; nothing is traced again."""
     lowered = lower(captured.trace, split_backward=split, pays=pays)
-    stand_ins = {
-        slot: captured.stand_ins[slot] for slot in lowered.program.inputs if slot in captured.stand_ins
-    }
+    stand_ins = {slot: captured.stand_ins[slot] for slot in lowered.program.inputs if slot in captured.stand_ins}
     return Captured(
         lowered.graph,
         lowered.program,

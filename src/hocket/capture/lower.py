@@ -1,6 +1,6 @@
 """From a traced step to a `Graph` and a `Program`: passes over a list of calls, each a plain function.
 
-    nodes --calls_of--> calls --drop_dead--> --split--> --fold views--> actions --name, roles--> Graph + Program
+nodes --calls_of--> calls --drop_dead--> --split--> --fold views--> actions --name, roles--> Graph + Program
 """
 
 from __future__ import annotations
@@ -74,9 +74,7 @@ class Lowered:
     slot_of: dict[fx.Node, int]
 
 
-def lower(
-    trace: Trace, *, split_backward: bool = True, pays: Callable[[str, str], bool] | None = None
-) -> Lowered:
+def lower(trace: Trace, *, split_backward: bool = True, pays: Callable[[str, str], bool] | None = None) -> Lowered:
     """Make the graph and the program of a trace.
 
     `split_backward` takes every convolution's backward apart; `pays(name of the joint op, part)` may then keep a part
@@ -143,10 +141,10 @@ _ALIASES = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
 
 def _same_value(func: Any, node: fx.Node, slots: _Slots) -> int | None:
     """The slot whose tensor this op returns: an in-place op its first argument, a detach the tensor itself."""
-    returns = getattr(func, "_schema", None) and func._schema.returns
-    written = returns and returns[0].alias_info is not None and returns[0].alias_info.is_write
+    returns = func._schema.returns
+    written = len(returns) == 1 and returns[0].alias_info is not None and returns[0].alias_info.is_write
     first = node.args[0] if node.args else None
-    if isinstance(first, fx.Node) and (func in _ALIASES or (written and len(returns) == 1)):
+    if isinstance(first, fx.Node) and (func in _ALIASES or written):
         return slots.of[first]
     return None
 
@@ -183,16 +181,15 @@ def _drop_dead(pieces: list[Piece], kept: frozenset[int]) -> list[Piece]:
     return alive[::-1]
 
 
-def _split(
-    pieces: list[Piece], names: list[str], pays: Callable[[str, str], bool] | None
-) -> list[Piece]:
+def _split(pieces: list[Piece], names: list[str], pays: Callable[[str, str], bool] | None) -> list[Piece]:
     result: list[Piece] = []
     for piece, name in zip(pieces, names, strict=True):
         if not split.is_joint(piece.call):
             result.append(piece)
             continue
         wanted = [p for p in piece.call.outs if p is not None and p < 2]
-        for part, call in split.parts(piece.call, lambda part, name=name: pays is None or pays(name, part)):
+        worth = {part: pays is None or pays(name, part) for part in split.PARTS}
+        for part, call in split.parts(piece.call, worth.__getitem__):
             returns = tuple(r if p in call.outs else None for p, r in enumerate(piece.note.returns))
             share = sum(p in call.outs for p in wanted) / max(1, len(wanted))
             size = piece.flops * share
@@ -235,9 +232,7 @@ def _fold_views(pieces: list[Piece], inputs: set[int]) -> tuple[list[Piece], lis
     return result, prologue
 
 
-def _graph(
-    pieces: list[Piece], program: Program, found: list[str], slots: _Slots, trace: Trace
-) -> Graph:
+def _graph(pieces: list[Piece], program: Program, found: list[str], slots: _Slots, trace: Trace) -> Graph:
     ops = []
     for piece, action, role in zip(pieces, program.actions, found, strict=True):
         touched = {slots.root[slot]: slots.size_bytes[slot] for slot in (*action.reads, *action.fills)}
@@ -295,9 +290,7 @@ def _carried(
 
 
 def _size_bytes(value: Any) -> float:
-    return float(
-        sum(math.prod(v.shape) * v.element_size() for v in tree_iter(value) if isinstance(v, torch.Tensor))
-    )
+    return float(sum(math.prod(v.shape) * v.element_size() for v in tree_iter(value) if isinstance(v, torch.Tensor)))
 
 
 def gradients_of(trace: Trace, slot_of: dict[fx.Node, int]) -> dict[Gradient, int | None]:

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from hocket.capture.scalars import TapeRef
 
 __all__ = ["Action", "Call", "Program", "Slot", "compile_action", "slots_in"]
 
 
-class Slot(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Slot:
     """A place in an op's arguments that is filled from slot `index`."""
 
     index: int
@@ -128,8 +129,8 @@ def compile_action(action: Action, frees: tuple[int, ...] = ()) -> Callable[[lis
             body.append("del t")
     body += [f"v[{slot}] = None" for slot in frees]
     text = "def run(v, s):\n" + "".join(f"    {line}\n" for line in body or ["pass"])
-    exec(compile(text, f"<hocket action {action.name}>", "exec"), names)  # noqa: S102
-    return names["run"]  # type: ignore[no-any-return]
+    exec(compile(text, f"<hocket action {action.name}>", "exec"), names)
+    return names["run"]
 
 
 def _source(value: Any, names: dict[str, Any]) -> str:

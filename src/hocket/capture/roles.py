@@ -63,9 +63,7 @@ def _roles(
     return result
 
 
-def _parameter_gradients(
-    pieces: Sequence[Piece], found: list[str], gradients: dict[int, str]
-) -> dict[int, set[str]]:
+def _parameter_gradients(pieces: Sequence[Piece], found: list[str], gradients: dict[int, str]) -> dict[int, set[str]]:
     """Positions of the pieces whose results all end as gradients, with the parameters."""
     maker: dict[int, int] = {}
     readers: dict[int, list[int]] = {}

@@ -182,9 +182,7 @@ def inventory(model: Any, optimizer: Any) -> Inventory:
                 name = owner.name if owner else prefix
                 layer = owner.layer if owner else ""
                 _sort_in(state, f"{prefix}.{name}", "state", name, layer, tensors, numbers)
-    return Inventory(
-        models, optimizers, tuple(parameters), tuple(tensors), tuple(numbers), tuple(paths), paths
-    )
+    return Inventory(models, optimizers, tuple(parameters), tuple(tensors), tuple(numbers), tuple(paths), paths)
 
 
 def _sort_in(
@@ -225,7 +223,7 @@ class Saved:
 
     def __init__(self, places: Inventory, further: Sequence[torch.Tensor] = ()) -> None:
         self._places = places
-        self._entries = [(e, e.get(), _copy(e.get())) for e in (*places.parameters, *places.tensors)]
+        self._entries = [(e, e.get(), e.get().detach().clone()) for e in (*places.parameters, *places.tensors)]
         self._gradients = [(g, g.get(), _copy(g.get())) for g in map(Gradient, places.parameters)]
         self._numbers = [(entry, entry.get()) for entry in places.numbers]
         self._further = [(tensor, _copy(tensor)) for tensor in further]
@@ -240,7 +238,7 @@ class Saved:
                 tensor.copy_(value)
                 entry.set(tensor)
             for gradient, tensor, value in self._gradients:
-                if tensor is not None:
+                if tensor is not None and value is not None:
                     tensor.copy_(value)
                 gradient.set(tensor)
             for tensor, value in self._further:

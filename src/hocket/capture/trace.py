@@ -179,7 +179,7 @@ class _StepCounts:
                 self.leaves[root] = self.tape.leaf(ItemOf(source), tensor.item())
         value = self.leaves[root]
         for node in self.watch.writers.get(root, ()):
-            operation = _ARITHMETIC.get(node.target)  # type: ignore[arg-type]
+            operation = _ARITHMETIC.get(node.target)
             operand = self._operand(node) if operation else None
             if operation is None or operand is None:
                 return None

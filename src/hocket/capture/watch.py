@@ -106,7 +106,8 @@ class Where:
     def ran(self, layer: str) -> None:
         """Remember which layer the autograd node belongs to that the last forward op made."""
         # An op that makes no node leaves the number where it was; the node belongs to the first op that saw it.
-        self._layer_of_sequence.setdefault(torch.autograd._get_sequence_nr() - 1, layer)
+        number: int = torch.autograd._get_sequence_nr() - 1  # type: ignore[attr-defined]
+        self._layer_of_sequence.setdefault(number, layer)
 
     def _entering(self, path: str) -> Callable[..., None]:
         def hook(module: torch.nn.Module, args: Any) -> None:
@@ -255,7 +256,8 @@ class ScalarWatch(TorchFunctionMode):
         if func in (torch.tensor, torch.as_tensor) and isinstance(args[0], Live):
             # A tensor made from a live number has to be made again in every step.
             dtype = kwargs.get("dtype") or (torch.get_default_dtype() if isinstance(args[0], float) else torch.int64)
-            result = torch.full((), args[0], dtype=dtype, device=kwargs.get("device"))  # type: ignore[arg-type]
+            number: Any = args[0]
+            result = torch.full((), number, dtype=dtype, device=kwargs.get("device"))
         else:
             result = func(*args, **kwargs)
         self._tie(func, live, list(_nodes_after(last)))
@@ -336,7 +338,7 @@ def user_line() -> str:
 def _last_node() -> fx.Node:
     mode = get_proxy_mode()
     assert mode is not None, "no trace is under way"
-    return mode.tracer.graph._root._prev  # type: ignore[no-any-return]
+    return mode.tracer.graph._root._prev
 
 
 def _nodes_after(last: fx.Node) -> Iterator[fx.Node]:

@@ -1,11 +1,11 @@
-"""The interface of an executor, and what every executor has to know of a plan: who waits for whom.
+r"""The interface of an executor, and what every executor has to know of a plan: who waits for whom.
 
 A lane runs its ops in order, so a wait is needed only where an edge crosses lanes, and not even there when an earlier
 wait already implies it. That is decided with vector clocks (Fidge 1988, Mattern 1989): each op knows how far every
 lane has got when it ends::
 
     lane 0   a ------- c ------- e        e waits for d, and d came after b: no wait of e for b
-              \\                 /
+              \                 /
     lane 1     b ------------- d          d follows b on its lane: no wait at all
 """
 
@@ -151,5 +151,6 @@ class Executor(ABC):
     def timeline(self) -> Timeline:
         """When each op of the last step ran."""
 
+    @abstractmethod
     def close(self) -> None:
-        """Give threads and memory back; the executor can not be used again."""
+        """Give threads and memory back; a closed executor starts anew when it is called again."""

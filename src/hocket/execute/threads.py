@@ -77,7 +77,9 @@ class ThreadLanes(Executor):
 
     def run(self, frame: Frame) -> None:
         if not self._busy.acquire(blocking=False):
-            raise ExecutionError("this step is already running in another thread; give each thread a schedule of its own")
+            raise ExecutionError(
+                "this step is already running in another thread; give each thread a schedule of its own"
+            )
         try:
             self._counters = {slot: itertools.count(1) for slot, _ in self._shared_slots}
             self._began_ns = perf_counter_ns()
@@ -104,6 +106,7 @@ class ThreadLanes(Executor):
         for queue in self._queues:
             queue.put(None)
         self._queues = []
+        self._pid = 0
 
     def _compile(self) -> list[list[_Action]]:
         program = self.captured.program
@@ -177,7 +180,7 @@ class ThreadLanes(Executor):
                     for slot, users in action.shared:
                         if next(counters[slot]) == users:
                             values[slot] = None
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001
             # The caller must see it, whichever thread it happened in; `run` raises it there.
             self._abort(name, error)
 
@@ -240,7 +243,7 @@ class ThreadLanes(Executor):
             # Asking first makes torch initialise this thread; otherwise the first op would undo the setting.
             torch.get_num_threads()
             torch.set_num_threads(self._lanes[number].width)
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 (raised by `_start`, in the caller's thread)
             self._abort("", error)
         finally:
             ready.set()

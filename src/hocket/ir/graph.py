@@ -132,8 +132,7 @@ class Graph:
         ops = tuple(_read_op(element) for element in reader["ops"].elements())
         edges = tuple(_read_edge(element) for element in reader.get("edges", []).elements())
         carried = tuple(
-            Carried(*(end.text() for end in element.elements(2)))
-            for element in reader.get("carried", []).elements()
+            Carried(*(end.text() for end in element.elements(2))) for element in reader.get("carried", []).elements()
         )
         try:
             return Graph(ops, edges, carried)

@@ -174,9 +174,7 @@ class Machine:
 
 
 def _read_device(reader: Reader) -> Device:
-    reader.only(
-        "name", "kind", "cores", "smt", "flops_per_s", "bytes_per_s", "memory_bytes", "cpus", "priorities"
-    )
+    reader.only("name", "kind", "cores", "smt", "flops_per_s", "bytes_per_s", "memory_bytes", "cpus", "priorities")
     return Device(
         name=reader["name"].text(),
         kind=reader.get("kind", "cpu").text(),

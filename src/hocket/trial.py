@@ -1,0 +1,144 @@
+"""The main job: take a training step, plan it, run it beside eager, and say what came of it.
+
+Everything is measured in one process, interleaved, on steps that train; what is compared is compared over five steps
+from one state.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from hocket.errors import HocketError
+from hocket.execute.threads import ThreadLanes
+from hocket.ir import Timeline
+from hocket.job import Job
+from hocket.profile.tracer import one_lane
+from hocket.report import Comparison, Sample, write_report
+from hocket.session import Schedule, compare, schedule
+from hocket.verify import verify
+
+__all__ = ["Trial", "try_out"]
+
+VERIFIED_STEPS = 5
+
+# A rough count of the steps before the verdict, for a progress bar: profiling and contest.
+EXPECTED_STEPS = 40
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What `try_out` found: the comparison, and what it takes to draw it."""
+
+    comparison: Comparison
+    fast: Schedule
+    timelines: dict[str, Timeline]
+
+    def report(self, directory: str | os.PathLike[str]) -> dict[str, Path]:
+        """Write the page, the trace and the files behind them; nothing where no plan was made."""
+        candidate = self.fast.candidate
+        if candidate is None:
+            raise HocketError(f"there is nothing to report, the step was not planned: {self.comparison.why}")
+        limits = self.fast.bounds
+        return write_report(
+            directory,
+            title=f"Hocket: {self.comparison.target}",
+            graph=candidate.captured.graph,
+            plan=candidate.plan,
+            costs=candidate.costs,
+            timelines=self.timelines,
+            comparison=self.comparison,
+            lower_us=limits.lower_us,
+            upper_us=limits.upper_us,
+            baseline_plan=one_lane(candidate.captured, torch.get_num_threads(), self.fast.machine),
+        )
+
+
+def try_out(
+    job: Job,
+    *,
+    planner: str = "auto",
+    runs: int = 10,
+    strict: bool = False,
+    progress: Callable[[str, int, int], None] = lambda what, done, total: None,
+) -> Trial:
+    """Run the main job on `job`.
+
+    Args:
+        job: the training step and its batches.
+        planner: see `hocket.schedule`.
+        runs: interleaved steps of each kind that are measured after the verdict.
+        strict: raise where the step cannot be captured.
+        progress: called as ``progress(what, done, total)`` after every step.
+
+    Raises:
+        CaptureError: the step cannot be captured, under `strict`.
+    """
+    fast = schedule(job.step, job.model, job.optimizer, planner=planner, strict=strict)
+    number = 0
+    while not fast.decided:
+        fast(job.batch(number))
+        number += 1
+        progress("capture, profile and try plans", min(number, EXPECTED_STEPS - 1), EXPECTED_STEPS)
+    candidate = fast.candidate
+    planned: Callable[[Any], Any] = candidate.executor if candidate else job.step
+    eager_ms: list[float] = []
+    planned_ms: list[float] = []
+    for done in range(runs):
+        for times, work in ((eager_ms, job.step), (planned_ms, planned)):
+            batch = job.batch(number)
+            start = perf_counter()
+            work(batch)
+            times.append((perf_counter() - start) * 1e3)
+            number += 1
+        progress("measure eager and planned in turn", done + 1, runs)
+    if candidate is None:
+        return Trial(_unplanned(job, fast, eager_ms, planned_ms), fast, {})
+    batches = [job.batch(number + step) for step in range(VERIFIED_STEPS)]
+    width = max(lane.width for lane in candidate.plan.lanes)
+    found, _ = verify(candidate.captured, planned, batches, width=width)
+    comparison = compare(job.name or "step", fast, eager_ms, planned_ms, found)
+    notes = [f"compared with eager at {width} thread(s) over {found.steps} steps: parameters, buffers, state, loss"]
+    if width != torch.get_num_threads():
+        other, _ = verify(candidate.captured, planned, batches)
+        notes.append(
+            f"against eager at {torch.get_num_threads()} threads the largest difference is {other.max_abs_diff:.3g} "
+            f"({other.relative:.1g} relative): what another number of threads does to sums"
+        )
+    serial = ThreadLanes(
+        candidate.captured, one_lane(candidate.captured, torch.get_num_threads(), fast.machine), fast.machine
+    )
+    serial(job.batch(number))
+    timelines = {"serial": serial.timeline()}
+    if candidate.plan.planner != "serial":
+        planned(job.batch(number))
+        timelines["planned"] = candidate.executor.timeline()
+    timelines["simulated"] = candidate.predicted
+    return Trial(replace(comparison, notes=tuple(notes)), fast, timelines)
+
+
+def _unplanned(job: Job, fast: Schedule, eager_ms: list[float], planned_ms: list[float]) -> Comparison:
+    eager, planned = Sample.of(eager_ms), Sample.of(planned_ms)
+    return Comparison(
+        target=job.name or "step",
+        device="cpu",
+        cores=fast.machine.cores,
+        ops=0,
+        eager_ms=eager,
+        planned_ms=planned,
+        lower_bound_ms=None,
+        efficiency=None,
+        speedup=eager.median / planned.median,
+        verdict="eager",
+        why=fast.why,
+        max_abs_diff=0.0,
+        bitwise=True,
+        versions={"torch": torch.__version__},
+        notes=("no plan was made: both columns are eager steps",),
+    )
