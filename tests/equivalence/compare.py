@@ -34,13 +34,27 @@ class Twins:
         return self.eager, self.planned
 
 
+class Decay:
+    """The plainest of schedulers; it asks no questions about whether the optimizer has been stepped."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    def step(self) -> None:
+        for group in self.optimizer.param_groups:
+            if isinstance(group["lr"], torch.Tensor):
+                group["lr"].mul_(0.8)
+            else:
+                group["lr"] *= 0.8
+
+
 def twins(make: Callable[[], Job], scheduler: Callable[[Any], Any] | None = None) -> Twins:
     """Two jobs from the same seed; every optimizer gets a scheduler that changes its rate after every step."""
     jobs = []
     for _ in range(2):
         torch.manual_seed(0)
         jobs.append(make())
-    make_scheduler = scheduler or (lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.8))
+    make_scheduler = scheduler or Decay
     schedulers = [make_scheduler(optimizer) for job in jobs for optimizer in job.optimizers]
     return Twins(jobs[0], jobs[1], schedulers)
 

@@ -6,13 +6,15 @@ A learning rate or a step count that was baked into the graph shows in the secon
 from __future__ import annotations
 
 import functools
+import math
 
 import pytest
 import torch
-from equivalence.compare import check_twins
+from equivalence.compare import Planned, check_twins, twins
 from torch import nn
 from torch.optim import lr_scheduler
 
+from hocket.errors import CaptureError
 from hocket.job import Job
 
 OPTIMIZERS = {
@@ -88,8 +90,9 @@ def job(make_optimizer, grouped: bool = False) -> Job:
     return Job(step, model, optimizer, batches)
 
 
-# RAdam rectifies its step from the sixth on: a branch on its step count, so it is captured once more there.
-CAPTURES = {"radam": 2, "radam-foreach": 2}
+# RAdam rectifies its step from the sixth on, ASGD averages from step t0 on: branches on a step count, at each of which
+# the step is captured once more.
+CAPTURES = {"radam": 2, "radam-foreach": 2, "asgd": 3, "asgd-foreach": 2}
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -106,3 +109,99 @@ def test_groups_of_parameters_keep_their_own_rates(name):
 @pytest.mark.parametrize("name", ["sgd-nesterov", "adamw", "adam-fused"])
 def test_every_schedule_reaches_the_planned_step(name, scheduler):
     check_twins(functools.partial(job, OPTIMIZERS[name], grouped=True), scheduler=SCHEDULERS[scheduler])
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW])
+def test_a_rate_given_as_a_tensor_is_read_anew_in_every_step(kind):
+    check_twins(functools.partial(job, lambda p: kind(p, lr=torch.tensor(0.01), fused=True)))
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam])
+def test_a_rate_given_as_a_tensor_is_refused_where_torch_takes_the_number_out_of_it(kind):
+    pair = twins(functools.partial(job, lambda p: kind(p, lr=torch.tensor(0.01))))
+    pair.planned.step(pair.planned.batch(0))
+    with pytest.raises(CaptureError, match="reads a tensor's value"):
+        Planned(pair.planned).capture(pair.planned.batch(0))
+
+
+def by_hand() -> Job:
+    model = nn.Linear(4, 3)
+    # The optimizer only keeps the rate, where a scheduler finds it.
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    velocity = {p: torch.zeros_like(p) for p in model.parameters()}
+
+    def step(batch):
+        loss = model(batch).square().mean()
+        loss.backward()
+        with torch.no_grad():
+            rate = optimizer.param_groups[0]["lr"]
+            for p in model.parameters():
+                velocity[p].mul_(0.9).add_(p.grad)
+                p -= rate * velocity[p]
+                p.grad = None
+        return loss
+
+    return Job(step, model, optimizer, [torch.randn(5, 4) for _ in range(2)])
+
+
+def test_an_update_written_by_hand_is_one_like_any_other():
+    captured = check_twins(by_hand)
+    assert "update" in {op.role for op in captured.graph.ops}
+
+
+def by_hand_out() -> Job:
+    model = nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scratch = {p: torch.zeros_like(p) for p in model.parameters()}
+
+    def step(batch):
+        optimizer.zero_grad()
+        loss = model(batch).square().mean()
+        loss.backward()
+        with torch.no_grad():
+            for p in model.parameters():
+                change = torch.mul(p.grad, optimizer.param_groups[0]["lr"], out=scratch[p])
+                torch.sub(p, change, out=p)
+        return loss
+
+    return Job(step, model, optimizer, [torch.randn(5, 4) for _ in range(2)])
+
+
+def test_an_update_may_write_its_result_with_out():
+    check_twins(by_hand_out)
+
+
+class Signed(torch.optim.Optimizer):
+    """An optimizer that torch does not know; it keeps a count in Python and a tensor."""
+
+    def __init__(self, params):
+        super().__init__(params, {"lr": 0.01})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                state = self.state[p]
+                if not state:
+                    state["count"] = 0
+                    state["mean"] = torch.zeros_like(p)
+                state["count"] += 1
+                state["mean"].lerp_(p.grad, 1 / state["count"] ** 0.5)
+                rate = -group["lr"] / (1 + 0.1 * state["count"]) * math.sqrt(1 - 0.9 ** state["count"])
+                p.add_(state["mean"].sign(), alpha=rate)
+
+
+def test_a_strangers_optimizer_with_a_count_in_python_is_followed():
+    check_twins(functools.partial(job, Signed))
+
+
+def test_a_scheduler_that_watches_the_loss_reaches_the_planned_step():
+    def plateau(optimizer):
+        inner = lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0)
+        inner_step = inner.step
+        inner.step = lambda: inner_step(1.0)
+        return inner
+
+    check_twins(functools.partial(job, OPTIMIZERS["adam"]), scheduler=plateau)

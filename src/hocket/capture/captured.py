@@ -56,7 +56,7 @@ class Captured:
         """Whether this graph may stand for ``step(batch)`` now: same shapes, same modes, same gradients present."""
         return signature_of(self.trace.places, batch) == self.signature
 
-    def begin(self, batch: Any) -> Frame | None:
+    def begin(self, batch: Any, *, prologue: bool = True) -> Frame | None:
         """Read all inputs and numbers; None where a guard on a number no longer holds.
 
         Raises:
@@ -68,7 +68,7 @@ class Captured:
             numbers = self.trace.tape.evaluate([leaf.get() for leaf in self.trace.tape.leaves])
             if numbers is None:
                 return None
-            for slot, source in self._inputs:
+            for slot, source in self.inputs:
                 values[slot] = leaves[source.index] if type(source) is BatchLeaf else source.get()
         except KeyError as error:
             raise ExecutionError(
@@ -77,7 +77,7 @@ class Captured:
         for gradient in self._unread_gradients:
             # As eager's zero_grad does: the old gradient's memory is free during the step.
             gradient.set(None)
-        return self._started(values, numbers)
+        return self._started(values, numbers) if prologue else Frame(values, numbers)
 
     def holds(self) -> bool:
         """Whether every guard on a number still holds."""
@@ -85,7 +85,7 @@ class Captured:
 
     def rehearse(self) -> Frame:
         """A frame on copies of everything: it can be run and thrown away, and nothing of the user's changes."""
-        copies = {slot: self._copied(slot, source) for slot, source in self._inputs}
+        copies = {slot: self._copied(slot, source) for slot, source in self.inputs}
         numbers = self.trace.tape.evaluate([self._number(leaf) for leaf in self.trace.tape.leaves])
         if numbers is None:
             raise CaptureError("the numbers of the optimizer changed since the step was captured; capture it again")
@@ -122,7 +122,7 @@ class Captured:
         """The live tensors from outside that a step writes in place."""
         roots = {root for note in self.trace.notes.values() for root in note.writes}
         nodes = {self.lowered.slot_of[node]: root for node, root in self.trace.roots.items()}
-        found = [s.get() for slot, s in self._inputs if nodes[slot] in roots and type(s) is not BatchLeaf]
+        found = [s.get() for slot, s in self.inputs if nodes[slot] in roots and type(s) is not BatchLeaf]
         return [tensor for tensor in found if tensor is not None]
 
     def _started(self, values: list[Any], numbers: list[Any]) -> Frame:
@@ -147,7 +147,8 @@ class Captured:
         return compile_action(self.program.prologue)
 
     @cached_property
-    def _inputs(self) -> tuple[tuple[int, Any], ...]:
+    def inputs(self) -> tuple[tuple[int, Any], ...]:
+        """Slot and source of everything that the program reads from outside."""
         read = {slot for action in (*self.program.actions, self.program.prologue) for slot in action.reads}
         return tuple((s, source) for s, source in self.program.inputs.items() if s in read or s in self.program.kept)
 
@@ -162,7 +163,7 @@ class Captured:
 
     @cached_property
     def _unread_gradients(self) -> tuple[Gradient, ...]:
-        read = {id(source) for _, source in self._inputs}
+        read = {id(source) for _, source in self.inputs}
         return tuple(gradient for gradient, _ in self._gradients if id(gradient) not in read)
 
 

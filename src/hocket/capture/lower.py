@@ -140,13 +140,21 @@ _ALIASES = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
 
 
 def _same_value(func: Any, node: fx.Node, slots: _Slots) -> int | None:
-    """The slot whose tensor this op returns: an in-place op its first argument, a detach the tensor itself."""
+    """The slot whose tensor this op returns: one that writes returns what it wrote, a detach the tensor itself."""
     returns = func._schema.returns
-    written = len(returns) == 1 and returns[0].alias_info is not None and returns[0].alias_info.is_write
-    first = node.args[0] if node.args else None
-    if isinstance(first, fx.Node) and (func in _ALIASES or written):
-        return slots.of[first]
-    return None
+    written = returns[0].alias_info if len(returns) == 1 else None
+    if func in _ALIASES:
+        same = node.args[0]
+    elif written is not None and written.is_write:
+        position, name = next(
+            (position, argument.name)
+            for position, argument in enumerate(func._schema.arguments)
+            if argument.alias_info is not None and argument.alias_info.before_set == written.before_set
+        )
+        same = node.args[position] if position < len(node.args) else node.kwargs.get(name)
+    else:
+        return None
+    return slots.of[same] if isinstance(same, fx.Node) else None
 
 
 def _values(node: fx.Node) -> tuple[Any, Any]:
@@ -209,6 +217,12 @@ def _is_view(piece: Piece) -> bool:
     )
 
 
+def _reshaped(piece: Piece) -> tuple[int, ...]:
+    """The slot whose tensor gets another shape in place (``unsqueeze_``), if there is one."""
+    tags = getattr(piece.call.func, "tags", ())
+    return piece.call.reads[:1] if torch.Tag.inplace_view in tags else ()
+
+
 def _fold_views(pieces: list[Piece], inputs: set[int]) -> tuple[list[Piece], list[Call]]:
     """Views go where their argument is made: into that op, or into the prologue for views of inputs."""
     maker: dict[int, int] = {}
@@ -228,6 +242,10 @@ def _fold_views(pieces: list[Piece], inputs: set[int]) -> tuple[list[Piece], lis
         else:
             at = len(result)
             result.append(piece)
+            for changed in _reshaped(piece):
+                # Views that are taken from now on see the new shape, so they come after this op.
+                maker[changed] = at
+                early.discard(changed)
         maker.update(dict.fromkeys(slots, at))
     return result, prologue
 

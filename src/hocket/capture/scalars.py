@@ -9,20 +9,24 @@ is thereby written on a `Tape`, and replayed before each planned step in the sam
     group["betas"] --+--> lr / (1 - b1 ** t) ------> addcdiv_(p, m, d, value=<tape 7>)
     state["step"] --'
 
-A comparison (``if weight_decay != 0``) becomes a *guard*: should it turn out differently later, the step is captured
+Where C code would take the number out of such a float unseen (the functions of `math` do), it is followed by other
+means, see `followed_math`. A comparison (``if weight_decay != 0``) becomes a *guard*: should it turn out differently later, the step is captured
 again. A number read from the data itself (``loss.item()``) is *late*: it may be returned, but not computed with.
 """
 
 from __future__ import annotations
 
+import functools
+import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from hocket.errors import CaptureError
 
-__all__ = ["LateFloat", "Live", "LiveFloat", "LiveInt", "Tape", "TapeRef"]
+__all__ = ["LateFloat", "Live", "LiveFloat", "LiveInt", "Tape", "TapeRef", "followed_math"]
 
 
 @dataclass(frozen=True)
@@ -150,6 +154,11 @@ for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
 _METHODS["__bool__"] = _settled(bool)
 _METHODS["__int__"] = _METHODS["__trunc__"] = _settled(int)
 _METHODS["__float__"] = _settled(float)
+_METHODS["is_integer"] = _settled(lambda number: float(number).is_integer())
+_METHODS["__floor__"] = _unary(math.floor)
+_METHODS["__ceil__"] = _unary(math.ceil)
+_METHODS["__divmod__"] = lambda self, other: (self // other, self % other)
+_METHODS["__rdivmod__"] = lambda self, other: (other // self, other % self)
 _METHODS["__round__"] = lambda self, digits=None: self.tape.apply(round, self, digits)
 # An optimizer may deepcopy its defaults while it runs; the copy is the same number.
 _METHODS["__deepcopy__"] = lambda self, memo: self
@@ -163,12 +172,41 @@ class LiveFloat(float, Live):
     __hash__ = float.__hash__
 
 
-class LiveInt(int, Live):
-    """A whole number that remembers how it was computed."""
+class LiveInt(float, Live):
+    """A whole number that remembers how it was computed.
+
+    Underneath it is a float, because a float asks its own subclasses first: ``0.9 ** count`` would take the value of
+    an int unseen.
+    """
 
     locals().update(_METHODS)
     __index__ = _settled(operator.index)
-    __hash__ = int.__hash__
+    __hash__ = float.__hash__
+    __class__ = property(lambda self: int)  # type: ignore[assignment]
+
+
+@contextmanager
+def followed_math() -> Iterator[None]:
+    """While this lasts, the functions of `math` follow live numbers."""
+    functions = {name: value for name, value in vars(math).items() if callable(value) and not name.startswith("_")}
+    try:
+        for name, function in functions.items():
+            setattr(math, name, _followed(function, asks=name.startswith("is") and name != "isqrt"))
+        yield
+    finally:
+        for name, function in functions.items():
+            setattr(math, name, function)
+
+
+def _followed(function: Callable[..., Any], asks: bool) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def followed(*operands: Any, **options: Any) -> Any:
+        live = next((operand for operand in operands if isinstance(operand, Live)), None)
+        if live is None or options:
+            return function(*operands, **options)
+        return (live.tape.guard if asks else live.tape.apply)(function, *operands)
+
+    return followed
 
 
 def _refuse(self: Any, *_: Any) -> Any:
@@ -199,7 +237,7 @@ def _wrap(tape: Tape, index: int, value: Any) -> Any:
     live: Any
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise CaptureError(f"the optimizer computes with {value!r}, which is not a number that Hocket can follow")
-    live = LiveFloat(value) if isinstance(value, float) else LiveInt(value)
+    live = LiveFloat(value) if type(value) is float else LiveInt(value)
     live.tape = tape
     live.index = index
     live.plain = value

@@ -18,7 +18,7 @@ from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import TreeSpec, tree_flatten
 
-from hocket.capture.scalars import LateFloat, Live, Tape, TapeRef
+from hocket.capture.scalars import LateFloat, Live, Tape, TapeRef, followed_math
 from hocket.capture.state import BatchLeaf, Constant, Entry, Gradient, Inventory, ItemOf, inventory
 from hocket.capture.watch import Note, OpWatch, ScalarWatch, Where
 from hocket.errors import CaptureError, HocketError
@@ -108,7 +108,7 @@ def trace_step(step: Callable[[Any], Any], model: Any, optimizer: Any, batch: An
 
     devices = sorted({t.device.index for t in tensors if t.device.type == "cuda"})
     try:
-        with torch.random.fork_rng(devices):
+        with torch.random.fork_rng(devices), followed_math():
             _make_live(tape, numbers)
             module = make_fx(traced)(*tensors)
     except HocketError:
@@ -178,22 +178,27 @@ class _StepCounts:
                 # Counted up already: what the leaf stands for in the trace is one step on (see `_moved`).
                 self.leaves[root] = self.tape.leaf(ItemOf(source), tensor.item())
         value = self.leaves[root]
-        for node in self.watch.writers.get(root, ()):
+        for node, position in self.watch.writers.get(root, ()):
             operation = _ARITHMETIC.get(node.target)
-            operand = self._operand(node) if operation else None
+            operand = self._operand(node, position) if operation else None
             if operation is None or operand is None:
                 return None
             value = self.tape.apply(operation[tensor.dtype == torch.float32], value, operand)
         return value
 
-    def _operand(self, node: fx.Node) -> Any:
-        reference = self.watch.notes[node].scalars.get((0, 1))
+    def _operand(self, node: fx.Node, position: int) -> Any:
+        operand: Any = node.args[1]
+        path: tuple[Any, ...] = (0, 1)
+        if isinstance(operand, (list, tuple)):  # a number for each tensor
+            operand, path = operand[position], (0, 1, position)
+        if node.kwargs.get("alpha", 1) != 1:
+            return None
+        reference = self.watch.notes[node].scalars.get(path)
         if reference is not None:
             return reference
-        operand = node.args[1]
         if isinstance(operand, fx.Node):
             return self.watch.constants.get(operand)
-        return operand if isinstance(operand, (int, float)) and set(node.kwargs) <= {"alpha"} else None
+        return operand if isinstance(operand, (int, float)) else None
 
 
 def _add32(a: float, b: float) -> float:
@@ -212,6 +217,7 @@ _ARITHMETIC: dict[Any, tuple[Callable[..., float], Callable[..., float]]] = {
     _aten._foreach_add_.Scalar: (operator.add, _add32),
     _aten._foreach_add_.Tensor: (operator.add, _add32),
     _aten._foreach_mul_.Scalar: (operator.mul, _mul32),
+    _aten._foreach_mul_.ScalarList: (operator.mul, _mul32),
 }
 
 

@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from hocket.capture.scalars import LateFloat, Live, Tape, TapeRef
+from hocket.capture.scalars import LateFloat, Live, LiveInt, Tape, TapeRef
 from hocket.errors import CaptureError
 
 __all__ = ["Note", "OpWatch", "ScalarWatch", "Where", "written_arguments"]
@@ -137,7 +137,8 @@ class OpWatch(TorchDispatchMode):
         self.tape = tape
         self.notes: dict[fx.Node, Note] = {}
         self.saved: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
-        self.writers: dict[int, list[fx.Node]] = {}
+        # root -> the ops that write it, each with the position of the tensor among those that the op writes
+        self.writers: dict[int, list[tuple[fx.Node, int]]] = {}
         self.constants: dict[fx.Node, float] = {}
         self._roots = WeakTensorKeyDictionary()
         self._outside: dict[int, tuple[int, torch.Tensor]] = {}
@@ -181,13 +182,16 @@ class OpWatch(TorchDispatchMode):
         if phase == "forward":
             self.where.ran(layer)
         returns = tuple(self._returned(value, storages) for value in tree_iter(result))
-        recorded = [node for node in _nodes_after(last) if node.target is not operator.getitem]
+        # A number that becomes a tensor is recorded as an attribute and as the op that copies it.
+        recorded = [
+            node for node in _nodes_after(last) if node.op == "call_function" and node.target is not operator.getitem
+        ]
         random = torch.Tag.nondeterministic_seeded in func.tags
         for node in recorded:
             # An op that make_fx took apart leaves several nodes; each is taken to do what the whole did.
             self.notes[node] = Note(phase, layer, reads, writes, returns, random, torch.is_grad_enabled())
-            for root in writes:
-                self.writers.setdefault(root, []).append(node)
+            for position, tensor in enumerate(written):
+                self.writers.setdefault(self.root(tensor), []).append((node, position))
             if func in _LIFTING and result.numel() == 1:
                 with torch.utils._python_dispatch._disable_current_modes():
                     self.constants[node] = result.item()
@@ -255,9 +259,13 @@ class ScalarWatch(TorchFunctionMode):
         last = _last_node()
         if func in (torch.tensor, torch.as_tensor) and isinstance(args[0], Live):
             # A tensor made from a live number has to be made again in every step.
-            dtype = kwargs.get("dtype") or (torch.get_default_dtype() if isinstance(args[0], float) else torch.int64)
+            dtype = kwargs.get("dtype") or (torch.int64 if isinstance(args[0], LiveInt) else torch.get_default_dtype())
             number: Any = args[0]
             result = torch.full((), number, dtype=dtype, device=kwargs.get("device"))
+        elif func is torch.Tensor.__setitem__ and isinstance(args[2], Live):
+            # So does a number that is put into a tensor.
+            number = args[2]
+            result = func(*args[:2], torch.full((), number, dtype=args[0].dtype, device=args[0].device))
         else:
             result = func(*args, **kwargs)
         self._tie(func, live, list(_nodes_after(last)))

@@ -20,10 +20,11 @@ from typing import Any
 import torch
 
 from hocket.capture.captured import Captured
+from hocket.capture.program import Program
 from hocket.errors import PlanError, StaleCaptureError
 from hocket.ir import Graph, Plan, Timeline
 
-__all__ = ["Executor", "Synchronisation", "below_autograd", "synchronisation"]
+__all__ = ["Executor", "Releases", "Synchronisation", "below_autograd", "releases", "synchronisation"]
 
 
 @dataclass(frozen=True)
@@ -114,6 +115,38 @@ def _join(
     return clock, tuple(waited)
 
 
+@dataclass(frozen=True)
+class Releases:
+    """When the memory of each value goes back.
+
+    Attributes:
+        frees: op -> slots whose last reader it always is.
+        shared: slot -> ops that read or fill it, where none of them is always the last: each counts itself off, and
+            who comes last frees the slot.
+    """
+
+    frees: dict[str, tuple[int, ...]]
+    shared: dict[int, tuple[str, ...]]
+
+
+def releases(program: Program, sync: Synchronisation) -> Releases:
+    """Work out, from what happens before what, who frees which slot."""
+    readers = program.readers()
+    frees: dict[str, list[int]] = {}
+    shared: dict[int, tuple[str, ...]] = {}
+    for action in program.actions:
+        for slot in action.fills:
+            if slot in program.kept:
+                continue
+            users = tuple(dict.fromkeys([action.name, *readers.get(slot, ())]))
+            last = sync.last_of(users)
+            if last is None:
+                shared[slot] = users
+            else:
+                frees.setdefault(last, []).append(slot)
+    return Releases({op: tuple(slots) for op, slots in frees.items()}, shared)
+
+
 @contextmanager
 def below_autograd() -> Iterator[None]:
     """Run ops as they were traced: below autograd, in no grad mode unless an op sets it."""
@@ -122,7 +155,12 @@ def below_autograd() -> Iterator[None]:
 
 
 class Executor(ABC):
-    """Runs one plan of one captured step, again and again."""
+    """Runs one plan of one captured step, again and again.
+
+    `starts_with_prologue` says that the executor makes the views of inputs itself, in `run`.
+    """
+
+    starts_with_prologue = False
 
     def __init__(self, captured: Captured, plan: Plan, graph: Graph | None = None) -> None:
         self.captured = captured
@@ -137,7 +175,7 @@ class Executor(ABC):
             ExecutionError: state that the step needs is missing.
             Exception: whatever an op raises, with the op and its layer in a note.
         """
-        frame = self.captured.begin(batch)
+        frame = self.captured.begin(batch, prologue=not self.starts_with_prologue)
         if frame is None:
             raise StaleCaptureError("a number that the step branches on has changed; capture the step again")
         self.run(frame)

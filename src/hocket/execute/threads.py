@@ -21,10 +21,10 @@ import torch
 from hocket.capture.captured import Captured, Frame
 from hocket.capture.program import compile_action
 from hocket.errors import ExecutionError
-from hocket.execute.lanes import Executor, below_autograd
+from hocket.execute.lanes import Executor, below_autograd, releases
 from hocket.ir import Graph, Lane, Machine, Plan, Span, Timeline
 
-__all__ = ["ThreadLanes"]
+__all__ = ["ThreadLanes", "cpus_of"]
 
 
 @dataclass
@@ -61,7 +61,7 @@ class ThreadLanes(Executor):
         for lane in self._lanes:
             if lane.kind != "cores":
                 raise ExecutionError(f"lane {lane.name!r} is a {lane.kind}; Python threads run lanes of cores only")
-        self._cpus = [_cpus(lane, machine) for lane in self._lanes]
+        self._cpus = [cpus_of(lane, machine) for lane in self._lanes]
         self._actions = self._compile()
         self._times: list[list[tuple[int, int]]] = [[] for _ in self._lanes]
         self._began_ns = 0
@@ -110,27 +110,16 @@ class ThreadLanes(Executor):
 
     def _compile(self) -> list[list[_Action]]:
         program = self.captured.program
-        frees: dict[str, list[int]] = {}
-        self._shared_slots: list[tuple[int, int]] = []
+        release = releases(program, self.sync)
+        self._shared_slots = tuple((slot, len(users)) for slot, users in release.shared.items())
         shared: dict[str, list[tuple[int, int]]] = {}
-        filled = {slot: action.name for action in program.actions for slot in action.fills}
-        readers = program.readers()
-        for slot, maker in filled.items():
-            if slot in program.kept:
-                continue
-            users = list(dict.fromkeys([maker, *readers.get(slot, ())]))
-            last = self.sync.last_of(users)
-            if last is not None:
-                frees.setdefault(last, []).append(slot)
-            else:
-                # No reader is always the last one: each counts itself off, and who comes last frees it.
-                self._shared_slots.append((slot, len(users)))
-                for user in users:
-                    shared.setdefault(user, []).append((slot, len(users)))
+        for slot, users in release.shared.items():
+            for user in users:
+                shared.setdefault(user, []).append((slot, len(users)))
         actions = {
             name: _Action(
                 name,
-                compile_action(program.by_name[name], tuple(frees.get(name, ()))),
+                compile_action(program.by_name[name], release.frees.get(name, ())),
                 program.by_name[name].grad_mode,
                 shared=tuple(shared.get(name, ())),
             )
@@ -253,7 +242,7 @@ class ThreadLanes(Executor):
             done.put(number)
 
 
-def _cpus(lane: Lane, machine: Machine | None) -> set[int]:
+def cpus_of(lane: Lane, machine: Machine | None) -> set[int]:
     """The hardware threads a lane is pinned to: the first of each of its cores, and siblings only when it is wider."""
     device = machine.by_name.get(lane.device) if machine else None
     if device is None or not device.cpus or not lane.cores:

@@ -18,7 +18,7 @@ _Floats = npt.NDArray[np.float64]
 
 
 def durations(graph: Graph, plan: Plan, costs: Costs, machine: Machine) -> _Floats:
-    """The durations in microseconds of the plan's ops, lane after lane.
+    """The duration in microseconds of each op on its lane, in the order of the graph.
 
     Raises:
         InputError: there is no cost for an op on its lane, or no link for a channel.
@@ -28,22 +28,20 @@ def durations(graph: Graph, plan: Plan, costs: Costs, machine: Machine) -> _Floa
     found = np.empty(len(position))
     begin = 0
     for lane in plan.lanes:
-        end = begin + len(lane.ops)
+        places = position[begin : begin + len(lane.ops)]
+        begin += len(lane.ops)
         if lane.kind == "channel":
-            found[begin:end] = _on_channel(lane, graph, costs, machine)
+            found[places] = _on_channel(lane, graph, costs, machine)
         else:
             key = (lane.device, lane.width)
             column = columns.get(key)
             if column is None:
                 column = columns[key] = np.full(len(graph), np.nan)
-            places = position[begin:end]
-            found[begin:end] = column[places]
-            unknown = np.isnan(found[begin:end])
+            unknown = np.isnan(column[places])
             if unknown.any():
                 ops = lane.ops if unknown.all() else [lane.ops[at] for at in np.flatnonzero(unknown)]
                 column[places[unknown]] = _on_device(ops, lane, costs)
-                found[begin:end] = column[places]
-        begin = end
+            found[places] = column[places]
     return found
 
 

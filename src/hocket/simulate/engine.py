@@ -55,10 +55,12 @@ def simulate(graph: Graph, plan: Plan, costs: Costs, machine: Machine) -> Timeli
         start_us, end_us = by_events(program, durations_us, link_of, channels)
     else:
         start_us, end_us = _in_one_pass(program, _work(graph, plan, costs, machine))
-    return Timeline.of_columns({lane.name: lane.ops for lane in plan.lanes}, start_us, end_us)
+    position = program.position
+    return Timeline.of_columns({lane.name: lane.ops for lane in plan.lanes}, start_us[position], end_us[position])
 
 
 def _in_one_pass(program: Program, work_us: list[float]) -> tuple[_Floats, _Floats]:
+    """When each op starts and ends, in the order of the graph."""
     steps = program.steps
     ends = [0.0]
     append = ends.append

@@ -26,13 +26,15 @@ def by_events(
 
     Args:
         program: the plan.
-        durations_us: how long each op takes, in the program's order.
+        durations_us: how long each op takes, in the order of the graph.
         link_of: for each lane the number of the link it has to queue for; -1: none.
         channels: for each of these links how many transfers fit side by side.
     """
     begin, after, waits = program.followers
     lane = program.lane.tolist()
-    waiting = waits.copy()
+    before = program.before.tolist()
+    following = {other: (op,) for op, other in enumerate(before)}
+    waiting = [count + (other >= 0) for count, other in zip(waits, before, strict=True)]
     start_us = [0.0] * len(program)
     end_us = [0.0] * len(program)
     free = list(channels)
@@ -70,7 +72,7 @@ def by_events(
         if link >= 0:
             free[link] += 1
             changed.add(link)
-        for follower in after[begin[op] : begin[op + 1]]:
+        for follower in (*after[begin[op] : begin[op + 1]], *following.get(op, ())):
             waiting[follower] -= 1
             if not waiting[follower]:
                 ready.append(follower)

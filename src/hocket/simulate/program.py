@@ -1,13 +1,16 @@
 """A plan on its graph as arrays of whole numbers, which the engine can walk without a name in sight.
 
-Ops are counted lane after lane, in the order of the plan. An op waits for the op before it on its lane and for the
-ops it depends on elsewhere; so many maxima would need a loop inside the loop. Instead every op becomes one or more
-*steps* of exactly two waits each, and the whole simulation is one line::
+Ops are counted in the order of the graph, so that what belongs to the graph alone is worked out once for all plans. An
+op waits for the op before it on its lane and for the ops it depends on elsewhere; so many maxima would need a loop
+inside the loop. Instead every op becomes one or more *steps* of exactly two waits each, and the whole simulation is
+one line, ``end[step] = max(end[left], end[right]) + work``::
 
-    op d waits for its lane (c) and for a, b:      lane ..---[ c ]--+---.
-                                                                  max(c, a) = step 1, takes nothing
-    step 1 = max(end[c], end[a]) + 0                    [ a ]-------'   |
-    step 2 = max(end[1], end[b]) + duration(d)          [ b ]----- max(1, b) --[ d ]--
+    op d waits for c, which is before it on its lane, and for a and b on other lanes:
+
+    lane ..---[ c ]--.
+                      max(c, a) + 0 = step 1 --.
+              [ a ]--'                          max(step 1, b) + duration(d) = step 2
+                                   [ b ]-------'
 
 Dependencies within a lane are left out: the lane itself enforces them.
 """
@@ -27,9 +30,23 @@ from hocket.errors import PlanError
 from hocket.ir import Graph, Plan
 from hocket.simulate.memory import remember
 
-__all__ = ["Program", "Steps", "compiled"]
+__all__ = ["Followers", "Program", "Steps", "compiled"]
 
 _Ints = npt.NDArray[np.int64]
+
+
+class Followers(NamedTuple):
+    """Who waits for whom; ``after[begin[op]:begin[op + 1]]`` depend on `op`.
+
+    Attributes:
+        begin: for each op where its followers begin in `after`.
+        after: the followers of all ops.
+        waits: for each op how many ops it depends on.
+    """
+
+    begin: list[int]
+    after: list[int]
+    waits: list[int]
 
 
 class Steps(NamedTuple):
@@ -52,14 +69,15 @@ class Steps(NamedTuple):
 
 @dataclass(frozen=True)
 class Program:
-    """A plan of n ops; the arrays of n elements follow the plan's order, lane after lane.
+    """A plan of n ops.
 
     Attributes:
-        position: where each op stands in the graph.
-        lane: position of each op's lane.
-        before: number of the op before it on its lane; -1 for a lane's first.
+        position: in the order of the plan, lane after lane, where each op stands in the graph.
+        lane: for each op the position of its lane.
+        before: for each op the op before it on its lane; -1 for a lane's first.
         src: the ops waited for, one element for each dependency: edges of the graph and `Plan.after`.
-        dst: the op that waits, in the same order.
+        dst: the op that waits, in the same order; all dependencies of an op stand side by side.
+        followers: the same, by the op that is waited for.
         order: the ops in an order in which each comes after all it waits for.
     """
 
@@ -68,6 +86,7 @@ class Program:
     before: _Ints
     src: _Ints
     dst: _Ints
+    followers: Followers
     order: _Ints
 
     def __len__(self) -> int:
@@ -76,52 +95,53 @@ class Program:
     @cached_property
     def steps(self) -> Steps:
         """The ops as steps of two waits each."""
-        count = len(self)
         elsewhere = self.lane[self.src] != self.lane[self.dst]
         src, dst = self.src[elsewhere], self.dst[elsewhere]
-        when = np.empty(count, np.int64)
-        when[self.order] = np.arange(count)
-        by_time = np.argsort(when[dst], kind="stable")
-        src, dst = src[by_time], dst[by_time]
-        waits = np.bincount(dst, minlength=count)
+        waits = np.bincount(dst, minlength=len(self))
         length = np.maximum(waits, 1)
-        last = np.empty(count, np.int64)
+        last = np.empty(len(self), np.int64)
         last[self.order] = np.cumsum(length[self.order]) - 1
         first = last - length + 1
-        # The dependencies of one op stand side by side now: number them within their op.
-        begins = np.cumsum(waits[self.order]) - waits[self.order]
-        nth = np.arange(len(dst)) - begins[when[dst]]
         slot = np.append(last + 1, 0)  # slot[-1]: what the first op of a lane waits for
         left = np.arange(int(length.sum()))
         left[first] = slot[self.before]
         right = np.zeros_like(left)
+        groups = waits[waits > 0]  # how many dependencies stand side by side; they are not sorted, only grouped
+        nth = np.arange(len(dst)) - np.repeat(np.cumsum(groups) - groups, groups)
         right[first[dst] + nth] = slot[src]
         return Steps(left.tolist(), right.tolist(), last, left[last], right[last])
 
-    @cached_property
-    def followers(self) -> tuple[list[int], list[int], list[int]]:
-        """``after[begin[op]:begin[op + 1]]`` wait for `op`, by lane or dependency; and how many each op waits for."""
-        return _followers(len(self), self.before, self.src, self.dst)
-
 
 @dataclass(frozen=True)
-class _GraphArrays:
-    """A graph's edges by the position of their ops, and each op's rank in `Graph.order`."""
+class _Dependencies:
+    """A graph's edges by the position of their ops, grouped by `dst` in the graph's order.
+
+    Attributes:
+        src: the ops waited for.
+        dst: the ops that wait, ascending.
+        rank: for each op its place in `Graph.order`.
+    """
 
     src: _Ints
     dst: _Ints
     rank: _Ints
 
+    @cached_property
+    def followers(self) -> Followers:
+        return _followers(len(self.rank), self.src, self.dst)
+
 
 @remember
-def _arrays(graph: Graph) -> _GraphArrays:
+def _dependencies(graph: Graph) -> _Dependencies:
     predecessors = graph.predecessors.values()
     number = graph.index.__getitem__
     lengths = np.fromiter(map(len, predecessors), np.int64, len(graph))
     src = np.fromiter(map(number, chain.from_iterable(predecessors)), np.int64, int(lengths.sum()))
-    rank = np.empty(len(graph), np.int64)
-    rank[np.fromiter(map(number, graph.order), np.int64, len(graph))] = np.arange(len(graph))
-    return _GraphArrays(src, np.repeat(np.arange(len(graph)), lengths), rank)
+    dst = np.repeat(np.arange(len(graph)), lengths)
+    rank = np.arange(len(graph))
+    if (src > dst).any():
+        rank[np.fromiter(map(number, graph.order), np.int64, len(graph))] = np.arange(len(graph))
+    return _Dependencies(src, dst, rank)
 
 
 @remember
@@ -132,32 +152,30 @@ def compiled(graph: Graph, plan: Plan) -> Program:
         PlanError: an op that the graph does not have, an op of the graph on no lane, or lanes that wait for each
             other in a circle (named op by op).
     """
-    position, lane, before = _places(graph, plan)
-    arrays = _arrays(graph)
-    count = len(position)
-    place = np.empty(count, np.int64)
-    place[position] = np.arange(count)
-    src, dst = place[arrays.src], place[arrays.dst]
+    position, lane, before, following = _places(graph, plan)
+    known = _dependencies(graph)
+    src, dst, rank = known.src, known.dst, known.rank
     if plan.after:
-        pairs = [
-            (place[graph.index[other]], place[graph.index[op]]) for op, others in plan.after.items() for other in others
-        ]
-        more = np.array(pairs, np.int64)
-        src, dst = np.concatenate((src, more[:, 0])), np.concatenate((dst, more[:, 1]))
-    rank = arrays.rank[position]
-    follows = before >= 0
-    if (rank[before[follows]] < rank[follows]).all() and (rank[src] < rank[dst]).all():
-        order = np.empty(count, np.int64)  # the plan keeps the graph's own order, so that order will do
-        order[rank] = np.arange(count)
+        number = graph.index
+        more = [(number[other], number[op]) for op, others in plan.after.items() for other in others]
+        src = np.append(src, [other for other, _ in more])
+        dst = np.append(dst, [op for _, op in more])
+        grouped = np.argsort(dst, kind="stable")
+        src, dst = src[grouped], dst[grouped]
+    followers = _followers(len(graph), src, dst) if plan.after else known.followers
+    has_before = np.flatnonzero(before >= 0)
+    if (rank[before[has_before]] < rank[has_before]).all() and (rank[src] < rank[dst]).all():
+        order = np.empty_like(rank)
+        order[rank] = np.arange(len(graph))  # the plan keeps the graph's own order, so that order will do
     else:
-        order = _order(*_followers(count, before, src, dst))
-    if len(order) < count:
+        order = _order(followers, following, (before >= 0).tolist())
+    if len(order) < len(graph):
         raise _deadlock(graph, plan)
-    return Program(position, lane, before, src, dst, order)
+    return Program(position, lane, before, src, dst, followers, order)
 
 
-def _places(graph: Graph, plan: Plan) -> tuple[_Ints, _Ints, _Ints]:
-    """Each op's position in the graph, its lane, and the op before it on its lane."""
+def _places(graph: Graph, plan: Plan) -> tuple[_Ints, _Ints, _Ints, list[int]]:
+    """Where the plan's ops stand in the graph; for each op its lane, the op before it there, and the one after."""
     lengths = np.array([len(lane.ops) for lane in plan.lanes], np.int64)
     count = int(lengths.sum())
     names = chain.from_iterable(lane.ops for lane in plan.lanes)
@@ -165,34 +183,45 @@ def _places(graph: Graph, plan: Plan) -> tuple[_Ints, _Ints, _Ints]:
         position = np.fromiter(map(graph.index.__getitem__, names), np.int64, count)
     except KeyError as error:
         op = error.args[0]
-        lane = plan.lane_of[op].name
-        raise PlanError(f"lane {lane!r} runs op {op!r}, which the graph does not have", op=op, lane=lane) from None
+        lane_name = plan.lane_of[op].name
+        raise PlanError(
+            f"lane {lane_name!r} runs op {op!r}, which the graph does not have", op=op, lane=lane_name
+        ) from None
     if count < len(graph):
         op = next(op.name for op in graph.ops if op.name not in plan.lane_of)
         raise PlanError(f"op {op!r} of the graph is run by no lane", op=op)
-    before = np.arange(-1, count - 1)
-    before[(np.cumsum(lengths) - lengths)[lengths > 0]] = -1
-    return position, np.repeat(np.arange(len(lengths)), lengths), before
+    lane = np.empty(count, np.int64)
+    lane[position] = np.repeat(np.arange(len(lengths)), lengths)
+    before = np.full(count, -1)
+    following = np.full(count, -1)
+    same_lane = lane[position[1:]] == lane[position[:-1]]
+    before[position[1:][same_lane]] = position[:-1][same_lane]
+    following[position[:-1][same_lane]] = position[1:][same_lane]
+    return position, lane, before, following.tolist()
 
 
-def _followers(count: int, before: _Ints, src: _Ints, dst: _Ints) -> tuple[list[int], list[int], list[int]]:
-    follows = before >= 0
-    src = np.concatenate((before[follows], src))
-    dst = np.concatenate((np.flatnonzero(follows), dst))
-    begin = np.concatenate(([0], np.cumsum(np.bincount(src, minlength=count))))
+def _followers(count: int, src: _Ints, dst: _Ints) -> Followers:
+    begin = np.append(0, np.cumsum(np.bincount(src, minlength=count)))
     after = dst[np.argsort(src, kind="stable")]
-    return begin.tolist(), after.tolist(), np.bincount(dst, minlength=count).tolist()
+    return Followers(begin.tolist(), after.tolist(), np.bincount(dst, minlength=count).tolist())
 
 
-def _order(begin: list[int], after: list[int], waiting: list[int]) -> _Ints:
+def _order(followers: Followers, following: list[int], has_before: list[bool]) -> _Ints:
     """The ops so that each comes after all it waits for; those that wait in a circle are left out."""
-    waiting = waiting.copy()
+    begin, after, waits = followers
+    waiting = list(map(int.__add__, waits, has_before))
     order = []
     ready = [op for op, count in enumerate(waiting) if count == 0]
     while ready:
         op = ready.pop()
         order.append(op)
         for follower in after[begin[op] : begin[op + 1]]:
+            left = waiting[follower] - 1
+            waiting[follower] = left
+            if not left:
+                ready.append(follower)
+        follower = following[op]
+        if follower >= 0:
             left = waiting[follower] - 1
             waiting[follower] = left
             if not left:

@@ -1,0 +1,136 @@
+"""What the command line says: tables or one JSON object to stdout, a progress bar and notes to stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Iterable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+    from rich.table import Table
+
+__all__ = ["Bar", "UsageError", "note", "print_json", "print_tables", "table"]
+
+# Shorter work is done without a bar.
+PATIENCE_S = 2.0
+
+
+class UsageError(Exception):
+    """The words of the command line are wrong: exit status 2."""
+
+
+def print_json(document: dict[str, Any]) -> None:
+    """`document` alone on stdout."""
+    print(json.dumps(document, indent=2, allow_nan=False))
+
+
+def print_tables(*tables: Any, to_stderr: bool = False) -> None:
+    """Tables and lines of text, one under the other with a blank line between; strings are printed as they stand."""
+    from rich.console import Console
+
+    console = Console(file=sys.stderr if to_stderr else sys.stdout, highlight=False, markup=False, emoji=False)
+    for position, element in enumerate(tables):
+        if position:
+            console.print()
+        # A path must not be folded in the middle: someone will copy it.
+        console.print(element, soft_wrap=isinstance(element, str))
+
+
+def note(text: str) -> None:
+    """A line about the work, for whoever watches."""
+    print(f"note: {text}", file=sys.stderr)
+
+
+def table(title: str, columns: Iterable[str], rows: Iterable[Iterable[str]], *, words: int = 1) -> Table:
+    """A plain table: the first `words` columns hold words, the others figures."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    made = Table(
+        title=Text(title),
+        title_style="bold",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        show_edge=False,
+        padding=(0, 1, 0, 0),
+        header_style="dim",
+        # A title is set as wide as its table, and wraps badly above a narrow one.
+        min_width=min(76, len(title)),
+    )
+    for position, column in enumerate(columns):
+        made.add_column(column, justify="left" if position < words else "right", overflow="fold")
+    for row in rows:
+        made.add_row(*map(Text, row))
+    return made
+
+
+class Bar:
+    """A progress bar on stderr: only on a terminal, and only for work that takes more than two seconds.
+
+    It is painted when it appears and at every `update`. Between them it stands still, because a thread that repaints
+    would take the interpreter from a step that is being measured; `moving` is for work that nobody measures.
+
+        with Bar("capture", moving=True):
+            captured = hocket.capture(...)
+    """
+
+    def __init__(self, what: str, *, moving: bool = False) -> None:
+        self._what = what
+        self._done, self._total = 0, 0
+        self._moving = moving
+        self._progress: Progress | None = None
+        self._lock = threading.Lock()
+        self._over = False
+        self._timer = threading.Timer(PATIENCE_S, self._appear)
+        self._timer.daemon = True
+
+    def __enter__(self) -> Bar:
+        if sys.stderr.isatty():
+            self._timer.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._timer.cancel()
+        with self._lock:
+            self._over = True
+            if self._progress is not None:
+                self._progress.stop()
+
+    def update(self, what: str, done: int = 0, total: int = 0) -> None:
+        """`done` of `total` steps of `what` are done; without a total nobody knows how long it takes."""
+        with self._lock:
+            self._what, self._done, self._total = what, done, total
+            if self._progress is not None:
+                self._paint(self._progress)
+
+    def _paint(self, progress: Progress) -> None:
+        task = progress.task_ids[0]
+        progress.update(task, description=self._what, completed=self._done, total=self._total or None, refresh=True)
+
+    def _appear(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+        with self._lock:
+            if self._over:
+                return
+            columns = [TextColumn("{task.description}"), BarColumn(24), TaskProgressColumn()]
+            self._progress = Progress(
+                *columns,
+                *([TimeElapsedColumn()] if self._moving else []),
+                console=Console(file=sys.stderr),
+                auto_refresh=self._moving,
+                refresh_per_second=4,
+                transient=True,
+            )
+            self._progress.add_task(self._what, total=None)
+            self._progress.start()
+            self._paint(self._progress)

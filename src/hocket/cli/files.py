@@ -1,0 +1,287 @@
+"""The verbs of the command line that work on files, one function each; none of them loads torch.
+
+Each takes the parsed arguments and returns nothing: what goes wrong is raised.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import tempfile
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+from hocket.check import check
+from hocket.cli.console import Bar, UsageError, note, print_json, print_tables, table
+from hocket.errors import InputError, PlanError
+from hocket.ir import Costs, Graph, Machine, Plan, Timeline
+from hocket.plan import Bounds, bounds, efficiency, plan, planners
+from hocket.report import plan_table, timeline_table, write_report, write_trace
+from hocket.report._files import write_text
+from hocket.report.summary import lane_uses
+from hocket.report.words import duration_text, quantity_text
+from hocket.simulate import simulate
+
+__all__ = [
+    "bounds_verb",
+    "check_verb",
+    "machine_verb",
+    "output_file",
+    "output_folder",
+    "plan_verb",
+    "report_verb",
+    "simulate_verb",
+    "written",
+]
+
+
+def plan_verb(args: Namespace) -> None:
+    """GRAPH and COSTS to a plan."""
+    options: dict[str, Any] = {} if args.lanes is None else {"lanes": args.lanes}
+    takes = inspect.signature(planners()[args.planner]).parameters
+    for option in options:
+        if option not in takes:
+            raise UsageError(f"--{option} is no option of the planner {args.planner}")
+    target = output_file(args.output)
+    with Bar("plan", moving=True):
+        graph, costs, machine = Graph.load(args.graph), Costs.load(args.costs), _machine(args)
+        made = plan(graph, costs, machine, planner=args.planner, **options)
+        check(graph, made, machine)
+        timeline = simulate(graph, made, costs, machine)
+        limits = bounds(graph, costs, machine)
+    if target is not None:
+        write_text(target, str(made))
+    if args.format == "json":
+        path = {} if target is None else {"path": str(target)}
+        print_json(
+            {
+                "planner": made.planner,
+                "lanes": len(made.lanes),
+                "predicted_us": timeline.makespan_us,
+                **_limits(limits, timeline),
+                **path,
+                "plan": str(made),
+            }
+        )
+        return
+    if target is None:
+        print(made, end="", flush=True)
+    found = _limits_table("prediction", limits, timeline)
+    print_tables(plan_table(graph, made), found, *written(target), to_stderr=True)
+
+
+def check_verb(args: Namespace) -> None:
+    """Whether PLAN may run GRAPH."""
+    graph, found = Graph.load(args.graph), _plan(args.plan)
+    machine = Machine.load(args.machine) if args.machine else None
+    try:
+        with Bar("check", moving=True):
+            check(graph, found, machine)
+    except PlanError as error:
+        if args.format == "json":
+            print_json({"legal": False, "error": str(error), "op": error.op, "lane": error.lane})
+        raise
+    if args.format == "json":
+        print_json({"legal": True})
+    else:
+        print("legal")
+
+
+def simulate_verb(args: Namespace) -> None:
+    """The timeline that PLAN would have."""
+    target, trace = output_file(args.output), output_file(args.trace)
+    with Bar("simulate", moving=True):
+        graph, found, costs = Graph.load(args.graph), _plan(args.plan), Costs.load(args.costs)
+        machine = _machine(args)
+        timeline = simulate(graph, found, costs, machine)
+        limits = bounds(graph, costs, machine)
+        misfits = _misfits(graph, found, machine)
+    if target is not None:
+        timeline.save(target)
+    if trace is not None:
+        write_trace(trace, {"simulated": timeline}, graph)
+    if args.format == "json":
+        document: dict[str, Any] = {
+            "makespan_us": timeline.makespan_us,
+            "utilisation": timeline.utilisation,
+            "lanes": [use._asdict() for use in lane_uses(timeline)],
+            **_limits(limits, timeline),
+            "notes": misfits,
+        }
+        document |= {name: str(path) for name, path in (("timeline", target), ("trace", trace)) if path is not None}
+        print_json(document)
+        return
+    print_tables(timeline_table(timeline), _limits_table("bounds", limits, timeline), *written(target, trace))
+    for text in misfits:
+        note(text)
+
+
+def bounds_verb(args: Namespace) -> None:
+    """Between which times every plan of GRAPH lies."""
+    with Bar("bounds", moving=True):
+        limits = bounds(Graph.load(args.graph), Costs.load(args.costs), _machine(args))
+    if args.format == "json":
+        print_json(_limits(limits))
+    else:
+        print_tables(_limits_table("bounds", limits))
+
+
+def report_verb(args: Namespace) -> None:
+    """The page, the trace and the files behind them."""
+    folder = output_folder(args.output)
+    with Bar("report", moving=True):
+        graph, found, costs = Graph.load(args.graph), _plan(args.plan), Costs.load(args.costs)
+        machine = _machine(args)
+        limits = bounds(graph, costs, machine)
+        timelines = _timelines(args.timelines)
+        notes = _misfits(graph, found, machine)
+        if not timelines:
+            timelines = {"simulated": simulate(graph, found, costs, machine)}
+        paths = write_report(
+            folder,
+            title=args.title,
+            graph=graph,
+            plan=found,
+            costs=costs,
+            timelines=timelines,
+            lower_us=limits.lower_us,
+            upper_us=limits.upper_us,
+            notes=notes,
+        )
+    if args.format == "json":
+        files = {name: str(path) for name, path in paths.items()}
+        print_json({"report": str(paths["index.html"]), "files": files, "notes": notes})
+        return
+    print(f"report: {paths['index.html']}")
+    for text in notes:
+        note(text)
+
+
+def machine_verb(args: Namespace) -> None:
+    """The machine this runs on, as a file that the other verbs take."""
+    target = output_file(args.output)
+    machine = Machine.here()
+    if args.measure:
+        from hocket.profile.analytic import measure_rates
+
+        with Bar("measure rates"):
+            machine = measure_rates(machine)
+    if target is not None:
+        machine.save(target)
+    if args.format == "json":
+        # The document itself: redirected into a file it is one that --machine takes.
+        print_json(_document(machine))
+        return
+    rows = [
+        (
+            device.name,
+            device.kind,
+            str(device.cores),
+            str(device.smt),
+            quantity_text(device.flops_per_s, "flop/s") if device.flops_per_s else "not measured",
+            quantity_text(device.bytes_per_s, "B/s") if device.bytes_per_s else "not measured",
+            quantity_text(device.memory_bytes, "B") if device.memory_bytes else "not known",
+        )
+        for device in machine.devices
+    ]
+    columns = ("device", "kind", "cores", "threads/core", "arithmetic", "memory traffic", "memory")
+    print_tables(table("machine", columns, rows, words=2), *written(target))
+
+
+def output_file(path: Path | None) -> Path | None:
+    """`path`, if a file can be put there: asked before the work, so that a long one is not done in vain."""
+    if path is None:
+        return None
+    if not path.parent.is_dir():
+        raise InputError(f"{path}: there is no directory {path.parent} to write into")
+    if path.exists() and not path.is_file():
+        raise InputError(f"{path}: expected a file to write, it is {'a directory' if path.is_dir() else 'no file'}")
+    if not os.access(path.parent, os.W_OK):
+        raise InputError(f"{path}: the directory {path.parent} may not be written to")
+    return path
+
+
+def output_folder(path: Path) -> Path:
+    """`path`, if it is a directory or one can be made there."""
+    for place in (path, *path.parents):
+        if place.exists():
+            if not place.is_dir():
+                raise InputError(f"{path}: expected a directory to write into, {place} is a file")
+            if not os.access(place, os.W_OK):
+                raise InputError(f"{path}: the directory {place} may not be written to")
+            break
+    return path
+
+
+def written(*paths: Path | None) -> list[str]:
+    """A line that names the files that were written; none for no files."""
+    return [f"written: {', '.join(str(path) for path in paths if path is not None)}"] if any(paths) else []
+
+
+def _machine(args: Namespace) -> Machine:
+    return Machine.load(args.machine) if args.machine else Machine.here()
+
+
+def _plan(path: Path) -> Plan:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: not a plan: {error}") from None
+    return Plan.parse(text, source=str(path))
+
+
+def _misfits(graph: Graph, found: Plan, machine: Machine) -> list[str]:
+    """Why the plan may not run as simulated: a simulation answers all the same, and a reader should know."""
+    try:
+        check(graph, found, machine)
+    except PlanError as error:
+        return [f"this plan may not run on this machine: {error}"]
+    return []
+
+
+def _timelines(paths: list[Path]) -> dict[str, Timeline]:
+    """Timelines by the names of their files, those that a report wrote by the names they had there."""
+    found: dict[str, Timeline] = {}
+    for path in paths:
+        stem = path.stem.removeprefix("timeline-")
+        name, number = stem, 2
+        while name in found:
+            name, number = f"{stem}-{number}", number + 1
+        found[name] = Timeline.load(path)
+    return found
+
+
+def _limits(limits: Bounds, timeline: Timeline | None = None) -> dict[str, float]:
+    found = {
+        "lower_us": limits.lower_us,
+        "upper_us": limits.upper_us,
+        "critical_path_us": limits.critical_path_us,
+        "work_us": limits.work_us,
+    }
+    return found if timeline is None else {**found, "efficiency": efficiency(timeline, limits)}
+
+
+def _limits_table(title: str, limits: Bounds, timeline: Timeline | None = None) -> Any:
+    rows = [
+        ("lower bound", duration_text(limits.lower_us), "no plan is shorter"),
+        ("longest chain", duration_text(limits.critical_path_us), "each op where it is fastest"),
+        ("all ops", duration_text(limits.work_us), "time by threads, at the least"),
+        ("upper bound", duration_text(limits.upper_us), "one op after another, on all cores"),
+    ]
+    if timeline is not None:
+        rows.insert(0, ("makespan", duration_text(timeline.makespan_us), "simulated"))
+        rows.append(("efficiency", f"{efficiency(timeline, limits):.2f}", "0 at the upper bound, 1 at the lower"))
+    made = table(title, ("", "", ""), rows)
+    made.show_header = False
+    made.columns[2].justify = "left"
+    made.columns[2].style = "dim"
+    return made
+
+
+def _document(machine: Machine) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "machine.json"
+        machine.save(path)
+        return json.loads(path.read_text(encoding="utf-8"))

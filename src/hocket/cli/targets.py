@@ -1,0 +1,175 @@
+"""A TARGET of the command line becomes a `Job`: a name of the zoo, or ``file.py:function``."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from hocket.cli.console import UsageError
+from hocket.errors import HocketError, InputError
+from hocket.job import Job
+
+__all__ = ["StepError", "Target"]
+
+# What `hocket.zoo.load` takes beside the sizes of an entry, where the command line has no option of its own.
+_FURTHER_SETTINGS = ("lr", "num_batches")
+
+
+class StepError(HocketError):
+    """The user's own code failed: importing it, making the job, or a step."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """What the user named, and the options that only a zoo entry takes.
+
+    Target("mlp", batch_size=8, settings={"width": 64}).job()
+    Target("train.py:make_job").job()
+    """
+
+    words: str
+    batch_size: int | None = None
+    optimizer: str | None = None
+    seed: int | None = None
+    settings: Mapping[str, int | float | str] = field(default_factory=dict)
+
+    @property
+    def path(self) -> Path | None:
+        """The file of a ``file.py:function``; None for a name of the zoo."""
+        if ":" in self.words or self.words.endswith(".py"):
+            return Path(self.words.rpartition(":")[0] if ":" in self.words else self.words)
+        return None
+
+    def job(self) -> Job:
+        """Build the job.
+
+        Raises:
+            UsageError: no such entry, option, file or function.
+            HocketError: the file or its function fails, or what comes back is no job.
+        """
+        path = self.path
+        return self._from_zoo() if path is None else self._from_file(path)
+
+    @contextmanager
+    def blamed(self, what: str) -> Iterator[None]:
+        """Whatever fails within is told in one line, with its place in the user's file."""
+        try:
+            yield
+        except (HocketError, UsageError):
+            raise
+        except (Exception, SystemExit) as error:
+            problem = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+            if isinstance(error, SystemExit):
+                problem = f"it called sys.exit({error.code!r})"
+            place = self._place(error)
+            raise StepError(f"{self.words}: {what} failed{f' ({place})' if place else ''}: {problem}") from error
+
+    def _from_zoo(self) -> Job:
+        from hocket import zoo
+
+        entry = zoo.entries().get(self.words)
+        known = [*(option.name for option in entry.options), *_FURTHER_SETTINGS] if entry else list(self.settings)
+        for name in self.settings:
+            if name not in known:
+                raise UsageError(f"{self.words}: --set {name}: no such setting; it takes {', '.join(known)}")
+        settings: dict[str, Any] = dict(self.settings)
+        try:
+            return zoo.load(
+                self.words, batch_size=self.batch_size, optimizer=self.optimizer, seed=self.seed or 0, **settings
+            )
+        except InputError as error:
+            hint = "" if entry else "; a function of your own is written file.py:function"
+            raise UsageError(f"{error}{hint}") from error
+
+    def _from_file(self, path: Path) -> Job:
+        self._check_words(path)
+        name = self.words.rpartition(":")[2]
+        with self.blamed("importing it"):
+            module = _imported(path)
+        function = getattr(module, name, None)
+        if function is None:
+            raise UsageError(f"{path} has no function {name!r}; {_functions(path)}")
+        if not callable(function):
+            raise UsageError(f"{self.words} is no function but a value of type {type(function).__name__}")
+        needed = _needed(function)
+        if needed:
+            raise UsageError(f"{self.words}: expected a function without arguments, it needs {', '.join(needed)}")
+        with self.blamed("the function"):
+            job = function()
+        if not isinstance(job, Job):
+            got = "None" if job is None else f"a value of type {type(job).__name__}"
+            raise InputError(
+                f"{self.words}: expected it to return hocket.Job(step, model, optimizer, batches), got {got}"
+            )
+        return job if job.name else replace(job, name=f"{path.name}:{name}")
+
+    def _check_words(self, path: Path) -> None:
+        given = {
+            "--batch-size": self.batch_size,
+            "--optimizer": self.optimizer,
+            "--seed": self.seed,
+            "--set": self.settings or None,
+        }
+        for option, value in given.items():
+            if value is not None:
+                raise UsageError(f"{self.words}: {option} is for zoo entries; here the function decides")
+        if path.suffix != ".py":
+            raise UsageError(f"{self.words}: expected a zoo entry or file.py:function")
+        if not path.is_file():
+            raise UsageError(f"no such file: {path}")
+        if not self.words.rpartition(":")[2].isidentifier() or ":" not in self.words:
+            raise UsageError(f"{self.words}: expected file.py:function; {_functions(path)}")
+
+    def _place(self, error: BaseException) -> str:
+        """The deepest line of the user's file on the way to the error."""
+        path = self.path
+        if path is None:
+            return ""
+        if isinstance(error, SyntaxError) and error.filename and Path(error.filename).name == path.name:
+            return f"{path}, line {error.lineno}"
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame.lineno for frame in frames if Path(frame.filename).absolute() == path.absolute()]
+        return f"{path}, line {lines[-1]}" if lines else ""
+
+
+def _imported(path: Path) -> Any:
+    """The module of a file, imported so that its neighbours are found as if it had been started itself."""
+    folder = str(path.absolute().parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    # Under a name of its own: a file called json.py must not stand in for the module of that name.
+    name = f"hocket_target_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _functions(path: Path) -> str:
+    """The functions of a file, in words, without running it."""
+    try:
+        found = ast.parse(path.read_bytes()).body
+    except SyntaxError as error:
+        return f"it does not parse: {error.msg}, line {error.lineno}"
+    names = [node.name for node in found if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")]
+    return f"functions there: {', '.join(names)}" if names else "there is no function there"
+
+
+def _needed(function: Callable[..., Any]) -> list[str]:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [p.name for p in parameters if p.default is p.empty and p.kind not in optional]

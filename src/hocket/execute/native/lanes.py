@@ -1,0 +1,166 @@
+"""`NativeLanes`: a plan on lanes that never wait for the interpreter."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+import torch
+
+from hocket.capture.captured import Captured, Frame
+from hocket.capture.program import Action, Call, Slot
+from hocket.capture.scalars import TapeRef
+from hocket.errors import ExecutionError
+from hocket.execute.lanes import Executor, releases
+from hocket.execute.native.build import available, load
+from hocket.execute.threads import cpus_of
+from hocket.ir import Graph, Machine, Plan, Span, Timeline
+
+__all__ = ["NativeLanes"]
+
+
+class NativeLanes(Executor):
+    """Runs a plan on native lanes: the same rules and errors as `ThreadLanes`, without Python between ops.
+
+    Args:
+        captured, plan, machine, graph: as for `ThreadLanes`.
+
+    Raises:
+        ExecutionError: native lanes are not available here, or an op is none of torch's dispatcher.
+    """
+
+    starts_with_prologue = True
+
+    def __init__(
+        self, captured: Captured, plan: Plan, machine: Machine | None = None, graph: Graph | None = None
+    ) -> None:
+        super().__init__(captured, plan, graph)
+        ready = available()
+        if not ready:
+            raise ExecutionError(ready.why)
+        self._lanes = [lane for lane in plan.lanes if lane.ops]
+        for lane in self._lanes:
+            if lane.kind != "cores":
+                raise ExecutionError(f"lane {lane.name!r} is a {lane.kind}; native lanes are lanes of cores only")
+        self._cpus = [sorted(cpus_of(lane, machine)) for lane in self._lanes]
+        # Who asks for the caller's own width gets the caller's own thread.
+        self._on_caller = bool(self._lanes) and self._lanes[0].width == torch.get_num_threads()
+        self._inputs = [slot for slot, _ in captured.inputs]
+        self._kept = sorted(slot for slot in captured.program.kept if slot not in captured.program.inputs)
+        self._busy = threading.Lock()
+        self._core: Any = None
+        self._pid = 0
+        self._ran = False
+
+    def run(self, frame: Frame) -> None:
+        if not self._busy.acquire(blocking=False):
+            raise ExecutionError(
+                "this step is already running in another thread; give each thread a schedule of its own"
+            )
+        try:
+            if self._pid != os.getpid():
+                self._start()
+            self._ran = True
+            kept = self._core.run(frame.values, frame.numbers, self._inputs, self._kept)
+            for slot, value in zip(self._kept, kept, strict=True):
+                frame.values[slot] = value
+        except BaseException as error:
+            self._annotate(error)
+            raise
+        finally:
+            self._busy.release()
+
+    def timeline(self) -> Timeline:
+        if not self._ran:
+            raise ExecutionError("no step has run yet")
+        spans = []
+        for lane, times in zip(self._lanes, self._core.times(), strict=True):
+            first = 1 if lane is self._lanes[0] else 0  # the prologue is not an op of the plan
+            for number, op in enumerate(lane.ops, first):
+                spans.append(Span(op, lane.name, times[2 * number] / 1000, times[2 * number + 1] / 1000))
+        return Timeline(tuple(spans), tuple(lane.name for lane in self.plan.lanes), "measured")
+
+    def close(self) -> None:
+        if self._core is not None and self._pid == os.getpid():
+            self._core.close()
+        self._core, self._pid = None, 0
+
+    def __del__(self) -> None:
+        if getattr(self, "_core", None) is not None:
+            self.close()
+
+    def _annotate(self, error: BaseException) -> None:
+        lane, at = self._core.failed() if self._core is not None else (-1, -1)
+        if lane < 0 or at < 0:
+            return
+        names = (["the prologue"] if lane == 0 else []) + list(self._lanes[lane].ops)
+        action = self.captured.program.by_name.get(names[at])
+        layer = action.layer if action is not None else ""
+        error.add_note(f"in op {names[at]!r} of layer {layer!r} of the planned step")
+
+    def _start(self) -> None:
+        program = self.captured.program
+        release = releases(program, self.sync)
+        counter = {slot: number for number, slot in enumerate(release.shared)}
+        awaited = {before for waited in self.sync.waits.values() for before in waited}
+        # Whoever reads a view of an input waits for the prologue, on whatever lane it is.
+        words = {name: number + 1 for number, name in enumerate(sorted(awaited))}
+        core = load().Core(
+            program.num_slots, len(words) + 1, [len(users) for users in release.shared.values()]
+        )
+        early = set(program.prologue.fills)
+        for number, lane in enumerate(self._lanes):
+            core.add_lane(lane.width, self._cpus[number] if not (number == 0 and self._on_caller) else [])
+            if number == 0:
+                core.add_action(False, [], 0, [], [])
+                _add_calls(core, program.prologue)
+            told = number == 0
+            for name in lane.ops:
+                action = program.by_name[name]
+                waits = [words[before] for before in self.sync.waits.get(name, ())]
+                if not told and early.intersection(action.reads):
+                    waits.append(0)
+                    told = True
+                shared = [(counter[slot], slot) for slot, users in release.shared.items() if name in users]
+                core.add_action(
+                    action.grad_mode, waits, words.get(name, -1), list(release.frees.get(name, ())), shared
+                )
+                _add_calls(core, action)
+        core.start(self._on_caller)
+        self._core, self._pid = core, os.getpid()
+
+
+def _add_calls(core: Any, action: Action) -> None:
+    for call in action.calls:
+        schema = getattr(call.func, "_schema", None)
+        if schema is None:
+            raise ExecutionError(f"op {action.name!r}: {call.func} is not an op of torch's dispatcher")
+        outs = [(-1 if position is None else position, slot) for position, slot in call.outs.items()]
+        core.add_call(schema.name, schema.overload_name, _arguments(call, schema), outs)
+
+
+def _arguments(call: Call, schema: Any) -> list[Any]:
+    """The call's arguments in the schema's order, as the core wants them; None where the default stands."""
+    given: list[Any] = []
+    for position, argument in enumerate(schema.arguments):
+        if position < len(call.args) and not argument.kwarg_only:
+            given.append(_argument(call.args[position]))
+        elif argument.name in call.kwargs:
+            given.append(_argument(call.kwargs[argument.name]))
+        else:
+            given.append(None)
+    return given
+
+
+def _argument(value: Any) -> tuple[str, Any]:
+    if isinstance(value, Slot):
+        return ("s", value.index)
+    if isinstance(value, TapeRef):
+        return ("n", value.index)
+    if isinstance(value, (list, tuple)):
+        elements = [_argument(element) for element in value]
+        if any(kind != "c" for kind, _ in elements):
+            return ("l", elements)
+        return ("c", list(value))
+    return ("c", value)

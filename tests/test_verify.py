@@ -1,0 +1,79 @@
+"""Comparing two runs: a wrong rate is found, the user's state stays eager's."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from hocket import zoo
+from hocket.capture import capture
+from hocket.execute.threads import ThreadLanes
+from hocket.ir import Lane, Plan
+from hocket.verify import differ, verify
+
+
+def setup_step():
+    job = zoo.load("mlp", depth=2, width=16, batch_size=4, optimizer="adam")
+    job.step(job.batch(0))
+    captured = capture(job.step, job.model, job.optimizer, job.batch(0))
+    plan = Plan((Lane("main", captured.graph.order, width=torch.get_num_threads()),))
+    return job, captured, ThreadLanes(captured, plan)
+
+
+def test_five_steps_are_bitwise_and_the_state_is_eagers() -> None:
+    job, captured, executor = setup_step()
+    found, returned = verify(captured, executor, [job.batch(n) for n in range(5)])
+    assert found.bitwise
+    assert found.equal
+    assert found.steps == len(returned) == 5
+
+
+def test_a_step_with_another_rate_is_found() -> None:
+    job, captured, executor = setup_step()
+    (optimizer,) = job.optimizers
+
+    def wrong(batch):
+        optimizer.param_groups[0]["lr"] *= 1.5
+        try:
+            return executor(batch)
+        finally:
+            optimizer.param_groups[0]["lr"] /= 1.5
+
+    found, _ = verify(captured, wrong, [job.batch(n) for n in range(3)])
+    assert not found.bitwise
+    assert not found.equal
+    assert found.where
+
+
+def test_a_failing_plan_leaves_eagers_state_behind() -> None:
+    job, captured, _ = setup_step()
+    (model,) = job.models
+    before = [p.detach().clone() for p in model.parameters()]
+
+    def broken(batch):
+        with torch.no_grad():
+            for p in model.parameters():
+                p.fill_(math.nan)
+        raise RuntimeError("broken")
+
+    try:
+        verify(captured, broken, [job.batch(0)])
+    except RuntimeError as error:
+        assert str(error) == "broken"
+    assert all(torch.isfinite(p).all() for p in model.parameters())
+    assert not any(torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True))
+
+
+def test_differences_are_told_apart() -> None:
+    one, nan = torch.tensor([1.0, 2.0]), torch.tensor([math.nan, 2.0])
+    assert differ([("a", one)], [("a", one.clone())]).bitwise
+    assert differ([("a", nan)], [("a", nan.clone())]).bitwise
+    assert differ([("a", torch.tensor(0.0))], [("a", torch.tensor(-0.0))]).bitwise is False
+    assert differ([("a", one)], [("a", nan)]).max_abs_diff == math.inf
+    assert differ([("a", one)], [("a", one[:1])]).max_abs_diff == math.inf
+    assert differ([("a", 1)], [("a", None)]).max_abs_diff == math.inf
+    found = differ([("a", one), ("b", one)], [("a", one), ("b", one + 1e-3)])
+    assert found.where == "b"
+    assert not found.bitwise
+    assert math.isclose(found.max_abs_diff, 1e-3, rel_tol=1e-3)
