@@ -6,8 +6,9 @@ from one state.
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
@@ -30,6 +31,9 @@ VERIFIED_STEPS = 5
 
 # A rough count of the steps before the verdict, for a progress bar: profiling and contest.
 EXPECTED_STEPS = 40
+
+# Where shapes hardly ever repeat, the search for one that fits comes to an end.
+MAX_PASSED_OVER = 1000
 
 
 @dataclass(frozen=True)
@@ -88,19 +92,19 @@ def try_out(
         progress("capture, profile and try plans", min(number, EXPECTED_STEPS - 1), EXPECTED_STEPS)
     candidate = fast.candidate
     planned: Callable[[Any], Any] = candidate.executor if candidate else job.step
+    following = _batches(job, number, candidate.captured.fits if candidate else lambda batch: True)
     eager_ms: list[float] = []
     planned_ms: list[float] = []
     for done in range(runs):
         for times, work in ((eager_ms, job.step), (planned_ms, planned)):
-            batch = job.batch(number)
+            batch = next(following)
             start = perf_counter()
             work(batch)
             times.append((perf_counter() - start) * 1e3)
-            number += 1
         progress("measure eager and planned in turn", done + 1, runs)
     if candidate is None:
-        return Trial(_unplanned(job, fast, eager_ms, planned_ms), fast, {})
-    batches = [job.batch(number + step) for step in range(VERIFIED_STEPS)]
+        return Trial(_unplanned(job, fast, [*eager_ms, *planned_ms]), fast, {})
+    batches = list(itertools.islice(following, VERIFIED_STEPS))
     width = max(lane.width for lane in candidate.plan.lanes)
     found, _ = verify(candidate.captured, planned, batches, width=width)
     comparison = compare(job.name or "step", fast, eager_ms, planned_ms, found)
@@ -114,31 +118,43 @@ def try_out(
     serial = ThreadLanes(
         candidate.captured, one_lane(candidate.captured, torch.get_num_threads(), fast.machine), fast.machine
     )
-    serial(job.batch(number))
+    serial(batches[0])
     timelines = {"serial": serial.timeline()}
     if candidate.plan.planner != "serial":
-        planned(job.batch(number))
+        planned(batches[0])
         timelines["planned"] = candidate.executor.timeline()
     timelines["simulated"] = candidate.predicted
     return Trial(replace(comparison, notes=tuple(notes)), fast, timelines)
 
 
-def _unplanned(job: Job, fast: Schedule, eager_ms: list[float], planned_ms: list[float]) -> Comparison:
-    eager, planned = Sample.of(eager_ms), Sample.of(planned_ms)
+def _batches(job: Job, number: int, fits: Callable[[Any], bool]) -> Iterator[Any]:
+    """Batches from `number` on that the plan is for: the last one of an epoch may be shorter than the others."""
+    passed_over = 0
+    for position in itertools.count(number):
+        batch = job.batch(position)
+        if fits(batch):
+            passed_over = 0
+            yield batch
+        elif (passed_over := passed_over + 1) == MAX_PASSED_OVER:
+            raise HocketError(f"{MAX_PASSED_OVER} batches in a row are unlike the one that the step was captured with")
+
+
+def _unplanned(job: Job, fast: Schedule, eager_ms: list[float]) -> Comparison:
+    eager = Sample.of(eager_ms)
     return Comparison(
         target=job.name or "step",
         device="cpu",
         cores=fast.machine.cores,
         ops=0,
         eager_ms=eager,
-        planned_ms=planned,
+        planned_ms=eager,
         lower_bound_ms=None,
         efficiency=None,
-        speedup=eager.median / planned.median,
+        speedup=1.0,
         verdict="eager",
         why=fast.why,
         max_abs_diff=0.0,
         bitwise=True,
         versions={"torch": torch.__version__},
-        notes=("no plan was made: both columns are eager steps",),
+        notes=("no plan was made: both rows are the same eager steps",),
     )

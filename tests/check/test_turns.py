@@ -68,6 +68,15 @@ def test_lanes_that_are_not_pinned_share_only_when_there_are_too_few_cores():
         check(ABC, Plan((loose[0], loose[1], narrow("z", ("c",), 0))), MACHINE)
 
 
+def test_threads_of_a_core_count_for_lanes_that_are_not_pinned():
+    machine = Machine.of(cores=3, smt=2)
+    loose = tuple(Lane(f"lane{op}", (op,), width=2) for op in "abc")
+    check(ABC, Plan(loose), machine)
+    check(ABC, Plan((loose[0], loose[1], narrow("z", ("c",), 0))), machine)
+    with pytest.raises(PlanError, match="share a core"):  # a pinned lane has both threads of its core
+        check(ABC, Plan((loose[0], Lane("y", ("b",), width=3), narrow("z", ("c",), 0))), machine)
+
+
 def test_many_lanes_are_checked_quickly():
     count, width = 20_000, 16
     ops = [f"op{i}" for i in range(count)]

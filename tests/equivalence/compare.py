@@ -7,6 +7,7 @@ comparison too.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -100,21 +101,24 @@ def check_twins(
     tolerance: float = 0.0,
     captures: int = 1,
     steps: int = STEPS,
+    around: Callable[[], Any] = nullcontext,
 ) -> Captured:
     """One eager step for both; then `steps` steps, eager here and planned there, compared each time.
 
     `captures` is how often the planned twin may be captured, its first time included; `tolerance` is relative to
-    the largest magnitude of a tensor, and 0 asks for the same bits.
+    the largest magnitude of a tensor, and 0 asks for the same bits. Every step is called within ``around()``.
     """
     pair = twins(make, scheduler)
     planned = Planned(pair.planned, plan, split)
     for number in range(steps + 1):
         batches = [job.batch(number) for job in pair.both()]
         torch.manual_seed(100 + number)
-        results = [pair.eager.step(batches[0])]
+        with around():
+            results = [pair.eager.step(batches[0])]
         random = [torch.get_rng_state()]
         torch.manual_seed(100 + number)
-        results.append(planned(batches[1]) if number else pair.planned.step(batches[1]))
+        with around():
+            results.append(planned(batches[1]) if number else pair.planned.step(batches[1]))
         random.append(torch.get_rng_state())
         where = f"after step {number}"
         assert torch.equal(*random), f"{where}: the random states differ"
@@ -177,7 +181,7 @@ def difference(a: Any, b: Any, tolerance: float = 0.0) -> str:
         # What a step returns may be part of a graph in eager mode; a planned step records none.
         if mine != its and not (what == "requires_grad" and a.grad_fn is not None):
             return f"{what} {mine} is not {its}"
-    if a.stride() != b.stride():
+    if a.layout is torch.strided and a.stride() != b.stride():
         return f"strides {a.stride()} are not {b.stride()}"
     if torch.equal(bits(a), bits(b)):
         return ""
@@ -189,4 +193,6 @@ def difference(a: Any, b: Any, tolerance: float = 0.0) -> str:
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
     """The bytes of a tensor: tells -0.0 from 0.0, and NaN is equal to itself."""
+    if tensor.layout is torch.sparse_coo:
+        tensor = tensor.to_dense()
     return tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)

@@ -99,6 +99,28 @@ def test_columns_are_checked_as_spans_are(data):
         assert timeline.busy_us == expected.busy_us
 
 
+@pytest.mark.parametrize(
+    ("starts", "ends"),
+    [
+        ([0.0, 1.0], [2.0, 3.0]),
+        ([5.0, 6.0], [4.0, 7.0]),
+        ([-1.0, 1.0], [1.0, 2.0]),
+        ([0.0, math.nan], [1.0, 2.0]),
+        ([0.0, 1.0], [1.0, math.nan]),
+        ([0.0, 1.0], [1.0, math.inf]),
+    ],
+)
+def test_bad_columns_are_refused(starts, ends):
+    with pytest.raises(FormatError, match="timeline: spans"):
+        Timeline.of_columns({"main": ["a", "b"]}, np.array(starts), np.array(ends))
+
+
+def test_columns_of_a_lane_in_any_order_and_of_lanes_side_by_side():
+    swapped = Timeline.of_columns({"main": ["b", "a"]}, np.array([1.0, 0.0]), np.array([2.0, 1.0]))
+    assert [span.op for span in swapped.by_lane["main"]] == ["a", "b"]
+    Timeline.of_columns({"x": ["a"], "idle": [], "y": ["b"]}, np.zeros(2), np.ones(2))
+
+
 def test_columns_become_spans_of_plain_numbers():
     timeline = Timeline.of_columns({"x": ("a", "b"), "y": ()}, np.array([0.0, 2.0]), np.array([1.0, 3.0]))
     for other in (pickle.loads(pickle.dumps(timeline)), copy.copy(timeline), copy.deepcopy(timeline)):

@@ -105,6 +105,13 @@ def test_all_cpu_devices_and_uneven_lanes():
     check(graph, made, machine)
 
 
+def test_no_op_is_promised_a_lane_before_the_lane_is_idle():
+    graph = Graph((Op("a"), Op("low"), Op("high")), (Edge("a", "high"),))
+    costs = Costs({"a": {"1": 1.0}, "low": {"1": 2.0}, "high": {"1": 9.0}})
+    made = plan(graph, costs, Machine.of(cores=1), lanes=1)
+    assert made.lanes[0].ops == ("a", "high", "low")
+
+
 def test_ties_go_by_program_order():
     graph = Graph(tuple(Op(f"op{i}") for i in range(6)))
     costs = Costs({op.name: {"1": 10.0} for op in graph.ops})

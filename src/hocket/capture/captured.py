@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from hocket.capture.lower import Lowered, lower
 from hocket.capture.program import Program, compile_action
-from hocket.capture.state import BatchLeaf, Entry, Gradient, Inventory, Saved, inventory
+from hocket.capture.state import PLAIN, BatchLeaf, Entry, Gradient, Inventory, Saved, inventory
 from hocket.capture.trace import Trace, trace_step
 from hocket.errors import CaptureError, ExecutionError
 from hocket.ir import Graph
@@ -231,16 +231,18 @@ def relowered(captured: Captured, *, split: bool, pays: Callable[[str, str], boo
 def signature_of(places: Inventory, batch: Any) -> tuple[Any, ...]:
     """What a graph is good for: shapes of the batch, modes of the modules, which gradients are there, autocast."""
     leaves, spec = tree_flatten(batch)
-    shapes = tuple(
-        (leaf.shape, leaf.stride(), leaf.dtype, leaf.device, leaf.requires_grad)
-        if isinstance(leaf, torch.Tensor)
-        else leaf
-        for leaf in leaves
-    )
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    shapes = tuple([(t.shape, t.stride(), t.dtype, t.device, t.requires_grad) for t in tensors])
+    # 1, 1.0 and True are equal but do not compute the same; of what is not plain only the type can be told.
+    others = [leaf for leaf in leaves if not isinstance(leaf, torch.Tensor)]
+    values = tuple([(type(leaf), leaf if isinstance(leaf, PLAIN) else None) for leaf in others])
+    # A tensor that stands in two places of the batch is one tensor in the graph.
+    first: dict[int, int] = {}
+    twice = tuple([first.setdefault(id(tensor), place) for place, tensor in enumerate(tensors)])
     modes = tuple([module.training for module in places.modules])
     present = tuple([(p.requires_grad, p.grad is None) for p in [entry.get() for entry in places.parameters]])
-    autocast = (torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda"), torch.is_grad_enabled())
-    return (spec, shapes, modes, present, autocast)
+    autocast = tuple([torch.is_autocast_enabled(d) and torch.get_autocast_dtype(d) for d in ("cpu", "cuda")])
+    return (spec, shapes, values, twice, modes, present, autocast, torch.is_grad_enabled(), torch.get_default_dtype())
 
 
 def _has_state(places: Inventory) -> bool:

@@ -15,7 +15,10 @@ from torch import nn
 
 from hocket.errors import InputError
 
-__all__ = ["BatchLeaf", "Constant", "Entry", "Gradient", "Inventory", "ItemOf", "Saved", "inventory"]
+__all__ = ["PLAIN", "BatchLeaf", "Constant", "Entry", "Gradient", "Inventory", "ItemOf", "Saved", "inventory"]
+
+# What a batch may hold besides tensors: a graph stands for batches with the same such values in the same places.
+PLAIN = (int, float, complex, str, bytes, type(None), type, torch.dtype, torch.device)
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,7 +19,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import TreeSpec, tree_flatten
 
 from hocket.capture.scalars import LateFloat, Live, Tape, TapeRef, followed_math
-from hocket.capture.state import BatchLeaf, Constant, Entry, Gradient, Inventory, ItemOf, inventory
+from hocket.capture.state import PLAIN, BatchLeaf, Constant, Entry, Gradient, Inventory, ItemOf, inventory
 from hocket.capture.watch import Note, OpWatch, ScalarWatch, Where
 from hocket.errors import CaptureError, HocketError
 
@@ -71,6 +71,12 @@ def trace_step(step: Callable[[Any], Any], model: Any, optimizer: Any, batch: An
     """
     places = inventory(model, optimizer)
     leaves, spec = tree_flatten(batch)
+    for leaf in leaves:
+        if not isinstance(leaf, (torch.Tensor, *PLAIN)):
+            raise CaptureError(
+                f"the batch holds a {type(leaf).__module__}.{type(leaf).__name__}, whose tensors cannot be seen; "
+                "pass tensors and plain values, in lists, tuples and dicts"
+            )
     batch_leaves = tuple(BatchLeaf(i) if isinstance(v, torch.Tensor) else v for i, v in enumerate(leaves))
     gradients = [Gradient(entry) for entry in places.parameters]
     sources: list[Any] = [*places.parameters, *places.tensors]
@@ -94,6 +100,7 @@ def trace_step(step: Callable[[Any], Any], model: Any, optimizer: Any, batch: An
             for tensor in inputs:
                 watch.root(tensor)
             result = step(batch)
+            watch.refuse_rewound("its end")
         outcome["numbers"] = {entry: entry.get() for entry in places.numbers}
         outcome["tensors"] = {entry: entry.get() for entry in places.tensors}
         outcome["gradients"] = {gradient: gradient.get() for gradient in gradients}

@@ -143,6 +143,7 @@ class OpWatch(TorchDispatchMode):
         self._roots = WeakTensorKeyDictionary()
         self._outside: dict[int, tuple[int, torch.Tensor]] = {}
         self._count = 0
+        self._random_state = _random_state()
 
     def root(self, tensor: torch.Tensor) -> int:
         """The root of a tensor; one that was not seen before comes from outside the trace."""
@@ -178,7 +179,12 @@ class OpWatch(TorchDispatchMode):
         phase, layer = self.where.here()
         last = _last_node()
         storages = {tensor.untyped_storage()._cdata: self.root(tensor) for tensor in inputs}
+        random = torch.Tag.nondeterministic_seeded in func.tags
+        if random:
+            self.refuse_rewound(user_line())
         result = func(*args, **kwargs)
+        if random:
+            self._random_state = _random_state()
         if phase == "forward":
             self.where.ran(layer)
         returns = tuple(self._returned(value, storages) for value in tree_iter(result))
@@ -186,7 +192,6 @@ class OpWatch(TorchDispatchMode):
         recorded = [
             node for node in _nodes_after(last) if node.op == "call_function" and node.target is not operator.getitem
         ]
-        random = torch.Tag.nondeterministic_seeded in func.tags
         for node in recorded:
             # An op that make_fx took apart leaves several nodes; each is taken to do what the whole did.
             self.notes[node] = Note(phase, layer, reads, writes, returns, random, torch.is_grad_enabled())
@@ -216,10 +221,24 @@ class OpWatch(TorchDispatchMode):
             with torch.utils._python_dispatch._disable_current_modes():
                 self.saved[root] = (storage, storage.clone())
 
+    def refuse_rewound(self, before: str) -> None:
+        """Raise if the random state is not what the last random op left: a graph cannot hold that."""
+        now = _random_state()
+        with torch.utils._python_dispatch._disable_current_modes(), torch._C.DisableTorchFunction():
+            rewound = not all(map(torch.equal, now, self._random_state))
+        if rewound:
+            raise CaptureError(
+                f"the step sets the state of the random numbers before {before} (torch.manual_seed, "
+                "torch.set_rng_state, or an activation checkpoint with dropout in it); a captured step draws them "
+                "one after the other"
+            )
+
     def _refuse(self, func: Any, args: Any, kwargs: Any) -> None:
         name = func._schema.name
         if name in _REFUSED:
             raise CaptureError(f"{name} at {user_line()} {_REFUSED[name]}; a captured step needs fixed memory")
+        if kwargs.get("generator") is not None:
+            raise CaptureError(f"{name} at {user_line()} draws from a generator of its own; use torch's default one")
         if torch.Tag.data_dependent_output in func.tags:
             raise CaptureError(f"the step at {user_line()} {_DATA_DEPENDENT}: {name} reads a tensor's value")
         dynamic = torch.Tag.dynamic_output_shape in func.tags
@@ -341,6 +360,12 @@ def user_line() -> str:
             return f"{Path(name).name}:{frame.f_lineno}"
         frame = frame.f_back  # type: ignore[assignment]
     return "an unknown line"
+
+
+def _random_state() -> list[torch.Tensor]:
+    with torch.utils._python_dispatch._disable_current_modes():
+        states = [torch.get_rng_state()]
+        return states + torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else states
 
 
 def _last_node() -> fx.Node:

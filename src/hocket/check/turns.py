@@ -103,8 +103,8 @@ def _check_pairs(
             one, other = plan.lane_of[before], plan.lane_of[op]
             raise PlanError(
                 f"ops {before!r} (lane {one.name!r}, {_cores(one)}) and {op!r} (lane {other.name!r}, "
-                f"{_cores(other)}) share a core of {one.device!r}, and nothing orders them; "
-                f"let one wait for the other (after=)",
+                f"{_cores(other)}) share a core of {one.device!r}, and nothing orders them: "
+                "make one wait for the other with `after`",
                 op=op,
                 lane=other.name,
             )

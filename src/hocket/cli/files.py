@@ -197,7 +197,9 @@ def output_file(path: Path | None) -> Path | None:
     if not path.parent.is_dir():
         raise InputError(f"{path}: there is no directory {path.parent} to write into")
     if path.exists() and not path.is_file():
-        raise InputError(f"{path}: expected a file to write, it is {'a directory' if path.is_dir() else 'no file'}")
+        raise InputError(
+            f"{path}: expected a file to write, it is {'a directory' if path.is_dir() else 'not a regular file'}"
+        )
     if not os.access(path.parent, os.W_OK):
         raise InputError(f"{path}: the directory {path.parent} may not be written to")
     return path

@@ -59,18 +59,19 @@ class Target:
         return self._from_zoo() if path is None else self._from_file(path)
 
     @contextmanager
-    def blamed(self, what: str) -> Iterator[None]:
-        """Whatever fails within is told in one line, with its place in the user's file."""
+    def blamed(self, what: str, *, calls_us: bool = False) -> Iterator[None]:
+        """Whatever fails within is told in one line, with its place in the user's file.
+
+        An error of Hocket's own says enough by itself, unless it is the user's code that calls Hocket.
+        """
         try:
             yield
-        except (HocketError, UsageError):
-            raise
         except (Exception, SystemExit) as error:
-            problem = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-            if isinstance(error, SystemExit):
-                problem = f"it called sys.exit({error.code!r})"
+            if isinstance(error, HocketError) and not calls_us:
+                raise
             place = self._place(error)
-            raise StepError(f"{self.words}: {what} failed{f' ({place})' if place else ''}: {problem}") from error
+            where = f" ({place})" if place else ""
+            raise StepError(f"{self.words}: {what} failed{where}: {_problem(error)}") from error
 
     def _from_zoo(self) -> Job:
         from hocket import zoo
@@ -92,7 +93,7 @@ class Target:
     def _from_file(self, path: Path) -> Job:
         self._check_words(path)
         name = self.words.rpartition(":")[2]
-        with self.blamed("importing it"):
+        with self.blamed("importing it", calls_us=True):
             module = _imported(path)
         function = getattr(module, name, None)
         if function is None:
@@ -102,7 +103,7 @@ class Target:
         needed = _needed(function)
         if needed:
             raise UsageError(f"{self.words}: expected a function without arguments, it needs {', '.join(needed)}")
-        with self.blamed("the function"):
+        with self.blamed("the function", calls_us=True):
             job = function()
         if not isinstance(job, Job):
             got = "None" if job is None else f"a value of type {type(job).__name__}"
@@ -138,6 +139,15 @@ class Target:
         frames = traceback.extract_tb(error.__traceback__)
         lines = [frame.lineno for frame in frames if Path(frame.filename).absolute() == path.absolute()]
         return f"{path}, line {lines[-1]}" if lines else ""
+
+
+def _problem(error: BaseException) -> str:
+    if isinstance(error, SystemExit):
+        return f"it called sys.exit({error.code!r})"
+    text = error.msg if isinstance(error, SyntaxError) else str(error)
+    if isinstance(error, HocketError):
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def _imported(path: Path) -> Any:

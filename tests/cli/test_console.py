@@ -1,0 +1,71 @@
+"""The progress bar: only on a terminal, only for long work, and gone when it is over."""
+
+from __future__ import annotations
+
+import io
+import threading
+
+import pytest
+
+from hocket.cli import console
+from hocket.cli.console import Bar
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    made = Terminal()
+    monkeypatch.setattr("sys.stderr", made)
+    return made
+
+
+def test_short_work_shows_nothing(terminal, monkeypatch):
+    monkeypatch.setattr(console, "PATIENCE_S", 1000)
+    before = threading.active_count()
+    with Bar("work") as bar:
+        bar.update("more work", 1, 2)
+    assert terminal.getvalue() == ""
+    assert threading.active_count() <= before + 1
+
+
+@pytest.mark.parametrize("moving", [False, True])
+def test_long_work_shows_what_is_done(terminal, monkeypatch, moving):
+    monkeypatch.setattr(console, "PATIENCE_S", 0)
+    with Bar("work", moving=moving) as bar:
+        bar._timer.join()
+        assert "work" in terminal.getvalue()
+        bar.update("more work", 1, 2)
+        assert "more work" in terminal.getvalue()
+        assert "50%" in terminal.getvalue()
+    seen = terminal.getvalue()
+    bar.update("late", 2, 2)
+    bar._appear()
+    assert terminal.getvalue() == seen, "nothing is painted once the work is over"
+
+
+def test_no_bar_where_nobody_watches(monkeypatch):
+    monkeypatch.setattr(console, "PATIENCE_S", 0)
+    quiet = io.StringIO()
+    monkeypatch.setattr("sys.stderr", quiet)
+    with Bar("work") as bar:
+        bar.update("more work", 1, 2)
+        assert not bar._timer.is_alive()
+    assert quiet.getvalue() == ""
+
+
+def test_an_error_takes_the_bar_away(terminal, monkeypatch):
+    monkeypatch.setattr(console, "PATIENCE_S", 0)
+
+    def fail():
+        with Bar("work") as bar:
+            bar._timer.join()
+            raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        fail()
+    assert terminal.getvalue().endswith("\x1b[2K"), "the line of the bar is wiped"

@@ -1,0 +1,139 @@
+"""hocket run: the comparison as a table and as JSON, the report, and targets of all kinds."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from .conftest import TINY, line_of
+
+
+def test_prints_comparison_plan_and_how_to_get_a_report(hocket):
+    found = hocket("run", *TINY, "--runs", 2)
+    assert found.status == 0
+    lines = found.out.splitlines()
+    assert lines[0].startswith("mlp on cpu, ")
+    assert max(map(len, lines)) <= 80
+    for words in ("eager", "planned", "lower bound", "verdict: ", "plan by ", "update"):
+        assert words in found.out
+    assert "note: OMP_WAIT_POLICY=PASSIVE, as the environment had it" in found.out
+    assert lines[-1] == "report: add --report DIR for the page, the trace and the files behind them"
+    assert found.err == ""
+
+
+def test_json_is_one_object_with_the_promised_fields(hocket):
+    found = hocket("run", *TINY, "--runs", 3, "--format", "json")
+    assert found.status == 0
+    result = found.json
+    assert result["format"] == "hocket-comparison/1"
+    assert result["target"] == "mlp"
+    for name, kind in {
+        "device": str,
+        "cores": int,
+        "ops": int,
+        "lower_bound_ms": float,
+        "efficiency": float,
+        "speedup": float,
+        "why": str,
+        "max_abs_diff": float,
+        "bitwise": bool,
+    }.items():
+        assert isinstance(result[name], kind), name
+    for name in ("eager_ms", "planned_ms"):
+        assert result[name].keys() == {"median", "min", "p90", "runs"}
+        assert result[name]["runs"] == 3
+    assert result["verdict"] in ("planned", "eager")
+    assert result["ops"] > 20
+    assert "report" not in result
+
+
+def test_report_is_written_and_named_last(hocket, tmp_path):
+    found = hocket("run", *TINY, "--runs", 1, "--planner", "list", "--report", "new/report")
+    assert found.status == 0
+    assert found.out.splitlines()[-1] == "report: new/report/index.html"
+    assert {"index.html", "trace.json", "graph.json", "costs.json", "plan.txt", "comparison.json"} <= {
+        path.name for path in (tmp_path / "new/report").iterdir()
+    }
+    written = json.loads((tmp_path / "new/report/comparison.json").read_text())
+    assert any("OMP_WAIT_POLICY" in note for note in written["notes"])
+
+
+def test_json_names_the_report(hocket, tmp_path):
+    found = hocket("run", *TINY, "--runs", 1, "--report", tmp_path / "report", "--format", "json")
+    assert found.json["report"] == str(tmp_path / "report" / "index.html")
+
+
+def test_options_of_the_zoo_reach_the_entry(hocket):
+    words = ("--optimizer", "adam", "--seed", 3, "--set", "lr=0.5", "--set", "num_batches=1", "--threads", 1)
+    found = hocket("run", *TINY, *words, "--runs", 1, "--planner", "serial", "--format", "json")
+    assert found.status == 0
+    assert found.json["planner"] == "serial"
+    assert torch.get_num_threads() == 1
+    assert any("1 thread" in note for note in found.json["notes"])
+
+
+def test_a_function_in_a_file_is_a_target_and_what_it_prints_goes_to_stderr(hocket, steps):
+    found = hocket("run", "train.py:linear", "--runs", 1, "--format", "json")
+    assert found.status == 0
+    assert found.json["target"] == "train.py:linear"
+    assert found.err.startswith("importing\nstepping\n")
+
+
+def test_a_file_in_another_folder_finds_its_neighbours(hocket, steps, tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert hocket("run", "../train.py:linear", "--runs", 1).status == 0
+
+
+def test_a_shorter_last_batch_is_passed_over(hocket, steps):
+    found = hocket("run", "train.py:uneven", "--runs", 4, "--format", "json")
+    assert found.status == 0
+    assert found.json["eager_ms"]["runs"] == 4
+    assert found.json["max_abs_diff"] < 1e-4
+
+
+def test_a_step_that_stays_eager_is_an_answer(hocket, steps):
+    found = hocket("run", "train.py:branching", "--runs", 1, "--format", "json")
+    assert found.status == 0
+    assert (found.json["verdict"], found.json["speedup"]) == ("eager", 1.0)
+    assert f"train.py:{line_of('loss.item()')}" in found.json["why"]
+
+
+def test_a_step_that_stays_eager_is_an_error_under_strict(hocket, steps):
+    found = hocket("run", "train.py:branching", "--strict")
+    assert (found.status, found.out) == (1, "")
+    assert found.error.startswith("hocket: error: the step reads the value of a tensor")
+
+
+def test_no_plan_no_report(hocket, steps, tmp_path):
+    found = hocket("run", "train.py:branching", "--runs", 1, "--report", "report")
+    assert found.status == 1
+    assert "verdict: eager" in found.out
+    assert found.error.startswith("hocket: error: there is nothing to report, the step was not planned")
+    assert not (tmp_path / "report").exists()
+
+
+@pytest.mark.parametrize("policy", [None, "ACTIVE"])
+def test_idle_threads_are_told_to_sleep_before_torch_is_loaded(policy):
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    if policy:
+        environment["OMP_WAIT_POLICY"] = policy
+    command = [sys.executable, "-m", "hocket", "run", *TINY, "--runs", "1", "--format", "json"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    note = json.loads(done.stdout)["notes"][-1]
+    if policy:
+        assert note == "OMP_WAIT_POLICY=ACTIVE, as the environment had it"
+    else:
+        assert note.startswith("OMP_WAIT_POLICY=passive was set for this process")
+
+
+def test_says_so_when_torch_was_there_first(hocket, monkeypatch):
+    monkeypatch.delenv("OMP_WAIT_POLICY")
+    found = hocket("run", *TINY, "--runs", 1, "--format", "json")
+    assert found.json["notes"][-1].startswith("OMP_WAIT_POLICY is not set: torch was loaded before")
+    assert "OMP_WAIT_POLICY" not in os.environ
