@@ -28,8 +28,8 @@ from hocket.capture.captured import Captured, capture_step, relowered, signature
 from hocket.capture.state import inventory
 from hocket.check import check
 from hocket.errors import CaptureError, InputError, StaleCaptureError
+from hocket.execute import EXECUTORS, executor
 from hocket.execute.lanes import Executor
-from hocket.execute.threads import ThreadLanes
 from hocket.ir import Costs, Graph, Machine, Plan, Span, Timeline
 from hocket.plan import Bounds, bounds, efficiency, plan, planners
 from hocket.profile.tracer import costs_of, default_widths, one_lane
@@ -44,6 +44,8 @@ log = logging.getLogger("hocket")
 # Real training steps spent before the verdict: timed runs at each width, and rounds of the contest.
 PROFILE_RUNS = 3
 TRIAL_ROUNDS = 5
+# Candidates that come to the contest by their prediction; serial plans always do.
+CONTENDERS = 3
 # A step whose shapes never settle would be captured for ever.
 MAX_CAPTURES = 8
 
@@ -100,11 +102,14 @@ class Schedule:
         guard: bool = True,
         strict: bool = False,
         machine: Machine | None = None,
+        executor: str = "auto",
     ) -> None:
         if not callable(step):
             raise InputError(f"schedule: expected a step to call, got {type(step).__name__}")
         if planner != "auto" and planner not in planners():
             raise InputError(f"schedule: unknown planner {planner!r}; available: auto, {', '.join(planners())}")
+        if executor not in EXECUTORS:
+            raise InputError(f"schedule: unknown executor {executor!r}; available: {', '.join(EXECUTORS)}")
         self.step = step
         self.model = model
         self.optimizer = optimizer
@@ -112,6 +117,7 @@ class Schedule:
         self.guard = guard
         self.strict = strict
         self.machine = machine or Machine.here()
+        self.executor = executor
         self._places = inventory(model, optimizer)
         self._routes: dict[Any, _Route] = {}
         self._current = _Route()
@@ -245,7 +251,7 @@ class Schedule:
         batch = yield result
         if not captured.holds():
             raise StaleCaptureError("captured at a threshold")
-        plain = ThreadLanes(captured, one_lane(captured, torch.get_num_threads(), self.machine), self.machine)
+        plain = self._lanes(captured, one_lane(captured, torch.get_num_threads(), self.machine))
         route.difference, (result,) = verify(captured, plain, [batch])
         plain.close()
         if not route.difference.equal:
@@ -285,13 +291,13 @@ class Schedule:
         for variant in self._variants(captured):
             measured: dict[int, list[Timeline]] = {}
             for width in default_widths(self.machine.cores):
-                executor = ThreadLanes(variant, one_lane(variant, width, self.machine), self.machine)
+                lanes = self._lanes(variant, one_lane(variant, width, self.machine))
                 for run in range(PROFILE_RUNS + 1):
-                    result = executor(batch)
+                    result = lanes(batch)
                     if run:
-                        measured.setdefault(width, []).append(executor.timeline())
+                        measured.setdefault(width, []).append(lanes.timeline())
                     batch = yield result
-                executor.close()
+                lanes.close()
             self._propose(route, variant, costs_of(measured))
         return batch
 
@@ -302,19 +308,28 @@ class Schedule:
         return [captured, taken_apart] if len(taken_apart.graph) > len(captured.graph) else [captured]
 
     def _propose(self, route: _Route, captured: Captured, costs: Costs) -> None:
-        for name in planners() if self.planner == "auto" else (self.planner,):
-            made = plan(captured.graph, costs, self.machine, planner=name)
+        names = list(planners()) if self.planner == "auto" else [self.planner]
+        tried: list[tuple[str, dict[str, int]]] = [(name, {}) for name in names]
+        if self.planner == "auto":
+            # One narrow lane: no simulation sees what threads cost each other, so it is always in the contest.
+            tried.append(("serial", {"width": 1}))
+        for name, options in tried:
+            made = plan(captured.graph, costs, self.machine, planner=name, **options)
             if any(_same_lanes(made, other.plan) for other in route.candidates if other.captured is captured):
                 continue
             check(captured.graph, made, self.machine)
             predicted = simulate(captured.graph, made, costs, self.machine)
-            executor = ThreadLanes(captured, made, self.machine)
-            route.candidates.append(Candidate(captured, costs, made, predicted, executor))
+            lanes = self._lanes(captured, made)
+            route.candidates.append(Candidate(captured, costs, made, predicted, lanes))
+
+    def _lanes(self, captured: Captured, made: Plan) -> Executor:
+        return executor(captured, made, self.machine, kind=self.executor)
 
     def _contest(self, route: _Route, batch: Any) -> Generator[Any, Any, None]:
         """Eager and every candidate in turn, on real steps; the fastest median wins."""
-        rounds = [None, *sorted(route.candidates, key=lambda c: c.predicted.makespan_us)[:3]]
-        route.candidates = [candidate for candidate in rounds if candidate is not None]
+        ranked = sorted(route.candidates, key=lambda c: c.predicted.makespan_us)
+        route.candidates = [c for n, c in enumerate(ranked) if n < CONTENDERS or c.plan.planner == "serial"]
+        rounds = [None, *route.candidates]
         for number in range(TRIAL_ROUNDS + 1):
             for contender in rounds:
                 start = perf_counter()
@@ -353,6 +368,7 @@ def schedule(
     guard: bool = True,
     strict: bool = False,
     machine: Machine | None = None,
+    executor: str = "auto",
 ) -> Schedule:
     """Make a training step use everything the machine has, without changing what it computes.
 
@@ -365,6 +381,7 @@ def schedule(
         guard: measure the plan against eager and keep the faster; without it the plan runs in any case.
         strict: raise `CaptureError` where a step cannot be captured, instead of staying eager.
         machine: what to run on; `Machine.here()` when not given.
+        executor: ``native`` lanes, ``python`` threads, or ``auto``: native where they can be built.
 
     Returns:
         A `Schedule`, called like the step. The first calls (about 20) are ordinary training steps that capture,
@@ -377,7 +394,9 @@ def schedule(
         >>> fast.verdict  # doctest: +SKIP
         'planned', because plan 'list' on 2 lane(s) takes 0.91x of eager's time (medians of 5 interleaved steps)
     """
-    return Schedule(step, model, optimizer, planner=planner, guard=guard, strict=strict, machine=machine)
+    return Schedule(
+        step, model, optimizer, planner=planner, guard=guard, strict=strict, machine=machine, executor=executor
+    )
 
 
 def compare(

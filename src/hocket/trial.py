@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from hocket.errors import HocketError
-from hocket.execute.threads import ThreadLanes
+from hocket.execute import executor
 from hocket.ir import Timeline
 from hocket.job import Job
 from hocket.profile.tracer import one_lane
@@ -115,7 +115,7 @@ def try_out(
             f"against eager at {torch.get_num_threads()} threads the largest difference is {other.max_abs_diff:.3g} "
             f"({other.relative:.1g} relative): what another number of threads does to sums"
         )
-    serial = ThreadLanes(
+    serial = executor(
         candidate.captured, one_lane(candidate.captured, torch.get_num_threads(), fast.machine), fast.machine
     )
     serial(batches[0])

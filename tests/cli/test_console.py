@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import threading
+from contextlib import redirect_stderr
 
 import pytest
 
@@ -19,15 +20,13 @@ class Terminal(io.StringIO):
 @pytest.fixture
 def terminal(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
-    made = Terminal()
-    monkeypatch.setattr("sys.stderr", made)
-    return made
+    return Terminal()
 
 
 def test_short_work_shows_nothing(terminal, monkeypatch):
     monkeypatch.setattr(console, "PATIENCE_S", 1000)
     before = threading.active_count()
-    with Bar("work") as bar:
+    with redirect_stderr(terminal), Bar("work") as bar:
         bar.update("more work", 1, 2)
     assert terminal.getvalue() == ""
     assert threading.active_count() <= before + 1
@@ -36,7 +35,7 @@ def test_short_work_shows_nothing(terminal, monkeypatch):
 @pytest.mark.parametrize("moving", [False, True])
 def test_long_work_shows_what_is_done(terminal, monkeypatch, moving):
     monkeypatch.setattr(console, "PATIENCE_S", 0)
-    with Bar("work", moving=moving) as bar:
+    with redirect_stderr(terminal), Bar("work", moving=moving) as bar:
         bar._timer.join()
         assert "work" in terminal.getvalue()
         bar.update("more work", 1, 2)
@@ -51,8 +50,7 @@ def test_long_work_shows_what_is_done(terminal, monkeypatch, moving):
 def test_no_bar_where_nobody_watches(monkeypatch):
     monkeypatch.setattr(console, "PATIENCE_S", 0)
     quiet = io.StringIO()
-    monkeypatch.setattr("sys.stderr", quiet)
-    with Bar("work") as bar:
+    with redirect_stderr(quiet), Bar("work") as bar:
         bar.update("more work", 1, 2)
         assert not bar._timer.is_alive()
     assert quiet.getvalue() == ""
@@ -62,7 +60,7 @@ def test_an_error_takes_the_bar_away(terminal, monkeypatch):
     monkeypatch.setattr(console, "PATIENCE_S", 0)
 
     def fail():
-        with Bar("work") as bar:
+        with redirect_stderr(terminal), Bar("work") as bar:
             bar._timer.join()
             raise ValueError("no")
 

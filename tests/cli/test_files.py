@@ -186,7 +186,7 @@ def test_zoo_lists_names_settings_and_sources(hocket):
     found = hocket("zoo")
     assert found.status == 0
     assert max(map(len, found.out.splitlines())) <= 80
-    for words in ("mlp", "depth=8 width=256", "pip install 'hocket[zoo]'", "LeCun et al."):
+    for words in ("mlp", "depth=8 width=256", "pip install 'hocket[demo]' or 'hocket[zoo]'", "LeCun et al."):
         assert words in found.out
     entries = {entry["name"]: entry for entry in hocket("zoo", "--format", "json").json["entries"]}
     assert entries["resnet20"]["extra"] == "zoo"

@@ -119,12 +119,12 @@ NAMES = "linear, uneven, instead, branching, failing, interrupted, raising, leav
         (
             "train.py:refused",
             1,
-            f"train.py:refused: the function failed (train.py, line {line_of('job.optimizer, [])')}): Job.batches: expected at least one batch",
+            f"train.py:refused: the function failed (train.py, line {line_of('job.optimizer, [])')}): Job.batches: ",
         ),
         (
             "train.py:failing",
             1,
-            f"train.py:failing: the step failed (train.py, line {line_of('ValueError(')}): ValueError: a batch gone bad",
+            f"train.py:failing: the step failed (train.py, line {line_of('ValueError(')}): ValueError: a batch gone",
         ),
     ],
 )

@@ -26,7 +26,7 @@ def adam(*models: nn.Module) -> torch.optim.Optimizer:
 
 
 def simple(loss_of, model=None, batches=None, *, clear=None, before_update=None, answer=None, optimizer=None) -> Job:
-    """A job whose parts can be exchanged: how gradients are cleared, what happens before the update, what it returns."""
+    """A job whose parts can be exchanged: how gradients are cleared, what comes before the update, what it returns."""
     model = model or mlp()
     optimizer = optimizer or adam(model)
 

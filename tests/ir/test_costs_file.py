@@ -27,6 +27,7 @@ PROBLEMS = {
     "durations_us['a']: expected at least one width or device": {"a": {}},
     "durations_us['a']: expected a width >= 1 or a device name, got '0'": {"a": {"0": 1.0}},
     "durations_us['a']: expected a width >= 1 or a device name, got 'cpu0:0'": {"a": {"cpu0:0": 1.0}},
+    "durations_us['a']: expected a width >= 1 or a device name, got ':2'": {"a": {":2": 1.0}},
     "durations_us['a']: expected an object": {"a": 3.0},
 }
 

@@ -40,6 +40,7 @@ PROBLEMS = {
         "links": [{**LINK, "channels": 0}],
     },
     "links[0].latency_us: expected a duration": {"devices": [CPU], "links": [{**LINK, "latency_us": -1}]},
+    "links[1]: duplicate link from 'a' to 'b'": {"devices": [CPU], "links": [LINK, LINK]},
     "links[0]: missing field 'dst'": {"devices": [CPU], "links": [{"src": "a", "bytes_per_s": 1}]},
 }
 

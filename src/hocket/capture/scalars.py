@@ -182,7 +182,7 @@ class LiveInt(float, Live):
     locals().update(_METHODS)
     __index__ = _settled(operator.index)
     __hash__ = float.__hash__
-    __class__ = property(lambda self: int)  # type: ignore[assignment]
+    __class__ = property(lambda self: int)
 
 
 @contextmanager

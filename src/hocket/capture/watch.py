@@ -48,6 +48,8 @@ _REFUSED = {
     "aten::resize_as_": "resizes a tensor in place",
 }
 
+_SET_ITEM: Any = torch.Tensor.__setitem__
+
 _DATA_DEPENDENT = "depends on values, not only on shapes (data-dependent control flow)"
 
 
@@ -281,7 +283,7 @@ class ScalarWatch(TorchFunctionMode):
             dtype = kwargs.get("dtype") or (torch.int64 if isinstance(args[0], LiveInt) else torch.get_default_dtype())
             number: Any = args[0]
             result = torch.full((), number, dtype=dtype, device=kwargs.get("device"))
-        elif func is torch.Tensor.__setitem__ and isinstance(args[2], Live):
+        elif func is _SET_ITEM and isinstance(args[2], Live):
             # So does a number that is put into a tensor.
             number = args[2]
             result = func(*args[:2], torch.full((), number, dtype=args[0].dtype, device=args[0].device))

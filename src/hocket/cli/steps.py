@@ -178,8 +178,8 @@ def zoo_verb(args: Namespace) -> None:
     for column in made.columns[2:]:
         column.justify = "left"
     made.columns[0].no_wrap = True
-    extras = " and ".join(f"pip install 'hocket[{extra}]'" for extra in sorted({e.extra for e in entries if e.extra}))
-    print_tables(made, f"What has an extra needs it installed: {extras}")
+    extras = " or ".join(f"'hocket[{extra}]'" for extra in sorted({e.extra for e in entries if e.extra}))
+    print_tables(made, f"Where an extra is named: pip install {extras}")
 
 
 def wait_policy() -> str:

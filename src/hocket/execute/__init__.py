@@ -1,1 +1,50 @@
-"""Runs any plan: on Python threads (the reference), later on native lanes and on CUDA streams."""
+"""Runs any plan: on native lanes, or on Python threads (the reference that stays forever)."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from hocket.errors import ExecutionError, InputError
+from hocket.ir import Machine, Plan
+
+if TYPE_CHECKING:
+    from hocket.capture.captured import Captured
+    from hocket.execute.lanes import Executor
+
+__all__ = ["EXECUTORS", "executor"]
+
+EXECUTORS = ("auto", "native", "python")
+
+log = logging.getLogger("hocket")
+
+
+def executor(captured: Captured, plan: Plan, machine: Machine | None = None, *, kind: str = "auto") -> Executor:
+    """An executor for `plan`.
+
+    Args:
+        captured: the step.
+        plan: what to run.
+        machine: tells which hardware threads a core has; without it lanes are not pinned.
+        kind: ``native`` lanes, ``python`` threads, or ``auto``: native where they can be built, else Python.
+
+    Raises:
+        PlanError: the plan is not one for this step.
+        ExecutionError: the kind that was asked for cannot be had here; says why.
+    """
+    if kind not in EXECUTORS:
+        raise InputError(f"executor: expected one of {', '.join(EXECUTORS)}, got {kind!r}")
+    if kind != "python":
+        from hocket.execute.native import NativeLanes, available
+
+        ready = available()
+        if ready or kind == "native":
+            try:
+                return NativeLanes(captured, plan, machine)
+            except ExecutionError as error:
+                if kind == "native":
+                    raise
+                log.info("hocket: Python lanes are used: %s", error)
+    from hocket.execute.threads import ThreadLanes
+
+    return ThreadLanes(captured, plan, machine)

@@ -159,8 +159,8 @@ def _normalised(table: Mapping[str, Mapping[str, float]], name: str) -> dict[str
         if not durations:
             raise FormatError("costs", where, "expected at least one width or device")
         for key in durations:
-            width = key.rpartition(":")[2]
-            if not key or (width.isdecimal() and int(width) < 1) or width.startswith("-"):
+            device, colon, width = key.rpartition(":")
+            if not key or (colon and not device) or (width.isdecimal() and int(width) < 1) or width.startswith("-"):
                 raise FormatError("costs", where, f"expected a width >= 1 or a device name, got {key!r}")
         result[op] = {key: require_duration(value, "costs", f"{where}[{key!r}]") for key, value in durations.items()}
     return result

@@ -228,7 +228,11 @@ def _check(machine: Machine, source: str) -> None:
             raise FormatError(
                 source, f"{where}.cpus", f"expected one entry for each of {device.cores} cores, got {len(device.cpus)}"
             )
+    ends: set[tuple[str, str]] = set()
     for position, link in enumerate(machine.links):
+        if (link.src, link.dst) in ends:
+            raise FormatError(source, f"links[{position}]", f"duplicate link from {link.src!r} to {link.dst!r}")
+        ends.add((link.src, link.dst))
         if not 0 < link.bytes_per_s < float("inf"):
             raise FormatError(
                 source, f"links[{position}].bytes_per_s", f"expected a finite number > 0, got {link.bytes_per_s!r}"

@@ -11,15 +11,16 @@ from hocket.errors import InputError
 from hocket.ir import Costs, Graph, Machine, Plan
 from hocket.plan.base import Planner
 from hocket.plan.bounds import Bounds, bounds, efficiency
+from hocket.plan.concurrency import Concurrency
 from hocket.plan.list_scheduler import ListScheduler
 from hocket.plan.serial import Serial
 
 __all__ = ["Bounds", "Planner", "bounds", "efficiency", "plan", "planners"]
 
-_PLANNERS: dict[str, type[Planner]] = {planner.name: planner for planner in (Serial, ListScheduler)}
+_PLANNERS: dict[str, type[Planner]] = {planner.name: planner for planner in (Serial, ListScheduler, Concurrency)}
 
 # Named in the public contract, and not built yet.
-_TO_COME = ("concurrency", "critical-path", "transfers", "partition", "exact")
+_TO_COME = ("critical-path", "transfers", "partition", "exact")
 
 
 def planners() -> Mapping[str, type[Planner]]:
@@ -27,7 +28,7 @@ def planners() -> Mapping[str, type[Planner]]:
 
     Example:
         >>> list(planners())
-        ['serial', 'list']
+        ['serial', 'list', 'concurrency']
     """
     return MappingProxyType(_PLANNERS)
 

@@ -14,7 +14,12 @@ __all__ = ["profile"]
 
 
 def profile(
-    captured: Captured, *, widths: Sequence[int] | None = None, runs: int = 5, machine: Machine | None = None
+    captured: Captured,
+    *,
+    widths: Sequence[int] | None = None,
+    runs: int = 5,
+    machine: Machine | None = None,
+    executor: str = "auto",
 ) -> Costs:
     """Time every op of a captured step, in place: whole steps on copies of all state, at each width.
 
@@ -24,6 +29,7 @@ def profile(
         runs: counted steps at each width, after one that is not counted; the minimum is the op's duration, and
             median minus minimum its spread.
         machine: where to run; `Machine.here()` when not given.
+        executor: ``native``, ``python``, or ``auto``: what the plan will be run by.
 
     Raises:
         InputError: a width below 1 or beyond the cores.
@@ -35,4 +41,4 @@ def profile(
     """
     from hocket.profile.tracer import trace_costs
 
-    return trace_costs(captured, widths=widths, runs=runs, machine=machine or Machine.here())
+    return trace_costs(captured, widths=widths, runs=runs, machine=machine or Machine.here(), kind=executor)

@@ -11,7 +11,7 @@ from statistics import median
 
 from hocket.capture.captured import Captured
 from hocket.errors import InputError
-from hocket.execute.threads import ThreadLanes
+from hocket.execute import executor
 from hocket.ir import Costs, Lane, Machine, Plan, Timeline
 
 __all__ = ["costs_of", "default_widths", "one_lane", "trace_costs"]
@@ -29,7 +29,9 @@ def one_lane(captured: Captured, width: int, machine: Machine) -> Plan:
     return Plan((Lane("main", captured.graph.order, device=device.name, width=width, cores=cores),), planner="serial")
 
 
-def trace_costs(captured: Captured, *, widths: Sequence[int] | None, runs: int, machine: Machine) -> Costs:
+def trace_costs(
+    captured: Captured, *, widths: Sequence[int] | None, runs: int, machine: Machine, kind: str = "auto"
+) -> Costs:
     """See `hocket.profile`."""
     cores = machine.cores
     chosen = tuple(widths) if widths is not None else default_widths(cores)
@@ -39,14 +41,14 @@ def trace_costs(captured: Captured, *, widths: Sequence[int] | None, runs: int, 
         raise InputError(f"profile: expected at least one run, got {runs}")
     measured: dict[int, list[Timeline]] = {}
     for width in chosen:
-        executor = ThreadLanes(captured, one_lane(captured, width, machine), machine)
+        lanes = executor(captured, one_lane(captured, width, machine), machine, kind=kind)
         frame = captured.rehearse()
-        executor.run(frame)
+        lanes.run(frame)
         measured[width] = []
         for _ in range(runs):
-            executor.run(frame)
-            measured[width].append(executor.timeline())
-        executor.close()
+            lanes.run(frame)
+            measured[width].append(lanes.timeline())
+        lanes.close()
     return costs_of(measured)
 
 

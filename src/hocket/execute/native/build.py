@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from typing import Any
 import torch
 
 __all__ = ["Availability", "available", "load"]
+
+log = logging.getLogger("hocket")
 
 _SOURCE = Path(__file__).with_name("lanes.cpp")
 
@@ -36,6 +39,7 @@ def available() -> Availability:
     compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         return Availability(False, "native lanes need a C++ compiler (apt install g++); Python lanes are used")
+    log.info("hocket: loading the native lanes (they are compiled once, which takes up to a minute)")
     try:
         load()
     except (RuntimeError, OSError, ImportError, subprocess.CalledProcessError) as error:
@@ -54,7 +58,9 @@ def load() -> Any:
     from torch.utils.cpp_extension import load as build
 
     # A name per torch and Python version: the loader rebuilds when the source changes, not when they do.
-    version = "".join(c if c.isalnum() else "_" for c in f"{torch.__version__}_{sys.version_info[0]}{sys.version_info[1]}")
+    version = "".join(
+        c if c.isalnum() else "_" for c in f"{torch.__version__}_{sys.version_info[0]}{sys.version_info[1]}"
+    )
     return build(
         name=f"hocket_lanes_{version}",
         sources=[str(_SOURCE)],

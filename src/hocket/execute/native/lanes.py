@@ -106,9 +106,7 @@ class NativeLanes(Executor):
         awaited = {before for waited in self.sync.waits.values() for before in waited}
         # Whoever reads a view of an input waits for the prologue, on whatever lane it is.
         words = {name: number + 1 for number, name in enumerate(sorted(awaited))}
-        core = load().Core(
-            program.num_slots, len(words) + 1, [len(users) for users in release.shared.values()]
-        )
+        core = load().Core(program.num_slots, len(words) + 1, [len(users) for users in release.shared.values()])
         early = set(program.prologue.fills)
         for number, lane in enumerate(self._lanes):
             core.add_lane(lane.width, self._cpus[number] if not (number == 0 and self._on_caller) else [])
@@ -123,9 +121,7 @@ class NativeLanes(Executor):
                     waits.append(0)
                     told = True
                 shared = [(counter[slot], slot) for slot, users in release.shared.items() if name in users]
-                core.add_action(
-                    action.grad_mode, waits, words.get(name, -1), list(release.frees.get(name, ())), shared
-                )
+                core.add_action(action.grad_mode, waits, words.get(name, -1), list(release.frees.get(name, ())), shared)
                 _add_calls(core, action)
         core.start(self._on_caller)
         self._core, self._pid = core, os.getpid()
