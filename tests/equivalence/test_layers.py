@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from equivalence.compare import check_twins
 from torch import nn
 
+from equivalence.compare import check_twins
 from hocket.job import Job
 
 

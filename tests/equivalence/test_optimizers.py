@@ -10,10 +10,10 @@ import math
 
 import pytest
 import torch
-from equivalence.compare import Planned, check_twins, twins
 from torch import nn
 from torch.optim import lr_scheduler
 
+from equivalence.compare import Planned, check_twins, twins
 from hocket.errors import CaptureError
 from hocket.job import Job
 

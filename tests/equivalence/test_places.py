@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from equivalence.compare import check_twins
-from equivalence.test_steps import adam, mlp, mse, pairs, simple
 from torch import nn
 
+from equivalence.compare import check_twins
+from equivalence.test_steps import adam, mlp, mse, pairs, simple
 from hocket.errors import CaptureError
 from hocket.job import Job
 

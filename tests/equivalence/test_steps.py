@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from equivalence.compare import check_twins
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from equivalence.compare import check_twins
 from hocket.errors import CaptureError
 from hocket.job import Job
 
@@ -63,9 +63,7 @@ def test_gradients_clipped_by_value():
 def test_gradients_that_are_zeroed_in_place():
     def make():
         job = simple(mse)
-        return simple(
-            mse, job.model, optimizer=job.optimizer, clear=lambda: job.optimizer.zero_grad(set_to_none=False)
-        )
+        return simple(mse, job.model, optimizer=job.optimizer, clear=lambda: job.optimizer.zero_grad(set_to_none=False))
 
     check_twins(make)
 

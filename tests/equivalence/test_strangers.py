@@ -6,9 +6,9 @@ import functools
 
 import pytest
 import torch
-from equivalence.compare import check_twins
 from torch import nn
 
+from equivalence.compare import check_twins
 from hocket.capture import capture
 from hocket.errors import CaptureError
 from hocket.job import Job

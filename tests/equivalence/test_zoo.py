@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 
 import pytest
-from equivalence.compare import check_twins
 
+from equivalence.compare import check_twins
 from hocket import zoo
 
 SIZES = {

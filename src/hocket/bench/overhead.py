@@ -29,18 +29,18 @@ __all__ = ["TARGETS", "run"]
 TARGETS = ("mlp", "digits-cnn", "lenet", "lstm-cells", "transformer", "resnet20")
 
 
-def run(targets: tuple[str, ...] = TARGETS, *, rounds: int = 15, **size: int) -> dict[str, Any]:
+def run(targets: tuple[str, ...] = TARGETS, *, rounds: int = 15) -> dict[str, Any]:
     """Measure each target, eager and planned in turn; see `measure` for the fields."""
     return {
         "machine": platform.processor() or platform.machine(),
         "cores": Machine.here().cores,
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
-        "targets": {target: measure(target, rounds=rounds, **size) for target in targets},
+        "targets": {target: measure(target, rounds=rounds) for target in targets},
     }
 
 
-def measure(target: str, *, rounds: int = 15, **size: int) -> dict[str, float]:
+def measure(target: str, *, rounds: int = 15) -> dict[str, float]:
     """Times of one target.
 
     Returns:
@@ -48,7 +48,7 @@ def measure(target: str, *, rounds: int = 15, **size: int) -> dict[str, float]:
         ``profile_steps`` (time to capture, and to profile with its defaults, in eager steps); ``op_us`` (mean time
         inside an op); ``overhead_us`` (between two ops, planned) and ``eager_overhead_us``.
     """
-    job = zoo.load(target, **size)
+    job = zoo.load(target)
     machine = Machine.here()
     for number in range(3):
         job.step(job.batch(number))
@@ -59,7 +59,9 @@ def measure(target: str, *, rounds: int = 15, **size: int) -> dict[str, float]:
     profile(captured, machine=machine)
     profile_s = perf_counter() - start
     executor = ThreadLanes(captured, one_lane(captured, torch.get_num_threads(), machine), machine)
-    eager_ms, planned_ms, inside_ms = [], [], []
+    eager_ms: list[float] = []
+    planned_ms: list[float] = []
+    inside_ms: list[float] = []
     for number in range(rounds + 1):
         for times, work in ((eager_ms, job.step), (planned_ms, executor)):
             start = perf_counter()

@@ -9,9 +9,9 @@ is thereby written on a `Tape`, and replayed before each planned step in the sam
     group["betas"] --+--> lr / (1 - b1 ** t) ------> addcdiv_(p, m, d, value=<tape 7>)
     state["step"] --'
 
-Where C code would take the number out of such a float unseen (the functions of `math` do), it is followed by other
-means, see `followed_math`. A comparison (``if weight_decay != 0``) becomes a *guard*: should it turn out differently later, the step is captured
-again. A number read from the data itself (``loss.item()``) is *late*: it may be returned, but not computed with.
+The functions of `math` would take the number out of such a float unseen; `followed_math` sees to them. A comparison
+(``if weight_decay != 0``) becomes a *guard*: should it turn out differently later, the step is captured again. A number
+read from the data itself (``loss.item()``) is *late*: it may be returned, but not computed with.
 """
 
 from __future__ import annotations

@@ -158,7 +158,7 @@ def as_plan(graph: Graph, placed: Sequence[Placement], device: Device, planner: 
         if needed:
             after[name] = needed
         lanes.setdefault(placement.cores, []).append(name)
-    made = []
+    made: list[Lane] = []
     for cores in sorted(lanes, key=lambda cores: (-len(cores), cores)):
         label = f"{cores[0]}-{cores[-1]}" if len(cores) > 1 else str(cores[0])
         if any(label == lane.name.partition(".")[2] for lane in made):

@@ -1,0 +1,1 @@
+"""Curve sets that come with Hocket, and how those that were not recorded were built."""
