@@ -11,7 +11,7 @@ GRAPH, COSTS, MACHINE = Graph((Op("a"),)), Costs({"a": {"1": 1.0}}), Machine.of(
 
 
 def test_planners_are_found_by_name():
-    assert list(planners()) == ["serial", "list"]
+    assert list(planners()) == ["serial", "list", "concurrency"]
     for name, planner in planners().items():
         assert issubclass(planner, Planner)
         assert planner.name == plan(GRAPH, COSTS, MACHINE, planner=name).planner == name
@@ -19,7 +19,7 @@ def test_planners_are_found_by_name():
         planners()["mine"] = Planner  # type: ignore[index]
 
 
-@pytest.mark.parametrize("name", ["concurrency", "critical-path", "transfers", "partition", "exact"])
+@pytest.mark.parametrize("name", ["critical-path", "transfers", "partition", "exact"])
 def test_planners_to_come_are_named_as_such(name):
     with pytest.raises(InputError, match=f"{name}' is not part of this version; available: serial, list"):
         plan(GRAPH, COSTS, MACHINE, planner=name)
@@ -30,5 +30,5 @@ def test_unknown_planner_and_unknown_option():
         plan(GRAPH, COSTS, MACHINE, planner="lists")
     with pytest.raises(InputError, match="planner list: unknown option 'lane'; it takes lanes"):
         plan(GRAPH, COSTS, MACHINE, lane=2)
-    with pytest.raises(InputError, match="planner serial: unknown option 'lanes'; it takes no options"):
+    with pytest.raises(InputError, match="planner serial: unknown option 'lanes'; it takes width"):
         plan(GRAPH, COSTS, MACHINE, planner="serial", lanes=2)

@@ -229,7 +229,7 @@ class Saved:
         self._entries = [(e, e.get(), e.get().detach().clone()) for e in (*places.parameters, *places.tensors)]
         self._gradients = [(g, g.get(), _copy(g.get())) for g in map(Gradient, places.parameters)]
         self._numbers = [(entry, entry.get()) for entry in places.numbers]
-        self._further = [(tensor, _copy(tensor)) for tensor in further]
+        self._further = [(tensor, tensor.detach().clone()) for tensor in further]
         self._states = [{p: set(s) for p, s in o.state.items() if isinstance(s, dict)} for o in places.optimizers]
         self._random = torch.get_rng_state()
         self._cuda = {d: torch.cuda.get_rng_state(d) for d in sorted(_cuda_devices(self._entries))}

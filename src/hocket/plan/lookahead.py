@@ -30,7 +30,7 @@ def improve(
     start: Sequence[Placement],
     *,
     budget_s: float,
-    apart: Mapping[int, set[int]] = {},  # noqa: B006 (never written)
+    apart: Mapping[int, set[int]] = {},
     seed: int = 0,
 ) -> list[Placement]:
     """The shortest placements found within `budget_s` seconds, `start` included.

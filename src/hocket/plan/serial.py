@@ -12,17 +12,16 @@ __all__ = ["Serial"]
 class Serial(Planner):
     """One lane on the first CPU device, in `Graph.order`.
 
-        Args:
-            width: its threads; all cores of the device when not given.
+    Args:
+        width: its threads; all cores of the device when not given.
 
-        Example:
-            >>> from hocket.errors import InputError
-    from hocket.ir import Costs, Graph, Machine, Op
-            >>> print(Serial().plan(Graph((Op("a"), Op("b"))), Costs({}), Machine.of(cores=2)), end="")
-            hocket-plan/1 planner=serial
-            lane cpu0 kind=cores device=cpu0 width=2 cores=0,1
-            run a
-            run b
+    Example:
+        >>> from hocket.ir import Costs, Graph, Machine, Op
+        >>> print(Serial().plan(Graph((Op("a"), Op("b"))), Costs({}), Machine.of(cores=2)), end="")
+        hocket-plan/1 planner=serial
+        lane cpu0 kind=cores device=cpu0 width=2 cores=0,1
+        run a
+        run b
     """
 
     name = "serial"
