@@ -32,8 +32,12 @@ def run_verb(args: Namespace) -> None:
     with _working(args, "load the step") as (target, job, bar):
         import torch
 
+        from hocket.execute.native.build import available
         from hocket.trial import try_out
 
+        bar.update("load the native lanes (they are compiled once)")
+        available()
+        bar.update("capture, profile and try plans")
         if args.threads is not None:
             torch.set_num_threads(args.threads)
         with target.blamed("the step"):
