@@ -70,9 +70,12 @@ class Captured:
                 return None
             for slot, source in self.inputs:
                 values[slot] = leaves[source.index] if type(source) is BatchLeaf else source.get()
+            for gradient in self._read_gradients:
+                if gradient.get() is None:
+                    raise KeyError(gradient.name)
         except KeyError as error:
             raise ExecutionError(
-                f"the optimizer has no state {error} yet: run one eager step before the planned ones"
+                f"there is no {error} yet: run one eager step before the planned ones"
             ) from None
         for gradient in self._unread_gradients:
             # As eager's zero_grad does: the old gradient's memory is free during the step.
@@ -162,6 +165,10 @@ class Captured:
         return tuple((entry, self.lowered.slot_of[node]) for entry, node in self.trace.rebound.items())
 
     @cached_property
+    def _read_gradients(self) -> tuple[Gradient, ...]:
+        return tuple(source for _, source in self.inputs if type(source) is Gradient)
+
+    @cached_property
     def _unread_gradients(self) -> tuple[Gradient, ...]:
         read = {id(source) for _, source in self.inputs}
         return tuple(gradient for gradient, _ in self._gradients if id(gradient) not in read)
@@ -179,12 +186,14 @@ def capture_step(
     """See `hocket.capture`."""
     places = inventory(model, optimizer)
     if _has_state(places):
-        return _captured(trace_step(step, model, optimizer, batch), step, batch, split, pays, {})
+        trace = trace_step(step, model, optimizer, batch)
+        return _captured(trace, signature_of(trace.places, batch), step, batch, split, pays, {})
     # The optimizer makes its state in its first step. Let it, and take everything back afterwards.
     saved = Saved(places)
     try:
         step(batch)
         trace = trace_step(step, model, optimizer, batch)
+        signature = signature_of(trace.places, batch)
         made = {
             position: source.get().detach().clone()
             for position, source in enumerate(trace.sources)
@@ -192,11 +201,12 @@ def capture_step(
         }
     finally:
         saved.restore()
-    return _captured(trace, step, batch, split, pays, made)
+    return _captured(trace, signature, step, batch, split, pays, made)
 
 
 def _captured(
     trace: Trace,
+    signature: tuple[Any, ...],
     step: Callable[[Any], Any],
     batch: Any,
     split: bool,
@@ -208,7 +218,6 @@ def _captured(
     stand_ins = {
         slot: made[places[id(source)]] for slot, source in lowered.program.inputs.items() if places[id(source)] in made
     }
-    signature = signature_of(trace.places, batch)
     return Captured(lowered.graph, lowered.program, step, batch, trace, lowered, signature, stand_ins)
 
 

@@ -50,6 +50,34 @@ class Entry:
 
 
 @dataclass(frozen=True, eq=False)
+class _StateOf:
+    """``optimizer.state[parameter]``, asked for anew each time: loading a state exchanges all of these dicts."""
+
+    optimizer: torch.optim.Optimizer
+    parameter: torch.Tensor
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.optimizer.state.get(self.parameter, {})[key]
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.optimizer.state[self.parameter][key] = value
+
+
+@dataclass(frozen=True, eq=False)
+class _GroupOf:
+    """``optimizer.param_groups[position]``, asked for anew each time."""
+
+    optimizer: torch.optim.Optimizer
+    position: int
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.optimizer.param_groups[self.position][key]
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.optimizer.param_groups[self.position][key] = value
+
+
+@dataclass(frozen=True, eq=False)
 class Gradient:
     """``parameter.grad``."""
 
@@ -178,18 +206,20 @@ def inventory(model: Any, optimizer: Any) -> Inventory:
                     name = f"{prefix}.group{position}.{place}"
                     names[id(parameter)] = Entry("parameter", name, group["params"], place, name)
                     parameters.append(names[id(parameter)])
-            _sort_in(group, f"{prefix}.group{position}", "group", "", "", tensors, numbers)
+            place_of = _GroupOf(opt, position)
+            _sort_in(group, place_of, f"{prefix}.group{position}", "group", "", "", tensors, numbers)
         for parameter, state in opt.state.items():
             if isinstance(state, dict):
                 owner = names.get(id(parameter))
                 name = owner.name if owner else prefix
                 layer = owner.layer if owner else ""
-                _sort_in(state, f"{prefix}.{name}", "state", name, layer, tensors, numbers)
+                _sort_in(state, _StateOf(opt, parameter), f"{prefix}.{name}", "state", name, layer, tensors, numbers)
     return Inventory(models, optimizers, tuple(parameters), tuple(tensors), tuple(numbers), tuple(paths), paths)
 
 
 def _sort_in(
-    table: dict[Any, Any],
+    values: dict[Any, Any],
+    table: _StateOf | _GroupOf,
     name: str,
     kind: str,
     owner: str,
@@ -197,7 +227,7 @@ def _sort_in(
     tensors: list[Entry],
     numbers: list[Entry],
 ) -> None:
-    for key, value in table.items():
+    for key, value in values.items():
         if key == "params" and kind == "group":
             continue
         for position, element in _elements(value):

@@ -192,9 +192,10 @@ class Curves:
     @staticmethod
     def shipped(name: str = "knl68-published") -> Curves:
         """A set that comes with Hocket: ``knl68-published`` is what `published_knl` builds."""
-        with as_file(files("hocket.profile.data").joinpath(f"{name}.json")) as path:
-            if not path.exists():
-                raise InputError(f"curves: no set {name!r} is shipped; knl68-published is")
+        file = files("hocket.profile.data").joinpath(f"{name}.json")
+        if not file.is_file():
+            raise InputError(f"curves: no set {name!r} comes with Hocket; knl68-published does")
+        with as_file(file) as path:
             return Curves.load(path)
 
 

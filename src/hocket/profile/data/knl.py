@@ -8,12 +8,13 @@ a convolution of w microseconds of work at one thread takes::
     t(p) = launch + ((w/p)^4 + floor^4)^(1/4) + spawn * p + crowd * max(0, p - best)
 
 that is, work that divides, memory traffic or serial code that does not, threads that must be started and fed, and cores
-that something else wants. The three figures of a row fix `w`, `floor` and `spawn`; `crowd` is 0 unless even a floor of 0
-leaves the loss at 68 threads too small. For the other ops only that loss is published (Table VI), and no width::
+that something else wants. The three figures of a row fix `w`, `floor` and `spawn`; `crowd` is 0 unless even without a
+floor the loss at 68 threads is too small. For the other ops only that loss is published (Table VI), and no width::
 
-    t(p) = launch + w / min(p, best) + loss at 68 threads * max(0, p - best) / (68 - best)
+    t(p) = launch + w / min(p, best) + t(best) * loss * max(0, p - best) / 67
 
-with `best` from `w` by the power law through the nine rows. docs/models.md has each assumption, and what of the paper
+with `best` from `w` by the power law through the nine rows: every thread too many costs the same share, and an op that
+is best at one thread loses all of what is published. docs/models.md has each assumption, and what of the paper
 these curves do not reproduce.
 """
 
@@ -58,7 +59,7 @@ TABLE_II = (
     _Row("Conv2D", "32x8x8x2048", 14800.0, 66, 0.020),
 )
 
-# Table VI: by how much an op is slower at 68 threads than with strategies 1 and 2, for a small and a large instance.
+# Table VI: by which share an op is slower at 68 threads than with strategies 1 and 2, for a small and a large instance.
 # Small ones are LSTM's, large ones those of the image models; where only one is published it stands for both.
 TABLE_VI = {
     "MatMul": (0.02, 0.02),  # LSTM
@@ -89,8 +90,7 @@ def _published() -> Curves:
     curves = [_curve(row.op_type, row.shape, w, _convolution(w, row.best_width, row.loss, y)) for row, (w, y) in rows]
     for kind in CONVOLUTIONS:
         known = [(w, row.best_width, row.loss) for row, (w, _) in rows if row.op_type == kind]
-        for w in GRID_US:
-            curves.append(_curve(kind, f"{w:g}us", w, _convolution(w, *_between(w, known, law.slope))))
+        curves += [_curve(kind, f"{w:g}us", w, _convolution(w, *_between(w, known, law.slope))) for w in GRID_US]
     for kind, (small, large) in TABLE_VI.items():
         for w in GRID_US:
             best_width = min(max(round(math.exp(law.intercept) * w**law.slope), 1), CORES)
@@ -154,11 +154,9 @@ def _share(best_width: float, other: int, ratio: float, height: Callable[[float]
 
 
 def _capped(w: float, best_width: int, loss: float) -> list[float]:
-    """Perfect scaling up to `best_width`, and from there a straight line up to `loss` at 68 threads."""
-    best_us = LAUNCH_US + w / best_width
-    beyond = max(CORES - best_width, 1)
-    rise = [best_us * loss * max(0, p - best_width) / beyond for p in range(1, CORES + 1)]
-    return [LAUNCH_US + w / min(p, best_width) + rise[p - 1] for p in range(1, CORES + 1)]
+    """Perfect scaling up to `best_width`, and from there a straight line."""
+    rise_us = (LAUNCH_US + w / best_width) * loss / (CORES - 1)
+    return [LAUNCH_US + w / min(p, best_width) + rise_us * max(0, p - best_width) for p in range(1, CORES + 1)]
 
 
 def _between(w: float, rows: list[tuple[float, int, float]], slope: float) -> tuple[float, float]:
@@ -188,5 +186,5 @@ def _curve(kind: str, shape: str, w: float, times_us: list[float]) -> Curve:
     else:
         size_bytes = w * BYTES_PER_S / 1e6
         flops = size_bytes / 12  # two floats read and one written for each operation
-    rounded = tuple(float(f"{time_us:.5g}") for time_us in times_us)
+    rounded = tuple(float(f"{time_us:.7g}") for time_us in times_us)
     return Curve(kind, shape, float(f"{flops:.4g}"), float(f"{size_bytes:.4g}"), rounded)
