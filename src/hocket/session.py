@@ -308,7 +308,8 @@ class Schedule:
         return [captured, taken_apart] if len(taken_apart.graph) > len(captured.graph) else [captured]
 
     def _propose(self, route: _Route, captured: Captured, costs: Costs) -> None:
-        names = list(planners()) if self.planner == "auto" else [self.planner]
+        automatic = [name for name, maker in planners().items() if maker.automatic]
+        names = automatic if self.planner == "auto" else [self.planner]
         tried: list[tuple[str, dict[str, int]]] = [(name, {}) for name in names]
         if self.planner == "auto":
             # One narrow lane: no simulation sees what threads cost each other, so it is always in the contest.

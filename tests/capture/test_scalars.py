@@ -170,7 +170,8 @@ def test_math_is_put_back_even_after_an_error():
             assert math.sqrt is not before["sqrt"]
             raise KeyError
 
-    pytest.raises(KeyError, fails)
+    with pytest.raises(KeyError):
+        fails()
     assert vars(math) == before
 
 

@@ -55,9 +55,10 @@ def test_a_climb_is_the_papers(times: list[float], interval: int) -> None:
     assert found.num_steps == len(found.times_us)
 
 
-@given(unimodal_curves(), INTERVALS, st.sampled_from([None, ()]))
-def test_on_a_valley_no_width_an_interval_away_is_better(times: list[float], interval: int, also) -> None:
-    found = climb(oracle(times), len(times), interval, also=also)
+@given(unimodal_curves(), INTERVALS)
+def test_on_a_valley_no_width_an_interval_away_is_better(times: list[float], interval: int) -> None:
+    flat = len(set(times)) < len(times)  # then 2 threads can be as good as the climb's end, and not its neighbour
+    found = climb(oracle(times), len(times), interval, also=() if flat else None)
     assert found.best_us == min(found.times_us.values()) == times[found.best_width - 1]
     for neighbour in (found.best_width - interval, found.best_width + interval):
         if 1 <= neighbour <= len(times):

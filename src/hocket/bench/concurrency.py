@@ -26,7 +26,6 @@ from typing import Any
 
 import torch
 
-import hocket
 from hocket import zoo
 from hocket.capture.captured import Captured, capture_step
 from hocket.errors import HocketError
@@ -36,6 +35,7 @@ from hocket.ir import Costs, Lane, Machine, Plan
 from hocket.job import Job
 from hocket.plan import bounds, plan
 from hocket.profile import profile
+from hocket.session import Schedule, schedule
 
 __all__ = ["LARGE", "SMALL", "measure", "run"]
 
@@ -89,7 +89,7 @@ def measure(name: str, size: dict[str, Any], *, compiled: bool = True, rounds: i
     notes: dict[str, Any] = {}
     if compiled:
         contenders["compile"], notes = _compiled(zoo.load(name, **size))
-    job, captured = _captured(name, size)
+    captured = _captured(name, size)
     costs = profile(captured, machine=machine, runs=5)
     for lanes in (count for count in range(1, cores + 1) if cores % count == 0):
         width = cores // lanes
@@ -98,7 +98,7 @@ def measure(name: str, size: dict[str, Any], *, compiled: bool = True, rounds: i
         made = plan(captured.graph, costs, machine, planner="concurrency", strategies=strategies, lookahead_ms=0.0)
         contenders[label] = executor(captured, made, machine)
     fast_job = zoo.load(name, **size)
-    fast = hocket.schedule(fast_job.step, fast_job.model, fast_job.optimizer)
+    fast = schedule(fast_job.step, fast_job.model, fast_job.optimizer)
     number = 0
     while not fast.decided:
         fast(fast_job.batch(number))
@@ -113,7 +113,7 @@ def _summary(
     captured: Captured,
     costs: Costs,
     machine: Machine,
-    fast: hocket.Schedule,
+    fast: Schedule,
     notes: dict[str, Any],
 ) -> dict[str, Any]:
     medians = {label: median(values) for label, values in times.items()}
@@ -160,10 +160,10 @@ def _at_width(step: Callable[[Any], Any], threads: int, usual: int) -> Callable[
     return narrow
 
 
-def _captured(name: str, size: dict[str, Any]) -> tuple[Job, Captured]:
+def _captured(name: str, size: dict[str, Any]) -> Captured:
     job = zoo.load(name, **size)
     job.step(job.batch(0))
-    return job, capture_step(job.step, job.model, job.optimizer, job.batch(0), split=False)
+    return capture_step(job.step, job.model, job.optimizer, job.batch(0), split=False)
 
 
 def _in_program_order(captured: Captured, lanes: int, width: int) -> Plan:
@@ -173,7 +173,11 @@ def _in_program_order(captured: Captured, lanes: int, width: int) -> Plan:
     place: dict[str, int] = {}
     for op in order:
         latest = [place[before] for before in captured.graph.predecessors[op]]
-        lane = latest[-1] if latest and lanes > 1 and len(set(latest)) == 1 else min(range(lanes), key=lambda n: len(dealt[n]))
+        lane = (
+            latest[-1]
+            if latest and lanes > 1 and len(set(latest)) == 1
+            else min(range(lanes), key=lambda n: len(dealt[n]))
+        )
         dealt[lane].append(op)
         place[op] = lane
     made = Plan(

@@ -2,8 +2,8 @@
 
     python -m hocket.bench.overhead mlp resnet20
 
-The overhead of an op is the executor's time for a step, less the time spent inside ops, over the number of ops. It is
-set beside eager's own: eager's time for a step, less the same time inside ops.
+The overhead of an op is a step's time, less the time that native lanes spend inside ops, over the number of ops: for
+eager, for Python lanes, and for native lanes.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+from collections.abc import Callable
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -19,8 +20,9 @@ import torch
 
 from hocket import zoo
 from hocket.capture import capture
-from hocket.execute.threads import ThreadLanes
+from hocket.execute import executor
 from hocket.ir import Machine
+from hocket.job import Job
 from hocket.profile import profile
 from hocket.profile.tracer import one_lane
 
@@ -44,12 +46,20 @@ def measure(target: str, *, rounds: int = 15) -> dict[str, float]:
     """Times of one target.
 
     Returns:
-        ``ops``; ``eager_ms`` and ``planned_ms`` (medians of interleaved steps); ``capture_steps`` and
-        ``profile_steps`` (time to capture, and to profile with its defaults, in eager steps); ``op_us`` (mean time
-        inside an op); ``overhead_us`` (between two ops, planned) and ``eager_overhead_us``.
+        ``ops``; ``eager_ms``, ``python_ms`` and ``native_ms`` (medians of interleaved steps on one thread, so that no
+        thread waits for another); ``capture_steps`` and ``profile_steps`` (time to capture, and to profile with its
+        defaults, in eager steps); ``op_us`` (mean time inside an op on native lanes); and for each way of running the
+        time of a step that is not spent inside ops, by the number of ops: ``eager_overhead_us`` and so on.
     """
-    job = zoo.load(target)
-    machine = Machine.here()
+    usual = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return _measure(zoo.load(target), Machine.here(), rounds)
+    finally:
+        torch.set_num_threads(usual)
+
+
+def _measure(job: Job, machine: Machine, rounds: int) -> dict[str, float]:
     for number in range(3):
         job.step(job.batch(number))
     start = perf_counter()
@@ -58,27 +68,27 @@ def measure(target: str, *, rounds: int = 15) -> dict[str, float]:
     start = perf_counter()
     profile(captured, machine=machine)
     profile_s = perf_counter() - start
-    executor = ThreadLanes(captured, one_lane(captured, torch.get_num_threads(), machine), machine)
-    eager_ms: list[float] = []
-    planned_ms: list[float] = []
+    plan = one_lane(captured, 1, machine)
+    python, native = (executor(captured, plan, machine, kind=kind) for kind in ("python", "auto"))
+    work: dict[str, Callable[[Any], Any]] = {"eager": job.step, "python": python, "native": native}
+    times: dict[str, list[float]] = {label: [] for label in work}
     inside_ms: list[float] = []
-    for number in range(rounds + 1):
-        for times, work in ((eager_ms, job.step), (planned_ms, executor)):
+    for number in range(rounds + 2):
+        for label, step in work.items():
             start = perf_counter()
-            work(job.batch(number))
-            times.append((perf_counter() - start) * 1e3)
-        inside_ms.append(sum(span.duration_us for span in executor.timeline().spans) / 1e3)
+            step(job.batch(number))
+            times[label].append((perf_counter() - start) * 1e3)
+        inside_ms.append(sum(span.duration_us for span in native.timeline().spans) / 1e3)
     ops = len(captured.graph)
-    eager, planned, inside = (median(times[1:]) for times in (eager_ms, planned_ms, inside_ms))
+    inside = median(inside_ms[2:])
+    found = {label: median(values[2:]) for label, values in times.items()}
     return {
         "ops": ops,
-        "eager_ms": eager,
-        "planned_ms": planned,
-        "capture_steps": capture_s * 1e3 / eager,
-        "profile_steps": profile_s * 1e3 / eager,
+        **{f"{label}_ms": value for label, value in found.items()},
+        "capture_steps": capture_s * 1e3 / found["eager"],
+        "profile_steps": profile_s * 1e3 / found["eager"],
         "op_us": inside / ops * 1e3,
-        "overhead_us": (planned - inside) / ops * 1e3,
-        "eager_overhead_us": (eager - inside) / ops * 1e3,
+        **{f"{label}_overhead_us": (value - inside) / ops * 1e3 for label, value in found.items()},
     }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -11,7 +11,7 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from hocket.capture.lower import Lowered, lower
-from hocket.capture.program import Program, compile_action
+from hocket.capture.program import Program, compile_action, compile_tape
 from hocket.capture.state import PLAIN, BatchLeaf, Entry, Gradient, Inventory, Saved, inventory
 from hocket.capture.trace import Trace, trace_step
 from hocket.errors import CaptureError, ExecutionError
@@ -65,7 +65,7 @@ class Captured:
         leaves, _ = tree_flatten(batch)
         values: list[Any] = [None] * self.program.num_slots
         try:
-            numbers = self.trace.tape.evaluate([leaf.get() for leaf in self.trace.tape.leaves])
+            numbers = self._evaluate([leaf.get() for leaf in self.trace.tape.leaves])
             if numbers is None:
                 return None
             for slot, source in self.inputs:
@@ -74,9 +74,7 @@ class Captured:
                 if gradient.get() is None:
                     raise KeyError(gradient.name)
         except KeyError as error:
-            raise ExecutionError(
-                f"there is no {error} yet: run one eager step before the planned ones"
-            ) from None
+            raise ExecutionError(f"there is no {error} yet: run one eager step before the planned ones") from None
         for gradient in self._unread_gradients:
             # As eager's zero_grad does: the old gradient's memory is free during the step.
             gradient.set(None)
@@ -84,12 +82,12 @@ class Captured:
 
     def holds(self) -> bool:
         """Whether every guard on a number still holds."""
-        return self.trace.tape.evaluate([leaf.get() for leaf in self.trace.tape.leaves]) is not None
+        return self._evaluate([leaf.get() for leaf in self.trace.tape.leaves]) is not None
 
     def rehearse(self) -> Frame:
         """A frame on copies of everything: it can be run and thrown away, and nothing of the user's changes."""
         copies = {slot: self._copied(slot, source) for slot, source in self.inputs}
-        numbers = self.trace.tape.evaluate([self._number(leaf) for leaf in self.trace.tape.leaves])
+        numbers = self._evaluate([self._number(leaf) for leaf in self.trace.tape.leaves])
         if numbers is None:
             raise CaptureError("the numbers of the optimizer changed since the step was captured; capture it again")
         values = [copies.get(slot) for slot in range(self.program.num_slots)]
@@ -146,6 +144,10 @@ class Captured:
             return 1.0  # a step count that is not there yet: the first step is the one being timed
 
     @cached_property
+    def _evaluate(self) -> Callable[[Sequence[Any]], list[Any] | None]:
+        return compile_tape(self.trace.tape)
+
+    @cached_property
     def _prologue(self) -> Callable[[list[Any], list[Any]], None]:
         return compile_action(self.program.prologue)
 
@@ -189,7 +191,7 @@ def capture_step(
         trace = trace_step(step, model, optimizer, batch)
         return _captured(trace, signature_of(trace.places, batch), step, batch, split, pays, {})
     # The optimizer makes its state in its first step. Let it, and take everything back afterwards.
-    saved = Saved(places)
+    saved = Saved(places, [leaf for leaf in tree_flatten(batch)[0] if isinstance(leaf, torch.Tensor)])
     try:
         step(batch)
         trace = trace_step(step, model, optimizer, batch)

@@ -7,13 +7,14 @@ parameters and of the batch stand in the `prologue`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import operator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hocket.capture.scalars import TapeRef
+from hocket.capture.scalars import Tape, TapeRef
 
-__all__ = ["Action", "Call", "Program", "Slot", "compile_action", "slots_in"]
+__all__ = ["Action", "Call", "Program", "Slot", "compile_action", "compile_tape", "slots_in"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +132,40 @@ def compile_action(action: Action, frees: tuple[int, ...] = ()) -> Callable[[lis
     text = "def run(v, s):\n" + "".join(f"    {line}\n" for line in body or ["pass"])
     exec(compile(text, f"<hocket action {action.name}>", "exec"), names)
     return names["run"]
+
+
+_INFIX = {operator.add: "+", operator.sub: "-", operator.mul: "*", operator.truediv: "/", operator.pow: "**"}
+
+
+def compile_tape(tape: Tape) -> Callable[[Sequence[Any]], list[Any] | None]:
+    """`tape.evaluate` as one Python function: an Adam step of a hundred parameters has a thousand entries."""
+    names: dict[str, Any] = {}
+
+    def operand(value: Any) -> str:
+        if type(value) is TapeRef:
+            return f"n{value.index}"
+        key = f"k{len(names)}"
+        names[key] = value
+        return key
+
+    body: list[str] = []
+    for number, (function, operands) in enumerate(tape.entries):
+        if function is None:
+            body.append(f"n{number} = x[{operands}]")
+        elif function in _INFIX:
+            first, second = map(operand, operands)
+            body.append(f"n{number} = {first} {_INFIX[function]} {second}")
+        else:
+            names[f"f{number}"] = function
+            body.append(f"n{number} = f{number}({', '.join(map(operand, operands))})")
+    for position, (index, outcome) in enumerate(tape.guards):
+        names[f"g{position}"] = outcome
+        body.append(f"if n{index} != g{position}: return None")
+    body.append(f"return [{', '.join(f'n{number}' for number in range(len(tape.entries)))}]")
+    text = "def run(x):\n" + "".join(f"    {line}\n" for line in body)
+    exec(compile(text, "<hocket tape>", "exec"), names)
+    run: Callable[[Sequence[Any]], list[Any] | None] = names["run"]
+    return run
 
 
 def _source(value: Any, names: dict[str, Any]) -> str:

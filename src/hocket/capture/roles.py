@@ -34,7 +34,8 @@ def describe(
     pieces: Sequence[Piece], root: Sequence[int | None], inputs: dict[int, Any], gradients: dict[int, Any]
 ) -> Described:
     """Say of each piece what it is for. `gradients` maps slots to the gradient that they hold at the end."""
-    owned = {slot: gradient.owner for slot, gradient in gradients.items()}
+    owned = {slot: source.owner for slot, source in inputs.items() if source.kind == "gradient"}
+    owned.update({slot: gradient.owner for slot, gradient in gradients.items()})
     owners = _owners(pieces, inputs, owned)
     roles = _roles(pieces, root, inputs, owned)
     return Described(roles, owners, _names(pieces, owners, roles))
@@ -57,13 +58,15 @@ def _roles(
         if role in ("activation_grad", "other"):
             made_late.update(_fills(piece))
         result.append(role)
-    for position, owners in _parameter_gradients(pieces, result, gradients).items():
+    for position, owners in _parameter_gradients(pieces, result, root, gradients).items():
         biases = [owner.rpartition(".")[2].startswith("bias") for owner in owners]
         result[position] = "bias_grad" if all(biases) else "weight_grad"
     return result
 
 
-def _parameter_gradients(pieces: Sequence[Piece], found: list[str], gradients: dict[int, str]) -> dict[int, set[str]]:
+def _parameter_gradients(
+    pieces: Sequence[Piece], found: list[str], root: Sequence[int | None], gradients: dict[int, str]
+) -> dict[int, set[str]]:
     """Positions of the pieces whose results all end as gradients, with the parameters."""
     maker: dict[int, int] = {}
     readers: dict[int, list[int]] = {}
@@ -73,6 +76,9 @@ def _parameter_gradients(pieces: Sequence[Piece], found: list[str], gradients: d
             readers.setdefault(slot, []).append(position)
     result: dict[int, set[str]] = {}
     waiting = [(maker[slot], owner) for slot, owner in gradients.items() if slot in maker]
+    # What is added to a gradient in place makes no new value: seen from the end, it comes before what it adds to.
+    for position, piece in enumerate(pieces):
+        waiting += [(position, gradients[s]) for s in _reads(piece) if s in gradients and root[s] in piece.note.writes]
     while waiting:
         position, owner = waiting.pop()
         piece = pieces[position]

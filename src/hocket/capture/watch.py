@@ -32,11 +32,12 @@ from hocket.errors import CaptureError
 
 __all__ = ["Note", "OpWatch", "ScalarWatch", "Where", "written_arguments"]
 
-# Kernels that write running statistics without saying so in their schema.
+# Kernels that write running statistics (while training) or scratch memory without saying so in their schema.
 _UNDECLARED_WRITES = {
     "aten::native_batch_norm": ("running_mean", "running_var"),
     "aten::cudnn_batch_norm": ("running_mean", "running_var"),
     "aten::miopen_batch_norm": ("running_mean", "running_var"),
+    "aten::mkldnn_rnn_layer_backward": ("workspace",),
 }
 
 # How a number that the step spells out becomes a tensor.
@@ -339,9 +340,9 @@ def written_arguments(func: Any, args: Any, kwargs: Any) -> Iterator[Any]:
     """The arguments that `func` writes, declared or known."""
     schema = func._schema
     undeclared = _UNDECLARED_WRITES.get(schema.name, ())
-    if undeclared:
-        training = [a.name for a in schema.arguments].index("training")
-        if not (args[training] if training < len(args) else kwargs.get("training", True)):
+    for position, argument in enumerate(schema.arguments):
+        given = args[position] if position < len(args) else kwargs.get(argument.name, True)
+        if argument.name == "training" and not given:
             undeclared = ()
     for position, argument in enumerate(schema.arguments):
         declared = argument.alias_info is not None and argument.alias_info.is_write

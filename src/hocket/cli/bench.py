@@ -7,7 +7,53 @@ from argparse import Namespace
 from hocket.cli.console import Bar, print_json, print_tables, table
 from hocket.report.words import count_text
 
-__all__ = ["simulate_bench"]
+__all__ = ["concurrency_bench", "overhead_bench", "simulate_bench"]
+
+
+def concurrency_bench(args: Namespace) -> None:
+    """Every way of running a step on these cores, in turn."""
+    from hocket.bench.concurrency import run
+
+    with Bar("every contender in turn, on each target"):
+        result = run(quick=args.quick, compiled=not args.no_compile, rounds=args.rounds)
+    if args.format == "json":
+        print_json({"bench": "concurrency", **result})
+        return
+    labels = ("eager", "compile", "serial", "s1", "s12", "s123", "all")
+    rows = []
+    for group in ("small", "large"):
+        for target, row in result[group].items():
+            uniform = row["speedup"][row["uniform_best"]]
+            speedups = [f"{row['speedup'][label]:.2f}" if label in row["speedup"] else "-" for label in labels]
+            rows.append((target, *speedups, f"{uniform:.2f}", f"{row['to_bound']['all']:.2f}"))
+    title = f"speedup over eager, {result['cores']} cores, torch {result['torch']}, medians of interleaved steps"
+    print_tables(table(title, ("target", *labels, "uniform", "to bound"), rows))
+
+
+def overhead_bench(args: Namespace) -> None:
+    """What capture, profile and the time between ops cost."""
+    from hocket.bench.overhead import TARGETS, run
+
+    with Bar("eager and both executors in turn"):
+        result = run(tuple(args.target) or TARGETS)
+    if args.format == "json":
+        print_json({"bench": "overhead", **result})
+        return
+    rows = [
+        (
+            target,
+            str(row["ops"]),
+            f"{row['capture_steps']:.0f}",
+            f"{row['profile_steps']:.0f}",
+            f"{row['op_us']:.1f}",
+            f"{row['eager_overhead_us']:.2f}",
+            f"{row['python_overhead_us']:.2f}",
+            f"{row['native_overhead_us']:.2f}",
+        )
+        for target, row in result["targets"].items()
+    ]
+    columns = ("target", "ops", "capture, steps", "profile, steps", "us in an op", "eager us", "python us", "native us")
+    print_tables(table("what Hocket itself costs (times between ops, per op)", columns, rows))
 
 
 def simulate_bench(args: Namespace) -> None:

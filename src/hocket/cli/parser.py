@@ -196,6 +196,24 @@ def _add_rest(verbs: _Verbs) -> None:
         "the simulator against SimPy, on one random plan",
         "hocket bench simulate --ops 10000",
     )
+    overhead = _verb(
+        names,
+        "overhead",
+        bench.overhead_bench,
+        "what capture, profile and the time between ops cost",
+        "hocket bench overhead mlp resnet20",
+    )
+    overhead.add_argument("target", nargs="*", metavar="TARGET", help="zoo names (a selection)")
+    concurrency = _verb(
+        names,
+        "concurrency",
+        bench.concurrency_bench,
+        "every way of running a step on these cores, side by side",
+        "hocket bench concurrency --quick",
+    )
+    concurrency.add_argument("--quick", action="store_true", help="only the steps of small ops")
+    concurrency.add_argument("--no-compile", action="store_true", help="leave torch.compile out (it takes minutes)")
+    concurrency.add_argument("--rounds", type=_count, metavar="N", help="measured steps of each contender")
     simulate.add_argument("--ops", type=_count, default=100_000, metavar="N", help="ops in the plan (100000)")
     simulate.add_argument("--lanes", type=_count, default=8, metavar="N", help="lanes in the plan (8)")
     simulate.add_argument("--repeats", type=_count, default=5, metavar="N", help="rounds (5)")

@@ -70,7 +70,8 @@ class Target:
             if isinstance(error, HocketError) and not calls_us:
                 raise
             place = self._place(error)
-            where = f" ({place})" if place else ""
+            # Perhaps not the user's fault at all: then the line must not end the search.
+            where = f" ({place})" if place else " (--traceback shows where)"
             raise StepError(f"{self.words}: {what} failed{where}: {_problem(error)}") from error
 
     def _from_zoo(self) -> Job:

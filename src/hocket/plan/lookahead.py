@@ -18,7 +18,8 @@ import random
 from collections.abc import Mapping, Sequence
 from time import perf_counter
 
-from hocket.plan.moldable import Instance, Placement, makespan_us, pack
+from hocket.plan.moldable import Instance, Placement, makespan_us
+from hocket.plan.pack import pack
 
 __all__ = ["improve"]
 

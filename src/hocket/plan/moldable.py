@@ -157,7 +157,7 @@ def as_plan(
         before: dict[int, None] = {}
         for core in placement.cores:
             last = last_on.get(core)
-            if last is not None and last is not before:
+            if last is not None:
                 if last.end_us > placement.start_us * (1 + 1e-12) + 1e-9:
                     other = graph.ops[last.op].name
                     raise InputError(f"ops {other!r} and {name!r} overlap on core {core}")

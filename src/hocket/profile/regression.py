@@ -155,13 +155,15 @@ def evaluate(
     if test is None:
         random.Random(seed).shuffle(known)
         asked, known = known[: len(known) // 4], known[len(known) // 4 :]
+    if not asked:
+        raise InputError("regression: no op left to test on")
     trained = train(known, model, n, widths=widths, counters=counters, seed=seed)
     pairs: list[tuple[float, float]] = []
     for width in trained.models:
         predicted = trained.predict_us(asked, width, counters)
         pairs += zip(predicted, (curve.best_us[width] for curve in asked), strict=True)
     if not pairs:
-        raise InputError("regression: no op or no width left to test on")
+        raise InputError("regression: no width left to test on: all of them are sampled")
     mean_us = fmean(actual for _, actual in pairs)
     residual = math.fsum((predicted - actual) ** 2 for predicted, actual in pairs)
     total = math.fsum((actual - mean_us) ** 2 for _, actual in pairs)
@@ -285,9 +287,11 @@ class Table:
         from rich import box
         from rich.table import Table as RichTable
 
-        table = RichTable(title=self.title, title_justify="left", box=box.SIMPLE_HEAD)
+        table = RichTable(
+            title=self.title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
+        )
         for number, name in enumerate(self.header):
-            table.add_column(name, justify="right" if number else "left", no_wrap=True)
+            table.add_column(name, justify="right" if number else "left")
         for row in self.rows:
             table.add_row(*row.cells())
         return table
@@ -359,7 +363,7 @@ def table_v(
             paper = PAPER_TABLE_V.get(name, ()) if tuple(intervals) == INTERVALS else ()
             row = _climb_row(smooth, seen, interval, widths, tolerance)
             rows.append(replace(row, name=name, paper=paper[at] if paper else math.nan))
-    header = ("ops of", "interval", "accuracy", "climbed", "paper", "mean loss", "worst loss", "steps")
+    header = ("ops of", "x", "accuracy", "climbed", "paper", "mean loss", "worst", "steps")
     words = f", times with {noise:.0%} noise" if noise else ""
     return Table(f"Hill climbing{words}", header, tuple(rows))
 

@@ -1,0 +1,128 @@
+"""`exact`: the shortest plan there is, for graphs of a dozen ops: ground truth for the other planners.
+
+Moldable ops on the cores of one device are what constraint programming calls a multi-mode project: each op takes one of
+its widths, lasts as long as it does at that width, and uses that many cores of a cumulative resource. OR-tools' CP-SAT
+(Perron, Didier: https://developers.google.com/optimization/cp/cp_solver) proves the optimum.
+
+Its times are whole numbers, so durations are rounded up to a millionth of the step. What it decides are widths and the
+order of starts; placed again in that order with the durations as they are, no op starts later than the solver said.
+So the plan is at most one millionth per op longer than the shortest, when the solver finishes within its time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from hocket.errors import InputError, MissingDependencyError
+from hocket.ir import Costs, Graph, Machine, Plan
+from hocket.plan.base import Planner, cpu_devices
+from hocket.plan.moldable import Instance, Placement, as_plan, instance_of, makespan_us
+from hocket.plan.order import in_order
+
+__all__ = ["Exact", "solve"]
+
+RESOLUTION = 1_000_000
+
+
+class Exact(Planner):
+    """The optimum by CP-SAT, for small graphs.
+
+    Args:
+        time_limit_s: give up the proof after this long, and take the best plan found until then.
+        max_ops: refuse larger graphs.
+
+    Example:
+        >>> from hocket.ir import Costs, Graph, Machine, Op
+        >>> costs = Costs({op: {"1": 30.0, "2": 20.0} for op in "abc"})
+        >>> plan = Exact().plan(Graph((Op("a"), Op("b"), Op("c"))), costs, Machine.of(cores=2))  # doctest: +SKIP
+    """
+
+    name = "exact"
+    automatic = False
+
+    def __init__(self, time_limit_s: float = 60.0, max_ops: int = 24) -> None:
+        if time_limit_s <= 0:
+            raise InputError(f"planner exact: expected time_limit_s > 0, got {time_limit_s}")
+        if max_ops < 1:
+            raise InputError(f"planner exact: expected max_ops >= 1, got {max_ops}")
+        self.time_limit_s = time_limit_s
+        self.max_ops = max_ops
+
+    def plan(self, graph: Graph, costs: Costs, machine: Machine) -> Plan:
+        if len(graph) > self.max_ops:
+            raise InputError(
+                f"planner exact: {len(graph)} ops, and the optimum is searched for up to {self.max_ops}; "
+                "raise max_ops, or take another planner"
+            )
+        device = cpu_devices(machine)[0]
+        placed, _ = solve(instance_of(graph, costs, device), self.time_limit_s)
+        return as_plan(graph, placed, device, self.name)
+
+
+def solve(instance: Instance, time_limit_s: float = 60.0) -> tuple[list[Placement], bool]:
+    """The shortest placements, and whether that was proved.
+
+    Raises:
+        MissingDependencyError: OR-tools is not installed.
+        InputError: no solution was found in time.
+    """
+    try:
+        from ortools.sat.python import cp_model
+    except ImportError:
+        raise MissingDependencyError("ortools", "exact", "the planner exact") from None
+    serial_us = sum(of_op[width] for of_op, width in zip(instance.durations_us, instance.best_width, strict=True))
+    if serial_us == 0.0:
+        return in_order(instance, instance.best_width, instance.order), True
+    unit_us = serial_us / RESOLUTION
+    model = cp_model.CpModel()
+    chosen = _model(model, instance, unit_us)
+    solver = cp_model.CpSolver()
+    solver.parameters.max_time_in_seconds = time_limit_s
+    solver.parameters.num_workers = 1  # one worker searches the same way each time
+    status = solver.solve(model)
+    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        raise InputError(f"planner exact: no plan found within {time_limit_s:g} s")
+    starts = [solver.value(start) for start, _ in chosen]
+    widths = [next(width for width, on in options if solver.value(on)) for _, options in chosen]
+    place = {op: position for position, op in enumerate(instance.order)}
+    order = sorted(instance.order, key=lambda op: (starts[op], place[op]))
+    return in_order(instance, widths, order), status == cp_model.OPTIMAL
+
+
+def _model(model: Any, instance: Instance, unit_us: float) -> list[tuple[Any, list[tuple[int, Any]]]]:
+    """For each op the variable of its start, and for each of its widths whether it is taken."""
+    horizon = RESOLUTION + len(instance.durations_us)
+    end_of_step = model.new_int_var(0, horizon, "makespan")
+    chosen: list[tuple[Any, list[tuple[int, Any]]]] = []
+    ends: list[Any] = []
+    intervals, demands = [], []
+    for op, of_op in enumerate(instance.durations_us):
+        start, end = model.new_int_var(0, horizon, f"start{op}"), model.new_int_var(0, horizon, f"end{op}")
+        options = []
+        for width in useful_widths(of_op):
+            on = model.new_bool_var(f"op{op}width{width}")
+            length = math.ceil(of_op[width] / unit_us)
+            intervals.append(model.new_optional_interval_var(start, length, end, on, f"op{op}at{width}"))
+            demands.append(width)
+            options.append((width, on))
+        model.add_exactly_one(on for _, on in options)
+        model.add(end <= end_of_step)
+        chosen.append((start, options))
+        ends.append(end)
+    model.add_cumulative(intervals, demands, instance.num_cores)
+    for op, before in enumerate(instance.predecessors):
+        for other in before:
+            model.add(chosen[op][0] >= ends[other])
+    model.minimize(end_of_step)
+    return chosen
+
+
+def useful_widths(durations_us: Sequence[float]) -> list[int]:
+    """The widths of one op that are faster than every narrower one."""
+    found: list[int] = []
+    for width in range(1, len(durations_us)):
+        if not found or durations_us[width] < durations_us[found[-1]]:
+            found.append(width)
+    return found
