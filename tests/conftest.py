@@ -6,6 +6,10 @@ import os
 import random
 import sys
 
+# Two test processes share two cores: an idle OpenMP thread that spins holds up the other one a hundredfold. libgomp
+# reads this when torch is loaded, so it stands before anything that could load it.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 import pytest
 
 try:

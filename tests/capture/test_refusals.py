@@ -178,7 +178,7 @@ def in_a_library(model, inputs, targets, optimizer):
 def test_a_line_inside_a_torch_module_is_told_as_the_line_that_calls_the_model():
     model = nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3, momentum=None))
     reason = refused(job_of(in_a_library, model))
-    lines, first = inspect.getsourcelines(in_a_library)
+    _, first = inspect.getsourcelines(in_a_library)
     assert f"test_refusals.py:{first + 1}" in reason
 
 
@@ -216,7 +216,7 @@ def test_a_scheduler_inside_the_step_is_refused_before_it_moves(scheduler, fresh
     assert str(inside.state_dict()) == moved
     assert_same(before, copied(job))
     job.step(job.batch(1))
-    assert optimizer.param_groups[0]["lr"] != before[-1]
+    assert str(inside.state_dict()) != moved
 
 
 def test_a_rate_that_the_step_sets_itself_is_refused():

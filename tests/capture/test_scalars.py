@@ -11,6 +11,7 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from hocket.capture.program import compile_tape
 from hocket.capture.scalars import LateFloat, Live, Tape, TapeRef, followed_math
 from hocket.errors import CaptureError
 
@@ -72,11 +73,12 @@ def test_the_tape_computes_what_python_computes(lines, leaves, data):
     with followed_math():
         live = run(lines, [tape.leaf(None, value) for value in leaves])
     assert all(map(identical, plain(live), expected))
-    again = tape.evaluate(others)
-    assert again is not None
-    for value, wanted in zip(live, other, strict=True):
-        found = again[value.index] if isinstance(value, Live) else value
-        assert identical(found, wanted)
+    for evaluate in (tape.evaluate, compile_tape(tape)):
+        again = evaluate(others)
+        assert again is not None
+        for value, wanted in zip(live, other, strict=True):
+            found = again[value.index] if isinstance(value, Live) else value
+            assert identical(found, wanted)
 
 
 @pytest.mark.parametrize("name", BINARY)
@@ -125,8 +127,19 @@ def test_a_branch_on_a_number_becomes_a_guard(name):
     tape = Tape()
     with followed_math():
         ask(tape.leaf(None, 0.5))
-    assert tape.evaluate([holds]) is not None
-    assert tape.evaluate([breaks]) is None
+    for evaluate in (tape.evaluate, compile_tape(tape)):
+        assert evaluate([holds]) is not None
+        assert evaluate([breaks]) is None
+
+
+def test_what_a_guard_protects_is_not_an_error_when_the_guard_fails():
+    tape = Tape()
+    rate = tape.leaf(None, 0.5)
+    if rate != 0:
+        _ = 1 / rate
+    for evaluate in (tape.evaluate, compile_tape(tape)):
+        assert evaluate([0.25])[-1] == 4.0
+        assert evaluate([0.0]) is None
 
 
 def test_equal_constants_of_different_types_stay_different():

@@ -119,13 +119,15 @@ def test_no_plan_no_report(hocket, steps, tmp_path):
 
 def test_idle_threads_are_told_to_sleep_before_torch_is_loaded(monkeypatch):
     monkeypatch.delenv("OMP_WAIT_POLICY")
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
     command = [sys.executable, "-m", "hocket", "run", *TINY, "--runs", "1", "--format", "json"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout)["notes"][-1].startswith("OMP_WAIT_POLICY=passive was set for this process")
+    assert json.loads(done.stdout)["notes"][-1].startswith("GOMP_SPINCOUNT=10000 was set for this process")
 
 
 def test_says_so_when_torch_was_there_first(hocket, monkeypatch):
     monkeypatch.delenv("OMP_WAIT_POLICY")
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
     found = hocket("run", *TINY, "--runs", 1, "--format", "json")
-    assert found.json["notes"][-1].startswith("OMP_WAIT_POLICY is not set: torch was loaded before")
-    assert "OMP_WAIT_POLICY" not in os.environ
+    assert found.json["notes"][-1].startswith("GOMP_SPINCOUNT is not set: torch was loaded before")
+    assert "GOMP_SPINCOUNT" not in os.environ

@@ -14,6 +14,7 @@ from hocket.capture.lower import Lowered, lower
 from hocket.capture.program import Program, compile_action, compile_tape
 from hocket.capture.state import PLAIN, BatchLeaf, Entry, Gradient, Inventory, Saved, inventory
 from hocket.capture.trace import Trace, trace_step
+from hocket.capture.watch import schedulers_refused
 from hocket.errors import CaptureError, ExecutionError
 from hocket.ir import Graph
 
@@ -186,6 +187,18 @@ def capture_step(
     pays: Callable[[str, str], bool] | None = None,
 ) -> Captured:
     """See `hocket.capture`."""
+    with schedulers_refused():
+        return _capture_step(step, model, optimizer, batch, split, pays)
+
+
+def _capture_step(
+    step: Callable[[Any], Any],
+    model: Any,
+    optimizer: Any,
+    batch: Any,
+    split: bool,
+    pays: Callable[[str, str], bool] | None,
+) -> Captured:
     places = inventory(model, optimizer)
     if _has_state(places):
         trace = trace_step(step, model, optimizer, batch)

@@ -162,7 +162,9 @@ def compile_tape(tape: Tape) -> Callable[[Sequence[Any]], list[Any] | None]:
         names[f"g{position}"] = outcome
         body.append(f"if n{index} != g{position}: return None")
     body.append(f"return [{', '.join(f'n{number}' for number in range(len(tape.entries)))}]")
-    text = "def run(x):\n" + "".join(f"    {line}\n" for line in body)
+    # What cannot be computed may be what a guard keeps from being computed: 1 / x, if x != 0.
+    text = "def run(x):\n  try:\n" + "".join(f"    {line}\n" for line in body)
+    text += "  except (ArithmeticError, ValueError): return None\n"
     exec(compile(text, "<hocket tape>", "exec"), names)
     run: Callable[[Sequence[Any]], list[Any] | None] = names["run"]
     return run

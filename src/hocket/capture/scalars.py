@@ -89,11 +89,15 @@ class Tape:
         """The value of every entry for these leaves, or None where a guard turned out differently."""
         values: list[Any] = []
         append = values.append
-        for function, operands in self.entries:
-            if function is None:
-                append(leaves[operands])
-            else:
-                append(function(*[values[o.index] if type(o) is TapeRef else o for o in operands]))
+        try:
+            for function, operands in self.entries:
+                if function is None:
+                    append(leaves[operands])
+                else:
+                    append(function(*[values[o.index] if type(o) is TapeRef else o for o in operands]))
+        except (ArithmeticError, ValueError):
+            # What cannot be computed may be what a guard keeps from being computed: 1 / x, if x != 0.
+            return None
         for index, outcome in self.guards:
             if values[index] != outcome:
                 return None

@@ -15,6 +15,7 @@ from __future__ import annotations
 import operator
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from typing import Any
 import torch
 from torch import fx
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from torch.optim import lr_scheduler
+from torch.optim.lr_scheduler import LRScheduler
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
@@ -30,7 +33,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from hocket.capture.scalars import LateFloat, Live, LiveInt, Tape, TapeRef
 from hocket.errors import CaptureError
 
-__all__ = ["Note", "OpWatch", "ScalarWatch", "Where", "written_arguments"]
+__all__ = ["Note", "OpWatch", "ScalarWatch", "Where", "schedulers_refused", "written_arguments"]
 
 # Kernels that write running statistics (while training) or scratch memory without saying so in their schema.
 _UNDECLARED_WRITES = {
@@ -334,6 +337,27 @@ class ScalarWatch(TorchFunctionMode):
                     f"the step at {user_line()} hands a number that changes between steps to {name}, which "
                     "computes with it before it reaches an op; use a tensor there"
                 )
+
+
+@contextmanager
+def schedulers_refused() -> Iterator[None]:
+    """While this lasts, a scheduler's `step` raises a `CaptureError` before it changes anything."""
+
+    def refuse(self: Any, *_: Any, **__: Any) -> None:
+        raise CaptureError(
+            f"the step at {user_line()} calls the step() of a scheduler ({type(self).__name__}); call it after the "
+            "training step, not inside it"
+        )
+
+    kinds = [kind for kind in vars(lr_scheduler).values() if isinstance(kind, type) and issubclass(kind, LRScheduler)]
+    steps = {kind: vars(kind)["step"] for kind in kinds if "step" in vars(kind)}
+    try:
+        for kind in steps:
+            kind.step = refuse  # type: ignore[method-assign]
+        yield
+    finally:
+        for kind, step in steps.items():
+            kind.step = step  # type: ignore[method-assign]
 
 
 def written_arguments(func: Any, args: Any, kwargs: Any) -> Iterator[Any]:

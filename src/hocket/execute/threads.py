@@ -11,10 +11,11 @@ import itertools
 import os
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -37,6 +38,9 @@ class _Action:
     waits: list[Any] = field(default_factory=list)
     wakes: list[Any] = field(default_factory=list)
     shared: tuple[tuple[int, int], ...] = ()
+
+
+_Inbox: TypeAlias = "SimpleQueue[tuple[ThreadLanes, Frame] | None]"
 
 
 class ThreadLanes(Executor):
@@ -69,9 +73,7 @@ class ThreadLanes(Executor):
         self._failure: tuple[str, BaseException] | None = None
         self._stop = False
         self._busy = threading.Lock()
-        self._width = torch.get_num_threads()
-        self._inline = len(self._lanes) == 1 and self._lanes[0].width == self._width
-        self._queues: list[SimpleQueue[Frame | None]] = []
+        self._queues: list[_Inbox] = []
         self._done: SimpleQueue[int] = SimpleQueue()
         self._pid = 0
 
@@ -83,7 +85,7 @@ class ThreadLanes(Executor):
         try:
             self._counters = {slot: itertools.count(1) for slot, _ in self._shared_slots}
             self._began_ns = perf_counter_ns()
-            if self._inline:
+            if len(self._lanes) == 1 and self._lanes[0].width == torch.get_num_threads():
                 self._run_lane(0, frame)
             else:
                 self._run_threads(frame)
@@ -107,6 +109,10 @@ class ThreadLanes(Executor):
             queue.put(None)
         self._queues = []
         self._pid = 0
+
+    def __del__(self) -> None:
+        if getattr(self, "_queues", ()):
+            self.close()
 
     def _compile(self) -> list[list[_Action]]:
         program = self.captured.program
@@ -180,7 +186,7 @@ class ThreadLanes(Executor):
         for actions in self._actions:
             for action in actions:
                 for lock in action.waits:
-                    if lock.locked():
+                    with suppress(RuntimeError):  # the op that is waited for ended at this moment
                         lock.release()
 
     def _failed(self) -> BaseException:
@@ -199,7 +205,7 @@ class ThreadLanes(Executor):
             # First step, or the first one after a fork: threads do not come along into the child.
             self._start()
         for queue in self._queues:
-            queue.put(frame)
+            queue.put((self, frame))
         waiting = len(self._queues)
         while waiting:
             try:
@@ -209,37 +215,48 @@ class ThreadLanes(Executor):
                 self._abort("", interrupt)
 
     def _start(self) -> None:
+        width = torch.get_num_threads()
         self._done = SimpleQueue()
         self._queues = [SimpleQueue() for _ in self._lanes]
         self._pid = os.getpid()
-        for number, queue in enumerate(self._queues):
+        problems: list[BaseException] = []
+        for number, (lane, queue) in enumerate(zip(self._lanes, self._queues, strict=True)):
             ready = threading.Event()
-            arguments = (number, queue, self._done, ready)
-            name = f"hocket-{self._lanes[number].name}"
-            threading.Thread(target=self._serve, args=arguments, name=name, daemon=True).start()
+            arguments = (number, lane.width, self._cpus[number], queue, self._done, ready, problems)
+            threading.Thread(target=_serve, args=arguments, name=f"hocket-{lane.name}", daemon=True).start()
             ready.wait()
         # `set_num_threads` in a lane also sets what threads that torch starts later begin with.
-        torch.set_num_threads(self._width)
-        if self._failure is not None:
-            raise self._failed()
+        torch.set_num_threads(width)
+        if problems:
+            self.close()
+            raise problems[0]
 
-    def _serve(
-        self, number: int, queue: SimpleQueue[Frame | None], done: SimpleQueue[int], ready: threading.Event
-    ) -> None:
-        try:
-            if self._cpus[number]:
-                os.sched_setaffinity(0, self._cpus[number])
-            # Asking first makes torch initialise this thread; otherwise the first op would undo the setting.
-            torch.get_num_threads()
-            torch.set_num_threads(self._lanes[number].width)
-        except BaseException as error:  # noqa: BLE001 (raised by `_start`, in the caller's thread)
-            self._abort("", error)
-        finally:
-            ready.set()
-        while (frame := queue.get()) is not None:
-            self._run_lane(number, frame)
-            del frame
-            done.put(number)
+
+def _serve(
+    number: int,
+    width: int,
+    cpus: set[int],
+    inbox: _Inbox,
+    done: SimpleQueue[int],
+    ready: threading.Event,
+    problems: list[BaseException],
+) -> None:
+    """The life of a lane's thread. While it waits it holds nothing of its executor, which may be forgotten."""
+    try:
+        if cpus:
+            os.sched_setaffinity(0, cpus)
+        # Asking first makes torch initialise this thread; otherwise the first op would undo the setting.
+        torch.get_num_threads()
+        torch.set_num_threads(width)
+    except BaseException as error:  # noqa: BLE001 (raised by `_start`, in the caller's thread)
+        problems.append(error)
+    finally:
+        ready.set()
+    while (work := inbox.get()) is not None:
+        lanes, frame = work
+        lanes._run_lane(number, frame)
+        del work, lanes, frame
+        done.put(number)
 
 
 def cpus_of(lane: Lane, machine: Machine | None) -> set[int]:

@@ -16,9 +16,11 @@ class Planner(ABC):
 
     Attributes:
         name: what `hocket.plan` and the command line call it.
+        automatic: whether ``planner="auto"`` tries it; not one that may take long.
     """
 
     name: ClassVar[str]
+    automatic: ClassVar[bool] = True
 
     @abstractmethod
     def plan(self, graph: Graph, costs: Costs, machine: Machine) -> Plan:

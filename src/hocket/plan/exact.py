@@ -4,9 +4,9 @@ Moldable ops on the cores of one device are what constraint programming calls a 
 its widths, lasts as long as it does at that width, and uses that many cores of a cumulative resource. OR-tools' CP-SAT
 (Perron, Didier: https://developers.google.com/optimization/cp/cp_solver) proves the optimum.
 
-Its times are whole numbers, so durations are rounded up to a millionth of the step. What it decides are widths and the
+Its times are whole numbers, so durations are rounded up to a hundred-thousandth of the step. What it decides are widths and the
 order of starts; placed again in that order with the durations as they are, no op starts later than the solver said.
-So the plan is at most one millionth per op longer than the shortest, when the solver finishes within its time.
+So the plan is at most one hundred-thousandth per op longer than the shortest, when the solver finishes within its time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from hocket.plan.order import in_order
 
 __all__ = ["Exact", "solve"]
 
-RESOLUTION = 1_000_000
+RESOLUTION = 100_000
+# The solver's strategies run side by side; the optimum is one number, but which plan has it may change between runs.
+WORKERS = 8
 
 
 class Exact(Planner):
@@ -75,47 +77,65 @@ def solve(instance: Instance, time_limit_s: float = 60.0) -> tuple[list[Placemen
     serial_us = sum(of_op[width] for of_op, width in zip(instance.durations_us, instance.best_width, strict=True))
     if serial_us == 0.0:
         return in_order(instance, instance.best_width, instance.order), True
-    unit_us = serial_us / RESOLUTION
+    options = [
+        {width: math.ceil(of_op[width] * RESOLUTION / serial_us) for width in useful_widths(of_op)}
+        for of_op in instance.durations_us
+    ]
     model = cp_model.CpModel()
-    chosen = _model(model, instance, unit_us)
+    chosen = _model(model, instance, options)
     solver = cp_model.CpSolver()
     solver.parameters.max_time_in_seconds = time_limit_s
-    solver.parameters.num_workers = 1  # one worker searches the same way each time
+    solver.parameters.num_workers = WORKERS
     status = solver.solve(model)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         raise InputError(f"planner exact: no plan found within {time_limit_s:g} s")
     starts = [solver.value(start) for start, _ in chosen]
-    widths = [next(width for width, on in options if solver.value(on)) for _, options in chosen]
+    widths = [next(width for width, on in taken.items() if solver.value(on)) for _, taken in chosen]
     place = {op: position for position, op in enumerate(instance.order)}
     order = sorted(instance.order, key=lambda op: (starts[op], place[op]))
     return in_order(instance, widths, order), status == cp_model.OPTIMAL
 
 
-def _model(model: Any, instance: Instance, unit_us: float) -> list[tuple[Any, list[tuple[int, Any]]]]:
-    """For each op the variable of its start, and for each of its widths whether it is taken."""
-    horizon = RESOLUTION + len(instance.durations_us)
-    end_of_step = model.new_int_var(0, horizon, "makespan")
-    chosen: list[tuple[Any, list[tuple[int, Any]]]] = []
+def _model(model: Any, instance: Instance, options: Sequence[dict[int, int]]) -> list[tuple[Any, dict[int, Any]]]:
+    """For each op the variable of its start, and for each of its widths whether it is taken.
+
+    Args:
+        model: an empty one.
+        instance: the ops.
+        options: for each op the widths to choose from, with the duration at each as a whole number.
+    """
+    fastest = [min(lengths.values()) for lengths in options]
+    head = [0] * len(options)  # the longest path to an op, and from its end to that of the step
+    tail = [0] * len(options)
+    for op in instance.order:
+        head[op] = max((head[other] + fastest[other] for other in instance.predecessors[op]), default=0)
+    for op in reversed(instance.order):
+        tail[op] = max((tail[other] + fastest[other] for other in instance.successors[op]), default=0)
+    horizon = sum(fastest)
+    makespan = model.new_int_var(0, horizon, "makespan")
+    chosen: list[tuple[Any, dict[int, Any]]] = []
     ends: list[Any] = []
-    intervals, demands = [], []
-    for op, of_op in enumerate(instance.durations_us):
-        start, end = model.new_int_var(0, horizon, f"start{op}"), model.new_int_var(0, horizon, f"end{op}")
-        options = []
-        for width in useful_widths(of_op):
-            on = model.new_bool_var(f"op{op}width{width}")
-            length = math.ceil(of_op[width] / unit_us)
+    intervals, demands, area = [], [], []
+    for op, lengths in enumerate(options):
+        start = model.new_int_var(head[op], horizon, f"start{op}")
+        end = model.new_int_var(0, horizon, f"end{op}")
+        taken = {}
+        for width, length in lengths.items():
+            on = taken[width] = model.new_bool_var(f"op{op}width{width}")
             intervals.append(model.new_optional_interval_var(start, length, end, on, f"op{op}at{width}"))
             demands.append(width)
-            options.append((width, on))
-        model.add_exactly_one(on for _, on in options)
-        model.add(end <= end_of_step)
-        chosen.append((start, options))
+            area.append(width * length * on)
+        model.add_exactly_one(taken.values())
+        model.add(end == start + sum(length * taken[width] for width, length in lengths.items()))
+        model.add(end + tail[op] <= makespan)
+        chosen.append((start, taken))
         ends.append(end)
     model.add_cumulative(intervals, demands, instance.num_cores)
+    model.add(sum(area) <= instance.num_cores * makespan)  # says nothing new, but lets the solver prove sooner
     for op, before in enumerate(instance.predecessors):
         for other in before:
             model.add(chosen[op][0] >= ends[other])
-    model.minimize(end_of_step)
+    model.minimize(makespan)
     return chosen
 
 

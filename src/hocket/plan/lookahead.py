@@ -8,22 +8,31 @@ price ``p`` of a core, an op takes the width that minimises ::
 
 ``p = 0`` gives every op its fastest width, a large ``p`` its most economical one. A sweep over prices finds a good
 compromise (Turek, Wolf, Yu: "Approximate algorithms for scheduling parallelizable tasks", SPAA 1992, choose widths by
-a bound on the makespan, and show that one such choice suffices for a constant factor), and hill climbing from there
-changes widths and turns of single ops, those first that stand on the chain which makes the plan as long as it is.
+a bound on the makespan, and show that one such choice suffices for a constant factor). So does a sweep over equal lanes
+of one width each, as a person would try them by hand.
+
+From the best of these the search goes on by single changes: another width for an op, or another turn. It anneals
+(Kirkpatrick, Gelatt, Vecchi: "Optimization by simulated annealing", Science 1983): at first it also accepts what makes
+the plan a little longer, later only what does not.
 """
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from time import perf_counter
 
-from hocket.plan.moldable import Instance, Placement, makespan_us
+from hocket.plan.moldable import NOBODY, Instance, Placement, longest_paths, makespan_us
+from hocket.plan.order import in_order
 from hocket.plan.pack import pack
 
-__all__ = ["improve"]
+__all__ = ["improve", "useful_widths"]
 
 PRICES = (0.0, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0, 1e9)
+TRIES_PER_OP = 150
+HOT, COLD = 0.03, 0.0005  # shares of the makespan that may be lost at first, and at last
 
 
 def improve(
@@ -31,7 +40,8 @@ def improve(
     start: Sequence[Placement],
     *,
     budget_s: float,
-    apart: Mapping[int, set[int]] = {},
+    wait_us: float = 0.0,
+    apart: Mapping[int, AbstractSet[int]] = NOBODY,
     seed: int = 0,
 ) -> list[Placement]:
     """The shortest placements found within `budget_s` seconds, `start` included.
@@ -41,96 +51,83 @@ def improve(
     deadline = perf_counter() + budget_s
     best = list(start)
     best_us = makespan_us(best)
-    widths = [0] * len(instance.durations_us)
-    for placement in start:
-        widths[placement.op] = len(placement.cores)
-    priority = list(instance.ranks_us)
-    for price in PRICES:
-        if perf_counter() > deadline:
+    for widths in _starts(instance):
+        if perf_counter() > deadline or best_us <= instance.lower_us:
             return best
-        tried = _priced(instance, price)
-        ranks = _ranks(instance, tried)
-        placed = pack(instance, tried, ranks)
-        if _legal(placed, apart) and makespan_us(placed) < best_us:
-            best, best_us, widths, priority = placed, makespan_us(placed), tried, ranks
-    return _climb(instance, best, widths, priority, deadline, apart, random.Random(seed))
+        placed = pack(instance, widths, longest_paths(instance, widths), wait_us=wait_us, apart=apart)
+        if makespan_us(placed) < best_us:
+            best, best_us = placed, makespan_us(placed)
+    if best_us <= instance.lower_us or instance.num_cores == 1:
+        return best
+    return _anneal(instance, best, deadline, wait_us, apart, random.Random(seed))
 
 
-def _priced(instance: Instance, price: float) -> list[int]:
+def useful_widths(durations_us: Sequence[float]) -> list[int]:
+    """The widths of one op that are faster than every narrower one."""
+    found: list[int] = []
+    for width in range(1, len(durations_us)):
+        if not found or durations_us[width] < durations_us[found[-1]]:
+            found.append(width)
+    return found
+
+
+def _starts(instance: Instance) -> Iterator[list[int]]:
     cores = instance.num_cores
-    widths = range(1, cores + 1)
-    return [
-        min(widths, key=lambda width, of_op=of_op: (of_op[width] * (1.0 + price * width / cores), width))  # type: ignore[misc]
-        for of_op in instance.durations_us
-    ]
+    for price in PRICES:
+        widths = range(1, cores + 1)
+        factors = [0.0, *(1.0 + price * width / cores for width in widths)]
+        yield [
+            min(widths, key=lambda width: of_op[width] * factors[width])  # noqa: B023
+            for of_op in instance.durations_us
+        ]
+    for count in range(1, cores + 1):
+        yield [cores // count] * len(instance.durations_us)
 
 
-def _ranks(instance: Instance, widths: Sequence[int]) -> list[float]:
-    ranks = [0.0] * len(widths)
-    for op in reversed(instance.order):
-        after = max((ranks[other] for other in instance.successors[op]), default=0.0)
-        ranks[op] = instance.durations_us[op][widths[op]] + after
-    return ranks
-
-
-def _climb(
+def _anneal(
     instance: Instance,
     best: list[Placement],
-    widths: list[int],
-    priority: list[float],
     deadline: float,
-    apart: Mapping[int, set[int]],
+    wait_us: float,
+    apart: Mapping[int, AbstractSet[int]],
     rng: random.Random,
 ) -> list[Placement]:
-    best_us = makespan_us(best)
-    useful = [op for op, of_op in enumerate(instance.durations_us) if of_op[instance.best_width[op]] > 0]
-    if not useful or instance.num_cores == 1:
-        return best
-    while perf_counter() < deadline:
-        chain = _longest_chain(instance, best)
-        op = rng.choice(chain) if chain and rng.random() < 0.7 else rng.choice(useful)
-        old_width, old_priority = widths[op], priority[op]
-        if rng.random() < 0.6:
-            widths[op] = _other_width(instance, op, old_width, rng)
+    choices = [useful_widths(of_op) for of_op in instance.durations_us]
+    order, widths = _as_order(instance, best)
+    now_us = best_us = makespan_us(best)
+    tries = TRIES_PER_OP * len(order)
+    for number in range(tries):
+        if perf_counter() > deadline or best_us <= instance.lower_us:
+            break
+        op = rng.randrange(len(order))
+        old_width, old_order = widths[op], order
+        if len(choices[op]) > 1 and rng.random() < 0.5:
+            widths[op] = rng.choice(choices[op])
         else:
-            priority[op] *= rng.choice((0.5, 0.9, 1.1, 2.0))
-        placed = pack(instance, widths, priority)
+            order = _moved(instance, order, op, rng)
+        placed = in_order(instance, widths, order, wait_us=wait_us, apart=apart)
         tried_us = makespan_us(placed)
-        if tried_us <= best_us and _legal(placed, apart):
-            best, best_us = placed, tried_us
+        heat_us = HOT * best_us * (COLD / HOT) ** (number / tries)
+        if tried_us <= now_us or rng.random() < math.exp((now_us - tried_us) / heat_us):
+            now_us = tried_us
+            if tried_us < best_us:
+                best, best_us = placed, tried_us
         else:
-            widths[op], priority[op] = old_width, old_priority
+            widths[op], order = old_width, old_order
     return best
 
-
-def _other_width(instance: Instance, op: int, width: int, rng: random.Random) -> int:
-    fastest = instance.best_width[op]
-    choices = {1, max(1, width // 2), max(1, width - 1), min(fastest, width + 1), min(fastest, width * 2), fastest}
-    choices.discard(width)
-    return rng.choice(sorted(choices)) if choices else width
-
-
-def _longest_chain(instance: Instance, placed: Sequence[Placement]) -> list[int]:
-    """Ops from the end of the step back to its start, each held up by the one before it."""
-    by_end: dict[float, list[Placement]] = {}
+def _as_order(instance, placed):
+    turn = {op: position for position, op in enumerate(instance.order)}
+    widths = [0] * len(placed)
     for placement in placed:
-        by_end.setdefault(placement.end_us, []).append(placement)
-    at = max(placed, key=lambda placement: placement.end_us, default=None)
-    chain: list[int] = []
-    while at is not None and len(chain) < len(placed):
-        chain.append(at.op)
-        before = set(instance.predecessors[at.op])
-        held = [p for p in by_end.get(at.start_us, ()) if p.op in before or set(p.cores) & set(at.cores)]
-        at = next((p for p in held if p.op != chain[-1] and p.start_us < p.end_us), None)
-    return chain
+        widths[placement.op] = len(placement.cores)
+    return [p.op for p in sorted(placed, key=lambda p: (p.start_us, p.end_us, turn[p.op]))], widths
 
 
-def _legal(placed: Sequence[Placement], apart: Mapping[int, set[int]]) -> bool:
-    if not apart:
-        return True
-    at = {placement.op: placement for placement in placed}
-    return not any(
-        at[first].start_us < at[second].end_us and at[second].start_us < at[first].end_us
-        for first, others in apart.items()
-        for second in others
-    )
+def _moved(instance, order, op, rng):
+    at = order.index(op)
+    rest = order[:at] + order[at + 1 :]
+    low = max((rest.index(before) + 1 for before in instance.predecessors[op]), default=0)
+    high = min((rest.index(after) for after in instance.successors[op]), default=len(rest))
+    to = rng.randint(low, high)
+    return [*rest[:to], op, *rest[to:]]

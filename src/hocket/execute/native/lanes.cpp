@@ -8,7 +8,7 @@
 //                 \--> lane 1 (a thread that sleeps between steps) /
 //
 // A wait is one 32-bit word per awaited action: it holds the number of the last step that finished the action. The
-// waiter spins for a few microseconds and then sleeps on the word (futex), so that an idle lane costs nobody a core.
+// waiter spins for a while and then sleeps on the word (futex), so that an idle lane costs nobody a core.
 
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
@@ -40,7 +40,8 @@ namespace {
 using c10::IValue;
 using Word = std::atomic<uint32_t>;
 
-constexpr int kSpins = 2000;               // a few microseconds: longer than a wake-up is rarely worth a core
+constexpr int kSpins = 20'000;              // inside a step: some 0.3 ms, less than what a sleep and a wake-up can cost
+constexpr int kIdleSpins = 2'000;           // between steps: the core may be wanted by somebody else
 constexpr int64_t kPollNs = 20'000'000;    // how often a long step looks for Ctrl-C
 
 int64_t now_ns() {
@@ -309,7 +310,7 @@ class Core : public std::enable_shared_from_this<Core> {
     }
     ready_.fetch_add(1, std::memory_order_release);
     while (true) {
-      for (int spin = 0; spin < kSpins && step_.load(std::memory_order_acquire) == seen; ++spin) pause_cpu();
+      for (int spin = 0; spin < kIdleSpins && step_.load(std::memory_order_acquire) == seen; ++spin) pause_cpu();
       while (step_.load(std::memory_order_acquire) == seen) sleep_on(step_, seen, 0);
       seen = step_.load(std::memory_order_acquire);
       if (closing_) return;
