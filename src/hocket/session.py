@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -395,9 +397,20 @@ def schedule(
         >>> fast.verdict  # doctest: +SKIP
         'planned', because plan 'list' on 2 lane(s) takes 0.91x of eager's time (medians of 5 interleaved steps)
     """
+    _advise()
     return Schedule(
         step, model, optimizer, planner=planner, guard=guard, strict=strict, machine=machine, executor=executor
     )
+
+
+@cache
+def _advise() -> None:
+    """Say once what has to be in the environment before torch is loaded, and is not."""
+    if sys.platform.startswith("linux") and not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & set(os.environ):
+        log.warning(
+            "hocket: set GOMP_SPINCOUNT=10000 in the environment before torch is loaded, so that idle OpenMP threads "
+            "do not spin for milliseconds on cores that other lanes need"
+        )
 
 
 def compare(

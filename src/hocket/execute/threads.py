@@ -40,7 +40,7 @@ class _Action:
     shared: tuple[tuple[int, int], ...] = ()
 
 
-_Inbox: TypeAlias = "SimpleQueue[tuple[ThreadLanes, Frame] | None]"
+_Inbox: TypeAlias = "SimpleQueue[tuple[ThreadLanes, Frame, list[int]] | None]"
 
 
 class ThreadLanes(Executor):
@@ -204,13 +204,13 @@ class ThreadLanes(Executor):
         if self._pid != os.getpid():
             # First step, or the first one after a fork: threads do not come along into the child.
             self._start()
+        finished: list[int] = []
         for queue in self._queues:
-            queue.put((self, frame))
-        waiting = len(self._queues)
-        while waiting:
+            queue.put((self, frame, finished))
+        # Who has finished stands in the list; the queue only wakes. An interrupt may swallow what it brought.
+        while len(finished) < len(self._queues):
             try:
                 self._done.get()
-                waiting -= 1
             except KeyboardInterrupt as interrupt:
                 self._abort("", interrupt)
 
@@ -253,9 +253,10 @@ def _serve(
     finally:
         ready.set()
     while (work := inbox.get()) is not None:
-        lanes, frame = work
+        lanes, frame, finished = work
         lanes._run_lane(number, frame)
         del work, lanes, frame
+        finished.append(number)
         done.put(number)
 
 

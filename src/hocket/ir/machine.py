@@ -36,6 +36,8 @@ class Device:
         cpus: for each core the numbers of its hardware threads, as the operating system counts them; empty when the
             device is not this machine's.
         priorities: number of stream priority levels, for a GPU.
+        smt_speedup: what the hardware threads of a core get done together, over what one of them does alone; 1.03 is
+            what Liu et al. (IPDPS 2019, Table III) measured for two convolutions on all cores of a Xeon Phi.
     """
 
     name: str
@@ -47,6 +49,7 @@ class Device:
     memory_bytes: float | None = None
     cpus: tuple[tuple[int, ...], ...] = ()
     priorities: int = 1
+    smt_speedup: float = 1.03
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "cpus", tuple(tuple(core) for core in self.cpus))
@@ -157,6 +160,7 @@ class Machine:
                 "memory_bytes": device.memory_bytes,
                 "cpus": [list(core) for core in device.cpus],
                 "priorities": device.priorities,
+                "smt_speedup": device.smt_speedup,
             }
             for device in self.devices
         ]
@@ -174,7 +178,10 @@ class Machine:
 
 
 def _read_device(reader: Reader) -> Device:
-    reader.only("name", "kind", "cores", "smt", "flops_per_s", "bytes_per_s", "memory_bytes", "cpus", "priorities")
+    reader.only(
+        *("name", "kind", "cores", "smt", "flops_per_s", "bytes_per_s", "memory_bytes", "cpus", "priorities"),
+        "smt_speedup",
+    )
     return Device(
         name=reader["name"].text(),
         kind=reader.get("kind", "cpu").text(),
@@ -185,6 +192,7 @@ def _read_device(reader: Reader) -> Device:
         memory_bytes=reader.get("memory_bytes", None).optional_number(),
         cpus=tuple(tuple(cpu.integer() for cpu in core.elements()) for core in reader.get("cpus", []).elements()),
         priorities=reader.get("priorities", 1).integer(1),
+        smt_speedup=reader.get("smt_speedup", Device.smt_speedup).number(),
     )
 
 
@@ -224,6 +232,10 @@ def _check(machine: Machine, source: str) -> None:
             value = getattr(device, field)
             if value is not None and not 0 < value < float("inf"):
                 raise FormatError(source, f"{where}.{field}", f"expected a finite number > 0, got {value!r}")
+        if not 0 < device.smt_speedup < float("inf"):
+            raise FormatError(
+                source, f"{where}.smt_speedup", f"expected a finite number > 0, got {device.smt_speedup!r}"
+            )
         if device.cpus and len(device.cpus) != device.cores:
             raise FormatError(
                 source, f"{where}.cpus", f"expected one entry for each of {device.cores} cores, got {len(device.cpus)}"

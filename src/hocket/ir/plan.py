@@ -39,7 +39,8 @@ class Lane:
         kind: ``cores``, ``stream`` or ``channel``.
         device: the device of the machine it runs on; for a channel ``src->dst``.
         width: threads that an op on this lane uses (``cores`` lanes).
-        cores: which cores of the device, counted from 0; empty: not pinned.
+        cores: which cores of the device, counted from 0; empty: not pinned. On a device of n cores, c + k * n is the
+            k-th further hardware thread of core c; a lane that names one is as wide as the threads it names.
         priority: of a stream; higher runs first.
     """
 
