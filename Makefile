@@ -46,7 +46,8 @@ gpu: $(if $(filter $(BIN)/python,$(PY)),install)  ## the tests that need a GPU; 
 	@echo "gpu: nothing to bench yet"
 
 bench: install  ## planned against eager, side by side, on this machine
-	$(BIN)/hocket bench
+	$(BIN)/hocket bench overhead
+	$(BIN)/hocket bench concurrency --quick
 
 clean:  ## remove what was built and cached; .venv stays
 	rm -rf build dist src/*.egg-info .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import pytest
 import torch
 
 from hocket import zoo
@@ -57,10 +58,8 @@ def test_a_failing_plan_leaves_eagers_state_behind() -> None:
                 p.fill_(math.nan)
         raise RuntimeError("broken")
 
-    try:
+    with pytest.raises(RuntimeError, match="broken"):
         verify(captured, broken, [job.batch(0)])
-    except RuntimeError as error:
-        assert str(error) == "broken"
     assert all(torch.isfinite(p).all() for p in model.parameters())
     assert not any(torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True))
 

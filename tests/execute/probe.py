@@ -64,7 +64,8 @@ def probing_job(count: int = 3) -> Job:
 
     def step(batch):
         optimizer.zero_grad()
-        seen = sum(look(batch[0].float(), number) for number in range(count))
+        inputs = batch[0].float()
+        seen = sum(look(inputs, number) for number in range(count))
         loss = model["out"](model["words"](batch[0])).sum() + seen.sum()
         loss.backward()
         optimizer.step()

@@ -243,7 +243,7 @@ def test_threads_end_when_lanes_are_closed_or_forgotten():
     before = lane_threads()
     for forget in (False, True):
         planned = ThreadLanes(captured, spread(captured, *lanes(1, 1)))
-        assert lane_threads() == before, "no threads before the first step"
+        assert lane_threads() <= before, "no threads before the first step"
         planned(job.batch(0))
         mine = lane_threads() - before
         assert sorted(thread.name for thread in mine) == ["hocket-lane0", "hocket-lane1"]
@@ -254,7 +254,7 @@ def test_threads_end_when_lanes_are_closed_or_forgotten():
         gc.collect()
         for thread in mine:
             thread.join(30)
-        assert lane_threads() == before
+            assert not thread.is_alive()
 
 
 @pytest.mark.parametrize("kind", KINDS)

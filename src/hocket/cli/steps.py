@@ -204,7 +204,7 @@ def wait_policy() -> str:
     if "torch" in sys.modules:
         return "GOMP_SPINCOUNT is not set: torch was loaded before it could be, and its idle threads may spin for long"
     os.environ["GOMP_SPINCOUNT"] = SPIN_COUNT
-    return f"GOMP_SPINCOUNT={SPIN_COUNT} was set for this process, eager included, so that idle threads spin only briefly"
+    return f"GOMP_SPINCOUNT={SPIN_COUNT} was set for this process, eager included, so that idle threads spin briefly"
 
 
 @contextmanager

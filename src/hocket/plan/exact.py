@@ -4,9 +4,9 @@ Moldable ops on the cores of one device are what constraint programming calls a 
 its widths, lasts as long as it does at that width, and uses that many cores of a cumulative resource. OR-tools' CP-SAT
 (Perron, Didier: https://developers.google.com/optimization/cp/cp_solver) proves the optimum.
 
-Its times are whole numbers, so durations are rounded up to a hundred-thousandth of the step. What it decides are widths and the
-order of starts; placed again in that order with the durations as they are, no op starts later than the solver said.
-So the plan is at most one hundred-thousandth per op longer than the shortest, when the solver finishes within its time.
+Its times are whole numbers, so durations are rounded up to a hundred-thousandth of the step. What it decides are widths
+and the order of starts; placed again in that order with the durations as they are, no op starts later than the solver
+said. So the plan is at most one hundred-thousandth per op longer than the shortest, when the solver finishes in time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from hocket.errors import InputError, MissingDependencyError
 from hocket.ir import Costs, Graph, Machine, Plan
 from hocket.plan.base import Planner, cpu_devices
-from hocket.plan.moldable import Instance, Placement, as_plan, instance_of, makespan_us
+from hocket.plan.moldable import Instance, Placement, as_plan, instance_of
 from hocket.plan.order import in_order
 
 __all__ = ["Exact", "solve"]

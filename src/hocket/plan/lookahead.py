@@ -76,10 +76,7 @@ def _starts(instance: Instance) -> Iterator[list[int]]:
     for price in PRICES:
         widths = range(1, cores + 1)
         factors = [0.0, *(1.0 + price * width / cores for width in widths)]
-        yield [
-            min(widths, key=lambda width: of_op[width] * factors[width])  # noqa: B023
-            for of_op in instance.durations_us
-        ]
+        yield [min(widths, key=lambda width: of_op[width] * factors[width]) for of_op in instance.durations_us]
     for count in range(1, cores + 1):
         yield [cores // count] * len(instance.durations_us)
 
@@ -116,7 +113,8 @@ def _anneal(
             widths[op], order = old_width, old_order
     return best
 
-def _as_order(instance, placed):
+
+def _as_order(instance: Instance, placed: Sequence[Placement]) -> tuple[list[int], list[int]]:
     turn = {op: position for position, op in enumerate(instance.order)}
     widths = [0] * len(placed)
     for placement in placed:
@@ -124,7 +122,7 @@ def _as_order(instance, placed):
     return [p.op for p in sorted(placed, key=lambda p: (p.start_us, p.end_us, turn[p.op]))], widths
 
 
-def _moved(instance, order, op, rng):
+def _moved(instance: Instance, order: list[int], op: int, rng: random.Random) -> list[int]:
     at = order.index(op)
     rest = order[:at] + order[at + 1 :]
     low = max((rest.index(before) + 1 for before in instance.predecessors[op]), default=0)

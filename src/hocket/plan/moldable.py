@@ -174,7 +174,7 @@ def as_plan(
             after[name] = needed
         lanes.setdefault(placement.cores, []).append(name)
     named = _lane_names(lanes, device)
-    made = [Lane(named[cores], lanes[cores], "cores", device.name, len(cores), cores) for cores in named]
+    made = [Lane(named[cores], tuple(lanes[cores]), "cores", device.name, len(cores), cores) for cores in named]
     return Plan(tuple(made), after, planner)
 
 

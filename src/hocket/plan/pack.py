@@ -77,8 +77,8 @@ class Clock:
 
     def disturbs(self, op: int) -> bool:
         """Whether something runs that `op` shall not run beside."""
-        others = self.apart.get(op)
-        return bool(others) and any(other in others for _, other in self.running)
+        others = self.apart.get(op, frozenset())
+        return any(other in others for _, other in self.running)
 
     def when_idle(self, width: int) -> float:
         """When `width` cores will be idle."""

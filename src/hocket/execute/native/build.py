@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -55,15 +58,33 @@ def load() -> Any:
     Raises:
         RuntimeError: it does not build; torch tells the compiler's words.
     """
+    from torch.utils.cpp_extension import _get_build_directory
     from torch.utils.cpp_extension import load as build
 
-    # A name per torch and Python version: the loader rebuilds when the source changes, not when they do.
+    # A name per version of torch, of Python and of the source, and per place: whoever has loaded a core keeps it, and
+    # two checkouts do not build over one another.
     version = "".join(
         c if c.isalnum() else "_" for c in f"{torch.__version__}_{sys.version_info[0]}{sys.version_info[1]}"
     )
-    return build(
-        name=f"hocket_lanes_{version}",
-        sources=[str(_SOURCE)],
-        extra_cflags=["-O2", "-std=c++20", "-Wall", "-Wno-unknown-pragmas"],
-        verbose=False,
-    )
+    source = hashlib.sha256(str(_SOURCE).encode() + _SOURCE.read_bytes()).hexdigest()[:12]
+    name = f"hocket_lanes_{version}_{source}"
+    directory = Path(_get_build_directory(name, verbose=False))
+    with _alone_in(directory):
+        return build(
+            name=name,
+            sources=[str(_SOURCE)],
+            extra_cflags=["-O2", "-std=c++20", "-Wall", "-Wno-unknown-pragmas"],
+            build_directory=str(directory),
+            verbose=False,
+        )
+
+
+@contextmanager
+def _alone_in(directory: Path) -> Iterator[None]:
+    """One process at a time. Torch's own lock is a file that stays when a build is killed, and stops all others."""
+    import fcntl
+
+    with (directory / "building").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # ends with the process, however that ends
+        (directory / "lock").unlink(missing_ok=True)
+        yield
