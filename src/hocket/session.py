@@ -387,7 +387,7 @@ def schedule(
         executor: ``native`` lanes, ``python`` threads, or ``auto``: native where they can be built.
 
     Returns:
-        A `Schedule`, called like the step. The first calls (about 20) are ordinary training steps that capture,
+        A `Schedule`, called like the step. The first calls (about 40) are ordinary training steps that capture,
         verify, profile and try; ``verdict`` then says what runs and why.
 
     Example:
