@@ -23,7 +23,8 @@ def check(graph: Graph, plan: Plan, machine: Machine | None = None) -> None:
     - runs every op of the graph exactly once, and nothing else;
     - has no lanes that wait for each other in a circle;
     - runs ops on lanes that share a core one after the other, in an order that edges, `Plan.after` and the lanes
-      themselves enforce; on an SMT machine too, a core belongs to one lane at a time;
+      themselves enforce; on an SMT machine too a core belongs to one lane at a time, unless lanes name its hardware
+      threads one by one (see `hocket.ir.Lane.cores`): then a thread does;
     - and, if a `machine` is given, has lanes that exist there: cores and widths that the device has, streams on a
       GPU, channels over a link. Lanes that are not pinned may run anywhere; where the lanes of a device are
       together wider than the device, they count as sharing all of its cores.
@@ -110,12 +111,16 @@ def _cores_problem(lane: Lane, device: Device) -> str:
     has = f"{device.name!r} has {device.cores} cores{threads}"
     if lane.width > device.cores * device.smt:
         return f"width {lane.width}, but {has}"
-    if lane.cores:
-        missing = [core for core in lane.cores if core >= device.cores]
-        if missing:
-            return f"pinned to core {missing[0]}, but {has}, counted from 0"
-        if not len(lane.cores) <= lane.width <= len(lane.cores) * device.smt:
-            return f"width {lane.width} does not fit the {len(lane.cores)} cores it is pinned to; {has}"
+    if not lane.cores:
+        return ""
+    missing = [core for core in lane.cores if core >= device.cores * device.smt]
+    if missing:
+        return f"pinned to core {missing[0]}, but {has}, counted from 0"
+    if max(lane.cores) >= device.cores:
+        if lane.width != len(lane.cores):
+            return f"width {lane.width} is not that of the {len(lane.cores)} hardware threads it is pinned to; {has}"
+    elif not len(lane.cores) <= lane.width <= len(lane.cores) * device.smt:
+        return f"width {lane.width} does not fit the {len(lane.cores)} cores it is pinned to; {has}"
     return ""
 
 

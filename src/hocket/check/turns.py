@@ -11,6 +11,8 @@ lane, how many ops of that lane have surely finished before the op starts (Matte
                       v         |                   core 1: a, c, d: c before d only if the plan says so
     narrow0         [ b ]-------'
     narrow1         [ c ] . . . ?
+
+What is said here of a core holds for each of its hardware threads where lanes name them one by one.
 """
 
 from __future__ import annotations
@@ -57,24 +59,33 @@ def check_turns(plan: Plan, machine: Machine | None, waits: Mapping[str, Sequenc
 
 
 def _sharing(plan: Plan, machine: Machine | None) -> Iterator[tuple[int, ...]]:
-    """For each core that several lanes use, these lanes by their position in the plan."""
+    """For each core that several lanes use, these lanes by their position in the plan.
+
+    With a `machine`, for each hardware thread: a lane that names siblings has just those, any other one has all threads
+    of its cores if it is wider than these, and else the first of each.
+    """
     devices: dict[str, list[int]] = {}
     for position, lane in enumerate(plan.lanes):
         if lane.kind == "cores" and lane.ops:
             devices.setdefault(lane.device, []).append(position)
     for name, positions in devices.items():
+        device = machine.by_name[name] if machine is not None else None
         pinned: dict[int, list[int]] = {}
         loose = [position for position in positions if not plan.lanes[position].cores]
         for position in positions:
-            for core in plan.lanes[position].cores:
-                pinned.setdefault(core, []).append(position)
-        if loose and machine is not None:
-            device = machine.by_name[name]
+            lane = plan.lanes[position]
+            siblings = range(device.smt) if device is not None and lane.width > len(lane.cores) else (0,)
+            for sibling in siblings:
+                for core in lane.cores:
+                    thread = core + sibling * (device.cores if device is not None else 0)
+                    pinned.setdefault(thread, []).append(position)
+        if loose and device is not None:
             width = sum(plan.lanes[position].width for position in loose)
-            if width > (device.cores - len(pinned)) * device.smt:
+            taken = len({thread % device.cores for thread in pinned})
+            if width > (device.cores - taken) * device.smt:
                 yield tuple(loose)
-                for core in pinned:
-                    pinned[core] += loose
+                for thread in pinned:
+                    pinned[thread] += loose
         for users in pinned.values():
             if len(users) > 1:
                 yield tuple(sorted(users))

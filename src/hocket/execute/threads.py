@@ -265,9 +265,17 @@ def cpus_of(lane: Lane, machine: Machine | None) -> set[int]:
     device = machine.by_name.get(lane.device) if machine else None
     if device is None or not device.cpus or not lane.cores:
         return set()
-    cores = [device.cpus[core] for core in lane.cores]
-    threads = [cpu for sibling in range(device.smt) for core in cores for cpu in core[sibling : sibling + 1]]
-    wanted = set(threads[: max(lane.width, len(cores))])
+    if max(lane.cores) >= device.cores:
+        # It names siblings (core c + k * cores is the k-th further thread of core c), and needs no more than it names.
+        places = [divmod(core, device.cores) for core in lane.cores]
+        lacking = [core for sibling, core in places if sibling >= len(device.cpus[core])]
+        if lacking:
+            raise ExecutionError(f"lane {lane.name!r} is pinned to a hardware thread that core {lacking[0]} lacks")
+        wanted = {device.cpus[core][sibling] for sibling, core in places}
+    else:
+        cores = [device.cpus[core] for core in lane.cores]
+        threads = [cpu for sibling in range(device.smt) for core in cores for cpu in core[sibling : sibling + 1]]
+        wanted = set(threads[: max(lane.width, len(cores))])
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else wanted
     if not wanted <= allowed:
         missing = ", ".join(map(str, sorted(wanted - allowed)))

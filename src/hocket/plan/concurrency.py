@@ -15,22 +15,25 @@ Network Training", IPDPS 2019, section III-D), decided ahead of the step by the 
 Without strategy 3 ops run one after another, as the framework would. Where nothing fits, the most expensive ready op
 runs next. The width of strategy 3 gives way to that of strategy 2 when they differ by more than two threads.
 
-Beyond the paper, `lookahead` improves the result by search (see `hocket.plan.lookahead`), and pairs of ops that were
-measured to disturb each other (`avoid`) are kept apart.
+Beyond the paper, `lookahead` improves the result by search (see `hocket.plan.lookahead`), small ops are first bundled
+into actions (`hocket.plan.coarsen`), a lane that waits for another one is taken to wake up some microseconds late, and
+pairs of ops that were measured to disturb each other (`avoid`) are kept apart.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from heapq import heappop, heappush
 
 from hocket.errors import InputError
-from hocket.ir import Costs, Graph, Machine, Plan
+from hocket.ir import Costs, Device, Graph, Machine, Plan
 from hocket.plan.base import Planner, cpu_devices
+from hocket.plan.coarsen import Coarse, coarsen
 from hocket.plan.lookahead import improve
-from hocket.plan.moldable import Instance, Placement, as_plan, instance_of, makespan_us
+from hocket.plan.moldable import Instance, Placement, as_plan
+from hocket.plan.side_by_side import side_by_side
+from hocket.simulate import simulate
 
-__all__ = ["Concurrency", "strategy_widths"]
+__all__ = ["Concurrency", "strategy_candidates", "strategy_widths"]
 
 # Empirical values of the paper: candidates per op, and threads by which strategy 3 may depart from strategy 2.
 CANDIDATES = 3
@@ -38,12 +41,14 @@ MAX_DEPARTURE = 2
 
 
 class Concurrency(Planner):
-    """Strategies 1 to 3 of the paper, each switchable, and a search that starts from their plan.
+    """Strategies 1 to 4 of the paper, each switchable, and a search that starts from their plan.
 
     Args:
-        strategies: which of 1, 2, 3 to apply; 2 builds on 1 and 3 on both.
+        strategies: which of 1, 2, 3 and 4 to apply; 4 adds to 3, and to nothing without it.
         lookahead_ms: how long to search for something shorter; 0: the paper's plan as it is.
         avoid: pairs of ops that shall not run side by side.
+        coarsen_us: bundle small ops into actions of up to this duration; 0: leave them as they are.
+        wait_us: how much later an op starts than one of another lane ends that it waits for; counted when choosing.
 
     Example:
         >>> from hocket.ir import Costs, Graph, Machine, Op
@@ -60,33 +65,57 @@ class Concurrency(Planner):
         strategies: Collection[int] = (1, 2, 3),
         lookahead_ms: float = 300.0,
         avoid: Iterable[tuple[str, str]] = (),
+        coarsen_us: float = 20.0,
+        wait_us: float = 5.0,
     ) -> None:
         self.strategies = frozenset(strategies)
-        if not self.strategies <= {1, 2, 3}:
-            raise InputError(f"planner concurrency: expected strategies out of 1, 2, 3, got {sorted(self.strategies)}")
-        if lookahead_ms < 0:
-            raise InputError(f"planner concurrency: expected lookahead_ms >= 0, got {lookahead_ms}")
+        if not self.strategies <= {1, 2, 3, 4}:
+            got = sorted(self.strategies, key=str)
+            raise InputError(f"planner concurrency: expected strategies out of 1, 2, 3, 4, got {got}")
+        for option, value in (("lookahead_ms", lookahead_ms), ("coarsen_us", coarsen_us), ("wait_us", wait_us)):
+            if not 0 <= value < float("inf"):
+                raise InputError(f"planner concurrency: expected {option} >= 0, got {value!r}")
         self.lookahead_ms = lookahead_ms
         self.avoid = frozenset(frozenset(pair) for pair in avoid)
+        self.coarsen_us = coarsen_us
+        self.wait_us = wait_us
 
     def plan(self, graph: Graph, costs: Costs, machine: Machine) -> Plan:
         device = cpu_devices(machine)[0]
-        instance = instance_of(graph, costs, device)
-        widths = strategy_widths(graph, instance, self.strategies)
-        apart = _apart(graph, self.avoid)
-        if 3 in self.strategies:
-            placed = _side_by_side(instance, widths, apart)
-        else:
-            placed = _one_by_one(instance, widths)
+        coarse = coarsen(graph, costs, device, self.coarsen_us)
+        apart = _apart(coarse, self.avoid)
+        placed = self._by_strategies(coarse, device, apart, siblings=False)
         if self.lookahead_ms:
-            found = improve(instance, placed, budget_s=self.lookahead_ms / 1e3, apart=apart)
-            if makespan_us(found) < makespan_us(placed):
-                placed = found
-        return as_plan(graph, placed, device, self.name)
+            budget_s = self.lookahead_ms / 1e3
+            placed = improve(coarse.instance, placed, budget_s=budget_s, wait_us=self.wait_us, apart=apart)
+        made = coarse.expand(as_plan(coarse.graph, placed, device, self.name, apart))
+        if not {3, 4} <= self.strategies or device.smt == 1:
+            return made
+        placed = self._by_strategies(coarse, device, apart, siblings=True)
+        filled = coarse.expand(as_plan(coarse.graph, placed, device, self.name, apart))
+        if not self.lookahead_ms:
+            return filled
+        return min(made, filled, key=lambda plan: simulate(graph, plan, costs, machine, self.wait_us).makespan_us)
+
+    def _by_strategies(
+        self, coarse: Coarse, device: Device, apart: dict[int, set[int]], *, siblings: bool
+    ) -> list[Placement]:
+        instance = coarse.instance
+        widths = strategy_widths(coarse.graph, instance, self.strategies)
+        if 3 not in self.strategies:
+            return _one_by_one(instance, widths, self.wait_us)
+        return side_by_side(
+            instance,
+            widths,
+            strategy_candidates(instance, widths, self.strategies),
+            wait_us=self.wait_us,
+            apart=apart,
+            smt_speedup=device.smt_speedup if siblings else None,
+        )
 
 
 def strategy_widths(graph: Graph, instance: Instance, strategies: Collection[int]) -> list[int]:
-    """The width of each op by strategies 1 and 2; all cores where neither applies."""
+    """The width of each op by strategies 1 and 2; all cores where no strategy says anything."""
     if 2 in strategies:
         largest: dict[str, int] = {}
         for op, described in enumerate(graph.ops):
@@ -94,96 +123,39 @@ def strategy_widths(graph: Graph, instance: Instance, strategies: Collection[int
             if known is None or instance.durations_us[op][1] > instance.durations_us[known][1]:
                 largest[described.target] = op
         return [instance.best_width[largest[described.target]] for described in graph.ops]
-    if 1 in strategies:
+    if 1 in strategies or 3 in strategies:
         return list(instance.best_width)
     return [instance.num_cores] * len(graph)
 
 
-def _apart(graph: Graph, avoid: Iterable[frozenset[str]]) -> dict[int, set[int]]:
+def strategy_candidates(instance: Instance, widths: Sequence[int], strategies: Collection[int]) -> list[list[int]]:
+    """The widths strategy 3 may give each op: its three fastest, unless they are far from what strategy 2 says."""
+    found = []
+    for durations, usual in zip(instance.durations_us, widths, strict=True):
+        candidates = sorted(range(1, len(durations)), key=lambda width: (durations[width], width))[:CANDIDATES]
+        if 2 in strategies:
+            candidates = [width for width in candidates if abs(width - usual) <= MAX_DEPARTURE] or [usual]
+        found.append(sorted(candidates))
+    return found
+
+
+def _apart(coarse: Coarse, avoid: Iterable[frozenset[str]]) -> dict[int, set[int]]:
     apart: dict[int, set[int]] = {}
     for pair in avoid:
-        known = [graph.index[name] for name in pair if name in graph.index]
-        if len(known) == 2:
-            apart.setdefault(known[0], set()).add(known[1])
-            apart.setdefault(known[1], set()).add(known[0])
+        actions = {coarse.action_of[name] for name in pair if name in coarse.action_of}
+        if len(actions) == 2:
+            one, other = actions
+            apart.setdefault(one, set()).add(other)
+            apart.setdefault(other, set()).add(one)
     return apart
 
 
-def _one_by_one(instance: Instance, widths: Sequence[int]) -> list[Placement]:
-    placed, now_us = [], 0.0
+def _one_by_one(instance: Instance, widths: Sequence[int], wait_us: float) -> list[Placement]:
+    placed, now_us, last_width = [], 0.0, 0
     for op in instance.order:
-        end_us = now_us + instance.durations_us[op][widths[op]]
-        placed.append(Placement(op, tuple(range(widths[op])), now_us, end_us))
-        now_us = end_us
+        width = widths[op]
+        if last_width not in (0, width):
+            now_us += wait_us
+        placed.append(Placement(op, tuple(range(width)), now_us, now_us + instance.durations_us[op][width]))
+        now_us, last_width = placed[-1].end_us, width
     return placed
-
-
-def _candidates(instance: Instance, op: int, usual: int) -> list[int]:
-    """The widths strategy 3 may give `op`: its three fastest, unless they are far from what strategy 2 says."""
-    durations = instance.durations_us[op]
-    fastest = sorted(range(1, instance.num_cores + 1), key=lambda width: (durations[width], width))[:CANDIDATES]
-    near = [width for width in fastest if abs(width - usual) <= MAX_DEPARTURE]
-    return sorted(set(near or [usual]))
-
-
-def _side_by_side(instance: Instance, widths: Sequence[int], apart: dict[int, set[int]]) -> list[Placement]:
-    durations = instance.durations_us
-    candidates = [_candidates(instance, op, widths[op]) for op in range(len(durations))]
-    waiting = [len(before) for before in instance.predecessors]
-    # The most expensive op first: it is the one to run when nothing fits, and the one to fit beside others.
-    ready = sorted((op for op in instance.order if not waiting[op]), key=lambda op: -durations[op][widths[op]])
-    idle = list(range(instance.num_cores))
-    running: list[tuple[float, int, tuple[int, ...]]] = []
-    placed: list[Placement] = []
-    now_us = 0.0
-    while ready or running:
-        while ready and idle:
-            chosen = _fitting(ready, candidates, durations, len(idle), now_us, running, apart)
-            if chosen is None:
-                break
-            op, width = chosen
-            ready.remove(op)
-            cores = tuple(idle[:width])
-            del idle[:width]
-            end_us = now_us + durations[op][width]
-            heappush(running, (end_us, op, cores))
-            placed.append(Placement(op, cores, now_us, end_us))
-        now_us = running[0][0]
-        while running and running[0][0] <= now_us:
-            _, op, cores = heappop(running)
-            idle.extend(cores)
-            for after in instance.successors[op]:
-                waiting[after] -= 1
-                if not waiting[after]:
-                    ready.append(after)
-        idle.sort()
-        ready.sort(key=lambda op: -durations[op][widths[op]])
-    return placed
-
-
-def _fitting(
-    ready: Sequence[int],
-    candidates: Sequence[Sequence[int]],
-    durations: Sequence[Sequence[float]],
-    num_idle: int,
-    now_us: float,
-    running: Sequence[tuple[float, int, tuple[int, ...]]],
-    apart: dict[int, set[int]],
-) -> tuple[int, int] | None:
-    """The op to start now and its width, or None: wait."""
-    if not running:
-        op = ready[0]
-        return op, min(candidates[op], key=lambda width: durations[op][width])
-    last_end_us = running[0][0] if len(running) == 1 else max(end_us for end_us, _, _ in running)
-    beside = {op for _, op, _ in running}
-    for op in ready:
-        if apart.get(op, set()) & beside:
-            continue
-        for width in candidates[op]:
-            if width <= num_idle and now_us + durations[op][width] <= last_end_us:
-                return op, width
-    for op in ready:
-        # Nothing fits without outlasting what runs: the most expensive op whose width is there.
-        if candidates[op][0] <= num_idle and not apart.get(op, set()) & beside:
-            return op, candidates[op][0]
-    return None

@@ -78,16 +78,37 @@ class Cores:
         self._freed.append((lane, at_us, lane))
 
     def _block(self, width: int) -> int:
-        idle, num_cores = self._idle, self.num_cores
-        block = (1 << width) - 1
-        if 2 * width > num_cores:
+        """A block of the grid, best one whose other half is in use already; else any idle cores."""
+        idle, found = self._idle, 0
+        for block, parent in _grid(self.num_cores, width):
             if block & idle == block:
-                return block
-        else:
-            for begin in range(num_cores - width, -1, -width):
-                if (block << begin) & idle == block << begin:
-                    return block << begin
-        return _best_fit(idle, width)
+                if parent & idle != parent:
+                    return block
+                found = found or block
+        return found or _best_fit(idle, width)
+
+
+@lru_cache(maxsize=4096)
+def _grid(num_cores: int, width: int) -> tuple[tuple[int, int], ...]:
+    """Where a lane of this width should lie: blocks, each with the block that it is a half of."""
+    halves = [(0, num_cores)]
+    parents = [(0, num_cores)]
+    while halves[0][1] > width:
+        parents = [half for half in halves for _ in range(2)]
+        halves = [
+            (begin, length // 2) if left else (begin + length - length // 2, length // 2)
+            for begin, length in halves
+            for left in (True, False)
+        ]
+    if halves[0][1] != width:  # no number of halvings leads to this width
+        halves = [(begin, width) for begin in range(num_cores - width, -1, -width)]
+        if 2 * width > num_cores:
+            halves = [(0, width)]
+        parents = halves
+    return tuple(
+        (((1 << length) - 1) << begin, ((1 << outer) - 1) << first)
+        for (begin, length), (first, outer) in zip(halves, parents, strict=True)
+    )
 
 
 def _best_fit(idle: int, width: int) -> int:

@@ -4,9 +4,10 @@ Moldable ops on the cores of one device are what constraint programming calls a 
 its widths, lasts as long as it does at that width, and uses that many cores of a cumulative resource. OR-tools' CP-SAT
 (Perron, Didier: https://developers.google.com/optimization/cp/cp_solver) proves the optimum.
 
-Its times are whole numbers, so durations are rounded up to a hundred-thousandth of the step. What it decides are widths
-and the order of starts; placed again in that order with the durations as they are, no op starts later than the solver
-said. So the plan is at most one hundred-thousandth per op longer than the shortest, when the solver finishes in time.
+Its times are whole numbers, so durations are rounded up, to a hundred-thousandth of the serial step. What it decides
+are widths and the order of starts; placed again in that order with the durations as they are, no op starts later than
+the solver said. So, when it finishes in time, the plan is at most one such part per op longer than the shortest.
+Waking lanes is taken to cost nothing.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 
 from hocket.errors import InputError, MissingDependencyError
 from hocket.ir import Costs, Graph, Machine, Plan
+from hocket.plan.allot import useful_widths
 from hocket.plan.base import Planner, cpu_devices
 from hocket.plan.moldable import Instance, Placement, as_plan, instance_of
 from hocket.plan.order import in_order
@@ -137,12 +139,3 @@ def _model(model: Any, instance: Instance, options: Sequence[dict[int, int]]) ->
             model.add(chosen[op][0] >= ends[other])
     model.minimize(makespan)
     return chosen
-
-
-def useful_widths(durations_us: Sequence[float]) -> list[int]:
-    """The widths of one op that are faster than every narrower one."""
-    found: list[int] = []
-    for width in range(1, len(durations_us)):
-        if not found or durations_us[width] < durations_us[found[-1]]:
-            found.append(width)
-    return found

@@ -1,38 +1,33 @@
 """Looking ahead: a shorter plan for moldable ops, by search within a time budget.
 
 The paper's strategies decide with the next op in view. Two facts about a step ask for more: an op on the critical path
-is worth its width even where that wastes cores, and an op beside it is not. So widths are chosen by a price: at the
-price ``p`` of a core, an op takes the width that minimises ::
-
-    duration(w) + p * (w * duration(w)) / cores          time, and the area it takes from others
-
-``p = 0`` gives every op its fastest width, a large ``p`` its most economical one. A sweep over prices finds a good
-compromise (Turek, Wolf, Yu: "Approximate algorithms for scheduling parallelizable tasks", SPAA 1992, choose widths by
-a bound on the makespan, and show that one such choice suffices for a constant factor). So does a sweep over equal lanes
-of one width each, as a person would try them by hand.
-
-From the best of these the search goes on by single changes: another width for an op, or another turn. It anneals
-(Kirkpatrick, Gelatt, Vecchi: "Optimization by simulated annealing", Science 1983): at first it also accepts what makes
-the plan a little longer, later only what does not.
+is worth its width even where that wastes cores, and an op beside it is not. So the search tries whole allotments of
+widths (`hocket.plan.allot`), each placed by `hocket.plan.pack`, and goes on from the best of them: a small graph is
+annealed (`hocket.plan.anneal`); in a large one, where a try takes milliseconds and only a few fit into the budget,
+widths and turns of a few ops are changed at a time, most of them on the chain that makes the plan as long as it is,
+and what does not make it longer stays (hill climbing).
 """
 
 from __future__ import annotations
 
-import math
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from time import perf_counter
 
+from hocket.plan.allot import allotments, ladder
+from hocket.plan.anneal import anneal
 from hocket.plan.moldable import NOBODY, Instance, Placement, longest_paths, makespan_us
-from hocket.plan.order import in_order
 from hocket.plan.pack import pack
 
-__all__ = ["improve", "useful_widths"]
+__all__ = ["improve"]
 
-PRICES = (0.0, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0, 1e9)
-TRIES_PER_OP = 150
-HOT, COLD = 0.03, 0.0005  # shares of the makespan that may be lost at first, and at last
+# Each lane is a thread with its team: a lane more per core has to make the plan shorter by this share.
+LANE_SHARE = 0.003
+# Up to this many ops orders are searched, not priorities.
+SMALL = 64
+# Tries of the climb per op, at most.
+TRIES_PER_OP = 20
 
 
 def improve(
@@ -44,88 +39,92 @@ def improve(
     apart: Mapping[int, AbstractSet[int]] = NOBODY,
     seed: int = 0,
 ) -> list[Placement]:
-    """The shortest placements found within `budget_s` seconds, `start` included.
+    """The best placements found within `budget_s` seconds: not longer than `start`, and on few lanes.
 
     The search is the same for the same seed as far as the budget goes.
     """
     deadline = perf_counter() + budget_s
+    start_us = makespan_us(start)
     best = list(start)
-    best_us = makespan_us(best)
-    for widths in _starts(instance):
-        if perf_counter() > deadline or best_us <= instance.lower_us:
+    best_score = _score(instance, best)
+    allotment: tuple[list[int], list[float]] | None = None
+    for widths in allotments(instance):
+        if perf_counter() > deadline:
             return best
-        placed = pack(instance, widths, longest_paths(instance, widths), wait_us=wait_us, apart=apart)
-        if makespan_us(placed) < best_us:
-            best, best_us = placed, makespan_us(placed)
-    if best_us <= instance.lower_us or instance.num_cores == 1:
+        ranks = longest_paths(instance, widths)
+        placed = pack(instance, widths, ranks, wait_us=wait_us, apart=apart)
+        score = _score(instance, placed)
+        if score < best_score and makespan_us(placed) <= start_us:
+            best, best_score, allotment = placed, score, (widths, ranks)
+    if makespan_us(best) <= instance.lower_us or instance.num_cores == 1:
         return best
-    return _anneal(instance, best, deadline, wait_us, apart, random.Random(seed))
+    rng = random.Random(seed)
+    if len(start) <= SMALL:
+        annealed = anneal(instance, best, deadline=deadline, wait_us=wait_us, apart=apart, rng=rng)
+        return min(best, annealed, key=makespan_us)
+    if allotment is None:  # nothing was better than where it began, so go on from its widths
+        widths = [0] * len(best)
+        for placement in best:
+            widths[placement.op] = len(placement.cores)
+        allotment = widths, longest_paths(instance, widths)
+    return _climb(instance, best, *allotment, deadline, wait_us, apart, rng)
 
 
-def useful_widths(durations_us: Sequence[float]) -> list[int]:
-    """The widths of one op that are faster than every narrower one."""
-    found: list[int] = []
-    for width in range(1, len(durations_us)):
-        if not found or durations_us[width] < durations_us[found[-1]]:
-            found.append(width)
-    return found
+def _score(instance: Instance, placed: Sequence[Placement]) -> float:
+    lanes = len({placement.cores for placement in placed})
+    return makespan_us(placed) * (1.0 + LANE_SHARE * lanes / instance.num_cores)
 
 
-def _starts(instance: Instance) -> Iterator[list[int]]:
-    cores = instance.num_cores
-    for price in PRICES:
-        widths = range(1, cores + 1)
-        factors = [0.0, *(1.0 + price * width / cores for width in widths)]
-        yield [min(widths, key=lambda width: of_op[width] * factors[width]) for of_op in instance.durations_us]
-    for count in range(1, cores + 1):
-        yield [cores // count] * len(instance.durations_us)
-
-
-def _anneal(
+def _climb(
     instance: Instance,
     best: list[Placement],
+    widths: list[int],
+    priority: list[float],
     deadline: float,
     wait_us: float,
     apart: Mapping[int, AbstractSet[int]],
     rng: random.Random,
 ) -> list[Placement]:
-    choices = [useful_widths(of_op) for of_op in instance.durations_us]
-    order, widths = _as_order(instance, best)
-    now_us = best_us = makespan_us(best)
-    tries = TRIES_PER_OP * len(order)
-    for number in range(tries):
-        if perf_counter() > deadline or best_us <= instance.lower_us:
+    steps = ladder(instance.num_cores)
+    limit_us, best_score = makespan_us(best), _score(instance, best)
+    chain: list[int] = []
+    for _ in range(TRIES_PER_OP * len(widths)):
+        if perf_counter() > deadline:
             break
-        op = rng.randrange(len(order))
-        old_width, old_order = widths[op], order
-        if len(choices[op]) > 1 and rng.random() < 0.5:
-            widths[op] = rng.choice(choices[op])
-        else:
-            order = _moved(instance, order, op, rng)
-        placed = in_order(instance, widths, order, wait_us=wait_us, apart=apart)
-        tried_us = makespan_us(placed)
-        heat_us = HOT * best_us * (COLD / HOT) ** (number / tries)
-        if tried_us <= now_us or rng.random() < math.exp((now_us - tried_us) / heat_us):
-            now_us = tried_us
-            if tried_us < best_us:
-                best, best_us = placed, tried_us
-        else:
-            widths[op], order = old_width, old_order
+        chain = chain or _longest_chain(instance, best)
+        new_widths, new_priority = list(widths), list(priority)
+        for _ in range(rng.choice((1, 1, 10))):
+            op = rng.choice(chain) if rng.random() < 0.6 else rng.randrange(len(widths))
+            if rng.random() < 0.7:
+                at = min(range(len(steps)), key=lambda at: abs(steps[at] - new_widths[op]))
+                new_widths[op] = steps[min(max(at + rng.choice((-2, -1, 1, 2)), 0), len(steps) - 1)]
+            else:
+                new_priority[op] *= rng.choice((0.5, 0.9, 1.1, 2.0))
+        if rng.random() < 0.3:
+            new_priority = longest_paths(instance, new_widths)
+        placed = pack(instance, new_widths, new_priority, wait_us=wait_us, apart=apart)
+        score = _score(instance, placed)
+        if score <= best_score and makespan_us(placed) <= limit_us:
+            best, best_score, widths, priority, chain = placed, score, new_widths, new_priority, []
     return best
 
 
-def _as_order(instance: Instance, placed: Sequence[Placement]) -> tuple[list[int], list[int]]:
-    turn = {op: position for position, op in enumerate(instance.order)}
-    widths = [0] * len(placed)
-    for placement in placed:
-        widths[placement.op] = len(placement.cores)
-    return [p.op for p in sorted(placed, key=lambda p: (p.start_us, p.end_us, turn[p.op]))], widths
-
-
-def _moved(instance: Instance, order: list[int], op: int, rng: random.Random) -> list[int]:
-    at = order.index(op)
-    rest = order[:at] + order[at + 1 :]
-    low = max((rest.index(before) + 1 for before in instance.predecessors[op]), default=0)
-    high = min((rest.index(after) for after in instance.successors[op]), default=len(rest))
-    to = rng.randint(low, high)
-    return [*rest[:to], op, *rest[to:]]
+def _longest_chain(instance: Instance, placed: Sequence[Placement]) -> list[int]:
+    """Ops from the end of the step back to its start, each held up by the one before it."""
+    last_on: dict[int, Placement] = {}
+    held_by: dict[int, int] = {}  # for each op the one that ends last of all it may have waited for
+    end_us = [0.0] * len(placed)
+    for placement in sorted(placed, key=lambda placement: placement.start_us):
+        before = [last_on[core].op for core in placement.cores if core in last_on]
+        before += instance.predecessors[placement.op]
+        if before:
+            held_by[placement.op] = max(before, key=end_us.__getitem__)
+        end_us[placement.op] = placement.end_us
+        for core in placement.cores:
+            last_on[core] = placement
+    chain: list[int] = []
+    op = max(range(len(placed)), key=end_us.__getitem__, default=-1)
+    while op >= 0 and len(chain) < len(placed):
+        chain.append(op)
+        op = held_by.get(op, -1)
+    return chain

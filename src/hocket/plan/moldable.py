@@ -23,7 +23,17 @@ import numpy.typing as npt
 from hocket.errors import InputError
 from hocket.ir import Costs, Device, Graph, Lane, Plan
 
-__all__ = ["NOBODY", "Instance", "Placement", "as_plan", "durations_of", "instance_of", "longest_paths", "makespan_us"]
+__all__ = [
+    "NOBODY",
+    "Instance",
+    "Placement",
+    "as_plan",
+    "durations_of",
+    "instance_of",
+    "longest_paths",
+    "makespan_us",
+    "tabled",
+]
 
 # For each op those that shall not run beside it: nobody.
 NOBODY: Mapping[int, AbstractSet[int]] = {}
@@ -75,10 +85,14 @@ def instance_of(graph: Graph, costs: Costs, device: Device) -> Instance:
     Raises:
         InputError: an op without a cost.
     """
-    table = durations_of(graph, costs, device)
+    return tabled(graph, durations_of(graph, costs, device))
+
+
+def tabled(graph: Graph, table: npt.NDArray[np.float64]) -> Instance:
+    """The numbers of `graph`, from what `durations_of` returned."""
     index = graph.index
     return Instance(
-        num_cores=device.cores,
+        num_cores=table.shape[1] - 1,
         durations_us=table.tolist(),
         predecessors=[[index[name] for name in graph.predecessors[op.name]] for op in graph.ops],
         successors=[[index[name] for name in graph.successors[op.name]] for op in graph.ops],

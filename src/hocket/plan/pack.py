@@ -64,6 +64,17 @@ class Clock:
         self.placed.append(Placement(op, members(lane), start_us, end_us))
         return end_us
 
+    def beside(self, op: int, lane: int, start_us: float, end_us: float) -> None:
+        """Place `op` on sibling threads, where it takes no core from anybody."""
+        self._lane[op], self._end_us[op] = lane, end_us
+        self.placed.append(Placement(op, members(lane), start_us, end_us))
+
+    def stretch(self, placement: Placement, end_us: float) -> None:
+        """The op of `placement`, all that is running, ends at another time."""
+        self._end_us[placement.op] = end_us
+        self.running[:] = [(end_us, placement.op)]
+        self.placed[self.placed.index(placement)] = placement._replace(end_us=end_us)
+
     def next(self, now_us: float) -> tuple[float, list[int]]:
         """When the next op ends, and all that have ended then."""
         running = self.running

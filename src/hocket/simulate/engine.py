@@ -3,7 +3,8 @@
 One rule: *each lane runs its ops in order; an op starts when its lane has reached it and every op it depends on has
 finished.* As long as nobody has to queue for a link, an op's start is a maximum over ops that came before, so one pass
 in any order that respects the waits gives the whole timeline, to the last bit the one that an event queue would give,
-without a queue. Where transfers do compete for a link's channels, `hocket.simulate.events` takes over.
+without a queue. Where transfers compete for a link's channels, or lanes for a core through its sibling hardware
+threads, `hocket.simulate.events` takes over.
 """
 
 from __future__ import annotations
@@ -13,18 +14,20 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from hocket.errors import InputError
 from hocket.ir import Costs, Graph, Machine, Plan, Timeline
 from hocket.simulate.durations import durations
 from hocket.simulate.events import by_events
 from hocket.simulate.memory import remember
 from hocket.simulate.program import Program, compiled
+from hocket.simulate.sharing import sharing_of
 
 __all__ = ["simulate"]
 
 _Floats = npt.NDArray[np.float64]
 
 
-def simulate(graph: Graph, plan: Plan, costs: Costs, machine: Machine) -> Timeline:
+def simulate(graph: Graph, plan: Plan, costs: Costs, machine: Machine, wait_us: float = 0.0) -> Timeline:
     """The timeline that `plan` would have, if every op took what `costs` says.
 
     On a lane of cores an op takes its cost at the lane's width on the lane's device, on a stream its cost on that
@@ -32,13 +35,16 @@ def simulate(graph: Graph, plan: Plan, costs: Costs, machine: Machine) -> Timeli
     `size_bytes`. A link of k channels lets k transfers run side by side; the next ones queue in the order in which
     they became ready (among equals, in the order of the plan's lanes); a link of None channels never queues.
 
+    Lanes on sibling hardware threads slow each other down as `hocket.simulate.sharing` says. An op that depends on one
+    of another lane starts `wait_us` after that has ended at the earliest: the time to wake a thread, 0 by default.
+
     Returns:
         A timeline in microseconds whose source is ``simulated``; its spans stand lane after lane, in order.
 
     Raises:
         PlanError: the plan runs an op that the graph does not have or leaves one out, or its lanes wait for each
             other in a circle, which is then named op by op.
-        InputError: there is no cost for an op on its lane, or no link for a channel.
+        InputError: there is no cost for an op on its lane, or no link for a channel; or a negative `wait_us`.
 
     Example:
         >>> from hocket.ir import Costs, Edge, Graph, Lane, Machine, Op, Plan
@@ -48,11 +54,16 @@ def simulate(graph: Graph, plan: Plan, costs: Costs, machine: Machine) -> Timeli
         >>> simulate(graph, plan, costs, Machine.of(cores=2)).makespan_us
         45.0
     """
+    if not 0.0 <= wait_us < float("inf"):
+        raise InputError(f"simulate: expected wait_us >= 0, got {wait_us!r}")
     program = compiled(graph, plan)
     link_of, channels = _contended(plan, machine)
-    if channels:
+    sharing = sharing_of(plan, machine)
+    if channels or sharing is not None:
         durations_us = durations(graph, plan, costs, machine).tolist()
-        start_us, end_us = by_events(program, durations_us, link_of, channels)
+        start_us, end_us = by_events(program, durations_us, link_of, channels, wait_us, sharing)
+    elif wait_us:
+        start_us, end_us = _with_waits(program, _work(graph, plan, costs, machine), wait_us)
     else:
         start_us, end_us = _in_one_pass(program, _work(graph, plan, costs, machine))
     position = program.position
@@ -72,6 +83,17 @@ def _in_one_pass(program: Program, work_us: list[float]) -> tuple[_Floats, _Floa
     # An op starts at the very maximum to which its last step added the duration.
     start_us = np.maximum(end_us[steps.last_left], end_us[steps.last_right])
     return start_us, end_us[steps.last + 1]
+
+
+def _with_waits(program: Program, work_us: list[float], wait_us: float) -> tuple[_Floats, _Floats]:
+    """The same, where what comes from another lane (always a step's right slot) comes later by `wait_us`."""
+    steps = program.steps
+    ends = [0.0]
+    for a, b, work in zip(steps.left, steps.right, work_us, strict=True):
+        ends.append((max(ends[a], ends[b] + wait_us) if b else ends[a]) + work)
+    end_us = np.array(ends)
+    others_us = np.where(steps.last_right > 0, end_us[steps.last_right] + wait_us, 0.0)
+    return np.maximum(end_us[steps.last_left], others_us), end_us[steps.last + 1]
 
 
 @remember
