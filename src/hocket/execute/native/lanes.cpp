@@ -2,13 +2,15 @@
 //
 // Python hands over, once, for each lane its actions: the operators, how their arguments are put together from
 // constants, slots and numbers, which other actions they wait for, and what they may free. A step then is one call:
-// inputs into slots, all lanes let go, kept slots back. The first lane runs on the caller's own thread.
+// inputs into slots, all workers let go, kept slots back. The first worker is the caller's own thread; see workers.py
+// for who runs which lanes.
 //
-//   caller  ---run---> lane 0 ............................ join ---> kept slots
-//                 \--> lane 1 (a thread that sleeps between steps) /
+//   caller  ---run---> worker 0 ............................ join ---> kept slots
+//                 \--> worker 1 (a thread that sleeps between steps) /
 //
 // A wait is one 32-bit word per awaited action: it holds the number of the last step that finished the action. The
-// waiter spins for a while and then sleeps on the word (futex), so that an idle lane costs nobody a core.
+// waiter spins for a while and then sleeps on the word (futex), so that an idle lane costs nobody a core. Beside the
+// word stands how many sleep on it: mostly nobody, and then finishing an action takes no system call.
 
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
@@ -27,6 +29,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <climits>
@@ -38,7 +41,13 @@
 namespace {
 
 using c10::IValue;
-using Word = std::atomic<uint32_t>;
+
+struct Word {
+  std::atomic<uint32_t> value{0};
+  std::atomic<uint32_t> sleepers{0};
+
+  uint32_t load() const { return value.load(std::memory_order_acquire); }
+};
 
 constexpr int kSpins = 20'000;              // inside a step: some 0.3 ms, less than what a sleep and a wake-up can cost
 constexpr int kIdleSpins = 2'000;           // between steps: the core may be wanted by somebody else
@@ -60,13 +69,49 @@ void pause_cpu() {
 // Returns when the word may have changed from `seen`, or after `timeout_ns` (0: no limit).
 void sleep_on(Word& word, uint32_t seen, int64_t timeout_ns) {
   timespec limit{static_cast<time_t>(timeout_ns / 1'000'000'000), static_cast<long>(timeout_ns % 1'000'000'000)};
-  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAIT_PRIVATE, seen, timeout_ns ? &limit : nullptr,
-          nullptr, 0);
+  word.sleepers.fetch_add(1);
+  if (word.value.load() == seen) {
+    syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word.value), FUTEX_WAIT_PRIVATE, seen, timeout_ns ? &limit : nullptr,
+            nullptr, 0);
+  }
+  word.sleepers.fetch_sub(1);
 }
 
+// Sequentially consistent, here and above: either the sleeper sees the new value, or we see the sleeper.
 void wake(Word& word) {
-  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+  if (word.sleepers.load()) {
+    syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word.value), FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+  }
 }
+
+void store_and_wake(Word& word, uint32_t value) {
+  word.value.store(value);
+  wake(word);
+}
+
+// The calling thread stays on `cpus`; teams that it begins inherit that.
+void pin(const std::vector<int>& cpus) {
+  if (cpus.empty()) return;
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  for (int cpu : cpus) CPU_SET(cpu, &set);
+  TORCH_CHECK(!pthread_setaffinity_np(pthread_self(), sizeof(set), &set), "a lane cannot be pinned to its cores");
+}
+
+// The caller gets back what a step may change: the number of threads for its ops, and the cores it may use.
+class Usual {
+ public:
+  Usual() : width_(at::get_num_threads()) { pthread_getaffinity_np(pthread_self(), sizeof(cpus_), &cpus_); }
+  ~Usual() {
+    if (at::get_num_threads() != width_) at::set_num_threads(width_);
+    pthread_setaffinity_np(pthread_self(), sizeof(cpus_), &cpus_);
+  }
+  Usual(const Usual&) = delete;
+
+ private:
+  int width_;
+  cpu_set_t cpus_;
+};
 
 // How one argument of an operator is put together.
 struct Argument {
@@ -86,16 +131,19 @@ struct Call {
 
 struct Action {
   std::vector<Call> calls;
+  int width = 1;                                // threads of its lane
+  std::vector<int> cpus;                        // where its lane is pinned
+  bool moves = false;                           // the action before it had another lane
   bool grad_mode = false;
+  std::vector<int> sleeps;                      // words of ops that use its cores before it
   std::vector<int> waits;                       // words
   int word = -1;                                // its own, if anybody waits for it
   std::vector<int> frees;                       // slots whose last reader it is
   std::vector<std::pair<int, int>> shared;      // counter, slot: freed by whoever comes last
 };
 
-struct Lane {
-  int width = 1;
-  std::vector<int> cpus;
+// What one thread runs: a lane, or several that share a core.
+struct Worker {
   std::vector<Action> actions;
   std::vector<int64_t> times;  // start and end of each action of the last step
 };
@@ -103,28 +151,26 @@ struct Lane {
 class Core : public std::enable_shared_from_this<Core> {
  public:
   Core(int num_slots, int num_words, std::vector<int> users)
-      : slots_(num_slots), words_(num_words), counters_(users.size()), users_(std::move(users)) {
-    for (auto& word : words_) word = 0;
-  }
+      : slots_(num_slots), words_(num_words), counters_(users.size()), users_(std::move(users)) {}
 
-  void add_lane(int width, std::vector<int> cpus) {
-    auto lane = std::make_unique<Lane>();
-    lane->width = width;
-    lane->cpus = std::move(cpus);
-    lanes_.push_back(std::move(lane));
-  }
+  void add_worker() { workers_.push_back(std::make_unique<Worker>()); }
 
-  void add_action(bool grad_mode, std::vector<int> waits, int word, std::vector<int> frees,
-                  std::vector<std::pair<int, int>> shared) {
+  void add_action(int width, std::vector<int> cpus, bool grad_mode, std::vector<int> sleeps, std::vector<int> waits,
+                  int word, std::vector<int> frees, std::vector<std::pair<int, int>> shared) {
+    auto& worker = *workers_.back();
     Action action;
+    action.width = width;
+    action.cpus = std::move(cpus);
+    action.moves = worker.actions.empty() || worker.actions.back().width != action.width ||
+                   worker.actions.back().cpus != action.cpus;
     action.grad_mode = grad_mode;
+    action.sleeps = std::move(sleeps);
     action.waits = std::move(waits);
     action.word = word;
     action.frees = std::move(frees);
     action.shared = std::move(shared);
-    auto& lane = *lanes_.back();
-    lane.actions.push_back(std::move(action));
-    lane.times.resize(2 * lane.actions.size());
+    worker.actions.push_back(std::move(action));
+    worker.times.resize(2 * worker.actions.size());
   }
 
   // `arguments[i]` is ("c", value), ("s", slot), ("n", number) or ("l", [the same for each element]); None: the default.
@@ -146,16 +192,15 @@ class Core : public std::enable_shared_from_this<Core> {
         call.arguments.push_back(argument_of(arguments[i].cast<py::tuple>(), formal.type()));
       }
     }
-    lanes_.back()->actions.back().calls.push_back(std::move(call));
+    workers_.back()->actions.back().calls.push_back(std::move(call));
   }
 
-  // Whether lane 0 runs on the caller's thread; otherwise the caller only waits.
-  void start(bool on_caller) {
-    on_caller_ = on_caller;
+  // One thread for each worker but the first, which is the caller's.
+  void start() {
     const int usual = at::get_num_threads();
-    for (size_t i = on_caller ? 1 : 0; i < lanes_.size(); ++i) {
+    for (size_t i = 1; i < workers_.size(); ++i) {
       std::thread([self = shared_from_this(), i] { self->serve(i); }).detach();
-      while (ready_.load(std::memory_order_acquire) < i + (on_caller ? 0 : 1)) std::this_thread::yield();
+      while (ready_.load(std::memory_order_acquire) < i) std::this_thread::yield();
     }
     // A lane's setting is its own, but it is also what torch begins new threads with.
     at::set_num_threads(usual);
@@ -164,8 +209,7 @@ class Core : public std::enable_shared_from_this<Core> {
 
   void close() {
     closing_ = true;
-    step_.fetch_add(1);
-    wake(step_);
+    store_and_wake(step_, step_.load() + 1);
   }
 
   py::list run(const py::list& values, const py::list& numbers, const std::vector<int>& inputs,
@@ -197,17 +241,17 @@ class Core : public std::enable_shared_from_this<Core> {
 
   std::vector<std::vector<int64_t>> times() const {
     std::vector<std::vector<int64_t>> result;
-    for (const auto& lane : lanes_) {
+    for (const auto& worker : workers_) {
       std::vector<int64_t> relative;
-      relative.reserve(lane->times.size());
-      for (int64_t time : lane->times) relative.push_back(time - began_ns_);
+      relative.reserve(worker->times.size());
+      for (int64_t time : worker->times) relative.push_back(time - began_ns_);
       result.push_back(std::move(relative));
     }
     return result;
   }
 
-  // Lane and action of the error that `run` raised last.
-  std::pair<int, int> failed() const { return {failed_lane_, failed_action_}; }
+  // Worker and action of the error that `run` raised last.
+  std::pair<int, int> failed() const { return {failed_worker_, failed_action_}; }
 
  private:
   Argument argument_of(const py::tuple& given, const c10::TypePtr& type) {
@@ -267,17 +311,19 @@ class Core : public std::enable_shared_from_this<Core> {
   }
 
   void step() {
-    failed_lane_ = failed_action_ = -1;
+    failed_worker_ = failed_action_ = -1;
     for (size_t i = 0; i < users_.size(); ++i) counters_[i].store(users_[i], std::memory_order_relaxed);
-    const size_t others = lanes_.size() - (on_caller_ ? 1 : 0);
-    finished_.store(0, std::memory_order_relaxed);
+    const size_t others = workers_.size() - 1;
+    finished_.value.store(0, std::memory_order_relaxed);
+    const Usual usual;
+    const int spins = workers_[0]->actions.size() > 1 ? kSpins : 0;  // who only waits needs no core
     began_ns_ = last_poll_ns_ = now_ns();
-    const uint32_t epoch = step_.fetch_add(1, std::memory_order_release) + 1;
-    if (others) wake(step_);
-    if (on_caller_) run_lane(0, epoch, true);
-    for (uint32_t seen; (seen = finished_.load(std::memory_order_acquire)) < others;) {
-      for (int spin = 0; spin < kSpins && finished_.load(std::memory_order_acquire) == seen; ++spin) pause_cpu();
-      if (finished_.load(std::memory_order_acquire) == seen) sleep_on(finished_, seen, kPollNs);
+    const uint32_t epoch = step_.load() + 1;
+    store_and_wake(step_, epoch);
+    run_worker(0, epoch, true);
+    for (uint32_t seen; (seen = finished_.load()) < others;) {
+      for (int spin = 0; spin < spins && finished_.load() == seen; ++spin) pause_cpu();
+      if (finished_.load() == seen) sleep_on(finished_, seen, kPollNs);
       poll(now_ns());
     }
     if (failure_) {
@@ -294,58 +340,56 @@ class Core : public std::enable_shared_from_this<Core> {
   void serve(size_t number) {
     uint32_t seen = step_.load();
     try {
-      Lane& lane = *lanes_[number];
-      if (!lane.cpus.empty()) {
-        cpu_set_t set;
-        CPU_ZERO(&set);
-        for (int cpu : lane.cpus) CPU_SET(cpu, &set);
-        TORCH_CHECK(!pthread_setaffinity_np(pthread_self(), sizeof(set), &set), "lane ", number,
-                    " cannot be pinned to its cores");
-      }
       // Asking first makes torch initialise this thread; otherwise its first op would undo the setting.
       at::get_num_threads();
-      at::set_num_threads(lane.width);
+      const auto& actions = workers_[number]->actions;
+      if (!actions.empty()) {
+        pin(actions[0].cpus);
+        at::set_num_threads(actions[0].width);
+      }
     } catch (...) {
       fail(number, -1);
     }
     ready_.fetch_add(1, std::memory_order_release);
     while (true) {
-      for (int spin = 0; spin < kIdleSpins && step_.load(std::memory_order_acquire) == seen; ++spin) pause_cpu();
-      while (step_.load(std::memory_order_acquire) == seen) sleep_on(step_, seen, 0);
-      seen = step_.load(std::memory_order_acquire);
+      for (int spin = 0; spin < kIdleSpins && step_.load() == seen; ++spin) pause_cpu();
+      while (step_.load() == seen) sleep_on(step_, seen, 0);
+      seen = step_.load();
       if (closing_) return;
-      run_lane(number, seen, false);
-      finished_.fetch_add(1, std::memory_order_release);
+      run_worker(number, seen, false);
+      finished_.value.fetch_add(1);
       wake(finished_);
     }
   }
 
-  void run_lane(size_t number, uint32_t epoch, bool polls) {
-    Lane& lane = *lanes_[number];
+  void run_worker(size_t number, uint32_t epoch, bool on_caller) {
+    Worker& worker = *workers_[number];
     c10::impl::ExcludeDispatchKeyGuard below_autograd(c10::autograd_dispatch_keyset);
     c10::AutoGradMode mode(false);
     std::vector<IValue> stack;
     size_t at = 0;
     try {
-      for (; at < lane.actions.size(); ++at) {
-        Action& action = lane.actions[at];
-        for (int word : action.waits) wait(words_[word], epoch, polls);
+      for (; at < worker.actions.size(); ++at) {
+        Action& action = worker.actions[at];
+        for (int word : action.sleeps) wait(words_[word], epoch, 0, on_caller);
+        for (int word : action.waits) wait(words_[word], epoch, kSpins, on_caller);
         if (abort_.load(std::memory_order_relaxed)) return;
+        if (action.moves) {
+          if (at::get_num_threads() != action.width) at::set_num_threads(action.width);
+          pin(action.cpus);
+        }
         if (c10::GradMode::is_enabled() != action.grad_mode) c10::GradMode::set_enabled(action.grad_mode);
         const int64_t start = now_ns();
-        lane.times[2 * at] = start;
+        worker.times[2 * at] = start;
         for (const Call& call : action.calls) invoke(call, stack);
         for (int slot : action.frees) slots_[slot] = IValue();
         const int64_t end = now_ns();
-        lane.times[2 * at + 1] = end;
-        if (action.word >= 0) {
-          words_[action.word].store(epoch, std::memory_order_release);
-          wake(words_[action.word]);
-        }
+        worker.times[2 * at + 1] = end;
+        if (action.word >= 0) store_and_wake(words_[action.word], epoch);
         for (auto [counter, slot] : action.shared) {
           if (counters_[counter].fetch_sub(1, std::memory_order_acq_rel) == 1) slots_[slot] = IValue();
         }
-        if (polls) poll(end);
+        if (on_caller) poll(end);
       }
     } catch (...) {
       fail(number, at);
@@ -367,15 +411,15 @@ class Core : public std::enable_shared_from_this<Core> {
     }
   }
 
-  void wait(Word& word, uint32_t epoch, bool polls) {
-    for (int spin = 0; spin < kSpins; ++spin) {
-      if (word.load(std::memory_order_acquire) == epoch) return;
+  void wait(Word& word, uint32_t epoch, int spins, bool on_caller) {
+    for (int spin = 0; spin < spins; ++spin) {
+      if (word.load() == epoch) return;
       pause_cpu();
     }
-    for (uint32_t seen; (seen = word.load(std::memory_order_acquire)) != epoch;) {
+    for (uint32_t seen; (seen = word.load()) != epoch;) {
       if (abort_) return;
-      sleep_on(word, seen, polls ? kPollNs : 0);
-      if (polls) poll(now_ns());
+      sleep_on(word, seen, on_caller ? kPollNs : 0);
+      if (on_caller) poll(now_ns());
     }
   }
 
@@ -395,16 +439,13 @@ class Core : public std::enable_shared_from_this<Core> {
     }
   }
 
-  void fail(size_t lane, int64_t action) {
+  void fail(size_t worker, int64_t action) {
     if (!abort_.exchange(true)) {
       failure_ = std::current_exception();
-      failed_lane_ = static_cast<int>(lane);
+      failed_worker_ = static_cast<int>(worker);
       failed_action_ = static_cast<int>(action);
       // Everybody who waits must look again.
-      for (auto& word : words_) {
-        word.store(step_.load(), std::memory_order_release);
-        wake(word);
-      }
+      for (auto& word : words_) store_and_wake(word, step_.load());
     }
   }
 
@@ -413,15 +454,14 @@ class Core : public std::enable_shared_from_this<Core> {
   std::vector<Word> words_;
   std::vector<std::atomic<int>> counters_;
   std::vector<int> users_;
-  std::vector<std::unique_ptr<Lane>> lanes_;
-  Word step_{0};
-  Word finished_{0};
+  std::vector<std::unique_ptr<Worker>> workers_;
+  Word step_;
+  Word finished_;
   std::atomic<size_t> ready_{0};
   std::atomic<bool> abort_{false};
   std::atomic<bool> closing_{false};
   std::exception_ptr failure_;
-  bool on_caller_ = true;
-  int failed_lane_ = -1;
+  int failed_worker_ = -1;
   int failed_action_ = -1;
   int64_t began_ns_ = 0;
   int64_t last_poll_ns_ = 0;
@@ -437,7 +477,7 @@ bool keep_memory() {
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   py::class_<Core, std::shared_ptr<Core>>(module, "Core")
       .def(py::init<int, int, std::vector<int>>())
-      .def("add_lane", &Core::add_lane)
+      .def("add_worker", &Core::add_worker)
       .def("add_action", &Core::add_action)
       .def("add_call", torch::wrap_pybind_function(&Core::add_call))
       .def("start", torch::wrap_pybind_function(&Core::start))

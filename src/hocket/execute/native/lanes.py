@@ -14,6 +14,7 @@ from hocket.capture.scalars import TapeRef
 from hocket.errors import ExecutionError
 from hocket.execute.lanes import Executor, releases
 from hocket.execute.native.build import available, load
+from hocket.execute.native.workers import workers_of
 from hocket.execute.threads import cpus_of
 from hocket.ir import Graph, Machine, Plan, Span, Timeline
 
@@ -39,13 +40,12 @@ class NativeLanes(Executor):
         ready = available()
         if not ready:
             raise ExecutionError(ready.why)
-        self._lanes = [lane for lane in plan.lanes if lane.ops]
-        for lane in self._lanes:
+        lanes = [lane for lane in plan.lanes if lane.ops]
+        for lane in lanes:
             if lane.kind != "cores":
                 raise ExecutionError(f"lane {lane.name!r} is a {lane.kind}; native lanes are lanes of cores only")
-        self._cpus = [sorted(cpus_of(lane, machine)) for lane in self._lanes]
-        # Who asks for the caller's own width gets the caller's own thread.
-        self._on_caller = bool(self._lanes) and self._lanes[0].width == torch.get_num_threads()
+        self._cpus = {lane.name: sorted(cpus_of(lane, machine)) for lane in lanes}
+        self._shared = workers_of(graph or captured.graph, plan, self.sync, torch.get_num_threads())
         self._inputs = [slot for slot, _ in captured.inputs]
         self._kept = sorted(slot for slot in captured.program.kept if slot not in captured.program.inputs)
         self._busy = threading.Lock()
@@ -75,10 +75,10 @@ class NativeLanes(Executor):
         if not self._ran:
             raise ExecutionError("no step has run yet")
         spans = []
-        for lane, times in zip(self._lanes, self._core.times(), strict=True):
-            first = 1 if lane is self._lanes[0] else 0  # the prologue is not an op of the plan
-            for number, op in enumerate(lane.ops, first):
-                spans.append(Span(op, lane.name, times[2 * number] / 1000, times[2 * number + 1] / 1000))
+        for number, (worker, times) in enumerate(zip(self._shared.workers, self._core.times(), strict=True)):
+            first = 1 if number == 0 else 0  # the prologue is not an op of the plan
+            for at, (op, lane) in enumerate(zip(worker.ops, worker.lanes, strict=True), first):
+                spans.append(Span(op, lane.name, times[2 * at] / 1000, times[2 * at + 1] / 1000))
         return Timeline(tuple(spans), tuple(lane.name for lane in self.plan.lanes), "measured")
 
     def close(self) -> None:
@@ -91,39 +91,48 @@ class NativeLanes(Executor):
             self.close()
 
     def _annotate(self, error: BaseException) -> None:
-        lane, at = self._core.failed() if self._core is not None else (-1, -1)
-        if lane < 0 or at < 0:
+        worker, at = self._core.failed() if self._core is not None else (-1, -1)
+        if worker < 0 or at < 0:
             return
-        names = (["the prologue"] if lane == 0 else []) + list(self._lanes[lane].ops)
+        names = (["the prologue"] if worker == 0 else []) + list(self._shared.workers[worker].ops)
         action = self.captured.program.by_name.get(names[at])
         layer = action.layer if action is not None else ""
         error.add_note(f"in op {names[at]!r} of layer {layer!r} of the planned step")
 
     def _start(self) -> None:
-        program = self.captured.program
-        release = releases(program, self.sync)
+        program, sync, asleep = self.captured.program, self._shared.sync, self._shared.asleep
+        release = releases(program, sync)
         counter = {slot: number for number, slot in enumerate(release.shared)}
-        awaited = {before for waited in self.sync.waits.values() for before in waited}
-        # Whoever reads a view of an input waits for the prologue, on whatever lane it is.
+        counted: dict[str, list[tuple[int, int]]] = {}
+        for slot, users in release.shared.items():
+            for user in users:
+                counted.setdefault(user, []).append((counter[slot], slot))
+        awaited = {before for waited in (*sync.waits.values(), *asleep.values()) for before in waited}
+        # Whoever reads a view of an input waits for the prologue, on whatever worker it is.
         words = {name: number + 1 for number, name in enumerate(sorted(awaited))}
         core = load().Core(program.num_slots, len(words) + 1, [len(users) for users in release.shared.values()])
         early = set(program.prologue.fills)
-        for number, lane in enumerate(self._lanes):
-            core.add_lane(lane.width, self._cpus[number] if not (number == 0 and self._on_caller) else [])
+        for number, worker in enumerate(self._shared.workers):
+            core.add_worker()
             if number == 0:
-                core.add_action(False, [], 0, [], [])
+                width, cpus = torch.get_num_threads(), []
+                if worker.lanes:
+                    width, cpus = worker.lanes[0].width, self._cpus[worker.lanes[0].name]
+                core.add_action(width, cpus, False, [], [], 0, [], [])
                 _add_calls(core, program.prologue)
             told = number == 0
-            for name in lane.ops:
+            for name, lane in zip(worker.ops, worker.lanes, strict=True):
                 action = program.by_name[name]
-                waits = [words[before] for before in self.sync.waits.get(name, ())]
+                sleeps = [words[before] for before in asleep.get(name, ())]
+                waits = [words[before] for before in sync.waits.get(name, ())]
                 if not told and early.intersection(action.reads):
                     waits.append(0)
                     told = True
-                shared = [(counter[slot], slot) for slot, users in release.shared.items() if name in users]
-                core.add_action(action.grad_mode, waits, words.get(name, -1), list(release.frees.get(name, ())), shared)
+                own, frees = words.get(name, -1), list(release.frees.get(name, ()))
+                cpus = self._cpus[lane.name]
+                core.add_action(lane.width, cpus, action.grad_mode, sleeps, waits, own, frees, counted.get(name, []))
                 _add_calls(core, action)
-        core.start(self._on_caller)
+        core.start()
         self._core, self._pid = core, os.getpid()
 
 
