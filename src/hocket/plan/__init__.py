@@ -14,11 +14,14 @@ from hocket.plan.bounds import Bounds, bounds, efficiency
 from hocket.plan.concurrency import Concurrency
 from hocket.plan.exact import Exact
 from hocket.plan.list_scheduler import ListScheduler
+from hocket.plan.phases import Phases
 from hocket.plan.serial import Serial
 
 __all__ = ["Bounds", "Planner", "bounds", "efficiency", "plan", "planners"]
 
-_PLANNERS: dict[str, type[Planner]] = {planner.name: planner for planner in (Serial, ListScheduler, Concurrency, Exact)}
+_PLANNERS: dict[str, type[Planner]] = {
+    planner.name: planner for planner in (Serial, ListScheduler, Phases, Concurrency, Exact)
+}
 
 # Named in the public contract, and not built yet.
 _TO_COME = ("critical-path", "transfers", "partition")
@@ -29,7 +32,7 @@ def planners() -> Mapping[str, type[Planner]]:
 
     Example:
         >>> list(planners())
-        ['serial', 'list', 'concurrency', 'exact']
+        ['serial', 'list', 'phases', 'concurrency', 'exact']
     """
     return MappingProxyType(_PLANNERS)
 
