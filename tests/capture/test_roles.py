@@ -57,7 +57,7 @@ def test_the_ops_of_a_convolutional_net():
         ("head/addmm", "forward", "head"),
         ("_log_softmax", "forward", ""),
         ("nll_loss_forward", "forward", ""),
-        ("ones_like", "forward", ""),
+        ("full", "forward", ""),
         ("nll_loss_backward", "activation_grad", ""),
         ("_log_softmax_backward_data", "activation_grad", ""),
         ("head/mm", "activation_grad", "head"),

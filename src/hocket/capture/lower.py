@@ -15,7 +15,7 @@ import torch
 from torch import fx
 from torch.utils._pytree import tree_iter
 
-from hocket.capture import effects, roles, split
+from hocket.capture import effects, roles, split, unread
 from hocket.capture.flops import flops
 from hocket.capture.program import Action, Call, Program, Slot
 from hocket.capture.state import Gradient
@@ -118,6 +118,10 @@ def _piece(node: fx.Node, note: Note, slots: _Slots) -> Piece:
     args = _slotted(node.args, slots, note, (0,))
     kwargs = _slotted(node.kwargs, slots, note, (1,))
     kwargs.update({path[1]: r for path, r in note.scalars.items() if len(path) == 2 and path[0] == 1})
+    shaped = unread.without_data(func, value)
+    if shaped is not None:
+        func, args, kwargs = shaped
+        note = replace(note, reads=frozenset())
     outs: dict[int | None, int] = {}
     taken = [user for user in node.users if user.target is operator.getitem]
     for user in taken:

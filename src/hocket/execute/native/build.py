@@ -21,6 +21,7 @@ __all__ = ["Availability", "available", "load"]
 log = logging.getLogger("hocket")
 
 _SOURCE = Path(__file__).with_name("lanes.cpp")
+_HEADERS = sorted(_SOURCE.parent.glob("*.h"))
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,8 @@ def load() -> Any:
     version = "".join(
         c if c.isalnum() else "_" for c in f"{torch.__version__}_{sys.version_info[0]}{sys.version_info[1]}"
     )
-    source = hashlib.sha256(str(_SOURCE).encode() + _SOURCE.read_bytes()).hexdigest()[:12]
+    content = b"".join(file.read_bytes() for file in (_SOURCE, *_HEADERS))
+    source = hashlib.sha256(str(_SOURCE).encode() + content).hexdigest()[:12]
     name = f"hocket_lanes_{version}_{source}"
     directory = Path(_get_build_directory(name, verbose=False))
     with _alone_in(directory):

@@ -22,8 +22,9 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include "memory.h"
+
 #include <linux/futex.h>
-#include <malloc.h>
 #include <pthread.h>
 #include <sched.h>
 #include <sys/syscall.h>
@@ -151,7 +152,14 @@ struct Worker {
 class Core : public std::enable_shared_from_this<Core> {
  public:
   Core(int num_slots, int num_words, std::vector<int> users)
-      : slots_(num_slots), words_(num_words), counters_(users.size()), users_(std::move(users)) {}
+      : slots_(num_slots), words_(num_words), counters_(users.size()), users_(std::move(users)) {
+    hocket::KeptMemory::instance().open();
+  }
+
+  ~Core() {
+    slots_.clear();
+    hocket::KeptMemory::instance().close();
+  }
 
   void add_worker() { workers_.push_back(std::make_unique<Worker>()); }
 
@@ -366,6 +374,7 @@ class Core : public std::enable_shared_from_this<Core> {
     Worker& worker = *workers_[number];
     c10::impl::ExcludeDispatchKeyGuard below_autograd(c10::autograd_dispatch_keyset);
     c10::AutoGradMode mode(false);
+    hocket::KeptMemory::Use kept;
     std::vector<IValue> stack;
     size_t at = 0;
     try {
@@ -467,11 +476,6 @@ class Core : public std::enable_shared_from_this<Core> {
   int64_t last_poll_ns_ = 0;
 };
 
-// glibc gives large blocks back to the system at each free, and faults every page in again at the next step.
-bool keep_memory() {
-  return mallopt(M_MMAP_THRESHOLD, 1 << 30) == 1 && mallopt(M_TRIM_THRESHOLD, INT_MAX) == 1;
-}
-
 }  // namespace
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
@@ -485,5 +489,5 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def("run", torch::wrap_pybind_function(&Core::run))
       .def("times", &Core::times)
       .def("failed", &Core::failed);
-  module.def("keep_memory", &keep_memory);
+  module.def("kept_bytes", [] { return hocket::KeptMemory::instance().size_bytes(); });
 }
