@@ -179,7 +179,7 @@ def test_native_lanes_find_the_memory_of_the_step_before(lanes):
 
 @pytest.mark.skipif(not available(), reason="needs a C++ compiler")
 def test_what_a_step_leaves_behind_outlives_the_lanes_that_made_it():
-    pair, _, captured = captured_twins(JOBS["small net"], False)
+    pair, _, captured = captured_twins(JOBS["dcgan"], False)
     planned = NativeLanes(captured, serial(captured))
     planned(pair.planned.batch(0))
     gradients = [parameter.grad for parameter in pair.planned.models[0].parameters()]
