@@ -1,47 +1,52 @@
 """Every way of running a step on the cores of this machine, side by side: ``hocket bench concurrency``.
 
-Contenders, all in one process, each on a twin of the same job, in turns, medians with spread:
+Contenders, all in one process, each on a twin of the same job, in turns (`hocket.bench.turns`), medians with spread:
 
-- ``eager``: torch as recommended, threads = cores; ``eager_best``: the best number of threads for all ops;
+- ``eager``: torch as recommended, threads = cores; ``eager_1`` and so on: the same with fewer threads;
 - ``compile``: `torch.compile` of the model, with what it really compiled: graphs, breaks, recompiles;
-- ``uniform_best``: the best of every inter x intra combination, ops in program order on equal native lanes (the
-  paper's manual optimisation);
+- ``uniform_2x1`` and so on: every inter x intra combination (lanes by threads each), ops in program order on equal
+  native lanes, too many threads for the cores included (the paper's manual optimisation);
 - ``serial``: native lanes, one lane of all cores, program order;
-- ``s1``, ``s12``, ``s123``: the paper's strategies, added in turn (`hocket.plan.concurrency`);
-- ``all``: what `hocket.schedule` kept (its guard included).
+- ``s1``, ``s12``, ``s123`` (and ``s1234`` where cores have siblings): the paper's strategies, added in turn;
+- ``lookahead``: the search on top of them; ``phases``: see `hocket.plan.phases`;
+- ``all``: what `hocket.schedule` kept, its guard included.
+
+The bound is that of the graph that ``all`` runs, from median times of its ops on native lanes, one lane at a time.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import math
-import platform
+import os
 import sys
 from collections.abc import Callable
-from statistics import median
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import torch
 
 from hocket import zoo
+from hocket.bench.turns import Turns, in_turns
 from hocket.capture.captured import Captured, capture_step
 from hocket.errors import HocketError
 from hocket.execute import executor
-from hocket.execute.lanes import synchronisation
-from hocket.ir import Costs, Lane, Machine, Plan
+from hocket.execute.lanes import Executor
+from hocket.ir import Costs, Lane, Machine, Plan, Timeline
 from hocket.job import Job
 from hocket.plan import bounds, plan
 from hocket.profile import profile
+from hocket.profile.tracer import one_lane
 from hocket.session import Schedule, schedule
 
 __all__ = ["LARGE", "SMALL", "measure", "run"]
 
 SMALL: dict[str, dict[str, Any]] = {
     "mlp": {},
-    "transformer": {"batch_size": 4},
+    # The width, depth, heads, steps and characters of nanoGPT's model for CPUs (github.com/karpathy/nanoGPT, README).
+    "transformer": {"batch_size": 4, "width": 128, "depth": 4, "heads": 4, "steps": 64, "vocab": 65},
     "lstm-cells": {"batch_size": 20},
     "resnet20": {"batch_size": 4},
 }
@@ -52,101 +57,181 @@ LARGE: dict[str, dict[str, Any]] = {
     "resnet50": {"batch_size": 8},
     "dcgan": {"batch_size": 64},
 }
+# Blocks per contender, and counted steps in each.
+ROUNDS = {"small": (12, 8), "large": (4, 2)}
 
 
-def run(*, quick: bool = False, compiled: bool = True, rounds: int | None = None) -> dict[str, Any]:
-    """Measure the small-op steps, and unless `quick` the large-op steps."""
+def run(
+    *,
+    quick: bool = False,
+    compiled: bool = True,
+    rounds: int | None = None,
+    targets: tuple[str, ...] = (),
+    progress: Callable[[str], None] = lambda target: None,
+) -> dict[str, Any]:
+    """Measure the small-op steps, and unless `quick` the large-op steps.
+
+    Args:
+        quick: leave out the large-op steps.
+        compiled: measure `torch.compile` too (it takes minutes on large models).
+        rounds: blocks of steps for each contender; by default 12 for small steps and 4 for large ones.
+        targets: only these, by name or label (``resnet20`` or ``resnet20/64``).
+        progress: called with each target's label before it is measured.
+
+    Returns:
+        By group and target what `measure` returns, and for each group geometric means over its targets.
+    """
     result: dict[str, Any] = {
-        "machine": platform.processor() or platform.machine(),
+        "machine": _processor(),
         "cores": Machine.here().cores,
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
+        "wait_policy": {name: os.environ.get(name, "") for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")},
         "small": {},
         "large": {},
     }
-    for group, targets in (("small", SMALL), ("large", {} if quick else LARGE)):
-        for name, size in targets.items():
+    for group, entries in (("small", SMALL), ("large", {} if quick else LARGE)):
+        for name, size in entries.items():
             label = f"{name}/{size['batch_size']}" if size else name
-            result[group][label] = measure(
-                name, size, compiled=compiled, rounds=rounds or (30 if group == "small" else 7)
-            )
-        found = [row["speedup"]["all"] for row in result[group].values()]
-        if found:
-            result[f"{group}_geomean_speedup"] = math.exp(sum(map(math.log, found)) / len(found))
+            if targets and not {name, label} & set(targets):
+                continue
+            progress(label)
+            blocks, block = ROUNDS[group]
+            result[group][label] = measure(name, size, compiled=compiled, rounds=rounds or blocks, block=block)
+        rows = list(result[group].values())
+        if rows:
+            result[f"{group}_geomean"] = {
+                "speedup": _geomean(row["speedup"]["all"] for row in rows),
+                "to_bound": _geomean(row["to_bound"]["all"] for row in rows),
+            }
     return result
 
 
-def measure(name: str, size: dict[str, Any], *, compiled: bool = True, rounds: int = 20) -> dict[str, Any]:
-    """One target: medians in milliseconds, ratios to eager, the bound, and what `torch.compile` did."""
+def measure(
+    name: str, size: dict[str, Any], *, compiled: bool = True, rounds: int = 12, block: int = 8
+) -> dict[str, Any]:
+    """One target: times in milliseconds, ratios to eager and to the bound, and what `torch.compile` did."""
     machine = Machine.here()
-    cores = machine.cores
     usual = torch.get_num_threads()
     contenders: dict[str, Callable[[Any], Any]] = {}
     eager = zoo.load(name, **size)
     contenders["eager"] = eager.step
-    for threads in range(1, cores):
+    for threads in range(1, machine.cores):
         contenders[f"eager_{threads}"] = _at_width(zoo.load(name, **size).step, threads, usual)
     notes: dict[str, Any] = {}
     if compiled:
         contenders["compile"], notes = _compiled(zoo.load(name, **size))
     captured = _captured(name, size)
     costs = profile(captured, machine=machine, runs=5)
-    for lanes in (count for count in range(1, cores + 1) if cores % count == 0):
-        width = cores // lanes
-        contenders[f"uniform_{lanes}x{width}"] = executor(captured, _in_program_order(captured, lanes, width), machine)
-    for label, strategies in (("s1", (1,)), ("s12", (1, 2)), ("s123", (1, 2, 3))):
-        made = plan(captured.graph, costs, machine, planner="concurrency", strategies=strategies, lookahead_ms=0.0)
-        contenders[label] = executor(captured, made, machine)
+    plans = {
+        f"uniform_{lanes}x{width}": _in_program_order(captured, lanes, width, machine.cores)
+        for lanes in _halvings(machine.cores)
+        for width in _halvings(machine.cores)
+    }
+    plans["serial"] = one_lane(captured, machine.cores, machine)
+    strategies = [(1,), (1, 2), (1, 2, 3)]
+    if machine.devices[0].smt > 1:
+        strategies.append((1, 2, 3, 4))
+    for added in strategies:
+        options: dict[str, Any] = {"strategies": added, "lookahead_ms": 0.0}
+        label = "s" + "".join(map(str, added))
+        plans[label] = plan(captured.graph, costs, machine, planner="concurrency", **options)
+    plans["lookahead"] = plan(captured.graph, costs, machine, planner="concurrency")
+    plans["phases"] = plan(captured.graph, costs, machine, planner="phases")
+    lanes_of = {label: executor(captured, made, machine) for label, made in plans.items()}
+    contenders |= lanes_of
     fast_job = zoo.load(name, **size)
     fast = schedule(fast_job.step, fast_job.model, fast_job.optimizer)
     number = 0
     while not fast.decided:
         fast(fast_job.batch(number))
         number += 1
-    contenders["all"] = fast
-    times = _in_turns(contenders, eager, rounds)
-    return _summary(times, captured, costs, machine, fast, notes)
+    contenders["all"] = fast.candidate.executor if fast.verdict == "planned" and fast.candidate else fast_job.step
+    found = in_turns(contenders, eager.batch, rounds=rounds, block=block)
+    corunning: dict[str, Timeline] = {}
+    for label in ("s123", "lookahead", "all"):
+        step = contenders[label]
+        if isinstance(step, Executor):
+            step(eager.batch(0))
+            corunning[label] = step.timeline()
+    row = _summary(found, fast, machine, len(captured.graph)) | {"compile": notes}
+    row["corunning"] = {label: _most_at_once(timeline) for label, timeline in corunning.items()}
+    for lanes in lanes_of.values():
+        lanes.close()
+    fast.close()
+    return row
 
 
-def _summary(
-    times: dict[str, list[float]],
-    captured: Captured,
-    costs: Costs,
-    machine: Machine,
-    fast: Schedule,
-    notes: dict[str, Any],
-) -> dict[str, Any]:
-    medians = {label: median(values) for label, values in times.items()}
+def _summary(found: dict[str, Turns], fast: Schedule, machine: Machine, ops: int) -> dict[str, Any]:
+    medians = {label: turns.median_ms for label, turns in found.items()}
     eager = medians["eager"]
     uniform = {label: value for label, value in medians.items() if label.startswith("uniform_")}
-    lower_ms = bounds(captured.graph, costs, machine).lower_us / 1e3
-    return {
-        "ops": len(captured.graph),
-        "median_ms": medians,
-        "p10_ms": {label: sorted(values)[len(values) // 10] for label, values in times.items()},
-        "p90_ms": {label: sorted(values)[len(values) * 9 // 10] for label, values in times.items()},
+    best = min(uniform, key=uniform.__getitem__)
+    row: dict[str, Any] = {
+        "ops": ops,
+        "contenders": {label: turns.summary() for label, turns in found.items()},
         "speedup": {label: eager / value for label, value in medians.items()},
-        "uniform_best": min(uniform, key=uniform.__getitem__),
-        "lower_bound_ms": lower_ms,
-        "to_bound": {label: value / lower_ms for label, value in medians.items()},
+        "uniform_best": best,
+        "uniform_over_all": uniform[best] / medians["all"],
+        "faults_to_eager": found["all"].summary()["page_faults"] / max(1.0, found["eager"].summary()["page_faults"]),
         "verdict": str(fast.verdict),
         "why": fast.why,
-        "compile": notes,
-        "runs": len(times["eager"]),
+        "lower_bound_ms": None,
+        "to_bound": {},
     }
+    if fast.candidate is not None:
+        captured = fast.candidate.captured
+        costs = profile(captured, machine=machine, runs=9)
+        lower_ms = bounds(captured.graph, _medians(costs), machine).lower_us / 1e3
+        row["lower_bound_ms"] = lower_ms
+        row["to_bound"] = {label: value / lower_ms for label, value in medians.items()}
+        row["plan"] = {"planner": fast.plan.planner, "lanes": [(lane.width, len(lane.ops)) for lane in fast.plan.lanes]}
+    return row
 
 
-def _in_turns(contenders: dict[str, Callable[[Any], Any]], job: Job, rounds: int) -> dict[str, list[float]]:
-    times: dict[str, list[float]] = {label: [] for label in contenders}
-    gc.collect()
-    for number in range(rounds + 2):
-        batch = job.batch(number)
-        for label, step in contenders.items():
-            start = perf_counter()
-            step(batch)
-            if number > 1:
-                times[label].append((perf_counter() - start) * 1e3)
-    return times
+def _medians(costs: Costs) -> Costs:
+    """Costs of a usual run, where `Costs` has the fastest."""
+    return Costs(
+        {
+            op: {key: us + costs.spread_us.get(op, {}).get(key, 0.0) for key, us in found.items()}
+            for op, found in costs.durations_us.items()
+        }
+    )
+
+
+def _most_at_once(timeline: Timeline) -> dict[str, float]:
+    """How many ops run side by side at most, and in the mean over the events of the step (starts and ends)."""
+    events = sorted((at_us, change) for span in timeline.spans for at_us, change in _ends(span))
+    running, counts = 0, []
+    for _, change in events:
+        running += change
+        counts.append(running)
+    return {"most": max(counts, default=0), "mean": sum(counts) / max(1, len(counts)), "events": len(counts)}
+
+
+def _ends(span: Any) -> tuple[tuple[float, int], tuple[float, int]]:
+    return (span.start_us, 1), (span.end_us, -1)
+
+
+def _geomean(values: Any) -> float:
+    found = [value for value in values if value]
+    return math.exp(sum(map(math.log, found)) / len(found)) if found else float("nan")
+
+
+def _halvings(cores: int) -> list[int]:
+    """All cores, half of them, and so on down to one."""
+    found = [cores]
+    while found[-1] > 1:
+        found.append(found[-1] // 2)
+    return found[::-1]
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return "unknown"
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
 
 
 def _at_width(step: Callable[[Any], Any], threads: int, usual: int) -> Callable[[Any], Any]:
@@ -166,29 +251,26 @@ def _captured(name: str, size: dict[str, Any]) -> Captured:
     return capture_step(job.step, job.model, job.optimizer, job.batch(0), split=False)
 
 
-def _in_program_order(captured: Captured, lanes: int, width: int) -> Plan:
-    """The ops dealt out in program order, each to the lane that is free first when its data is there."""
-    order = captured.graph.order
+def _in_program_order(captured: Captured, lanes: int, width: int, cores: int) -> Plan:
+    """The ops in program order, each to the lane of what it waits for if that is one lane, else to the shortest queue.
+
+    Lanes that want more cores than there are share them all, as a framework's pools would.
+    """
     dealt: list[list[str]] = [[] for _ in range(lanes)]
     place: dict[str, int] = {}
-    for op in order:
-        latest = [place[before] for before in captured.graph.predecessors[op]]
-        lane = (
-            latest[-1]
-            if latest and lanes > 1 and len(set(latest)) == 1
-            else min(range(lanes), key=lambda n: len(dealt[n]))
-        )
+    for op in captured.graph.order:
+        before = {place[other] for other in captured.graph.predecessors[op]}
+        lane = before.pop() if len(before) == 1 else min(range(lanes), key=lambda number: len(dealt[number]))
         dealt[lane].append(op)
         place[op] = lane
-    made = Plan(
+    pinned = lanes * width <= cores
+    return Plan(
         tuple(
-            Lane(f"lane{n}", tuple(ops), width=width, cores=tuple(range(n * width, (n + 1) * width)))
+            Lane(f"lane{n}", tuple(ops), width=width, cores=tuple(range(n * width, (n + 1) * width)) if pinned else ())
             for n, ops in enumerate(dealt)
         ),
         planner="uniform",
     )
-    synchronisation(captured.graph, made)
-    return made
 
 
 def _compiled(job: Job) -> tuple[Callable[[Any], Any], dict[str, Any]]:
@@ -220,5 +302,7 @@ if __name__ == "__main__":
     parser.add_argument("--quick", action="store_true", help="only the small-op steps")
     parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out (it takes minutes)")
     parser.add_argument("--rounds", type=int)
+    parser.add_argument("target", nargs="*")
     words = parser.parse_args()
-    json.dump(run(quick=words.quick, compiled=not words.no_compile, rounds=words.rounds), sys.stdout, indent=1)
+    found = run(quick=words.quick, compiled=not words.no_compile, rounds=words.rounds, targets=tuple(words.target))
+    json.dump(found, sys.stdout, indent=1)

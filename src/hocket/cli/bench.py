@@ -15,19 +15,20 @@ def concurrency_bench(args: Namespace) -> None:
     from hocket.bench.concurrency import run
 
     with Bar("every contender in turn, on each target"):
-        result = run(quick=args.quick, compiled=not args.no_compile, rounds=args.rounds)
+        result = run(quick=args.quick, compiled=not args.no_compile, rounds=args.rounds, targets=tuple(args.target))
     if args.format == "json":
         print_json({"bench": "concurrency", **result})
         return
-    labels = ("eager", "compile", "serial", "s1", "s12", "s123", "all")
+    labels = ("eager", "compile", "serial", "s1", "s12", "s123", "lookahead", "phases", "all")
     rows = []
     for group in ("small", "large"):
         for target, row in result[group].items():
             uniform = row["speedup"][row["uniform_best"]]
             speedups = [f"{row['speedup'][label]:.2f}" if label in row["speedup"] else "-" for label in labels]
-            rows.append((target, *speedups, f"{uniform:.2f}", f"{row['to_bound']['all']:.2f}"))
+            to_bound = f"{row['to_bound']['all']:.2f}" if row["to_bound"] else "-"
+            rows.append((target, *speedups, f"{uniform:.2f}", to_bound, f"{100 * row['faults_to_eager']:.1f}%"))
     title = f"speedup over eager, {result['cores']} cores, torch {result['torch']}, medians of interleaved steps"
-    print_tables(table(title, ("target", *labels, "uniform", "to bound"), rows))
+    print_tables(table(title, ("target", *labels, "uniform", "to bound", "page faults"), rows))
 
 
 def overhead_bench(args: Namespace) -> None:
