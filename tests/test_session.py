@@ -11,7 +11,8 @@ from hocket import zoo
 from hocket.errors import CaptureError, InputError
 from hocket.verify import differ
 
-STEPS = 45
+# More calls than any life takes until its verdict.
+MANY = 200
 
 
 def twin(**size: int) -> tuple[hocket.Job, hocket.Job]:
@@ -27,12 +28,21 @@ def state(job: hocket.Job) -> list[tuple[str, torch.Tensor]]:
     return found
 
 
+def decide(fast: hocket.Schedule, job: hocket.Job) -> int:
+    """Call until there is a verdict; how many calls that took."""
+    for number in range(MANY):
+        fast(job.batch(number))
+        if fast.decided:
+            return number + 1
+    raise AssertionError(f"no verdict after {MANY} steps")
+
+
 @pytest.mark.parametrize("planner", ["auto", "serial", "list"])
 def test_every_call_is_a_training_step_and_none_is_lost(planner: str) -> None:
     eager, planned = twin()
     fast = hocket.schedule(planned.step, planned.model, planned.optimizer, planner=planner, guard=False)
     rates = [torch.optim.lr_scheduler.StepLR(job.optimizers[0], 3, 0.9) for job in (eager, planned)]
-    for number in range(STEPS):
+    for number in range(45):
         first, second = eager.step(eager.batch(number)), fast(planned.batch(number))
         assert first.item() == pytest.approx(second.item(), rel=1e-3)
         for rate in rates:
@@ -63,9 +73,7 @@ def test_the_guard_decides_by_measurement_and_says_so() -> None:
     fast = hocket.schedule(job.step, job.model, job.optimizer)
     assert fast.verdict == "eager"
     assert fast.why == "not decided yet"
-    for number in range(STEPS):
-        fast(job.batch(number))
-    assert fast.decided
+    assert decide(fast, job) > 10
     assert fast.verdict in ("planned", "eager")
     assert "of eager's time" in fast.why
     comparison = fast.comparison()
@@ -147,7 +155,40 @@ def test_an_error_in_the_step_reaches_the_caller_and_the_schedule_survives() -> 
     with pytest.raises(IndexError) as caught:
         fast((inputs, wrong))
     assert any("nll_loss_forward" in note for note in caught.value.__notes__)
-    assert torch.isfinite(fast((inputs, targets)))
+    captured = fast.captured
+    for _ in range(3):
+        assert torch.isfinite(fast((inputs, targets)))
+        assert fast.decided, "one step without gradients is no reason to begin anew"
+    assert fast.captured is captured
+
+
+def test_gradients_that_are_cleared_between_the_steps_are_found_cleared_by_the_plan() -> None:
+    models = [nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1)) for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    optimizers = [torch.optim.Adam(model.parameters()) for model in models]
+
+    def made(model: nn.Module, optimizer: torch.optim.Optimizer):
+        def step(batch: torch.Tensor) -> torch.Tensor:
+            loss = model(batch).pow(2).mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return step
+
+    eager = made(models[0], optimizers[0])
+    fast = hocket.schedule(made(models[1], optimizers[1]), models[1], optimizers[1], planner="serial", guard=False)
+    captures = set()
+    for _ in range(30):
+        batch = torch.randn(8, 4)
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        assert fast(batch).item() == pytest.approx(eager(batch).item(), rel=1e-4)
+        captures.add(id(fast.captured) if fast.decided else None)
+    assert fast.verdict == "planned"
+    assert len(captures) == 2, "none, and then one for good"
+    for first, second in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        torch.testing.assert_close(first.grad, second.grad)
 
 
 def test_a_branch_on_a_rate_is_taken_anew_when_the_rate_crosses_it() -> None:
@@ -182,8 +223,8 @@ def test_a_branch_on_a_rate_is_taken_anew_when_the_rate_crosses_it() -> None:
 def test_report_writes_page_and_trace(tmp_path) -> None:
     _, job = twin()
     fast = hocket.schedule(job.step, job.model, job.optimizer, planner="serial")
-    for number in range(STEPS):
-        fast(job.batch(number))
+    decide(fast, job)
+    fast(job.batch(0))
     files = fast.report(tmp_path / "report")
     assert (tmp_path / "report" / "index.html").exists()
     assert {"trace.json", "plan.txt", "graph.json"} <= set(files)

@@ -1,0 +1,32 @@
+"""Is a machine this one? What another machine is described by can be planned for and simulated, but not run on."""
+
+from __future__ import annotations
+
+import os
+
+from hocket.ir import Device, Machine
+
+__all__ = ["foreign"]
+
+
+def foreign(device: Device) -> str:
+    """Why this process cannot run on `device`; empty if it can, or if the device is no CPU.
+
+    A device without CPU numbers stands for any cores of this process, as many as it has.
+    """
+    if device.kind != "cpu":
+        return ""
+    if device.cpus:
+        allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+        lacking = sorted({cpu for core in device.cpus for cpu in core} - allowed)
+        if lacking:
+            numbers = ", ".join(map(str, lacking[:8])) + (", ..." if len(lacking) > 8 else "")
+            return f"device {device.name!r} has CPUs {numbers}, which this process may not use; see Machine.here()"
+        return ""
+    cores = Machine.here().cores
+    if device.cores > cores:
+        return (
+            f"device {device.name!r} has {device.cores} cores, and this process may use {cores}; a plan for such a "
+            "machine can be simulated, not run here"
+        )
+    return ""
