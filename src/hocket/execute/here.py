@@ -1,4 +1,7 @@
-"""Is a machine this one? What another machine is described by can be planned for and simulated, but not run on."""
+"""Where this process is: on which machine, and whether it is the one that Hocket was loaded in.
+
+What another machine is described by can be planned for and simulated, but not run on.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,9 @@ import os
 
 from hocket.ir import Device, Machine
 
-__all__ = ["foreign"]
+__all__ = ["foreign", "forked"]
+
+_LOADED_IN = os.getpid()
 
 
 def foreign(device: Device) -> str:
@@ -30,3 +35,12 @@ def foreign(device: Device) -> str:
             "machine can be simulated, not run here"
         )
     return ""
+
+
+def forked() -> bool:
+    """Whether this process was forked after Hocket was loaded.
+
+    OpenMP's threads do not come along into the child, and a thread that had a team of them waits for it for ever. So
+    wide ops may not run on the thread that forked; a new thread gets a team of its own.
+    """
+    return os.getpid() != _LOADED_IN

@@ -22,7 +22,7 @@ import torch
 from hocket.capture.captured import Captured, Frame
 from hocket.capture.program import compile_action
 from hocket.errors import ExecutionError
-from hocket.execute.here import foreign
+from hocket.execute.here import foreign, forked
 from hocket.execute.lanes import Executor, below_autograd, releases
 from hocket.ir import Graph, Lane, Machine, Plan, Span, Timeline
 
@@ -86,7 +86,7 @@ class ThreadLanes(Executor):
         try:
             self._counters = {slot: itertools.count(1) for slot, _ in self._shared_slots}
             self._began_ns = perf_counter_ns()
-            if len(self._lanes) == 1 and self._lanes[0].width == torch.get_num_threads():
+            if len(self._lanes) == 1 and self._lanes[0].width == torch.get_num_threads() and not forked():
                 self._run_lane(0, frame)
             else:
                 self._run_threads(frame)

@@ -12,6 +12,7 @@ from hocket.capture.captured import Captured, Frame
 from hocket.capture.program import Action, Call, Slot
 from hocket.capture.scalars import TapeRef
 from hocket.errors import ExecutionError
+from hocket.execute.here import forked
 from hocket.execute.lanes import Executor, releases
 from hocket.execute.native.build import available, load
 from hocket.execute.threads import cpus_of
@@ -108,8 +109,9 @@ class NativeLanes(Executor):
         words = {name: number + 1 for number, name in enumerate(sorted(awaited))}
         core = load().Core(program.num_slots, len(words) + 1, [len(users) for users in release.shared.values()])
         early = set(program.prologue.fills)
+        on_caller = self._on_caller and not forked()
         for number, lane in enumerate(self._lanes):
-            core.add_lane(lane.width, self._cpus[number] if not (number == 0 and self._on_caller) else [])
+            core.add_lane(lane.width, self._cpus[number] if not (number == 0 and on_caller) else [])
             if number == 0:
                 core.add_action(False, [], 0, [], [])
                 _add_calls(core, program.prologue)
@@ -123,7 +125,7 @@ class NativeLanes(Executor):
                 shared = [(counter[slot], slot) for slot, users in release.shared.items() if name in users]
                 core.add_action(action.grad_mode, waits, words.get(name, -1), list(release.frees.get(name, ())), shared)
                 _add_calls(core, action)
-        core.start(self._on_caller)
+        core.start(on_caller)
         self._core, self._pid = core, os.getpid()
 
 
