@@ -76,3 +76,40 @@ def test_differences_are_told_apart() -> None:
     assert found.where == "b"
     assert not found.bitwise
     assert math.isclose(found.max_abs_diff, 1e-3, rel_tol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "equal"),
+    [
+        ([math.nan, 1.0], [math.nan, 1.0], True),
+        ([math.nan, 1.0], [-math.nan, 1.0], True),  # the sign of a NaN says nothing
+        ([math.nan, 1.0], [math.nan, 1.0 + 1e-6], True),
+        ([math.nan, 1.0], [math.nan, 2.0], False),
+        ([math.nan, 1.0], [1.0, math.nan], False),
+        ([math.inf, 1.0], [math.inf, 1.0 + 1e-6], True),
+        ([math.inf, 1.0], [math.inf, 2.0], False),
+        ([math.inf, 1.0], [-math.inf, 1.0], False),
+        ([math.inf, 1.0], [3e38, 1.0], False),
+        ([complex(math.nan, 1.0)], [complex(math.nan, 1.0 + 1e-9)], True),
+        ([complex(math.nan, 1.0)], [complex(math.nan, 2.0)], False),
+    ],
+)
+def test_what_is_no_number_is_equal_to_itself_and_hides_nothing(first, second, equal) -> None:
+    for one, other in ((first, second), (second, first)):
+        found = differ([("a", torch.tensor(one))], [("a", torch.tensor(other))])
+        assert found.equal == equal, found
+        if not equal:
+            assert found.where == "a"
+            assert found.relative > 0
+
+
+def test_a_loss_that_is_no_number_is_the_same_by_plan() -> None:
+    job, captured, executor = setup_step()
+    inputs, targets = job.batch(0)
+    inputs = inputs.clone()
+    inputs[0, 0] = math.nan
+    found, (loss,) = verify(captured, executor, [(inputs, targets)])
+    assert math.isnan(loss.item())
+    assert found.equal, found
+    (model,) = job.models
+    assert any(p.isnan().any() for p in model.parameters()), "eager's state is kept, NaN and all"

@@ -1,14 +1,7 @@
 """`hocket.schedule`: the one place that joins capture, profile, plan, check and execute.
 
-A scheduled step goes through a short life, in which every call is a real training step of the user's::
-
-    call 1          eager; then the step is captured (and that is undone)
-    call 2          verified: eager, and once more by plan from the same state
-    calls 3 ...     profiled: the captured step op by op, at each width
-    next calls      tried: eager and the best plans in turn
-    ever after      whatever was fastest, plan or eager
-
-A new shape of batch (or another mode of a module) goes through its own life, and is remembered.
+A schedule is called like the step. It tells calls apart by what a graph would be good for (the shapes of the batch, the
+modes of the modules), and each such signature goes through a life of its own (see `hocket.life`) and is remembered.
 """
 
 from __future__ import annotations
@@ -16,83 +9,46 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass, field
+import threading
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
-from statistics import median
 from time import perf_counter
 from typing import Any
 
 import torch
 
-from hocket.capture.captured import Captured, capture_step, relowered, signature_of
+from hocket.adapt import CoRun, DriftLimits
+from hocket.capture.captured import Captured, signature_of
 from hocket.capture.state import inventory
-from hocket.check import check
-from hocket.errors import CaptureError, InputError, StaleCaptureError
-from hocket.execute import EXECUTORS, executor
-from hocket.execute.lanes import Executor
+from hocket.errors import ExecutionError, InputError, StaleCaptureError
+from hocket.execute import EXECUTORS, foreign
 from hocket.ir import Costs, Graph, Machine, Plan, Span, Timeline
-from hocket.plan import Bounds, bounds, efficiency, plan, planners
-from hocket.profile.tracer import costs_of, default_widths, one_lane
+from hocket.life import Candidate, Life, Setting, Verdict
+from hocket.plan import Bounds, bounds, efficiency, planners
 from hocket.report import Comparison, Sample, write_report
-from hocket.simulate import simulate
-from hocket.verify import Difference, verify
+from hocket.verify import Difference
 
 __all__ = ["Candidate", "Schedule", "Verdict", "schedule"]
 
 log = logging.getLogger("hocket")
 
-# Real training steps spent before the verdict: timed runs at each width, and rounds of the contest.
-PROFILE_RUNS = 3
-TRIAL_ROUNDS = 5
-# Candidates that come to the contest by their prediction; serial plans always do.
-CONTENDERS = 3
 # A step whose shapes never settle would be captured for ever.
 MAX_CAPTURES = 8
 
-
-class Verdict(str):
-    """``"planned"`` or ``"eager"``; `why` says on what grounds."""
-
-    why: str
-
-    def __new__(cls, choice: str, why: str) -> Verdict:
-        verdict = super().__new__(cls, choice)
-        verdict.why = why
-        return verdict
-
-    def __repr__(self) -> str:
-        return f"{str(self)!r}, because {self.why}"
-
-
-@dataclass
-class Candidate:
-    """One plan that may win: what it runs on, what was predicted of it, and how long its steps took."""
-
-    captured: Captured
-    costs: Costs
-    plan: Plan
-    predicted: Timeline
-    executor: Executor
-    steps_ms: list[float] = field(default_factory=list)
-
-
-@dataclass
-class _Route:
-    """What is known for one signature; `life` is the generator that gets it from eager to its verdict."""
-
-    life: Generator[Any, Any, None] | None = None
-    candidates: list[Candidate] = field(default_factory=list)
-    eager_ms: list[float] = field(default_factory=list)
-    difference: Difference | None = None
-    verdict: Verdict = field(default_factory=lambda: Verdict("eager", "not decided yet"))
-    settled: bool = False
-    best: Candidate | None = None
+# Pairs of ops that a report names, of those that ran side by side and gained most.
+REPORTED_PAIRS = 5
 
 
 class Schedule:
-    """A training step that finds its own plan; call it as you would call the step. See `schedule`."""
+    """A training step that finds its own plan; call it as you would call the step. See `schedule`.
+
+    Beyond the arguments of `schedule`:
+
+    Args:
+        clock: counts seconds; every decision rests on it.
+        drift: when a step time has drifted from its verdict, and how often that may be acted on.
+    """
 
     def __init__(
         self,
@@ -105,6 +61,8 @@ class Schedule:
         strict: bool = False,
         machine: Machine | None = None,
         executor: str = "auto",
+        clock: Callable[[], float] = perf_counter,
+        drift: DriftLimits | None = None,
     ) -> None:
         if not callable(step):
             raise InputError(f"schedule: expected a step to call, got {type(step).__name__}")
@@ -113,62 +71,109 @@ class Schedule:
         if executor not in EXECUTORS:
             raise InputError(f"schedule: unknown executor {executor!r}; available: {', '.join(EXECUTORS)}")
         self.step = step
-        self.model = model
-        self.optimizer = optimizer
-        self.planner = planner
-        self.guard = guard
-        self.strict = strict
         self.machine = machine or Machine.here()
-        self.executor = executor
+        for device in self.machine.devices:
+            if problem := foreign(device):
+                raise InputError(f"schedule: machine: {problem}")
         self._places = inventory(model, optimizer)
-        self._routes: dict[Any, _Route] = {}
-        self._current = _Route()
+        limits = drift or DriftLimits()
+        self._setting = Setting(
+            step, model, optimizer, self._places, planner, guard, strict, self.machine, executor, clock, limits
+        )
+        self._lives: dict[Any, Life] = {}
+        self._current = Life(self._setting)
+        self._last: Any = None
+        self._moved_on: set[Any] = set()
         self._captures = 0
+        self._busy = threading.Lock()
 
     def __call__(self, batch: Any) -> Any:
-        key = signature_of(self._places, batch)
-        route = self._routes.get(key)
-        if route is None:
-            route = self._routes[key] = _Route()
-        self._current = route
-        if route.settled and route.best is None:
-            return self.step(batch)
+        """One training step.
+
+        Raises:
+            ExecutionError: the step is running already, in another thread or further up in this one.
+            Exception: whatever the step raises, from a planned op with the op and its layer in a note.
+        """
+        if not self._busy.acquire(blocking=False):
+            raise ExecutionError("this step is already running; give each thread a schedule of its own")
         try:
-            if route.best is not None:
-                return route.best.executor(batch)
-            if route.life is not None:
-                return route.life.send(batch)
+            return self._run(batch)
+        finally:
+            self._busy.release()
+
+    def _run(self, batch: Any) -> Any:
+        key = signature_of(self._places, batch)
+        life = self._lives.get(key)
+        last, self._last = self._last, key
+        if life is None and key in self._moved_on and key != last:
+            # It was followed by another kind last time (there are no gradients yet, as after a step that failed): that
+            # is not worth a capture, unless it comes again at once.
+            return self.step(batch)
+        life = self._current = life or self._new_life(key)
+        try:
+            return self._live(life, key, batch)
         except StaleCaptureError:
             # A number that the step branches on has crossed its threshold: this graph is of the past.
-            route = self._current = self._routes[key] = _Route()
+            self._forget(life)
+            life = self._current = self._new_life(key)
+            return self._live(life, key, batch)
+
+    def _live(self, life: Life, key: Any, batch: Any) -> Any:
+        first = life.captured is None and not life.settled
+        try:
+            result = life(batch)
         except BaseException:
             # The step itself failed, or was interrupted; if that was on the way to a verdict, begin anew next time.
-            if not route.settled:
-                self._forget(route)
+            if not life.settled:
+                self._forget(life)
             raise
-        route.life = self._life(route, batch)
-        return next(route.life)
+        if first:
+            self._captures += 1
+            if life.captured is not None:
+                # The first step may have left gradients where there were none; the next call finds what was captured.
+                if life.captured.signature != key:
+                    self._moved_on.add(key)
+                    self._lives.pop(key, None)
+                self._lives[life.captured.signature] = life
+        return result
+
+    def _new_life(self, key: Any) -> Life:
+        often = f"the step was captured {MAX_CAPTURES} times and its shapes or modes still change"
+        life = self._lives[key] = Life(
+            self._setting,
+            refused=often if self._captures >= MAX_CAPTURES else "",
+            capture_first=key in self._moved_on,
+        )
+        return life
+
+    def _forget(self, life: Life) -> None:
+        self._lives = {key: other for key, other in self._lives.items() if other is not life}
+        life.close()
 
     @property
     def verdict(self) -> Verdict:
         """``"planned"`` or ``"eager"`` for the batches of the last call's shape; ``.why`` tells the reason."""
-        return self._current.verdict
+        return self._current.standing.verdict
 
     @property
     def why(self) -> str:
         """The reason for the verdict."""
-        return self._current.verdict.why
+        return self.verdict.why
+
+    @property
+    def history(self) -> tuple[Verdict, ...]:
+        """Every verdict for the last call's shape, the first one first: more than one where the step time drifted."""
+        return self._current.history
 
     @property
     def decided(self) -> bool:
-        """Whether the verdict for the last call's shape stands."""
+        """Whether the verdict for the last call's shape stands; not while the step is profiled and tried (again)."""
         return self._current.settled
 
     @property
     def candidate(self) -> Candidate | None:
-        """The plan that is run, or would be the best one to run; None before there is any."""
-        route = self._current
-        return route.best or min(route.candidates, key=_rank, default=None)
+        """The plan that is run, or would be the best one to run; None before there is a verdict."""
+        return self._current.standing.candidate
 
     @property
     def captured(self) -> Captured:
@@ -187,6 +192,11 @@ class Schedule:
         return self._found().plan
 
     @property
+    def co_runs(self) -> tuple[CoRun, ...]:
+        """Pairs of ops that ran side by side in the contest, as measured; those that lost most by it first."""
+        return self._current.standing.co_runs
+
+    @property
     def bounds(self) -> Bounds:
         """Between which times any plan of this graph lies, by the measured costs."""
         found = self._found()
@@ -203,163 +213,55 @@ class Schedule:
 
     def comparison(self, target: str = "step") -> Comparison:
         """Eager and planned side by side, from the steps of the contest."""
-        found, route = self._found(), self._current
-        if not route.eager_ms or not found.steps_ms:
+        found, eager_ms = self._found(), self._current.standing.eager_ms
+        if not eager_ms or not found.steps_ms:
             raise InputError("no contest has been run yet: it follows the profiling steps, and needs guard=True")
-        return compare(target, self, route.eager_ms, found.steps_ms, route.difference)
+        return compare(target, self, eager_ms, found.steps_ms, self.difference)
 
     def report(self, directory: str | os.PathLike[str]) -> Mapping[str, Path]:
         """Write the page, the trace, the drawing and all files behind them into `directory`."""
-        found, route = self._found(), self._current
+        found = self._found()
         limits = self.bounds
-        timelines = {"planned": found.executor.timeline(), "simulated": found.predicted}
-        contested = bool(route.eager_ms and found.steps_ms)
+        contested = bool(self._current.standing.eager_ms and found.steps_ms)
         return write_report(
             Path(directory),
             title="Hocket report",
             graph=found.captured.graph,
             plan=found.plan,
             costs=found.costs,
-            timelines=timelines,
+            timelines={"planned": found.executor.timeline(), "simulated": found.predicted},
             comparison=self.comparison() if contested else None,
             lower_us=limits.lower_us,
             upper_us=limits.upper_us,
+            notes=self.notes,
         )
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a report adds in words: earlier verdicts, and how pairs of ops fared side by side."""
+        lines = [f"before that: {verdict}, because {verdict.why}" for verdict in self.history[-2::-1]]
+        bad = [pair for pair in self.co_runs if pair.interfered]
+        good = [pair for pair in reversed(self.co_runs) if pair.faster_together][:REPORTED_PAIRS]
+        for words, pairs in (("faster side by side", good), ("interfered", bad[:REPORTED_PAIRS])):
+            lines += [
+                f"{words}: {pair.first} and {pair.second}, together for {pair.overlap_us:.0f} us that take "
+                f"{pair.in_turn_us:.0f} us in turn"
+                for pair in pairs
+            ]
+        if len(bad) > REPORTED_PAIRS:
+            lines.append(f"interfered: {len(bad) - REPORTED_PAIRS} further pairs")
+        return tuple(lines)
 
     def close(self) -> None:
         """End the lanes' threads."""
-        for route in self._routes.values():
-            for candidate in route.candidates:
-                candidate.executor.close()
+        for life in self._lives.values():
+            life.close()
 
     def _found(self) -> Candidate:
         found = self.candidate
         if found is None:
-            raise InputError(f"there is no plan: {self._current.verdict.why}")
+            raise InputError(f"there is no plan: {self.why}")
         return found
-
-    def _forget(self, route: _Route) -> None:
-        self._routes = {key: other for key, other in self._routes.items() if other is not route}
-
-    def _life(self, route: _Route, batch: Any) -> Generator[Any, Any, None]:
-        result = self.step(batch)
-        captured = self._capture(route, batch)
-        if captured is None:
-            yield result
-            return
-        # The first step may have left gradients where there were none; the next call finds what was captured.
-        self._forget(route)
-        self._routes[captured.signature] = route
-        batch = yield result
-        if not captured.holds():
-            raise StaleCaptureError("captured at a threshold")
-        plain = self._lanes(captured, one_lane(captured, torch.get_num_threads(), self.machine))
-        route.difference, (result,) = verify(captured, plain, [batch])
-        plain.close()
-        if not route.difference.equal:
-            d = route.difference
-            self._settle(route, None, f"the captured step differs from eager by {d.max_abs_diff:.3g} in {d.where}")
-            yield result
-            return
-        batch = yield result
-        batch = yield from self._profiled(route, captured, batch)
-        if self.guard:
-            yield from self._contest(route, batch)
-        else:
-            best = min(route.candidates, key=_rank)
-            self._settle(route, best, "guard=False: the plan runs whatever it costs")
-            yield best.executor(batch)
-
-    def _capture(self, route: _Route, batch: Any) -> Captured | None:
-        self._captures += 1
-        devices = {entry.get().device.type for entry in self._places.parameters} - {"cpu"}
-        if devices:
-            reason = f"its parameters are on {', '.join(sorted(devices))}; this version plans steps on CPUs"
-        elif self._captures > MAX_CAPTURES:
-            reason = f"the step was captured {MAX_CAPTURES} times and its shapes or modes still change"
-        else:
-            try:
-                return capture_step(self.step, self.model, self.optimizer, batch, split=False)
-            except CaptureError as error:
-                if self.strict:
-                    raise
-                reason = f"it could not be captured: {error}"
-        log.warning("hocket: the step stays eager: %s", reason)
-        self._settle(route, None, reason)
-        return None
-
-    def _profiled(self, route: _Route, captured: Captured, batch: Any) -> Generator[Any, Any, Any]:
-        """Profile with real steps, at every width, joint and split; then make the candidates."""
-        for variant in self._variants(captured):
-            measured: dict[int, list[Timeline]] = {}
-            for width in default_widths(self.machine.cores):
-                lanes = self._lanes(variant, one_lane(variant, width, self.machine))
-                for run in range(PROFILE_RUNS + 1):
-                    result = lanes(batch)
-                    if run:
-                        measured.setdefault(width, []).append(lanes.timeline())
-                    batch = yield result
-                lanes.close()
-            self._propose(route, variant, costs_of(measured))
-        return batch
-
-    def _variants(self, captured: Captured) -> list[Captured]:
-        if self.machine.cores == 1 or self.planner == "serial":
-            return [captured]
-        taken_apart = relowered(captured, split=True)
-        return [captured, taken_apart] if len(taken_apart.graph) > len(captured.graph) else [captured]
-
-    def _propose(self, route: _Route, captured: Captured, costs: Costs) -> None:
-        automatic = [name for name, maker in planners().items() if maker.automatic]
-        names = automatic if self.planner == "auto" else [self.planner]
-        tried: list[tuple[str, dict[str, int]]] = [(name, {}) for name in names]
-        if self.planner == "auto":
-            # One narrow lane: no simulation sees what threads cost each other, so it is always in the contest.
-            tried.append(("serial", {"width": 1}))
-        for name, options in tried:
-            made = plan(captured.graph, costs, self.machine, planner=name, **options)
-            if any(_same_lanes(made, other.plan) for other in route.candidates if other.captured is captured):
-                continue
-            check(captured.graph, made, self.machine)
-            predicted = simulate(captured.graph, made, costs, self.machine)
-            lanes = self._lanes(captured, made)
-            route.candidates.append(Candidate(captured, costs, made, predicted, lanes))
-
-    def _lanes(self, captured: Captured, made: Plan) -> Executor:
-        return executor(captured, made, self.machine, kind=self.executor)
-
-    def _contest(self, route: _Route, batch: Any) -> Generator[Any, Any, None]:
-        """Eager and every candidate in turn, on real steps; the fastest median wins."""
-        ranked = sorted(route.candidates, key=lambda c: c.predicted.makespan_us)
-        route.candidates = [c for n, c in enumerate(ranked) if n < CONTENDERS or c.plan.planner == "serial"]
-        rounds = [None, *route.candidates]
-        for number in range(TRIAL_ROUNDS + 1):
-            for contender in rounds:
-                start = perf_counter()
-                result = self.step(batch) if contender is None else contender.executor(batch)
-                took_ms = (perf_counter() - start) * 1e3
-                if number:
-                    (route.eager_ms if contender is None else contender.steps_ms).append(took_ms)
-                last = number == TRIAL_ROUNDS and contender is rounds[-1]
-                if last:
-                    self._decide(route)
-                batch = yield result
-
-    def _decide(self, route: _Route) -> None:
-        best = min(route.candidates, key=_rank)
-        ratio = _rank(best) / median(route.eager_ms)
-        what = f"plan {best.plan.planner!r} on {len(best.plan.lanes)} lane(s) takes {ratio:.2f}x of eager's time"
-        what += f" (medians of {TRIAL_ROUNDS} interleaved steps)"
-        self._settle(route, best if ratio < 1 else None, what)
-
-    def _settle(self, route: _Route, best: Candidate | None, why: str) -> None:
-        route.settled = True
-        route.life = None
-        route.best = best
-        route.verdict = Verdict("planned" if best else "eager", why)
-        for candidate in route.candidates:
-            if candidate is not best and best is not None:
-                candidate.executor.close()
 
 
 def schedule(
@@ -387,8 +289,9 @@ def schedule(
         executor: ``native`` lanes, ``python`` threads, or ``auto``: native where they can be built.
 
     Returns:
-        A `Schedule`, called like the step. The first calls (about 40) are ordinary training steps that capture,
-        verify, profile and try; ``verdict`` then says what runs and why.
+        A `Schedule`, called like the step. The first calls (about 40 to 60) are ordinary training steps that capture,
+        verify, profile and try; ``verdict`` then says what runs and why. When the step time later drifts, the step is
+        profiled and tried again; ``history`` has all verdicts.
 
     Example:
         >>> fast = hocket.schedule(step, model, optimizer)  # doctest: +SKIP
@@ -437,11 +340,3 @@ def compare(
         planner=fast.plan.planner,
         versions={"torch": torch.__version__},
     )
-
-
-def _rank(candidate: Candidate) -> float:
-    return median(candidate.steps_ms) if candidate.steps_ms else candidate.predicted.makespan_us / 1e3
-
-
-def _same_lanes(first: Plan, second: Plan) -> bool:
-    return [(lane.ops, lane.width) for lane in first.lanes] == [(lane.ops, lane.width) for lane in second.lanes]

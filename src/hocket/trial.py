@@ -29,8 +29,8 @@ __all__ = ["Trial", "try_out"]
 
 VERIFIED_STEPS = 5
 
-# A rough count of the steps before the verdict, for a progress bar: profiling and contest.
-EXPECTED_STEPS = 40
+# A rough count of the steps before the verdict, for a progress bar: profiling and contests.
+EXPECTED_STEPS = 60
 
 # Where shapes hardly ever repeat, the search for one that fits comes to an end.
 MAX_PASSED_OVER = 1000
@@ -61,6 +61,7 @@ class Trial:
             lower_us=limits.lower_us,
             upper_us=limits.upper_us,
             baseline_plan=one_lane(candidate.captured, torch.get_num_threads(), self.fast.machine),
+            notes=self.fast.notes,
         )
 
 

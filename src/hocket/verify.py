@@ -125,20 +125,30 @@ def _same_item(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def _distance(a: Any, b: Any) -> tuple[float, float]:
+    """The largest difference, and the same relative to the largest finite magnitude.
+
+    NaN against NaN and an infinity against the same one are no difference, and do not hide one elsewhere.
+    """
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and a.shape == b.shape:
-        wide = torch.complex128 if a.is_complex() else torch.float64
-        x, y = a.detach().to(wide), b.detach().to(wide)
-        gap = (x - y).abs()
-        gap = torch.where(x.isnan() & y.isnan(), torch.zeros_like(gap), gap)
+        x, y = _real(a), _real(b)
+        alike = (x == y) | (x.isnan() & y.isnan())
+        gap = torch.where(alike, 0.0, (x - y).abs())
         absolute = float(gap.max()) if gap.numel() else 0.0
-        scale = max(float(x.abs().max()), float(y.abs().max())) if gap.numel() else 0.0
+        both = torch.cat([x.flatten(), y.flatten()])
+        finite = both[both.isfinite()].abs()
+        scale = float(finite.max()) if finite.numel() else 0.0
     elif isinstance(a, (int, float)) and isinstance(b, (int, float)):
         absolute, scale = abs(a - b), max(abs(a), abs(b))
     else:
         return math.inf, math.inf
-    if math.isnan(absolute):
+    if not math.isfinite(absolute):
         return math.inf, math.inf
     return absolute, absolute / scale if scale else absolute
+
+
+def _real(tensor: torch.Tensor) -> torch.Tensor:
+    value = tensor.detach()
+    return torch.view_as_real(value.to(torch.complex128)) if value.is_complex() else value.to(torch.float64)
 
 
 def _detached(result: Any) -> Any:

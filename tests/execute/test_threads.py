@@ -136,6 +136,29 @@ def test_an_error_names_op_and_layer_and_the_next_step_works(kind, widths):
     planned.close()
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_whichever_lane_an_op_fails_on_the_others_stop_waiting_for_it(kind, number):
+    """Three lanes; the first one waits for what the others find, and nobody may wait for ever."""
+    job = probing_job(3)
+    captured = captured_job(job)
+    planned = executor(captured, spread(captured, *lanes(1, 1, 1)), kind=kind)
+
+    def fail(at):
+        if at == number:
+            raise ValueError(f"look {at} sees nothing")
+
+    for _ in range(3):
+        meanwhile.append(fail)
+        with pytest.raises(ValueError, match=f"look {number} sees nothing") as caught:
+            planned(job.batch(0))
+        name = [op for op in captured.graph.order if "look" in op][number]
+        assert caught.value.__notes__ == [f"in op {name!r} of layer '' of the planned step"]
+        meanwhile.clear()
+        assert torch.isfinite(planned(job.batch(0)))
+    planned.close()
+
+
 def test_an_interrupt_ends_the_step_and_the_next_one_works():
     job = probing_job()
     captured = captured_job(job)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,6 +20,9 @@ from hocket.errors import CaptureError, ExecutionError
 from hocket.ir import Graph
 
 __all__ = ["Captured", "Frame", "capture_step", "relowered", "signature_of"]
+
+# Tracing replaces functions of torch and of `math` for the whole process, and puts back what it found.
+_ONE_AT_A_TIME = threading.RLock()
 
 
 @dataclass
@@ -187,7 +191,7 @@ def capture_step(
     pays: Callable[[str, str], bool] | None = None,
 ) -> Captured:
     """See `hocket.capture`."""
-    with schedulers_refused():
+    with _ONE_AT_A_TIME, schedulers_refused():
         return _capture_step(step, model, optimizer, batch, split, pays)
 
 

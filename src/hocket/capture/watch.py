@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import operator
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -341,19 +342,25 @@ class ScalarWatch(TorchFunctionMode):
 
 @contextmanager
 def schedulers_refused() -> Iterator[None]:
-    """While this lasts, a scheduler's `step` raises a `CaptureError` before it changes anything."""
+    """While this lasts, a scheduler's `step` in this thread raises a `CaptureError` before it changes anything."""
+    here = threading.get_ident()
 
-    def refuse(self: Any, *_: Any, **__: Any) -> None:
-        raise CaptureError(
-            f"the step at {user_line()} calls the step() of a scheduler ({type(self).__name__}); call it after the "
-            "training step, not inside it"
-        )
+    def refused(step: Any) -> Any:
+        def refuse(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() != here:
+                return step(self, *args, **kwargs)  # somebody else's training, beside the one that is captured
+            raise CaptureError(
+                f"the step at {user_line()} calls the step() of a scheduler ({type(self).__name__}); call it after the "
+                "training step, not inside it"
+            )
+
+        return refuse
 
     kinds = [kind for kind in vars(lr_scheduler).values() if isinstance(kind, type) and issubclass(kind, LRScheduler)]
     steps = {kind: vars(kind)["step"] for kind in kinds if "step" in vars(kind)}
     try:
-        for kind in steps:
-            kind.step = refuse  # type: ignore[method-assign]
+        for kind, step in steps.items():
+            kind.step = refused(step)  # type: ignore[method-assign]
         yield
     finally:
         for kind, step in steps.items():

@@ -6,13 +6,14 @@ import logging
 from typing import TYPE_CHECKING
 
 from hocket.errors import ExecutionError, InputError
+from hocket.execute.here import foreign
 from hocket.ir import Machine, Plan
 
 if TYPE_CHECKING:
     from hocket.capture.captured import Captured
     from hocket.execute.lanes import Executor
 
-__all__ = ["EXECUTORS", "executor"]
+__all__ = ["EXECUTORS", "executor", "foreign"]
 
 EXECUTORS = ("auto", "native", "python")
 
@@ -30,7 +31,7 @@ def executor(captured: Captured, plan: Plan, machine: Machine | None = None, *, 
 
     Raises:
         PlanError: the plan is not one for this step.
-        ExecutionError: the kind that was asked for cannot be had here; says why.
+        ExecutionError: the kind that was asked for cannot be had here, or the machine is another one; says why.
     """
     if kind not in EXECUTORS:
         raise InputError(f"executor: expected one of {', '.join(EXECUTORS)}, got {kind!r}")

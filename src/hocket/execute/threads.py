@@ -22,6 +22,7 @@ import torch
 from hocket.capture.captured import Captured, Frame
 from hocket.capture.program import compile_action
 from hocket.errors import ExecutionError
+from hocket.execute.here import foreign, forked
 from hocket.execute.lanes import Executor, below_autograd, releases
 from hocket.ir import Graph, Lane, Machine, Plan, Span, Timeline
 
@@ -85,7 +86,7 @@ class ThreadLanes(Executor):
         try:
             self._counters = {slot: itertools.count(1) for slot, _ in self._shared_slots}
             self._began_ns = perf_counter_ns()
-            if len(self._lanes) == 1 and self._lanes[0].width == torch.get_num_threads():
+            if len(self._lanes) == 1 and self._lanes[0].width == torch.get_num_threads() and not forked():
                 self._run_lane(0, frame)
             else:
                 self._run_threads(frame)
@@ -262,8 +263,15 @@ def _serve(
 
 def cpus_of(lane: Lane, machine: Machine | None) -> set[int]:
     """The hardware threads a lane is pinned to: the first of each of its cores, and siblings only when it is wider."""
-    device = machine.by_name.get(lane.device) if machine else None
-    if device is None or not device.cpus or not lane.cores:
+    if machine is None:
+        return set()
+    device = machine.by_name.get(lane.device)
+    if device is None:
+        names = ", ".join(machine.by_name)
+        raise ExecutionError(f"lane {lane.name!r} runs on device {lane.device!r}; the machine has only {names}")
+    if not device.cpus and (problem := foreign(device)):
+        raise ExecutionError(f"lane {lane.name!r}: {problem}")
+    if not device.cpus or not lane.cores:
         return set()
     if max(lane.cores) >= device.cores:
         # It names siblings (core c + k * cores is the k-th further thread of core c), and needs no more than it names.

@@ -4,6 +4,7 @@ Only the nouns are known here. Rich is imported when a table is made.
 """
 
 from hocket.report.comparison import Comparison, Sample
+from hocket.report.corunning import corunning_of, corunning_svg, write_corunning
 from hocket.report.drawing import timeline_svg, write_svg
 from hocket.report.page import page_html, write_page, write_report
 from hocket.report.table import comparison_table, ops_table, plan_table, timeline_table
@@ -13,12 +14,15 @@ __all__ = [
     "Comparison",
     "Sample",
     "comparison_table",
+    "corunning_of",
+    "corunning_svg",
     "ops_table",
     "page_html",
     "plan_table",
     "timeline_svg",
     "timeline_table",
     "trace_events",
+    "write_corunning",
     "write_page",
     "write_report",
     "write_svg",

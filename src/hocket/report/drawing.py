@@ -11,21 +11,18 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from xml.sax.saxutils import escape
 
 from hocket.ir import ROLES, Graph, Timeline
 from hocket.report._files import write_text
 from hocket.report.merge import Shape, merge
-from hocket.report.palette import COLOURS, DARK, LIGHT, Ground
-from hocket.report.words import MICRO, duration_text, percent_text, plain, shorten
+from hocket.report.svg import EDGE_PX, document, escaped, text_at
+from hocket.report.words import MICRO, duration_text, percent_text, shorten
 
 __all__ = ["axis_ticks", "timeline_svg", "write_svg"]
 
 _MAX_SHAPES = 6000
 _MAX_TITLES = 800
 _TITLE_PX = 2.0
-_EDGE_PX = 20.0
-_FONT = "ui-sans-serif, system-ui, -apple-system, 'Segoe UI', 'Liberation Sans', sans-serif"
 
 
 @dataclass(frozen=True)
@@ -72,16 +69,16 @@ def timeline_svg(
         The text of an SVG document that suits a light and a dark ground.
     """
     labels = [lane for timeline in timelines.values() for lane in timeline.lanes]
-    left = _EDGE_PX + min(150.0, 14 + 6.4 * max((len(label) for label in labels), default=0))
-    plot_px = max(50.0, width - left - _EDGE_PX)
+    left = EDGE_PX + min(150.0, 14 + 6.4 * max((len(label) for label in labels), default=0))
+    plot_px = max(50.0, width - left - EDGE_PX)
     longest_us = max([timeline.makespan_us for timeline in timelines.values()] + [lower_us or 0.0])
     scale = plot_px / longest_us if longest_us else 0.0
     roles = {op.name: op.role for op in graph.ops} if graph is not None else {}
 
-    y = _EDGE_PX
+    y = EDGE_PX
     parts: list[str] = []
     if title:
-        parts.append(_text(_EDGE_PX, y + 12, shorten(title, width // 9), "hk-title"))
+        parts.append(text_at(EDGE_PX, y + 12, shorten(title, width // 9), "hk-title"))
         y += 28
     legend, y = _legend(timelines, roles, y, width)
     parts += legend
@@ -96,7 +93,7 @@ def timeline_svg(
             f"{shorten(name, 40)}: {duration_text(timeline.makespan_us, MICRO)} {timeline.source}, "
             f"lanes busy {percent_text(timeline.utilisation)}"
         )
-        parts.append(_text(_EDGE_PX, y + 14, heading, "hk-head"))
+        parts.append(text_at(EDGE_PX, y + 14, heading, "hk-head"))
         y += 22
         height, gap = _row_size(len(timeline.lanes))
         panel = y
@@ -112,19 +109,11 @@ def timeline_svg(
     body = [line for row in rows for line in _draw_row(row, left, plot_px, titled, timelines[row.timeline], layers)]
     axis = _axis(longest_us, scale, left, panels, bottom)
     bound = [] if lower_us is None else _bound(lower_us, scale, left, top, bottom, width)
-    height_px = bottom + 34
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" class="hk" viewBox="0 0 {width} {height_px:.0f}" '
-            f'width="{width}" height="{height_px:.0f}" role="img" aria-label="{_label(timelines, title, lower_us)}">',
-            _style(),
-            f'<rect class="hk-paper" width="{width}" height="{height_px:.0f}" rx="8"/>',
-            *axis,
-            *parts,
-            *body,
-            *bound,
-            "</svg>\n",
-        ]
+    return document(
+        [*axis, *parts, *body, *bound],
+        width=width,
+        height=bottom + 34,
+        description=_description(timelines, title, lower_us),
     )
 
 
@@ -177,10 +166,10 @@ def _draw_row(
         size = " hk-small" if row.height < 14 else ""
         y = row.height / 2 + 4 - (1 if size else 0)
         label = shorten(row.lane, 22)
-        lines.append(_text(-10, y, label, f"hk-lane{size}"))
+        lines.append(text_at(-10, y, label, f"hk-lane{size}"))
     rest_px = max(0.5, min(plot_px, row.rest_px))
     lines.append(
-        f'<rect class="hk-rest" width="{rest_px:.1f}" height="{row.height:g}"><title>{_xml(words)}</title></rect>'
+        f'<rect class="hk-rest" width="{rest_px:.1f}" height="{row.height:g}"><title>{escaped(words)}</title></rect>'
     )
     paths: dict[str, list[str]] = {}
     for shape in row.shapes:
@@ -191,7 +180,7 @@ def _draw_row(
             title = f"{shorten(span.op, 80)}, {layer}{shape.role}, {duration_text(span.duration_us, MICRO)}"
             lines.append(
                 f'<rect class="hk-{shape.role}" x="{shape.x:.1f}" width="{width:.1f}" height="{row.height:g}">'
-                f"<title>{_xml(title)} at {duration_text(span.start_us, MICRO)}</title></rect>"
+                f"<title>{escaped(title)} at {duration_text(span.start_us, MICRO)}</title></rect>"
             )
         else:
             digits = 1 if width >= 1 else 2
@@ -208,18 +197,18 @@ def _axis(longest_us: float, scale: float, left: float, panels: list[tuple[float
         x = left + time * scale
         strokes = "".join(f"M{x:.1f} {top:.1f}V{end:.1f}" for top, end in panels)
         lines.append(f'<path class="hk-grid" d="{strokes}"/>')
-        lines.append(_text(x, bottom + 16, label, "hk-tick"))
+        lines.append(text_at(x, bottom + 16, label, "hk-tick"))
     return lines
 
 
 def _bound(lower_us: float, scale: float, left: float, top: float, bottom: float, width: float) -> list[str]:
     x = left + lower_us * scale
     label = f"lower bound {duration_text(lower_us, MICRO)}"
-    anchor = "hk-before" if x + 6.2 * len(label) > width - _EDGE_PX else "hk-after"
+    anchor = "hk-before" if x + 6.2 * len(label) > width - EDGE_PX else "hk-after"
     shift = -5 if anchor == "hk-before" else 5
     return [
         f'<path class="hk-bound" d="M{x:.1f} {top:.1f}V{bottom:.1f}"/>',
-        _text(x + shift, top + 10, label, f"hk-mark {anchor}"),
+        text_at(x + shift, top + 10, label, f"hk-mark {anchor}"),
     ]
 
 
@@ -228,14 +217,14 @@ def _legend(
 ) -> tuple[list[str], float]:
     used = {roles.get(span.op, "other") for timeline in timelines.values() for span in timeline.spans}
     lines: list[str] = []
-    x = _EDGE_PX
+    x = EDGE_PX
     for role in [*(role for role in ROLES if role in used), "rest"]:
         label = role.replace("_", " ")
         wide = 22 + 6.6 * len(label)
-        if x + wide > width - _EDGE_PX:
-            x, y = _EDGE_PX, y + 18
+        if x + wide > width - EDGE_PX:
+            x, y = EDGE_PX, y + 18
         lines.append(f'<rect class="hk-{role}" x="{x:.0f}" y="{y:.0f}" width="11" height="11" rx="2"/>')
-        lines.append(_text(x + 16, y + 9.5, label, "hk-key"))
+        lines.append(text_at(x + 16, y + 9.5, label, "hk-key"))
         x += wide + 10
     return lines, y + 24
 
@@ -246,39 +235,9 @@ def _row_size(lanes: int) -> tuple[float, float]:
     return (14.0, 4.0) if lanes <= 32 else (6.0, 2.0)
 
 
-def _label(timelines: Mapping[str, Timeline], title: str, lower_us: float | None) -> str:
+def _description(timelines: Mapping[str, Timeline], title: str, lower_us: float | None) -> str:
     words = [title] if title else []
     words += [f"{name} {duration_text(timeline.makespan_us)}" for name, timeline in timelines.items()]
     if lower_us is not None:
         words.append(f"lower bound {duration_text(lower_us)}")
-    return _xml(", ".join(words))
-
-
-def _text(x: float, y: float, text: str, kind: str) -> str:
-    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}">{_xml(text)}</text>'
-
-
-def _xml(text: str) -> str:
-    return escape(plain(text), {'"': "&quot;"})
-
-
-def _style() -> str:
-    rules = [
-        f".hk text{{font:11px {_FONT};font-variant-numeric:tabular-nums}}",
-        ".hk .hk-title{font-size:15px;font-weight:600}",
-        ".hk .hk-head{font-size:12px;font-weight:600}",
-        ".hk .hk-lane,.hk .hk-before{text-anchor:end}.hk .hk-tick{text-anchor:middle}.hk .hk-small{font-size:9px}",
-        ".hk-grid,.hk-bound{fill:none;stroke-width:1}.hk-bound{stroke-width:1.5;stroke-dasharray:5 4}",
-        _ground(LIGHT, dark=False),
-        f"@media(prefers-color-scheme:dark){{{_ground(DARK, dark=True)}}}",
-    ]
-    return f"<style>{''.join(rules)}</style>"
-
-
-def _ground(ground: Ground, *, dark: bool) -> str:
-    roles = "".join(f".hk-{role}{{fill:{c.dark if dark else c.light}}}" for role, c in COLOURS.items())
-    return (
-        f".hk-paper{{fill:{ground.paper}}}.hk-rest{{fill:{ground.rest}}}.hk-grid{{stroke:{ground.line}}}"
-        f".hk-bound{{stroke:{ground.bound}}}.hk text{{fill:{ground.ink}}}"
-        f".hk .hk-tick,.hk .hk-lane,.hk .hk-key{{fill:{ground.soft}}}{roles}"
-    )
+    return ", ".join(words)

@@ -18,6 +18,7 @@ from hocket.ir import ROLES, Costs, Graph, Plan, Timeline
 from hocket.report import sections
 from hocket.report._files import template, write_text
 from hocket.report.comparison import Comparison
+from hocket.report.corunning import write_corunning
 from hocket.report.drawing import timeline_svg, write_svg
 from hocket.report.markup import colours, fill, script_json, text
 from hocket.report.trace import write_trace
@@ -56,6 +57,7 @@ def page_html(
         "timeline_lead": lead,
         "svg": timeline_svg(timelines, graph, lower_us=lower_us, width=1120),
         "chart_label": text(f"Timelines: {label}"),
+        "corunning": sections.corunning_section(timelines),
         "lanes": sections.lanes_section(plan, timelines, baseline_plan),
         "ops": sections.ops_section(graph, plan, costs, timelines),
         "changes": sections.changes_section(graph, plan, timelines, baseline_plan),
@@ -128,8 +130,9 @@ def write_report(
     """Write the page and everything it shows, each also as a file of its own.
 
     Returns:
-        File name -> path: ``index.html``, ``trace.json``, ``timeline.svg``, ``plan.txt``, ``graph.json``,
-        ``costs.json``, a ``timeline-NAME.json`` for each timeline, and ``comparison.json`` when there is one.
+        File name -> path: ``index.html``, ``trace.json``, ``timeline.svg``, ``corunning.svg``, ``plan.txt``,
+        ``graph.json``, ``costs.json``, a ``timeline-NAME.json`` for each timeline, and ``comparison.json`` when there
+        is one.
 
     Raises:
         InputError: `directory` is a file, or lies in one.
@@ -155,6 +158,7 @@ def write_report(
         comparison.save(new("comparison.json"))
     write_trace(new("trace.json"), timelines, graph)
     write_svg(new("timeline.svg"), timelines, graph, title=title, lower_us=lower_us)
+    write_corunning(new("corunning.svg"), timelines, title=title)
     # Last, so that a page never stands beside files that are older than it.
     write_page(
         new("index.html"),

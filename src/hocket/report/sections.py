@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from hocket.ir import Costs, Graph, Plan, Timeline
 from hocket.report.comparison import Comparison
+from hocket.report.corunning import corunning_of, corunning_svg
 from hocket.report.markup import Cell, breakable, meter, number, swatch, table, text
 from hocket.report.summary import Changes, LaneUse, changes, lane_text, lane_uses, op_costs, timeline_of, totals
 from hocket.report.words import MICRO, count_text, duration_text, percent_text, shorten
@@ -14,6 +15,7 @@ from hocket.report.words import MICRO, count_text, duration_text, percent_text, 
 __all__ = [
     "changes_section",
     "comparison_section",
+    "corunning_section",
     "environment_section",
     "hero_section",
     "lanes_section",
@@ -93,6 +95,19 @@ def comparison_section(comparison: Comparison | None, lower_us: float | None) ->
         '<section aria-labelledby="comparison"><h2 id="comparison">Eager and planned</h2>'
         f'<div class="pair"><div class="race">{tracks}<p>Medians; the one in colour was kept.{dashed}</p></div>'
         f"{table(head, rows, caption='Eager and planned in milliseconds', kinds=kinds)}</div></section>"
+    )
+
+
+def corunning_section(timelines: Mapping[str, Timeline]) -> str:
+    """How many ops run at once, where any do."""
+    if all(max(corunning_of(timeline), default=0) < 2 for timeline in timelines.values()):
+        return ""
+    lead = (
+        "Counted whenever an op starts or ends, with that op. A line is the mean of nearby events, a band their range."
+    )
+    return (
+        '<section aria-labelledby="corunning"><h2 id="corunning">Ops that run at once</h2>'
+        f'<p class="lead">{lead}</p><div id="at-once">{corunning_svg(timelines, width=1120)}</div></section>'
     )
 
 

@@ -12,9 +12,10 @@ from hocket.capture.captured import Captured, Frame
 from hocket.capture.program import Action, Call, Slot
 from hocket.capture.scalars import TapeRef
 from hocket.errors import ExecutionError
+from hocket.execute.here import forked
 from hocket.execute.lanes import Executor, releases
 from hocket.execute.native.build import available, load
-from hocket.execute.native.workers import workers_of
+from hocket.execute.native.workers import Workers, workers_of
 from hocket.execute.threads import cpus_of
 from hocket.ir import Graph, Machine, Plan, Span, Timeline
 
@@ -45,7 +46,8 @@ class NativeLanes(Executor):
             if lane.kind != "cores":
                 raise ExecutionError(f"lane {lane.name!r} is a {lane.kind}; native lanes are lanes of cores only")
         self._cpus = {lane.name: sorted(cpus_of(lane, machine)) for lane in lanes}
-        self._shared = workers_of(graph or captured.graph, plan, self.sync, torch.get_num_threads())
+        self._graph = graph or captured.graph
+        self._shared = self._divided()
         self._inputs = [slot for slot, _ in captured.inputs]
         self._kept = sorted(slot for slot in captured.program.kept if slot not in captured.program.inputs)
         self._busy = threading.Lock()
@@ -99,7 +101,13 @@ class NativeLanes(Executor):
         layer = action.layer if action is not None else ""
         error.add_note(f"in op {names[at]!r} of layer {layer!r} of the planned step")
 
+    def _divided(self) -> Workers:
+        # In a forked child the caller's team of threads stayed behind: there it runs ops of one thread only.
+        usual = 1 if forked() else torch.get_num_threads()
+        return workers_of(self._graph, self.plan, self.sync, usual)
+
     def _start(self) -> None:
+        self._shared = self._divided()
         program, sync, asleep = self.captured.program, self._shared.sync, self._shared.asleep
         release = releases(program, sync)
         counter = {slot: number for number, slot in enumerate(release.shared)}

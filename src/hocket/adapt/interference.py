@@ -1,0 +1,188 @@
+"""Interference: which ops that ran side by side had better taken turns, by measurement in place.
+
+A cost is what an op takes when it runs alone. Two ops at once share caches and memory, so a plan made from costs may
+promise what the machine does not keep. Liu et al. ("Runtime Concurrency Control and Operation Scheduling for High
+Performance Neural Network Training", IPDPS 2019, section III-D, discussion) record such cases and avoid co-running them
+in later steps. Here is how a case is told::
+
+    lane 0   |======= a =======|            a takes 190 us here, 100 alone, 60 with the cores of both lanes
+    lane 1         |====== b ======|        b takes 150 us here,  90 alone, 50 with the cores of both lanes
+                   |<- 120 us ->|
+                                            while both run, a does 120/190 of its work and b 120/150 of its own;
+                                            in turn, each with all the cores, that takes
+                                            120/190 * 60 + 120/150 * 50 = 78 us: less than 120, so they interfere
+
+Over the time together this is the weighted speedup of two programs on one machine (Eyerman and Eeckhout, "System-Level
+Performance Metrics for Multiprogram Workloads", IEEE Micro 28(3), 2008: system throughput, the sum of each program's
+progress): at or below 1 it gains nothing to run them at once. Costs alone would have told the planner where wide ops
+are better run in turn; so a pair is only called interfering when each of the two was slowed as well.
+
+An op's progress is taken as even over its run, so an op is judged by how it fared on the whole, and a partner that
+disturbed nobody may be blamed for another one's doing; that it must have been slowed itself clears most of these. One
+step on a shared machine tells little: all figures are medians over several timelines of the same plan, held against the
+costs' medians, and a pair must have met in most of the timelines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from hocket.errors import InputError
+from hocket.ir import Costs, Lane, Plan, Span, Timeline
+
+__all__ = ["CoRun", "co_runs", "interfering"]
+
+# Meetings shorter than it takes to wake a lane are not worth a wait.
+MIN_OVERLAP_US = 5.0
+
+# An op counts as slowed from here on; medians of a few steps are not better known than that.
+SLOWED = 1.05
+
+
+@dataclass(frozen=True)
+class CoRun:
+    """Two ops that ran side by side, and how they fared.
+
+    Attributes:
+        first, second: the ops, in alphabetical order.
+        overlap_us: how long both ran at once.
+        in_turn_us: what the work they did in that time takes when they run one after the other, each at its best width
+            on the cores of both lanes.
+        first_slowdown, second_slowdown: duration here over duration alone at the same width.
+    """
+
+    first: str
+    second: str
+    overlap_us: float
+    in_turn_us: float
+    first_slowdown: float
+    second_slowdown: float
+
+    @property
+    def ops(self) -> tuple[str, str]:
+        return self.first, self.second
+
+    @property
+    def gain_us(self) -> float:
+        """How much time it saved to run them at once; below zero if it cost time."""
+        return self.in_turn_us - self.overlap_us
+
+    @property
+    def faster_together(self) -> bool:
+        return self.gain_us > 0
+
+    @property
+    def interfered(self) -> bool:
+        """Whether each slowed the other, and running them in turn would have been no slower."""
+        return not self.faster_together and min(self.first_slowdown, self.second_slowdown) >= SLOWED
+
+
+def interfering(found: Iterable[CoRun]) -> tuple[tuple[str, str], ...]:
+    """The pairs that interfered, the costliest first: what the planner ``concurrency`` takes as ``avoid``."""
+    return tuple(pair.ops for pair in sorted(found, key=_by_gain) if pair.interfered)
+
+
+def co_runs(
+    timelines: Iterable[Timeline], plan: Plan, costs: Costs, *, min_overlap_us: float = MIN_OVERLAP_US
+) -> tuple[CoRun, ...]:
+    """The pairs of ops that ran side by side on lanes of cores of one device, those that lost most first.
+
+    Args:
+        timelines: measured, of several steps by `plan`.
+        plan: tells how wide each op ran.
+        costs: how long each op takes alone.
+        min_overlap_us: pairs that met for less are left out.
+
+    Raises:
+        InputError: an op that the plan does not run or that has no cost, or a minimum that is not above zero.
+
+    Example:
+        >>> from hocket.ir import Lane
+        >>> plan = Plan((Lane("x", ("a",)), Lane("y", ("b",))))
+        >>> costs = Costs({"a": {"1": 100.0, "2": 60.0}, "b": {"1": 90.0, "2": 50.0}})
+        >>> step = Timeline((Span("a", "x", 0.0, 190.0), Span("b", "y", 70.0, 220.0)), ("x", "y"), "measured")
+        >>> (pair,) = co_runs([step], plan, costs)
+        >>> pair.overlap_us, round(pair.in_turn_us), interfering([pair])
+        (120.0, 78, (('a', 'b'),))
+    """
+    if not 0 < min_overlap_us < float("inf"):
+        raise InputError(f"co_runs: expected min_overlap_us > 0, got {min_overlap_us!r}")
+    seen = list(timelines)
+    alone = _Alone(costs)
+    met: dict[tuple[str, str], list[CoRun]] = {}
+    for timeline in seen:
+        for one, other in _meetings(timeline, _lanes_of(timeline, plan)):
+            pair = _judged(one, other, plan, alone)
+            met.setdefault(pair.ops, []).append(pair)
+    found = [_typical(pairs) for pairs in met.values() if 2 * len(pairs) > len(seen)]
+    return tuple(sorted((pair for pair in found if pair.overlap_us >= min_overlap_us), key=_by_gain))
+
+
+class _Alone:
+    """What ops take when nothing runs beside them: medians, where the costs keep minimum and spread."""
+
+    def __init__(self, costs: Costs) -> None:
+        self._costs = costs
+        self._known: dict[tuple[str, int, str], float] = {}
+
+    def at(self, op: str, width: int, device: str) -> float:
+        spread = self._costs.spread_us.get(op, {})
+        found = self._costs.duration_us(op, width=width, device=device)
+        return found + next((spread[key] for key in (f"{device}:{width}", device, str(width)) if key in spread), 0.0)
+
+    def best(self, op: str, cores: int, device: str) -> float:
+        """At its best width on up to `cores` cores."""
+        key = (op, cores, device)
+        if key not in self._known:
+            self._known[key] = min(self.at(op, width, device) for width in range(1, cores + 1))
+        return self._known[key]
+
+
+def _judged(one: Span, other: Span, plan: Plan, alone: _Alone) -> CoRun:
+    one, other = sorted((one, other))
+    lanes = plan.lane_of[one.op], plan.lane_of[other.op]
+    overlap_us = min(one.end_us, other.end_us) - max(one.start_us, other.start_us)
+    both = sum(lane.width for lane in lanes)
+    in_turn_us, slowdowns = 0.0, []
+    for span, lane in zip((one, other), lanes, strict=True):
+        in_turn_us += overlap_us / span.duration_us * alone.best(span.op, both, lane.device)
+        usual_us = alone.at(span.op, lane.width, lane.device)
+        slowdowns.append(span.duration_us / usual_us if usual_us else float("inf"))
+    return CoRun(one.op, other.op, overlap_us, in_turn_us, *slowdowns)
+
+
+def _typical(pairs: Sequence[CoRun]) -> CoRun:
+    return CoRun(
+        pairs[0].first,
+        pairs[0].second,
+        overlap_us=median(pair.overlap_us for pair in pairs),
+        # The median of the ratio: a long meeting of one step must not weigh against a short one of another.
+        in_turn_us=median(pair.in_turn_us / pair.overlap_us for pair in pairs) * median(p.overlap_us for p in pairs),
+        first_slowdown=median(pair.first_slowdown for pair in pairs),
+        second_slowdown=median(pair.second_slowdown for pair in pairs),
+    )
+
+
+def _lanes_of(timeline: Timeline, plan: Plan) -> dict[str, Lane]:
+    for span in timeline.spans:
+        if span.op not in plan.lane_of:
+            raise InputError(f"co_runs: op {span.op!r} of the timeline is run by no lane of the plan")
+    return {lane.name: lane for lane in plan.lanes if lane.kind == "cores"}
+
+
+def _meetings(timeline: Timeline, lanes: dict[str, Lane]) -> Iterator[tuple[Span, Span]]:
+    """All pairs of spans that overlap, on different lanes of one device: a sweep from left to right."""
+    running: dict[str, Span] = {}
+    for span in sorted(timeline.spans, key=lambda span: (span.start_us, span.end_us)):
+        if span.lane not in lanes or span.duration_us == 0:
+            continue
+        for lane, other in running.items():
+            if lane != span.lane and other.end_us > span.start_us and lanes[lane].device == lanes[span.lane].device:
+                yield other, span
+        running[span.lane] = span
+
+
+def _by_gain(pair: CoRun) -> tuple[float, str, str]:
+    return pair.gain_us, pair.first, pair.second
