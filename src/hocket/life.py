@@ -37,9 +37,13 @@ __all__ = ["Candidate", "Life", "Setting", "Standing", "Verdict"]
 
 log = logging.getLogger("hocket")
 
-# Real training steps spent before the verdict: timed runs at each width, and rounds of a contest.
+# Real training steps spent before the verdict: timed runs at each width, and rounds of a contest. Everybody then has
+# a few steps in a row. The first of them is not counted: it finds caches and threads as another one left them.
 PROFILE_RUNS = 3
-TRIAL_ROUNDS = 5
+TRIAL_ROUNDS = 3
+TRIAL_STEPS = 4
+# Who is so much slower than the fastest after a round leaves the contest.
+HOPELESS = 1.3
 # Candidates that come to the contest by their prediction; serial plans always do.
 CONTENDERS = 3
 
@@ -334,17 +338,21 @@ class Life:
         for contender in contenders:
             contender.steps_ms.clear()
             contender.timelines.clear()
-        turns = [turn for _ in range(TRIAL_ROUNDS + 1) for turn in (None, *contenders)]
-        for number, turn in enumerate(turns):
-            start = clock()
-            result = self._setting.step(batch) if turn is None else turn.executor(batch)
-            took_ms = (clock() - start) * 1e3
-            if number > len(contenders):  # the first round is to warm up
-                (found.eager_ms if turn is None else turn.steps_ms).append(took_ms)
-                if turn is not None and turn.co_runs:
-                    turn.timelines.append(turn.executor.timeline())
-            if number < len(turns) - 1:
-                batch = yield result
+        left: list[Candidate | None] = [None, *contenders]
+        for round_ in range(TRIAL_ROUNDS):
+            for turn in left:
+                for number in range(TRIAL_STEPS):
+                    start = clock()
+                    result = self._setting.step(batch) if turn is None else turn.executor(batch)
+                    took_ms = (clock() - start) * 1e3
+                    if number:
+                        (found.eager_ms if turn is None else turn.steps_ms).append(took_ms)
+                        if turn is not None and turn.co_runs:
+                            turn.timelines.append(turn.executor.timeline())
+                    if (round_, turn, number) != (TRIAL_ROUNDS - 1, left[-1], TRIAL_STEPS - 1):
+                        batch = yield result
+            limit_ms = HOPELESS * min(candidate.step_ms for candidate in contenders)
+            left = [turn for turn in left if turn is None or turn.step_ms <= limit_ms]
         return result
 
     def _kept_apart(self, found: Standing) -> Candidate | None:
@@ -370,7 +378,7 @@ class Life:
         best = min(contenders, key=_rank)
         ratio = best.step_ms / median(found.eager_ms)
         what = f"plan {best.plan.planner!r} on {len(best.plan.lanes)} lane(s) takes {ratio:.2f}x of eager's time"
-        what += f" (medians of {TRIAL_ROUNDS} interleaved steps)"
+        what += f" (medians of {len(best.steps_ms)} steps each, in turns)"
         if best is apart:
             pairs = interfering(found.co_runs)
             what += f", with {len(pairs)} pair(s) of ops kept apart that interfered"
