@@ -298,7 +298,7 @@ def schedule(
         >>> for batch in batches:  # doctest: +SKIP
         ...     loss = fast(batch)
         >>> fast.verdict  # doctest: +SKIP
-        'planned', because plan 'list' on 2 lane(s) takes 0.91x of eager's time (medians of 9 steps each, in turns)
+        'planned', because plan 'list' on 2 lane(s) takes 0.91x of eager's time (lower quartiles of 9 steps each, ...)
     """
     _advise()
     return Schedule(

@@ -23,6 +23,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from statistics import mean
 from time import perf_counter
 from typing import Any
 
@@ -39,6 +40,7 @@ from hocket.job import Job
 from hocket.plan import bounds, plan
 from hocket.profile import profile
 from hocket.profile.tracer import one_lane
+from hocket.report import corunning_of, write_corunning
 from hocket.session import Schedule, schedule
 
 __all__ = ["LARGE", "SMALL", "measure", "run"]
@@ -67,6 +69,7 @@ def run(
     compiled: bool = True,
     rounds: int | None = None,
     targets: tuple[str, ...] = (),
+    report: str | os.PathLike[str] | None = None,
     progress: Callable[[str], None] = lambda target: None,
 ) -> dict[str, Any]:
     """Measure the small-op steps, and unless `quick` the large-op steps.
@@ -76,6 +79,7 @@ def run(
         compiled: measure `torch.compile` too (it takes minutes on large models).
         rounds: blocks of steps for each contender; by default 12 for small steps and 4 for large ones.
         targets: only these, by name or label (``resnet20`` or ``resnet20/64``).
+        report: a directory for pictures of how many ops run side by side (Figure 4 of the paper), one a target.
         progress: called with each target's label before it is measured.
 
     Returns:
@@ -97,7 +101,14 @@ def run(
                 continue
             progress(label)
             blocks, block = ROUNDS[group]
-            result[group][label] = measure(name, size, compiled=compiled, rounds=rounds or blocks, block=block)
+            result[group][label] = measure(
+                name,
+                size,
+                compiled=compiled,
+                rounds=rounds or blocks,
+                block=block,
+                report=Path(report) if report else None,
+            )
         rows = list(result[group].values())
         if rows:
             result[f"{group}_geomean"] = {
@@ -108,7 +119,13 @@ def run(
 
 
 def measure(
-    name: str, size: dict[str, Any], *, compiled: bool = True, rounds: int = 12, block: int = 8
+    name: str,
+    size: dict[str, Any],
+    *,
+    compiled: bool = True,
+    rounds: int = 12,
+    block: int = 8,
+    report: Path | None = None,
 ) -> dict[str, Any]:
     """One target: times in milliseconds, ratios to eager and to the bound, and what `torch.compile` did."""
     machine = Machine.here()
@@ -155,7 +172,12 @@ def measure(
             step(eager.batch(0))
             corunning[label] = step.timeline()
     row = _summary(found, fast, machine, len(captured.graph)) | {"compile": notes}
-    row["corunning"] = {label: _most_at_once(timeline) for label, timeline in corunning.items()}
+    counts = {label: corunning_of(timeline) for label, timeline in corunning.items()}
+    row["corunning"] = {label: {"most": max(found), "mean": mean(found)} for label, found in counts.items() if found}
+    if report is not None and corunning:
+        report.mkdir(parents=True, exist_ok=True)
+        label = f"{name}-{size['batch_size']}" if "batch_size" in size else name
+        write_corunning(report / f"{label}.svg", corunning, title=f"{label}: ops side by side, from event to event")
     for lanes in lanes_of.values():
         lanes.close()
     fast.close()
@@ -197,20 +219,6 @@ def _medians(costs: Costs) -> Costs:
             for op, found in costs.durations_us.items()
         }
     )
-
-
-def _most_at_once(timeline: Timeline) -> dict[str, float]:
-    """How many ops run side by side at most, and in the mean over the events of the step (starts and ends)."""
-    events = sorted((at_us, change) for span in timeline.spans for at_us, change in _ends(span))
-    running, counts = 0, []
-    for _, change in events:
-        running += change
-        counts.append(running)
-    return {"most": max(counts, default=0), "mean": sum(counts) / max(1, len(counts)), "events": len(counts)}
-
-
-def _ends(span: Any) -> tuple[tuple[float, int], tuple[float, int]]:
-    return (span.start_us, 1), (span.end_us, -1)
 
 
 def _geomean(values: Any) -> float:
@@ -302,7 +310,14 @@ if __name__ == "__main__":
     parser.add_argument("--quick", action="store_true", help="only the small-op steps")
     parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out (it takes minutes)")
     parser.add_argument("--rounds", type=int)
+    parser.add_argument("--report", metavar="DIR")
     parser.add_argument("target", nargs="*")
     words = parser.parse_args()
-    found = run(quick=words.quick, compiled=not words.no_compile, rounds=words.rounds, targets=tuple(words.target))
+    found = run(
+        quick=words.quick,
+        compiled=not words.no_compile,
+        rounds=words.rounds,
+        targets=tuple(words.target),
+        report=words.report,
+    )
     json.dump(found, sys.stdout, indent=1)

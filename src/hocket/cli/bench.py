@@ -15,7 +15,13 @@ def concurrency_bench(args: Namespace) -> None:
     from hocket.bench.concurrency import run
 
     with Bar("every contender in turn, on each target"):
-        result = run(quick=args.quick, compiled=not args.no_compile, rounds=args.rounds, targets=tuple(args.target))
+        result = run(
+            quick=args.quick,
+            compiled=not args.no_compile,
+            rounds=args.rounds,
+            targets=tuple(args.target),
+            report=args.report,
+        )
     if args.format == "json":
         print_json({"bench": "concurrency", **result})
         return

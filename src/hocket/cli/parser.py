@@ -214,9 +214,8 @@ def _add_rest(verbs: _Verbs) -> None:
     concurrency.add_argument("--quick", action="store_true", help="only the steps of small ops")
     concurrency.add_argument("--no-compile", action="store_true", help="leave torch.compile out (it takes minutes)")
     concurrency.add_argument("--rounds", type=_count, metavar="N", help="blocks of steps of each contender")
-    concurrency.add_argument(
-        "target", nargs="*", metavar="TARGET", help="only these steps, such as mlp or resnet20/64 (all)"
-    )
+    concurrency.add_argument("--report", metavar="DIR", help="draw how many ops run side by side, one picture a step")
+    concurrency.add_argument("target", nargs="*", metavar="TARGET", help="only these, such as mlp or resnet20/64")
     simulate.add_argument("--ops", type=_count, default=100_000, metavar="N", help="ops in the plan (100000)")
     simulate.add_argument("--lanes", type=_count, default=8, metavar="N", help="lanes in the plan (8)")
     simulate.add_argument("--repeats", type=_count, default=5, metavar="N", help="rounds (5)")
