@@ -78,21 +78,31 @@ def _fits(lane: Lane, machine: Machine) -> bool:
         return False
     if not lane.cores:
         return True
-    return max(lane.cores) < device.cores and len(lane.cores) <= lane.width <= len(lane.cores) * device.smt
+    if max(lane.cores) < device.cores:
+        return len(lane.cores) <= lane.width <= len(lane.cores) * device.smt
+    return max(lane.cores) < device.cores * device.smt and lane.width == len(lane.cores)
 
 
 def _meet(one: Lane, other: Lane, plan: Plan, machine: Machine | None) -> bool:
     if not one.kind == other.kind == "cores" or one.device != other.device:
         return False
     if one.cores and other.cores:
-        return bool(set(one.cores) & set(other.cores))
+        return bool(_threads(one, machine) & _threads(other, machine))
     if machine is None:
         return False
     device = machine.by_name[one.device]
     used = [lane for lane in plan.lanes if lane.kind == "cores" and lane.device == one.device and lane.ops]
-    pinned = {core for lane in used for core in lane.cores}
+    pinned = {core % device.cores for lane in used for core in lane.cores}
     loose_width = sum(lane.width for lane in used if not lane.cores)
     return loose_width + len(pinned) * device.smt > device.cores * device.smt
+
+
+def _threads(lane: Lane, machine: Machine | None) -> set[int]:
+    """The hardware threads of a pinned lane: those it names, or all of its cores' if it is wider than these."""
+    if machine is None or lane.width == len(lane.cores):
+        return set(lane.cores)
+    device = machine.by_name[lane.device]
+    return {core + sibling * device.cores for core in lane.cores for sibling in range(device.smt)}
 
 
 def timeline_faults(graph: Graph, plan: Plan, costs: Costs, machine: Machine, timeline: Timeline) -> list[str]:
@@ -158,6 +168,83 @@ def naive_simulation(graph: Graph, plan: Plan, costs: Costs, machine: Machine) -
             break
         now_us = min(running)
     return times
+
+
+def shared_core_simulation(
+    graph: Graph, plan: Plan, costs: Costs, machine: Machine, wait_us: float = 0.0
+) -> dict[str, tuple[float, float]]:
+    """Start and end of each op where lanes name hardware threads: from one change to the next, all speeds anew.
+
+    A core's busy threads together do `smt_speedup` times what one does alone, in equal parts; an op is as slow as its
+    slowest thread. Every lane names its threads.
+    """
+    waits = direct_waits(graph, plan)
+    left = {op: duration_us(op, lane, graph, costs, machine) for lane in plan.lanes for op in lane.ops}
+    start_us: dict[str, float] = {}
+    end_us: dict[str, float] = {}
+    now_us = 0.0
+
+    def cores(op: str) -> list[tuple[str, int]]:
+        lane = plan.lane_of[op]
+        return [(lane.device, core % machine.by_name[lane.device].cores) for core in lane.cores]
+
+    def told_us(op: str, other: str) -> float:
+        return end_us[other] + (wait_us if plan.lane_of[op] is not plan.lane_of[other] else 0.0)
+
+    while len(end_us) < len(waits):
+        for op in waits:
+            if op not in start_us and all(other in end_us and told_us(op, other) <= now_us for other in waits[op]):
+                start_us[op] = now_us
+        running = [op for op in start_us if op not in end_us]
+        speed = {}
+        for op in running:
+            sharers = [sum(cores(other).count(core) for other in running) for core in cores(op)]
+            speed[op] = min(
+                1.0 if count == 1 else machine.by_name[core[0]].smt_speedup / count
+                for core, count in zip(cores(op), sharers, strict=True)
+            )
+        later = [told_us(op, other) for op in waits if op not in start_us for other in waits[op] if other in end_us]
+        ends = {op: now_us + left[op] / speed[op] for op in running}
+        next_us = min([*ends.values(), *(at_us for at_us in later if at_us > now_us)])
+        for op in running:
+            if ends[op] <= next_us:
+                end_us[op] = next_us
+            left[op] -= (next_us - now_us) * speed[op]
+        now_us = next_us
+    return {op: (start_us[op], end_us[op]) for op in waits}
+
+
+def placement_faults(instance, placed, wait_us: float = 0.0, apart=None) -> list[str]:
+    """How placements of moldable ops (see `hocket.plan.moldable`) break the rules; empty if they do not.
+
+    Each op once, for as long as its width says; nobody on a core that another has; after all it waits for, and later
+    by `wait_us` than what ran on another lane, be it waited for or on the same core; never beside one it is kept
+    `apart` from.
+    """
+    faults = []
+    if sorted(one.op for one in placed) != list(range(len(instance.durations_us))):
+        return ["not each op once"]
+    by_op = {one.op: one for one in placed}
+    for one in placed:
+        lasts_us = instance.durations_us[one.op][len(one.cores)]
+        if len(set(one.cores)) != len(one.cores) or not set(one.cores) <= set(range(instance.num_cores)):
+            faults.append(f"{one.op} on cores {one.cores}")
+        if abs(one.end_us - one.start_us - lasts_us) > 1e-9 * max(1.0, one.end_us):
+            faults.append(f"{one.op} lasts {one.end_us - one.start_us}, not {lasts_us}")
+        for before in instance.predecessors[one.op]:
+            other = by_op[before]
+            if one.start_us < other.end_us + (wait_us if other.cores != one.cores else 0.0):
+                faults.append(f"{one.op} starts before {before} is known to have ended")
+    for one in placed:
+        for other in placed:
+            if one.op == other.op or (one.start_us, one.end_us) > (other.start_us, other.end_us):
+                continue
+            gap_us = other.start_us - one.end_us
+            if set(one.cores) & set(other.cores) and gap_us < 0:
+                faults.append(f"{one.op} and {other.op} at once on a core")
+            if other.op in (apart or {}).get(one.op, ()) and gap_us < 0:
+                faults.append(f"{one.op} beside {other.op}")
+    return faults
 
 
 def longest_path_us(graph: Graph, durations_us: dict[str, float]) -> float:

@@ -31,7 +31,16 @@ MAX_EQUAL = 8
 
 
 def allotments(instance: Instance) -> Iterator[list[int]]:
-    """Widths of all ops, one allotment after another, those first that are most often good."""
+    """Widths of all ops, one allotment after another, those first that are most often good, none of them twice."""
+    seen: set[tuple[int, ...]] = set()
+    for widths in _allotments(instance):
+        key = tuple(widths)
+        if key not in seen:
+            seen.add(key)
+            yield widths
+
+
+def _allotments(instance: Instance) -> Iterator[list[int]]:
     steps = ladder(instance.num_cores)
     yield from _by_chain(instance)
     for price in PRICES:

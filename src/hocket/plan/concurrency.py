@@ -84,18 +84,19 @@ class Concurrency(Planner):
         device = cpu_devices(machine)[0]
         coarse = coarsen(graph, costs, device, self.coarsen_us)
         apart = _apart(coarse, self.avoid)
+
+        def made(placed: Sequence[Placement]) -> Plan:
+            return coarse.expand(as_plan(coarse.graph, placed, device, self.name, apart), apart)
+
         placed = self._by_strategies(coarse, device, apart, siblings=False)
-        if self.lookahead_ms:
-            budget_s = self.lookahead_ms / 1e3
-            placed = improve(coarse.instance, placed, budget_s=budget_s, wait_us=self.wait_us, apart=apart)
-        made = coarse.expand(as_plan(coarse.graph, placed, device, self.name, apart))
-        if not {3, 4} <= self.strategies or device.smt == 1:
-            return made
-        placed = self._by_strategies(coarse, device, apart, siblings=True)
-        filled = coarse.expand(as_plan(coarse.graph, placed, device, self.name, apart))
+        found = [made(placed)]
+        if {3, 4} <= self.strategies and device.smt > 1:
+            found = [*found, made(self._by_strategies(coarse, device, apart, siblings=True))]
         if not self.lookahead_ms:
-            return filled
-        return min(made, filled, key=lambda plan: simulate(graph, plan, costs, machine, self.wait_us).makespan_us)
+            return found[-1]
+        budget_s = self.lookahead_ms / 1e3
+        found += [made(improve(coarse.instance, placed, budget_s=budget_s, wait_us=self.wait_us, apart=apart))]
+        return min(found, key=lambda plan: simulate(graph, plan, costs, machine, self.wait_us).makespan_us)
 
     def _by_strategies(
         self, coarse: Coarse, device: Device, apart: dict[int, set[int]], *, siblings: bool
@@ -115,14 +116,17 @@ class Concurrency(Planner):
 
 
 def strategy_widths(graph: Graph, instance: Instance, strategies: Collection[int]) -> list[int]:
-    """The width of each op by strategies 1 and 2; all cores where no strategy says anything."""
+    """The width of each op by strategies 1 and 2; all cores where no strategy says anything.
+
+    The type of an op is its kernel and its role: one kernel makes all gradients of a convolution.
+    """
     if 2 in strategies:
-        largest: dict[str, int] = {}
+        largest: dict[tuple[str, str], int] = {}
         for op, described in enumerate(graph.ops):
-            known = largest.get(described.target)
-            if known is None or instance.durations_us[op][1] > instance.durations_us[known][1]:
-                largest[described.target] = op
-        return [instance.best_width[largest[described.target]] for described in graph.ops]
+            known = largest.setdefault((described.target, described.role), op)
+            if instance.durations_us[op][1] > instance.durations_us[known][1]:
+                largest[described.target, described.role] = op
+        return [instance.best_width[largest[described.target, described.role]] for described in graph.ops]
     if 1 in strategies or 3 in strategies:
         return list(instance.best_width)
     return [instance.num_cores] * len(graph)

@@ -4,10 +4,11 @@ Each set of cores that ops run on becomes a lane, and each lane a thread with it
 
 1. the lane of an op it waits for: no other lane has to be woken, and what it reads is in the caches there;
 2. a lane of its width that is idle;
-3. an idle block of its width that starts at a multiple of that width, wide ones counted from the first core and
-   narrow ones from the last, so that they leave each other room::
+3. an idle block of its width among those that halving the device gives, and halving the halves (Knowlton: "A fast
+   storage allocator", 1965, the buddy system), one beside a taken half first, so that wide blocks stay whole; a width
+   that no halving gives: blocks counted from the last core, or from the first if it takes more than half of them::
 
-       cores  0 1 2 3 4 5 6 7 8 9            [0-5]  width 6           [8-9] [6-7]  width 2    [9] [8] ... width 1
+       cores  0 1 2 3 4 5 6 7       width 4: [0-3] [4-7]   width 2: [0-1] [2-3] [4-5] [6-7]   width 3: [5-7] [2-4]
 
 4. any idle block that is long enough, the shortest of them, or at last idle cores from anywhere.
 
