@@ -105,7 +105,9 @@ def _threads(lane: Lane, machine: Machine | None) -> set[int]:
     return {core + sibling * device.cores for core in lane.cores for sibling in range(device.smt)}
 
 
-def timeline_faults(graph: Graph, plan: Plan, costs: Costs, machine: Machine, timeline: Timeline) -> list[str]:
+def timeline_faults(
+    graph: Graph, plan: Plan, costs: Costs, machine: Machine, timeline: Timeline, wait_us: float = 0.0
+) -> list[str]:
     """How a simulated timeline breaks the rule of a plan; empty if it does not."""
     faults = []
     spans = {span.op: span for span in timeline.spans}
@@ -121,7 +123,8 @@ def timeline_faults(graph: Graph, plan: Plan, costs: Costs, machine: Machine, ti
                 faults.append(f"{op} on {span.lane}")
             if span.end_us != span.start_us + duration_us(op, lane, graph, costs, machine):
                 faults.append(f"{op} takes {span}")
-            earliest_us = max((spans[other].end_us for other in waits[op]), default=0.0)
+            ends_us = [spans[other].end_us + (wait_us if other not in lane.ops else 0.0) for other in waits[op]]
+            earliest_us = max(ends_us, default=0.0)
             if span.start_us < earliest_us or (lane.kind != "channel" and span.start_us != earliest_us):
                 faults.append(f"{op} starts at {span.start_us}, not at {earliest_us}")
     return faults
