@@ -250,6 +250,30 @@ def placement_faults(instance, placed, wait_us: float = 0.0, apart=None) -> list
     return faults
 
 
+def moldable_optimum_us(instance) -> float:
+    """The shortest makespan of moldable ops, by trying every order and every width; cores are alike."""
+    count = len(instance.durations_us)
+
+    def best(ends_us: dict[int, float], free_us: list[float]) -> float:
+        if len(ends_us) == count:
+            return max(ends_us.values(), default=0.0)
+        found = float("inf")
+        for op in range(count):
+            if op in ends_us or any(other not in ends_us for other in instance.predecessors[op]):
+                continue
+            for width in range(1, instance.num_cores + 1):
+                ready_us = max([free_us[width - 1], *(ends_us[other] for other in instance.predecessors[op])])
+                end_us = ready_us + instance.durations_us[op][width]
+                # Of the cores that are idle by then, those that have been so for the shortest time.
+                idle = [at_us for at_us in free_us if at_us <= ready_us]
+                busy = [at_us for at_us in free_us if at_us > ready_us]
+                after = sorted([*idle[: len(idle) - width], *busy, *[end_us] * width])
+                found = min(found, best({**ends_us, op: end_us}, after))
+        return found
+
+    return best({}, [0.0] * instance.num_cores)
+
+
 def longest_path_us(graph: Graph, durations_us: dict[str, float]) -> float:
     def from_op(op: str) -> float:
         onward = [from_op(edge.dst) for edge in graph.edges if edge.src == op]

@@ -81,8 +81,13 @@ def solve(instance: Instance, time_limit_s: float = 60.0) -> tuple[list[Placemen
     serial_us = sum(of_op[width] for of_op, width in zip(instance.durations_us, instance.best_width, strict=True))
     if serial_us == 0.0:
         return in_order(instance, instance.best_width, instance.order), True
+    # An op that takes longer than the serial step is in no plan worth having, and perhaps in no whole number.
     options = [
-        {width: math.ceil(of_op[width] * RESOLUTION / serial_us) for width in useful_widths(of_op)}
+        {
+            width: math.ceil(of_op[width] / serial_us * RESOLUTION)
+            for width in useful_widths(of_op)
+            if of_op[width] <= serial_us
+        }
         for of_op in instance.durations_us
     ]
     model = cp_model.CpModel()
