@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -37,7 +39,7 @@ def test_a_ladder_halves(cores):
     steps = ladder(cores)
     assert steps[0] == 1
     assert steps[-1] == cores
-    assert all(below == above // 2 for below, above in zip(steps, steps[1:], strict=False))
+    assert all(below == above // 2 for below, above in pairwise(steps))
 
 
 @given(st.lists(st.integers(0, 9).map(float), min_size=1, max_size=12))

@@ -72,7 +72,7 @@ def test_no_thread_is_used_twice_at_once(case_options_plan):
 
 @given(planned(strategies=[()], lookahead=(0.0,)))
 def test_without_strategies_the_framework_s_recommended_setting(case_options_plan):
-    case, options, found = case_options_plan
+    case, _, found = case_options_plan
     (lane,) = found.lanes
     assert (lane.width, lane.cores) == (case.device.cores, tuple(range(case.device.cores)))
     recommended = plan(case.graph, case.costs, case.machine, planner="serial")

@@ -61,9 +61,7 @@ def step(seed: int) -> Instance:
     rows = {}
     for name in names:
         work_us, serial, spawn_us = rng.uniform(5, 100), rng.choice((0.0, 0.05, 0.2, 0.6)), rng.choice((0.0, 0.3, 1.0))
-        rows[name] = {
-            str(p): work_us * (serial + (1 - serial) / p) + spawn_us * (p - 1) for p in range(1, cores + 1)
-        }
+        rows[name] = {str(p): work_us * (serial + (1 - serial) / p) + spawn_us * (p - 1) for p in range(1, cores + 1)}
     graph = Graph(tuple(map(Op, names)), tuple(edges))
     return instance_of(graph, Costs(rows), Machine.of(cores=cores).devices[0])
 

@@ -113,5 +113,5 @@ def test_nobody_shares_where_no_lane_names_a_sibling():
 
 
 def test_a_wake_up_cannot_be_negative():
-    with pytest.raises(InputError, match="expected wait_us >= 0, got -1.0"):
+    with pytest.raises(InputError, match=r"expected wait_us >= 0, got -1\.0"):
         simulate(Graph(()), Plan(()), Costs({}), Machine.of(cores=1), -1.0)

@@ -80,7 +80,10 @@ class Coarse:
             return plan
         ops = {action.name: members for action, members in zip(self.graph.ops, self.members, strict=True)}
         after: dict[str, dict[str, None]] = {}
-        for before, action in (*((b, a) for a, others in plan.after.items() for b in others), *self._turns(plan, apart)):
+        for before, action in (
+            *((b, a) for a, others in plan.after.items() for b in others),
+            *self._turns(plan, apart),
+        ):
             first, last = ops[action][0], ops[before][-1]
             if last not in self.fine.predecessors[first]:
                 after.setdefault(first, {})[last] = None
