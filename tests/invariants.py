@@ -178,42 +178,40 @@ def shared_core_simulation(
 ) -> dict[str, tuple[float, float]]:
     """Start and end of each op where lanes name hardware threads: from one change to the next, all speeds anew.
 
-    A core's busy threads together do `smt_speedup` times what one does alone, in equal parts; an op is as slow as its
-    slowest thread. Every lane names its threads.
+    A core's busy threads together do `smt_speedup` times what one does alone, in equal parts; each thread does its own
+    part of its op, and the op is done when they all are. Every lane names its threads.
     """
     waits = direct_waits(graph, plan)
-    left = {op: duration_us(op, lane, graph, costs, machine) for lane in plan.lanes for op in lane.ops}
     start_us: dict[str, float] = {}
     end_us: dict[str, float] = {}
+    left: dict[tuple[str, int], float] = {}  # by op and thread
     now_us = 0.0
-
-    def cores(op: str) -> list[tuple[str, int]]:
-        lane = plan.lane_of[op]
-        return [(lane.device, core % machine.by_name[lane.device].cores) for core in lane.cores]
 
     def told_us(op: str, other: str) -> float:
         return end_us[other] + (wait_us if plan.lane_of[op] is not plan.lane_of[other] else 0.0)
+
+    def core(op: str, thread: int) -> tuple[str, int]:
+        lane = plan.lane_of[op]
+        return lane.device, thread % machine.by_name[lane.device].cores
 
     while len(end_us) < len(waits):
         for op in waits:
             if op not in start_us and all(other in end_us and told_us(op, other) <= now_us for other in waits[op]):
                 start_us[op] = now_us
-        running = [op for op in start_us if op not in end_us]
+                lane = plan.lane_of[op]
+                left |= dict.fromkeys([(op, t) for t in lane.cores], duration_us(op, lane, graph, costs, machine))
         speed = {}
-        for op in running:
-            sharers = [sum(cores(other).count(core) for other in running) for core in cores(op)]
-            speed[op] = min(
-                1.0 if count == 1 else machine.by_name[core[0]].smt_speedup / count
-                for core, count in zip(cores(op), sharers, strict=True)
-            )
+        for at in left:
+            count = sum(core(*other) == core(*at) for other in left)
+            speed[at] = 1.0 if count == 1 else machine.by_name[core(*at)[0]].smt_speedup / count
         later = [told_us(op, other) for op in waits if op not in start_us for other in waits[op] if other in end_us]
-        ends = {op: now_us + left[op] / speed[op] for op in running}
+        ends = {at: now_us + left[at] / speed[at] for at in left}
         next_us = min([*ends.values(), *(at_us for at_us in later if at_us > now_us)])
-        for op in running:
-            if ends[op] <= next_us:
-                end_us[op] = next_us
-            left[op] -= (next_us - now_us) * speed[op]
+        left = {at: left[at] - (next_us - now_us) * speed[at] for at in left if ends[at] > next_us}
         now_us = next_us
+        for op in start_us:
+            if op not in end_us and not any(other == op for other, _ in left):
+                end_us[op] = now_us
     return {op: (start_us[op], end_us[op]) for op in waits}
 
 

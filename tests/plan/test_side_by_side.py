@@ -6,10 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hocket.ir import Costs, Device, Edge, Graph, Op
-from hocket.plan.moldable import Instance, instance_of, makespan_us
+from hocket.check import check
+from hocket.ir import Costs, Device, Edge, Graph, Machine, Op
+from hocket.plan.moldable import Instance, as_plan, instance_of, makespan_us
 from hocket.plan.side_by_side import side_by_side
-from invariants import placement_faults
+from hocket.simulate import simulate
+from invariants import illegality, placement_faults
 from strategies import apart_in, moldable_cases
 
 
@@ -55,6 +57,21 @@ def test_with_siblings_every_op_runs_once_and_threads_are_never_shared(made, spe
                 and one.end_us <= wide.end_us * rounding
                 for wide in placed
             ), "on siblings only beside an op that has all cores, and within its time"
+
+
+@given(moldable_cases(smt=2), st.floats(0.6, 1.9))
+def test_ops_beside_wide_ones_take_what_the_simulator_says(case, speedup):
+    instance = case.instance
+    widths = instance.best_width
+    placed = side_by_side(instance, widths, [[width] for width in widths], smt_speedup=speedup)
+    machine = Machine.of(cores=case.device.cores, smt=2, smt_speedup=speedup)
+    plan = as_plan(case.graph, placed, machine.devices[0], "")
+    check(case.graph, plan, machine)
+    assert illegality(case.graph, plan, machine) is None
+    timeline = simulate(case.graph, plan, case.costs, machine)
+    for one in placed:
+        span = timeline.by_op[case.graph.ops[one.op].name]
+        assert (span.start_us, span.end_us) == pytest.approx((one.start_us, one.end_us), rel=1e-6, abs=1e-6)
 
 
 def instance_by(rows: dict[str, list[float]], *edges: str) -> Instance:

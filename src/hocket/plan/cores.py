@@ -17,7 +17,8 @@ Sets of cores are whole numbers here, bit c for core c: a few operations on them
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 __all__ = ["Cores", "members"]
@@ -50,6 +51,16 @@ class Cores:
         found = self._block(width)
         known.append(found)
         return found
+
+    def choose_least(self, width: int, value: Sequence[float]) -> int:
+        """`width` of the idle cores: the block of which the largest `value` of a core is the least, if one is idle."""
+        best, best_value = 0, math.inf
+        for block, _ in _grid(self.num_cores, width):
+            if block & self._idle == block:
+                largest = max([value[core] for core in members(block)])
+                if largest < best_value:
+                    best, best_value = block, largest
+        return best or _best_fit(self._idle, width)
 
     def take(self, lane: int) -> float:
         """Take these idle cores; from when on they may be used, a wake-up after another lane included."""
