@@ -78,24 +78,36 @@ def _fits(lane: Lane, machine: Machine) -> bool:
         return False
     if not lane.cores:
         return True
-    return max(lane.cores) < device.cores and len(lane.cores) <= lane.width <= len(lane.cores) * device.smt
+    if max(lane.cores) < device.cores:
+        return len(lane.cores) <= lane.width <= len(lane.cores) * device.smt
+    return max(lane.cores) < device.cores * device.smt and lane.width == len(lane.cores)
 
 
 def _meet(one: Lane, other: Lane, plan: Plan, machine: Machine | None) -> bool:
     if not one.kind == other.kind == "cores" or one.device != other.device:
         return False
     if one.cores and other.cores:
-        return bool(set(one.cores) & set(other.cores))
+        return bool(_threads(one, machine) & _threads(other, machine))
     if machine is None:
         return False
     device = machine.by_name[one.device]
     used = [lane for lane in plan.lanes if lane.kind == "cores" and lane.device == one.device and lane.ops]
-    pinned = {core for lane in used for core in lane.cores}
+    pinned = {core % device.cores for lane in used for core in lane.cores}
     loose_width = sum(lane.width for lane in used if not lane.cores)
     return loose_width + len(pinned) * device.smt > device.cores * device.smt
 
 
-def timeline_faults(graph: Graph, plan: Plan, costs: Costs, machine: Machine, timeline: Timeline) -> list[str]:
+def _threads(lane: Lane, machine: Machine | None) -> set[int]:
+    """The hardware threads of a pinned lane: those it names, or all of its cores' if it is wider than these."""
+    if machine is None or lane.width == len(lane.cores):
+        return set(lane.cores)
+    device = machine.by_name[lane.device]
+    return {core + sibling * device.cores for core in lane.cores for sibling in range(device.smt)}
+
+
+def timeline_faults(
+    graph: Graph, plan: Plan, costs: Costs, machine: Machine, timeline: Timeline, wait_us: float = 0.0
+) -> list[str]:
     """How a simulated timeline breaks the rule of a plan; empty if it does not."""
     faults = []
     spans = {span.op: span for span in timeline.spans}
@@ -111,7 +123,8 @@ def timeline_faults(graph: Graph, plan: Plan, costs: Costs, machine: Machine, ti
                 faults.append(f"{op} on {span.lane}")
             if span.end_us != span.start_us + duration_us(op, lane, graph, costs, machine):
                 faults.append(f"{op} takes {span}")
-            earliest_us = max((spans[other].end_us for other in waits[op]), default=0.0)
+            ends_us = [spans[other].end_us + (wait_us if other not in lane.ops else 0.0) for other in waits[op]]
+            earliest_us = max(ends_us, default=0.0)
             if span.start_us < earliest_us or (lane.kind != "channel" and span.start_us != earliest_us):
                 faults.append(f"{op} starts at {span.start_us}, not at {earliest_us}")
     return faults
@@ -158,6 +171,105 @@ def naive_simulation(graph: Graph, plan: Plan, costs: Costs, machine: Machine) -
             break
         now_us = min(running)
     return times
+
+
+def shared_core_simulation(
+    graph: Graph, plan: Plan, costs: Costs, machine: Machine, wait_us: float = 0.0
+) -> dict[str, tuple[float, float]]:
+    """Start and end of each op where lanes name hardware threads: from one change to the next, all speeds anew.
+
+    A core's busy threads together do `smt_speedup` times what one does alone, in equal parts; each thread does its own
+    part of its op, and the op is done when they all are. Every lane names its threads.
+    """
+    waits = direct_waits(graph, plan)
+    start_us: dict[str, float] = {}
+    end_us: dict[str, float] = {}
+    left: dict[tuple[str, int], float] = {}  # by op and thread
+    now_us = 0.0
+
+    def told_us(op: str, other: str) -> float:
+        return end_us[other] + (wait_us if plan.lane_of[op] is not plan.lane_of[other] else 0.0)
+
+    def core(op: str, thread: int) -> tuple[str, int]:
+        lane = plan.lane_of[op]
+        return lane.device, thread % machine.by_name[lane.device].cores
+
+    while len(end_us) < len(waits):
+        for op in waits:
+            if op not in start_us and all(other in end_us and told_us(op, other) <= now_us for other in waits[op]):
+                start_us[op] = now_us
+                lane = plan.lane_of[op]
+                left |= dict.fromkeys([(op, t) for t in lane.cores], duration_us(op, lane, graph, costs, machine))
+        speed = {}
+        for at in left:
+            count = sum(core(*other) == core(*at) for other in left)
+            speed[at] = 1.0 if count == 1 else machine.by_name[core(*at)[0]].smt_speedup / count
+        later = [told_us(op, other) for op in waits if op not in start_us for other in waits[op] if other in end_us]
+        ends = {at: now_us + left[at] / speed[at] for at in left}
+        next_us = min([*ends.values(), *(at_us for at_us in later if at_us > now_us)])
+        left = {at: left[at] - (next_us - now_us) * speed[at] for at in left if ends[at] > next_us}
+        now_us = next_us
+        for op in start_us:
+            if op not in end_us and not any(other == op for other, _ in left):
+                end_us[op] = now_us
+    return {op: (start_us[op], end_us[op]) for op in waits}
+
+
+def placement_faults(instance, placed, wait_us: float = 0.0, apart=None) -> list[str]:
+    """How placements of moldable ops (see `hocket.plan.moldable`) break the rules; empty if they do not.
+
+    Each op once, for as long as its width says; nobody on a core that another has; after all it waits for, and later
+    by `wait_us` than what ran on another lane, be it waited for or on the same core; never beside one it is kept
+    `apart` from.
+    """
+    faults = []
+    if sorted(one.op for one in placed) != list(range(len(instance.durations_us))):
+        return ["not each op once"]
+    by_op = {one.op: one for one in placed}
+    for one in placed:
+        lasts_us = instance.durations_us[one.op][len(one.cores)]
+        if len(set(one.cores)) != len(one.cores) or not set(one.cores) <= set(range(instance.num_cores)):
+            faults.append(f"{one.op} on cores {one.cores}")
+        if abs(one.end_us - one.start_us - lasts_us) > 1e-9 * max(1.0, one.end_us):
+            faults.append(f"{one.op} lasts {one.end_us - one.start_us}, not {lasts_us}")
+        for before in instance.predecessors[one.op]:
+            other = by_op[before]
+            if one.start_us < other.end_us + (wait_us if other.cores != one.cores else 0.0):
+                faults.append(f"{one.op} starts before {before} is known to have ended")
+    for one in placed:
+        for other in placed:
+            if one.op == other.op or (one.start_us, one.end_us) > (other.start_us, other.end_us):
+                continue
+            gap_us = other.start_us - one.end_us
+            if set(one.cores) & set(other.cores) and gap_us < 0:
+                faults.append(f"{one.op} and {other.op} at once on a core")
+            if other.op in (apart or {}).get(one.op, ()) and gap_us < 0:
+                faults.append(f"{one.op} beside {other.op}")
+    return faults
+
+
+def moldable_optimum_us(instance) -> float:
+    """The shortest makespan of moldable ops, by trying every order and every width; cores are alike."""
+    count = len(instance.durations_us)
+
+    def best(ends_us: dict[int, float], free_us: list[float]) -> float:
+        if len(ends_us) == count:
+            return max(ends_us.values(), default=0.0)
+        found = float("inf")
+        for op in range(count):
+            if op in ends_us or any(other not in ends_us for other in instance.predecessors[op]):
+                continue
+            for width in range(1, instance.num_cores + 1):
+                ready_us = max([free_us[width - 1], *(ends_us[other] for other in instance.predecessors[op])])
+                end_us = ready_us + instance.durations_us[op][width]
+                # Of the cores that are idle by then, those that have been so for the shortest time.
+                idle = [at_us for at_us in free_us if at_us <= ready_us]
+                busy = [at_us for at_us in free_us if at_us > ready_us]
+                after = sorted([*idle[: len(idle) - width], *busy, *[end_us] * width])
+                found = min(found, best({**ends_us, op: end_us}, after))
+        return found
+
+    return best({}, [0.0] * instance.num_cores)
 
 
 def longest_path_us(graph: Graph, durations_us: dict[str, float]) -> float:

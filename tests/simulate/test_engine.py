@@ -29,11 +29,11 @@ def test_agrees_with_the_naive_simulator_to_the_last_bit(case):
     assert {span.op: (span.start_us, span.end_us) for span in timeline.spans} == naive
 
 
-@given(case=legal_cases())
-def test_keeps_the_rule_of_a_plan(case):
-    timeline = simulate(case.graph, case.plan, case.costs, case.machine)
+@given(case=legal_cases(), wait_us=st.sampled_from([0.0, 2.5, 1e3]))
+def test_keeps_the_rule_of_a_plan(case, wait_us):
+    timeline = simulate(case.graph, case.plan, case.costs, case.machine, wait_us)
     assert timeline.source == "simulated"
-    assert not timeline_faults(case.graph, case.plan, case.costs, case.machine, timeline)
+    assert not timeline_faults(case.graph, case.plan, case.costs, case.machine, timeline, wait_us)
 
 
 @given(data=st.data())

@@ -26,20 +26,38 @@ PRICES = (1.0, 0.25, 4.0, 0.0, 0.5, 2.0, 8.0, 1e9)
 BALANCES = (2.0, 1.75, 1.5, 1.25, 1.0, 0.8)
 # Of the ops on the longest chain, this share is widened at once; narrower steps take longer and gain little.
 SHARE = 0.2
-# Lanes of equal width to try at the most.
-MAX_EQUAL = 8
+# Lanes of equal width to try.
+EQUAL = (2, 4, 3, 8, 6, 1, 5, 7)
 
 
 def allotments(instance: Instance) -> Iterator[list[int]]:
-    """Widths of all ops, one allotment after another, those first that are most often good."""
+    """Widths of all ops, one allotment after another, each way in turn, what is most often good first, none twice."""
+    seen: set[tuple[int, ...]] = set()
+    ways = [_equal(instance), _by_prices(instance), _by_chain(instance)]
+    while ways:
+        for way in list(ways):
+            for widths in way:
+                key = tuple(widths)
+                if key not in seen:
+                    seen.add(key)
+                    yield widths
+                    break
+            else:
+                ways.remove(way)
+
+
+def _equal(instance: Instance) -> Iterator[list[int]]:
+    for count in EQUAL:
+        if count <= instance.num_cores:
+            yield [instance.num_cores // count] * len(instance.durations_us)
+
+
+def _by_prices(instance: Instance) -> Iterator[list[int]]:
     steps = ladder(instance.num_cores)
-    yield from _by_chain(instance)
     for price in PRICES:
-        yield _by_price(instance, price, steps)
         if len(steps) > 1:  # no op on more than half of the cores, so that it never runs alone
             yield _by_price(instance, price, steps[:-1])
-    for count in range(1, min(MAX_EQUAL, instance.num_cores) + 1):
-        yield [instance.num_cores // count] * len(instance.durations_us)
+        yield _by_price(instance, price, steps)
 
 
 def ladder(num_cores: int) -> list[int]:

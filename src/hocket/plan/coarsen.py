@@ -18,7 +18,8 @@ earlier one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from functools import cached_property
 from graphlib import TopologicalSorter
@@ -28,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hocket.ir import Carried, Costs, Device, Edge, Graph, Op, Plan
-from hocket.plan.moldable import Instance, durations_of, tabled
+from hocket.plan.moldable import NOBODY, Instance, durations_of, tabled
 
 __all__ = ["Coarse", "coarsen"]
 
@@ -68,21 +69,32 @@ class Coarse:
         """For each op its action, by position."""
         return {op: action for action, ops in enumerate(self.members) for op in ops}
 
-    def expand(self, plan: Plan) -> Plan:
-        """A plan of `graph` as one of `fine`: legal if that is, and not longer."""
+    def expand(self, plan: Plan, apart: Mapping[int, AbstractSet[int]] = NOBODY) -> Plan:
+        """A plan of `graph` as one of `fine`: legal if that is, and not longer (without sibling threads).
+
+        Args:
+            plan: of the actions.
+            apart: for each action those whose ops shall not run beside its ops, as the plan already has it.
+        """
         if len(self.graph) == len(self.fine):
             return plan
         ops = {action.name: members for action, members in zip(self.graph.ops, self.members, strict=True)}
         after: dict[str, dict[str, None]] = {}
-        for before, action in (*((b, a) for a, others in plan.after.items() for b in others), *self._turns(plan)):
+        for before, action in (
+            *((b, a) for a, others in plan.after.items() for b in others),
+            *self._turns(plan, apart),
+        ):
             first, last = ops[action][0], ops[before][-1]
             if last not in self.fine.predecessors[first]:
                 after.setdefault(first, {})[last] = None
         lanes = [replace(lane, ops=tuple(op for action in lane.ops for op in ops[action])) for lane in plan.lanes]
         return Plan(tuple(lanes), {op: tuple(others) for op, others in after.items()}, plan.planner)
 
-    def _turns(self, plan: Plan) -> Iterable[tuple[str, str]]:
-        """Actions of different lanes that only edges of the coarse graph keep from running at once on a core."""
+    def _turns(self, plan: Plan, apart: Mapping[int, AbstractSet[int]]) -> Iterable[tuple[str, str]]:
+        """Actions of different lanes that perhaps only edges of the coarse graph keep from running at once.
+
+        Such an edge is between some ops of the two; the others are free to overlap, on a core or beside each other.
+        """
         lane_of = plan.lane_of
         if any(lane.kind == "cores" and lane.width != len(lane.cores) for lane in plan.lanes):
             # Who meets whom depends on the machine, so every edge between lanes is kept as it stands.
@@ -94,7 +106,13 @@ class Coarse:
             for before, action in pairwise(lane.ops):
                 waits[action].append(before)
         last: dict[tuple[str, int], str] = {}
+        names = [action.name for action in self.graph.ops]
+        done: set[str] = set()
         for action in TopologicalSorter(waits).static_order():
+            for other in apart.get(self.graph.index[action], ()):
+                if names[other] in done and lane_of[names[other]] is not lane_of[action]:
+                    yield names[other], action
+            done.add(action)
             lane = lane_of[action]
             for core in lane.cores:
                 before = last.get((lane.device, core), action)

@@ -4,10 +4,11 @@ Each set of cores that ops run on becomes a lane, and each lane a thread with it
 
 1. the lane of an op it waits for: no other lane has to be woken, and what it reads is in the caches there;
 2. a lane of its width that is idle;
-3. an idle block of its width that starts at a multiple of that width, wide ones counted from the first core and
-   narrow ones from the last, so that they leave each other room::
+3. an idle block of its width among those that halving the device gives, and halving the halves (Knowlton: "A fast
+   storage allocator", 1965, the buddy system), one beside a taken half first, so that wide blocks stay whole; a width
+   that no halving gives: blocks counted from the last core, or from the first if it takes more than half of them::
 
-       cores  0 1 2 3 4 5 6 7 8 9            [0-5]  width 6           [8-9] [6-7]  width 2    [9] [8] ... width 1
+       cores  0 1 2 3 4 5 6 7       width 4: [0-3] [4-7]   width 2: [0-1] [2-3] [4-5] [6-7]   width 3: [5-7] [2-4]
 
 4. any idle block that is long enough, the shortest of them, or at last idle cores from anywhere.
 
@@ -16,7 +17,8 @@ Sets of cores are whole numbers here, bit c for core c: a few operations on them
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 __all__ = ["Cores", "members"]
@@ -49,6 +51,16 @@ class Cores:
         found = self._block(width)
         known.append(found)
         return found
+
+    def choose_least(self, width: int, value: Sequence[float]) -> int:
+        """`width` of the idle cores: the block of which the largest `value` of a core is the least, if one is idle."""
+        best, best_value = 0, math.inf
+        for block, _ in _grid(self.num_cores, width):
+            if block & self._idle == block:
+                largest = max([value[core] for core in members(block)])
+                if largest < best_value:
+                    best, best_value = block, largest
+        return best or _best_fit(self._idle, width)
 
     def take(self, lane: int) -> float:
         """Take these idle cores; from when on they may be used, a wake-up after another lane included."""

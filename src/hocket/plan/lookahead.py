@@ -3,9 +3,13 @@
 The paper's strategies decide with the next op in view. Two facts about a step ask for more: an op on the critical path
 is worth its width even where that wastes cores, and an op beside it is not. So the search tries whole allotments of
 widths (`hocket.plan.allot`), each placed by `hocket.plan.pack`, and goes on from the best of them: a small graph is
-annealed (`hocket.plan.anneal`); in a large one, where a try takes milliseconds and only a few fit into the budget,
-widths and turns of a few ops are changed at a time, most of them on the chain that makes the plan as long as it is,
-and what does not make it longer stays (hill climbing).
+annealed (`hocket.plan.anneal`); in a large one, where a try takes milliseconds and only some dozens fit into the
+budget, widths and turns are changed a few at a time, and what does not make the plan longer stays (hill climbing)::
+
+    the chain that makes the plan as long as it is      a --> b ==========> c --> d        one of its ops, often,
+    ops that take as long at every width                a', a'', ...  c'                   and those that are like it
+
+A try is given up as soon as an op starts so late that the longest path from it leads beyond the best end so far.
 """
 
 from __future__ import annotations
@@ -44,69 +48,121 @@ def improve(
     The search is the same for the same seed as far as the budget goes.
     """
     deadline = perf_counter() + budget_s
-    start_us = makespan_us(start)
-    best = list(start)
-    best_score = _score(instance, best)
-    allotment: tuple[list[int], list[float]] | None = None
+    trial = _Trial(instance, start, wait_us, apart)
     for widths in allotments(instance):
         if perf_counter() > deadline:
-            return best
-        ranks = longest_paths(instance, widths)
-        placed = pack(instance, widths, ranks, wait_us=wait_us, apart=apart)
-        score = _score(instance, placed)
-        if score < best_score and makespan_us(placed) <= start_us:
-            best, best_score, allotment = placed, score, (widths, ranks)
-    if makespan_us(best) <= instance.lower_us or instance.num_cores == 1:
-        return best
+            return trial.best
+        trial.better(widths, longest_paths(instance, widths))
+    if trial.best_us <= instance.lower_us or instance.num_cores == 1:
+        return trial.best
     rng = random.Random(seed)
     if len(start) <= SMALL:
-        annealed = anneal(instance, best, deadline=deadline, wait_us=wait_us, apart=apart, rng=rng)
-        return min(best, annealed, key=makespan_us)
-    if allotment is None:  # nothing was better than where it began, so go on from its widths
-        widths = [0] * len(best)
-        for placement in best:
-            widths[placement.op] = len(placement.cores)
-        allotment = widths, longest_paths(instance, widths)
-    return _climb(instance, best, *allotment, deadline, wait_us, apart, rng)
+        annealed = anneal(instance, trial.best, deadline=deadline, wait_us=wait_us, apart=apart, rng=rng)
+        return min(trial.best, annealed, key=makespan_us)
+    _climb(instance, trial, deadline, rng)
+    return trial.best
 
 
-def _score(instance: Instance, placed: Sequence[Placement]) -> float:
-    lanes = len({placement.cores for placement in placed})
-    return makespan_us(placed) * (1.0 + LANE_SHARE * lanes / instance.num_cores)
+class _Trial:
+    """The best placements so far, and whether others are better."""
+
+    def __init__(
+        self,
+        instance: Instance,
+        start: Sequence[Placement],
+        wait_us: float,
+        apart: Mapping[int, AbstractSet[int]],
+    ) -> None:
+        self._instance = instance
+        self._wait_us = wait_us
+        self._apart = apart
+        self._limit_us = makespan_us(start)
+        self.best = list(start)
+        self.best_us = self._limit_us
+        self._score = self._scored(start)
+        self.widths = [0] * len(start)
+        for placement in start:
+            self.widths[placement.op] = len(placement.cores)
+        self.ranks = longest_paths(instance, self.widths)
+        self.priority = self.ranks
+
+    def better(self, widths: list[int], ranks: list[float], priority: list[float] | None = None) -> bool:
+        """Keep these widths and priorities if they lead to something better than what is known.
+
+        Args:
+            widths: of each op.
+            ranks: the longest path from each op to the end at these widths.
+            priority: who goes first; `ranks` if not given.
+        """
+        # A plan of more lanes has to be shorter; no plan has fewer lanes than one.
+        limit_us = min(self._limit_us, self._score / (1.0 + LANE_SHARE / self._instance.num_cores))
+        latest_us = [limit_us - rank for rank in ranks]
+        if min(latest_us, default=0.0) < 0.0:
+            return False
+        placed = pack(
+            self._instance,
+            widths,
+            priority or ranks,
+            wait_us=self._wait_us,
+            apart=self._apart,
+            latest_us=latest_us,
+        )
+        if len(placed) < len(widths) or self._scored(placed) > self._score:
+            return False
+        self.best, self.best_us, self._score = placed, makespan_us(placed), self._scored(placed)
+        self.widths, self.ranks, self.priority = widths, ranks, priority or ranks
+        return True
+
+    def _scored(self, placed: Sequence[Placement]) -> float:
+        lanes = len({placement.cores for placement in placed})
+        return makespan_us(placed) * (1.0 + LANE_SHARE * lanes / self._instance.num_cores)
 
 
-def _climb(
-    instance: Instance,
-    best: list[Placement],
-    widths: list[int],
-    priority: list[float],
-    deadline: float,
-    wait_us: float,
-    apart: Mapping[int, AbstractSet[int]],
-    rng: random.Random,
-) -> list[Placement]:
+def _climb(instance: Instance, trial: _Trial, deadline: float, rng: random.Random) -> None:
+    """Change a few widths or priorities at a time, and keep what is not worse."""
     steps = ladder(instance.num_cores)
-    limit_us, best_score = makespan_us(best), _score(instance, best)
+    alike = _alike(instance)
     chain: list[int] = []
-    for _ in range(TRIES_PER_OP * len(widths)):
+    for _ in range(TRIES_PER_OP * len(alike)):
         if perf_counter() > deadline:
             break
-        chain = chain or _longest_chain(instance, best)
-        new_widths, new_priority = list(widths), list(priority)
-        for _ in range(rng.choice((1, 1, 10))):
-            op = rng.choice(chain) if rng.random() < 0.6 else rng.randrange(len(widths))
-            if rng.random() < 0.7:
-                at = min(range(len(steps)), key=lambda at: abs(steps[at] - new_widths[op]))
-                new_widths[op] = steps[min(max(at + rng.choice((-2, -1, 1, 2)), 0), len(steps) - 1)]
-            else:
-                new_priority[op] *= rng.choice((0.5, 0.9, 1.1, 2.0))
-        if rng.random() < 0.3:
-            new_priority = longest_paths(instance, new_widths)
-        placed = pack(instance, new_widths, new_priority, wait_us=wait_us, apart=apart)
-        score = _score(instance, placed)
-        if score <= best_score and makespan_us(placed) <= limit_us:
-            best, best_score, widths, priority, chain = placed, score, new_widths, new_priority, []
-    return best
+        chain = chain or _longest_chain(instance, trial.best)
+        op = rng.choice(chain) if rng.random() < 0.7 else rng.randrange(len(alike))
+        what = rng.random()
+        if what < 0.8:
+            others = alike[op] if what < 0.3 else [op]
+            if 0.3 <= what < 0.6:
+                others = list(set(alike[op]).intersection([op, *chain]))
+            widths = list(trial.widths)
+            wider = _other_step(steps, widths[op], rng)
+            for other in others:
+                if trial.widths[other] == trial.widths[op]:
+                    widths[other] = wider
+            found = trial.better(widths, longest_paths(instance, widths))
+        else:
+            priority = list(trial.priority)
+            factor = rng.choice((0.5, 0.9, 1.1, 2.0))
+            for other in alike[op] if what < 0.9 else [op]:
+                priority[other] *= factor
+            found = trial.better(trial.widths, trial.ranks, priority)
+        if found:
+            chain = []
+
+
+def _alike(instance: Instance) -> list[list[int]]:
+    """For each op those that take as long at every width, itself included."""
+    groups: dict[tuple[float, ...], list[int]] = {}
+    found = []
+    for op, of_op in enumerate(instance.durations_us):
+        group = groups.setdefault(tuple(of_op), [])
+        group.append(op)
+        found.append(group)
+    return found
+
+
+def _other_step(steps: Sequence[int], width: int, rng: random.Random) -> int:
+    at = min(range(len(steps)), key=lambda at: abs(steps[at] - width))
+    return steps[min(max(at + rng.choice((-2, -1, 1, 2)), 0), len(steps) - 1)]
 
 
 def _longest_chain(instance: Instance, placed: Sequence[Placement]) -> list[int]:

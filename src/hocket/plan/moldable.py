@@ -158,6 +158,8 @@ def as_plan(
 ) -> Plan:
     """Lanes for these placements, and the turns of those that share cores or shall be kept `apart`.
 
+    An op on sibling threads (numbers from the device's cores on) starts beside the op that has their cores.
+
     Raises:
         InputError: two placements overlap on a core.
     """
@@ -165,19 +167,28 @@ def as_plan(
     after: dict[str, tuple[str, ...]] = {}
     last_on: dict[int, Placement] = {}
     done: dict[int, Placement] = {}
+    waits: dict[int, list[int]] = {}
     turn = {op: position for position, op in enumerate(map(graph.index.__getitem__, graph.order))}
-    for placement in sorted(placed, key=lambda p: (p.start_us, p.end_us, turn[p.op])):
+    for placement in sorted(
+        placed, key=lambda p: (p.start_us, max(p.cores) >= device.cores, p.end_us, turn[p.op])
+    ):
         name = graph.ops[placement.op].name
         before: dict[int, None] = {}
+        held_by = dict.fromkeys(map(graph.index.__getitem__, graph.predecessors[name]))
         for core in placement.cores:
             last = last_on.get(core)
             if last is not None:
+                held_by[last.op] = None
                 if last.end_us > placement.start_us * (1 + 1e-12) + 1e-9:
                     other = graph.ops[last.op].name
                     raise InputError(f"ops {other!r} and {name!r} overlap on core {core}")
                 if last.cores != placement.cores:
                     before[last.op] = None
+            host = last_on.get(core % device.cores)
+            if core >= device.cores and host is not None and (last is None or last.start_us < host.start_us):
+                before |= dict.fromkeys(waits[host.op])  # beside the op that has the core, not sooner
             last_on[core] = placement
+        waits[placement.op] = list(held_by)
         for op in apart.get(placement.op, ()):
             if op in done and done[op].cores != placement.cores:
                 before[op] = None

@@ -110,8 +110,21 @@ def pack(
     *,
     wait_us: float = 0.0,
     apart: Mapping[int, AbstractSet[int]] = NOBODY,
+    latest_us: Sequence[float] | None = None,
 ) -> list[Placement]:
-    """Start ready ops as soon as their width fits, the highest `priority` first."""
+    """Start ready ops as soon as their width fits, the highest `priority` first.
+
+    Args:
+        instance: the ops.
+        widths: of each op.
+        priority: of each op.
+        wait_us: how long a lane takes to notice that another one is done.
+        apart: for each op those that it shall not run beside.
+        latest_us: for each op when it has to start at the latest; if one cannot, give up.
+
+    Returns:
+        The placements, in the order in which the ops were started; after giving up, fewer than there are ops.
+    """
     durations, successors = instance.durations_us, instance.successors
     waiting = [len(before) for before in instance.predecessors]
     ready = [(-priority[op], op) for op in instance.order if not waiting[op]]
@@ -130,6 +143,8 @@ def pack(
                 passed.append(entry)
             elif width <= cores.num_idle and now_us + durations[op][width] <= limit_us:
                 clock.start(op, width)
+                if latest_us is not None and clock.placed[-1].start_us > latest_us[op]:
+                    return clock.placed
             else:
                 passed.append(entry)
                 if limit_us == float("inf"):

@@ -5,11 +5,14 @@ first, and does not outlast what is running; the most expensive such op first. W
 expensive op that fits at all; where nothing runs, the most expensive op there is.
 
 Strategy 4: an op that takes all cores leaves their sibling hardware threads. Small ready ops (the shortest at one
-thread first) go there, as long as they do not outlast it. What that costs is in `hocket.simulate.sharing`: while two
-threads of a core are busy, both ops get on at the same reduced speed, so in terms of work done they stay abreast::
+thread first) go there, each to the cores that have been disturbed least, as long as they do not outlast the wide op.
+What that costs is in `hocket.simulate.sharing`: while both threads of a core are busy, both get on at the same reduced
+speed, and the wide op ends when the most disturbed of its threads does::
 
-    threads 1  |  [ small ][ small ]     |          the wide op ends later by what the small ones take from it
-    threads 0  [======== wide ===========]
+    core 0  sibling  |  [ small ][ small ]     |
+            thread 0 |=======---------------===|      the wide op ends later by what the small ones on one core take
+    core 1  sibling  |  [   small   ]          |      from it; what they take on other cores costs nothing more
+            thread 0 |=======---------=====|...|
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from heapq import heappop, heappush
 
-from hocket.plan.cores import Cores
+from hocket.plan.cores import Cores, members
 from hocket.plan.moldable import NOBODY, Instance, Placement
 from hocket.plan.pack import Clock
 
@@ -43,8 +46,8 @@ def side_by_side(
         candidates: the widths that strategy 3 may choose from, ascending.
         wait_us: what it takes to wake a lane.
         apart: for each op those that it shall not run beside.
-        smt_speedup: what two threads of a core get done, over what one does alone. Times of ops that share cores are
-            then close, but not exact: wake-ups beside a wide op are left out.
+        smt_speedup: what two threads of a core get done, over what one does alone. Times of ops that share cores leave
+            wake-ups out.
     """
     return _SideBySide(instance, widths, candidates, wait_us, apart, smt_speedup).run()
 
@@ -68,7 +71,6 @@ class _SideBySide:
         self._apart = apart
         self._smt_speedup = smt_speedup
         self._clock = Clock(instance, wait_us, apart)
-        self._siblings = Cores(instance.num_cores)
         self._waiting = [len(before) for before in instance.predecessors]
         self._ready: list[tuple[float, int]] = []  # the most expensive first
         for op, count in enumerate(self._waiting):
@@ -122,30 +124,37 @@ class _SideBySide:
 
     def _fill_siblings(self, wide: Placement, speedup: float) -> None:
         """Strategy 4, from the start of the `wide` op to its end."""
-        work_us = self._durations[wide.op][len(wide.cores)]
-        done_us, now_us = 0.0, wide.start_us  # of the wide op's work, and on the clock
-        running: list[tuple[float, int, int]] = []  # how far the wide op will be when the small one ends, and where
+        num_cores = self._instance.num_cores
+        slowdown = 2 / speedup  # of an op beside another one
+        end_us = [wide.end_us] * num_cores  # when the wide op's thread on each core is done
+        siblings = Cores(num_cores)
+        running: list[tuple[float, int, int]] = []  # when a small op will end, which, and on which siblings
+        now_us = wide.start_us
         while True:
             for op in sorted((op for _, op in self._ready), key=lambda op: self._durations[op][1]):
                 width = self._widths[op]
                 small_us = self._durations[op][width]
                 near_apart = self._apart.get(op, frozenset())
                 if (
-                    width <= self._siblings.num_idle
-                    and done_us + small_us <= work_us
-                    and wide.op not in near_apart
-                    and not any(other in near_apart for _, other, _ in running)
+                    width > siblings.num_idle
+                    or wide.op in near_apart
+                    or any(other in near_apart for _, other, _ in running)
                 ):
-                    del self._ready[bisect_left(self._ready, (-self._cost_us[op], op))]
-                    lane = self._siblings.choose(width)
-                    self._siblings.take(lane)
-                    heappush(running, (done_us + small_us, op, lane))
-                    self._clock.beside(op, lane << self._instance.num_cores, now_us, now_us + small_us * 2 / speedup)
+                    continue
+                lane = siblings.choose_least(width, end_us)
+                cores = members(lane)
+                latest_us = min([end_us[core] for core in cores])
+                if now_us + small_us > latest_us or now_us >= latest_us:
+                    continue
+                del self._ready[bisect_left(self._ready, (-self._cost_us[op], op))]
+                siblings.take(lane)
+                heappush(running, (now_us + small_us * slowdown, op, lane))
+                self._clock.beside(op, lane << num_cores, now_us, now_us + small_us * slowdown)
+                for core in cores:
+                    end_us[core] += small_us * (slowdown - 1)
             if not running:
                 break
-            until_us, op, lane = heappop(running)
-            now_us += (until_us - done_us) * 2 / speedup
-            done_us = until_us
-            self._siblings.give_back(lane, now_us)
+            now_us, op, lane = heappop(running)
+            siblings.give_back(lane, now_us)
             self._has_ended(op)
-        self._clock.stretch(wide, now_us + work_us - done_us)
+        self._clock.stretch(wide, max(end_us))

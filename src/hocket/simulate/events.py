@@ -5,12 +5,13 @@ first, so time has to be walked instant by instant. Within one instant everythin
 ends if it takes no time; only then are the links handed out: to who has waited longest, and among equals to the lane
 that stands first in the plan.
 
-Where lanes share cores through sibling hardware threads (`hocket.simulate.sharing`), an op's speed changes whenever
-another one starts or ends beside it: what is left of it is then done at the new speed.
+Where lanes share cores through sibling hardware threads, an op's end moves whenever another one starts or ends beside
+it, so it is `hocket.simulate.sharing` that is asked for the next end of those.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from heapq import heappop, heappush
 
@@ -53,23 +54,30 @@ def by_events(
     changed: set[int] = set()  # links that may have both a free channel and a queue
     # What happens next: at which time, and to which op; ops beyond the last are told of an end on another lane.
     events: list[tuple[float, int]] = []
-    pace = _Pace(durations_us, end_us, events)
     ready = [op for op, count in enumerate(waiting) if count == 0]
     now_us = 0.0
 
     def run(op: int) -> None:
         start_us[op] = now_us
-        end_us[op] = now_us + durations_us[op]
-        heappush(events, (end_us[op], op))
         if sharing is not None and lane[op] in sharing:
-            sharing.begin(lane[op], op)
-            pace.begin(op, now_us)
-            pace.change(sharing.rates(), now_us)
+            sharing.begin(lane[op], op, durations_us[op], now_us)
+        else:
+            heappush(events, (now_us + durations_us[op], op))
 
     def told(op: int) -> None:
         waiting[op] -= 1
         if not waiting[op]:
             ready.append(op)
+
+    def ended(op: int) -> None:
+        end_us[op] = now_us
+        for follower in after[begin[op] : begin[op + 1]]:
+            if wait_us and lane[follower] != lane[op]:
+                heappush(events, (now_us + wait_us, len(program) + follower))
+            else:
+                told(follower)
+        for follower in following.get(op, ()):
+            told(follower)
 
     while True:
         for op in ready:
@@ -80,17 +88,23 @@ def by_events(
                 heappush(queues[link], (now_us, lane[op], op))
                 changed.add(link)
         ready.clear()
-        pace.forget_outdated()
-        if changed and not (events and events[0][0] <= now_us):
+        next_us = min(events[0][0] if events else math.inf, sharing.next_us if sharing is not None else math.inf)
+        if changed and next_us > now_us:
             for link in changed:
                 queue = queues[link]
                 while queue and free[link]:
                     free[link] -= 1
                     run(heappop(queue)[2])
             changed.clear()
-        if not events:
+            continue
+        if next_us == math.inf:
             return np.array(start_us), np.array(end_us)
-        now_us, op = heappop(events)
+        now_us = next_us
+        if sharing is not None and sharing.next_us <= now_us:
+            for op in sharing.ended(now_us):
+                ended(op)
+            continue
+        _, op = heappop(events)
         if op >= len(program):
             told(op - len(program))
             continue
@@ -98,50 +112,4 @@ def by_events(
         if link >= 0:
             free[link] += 1
             changed.add(link)
-        if sharing is not None and lane[op] in sharing:
-            sharing.end(lane[op])
-            pace.end(op)
-            pace.change(sharing.rates(), now_us)
-        for follower in after[begin[op] : begin[op + 1]]:
-            if wait_us and lane[follower] != lane[op]:
-                heappush(events, (now_us + wait_us, len(program) + follower))
-            else:
-                told(follower)
-        for follower in following.get(op, ()):
-            told(follower)
-
-
-class _Pace:
-    """Ops whose speed may change while they run: what is left of them, and when they end at their present speed."""
-
-    def __init__(self, durations_us: Sequence[float], end_us: list[float], events: list[tuple[float, int]]) -> None:
-        self._durations_us = durations_us
-        self._end_us = end_us
-        self._events = events
-        self._left: dict[int, tuple[float, float, float]] = {}  # op -> work left, since when, at which speed
-        self._ended: set[int] = set()
-
-    def begin(self, op: int, now_us: float) -> None:
-        self._left[op] = (self._durations_us[op], now_us, 1.0)
-
-    def end(self, op: int) -> None:
-        del self._left[op]
-        self._ended.add(op)
-
-    def change(self, rates: dict[int, float], now_us: float) -> None:
-        for op, rate in rates.items():
-            left_us, since_us, old_rate = self._left[op]
-            if rate != old_rate:
-                left_us = max(0.0, left_us - (now_us - since_us) * old_rate)
-                self._left[op] = (left_us, now_us, rate)
-                self._end_us[op] = now_us + left_us / rate
-                heappush(self._events, (self._end_us[op], op))
-
-    def forget_outdated(self) -> None:
-        """Drop ends that came to be wrong when a speed changed."""
-        events, end_us = self._events, self._end_us
-        while events and events[0][1] < len(end_us):
-            at_us, op = events[0]
-            if at_us == end_us[op] and op not in self._ended:
-                return
-            heappop(events)
+        ended(op)
