@@ -169,9 +169,7 @@ def as_plan(
     done: dict[int, Placement] = {}
     waits: dict[int, list[int]] = {}
     turn = {op: position for position, op in enumerate(map(graph.index.__getitem__, graph.order))}
-    for placement in sorted(
-        placed, key=lambda p: (p.start_us, max(p.cores) >= device.cores, p.end_us, turn[p.op])
-    ):
+    for placement in sorted(placed, key=lambda p: (p.start_us, max(p.cores) >= device.cores, p.end_us, turn[p.op])):
         name = graph.ops[placement.op].name
         before: dict[int, None] = {}
         held_by = dict.fromkeys(map(graph.index.__getitem__, graph.predecessors[name]))
