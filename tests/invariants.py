@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hocket.ir import Costs, Graph, Lane, Machine, Plan, Timeline
 
 
@@ -93,6 +95,48 @@ def _meet(one: Lane, other: Lane, plan: Plan, machine: Machine | None) -> bool:
     pinned = {core for lane in used for core in lane.cores}
     loose_width = sum(lane.width for lane in used if not lane.cores)
     return loose_width + len(pinned) * device.smt > device.cores * device.smt
+
+
+def lost_orders(graph: Graph, plan: Plan, waits, carried) -> list[str]:
+    """Which pairs that touch the same memory could change places, if two steps ran with these waits alone.
+
+    `carried` None: the lanes meet between the steps.
+    """
+    runs = {(step, op): set() for step in (0, 1) for op in plan.lane_of}
+    for lane in plan.lanes:
+        chain = [(step, op) for step in (0, 1) for op in lane.ops]
+        for first, second in pairwise(chain):
+            runs[second].add(first)
+    for op, others in waits.items():
+        for other in others:
+            for step in (0, 1):
+                runs[step, op].add((step, other))
+    for op in plan.lane_of:
+        if carried is None:
+            runs[1, op] |= {(0, other) for other in plan.lane_of}
+        else:
+            runs[1, op] |= {(0, other) for other in carried.get(op, ())}
+    above = {}
+    for run in runs:
+        seen, todo = set(), list(runs[run])
+        while todo:
+            other = todo.pop()
+            if other not in seen:
+                seen.add(other)
+                todo += runs[other]
+        above[run] = seen
+    lasting = {buffer.name for buffer in graph.buffers if buffer.life == "lasting"}
+    program = [(step, op) for step in (0, 1) for op in graph.order]
+    faults = []
+    for at, (late, second) in enumerate(program):
+        for early, first in program[:at]:
+            shared = set(graph[first].writes) & {*graph[second].reads, *graph[second].writes}
+            shared |= set(graph[first].reads) & set(graph[second].writes)
+            if early != late:
+                shared &= lasting
+            if shared and (early, first) not in above[late, second]:
+                faults.append(f"{first} of step {early} and {second} of step {late} on {shared}")
+    return faults
 
 
 def timeline_faults(graph: Graph, plan: Plan, costs: Costs, machine: Machine, timeline: Timeline) -> list[str]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hypothesis import strategies as st
 
 from hocket.ir import (
+    BUFFER_LIVES,
     ROLES,
+    Buffer,
     Carried,
     Costs,
     Device,
@@ -61,6 +63,57 @@ def graphs(draw, min_ops: int = 1, max_ops: int = 10, names=None, roles=ROLES) -
         tuple(Edge(src, dst, draw(SIZES)) for src, dst in chosen),
         tuple(Carried(*pair) for pair in draw(st.lists(anywhere, max_size=2))),
     )
+
+
+@st.composite
+def any_graphs(draw) -> Graph:
+    """Every field of a graph, buffers included; the buffers need not fit the edges."""
+    graph = draw(graphs(names=NAMES))
+    names = draw(st.lists(st.text(min_size=1, max_size=4), max_size=3, unique=True))
+    some = st.lists(st.sampled_from(names), max_size=2).map(tuple) if names else st.just(())
+    return replace(
+        graph,
+        ops=tuple(replace(op, reads=draw(some), writes=draw(some)) for op in graph.ops),
+        buffers=tuple(Buffer(name, draw(SIZES), draw(st.sampled_from(BUFFER_LIVES))) for name in names),
+    )
+
+
+@st.composite
+def touching_graphs(draw, max_ops: int = 10, max_buffers: int = 4) -> Graph:
+    """Ops that read and write buffers of all lives, with exactly the edges that follow from program order."""
+    buffers = [
+        Buffer(f"b{n}", draw(SIZES), draw(st.sampled_from(BUFFER_LIVES)))
+        for n in range(draw(st.integers(1, max_buffers)))
+    ]
+    some = st.lists(st.sampled_from([buffer.name for buffer in buffers]), max_size=2, unique=True).map(tuple)
+    ops = [
+        Op(f"op{n}", role=draw(st.sampled_from(ROLES)), reads=draw(some), writes=draw(some))
+        for n in range(draw(st.integers(1, max_ops)))
+    ]
+    touches = [(set(op.reads), set(op.writes)) for op in ops]
+    edges, carried = [], []
+    for first, (reads, writes) in enumerate(touches):
+        for second, (later_reads, later_writes) in enumerate(touches):
+            clash = writes & (later_reads | later_writes) | reads & later_writes
+            if first < second and clash:
+                edges.append(Edge(ops[first].name, ops[second].name, draw(SIZES)))
+            if any(buffer.name in clash and buffer.life == "lasting" for buffer in buffers):
+                carried.append(Carried(ops[first].name, ops[second].name))
+    return Graph(tuple(ops), tuple(edges), tuple(carried), tuple(buffers))
+
+
+@st.composite
+def plans_of(draw, graph: Graph, max_lanes: int = 4, kind: str = "cores") -> Plan:
+    """A plan that can run: the ops in some topological order on a few lanes, sometimes told to wait for more."""
+    order = draw(_topological_orders(graph))
+    lanes: list[list[str]] = [[] for _ in range(draw(st.integers(1, max_lanes)))]
+    after: dict[str, tuple[str, ...]] = {}
+    for at, op in enumerate(order):
+        lanes[draw(st.integers(0, len(lanes) - 1))].append(op)
+        if at and draw(st.integers(0, 4)) == 0:
+            after[op] = (draw(st.sampled_from(order[:at])),)
+    device = "gpu0" if kind == "stream" else "cpu0"
+    return Plan(tuple(Lane(f"lane{n}", tuple(ops), kind, device) for n, ops in enumerate(lanes)), after)
 
 
 @st.composite
