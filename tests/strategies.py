@@ -20,6 +20,7 @@ from hocket.ir import (
     Machine,
     Op,
     Plan,
+    Share,
     Span,
     Timeline,
 )
@@ -32,6 +33,7 @@ PLAIN_NAMES = NAMES.filter(lambda text: "," not in text)
 DEVICE_NAMES = NAMES.filter(lambda text: not set(text) & set(":=") and not text.isdecimal())
 DURATIONS_US = st.floats(0, 1e4)
 SIZES = st.one_of(st.just(0.0), st.floats(0, 1e9))
+SHARES = st.builds(Share, st.floats(0, 1, exclude_min=True), st.floats(0, 1))
 RATES = st.none() | st.floats(1e-3, 1e15)
 
 
@@ -145,6 +147,7 @@ def any_costs(draw) -> Costs:
         draw(st.dictionaries(known, rows)),
         draw(st.dictionaries(known, st.sampled_from(["measured", "analytic", "published"]))),
         draw(st.text(max_size=10)),
+        draw(st.dictionaries(st.text(max_size=5), st.dictionaries(DEVICE_NAMES, SHARES, max_size=2), max_size=3)),
     )
 
 
@@ -166,6 +169,10 @@ def any_machines(draw) -> Machine:
                 draw(RATES),
                 draw(st.just(()) | cpus),
                 draw(st.integers(1, 3)),
+                *(
+                    draw(DURATIONS_US.filter(bool) if field == "smt" else DURATIONS_US)
+                    for field in ("smt", "launch", "graph", "event")
+                ),
             )
         )
     ends = draw(st.lists(st.tuples(NAMES, NAMES), max_size=3, unique=True))
@@ -173,6 +180,7 @@ def any_machines(draw) -> Machine:
     return Machine(
         tuple(devices),
         tuple(Link(*pair, draw(st.floats(1e-3, 1e12)), draw(DURATIONS_US), draw(channels)) for pair in ends),
+        draw(st.text(max_size=5)),
     )
 
 
@@ -266,6 +274,30 @@ def legal_cases(draw, max_ops: int = 10, machines=MACHINES) -> Case:
         on_channels = {op for lane in plan.lanes if lane.kind == "channel" for op in lane.ops}
         costs = costs.restricted(op.name for op in graph.ops if op.name not in on_channels)
     return Case(graph, plan, costs, machine)
+
+
+@st.composite
+def gpu_cases(draw, max_ops: int = 8) -> Case:
+    """A plan of streams on one or two GPUs that their ops share; times without ties, so that any rounding will do."""
+    graph = draw(graphs(max_ops=max_ops))
+    several = st.sampled_from([0.0, 1.0, 3.7])
+    gpus = [
+        Device(f"gpu{n}", "cuda", 4, priorities=3, launch_us=draw(several), graph_launch_us=0.3, event_us=draw(several))
+        for n in range(draw(st.integers(1, 2)))
+    ]
+    plan = draw(plans_of(graph, kind="stream"))
+    lanes = tuple(
+        replace(lane, device=draw(st.sampled_from(gpus)).name, priority=draw(st.integers(0, 2))) for lane in plan.lanes
+    )
+    chance = draw(st.randoms(use_true_random=False))
+    names = [gpu.name for gpu in gpus]
+    durations = {op.name: {name: chance.uniform(1, 50) for name in names} for op in graph.ops}
+    shares = {
+        op.name: {name: Share(chance.choice((1.0, chance.uniform(0.05, 1))), chance.uniform(0, 1)) for name in names}
+        for op in graph.ops
+        if chance.random() < 0.8
+    }
+    return Case(graph, replace(plan, lanes=lanes), Costs(durations, shares=shares), Machine(tuple(gpus)))
 
 
 @st.composite

@@ -258,7 +258,9 @@ def _graph(pieces: list[Piece], program: Program, found: list[str], slots: _Slot
     buffers = _buffers(pieces, program, slots)
     ops = []
     for piece, action, role in zip(pieces, program.actions, found, strict=True):
-        touched = {slots.root[slot]: slots.size_bytes[slot] for slot in (*action.reads, *action.fills)}
+        idle = split.unread(piece.call)
+        used = [slot for slot in (*action.reads, *action.fills) if slot not in idle]
+        touched = {slots.root[slot]: slots.size_bytes[slot] for slot in used}
         access = piece.access
         ops.append(
             Op(

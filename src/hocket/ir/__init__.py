@@ -1,6 +1,6 @@
 """The five nouns. No torch, nothing else of ours: every other package may stand on this one."""
 
-from hocket.ir.costs import Costs, Duration
+from hocket.ir.costs import Costs, Duration, Share
 from hocket.ir.graph import BUFFER_LIVES, ROLES, Buffer, Carried, Edge, Graph, Op
 from hocket.ir.machine import Device, Link, Machine
 from hocket.ir.plan import Lane, Plan
@@ -22,6 +22,7 @@ __all__ = [
     "Machine",
     "Op",
     "Plan",
+    "Share",
     "Span",
     "Synchronisation",
     "Timeline",

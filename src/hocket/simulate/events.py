@@ -5,20 +5,22 @@ first, so time has to be walked instant by instant. Within one instant everythin
 ends if it takes no time; only then are the links handed out: to who has waited longest, and among equals to the lane
 that stands first in the plan.
 
-Where lanes share cores through sibling hardware threads (`hocket.simulate.sharing`), an op's speed changes whenever
-another one starts or ends beside it: what is left of it is then done at the new speed.
+Where lanes share cores through sibling hardware threads (`hocket.simulate.sharing`) or streams a GPU
+(`hocket.simulate.multiprocessors`), an op's speed changes whenever another one starts or ends beside it: what is left
+of it is then done at the new speed. It starts when it first gets on at all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
+from math import inf
 
 import numpy as np
 import numpy.typing as npt
 
+from hocket.simulate.multiprocessors import Contention
 from hocket.simulate.program import Program
-from hocket.simulate.sharing import Sharing
 
 __all__ = ["by_events"]
 
@@ -28,8 +30,9 @@ def by_events(
     durations_us: Sequence[float],
     link_of: Sequence[int],
     channels: Sequence[int],
-    wait_us: float = 0.0,
-    sharing: Sharing | None = None,
+    waits_us: Sequence[float],
+    sharing: Contention | None = None,
+    released_us: Sequence[float] | None = None,
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     """When each op starts and ends.
 
@@ -38,8 +41,9 @@ def by_events(
         durations_us: how long each op takes, in the order of the graph.
         link_of: for each lane the number of the link it has to queue for; -1: none.
         channels: for each of these links how many transfers fit side by side.
-        wait_us: how long a lane takes to notice that an op of another lane has ended.
-        sharing: the lanes that may share cores.
+        waits_us: for each lane how long it takes to notice that an op of another lane has ended.
+        sharing: the lanes that slow each other down.
+        released_us: for each op before when it may not start.
     """
     begin, after, waits = program.followers
     lane = program.lane.tolist()
@@ -53,7 +57,12 @@ def by_events(
     changed: set[int] = set()  # links that may have both a free channel and a queue
     # What happens next: at which time, and to which op; ops beyond the last are told of an end on another lane.
     events: list[tuple[float, int]] = []
-    pace = _Pace(durations_us, end_us, events)
+    pace = _Pace(durations_us, start_us, end_us, events)
+    for op, at_us in enumerate(released_us or ()):
+        if at_us > 0:
+            waiting[op] += 1
+            events.append((at_us, len(program) + op))
+    heapify(events)
     ready = [op for op, count in enumerate(waiting) if count == 0]
     now_us = 0.0
 
@@ -62,9 +71,8 @@ def by_events(
         end_us[op] = now_us + durations_us[op]
         heappush(events, (end_us[op], op))
         if sharing is not None and lane[op] in sharing:
-            sharing.begin(lane[op], op)
+            sharing.begin(lane[op], op, now_us)
             pace.begin(op, now_us)
-            pace.change(sharing.rates(), now_us)
 
     def told(op: int) -> None:
         waiting[op] -= 1
@@ -81,6 +89,9 @@ def by_events(
                 changed.add(link)
         ready.clear()
         pace.forget_outdated()
+        if sharing is not None and pace.disturbed and not (events and events[0][0] <= now_us):
+            pace.change(sharing.rates(), now_us)  # once everything that begins or ends at this instant has done so
+            pace.forget_outdated()
         if changed and not (events and events[0][0] <= now_us):
             for link in changed:
                 queue = queues[link]
@@ -101,10 +112,9 @@ def by_events(
         if sharing is not None and lane[op] in sharing:
             sharing.end(lane[op])
             pace.end(op)
-            pace.change(sharing.rates(), now_us)
         for follower in after[begin[op] : begin[op + 1]]:
-            if wait_us and lane[follower] != lane[op]:
-                heappush(events, (now_us + wait_us, len(program) + follower))
+            if lane[follower] != lane[op] and waits_us[lane[follower]]:
+                heappush(events, (now_us + waits_us[lane[follower]], len(program) + follower))
             else:
                 told(follower)
         for follower in following.get(op, ()):
@@ -112,30 +122,52 @@ def by_events(
 
 
 class _Pace:
-    """Ops whose speed may change while they run: what is left of them, and when they end at their present speed."""
+    """Ops whose speed may change while they run: what is left of them, and when they end at their present speed.
 
-    def __init__(self, durations_us: Sequence[float], end_us: list[float], events: list[tuple[float, int]]) -> None:
+    `disturbed` says that an op has begun or ended since speeds were last looked at.
+    """
+
+    def __init__(
+        self,
+        durations_us: Sequence[float],
+        start_us: list[float],
+        end_us: list[float],
+        events: list[tuple[float, int]],
+    ) -> None:
         self._durations_us = durations_us
+        self._start_us = start_us
         self._end_us = end_us
         self._events = events
         self._left: dict[int, tuple[float, float, float]] = {}  # op -> work left, since when, at which speed
+        self._still: set[int] = set()  # ready, but not yet getting on
         self._ended: set[int] = set()
+        self.disturbed = False
 
     def begin(self, op: int, now_us: float) -> None:
         self._left[op] = (self._durations_us[op], now_us, 1.0)
+        self._still.add(op)
+        self.disturbed = True
 
     def end(self, op: int) -> None:
         del self._left[op]
         self._ended.add(op)
+        self.disturbed = True
 
     def change(self, rates: dict[int, float], now_us: float) -> None:
+        self.disturbed = False
         for op, rate in rates.items():
             left_us, since_us, old_rate = self._left[op]
+            if rate > 0.0 and op in self._still:
+                self._still.discard(op)
+                self._start_us[op] = now_us
             if rate != old_rate:
                 left_us = max(0.0, left_us - (now_us - since_us) * old_rate)
                 self._left[op] = (left_us, now_us, rate)
-                self._end_us[op] = now_us + left_us / rate
-                heappush(self._events, (self._end_us[op], op))
+                if rate > 0.0:
+                    self._end_us[op] = now_us + left_us / rate
+                    heappush(self._events, (self._end_us[op], op))
+                else:
+                    self._end_us[op] = inf
 
     def forget_outdated(self) -> None:
         """Drop ends that came to be wrong when a speed changed."""

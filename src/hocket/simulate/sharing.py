@@ -33,7 +33,7 @@ class Sharing:
     def __contains__(self, lane: int) -> bool:
         return lane in self._places
 
-    def begin(self, lane: int, op: int) -> None:
+    def begin(self, lane: int, op: int, now_us: float) -> None:
         self._busy.update(self._places[lane])
         self._running[lane] = op
 
