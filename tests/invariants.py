@@ -149,6 +149,27 @@ def lost_orders(graph: Graph, plan: Plan, waits, carried) -> list[str]:
     return faults
 
 
+def held_bytes(graph: Graph, run) -> list[float]:
+    """The bytes alive after each event of a run (pairs of an op and "start" or "end"), counted from scratch."""
+    size = {buffer.name: buffer for buffer in graph.buffers}
+    touched = {buffer for op in graph.ops for buffer in (*op.reads, *op.writes)}
+    always = sum(b.size_bytes for b in graph.buffers if b.life in ("lasting", "input") and b.name in touched)
+    made, found = set(), []
+    ended: set[str] = set()
+    for op, what in run:
+        if what == "start":
+            made |= set(graph[op].writes)
+        else:
+            ended.add(op)
+        alive = always
+        for name in made:
+            users = {other.name for other in graph.ops if name in (*other.reads, *other.writes)}
+            if size[name].life == "kept" or (size[name].life == "step" and not users <= ended):
+                alive += size[name].size_bytes
+        found.append(alive)
+    return found
+
+
 def timeline_faults(
     graph: Graph, plan: Plan, costs: Costs, machine: Machine, timeline: Timeline, wait_us: float = 0.0
 ) -> list[str]:

@@ -209,7 +209,9 @@ def any_plans(draw) -> Plan:
     plain = st.sampled_from([op for op in ops if "," not in op] or [""]).filter(bool)
     has_plain = any("," not in op for op in ops)
     after = draw(st.dictionaries(plain, st.lists(plain, max_size=3), max_size=3)) if has_plain else {}
-    return Plan(lanes, {op: tuple(others) for op, others in after.items()}, draw(st.just("") | NAMES))
+    peaks = st.none() | st.integers(0, 10**15)
+    waits = {op: tuple(others) for op, others in after.items()}
+    return Plan(lanes, waits, draw(st.just("") | NAMES), draw(peaks), draw(peaks))
 
 
 @st.composite

@@ -58,7 +58,6 @@ OP_PROBLEMS = {
     "ops[0].stateless: expected true or false": [{"name": "a", "stateless": 1}],
     "ops[0].name: expected a name without white space, got 'a b'": [{"name": "a b"}],
     "ops[1]: expected an object, got the string 'b'": [{"name": "a"}, "b"],
-    "ops[0].reads: op 'a' reads a missing buffer 'x'": [{"name": "a", "reads": ["x"]}],
     "ops[0].writes: expected a list, got the string 'x'": [{"name": "a", "writes": "x"}],
 }
 
@@ -86,12 +85,14 @@ EDGE_PROBLEMS = {
     "buffers[1].name: expected a name of its own, got 'x'": {"buffers": [{"name": "x"}, {"name": "x"}]},
     "buffer 'x': expected one of step, kept, lasting, input, got 'long'": {"buffers": [{"name": "x", "life": "long"}]},
     "buffers[0]: unknown field 'size'": {"buffers": [{"name": "x", "size": 1}]},
+    "ops[3].reads: op 'd' reads a missing buffer 'y'": {"buffers": [{"name": "x"}]},
 }
 
 
 @pytest.mark.parametrize("problem", EDGE_PROBLEMS)
 def test_bad_edge_is_named_with_its_file(tmp_path, problem):
-    path = write(tmp_path, ops=[{"name": name} for name in "abc"], **EDGE_PROBLEMS[problem])
+    ops = [*({"name": name} for name in "abc"), {"name": "d", "reads": ["y"]}]
+    path = write(tmp_path, ops=ops, **EDGE_PROBLEMS[problem])
     with pytest.raises(FormatError) as caught:
         Graph.load(path)
     message = str(caught.value)

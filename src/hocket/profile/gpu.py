@@ -129,6 +129,6 @@ def _result_bytes(graph: Graph) -> dict[str, float]:
     for edge in graph.edges:
         carried[edge.src] = max(carried.get(edge.src, 0.0), edge.size_bytes)
     return {
-        op.name: sum(size[buffer] for buffer in op.writes) if op.writes else carried.get(op.name, op.size_bytes / 2)
+        op.name: sum(size[b] for b in op.writes) if op.writes and size else carried.get(op.name, op.size_bytes / 2)
         for op in graph.ops
     }
