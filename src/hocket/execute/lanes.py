@@ -63,10 +63,12 @@ def below_autograd() -> Iterator[None]:
 class Executor(ABC):
     """Runs one plan of one captured step, again and again.
 
-    `starts_with_prologue` says that the executor makes the views of inputs itself, in `run`.
+    `starts_with_prologue` says that the executor makes the views of inputs itself, in `run`; `keeps_time` that it knows
+    when the ops of every step ran.
     """
 
     starts_with_prologue = False
+    keeps_time = True
 
     def __init__(self, captured: Captured, plan: Plan, graph: Graph | None = None) -> None:
         self.captured = captured

@@ -70,7 +70,7 @@ class StreamLanes(Executor):
                 raise ExecutionError(f"lane {lane.name!r} is a lane of {lane.kind}; stream lanes run streams only")
         self.backend = backend or Cuda()
         self.overlap = overlap
-        self.timed = timed
+        self.timed = self.keeps_time = timed
         self._graph = graph or captured.graph
         self._streams = [self.backend.stream(lane.priority) for lane in plan.lanes]
         self._begin = self.backend.event()
