@@ -16,7 +16,7 @@ than one after the other, as in their Table III.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -38,7 +38,7 @@ class Sharing:
         next_us: when something changes if nothing begins before; infinity while nothing runs.
     """
 
-    def __init__(self, places: dict[int, Sequence[int]], speedup: Sequence[float]) -> None:
+    def __init__(self, places: Mapping[int, Sequence[int]], speedup: Sequence[float]) -> None:
         self._places = {lane: np.array(cores) for lane, cores in places.items()}
         self._speedup = np.array(speedup)
         self._busy = np.zeros(len(speedup), np.int64)  # threads of each core
