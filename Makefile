@@ -43,11 +43,12 @@ format: install  ## format in place, and mend what ruff can mend
 # With another PY nothing is installed: the sources are read from src.
 gpu: $(if $(filter $(BIN)/python,$(PY)),install)  ## the tests that need a GPU; PY=python3 for a python that has torch
 	test ! -d tests/gpu || PYTHONPATH=src $(PY) -m pytest tests/gpu
-	@echo "gpu: nothing to bench yet"
+	test $$(nproc) -le 2 || PYTHONPATH=src $(PY) -m hocket bench manycore --measured
 
 bench: install  ## planned against eager, side by side, on this machine
 	$(BIN)/hocket bench overhead
 	$(BIN)/hocket bench concurrency --quick
+	$(BIN)/hocket bench manycore --quick
 
 clean:  ## remove what was built and cached; .venv stays
 	rm -rf build dist src/*.egg-info .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

@@ -39,7 +39,7 @@ def test_version(hocket):
 
 def test_bench_lists_what_there_is(hocket):
     listed = hocket("bench").out
-    assert all(name in listed for name in ("simulate", "overhead", "concurrency"))
+    assert all(name in listed for name in ("simulate", "overhead", "concurrency", "manycore"))
     found = hocket("bench", "nosuch")
     assert found.status == 2
     assert "'nosuch' (choose from" in found.err

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from typing import TYPE_CHECKING, Any
 
 from hocket.cli.console import Bar, print_json, print_tables, table
 from hocket.report.words import count_text
 
-__all__ = ["concurrency_bench", "overhead_bench", "simulate_bench"]
+if TYPE_CHECKING:
+    from rich.table import Table
+
+__all__ = ["concurrency_bench", "manycore_bench", "overhead_bench", "simulate_bench"]
 
 
 def concurrency_bench(args: Namespace) -> None:
@@ -35,6 +39,64 @@ def concurrency_bench(args: Namespace) -> None:
             rows.append((target, *speedups, f"{uniform:.2f}", to_bound, f"{100 * row['faults_to_eager']:.1f}%"))
     title = f"speedup over eager, {result['cores']} cores, torch {result['torch']}, medians of interleaved steps"
     print_tables(table(title, ("target", *labels, "uniform", "to bound", "page faults"), rows))
+
+
+def manycore_bench(args: Namespace) -> None:
+    """The paper's strategies on many cores: simulated, or measured on this machine's."""
+    from hocket.bench.manycore import measured, run
+
+    work = measured if args.measured else run
+    with Bar("measure each network" if args.measured else "capture, plan and simulate each network"):
+        result = work(quick=args.quick)
+    if args.format == "json":
+        print_json({"bench": "manycore", **result})
+    elif args.measured:
+        print_tables(_measured_table(result))
+    else:
+        print_tables(*(_manycore_table(cores, result) for cores in result["machines"]), *_sensitivity_table(result))
+
+
+def _manycore_table(cores: str, result: dict[str, Any]) -> Table:
+    """A row for each target, and below it what the paper has, for 68 cores."""
+    machine, paper = result["machines"][cores], result["paper"]["figure_3"] if cores == "68" else {}
+    rows: list[tuple[str, ...]] = []
+    for target, row in machine["targets"].items():
+        figures = [*(row["added"][label] for label in ("s12", "s3", "s4")), row["speedup"]["s1234"]]
+        figures += [row["speedup"]["uniform"], row["speedup"]["all"], row["to_bound"]]
+        rows.append((target, f"{row['recommended_ms']:,.0f}", *(f"{figure:.2f}" for figure in figures)))
+        if target in paper:
+            printed = paper[target]
+            figures = [printed[label] for label in ("s12", "s3", "s4", "s1234")]
+            figures.append(printed["s1234"] / printed["over_uniform"])
+            rows.append(("  the paper", "", *(f"{figure:.2f}" for figure in figures), "", ""))
+    means = (f"{machine['mean'][label]:.2f}" for label in ("s1234", "uniform", "all"))
+    rows.append(("mean", "", "", "", "", *means, ""))
+    theirs = [paper[target]["s1234"] for target in machine["targets"] if target in paper]
+    if theirs:
+        rows.append(("  the paper", "", "", "", "", f"{sum(theirs) / len(theirs):.2f}", "", "", ""))
+    columns = ("target", "ms", "1+2", "+3", "+4", "1 to 4", "uniform", "lookahead", "to bound")
+    return table(f"{cores} cores, simulated on published curves: speedup over recommended", columns, rows)
+
+
+def _sensitivity_table(result: dict[str, Any]) -> list[Table]:
+    if "sensitivity" not in result:
+        return []
+    rows = [
+        (found["words"], f"{found['mean']['s1234']:.2f}", f"{found['mean']['all']:.2f}")
+        for found in result["sensitivity"]["variants"].values()
+    ]
+    cores = next(iter(result["machines"]))
+    return [table(f"means on {cores} cores if one thing is otherwise", ("if", "1-4", "lookahead"), rows)]
+
+
+def _measured_table(result: dict[str, Any]) -> Table:
+    labels = ("serial", "s1", "s12", "s123", "s1234", "uniform", "all")
+    rows = []
+    for target, row in result["targets"].items():
+        speedups = [f"{row['speedup'][label]:.2f}" if label in row["speedup"] else "-" for label in labels]
+        rows.append((target, *speedups, row["uniform_best"]))
+    title = f"speedup over eager, measured on {result['cores']} cores, torch {result['torch']}"
+    return table(title, ("target", *labels, "which"), rows)
 
 
 def overhead_bench(args: Namespace) -> None:

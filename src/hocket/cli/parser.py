@@ -216,6 +216,16 @@ def _add_rest(verbs: _Verbs) -> None:
     concurrency.add_argument("--rounds", type=_count, metavar="N", help="blocks of steps of each contender")
     concurrency.add_argument("--report", metavar="DIR", help="draw how many ops run side by side, one picture a step")
     concurrency.add_argument("target", nargs="*", metavar="TARGET", help="only these, such as mlp or resnet20/64")
+    manycore = _verb(
+        names,
+        "manycore",
+        bench.manycore_bench,
+        "the paper's strategies on 16 and 68 cores, simulated, or on this machine's",
+        "hocket bench manycore --quick",
+        "Simulated on published curves; docs/concurrency.md says what that assumes.",
+    )
+    manycore.add_argument("--quick", action="store_true", help="only two of the four networks, nothing assumed anew")
+    manycore.add_argument("--measured", action="store_true", help="run on this machine's own cores, if more than 2")
     simulate.add_argument("--ops", type=_count, default=100_000, metavar="N", help="ops in the plan (100000)")
     simulate.add_argument("--lanes", type=_count, default=8, metavar="N", help="lanes in the plan (8)")
     simulate.add_argument("--repeats", type=_count, default=5, metavar="N", help="rounds (5)")

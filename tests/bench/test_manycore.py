@@ -1,0 +1,105 @@
+"""The bench on many cores: that its figures are what they are called, on a step of milliseconds."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from hocket.bench import manycore
+from hocket.bench.assumptions import VARIANTS
+from hocket.errors import InputError
+from hocket.ir import Costs, Graph, Machine, Op
+
+TINY = {"mlp": {"width": 16, "depth": 2, "batch_size": 4}}
+
+
+@pytest.fixture(scope="module")
+def result():
+    told = []
+    found = manycore.run(targets=TINY, cores=(6, 3), progress=told.append)
+    assert told == ["mlp", "6 cores", "3 cores", "assumptions"]
+    return found
+
+
+def test_it_is_json_with_its_assumptions_and_the_papers_figures(result):
+    assert json.loads(json.dumps(result, allow_nan=False)) == json.loads(json.dumps(result))
+    assert any("take" in line for line in result["assumptions"])
+    assert "not recorded" in result["curves"]
+    assert result["paper"]["mean"] == 1.36
+    assert list(result["machines"]) == ["6", "3"]
+
+
+def test_what_strategies_add_is_what_they_gain(result):
+    for machine in result["machines"].values():
+        (row,) = machine["targets"].values()
+        product = row["added"]["s12"] * row["added"]["s3"] * row["added"]["s4"]
+        assert product == pytest.approx(row["speedup"]["s1234"])
+        assert machine["mean"] == pytest.approx(row["speedup"]), "of one target"
+        assert machine["geomean"] == pytest.approx(row["speedup"])
+        assert row["to_bound"] >= 1.0 / 1.03 - 1e-9
+        assert row["speedup"]["all"] >= max(row["speedup"]["s1234"], 1.0) * (1 - 1e-9)
+        assert row["speedup"]["uniform"] >= 1.0 - 1e-9, "1 x all cores is among what is tried"
+
+
+def test_every_assumption_is_changed_in_turn(result):
+    variants = result["sensitivity"]["variants"]
+    assert list(variants) == [variant.name for variant in VARIANTS]
+    assert result["sensitivity"]["most"] in variants
+    usual = result["machines"]["6"]["mean"]["s1234"]
+    moved = {name: max(row["mean"]["s1234"] / usual, usual / row["mean"]["s1234"]) for name, row in variants.items()}
+    assert moved[result["sensitivity"]["most"]] == max(moved.values())
+
+
+def test_the_papers_figures_hang_together():
+    """Each strategy's part multiplies to what all four gain, and their mean is the printed one."""
+    for row in manycore.FIGURE_3.values():
+        assert row["s12"] * row["s3"] * row["s4"] == pytest.approx(row["s1234"], abs=0.01)
+    found = [row["s1234"] for row in manycore.FIGURE_3.values()]
+    assert sum(found) / len(found) == pytest.approx(1.36, abs=0.005)
+    assert set(manycore.FIGURE_3) == set(manycore.TARGETS)
+
+
+def test_ops_that_do_not_scale_gain_what_runs_side_by_side():
+    """Four ops of one core each on four cores: four times as fast by strategy 3, not at all without."""
+    graph = Graph(tuple(Op(f"op{i}", "aten.relu") for i in range(4)))
+    costs = Costs({op.name: {"1": 100.0, "4": 100.0} for op in graph.ops})
+    row = manycore.figures(manycore.Setup(graph, costs, Machine.of(cores=4, smt=2)))
+    assert row["recommended_ms"] == 0.4
+    assert row["speedup"] == {"s1": 1.0, "s12": 1.0, "s123": 4.0, "s1234": 4.0, "uniform": 4.0, "all": 4.0}
+    assert row["added"] == {"s12": 1.0, "s3": 4.0, "s4": 1.0}
+    assert row["uniform_best"] == "4x1"
+    assert row["to_bound"] == 1.0
+
+
+def test_quick_leaves_out_large_networks_and_changed_assumptions(monkeypatch):
+    captured = []
+    monkeypatch.setattr(
+        manycore, "_captured", lambda name, size: captured.append(name) or Graph((Op("a", "aten.relu"),))
+    )
+    found = manycore.run(quick=True)
+    assert tuple(captured) == manycore.QUICK
+    assert "sensitivity" not in found
+    assert list(found["machines"]) == ["68", "16"]
+
+
+def test_two_cores_are_no_many_cores(monkeypatch):
+    monkeypatch.setattr(Machine, "here", staticmethod(lambda: Machine.of(cores=2)))
+    with pytest.raises(InputError, match="this machine has 2 cores, and with --measured it takes more than 2"):
+        manycore.measured()
+
+
+def test_measured_runs_every_plan_beside_eager(monkeypatch):
+    """On however many cores there are, for a step too small to mean anything."""
+    here = Machine.here()
+    if here.cores < 2:
+        pytest.skip("needs two cores")
+    monkeypatch.setattr(manycore, "TARGETS", TINY)
+    monkeypatch.setattr(manycore, "FEWEST_CORES", 2)
+    found = manycore.measured(rounds=1)
+    row = found["targets"]["mlp"]
+    assert set(row["speedup"]) >= {"eager", "serial", "s1", "s12", "s123", "uniform", "all"}
+    assert row["speedup"]["eager"] == 1.0
+    assert all(summary["median_ms"] > 0 for summary in row["contenders"].values())
+    assert set(row["predicted"]) == set(row["speedup"]) - {"eager"}
+    assert found["mean"]["all"] == row["speedup"]["all"]
