@@ -223,7 +223,7 @@ def _make_step(owner: Owner, traced: Traced, node: fx.Node, place: int) -> Step:
     found = find(target)
     if node.op == "call_method":
         target = getattr(Tensor, str(node.target), None) or _method(str(node.target))
-    site = Site(layer, owner.num_models, target)
+    site = Site(layer, name, owner.num_models, target)
     draws = name in DRAWS or "dropout" in name
 
     def call(backend: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -283,7 +283,7 @@ def _module_step(owner: Owner, traced: Traced, layer: str, place: int) -> Step:
     def lookup(name: str) -> Stacked | None:
         return owner.tensor(prefix + name) if name in known else None
 
-    site = Site(layer, owner.num_models, shells[0].forward, shells, lookup)
+    site = Site(layer, kind, owner.num_models, shells[0].forward, shells, lookup)
 
     def call(backend: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         here = replace(site, generators=_generators(owner, args))

@@ -135,6 +135,11 @@ def symbolic(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], se
         concrete[name] = pytree.tree_unflatten(marked, spec)
     if len(set(order) - {None}) != len(numbers):
         raise ValueError("the same tensor stands for two arguments")
+    if find_module(model) is not None:
+        return _one_op(bound.arguments, order)
+    if type(model) in PLAIN:
+        plain = PLAIN[type(model)]
+        model.__class__ = type(type(model).__name__, (type(model),), {"forward": plain})
     tracer = _Tracer(separate)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -156,6 +161,25 @@ def symbolic(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], se
                     value = getattr(value, part)
                 constants[node] = value
     return Traced(graph, inputs, tensors, constants, _codegen_unflatten(graph), "fx", dict(model.named_modules()))
+
+
+def _one_op(arguments: dict[str, Any], order: list[int | None]) -> Traced:
+    """The graph of a model that is itself one op, such as an LSTM."""
+    graph = fx.Graph()
+    inputs: dict[fx.Node, int] = {}
+    numbers = iter(order)
+
+    def place(leaf: Any) -> Any:
+        number = next(numbers)
+        if number is None:
+            return leaf
+        node = graph.placeholder(f"input_{number}")
+        inputs[node] = number
+        return node
+
+    own = {name: pytree.tree_map(place, value) for name, value in arguments.items()}
+    graph.output(graph.call_module("", (), own))
+    return Traced(graph, inputs, {}, {}, None, "fx")
 
 
 def _codegen_unflatten(graph: fx.Graph) -> Callable[[Any], Any] | None:

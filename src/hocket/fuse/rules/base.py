@@ -36,6 +36,7 @@ class Site:
 
     Attributes:
         layer: the name of the layer it belongs to, for messages and the report.
+        name: the op's name, as `op_name` gives it.
         num_models: B.
         target: the op as the model calls it, a function of plain tensors.
         modules: the layer of each model, without its tensors, where the op is a whole module; else empty.
@@ -44,6 +45,7 @@ class Site:
     """
 
     layer: str
+    name: str
     num_models: int
     target: Callable[..., Any]
     modules: tuple[nn.Module, ...] = ()
@@ -101,8 +103,6 @@ def find(target: Any) -> Rule | None:
         return _OPS[name]
     if isinstance(target, torch._ops.OpOverload) and torch.Tag.pointwise in target.tags:
         return _OPS["pointwise"]
-    if name.endswith("_") and not name.endswith("__") and name[:-1] in _OPS:
-        return None
     return None
 
 

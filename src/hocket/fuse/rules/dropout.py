@@ -66,17 +66,13 @@ CHANNELS = {"dropout1d", "dropout2d", "dropout3d", "feature_dropout", "feature_a
 def dropout(site: Site, input: Any, p: float = 0.5, training: bool = True, inplace: bool = False, **named: Any) -> Any:
     """Called as a function, with one rate for all models."""
     training = named.get("train", training)
-    name = site.target._schema.name.removeprefix("aten::") if _is_aten(site) else site.target.__name__
+    name = site.name
     if not training:
         return input
     whole = name in CHANNELS
     if whole and input.ndim < 3:
         return NotImplemented  # torch's own special cases for examples without a batch
     return dropped(site, input, [p] * site.num_models, whole_channels=whole, alpha="alpha" in name)
-
-
-def _is_aten(site: Site) -> bool:
-    return isinstance(site.target, torch._ops.OpOverload)
 
 
 @module_rule(nn.Dropout, nn.AlphaDropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.FeatureAlphaDropout)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hocket.fuse.rules.base import Site, op_name, rule
+from hocket.fuse.rules.base import Site, rule
 from hocket.fuse.rules.shape import wrapped
 from hocket.fuse.stacked import Stacked, fold, is_stacked, lead, unfold
 
@@ -19,7 +19,7 @@ WITH_INDICES = (
 @rule(*NAMES, *WITH_INDICES, *(f"_{name}" for name in NAMES if "adaptive" in name))
 def pool(site: Site, input: Any, *args: Any, **kwargs: Any) -> Any:
     """``(N, C, ...)``, with indices where they are asked for."""
-    name = op_name(site.target) or ""
+    name = site.name
     rank = next((int(digit) for digit in reversed(name) if digit.isdigit()), input.ndim - 2)
     if input.ndim != rank + 2 or is_stacked((args, kwargs)):
         return NotImplemented

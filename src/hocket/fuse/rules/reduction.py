@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from hocket.fuse.rules.base import Site, op_name, rule
+from hocket.fuse.rules.base import Site, rule
 from hocket.fuse.rules.shape import shifted, wrapped
 from hocket.fuse.stacked import Stacked, align, is_stacked
 
@@ -17,7 +17,7 @@ ONE = ("prod", "any", "all", "argmax", "argmin", "max", "min", "median", "std", 
 @rule(*dict.fromkeys((*SEVERAL, *ONE)))
 def reduce(site: Site, input: Any, *args: Any, **kwargs: Any) -> Any:
     """Any reduction; without an axis, over all elements of each model."""
-    name = op_name(site.target)
+    name = site.name
     if args and isinstance(args[0], (Stacked, Tensor)):  # max(a, b) is pointwise
         return Stacked(site.target(*align((input, *args))))
     if is_stacked((args, kwargs)) or (args and isinstance(args[0], bool)):

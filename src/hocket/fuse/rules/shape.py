@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hocket.fuse.rules.base import Site, op_name, rule
+from hocket.fuse.rules.base import Site, rule
 from hocket.fuse.stacked import Stacked, fold, is_stacked, lead, unfold
 
 __all__ = ["shifted"]
@@ -61,7 +61,7 @@ def shifted(axes: Any) -> Any:
 def axis_op(site: Site, input: Any, *args: Any, **kwargs: Any) -> Any:
     """Any op in `AXES`."""
     positional = [input.tensor, *args]
-    for position, keyword, default in AXES[_name(site)]:
+    for position, keyword, default in AXES[site.name]:
         if position < len(positional):
             positional[position] = shifted(positional[position])
         elif keyword in kwargs or default is not None:
@@ -88,10 +88,6 @@ def wrapped(result: Any) -> Any:
     if isinstance(result, (tuple, list)):
         return tuple(map(wrapped, result))
     return result
-
-
-def _name(site: Site) -> str:
-    return op_name(site.target) or ""
 
 
 def _sizes(first: Any, rest: tuple[Any, ...]) -> tuple[int, ...]:
@@ -182,7 +178,7 @@ def cat(site: Site, tensors: Any, dim: int = 0, **kwargs: Any) -> Any:
     first = next(tensor.tensor for tensor in tensors if isinstance(tensor, Stacked))
     is_old_empty = [tensor.ndim == 2 and tensor.shape[1] == 0 for tensor in stacked]
     stacked = [tensor for tensor, empty in zip(stacked, is_old_empty, strict=True) if not empty or first.ndim == 2]
-    new_axis = _name(site) == "stack"
+    new_axis = site.name == "stack"
     rank = first.ndim - 1 + new_axis
     dim = dim % rank
     batch_outside = first.ndim > 2 and first.stride(0) < first.stride(1) and dim > 0
@@ -196,7 +192,7 @@ def pad(site: Site, input: Any, pad: Any, *args: Any, **kwargs: Any) -> Any:
     """Padding counts from the last axis, so a constant one needs no change; others treat the models as images."""
     tensor = input.tensor
     mode = kwargs.get("mode", args[0] if args and isinstance(args[0], str) else "constant")
-    if mode == "constant" and _name(site) in ("pad", "constant_pad_nd"):
+    if mode == "constant" and site.name in ("pad", "constant_pad_nd"):
         return Stacked(site.target(tensor, pad, *args, **kwargs))
     spatial = len(pad) // 2
     if input.ndim != spatial + 2:
@@ -213,7 +209,7 @@ def pad(site: Site, input: Any, pad: Any, *args: Any, **kwargs: Any) -> Any:
 )
 def per_example(site: Site, input: Any, *args: Any, **kwargs: Any) -> Any:
     """What treats every example of a batch ``(N, C, ...)`` alike: models and examples become one axis."""
-    if input.ndim < 3 or is_stacked((args, kwargs)) or (_name(site) == "unfold" and _is_method(site)):
+    if input.ndim < 3 or is_stacked((args, kwargs)) or (site.name == "unfold" and _is_method(site)):
         return NotImplemented
     folded, models_first = fold(input.tensor)
     return Stacked(unfold(site.target(folded, *args, **kwargs), site.num_models, models_first))
