@@ -215,17 +215,20 @@ def _settle() -> None:
 
 
 @contextmanager
-def put_back(module: nn.Module, generators: tuple[torch.Generator, ...]) -> Iterator[None]:
-    """Buffers and random numbers are afterwards what they were before."""
+def put_back(module: nn.Module, generators: dict[torch.device, tuple[torch.Generator, ...]]) -> Iterator[None]:
+    """Buffers and random numbers are afterwards what they were before; generators made meanwhile are gone."""
     buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
-    states = [(generator, generator.get_state()) for generator in generators]
+    before = dict(generators)
+    states = [(each, each.get_state()) for group in before.values() for each in group]
     devices = range(torch.cuda.device_count()) if torch.cuda.is_available() else []
     with torch.random.fork_rng(devices=list(devices)):
         try:
             yield
         finally:
             with torch.no_grad():
-                for buffer, before in buffers:
-                    buffer.copy_(before)
+                for buffer, content in buffers:
+                    buffer.copy_(content)
+            generators.clear()
+            generators.update(before)
             for generator, state in states:
                 generator.set_state(state)

@@ -105,20 +105,18 @@ def _check_layers(models: Sequence[nn.Module]) -> None:
     """What the rules would pass over: hooks; averages whose weight changes with every batch."""
     for index, model in enumerate(models):
         for name, module in model.named_modules():
+            where = f"model {index}, {_called(name)}"
+            if isinstance(module, nn.modules.lazy.LazyModuleMixin) and module.has_uninitialized_params():
+                raise InputError(f"{where}: not initialised yet; run the model once")
             for kind in HOOKS:
                 if getattr(module, kind, None):
-                    raise InputError(
-                        f"model {index}, {_called(name)}: has a hook ({kind[1:]}); remove it before fusing"
-                    )
+                    raise InputError(f"{where}: has a hook ({kind[1:]}); remove it before fusing")
             is_norm = isinstance(module, (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm))
             if is_norm and module.momentum is None and module.track_running_stats:
                 raise InputError(
                     f"model {index}, {_called(name)}: momentum: expected a number, got None "
                     "(a running average over all batches so far cannot be fused)"
                 )
-            lazy = isinstance(module, nn.modules.lazy.LazyModuleMixin) and module.has_uninitialized_params()
-            if lazy:
-                raise InputError(f"model {index}, {_called(name)}: not initialised yet; run the model once")
 
 
 @dataclass
@@ -137,7 +135,8 @@ class _Walk:
             else:
                 self.errors.append(f"{_called(path)}: {reason}")
             return []
-        if (attribute := _attributes(modules)) is not None:
+        found = _tensors(path, modules)
+        if not found and (attribute := _attributes(modules)) is not None:
             if type(modules[0]).__module__.startswith("torch."):
                 if path:
                     self.separate[path] = attribute
@@ -145,7 +144,6 @@ class _Walk:
                     self.errors.append(f"{_called(path)}: {attribute}")
                 return []
             self.doubts[path] = attribute
-        found = _tensors(path, modules)
         for name, _ in modules[0].named_children():
             below = [getattr(module, name) for module in modules]
             found += self.visit(f"{path}.{name}" if path else name, below)

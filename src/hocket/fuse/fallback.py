@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -38,7 +39,9 @@ def vmap(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
         plain = [None if isinstance(out, Tensor) else out for out in outs]
         return tuple(out for out in outs if isinstance(out, Tensor))
 
-    results = torch.vmap(of_one, randomness="different")(*(leaves[place].tensor for place in places))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "There is a performance drop")
+        results = torch.vmap(of_one, randomness="different")(*(leaves[place].tensor for place in places))
     given = iter(results)
     filled = [Stacked(next(given)) if tensor else value for tensor, value in zip(is_tensor, plain, strict=True)]
     return pytree.tree_unflatten(filled, out_spec)

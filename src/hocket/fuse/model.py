@@ -1,8 +1,8 @@
-"""The fused module: B models as one, their parameters stacked, their ops fused where a rule, ``vmap`` or a loop can.
+r"""The fused module: B models as one, their parameters stacked, their ops fused where a rule, ``vmap`` or a loop can.
 
     models --compare--> blocks --trace--> graph --rules--> program --choose--> what runs
-       \\--tensors, stacked--> parameters (B, *shape)
-        \\--without tensors--> shells, from which `unfuse` makes plain modules again
+       \--tensors, stacked--> parameters (B, *shape)
+        \--without tensors--> shells, from which `unfuse` makes plain modules again
 
 Source: S. Wang et al., "Horizontally Fused Training Array", MLSys 2021, section 3.
 """
@@ -231,7 +231,7 @@ class Array(nn.Module):
         return self._per_model[key]
 
     def _put_back(self) -> AbstractContextManager[None]:
-        return put_back(self, tuple(each for group in self._generators.values() for each in group))
+        return put_back(self, self._generators)
 
     def _program(self, call: trace.Call, values: list[Any], shapes: Any, own: tuple[bool, ...]) -> Program | None:
         """The program for this kind of call, or None where nothing can trace it."""
@@ -291,7 +291,8 @@ class Array(nn.Module):
         if not is_watched():
             Program._tell(_Teller(self), step)  # type: ignore[arg-type]
         key = ("whole", self._version)
-        if not self._separate_index and self._chosen.get(key) is None and self._seeds is None:
+        plain = not self._separate_index and self._seeds is None and not _pads(self._shells[0])
+        if plain and self._chosen.get(key) is None:
             args, kwargs = pytree.tree_unflatten(values, spec)
             tensors = {name: self.tensor(name) for name in self._places}
             shell = self._shells[0]
@@ -398,7 +399,7 @@ class Array(nn.Module):
             kept = tensor.detach()[keep].clone()
             if isinstance(tensor, nn.Parameter):
                 tensor.grad = None
-                tensor.data = kept
+                _replace(tensor, kept)
                 tensor._hocket_models = len(keep)  # type: ignore[attr-defined]
             else:
                 store._buffers[leaf] = kept
@@ -623,6 +624,22 @@ class _Teller:
 
 def _no_rule(backend: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return NotImplemented
+
+
+def _pads(model: nn.Module) -> bool:
+    """Whether a model has padding rows, which get a gradient under torch's vmap (as of 2.13) that they should not."""
+    return any(getattr(module, "padding_idx", None) is not None for module in model.modules())
+
+
+def _replace(parameter: nn.Parameter, data: Tensor) -> None:
+    """Give a parameter data of another shape, while graphs of earlier steps may still be alive.
+
+    Such a graph keeps the node that accumulates the gradient, with the old shape. torch makes a new node only when the
+    type of the data changes, so it does, for a moment.
+    """
+    other = torch.float64 if data.dtype != torch.float64 else torch.float32
+    parameter.data = torch.empty_like(data, dtype=other)
+    parameter.data = data
 
 
 def _named_tensors(module: nn.Module) -> list[tuple[str, Tensor]]:

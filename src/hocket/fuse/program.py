@@ -241,6 +241,8 @@ def _make_step(owner: Owner, traced: Traced, node: fx.Node, place: int) -> Step:
         return fallback.loop([target] * owner.num_models, args, kwargs, f"layer {layer}")
 
     backends = _order(owner)
+    if name == "embedding":  # under vmap (torch 2.13) padding rows get a gradient
+        backends = [backend for backend in backends if backend != "vmap"]
     timed = name.startswith("conv") or name in ("linear", "matmul", "bmm", "bilinear", "scaled_dot_product_attention")
     timed = timed or name in ("layer_norm", "group_norm", "batch_norm", "embedding_bag") or found is None
     return Step(place, layer, name, call, (), {}, backends, is_timed=timed, can_multiply=_multiplies(name))
