@@ -22,11 +22,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.fx.node import map_aggregate
 from torch.utils import _pytree as pytree
 
 from hocket.fuse.program import Program, Step
-from hocket.fuse.stacked import Stacked
+from hocket.fuse.stacked import Stacked, mapped
 
 __all__ = ["Choice", "choose", "is_watched", "put_back"]
 
@@ -107,7 +106,7 @@ def _choose_ops(
     def watch(step: Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not step.is_timed or perf_counter() > until:
             return
-        key = (step.op, str(map_aggregate((args, kwargs), _described)), _tensors_of(program, step))
+        key = (step.op, str(mapped((args, kwargs), _described)), _tensors_of(program, step))
         if key not in known:
             known[key] = _time_op(program, step, args, kwargs)
         times = known[key]
@@ -154,7 +153,7 @@ def _time_op(program: Program, step: Step, args: tuple[Any, ...], kwargs: dict[s
             inputs.append(own)
         return Stacked(own) if isinstance(value, Stacked) else own
 
-    own_args, own_kwargs = map_aggregate(args, fresh), map_aggregate(kwargs, fresh)
+    own_args, own_kwargs = mapped(args, fresh), mapped(kwargs, fresh)
     names = getattr(program.owner, "names_in", lambda _: [])(step.layer) if step.op[0].isupper() else []
     params = [program.owner.tensor(f"{step.layer}.{name}" if step.layer else name).tensor for name in names]
     wanted = [*inputs, *(param for param in params if param.requires_grad)]

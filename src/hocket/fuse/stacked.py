@@ -7,17 +7,19 @@ keep the order of memory they find, so a chain of convolution, normalisation, ac
     conv            (N, B*C, H, W)  --view, transpose-->  (B, N, C, H, W), strides of (N, B, C, H, W)
     relu            same strides
     conv            --transpose, reshape-->  (N, B*C, H, W): a view again
+
+A third layout, ``(B, C, N, ...)``, is what a convolution one element wide gives as a matrix product.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx.node import map_aggregate
 
-__all__ = ["Stacked", "align", "fold", "from_channels", "is_stacked", "lead", "part", "to_channels", "unfold", "unwrap"]
+__all__ = ["Stacked", "align", "fold", "from_channels", "is_stacked", "lead", "mapped", "part", "to_channels", "unfold", "unwrap"]
 
 
 class Stacked:
@@ -62,14 +64,27 @@ def is_stacked(tree: Any) -> bool:
     return False
 
 
+def mapped(tree: Any, change: Callable[[Any], Any]) -> Any:
+    """A tree of arguments with every leaf changed."""
+    if isinstance(tree, tuple):
+        return tuple([mapped(each, change) for each in tree])
+    if isinstance(tree, list):
+        return [mapped(each, change) for each in tree]
+    if isinstance(tree, dict):
+        return {name: mapped(each, change) for name, each in tree.items()}
+    if isinstance(tree, slice):
+        return slice(mapped(tree.start, change), mapped(tree.stop, change), mapped(tree.step, change))
+    return change(tree)
+
+
 def part(tree: Any, model: int) -> Any:
     """A tree of arguments as one model sees it."""
-    return map_aggregate(tree, lambda value: value.parts()[model] if isinstance(value, Stacked) else value)
+    return mapped(tree, lambda value: value.parts()[model] if isinstance(value, Stacked) else value)
 
 
 def unwrap(tree: Any) -> Any:
     """A tree with the tensors themselves in place of `Stacked`."""
-    return map_aggregate(tree, lambda value: value.tensor if isinstance(value, Stacked) else value)
+    return mapped(tree, lambda value: value.tensor if isinstance(value, Stacked) else value)
 
 
 def lead(value: Any, num_models: int) -> Tensor:

@@ -5,7 +5,7 @@
     groups = g           ->  groups = B*g
 
 Where all models read the same input, and g is 1, the filters stand one after another and there is one group. A
-convolution whose filter is one element wide, without stride, is a matrix product (B, O, C) x (B, N, C, L).
+convolution whose filter is one element wide, without stride, is a matrix product (B, O, C) x (B, C, N*L).
 """
 
 from __future__ import annotations
@@ -82,10 +82,17 @@ def is_product(input: Any, weight: Any, bias: Any = None, stride: Any = 1, paddi
 
 
 def product(site: Site, input: Any, weight: Any, bias: Any = None, *options: Any) -> Any:
-    """A convolution that `is_product`, as one: ``(B, 1, O, C) x (B, N, C, L)``."""
-    x = lead(input, site.num_models)
-    filters = weight.tensor.flatten(2).unsqueeze(1)
-    y = torch.matmul(filters, x.flatten(3)).unflatten(3, x.shape[3:])
-    if bias is not None:
-        y = y + bias.tensor.reshape(site.num_models, 1, -1, *([1] * (x.ndim - 3)))
-    return Stacked(y)
+    """A convolution that `is_product`, as one: ``(B, O, C) x (B, C, N*L)``, its output in the layout (B, C, N, ...)."""
+    num_models, filters = site.num_models, weight.tensor.flatten(2)
+    if isinstance(input, Stacked):
+        x = input.tensor.transpose(1, 2)  # (B, C, N, ...)
+        batch = x.shape[2:]
+        columns = x.flatten(2)
+        y = torch.bmm(filters, columns) if bias is None else torch.baddbmm(bias.tensor.unsqueeze(2), filters, columns)
+    else:
+        x = input.transpose(0, 1)
+        batch = x.shape[1:]
+        rows, columns = filters.flatten(0, 1), x.flatten(1)
+        y = torch.mm(rows, columns) if bias is None else torch.addmm(bias.tensor.view(-1, 1), rows, columns)
+        y = y.unflatten(0, (num_models, -1))
+    return Stacked(y.unflatten(2, batch).transpose(1, 2))

@@ -17,6 +17,34 @@ from hocket.fuse.rules.base import Site, rule
 from hocket.fuse.stacked import Stacked, align, lead
 
 
+class _Product(torch.autograd.Function):
+    """``baddbmm(bias, x, weight^T)`` whose weight gradient comes in the weight's own layout.
+
+    torch's own is the transpose of ``x^T g``, so that accumulating it costs a copy of all weights, across the grain;
+    ``g^T x`` costs none. On a batch of small models that copy is as long as the product.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        columns = weight.transpose(1, 2)
+        y = torch.bmm(x, columns) if bias is None else torch.baddbmm(bias.unsqueeze(1), x, columns)
+        ctx.save_for_backward(x.to(y.dtype), weight.to(y.dtype))  # under autocast the product is of another type
+        ctx.types = (x.dtype, weight.dtype, None if bias is None else bias.dtype)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        (grad,) = grads
+        x_type, weight_type, bias_type = ctx.types
+        wants_x, wants_weight, wants_bias = ctx.needs_input_grad
+        return (
+            torch.bmm(grad, weight).to(x_type) if wants_x else None,
+            torch.bmm(grad.transpose(1, 2), x).to(weight_type) if wants_weight else None,
+            grad.sum(1).to(bias_type) if wants_bias else None,
+        )
+
+
 @rule("linear")
 def linear(site: Site, input: Any, weight: Any, bias: Any = None) -> Any:
     """``(*, in)`` to ``(*, out)``."""
@@ -33,7 +61,10 @@ def linear(site: Site, input: Any, weight: Any, bias: Any = None) -> Any:
     x = input.tensor
     rows = x.unsqueeze(1) if x.ndim == 2 else x if x.ndim == 3 else x.reshape(num_models, -1, in_features)
     columns = weight.tensor.transpose(1, 2)
-    y = torch.bmm(rows, columns) if bias is None else torch.baddbmm(bias.tensor.unsqueeze(1), rows, columns)
+    if torch.is_grad_enabled() and weight.tensor.requires_grad:
+        y = _Product.apply(rows, weight.tensor, None if bias is None else bias.tensor)
+    else:
+        y = torch.bmm(rows, columns) if bias is None else torch.baddbmm(bias.tensor.unsqueeze(1), rows, columns)
     return Stacked(y if x.ndim == 3 else y.reshape(*x.shape[:-1], out_features))
 
 

@@ -55,9 +55,20 @@ def _batch_norm(
     flat = [_flat(value, num_models) for value in (mean, var, weight, bias)]
     if x.ndim < 3:
         return NotImplemented
+    swapped = x.transpose(1, 2)
+    if x.ndim > 3 and swapped.is_contiguous() and not x.is_contiguous():  # (B, C, N, ...): one example, B*C channels
+        _check_enough(site, swapped, training)
+        y = functional.batch_norm(swapped.reshape(1, x.shape[0] * x.shape[2], -1), *flat, training, momentum, eps)
+        return Stacked(y.view(swapped.shape).transpose(1, 2))
     together = x.transpose(0, 1).flatten(1) if x.ndim == 3 else to_channels(x)
     y = functional.batch_norm(together, *flat, training, momentum, eps)
     return Stacked(from_channels(y, num_models))
+
+
+def _check_enough(site: Site, swapped: Tensor, training: bool) -> None:
+    """torch's own check, of one model's ``(C, N, ...)``."""
+    if training and swapped[0, 0].numel() == 1:
+        raise InputError(f"layer {site.layer}: expected more than one value per channel when training")
 
 
 @module_rule(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
