@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.fuse.oracle import assert_close
 from torch import nn
 
 import hocket
-from tests.fuse.oracle import assert_close
 
 KINDS = {
     "dropout": (nn.Dropout, (5, 6)),

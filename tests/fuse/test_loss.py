@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.fuse.oracle import assert_close, made
 from torch import nn
 from torch.nn import functional as F
 
 import hocket
-from tests.fuse.oracle import assert_close, made
 
 
 def weighted_sum(out, target):
@@ -71,7 +71,11 @@ def test_a_sum_a_scale_and_a_model_that_is_not_finite():
     models[1].weight.data.fill_(torch.nan)
     x, target = torch.randn(5, 4).double(), torch.randint(0, 3, (5,))
     gradients = []
-    for backward in (lambda loss: loss.backward(), lambda loss: loss.sum().backward(), lambda loss: (loss * 1).backward()):
+    for backward in (
+        lambda loss: loss.backward(),
+        lambda loss: loss.sum().backward(),
+        lambda loss: (loss * 1).backward(),
+    ):
         array = hocket.fuse(models, backend="rule")
         backward(array.loss(F.cross_entropy, array(x), target))
         gradients.append(array.get_parameter("fused.weight").grad)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.fuse.nets import Residual
+from tests.fuse.oracle import check, made
 from torch import nn
 
 import hocket
 from hocket.errors import InputError
-from tests.fuse.nets import Residual
-from tests.fuse.oracle import check, made
 
 
 class Body(nn.Module):
@@ -153,7 +153,10 @@ REFUSED = {
         lambda: [nn.Sequential(nn.BatchNorm1d(2, momentum=None)) for _ in range(2)],
         "model 0, layer 0: momentum: expected a number, got None",
     ),
-    "not initialised": (lambda: [nn.Sequential(nn.LazyLinear(2)) for _ in range(2)], "model 0, layer 0: not initialised"),
+    "not initialised": (
+        lambda: [nn.Sequential(nn.LazyLinear(2)) for _ in range(2)],
+        "model 0, layer 0: not initialised",
+    ),
 }
 
 

@@ -7,14 +7,14 @@ import io
 
 import pytest
 import torch
+from tests.fuse.nets import NETS, Residual
+from tests.fuse.oracle import SIZES, check, made
 from torch import nn
 from torch.nn import functional as F
 
 import hocket
 from hocket.fuse.rules import base
 from hocket.fuse.stacked import Stacked
-from tests.fuse.nets import NETS, Residual
-from tests.fuse.oracle import SIZES, check, made
 
 BACKENDS = ["rule", "vmap", "loop", "auto"]
 

@@ -6,10 +6,9 @@ from functools import partial
 
 import pytest
 import torch
+from tests.fuse.oracle import SIZES, check, made
 from torch import nn
 from torch.nn import functional as F
-
-from tests.fuse.oracle import SIZES, check, made
 
 
 class Apply(nn.Module):
@@ -121,8 +120,25 @@ def test_norms_in_eval(name):
 
 
 ACTIVATIONS = [
-    *("ReLU ReLU6 ELU SELU CELU GELU SiLU Mish Hardtanh Hardswish Hardsigmoid LeakyReLU Softplus Softsign".split()),
-    *("Softshrink Hardshrink Tanhshrink LogSigmoid Sigmoid Tanh Identity".split()),
+    *(
+        [
+            "ReLU",
+            "ReLU6",
+            "ELU",
+            "SELU",
+            "CELU",
+            "GELU",
+            "SiLU",
+            "Mish",
+            "Hardtanh",
+            "Hardswish",
+            "Hardsigmoid",
+            "LeakyReLU",
+            "Softplus",
+            "Softsign",
+        ]
+    ),
+    *(["Softshrink", "Hardshrink", "Tanhshrink", "LogSigmoid", "Sigmoid", "Tanh", "Identity"]),
 ]
 
 
@@ -426,11 +442,15 @@ def test_transformer_encoders(name, num_models, training):
     check(models, torch.randn(num_models, 5, 2, 8).double(), shared=False, strict=True, expect=BY_RULE)
 
 
-@pytest.mark.parametrize("make", [
-    lambda: nn.TransformerDecoderLayer(8, 2, 12, dropout=0.0),
-    lambda: nn.TransformerDecoder(nn.TransformerDecoderLayer(8, 2, 12, dropout=0.0), 2),
-    lambda: nn.Transformer(8, 2, 1, 1, 12, dropout=0.0, batch_first=True),
-], ids=["layer", "decoder", "transformer"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.TransformerDecoderLayer(8, 2, 12, dropout=0.0),
+        lambda: nn.TransformerDecoder(nn.TransformerDecoderLayer(8, 2, 12, dropout=0.0), 2),
+        lambda: nn.Transformer(8, 2, 1, 1, 12, dropout=0.0, batch_first=True),
+    ],
+    ids=["layer", "decoder", "transformer"],
+)
 def test_transformer_decoders(make):
     tgt, memory = torch.randn(2, 5, 3, 8).double(), torch.randn(2, 5, 3, 8).double()
     check(made(make, 2), tgt, memory, shared=False, strict=True, expect=BY_RULE)

@@ -19,7 +19,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Stacked", "align", "fold", "from_channels", "is_stacked", "lead", "mapped", "part", "to_channels", "unfold", "unwrap"]
+__all__ = [
+    "Stacked",
+    "align",
+    "fold",
+    "from_channels",
+    "is_stacked",
+    "lead",
+    "mapped",
+    "part",
+    "to_channels",
+    "unfold",
+    "unwrap",
+]
 
 
 class Stacked:

@@ -45,9 +45,9 @@ def sdpa(
 
 
 def _mask(site: Site, mask: Any, rank: int) -> Tensor | None:
-    """A shared mask as it is, or ``(B, 1, ..., L, S)`` where models have their own."""
+    """A shared mask, or ``(B, 1, ..., L, S)`` where models have their own; with the models first where it has a batch."""
     if not isinstance(mask, Stacked):
-        return mask
+        return mask.unsqueeze(0) if mask is not None and mask.ndim == rank else mask
     missing = rank - mask.ndim
     return mask.tensor.reshape(site.num_models, *([1] * missing), *mask.shape)
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from hocket.fuse.rules.base import Site, rule
 from hocket.fuse.stacked import Stacked, from_channels, lead, to_channels
@@ -46,7 +47,7 @@ def conv(
     shared = not isinstance(input, Stacked) and groups == 1
     x = input if shared else _channels(site, input)
     groups = 1 if shared else site.num_models * groups
-    y = site.target(x, _flat(weight), _flat(bias), stride, padding, dilation, groups)
+    y = getattr(functional, site.name)(x, _flat(weight), _flat(bias), stride, padding, dilation, groups)
     return Stacked(from_channels(y, site.num_models))
 
 
@@ -68,7 +69,7 @@ def conv_transpose(
         return NotImplemented
     groups = site.num_models * groups
     x = _channels(site, input)
-    y = site.target(x, _flat(weight), _flat(bias), stride, padding, output_padding, groups, dilation)
+    y = getattr(functional, site.name)(x, _flat(weight), _flat(bias), stride, padding, output_padding, groups, dilation)
     return Stacked(from_channels(y, site.num_models))
 
 

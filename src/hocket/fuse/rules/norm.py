@@ -66,7 +66,7 @@ def _batch_norm(
 
 
 def _check_enough(site: Site, swapped: Tensor, training: bool) -> None:
-    """torch's own check, of one model's ``(C, N, ...)``."""
+    """Torch's own check, of one model's ``(C, N, ...)``."""
     if training and swapped[0, 0].numel() == 1:
         raise InputError(f"layer {site.layer}: expected more than one value per channel when training")
 
