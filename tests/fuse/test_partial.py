@@ -225,7 +225,7 @@ class Branches(nn.Module):
         self.fc = nn.Linear(4, 3)
 
     def forward(self, x):
-        n, width = x.shape
+        n, _ = x.shape
         if n > 3:
             x = x * 2
         return self.fc(x).reshape(n, 3)

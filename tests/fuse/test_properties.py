@@ -1,4 +1,4 @@
-"""What holds for any fused models: isolation, permutation, fuse and unfuse, slots, states, and that the oracle looks."""
+"""What holds for any fused models: isolation, permutation, fuse and unfuse, slots, states, the oracle itself."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def test_a_slot_can_be_dropped_in_mid_training():
     out = array(x)
     array.loss(F.cross_entropy, out, torch.arange(4)).backward()
     kept = [id(parameter) for parameter in array.parameters()]
-    gone = array.drop(1)
+    array.drop(1)
     assert array.num_models == 2
     assert kept == [id(parameter) for parameter in array.parameters()]
     assert all(parameter.shape[0] == parameter._hocket_models == 2 for parameter in array.parameters())

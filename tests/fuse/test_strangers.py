@@ -24,7 +24,6 @@ VISION = {
     "mobilenetv2_wd4": ("mobilenetv2", 64),
     "mobilenetv3_small_w7d20": ("mobilenetv3", 64),
     "shufflenetv2_wd2": ("shufflenetv2", 64),
-    "efficientnet_b0": ("efficientnet", 32),
 }
 SMALL = {
     "vocab_size": 29,

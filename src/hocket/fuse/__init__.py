@@ -26,7 +26,7 @@ def fuse(
     """Fuse models of one class into one module that trains them all; the models themselves are not touched.
 
     Every parameter of the fused module is an ``nn.Parameter`` of shape ``(B, *shape)``, the models first. An input is
-    ``(B, N, ...)``, one batch for each model, or ``(N, ...)``, one batch for all of them; the output is ``(B, N, ...)``.
+    ``(B, N, ...)``, one batch for each model, or ``(N, ...)``, one batch for all; the output is ``(B, N, ...)``.
 
     Blocks that differ between the models (another class, other options, a parameter of another shape inside a
     container) stay separate, and the rest fuses; ``array.report()`` says what fused.

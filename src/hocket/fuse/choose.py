@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -90,8 +91,7 @@ def choose(program: Program, leaves: list[Any], plain: Callable[[list[Any]], Any
 
 
 def _trained(program: Program) -> list[Tensor]:
-    names = getattr(program.owner, "all_parameters", list)()
-    return [each for each in names if each.requires_grad]
+    return [each for each in program.owner.all_parameters() if each.requires_grad]
 
 
 def _choose_ops(
@@ -124,7 +124,7 @@ def _choose_ops(
 
 
 def _tensors_of(program: Program, step: Step) -> str:
-    names = getattr(program.owner, "names_in", lambda _: [])(step.layer)
+    names = program.owner.names_in(step.layer)
     return str([tuple(program.owner.tensor(f"{step.layer}.{name}" if step.layer else name).shape) for name in names])
 
 
@@ -154,12 +154,12 @@ def _time_op(program: Program, step: Step, args: tuple[Any, ...], kwargs: dict[s
         return Stacked(own) if isinstance(value, Stacked) else own
 
     own_args, own_kwargs = mapped(args, fresh), mapped(kwargs, fresh)
-    names = getattr(program.owner, "names_in", lambda _: [])(step.layer) if step.op[0].isupper() else []
+    names = program.owner.names_in(step.layer) if step.op[0].isupper() else []
     params = [program.owner.tensor(f"{step.layer}.{name}" if step.layer else name).tensor for name in names]
     wanted = [*inputs, *(param for param in params if param.requires_grad)]
     contenders = {}
     for backend in backends:
-        run = _pass(lambda b=backend: _checked(step.call(b, own_args, _copied(own_kwargs))), wanted)
+        run = _pass(partial(_call_step, step, backend, own_args, own_kwargs), wanted)
         try:
             run()
         except FAILURES:
@@ -168,11 +168,8 @@ def _time_op(program: Program, step: Step, args: tuple[Any, ...], kwargs: dict[s
     return _in_turns(contenders, OP_ROUNDS) if len(contenders) > 1 else {}
 
 
-def _copied(kwargs: Any) -> dict[str, Any]:
-    return dict(kwargs)
-
-
-def _checked(result: Any) -> Any:
+def _call_step(step: Step, backend: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    result = step.call(backend, args, dict(kwargs))
     if result is NotImplemented:
         raise NotImplementedError
     return result

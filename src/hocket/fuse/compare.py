@@ -106,7 +106,8 @@ def _check_layers(models: Sequence[nn.Module]) -> None:
     for index, model in enumerate(models):
         for name, module in model.named_modules():
             where = f"model {index}, {_called(name)}"
-            if isinstance(module, nn.modules.lazy.LazyModuleMixin) and module.has_uninitialized_params():
+            lazy: Any = module if isinstance(module, nn.modules.lazy.LazyModuleMixin) else None
+            if lazy is not None and lazy.has_uninitialized_params():
                 raise InputError(f"{where}: not initialised yet; run the model once")
             for kind in HOOKS:
                 if getattr(module, kind, None):

@@ -32,7 +32,7 @@ class Losses(Tensor):
         tensor([3., 5.])
     """
 
-    def backward(self, gradient: Any = None, *args: Any, **kwargs: Any) -> None:  # type: ignore[override]
+    def backward(self, gradient: Any = None, *args: Any, **kwargs: Any) -> None:
         """As `Tensor.backward`, from ones."""
         plain = self.as_subclass(Tensor)
         plain.backward(torch.ones_like(plain) if gradient is None else gradient, *args, **kwargs)
@@ -121,5 +121,5 @@ def _is_plain(fn: Any, function: Any, cls: type[nn.Module]) -> bool:
         return True
     if type(fn) is not cls:
         return False
-    options = (getattr(fn, "weight", None), fn.reduction, getattr(fn, "ignore_index", -100))
+    options: tuple[Any, ...] = (getattr(fn, "weight", None), fn.reduction, getattr(fn, "ignore_index", -100))
     return options == (None, "mean", -100) and getattr(fn, "label_smoothing", 0.0) == 0.0

@@ -140,7 +140,7 @@ class Array(nn.Module):
             return
         path, reason = next(iter(self._blocks.doubts.items()))
         where = f"layer {path}" if path else "the model itself"
-        graphs = []
+        graphs: list[Any] = []
         for index in range(self.num_models):
             try:
                 sample = _required_arguments(self._shells[index])
@@ -157,7 +157,7 @@ class Array(nn.Module):
     def tensor(self, name: str) -> Stacked:
         """The stacked parameter or buffer of this name."""
         store, leaf = self._places[name]
-        found = store._parameters.get(leaf)
+        found: Tensor | None = store._parameters.get(leaf)
         if found is None:
             found = store._buffers[leaf]
         assert found is not None
@@ -175,7 +175,11 @@ class Array(nn.Module):
     def separate_block(self, name: str) -> list[nn.Module] | None:
         """The models' own modules of a block that stays separate, or None."""
         index = self._separate_index.get(name)
-        return None if index is None else list(self.separate[index])  # type: ignore[arg-type]
+        return None if index is None else self._group(index)
+
+    def _group(self, place: int) -> list[nn.Module]:
+        """The models' own modules of the separate block at this place."""
+        return list(self.separate[place].children())
 
     def generators_on(self, device: torch.device) -> tuple[torch.Generator, ...]:
         """One generator for each model on a device, or none where no seeds were given."""
@@ -316,7 +320,7 @@ class Array(nn.Module):
         for index, shell in enumerate(self._shells):
             own = {name: each[index] for name, each in tensors.items()}
             for block, place in self._separate_index.items():
-                module = self.separate[place][index]  # type: ignore[index]
+                module = self._group(place)[index]
                 own |= {f"{block}.{name}": each for name, each in module.named_parameters(remove_duplicate=False)}
                 own |= {f"{block}.{name}": each for name, each in module.named_buffers(remove_duplicate=False)}
             targets.append(_Plain(self, shell, own, index))
@@ -364,7 +368,7 @@ class Array(nn.Module):
             is_parameter = isinstance(hollow, nn.Parameter)
             memo[id(hollow)] = nn.Parameter(own, requires_grad=whole.requires_grad) if is_parameter else own
         for block, place in self._separate_index.items():
-            memo[id(shell.get_submodule(block))] = copy.deepcopy(self.separate[place][index])  # type: ignore[index]
+            memo[id(shell.get_submodule(block))] = copy.deepcopy(self._group(place)[index])
         plain = copy.deepcopy(shell, memo)
         for module in plain.modules():
             if isinstance(module, nn.RNNBase):
@@ -403,9 +407,10 @@ class Array(nn.Module):
                 tensor._hocket_models = len(keep)  # type: ignore[attr-defined]
             else:
                 store._buffers[leaf] = kept
-        for number, group in enumerate(self.separate):
-            self.separate[number] = nn.ModuleList([group[index] for index in keep])  # type: ignore[index]
-            _mark(list(self.separate[number]))  # type: ignore[arg-type]
+        for number in range(len(self.separate)):
+            group = self._group(number)
+            self.separate[number] = nn.ModuleList([group[index] for index in keep])
+            _mark(self._group(number))
         self._shells = [self._shells[index] for index in keep]
         if self._seeds is not None:
             self._seeds = [self._seeds[index] for index in keep]
@@ -444,14 +449,16 @@ class Array(nn.Module):
                     whole.grad[model].zero_()
             for block, place in self._separate_index.items():
                 module = copy.deepcopy(new.get_submodule(block))
-                self.separate[place][model] = module  # type: ignore[index]
-                _mark(list(self.separate[place]))  # type: ignore[arg-type]
+                group = self._group(place)
+                group[model] = module
+                self.separate[place] = nn.ModuleList(group)
+                _mark(group)
         self._shells[model] = _shell(new, model)
         self._shells[model].train(self.training)
         if self._seeds is not None and seed is not None:
             self._seeds[model] = int(seed)
-            for group in self._generators.values():
-                group[model].manual_seed(int(seed))
+            for generators in self._generators.values():
+                generators[model].manual_seed(int(seed))
         self._forget()
         return old
 
@@ -479,7 +486,8 @@ class Array(nn.Module):
             model: give the state of this model alone, with its own names.
         """
         if args:
-            destination, prefix, keep_vars = (*args, *(destination, prefix, keep_vars)[len(args) :])
+            given: Any = (*args, *(destination, prefix, keep_vars)[len(args) :])
+            destination, prefix, keep_vars = given
         found: dict[str, Any] = OrderedDict() if destination is None else destination
         if model is not None:
             self._check_slot(model)
@@ -497,7 +505,7 @@ class Array(nn.Module):
                 continue
             for block, place in self._separate_index.items():
                 if name.startswith(block + "."):
-                    own = self.separate[place][index].state_dict(keep_vars=True)  # type: ignore[index]
+                    own = self._group(place)[index].state_dict(keep_vars=True)
                     yield name, own[name.removeprefix(block + ".")]
 
     def _load_from_state_dict(
@@ -557,8 +565,8 @@ class Array(nn.Module):
         super()._apply(fn, recurse)
         for param in self.fused.parameters():
             param._hocket_models = self.num_models  # type: ignore[attr-defined]
-        for group in self.separate:
-            _mark(list(group))  # type: ignore[arg-type]
+        for place in range(len(self.separate)):
+            _mark(self._group(place))
         for shell in self._shells:
             _match_dtypes(self, shell)
         self._forget()

@@ -12,14 +12,13 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, fx, nn
-from torch.fx.node import map_aggregate
 
 from hocket.errors import HocketError, InputError
 from hocket.fuse import fallback
 from hocket.fuse.rules import Site, conv, find, find_module
 from hocket.fuse.rules.base import op_name
 from hocket.fuse.rules.random import DRAWS
-from hocket.fuse.stacked import Stacked, is_stacked, unwrap
+from hocket.fuse.stacked import Stacked, is_stacked, mapped, unwrap
 from hocket.fuse.trace import Traced
 
 __all__ = ["Owner", "Program", "Step", "make_program"]
@@ -40,6 +39,7 @@ class Owner(Protocol):
     def names_in(self, layer: str) -> list[str]: ...
     def separate_block(self, name: str) -> list[nn.Module] | None: ...
     def generators_on(self, device: torch.device) -> tuple[torch.Generator, ...]: ...
+    def all_parameters(self) -> list[Tensor]: ...
 
 
 @dataclass
@@ -168,16 +168,15 @@ def make_program(owner: Owner, traced: Traced) -> Program:
     program = Program(owner, [], len(nodes), traced)
 
     def refer(tree: Any) -> Any:
-        return map_aggregate(tree, lambda value: _Ref(places[value]) if isinstance(value, fx.Node) else value)
+        return mapped(tree, lambda value: _Ref(places[value]) if isinstance(value, fx.Node) else value)
 
-    dead: dict[fx.Node, int] = {}
     last_use: dict[fx.Node, fx.Node] = {}
     for node in nodes:
         for used in node.all_input_nodes:
             last_use[used] = node
     for node in nodes:
         if node.op == "output":
-            program._output = _plain_tree(refer(node.args[0]))
+            program._output = refer(node.args[0])
         elif node in traced.inputs:
             program._inputs.append((places[node], traced.inputs[node]))
         elif node in traced.tensors:
@@ -186,25 +185,11 @@ def make_program(owner: Owner, traced: Traced) -> Program:
             program._constants.append((places[node], traced.constants[node]))
         elif node.op.startswith("call_") and not _is_assertion(node):
             step = _make_step(owner, traced, node, places[node])
-            step.args = _plain_tree(refer(node.args))
-            step.kwargs = _plain_tree(refer(dict(node.kwargs)))
+            step.args = refer(node.args)
+            step.kwargs = refer(dict(node.kwargs))
             step.dead = [places[used] for used in node.all_input_nodes if last_use[used] is node]
             program.steps.append(step)
-    del dead
     return program
-
-
-def _plain_tree(tree: Any) -> Any:
-    """Immutable lists and dictionaries of fx as plain ones."""
-    if isinstance(tree, _Ref):
-        return tree
-    if isinstance(tree, tuple):
-        return tuple(map(_plain_tree, tree))
-    if isinstance(tree, list):
-        return [_plain_tree(each) for each in tree]
-    if isinstance(tree, dict):
-        return {name: _plain_tree(each) for name, each in tree.items()}
-    return tree
 
 
 def _is_assertion(node: fx.Node) -> bool:
@@ -219,7 +204,7 @@ def _make_step(owner: Owner, traced: Traced, node: fx.Node, place: int) -> Step:
     if node.op == "call_module":
         return _module_step(owner, traced, layer, place)
     target: Any = node.target
-    name = op_name(target) or getattr(target, "__name__", str(target))
+    name: str = op_name(target) or getattr(target, "__name__", None) or str(target)
     found = find(target)
     if node.op == "call_method":
         target = getattr(Tensor, str(node.target), None) or _method(str(node.target))

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.fx._symbolic_trace import PH
 from torch.utils import _pytree as pytree
 
 from hocket.fuse.rules import find_module
@@ -131,7 +132,7 @@ def symbolic(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], se
                 raise ValueError(f"{name}: fx cannot follow variable arguments")
             continue
         order += [numbers[id(leaf)] if isinstance(leaf, Tensor) else None for leaf in leaves]
-        marked = [fx.PH if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        marked = [PH if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         concrete[name] = pytree.tree_unflatten(marked, spec)
     if len(set(order) - {None}) != len(numbers):
         raise ValueError("the same tensor stands for two arguments")
@@ -156,10 +157,10 @@ def symbolic(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], se
             if name in known:
                 tensors[node] = name
             else:
-                value: Any = model
+                found: Any = model
                 for part in name.split("."):
-                    value = getattr(value, part)
-                constants[node] = value
+                    found = getattr(found, part)
+                constants[node] = found
     return Traced(graph, inputs, tensors, constants, _codegen_unflatten(graph), "fx", dict(model.named_modules()))
 
 

@@ -39,13 +39,13 @@ def sdpa(
     mask = _mask(site, attn_mask, q.ndim - 1)
     if mask is not None and mask.ndim == q.ndim:
         mask = mask.expand(num_models, q.shape[1], *mask.shape[2:]).flatten(0, 1)
-    flat = (each.flatten(0, 1) for each in (q, k, v))
-    y = functional.scaled_dot_product_attention(*flat, attn_mask=mask, is_causal=is_causal, scale=scale)
+    q, k, v = (each.flatten(0, 1) for each in (q, k, v))
+    y = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal, scale=scale)
     return Stacked(y.unflatten(0, (num_models, -1)))
 
 
 def _mask(site: Site, mask: Any, rank: int) -> Tensor | None:
-    """A shared mask, or ``(B, 1, ..., L, S)`` where models have their own; with the models first where it has a batch."""
+    """A shared mask, or ``(B, 1, ..., L, S)`` where models have their own."""
     if not isinstance(mask, Stacked):
         return mask.unsqueeze(0) if mask is not None and mask.ndim == rank else mask
     missing = rank - mask.ndim
@@ -102,9 +102,11 @@ def multihead(
     if need_weights or rate:
         y, weights = _weighted(site, q, k, v, mask, False, rate)
     else:
-        flat = (each.flatten(0, 1) for each in (q, k, v))
+        flat_q, flat_k, flat_v = (each.flatten(0, 1) for each in (q, k, v))
         flat_mask = None if mask is None else mask.expand(num_models, q.shape[1], *mask.shape[2:]).flatten(0, 1)
-        y = functional.scaled_dot_product_attention(*flat, attn_mask=flat_mask).unflatten(0, (num_models, -1))
+        y = functional.scaled_dot_product_attention(flat_q, flat_k, flat_v, attn_mask=flat_mask).unflatten(
+            0, (num_models, -1)
+        )
     y = y.transpose(2, 3).flatten(3)
     y = _linear(y, _tensor(site, "out_proj.weight"), _tensor(site, "out_proj.bias"))
     out = Stacked(y if module.batch_first else y.transpose(1, 2))

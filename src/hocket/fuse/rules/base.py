@@ -86,11 +86,12 @@ def op_name(target: Any) -> str | None:
         return target
     if isinstance(target, torch._ops.OpOverload):
         return target._schema.name.removeprefix("aten::") if target.namespace == "aten" else None
-    if target is getattr or getattr(operator, getattr(target, "__name__", ""), None) is target:
-        return str(target.__name__)
+    own_name: str = getattr(target, "__name__", "")
+    if target is getattr or getattr(operator, own_name, None) is target:
+        return own_name
     module = getattr(target, "__module__", None) or ""
     if module in _TORCH or type(target).__name__ in ("builtin_function_or_method", "method_descriptor"):
-        return str(target.__name__)
+        return own_name
     return None
 
 

@@ -21,11 +21,11 @@ ALPHA = 1.7580993408473766  # of self-normalising networks, as torch has it
 def drawn(site: Site, shape: tuple[int, ...], like: Tensor, keep: list[float]) -> Tensor:
     """``(B, *shape)`` of zeros and ones, each one with the chance `keep` of its model."""
     if site.generators:
-        noise = [
+        own = [
             torch.empty(shape, dtype=like.dtype, device=like.device).bernoulli_(chance, generator=generator)
             for chance, generator in zip(keep, site.generators, strict=True)
         ]
-        return torch.stack(noise)
+        return torch.stack(own)
     noise = torch.empty((site.num_models, *shape), dtype=like.dtype, device=like.device)
     if len(set(keep)) == 1:
         return noise.bernoulli_(keep[0])

@@ -35,11 +35,20 @@ def _check(site: Site, indices: Any) -> None:
 def embedding(site: Site, *args: Any, **kwargs: Any) -> Any:
     """``F.embedding`` takes indices first, ``aten.embedding`` the table."""
     if site.target is functional.embedding:
-        names = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
+        names: tuple[str, ...] = (
+            "input",
+            "weight",
+            "padding_idx",
+            "max_norm",
+            "norm_type",
+            "scale_grad_by_freq",
+            "sparse",
+        )
     else:
         names = ("weight", "input", "padding_idx", "scale_grad_by_freq", "sparse")
     given = {**dict(zip(names, args, strict=False)), **kwargs}
-    indices, weight = given.get("input", given.get("indices")), given["weight"]
+    indices: Any = given.get("input", given.get("indices"))
+    weight = given["weight"]
     _check(site, indices)
     if given.get("sparse"):
         raise InputError(f"layer {site.layer}: sparse gradients cannot be fused; expected sparse=False")

@@ -52,16 +52,17 @@ def _batch_norm(
     site: Site, input: Any, mean: Any, var: Any, weight: Any, bias: Any, training: bool, momentum: float, eps: float
 ) -> Any:
     x, num_models = lead(input, site.num_models), site.num_models
-    flat = [_flat(value, num_models) for value in (mean, var, weight, bias)]
+    flat: Any = [_flat(value, num_models) for value in (mean, var, weight, bias)]
     if x.ndim < 3:
         return NotImplemented
     swapped = x.transpose(1, 2)
     if x.ndim > 3 and swapped.is_contiguous() and not x.is_contiguous():  # (B, C, N, ...): one example, B*C channels
         _check_enough(site, swapped, training)
-        y = functional.batch_norm(swapped.reshape(1, x.shape[0] * x.shape[2], -1), *flat, training, momentum, eps)
+        one = swapped.reshape(1, x.shape[0] * x.shape[2], -1)
+        y = functional.batch_norm(one, flat[0], flat[1], flat[2], flat[3], training, momentum, eps)
         return Stacked(y.view(swapped.shape).transpose(1, 2))
     together = x.transpose(0, 1).flatten(1) if x.ndim == 3 else to_channels(x)
-    y = functional.batch_norm(together, *flat, training, momentum, eps)
+    y = functional.batch_norm(together, flat[0], flat[1], flat[2], flat[3], training, momentum, eps)
     return Stacked(from_channels(y, num_models))
 
 
@@ -89,7 +90,7 @@ def batch_norm_module(site: Site, input: Any) -> Any:
     return _batch_norm(site, input, mean, var, weight, bias, training, momentum, module.eps)
 
 
-RANKS = {
+RANKS: dict[type[nn.Module], tuple[int, ...]] = {
     nn.BatchNorm1d: (2, 3),
     nn.BatchNorm2d: (4,),
     nn.BatchNorm3d: (5,),
@@ -116,10 +117,10 @@ def instance_norm_module(site: Site, input: Any) -> Any:
     mean, var = site.lookup("running_mean"), site.lookup("running_var")
     use_input_stats = module.training or not module.track_running_stats
     weight, bias = site.lookup("weight"), site.lookup("bias")
-    flat = [_flat(value, site.num_models) for value in (mean, var, weight, bias)]
+    flat: Any = [_flat(value, site.num_models) for value in (mean, var, weight, bias)]
     together = to_channels(lead(input, site.num_models))
     momentum = 0.0 if module.momentum is None else module.momentum
-    y = functional.instance_norm(together, *flat, use_input_stats, momentum, module.eps)
+    y = functional.instance_norm(together, flat[0], flat[1], flat[2], flat[3], use_input_stats, momentum, module.eps)
     return Stacked(from_channels(y, site.num_models))
 
 

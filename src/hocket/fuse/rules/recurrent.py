@@ -83,8 +83,8 @@ def recurrent(site: Site, input: Any, hx: Any = None) -> Any:
             rates = [float(each.dropout) for each in site.modules]  # type: ignore[arg-type]
             x = dropped(site, Stacked(x), rates).tensor
     last = tuple(Stacked(torch.stack(states, 1)) for states in zip(*finals, strict=True))
-    output = Stacked(x.transpose(1, 2) if module.batch_first else x)
-    return (output, last if is_lstm else last[0])
+    out = Stacked(x.transpose(1, 2) if module.batch_first else x)
+    return (out, last if is_lstm else last[0])
 
 
 def _starts(site: Site, module: nn.RNNBase, hx: Any, x: Tensor, num_directions: int) -> tuple[Tensor, ...]:
