@@ -41,6 +41,7 @@ def entries() -> Mapping[str, Entry]:
         lstm_cells,
         lstm_lm,
         mlp,
+        pointnet,
         transformer,
     )
 
@@ -48,6 +49,8 @@ def entries() -> Mapping[str, Entry]:
         *(digits_cnn.ENTRY, lenet.ENTRY, mlp.ENTRY, lstm_cells.ENTRY, lstm_lm.ENTRY),
         *(transformer.ENTRY, bert_tiny.ENTRY, dcgan.ENTRY),
         *cifar.ENTRIES,
+        *pointnet.ENTRIES,
+        bert_tiny.MEDIUM,
         *imagenet.ENTRIES,
     ]
     return MappingProxyType({entry.name: entry for entry in all_entries})
