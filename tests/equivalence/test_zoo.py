@@ -20,11 +20,17 @@ SIZES = {
     "dcgan": {"image_size": 16, "width": 4},
     "resnet20": {"image_size": 8},
     "densenet40": {"image_size": 8},
+    "pointnet-cls": {"points": 16, "width": 4},
+    "pointnet-seg": {"points": 16, "width": 4},
+    "bert-medium": {"steps": 6, "width": 64, "depth": 2, "vocab": 12},
+    "mobilenet-v2": {"image_size": 32},
+    "mobilenet-v3-large": {"image_size": 64},
+    "resnet18": {"image_size": 32},
     "resnet50": {"image_size": 32},
     "vgg16": {"image_size": 32},
     "inception-v3": {"image_size": 75},
 }
-LARGE = {"densenet40", "resnet50", "vgg16", "inception-v3"}
+LARGE = {"densenet40", "mobilenet-v2", "mobilenet-v3-large", "resnet18", "resnet50", "vgg16", "inception-v3"}
 CASES = [
     pytest.param(name, optimizer, marks=[pytest.mark.slow] if name in LARGE else [])
     for name in SIZES
