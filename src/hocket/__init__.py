@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hocket import errors
 from hocket.capture import capture
 from hocket.check import check
+from hocket.fuse import fuse
 from hocket.ir import Costs, Graph, Machine, Plan, Timeline
 from hocket.job import Job
 from hocket.plan import Bounds, bounds, efficiency, plan
@@ -34,6 +35,7 @@ __all__ = [
     "check",
     "efficiency",
     "errors",
+    "fuse",
     "plan",
     "profile",
     "schedule",

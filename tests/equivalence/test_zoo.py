@@ -20,6 +20,11 @@ SIZES = {
     "dcgan": {"image_size": 16, "width": 4},
     "resnet20": {"image_size": 8},
     "densenet40": {"image_size": 8},
+    "pointnet-cls": {"points": 16, "width": 4},
+    "pointnet-seg": {"points": 16, "width": 4},
+    "bert-medium": {"steps": 6, "width": 64, "depth": 2, "vocab": 12},
+    "mobilenet-v2": {"image_size": 32},
+    "mobilenet-v3-large": {"image_size": 64},
     "alexnet": {"image_size": 67},
     "caffenet": {"image_size": 67},
     "googlenet": {"image_size": 32},
@@ -27,7 +32,16 @@ SIZES = {
     "vgg16": {"image_size": 32},
     "inception-v3": {"image_size": 75},
 }
-LARGE = {"densenet40", "alexnet", "caffenet", "googlenet", "vgg16", "inception-v3"}
+LARGE = {
+    "densenet40",
+    "mobilenet-v2",
+    "mobilenet-v3-large",
+    "alexnet",
+    "caffenet",
+    "googlenet",
+    "vgg16",
+    "inception-v3",
+}
 LARGE |= {name for name in SIZES if name.startswith("resnet") and name != "resnet20"}
 CASES = [
     pytest.param(name, optimizer, marks=[pytest.mark.slow] if name in LARGE else [])

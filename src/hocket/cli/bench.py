@@ -11,7 +11,7 @@ from hocket.report.words import count_text
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["concurrency_bench", "manycore_bench", "overhead_bench", "simulate_bench"]
+__all__ = ["concurrency_bench", "fuse_bench", "manycore_bench", "overhead_bench", "simulate_bench"]
 
 
 def concurrency_bench(args: Namespace) -> None:
@@ -97,6 +97,37 @@ def _measured_table(result: dict[str, Any]) -> Table:
         rows.append((target, *speedups, row["uniform_best"]))
     title = f"speedup over eager, measured on {result['cores']} cores, torch {result['torch']}"
     return table(title, ("target", *labels, "which"), rows)
+
+
+def fuse_bench(args: Namespace) -> None:
+    """Training B models at once, every way there is."""
+    from hocket.bench.fuse import CONTENDERS, run
+
+    with Bar("every way of training B models in turn"):
+        result = run(
+            tuple(args.target),
+            device=args.device,
+            sizes=tuple(args.models) or (1, 2, 4, 8),
+            steps=args.steps,
+            amp=args.amp,
+            memory=not args.no_memory,
+        )
+    if args.format == "json":
+        print_json({"bench": "fuse", **result})
+        return
+    rows = []
+    for target, by_size in result["targets"].items():
+        for size, found in by_size.items():
+            serial = found["serial"]
+            ratios = [f"{found[name]['to_serial']:.2f}" if name in found else "-" for name in CONTENDERS[1:]]
+            grown = [
+                f"{found[name]['memory_bytes'] / 2**20:,.0f}" if "memory_bytes" in found[name] else "-"
+                for name in ("serial", "auto")
+            ]
+            rows.append((target, size, f"{serial['models_per_s']:,.1f}", *ratios, *grown))
+    title = f"training B models, {result['device']} ({result['machine']}), torch {result['torch']}: speedup over serial"
+    columns = ("target", "B", "serial, models/s", *CONTENDERS[1:], "serial MiB", "auto MiB")
+    print_tables(table(title, columns, rows))
 
 
 def overhead_bench(args: Namespace) -> None:

@@ -226,6 +226,19 @@ def _add_rest(verbs: _Verbs) -> None:
     )
     manycore.add_argument("--quick", action="store_true", help="only two of the four networks, nothing assumed anew")
     manycore.add_argument("--measured", action="store_true", help="run on this machine's own cores, if more than 2")
+    fuse = _verb(
+        names,
+        "fuse",
+        bench.fuse_bench,
+        "training B models at once, against one after another",
+        "hocket bench fuse mlp-32 --device cpu --models 8 --models 64",
+    )
+    fuse.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where to train (cpu)")
+    fuse.add_argument("--models", type=_count, action="append", default=[], metavar="B", help="models (1, 2, 4, 8)")
+    fuse.add_argument("--steps", type=_count, default=7, metavar="N", help="steps of each contender (7)")
+    fuse.add_argument("--amp", action="store_true", help="train under autocast to bfloat16")
+    fuse.add_argument("--no-memory", action="store_true", help="leave the measurement of memory out")
+    fuse.add_argument("target", nargs="*", metavar="TARGET", help="such as mlp-128 or pointnet-cls (a selection)")
     simulate.add_argument("--ops", type=_count, default=100_000, metavar="N", help="ops in the plan (100000)")
     simulate.add_argument("--lanes", type=_count, default=8, metavar="N", help="lanes in the plan (8)")
     simulate.add_argument("--repeats", type=_count, default=5, metavar="N", help="rounds (5)")

@@ -43,6 +43,7 @@ def entries() -> Mapping[str, Entry]:
         lstm_cells,
         lstm_lm,
         mlp,
+        pointnet,
         transformer,
     )
 
@@ -52,6 +53,8 @@ def entries() -> Mapping[str, Entry]:
         *cifar.ENTRIES,
         *alexnet.ENTRIES,
         googlenet.ENTRY,
+        *pointnet.ENTRIES,
+        bert_tiny.MEDIUM,
         *imagenet.ENTRIES,
     ]
     return MappingProxyType({entry.name: entry for entry in all_entries})

@@ -1,4 +1,4 @@
-"""BERT at its smallest published size, filling in masked tokens, with random weights.
+"""BERT at two of its small published sizes, filling in masked tokens, with random weights.
 
 Sources: J. Devlin et al., "BERT: Pre-training of Deep Bidirectional Transformers", 2018, for the model and
 the task; I. Turc et al., "Well-Read Students Learn Better", 2019, for the size. The model is the one of the
@@ -8,6 +8,8 @@ package ``transformers``, fed and called as its users do, with a dictionary.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -86,4 +88,16 @@ ENTRY = Entry(
     ),
     package=PACKAGE,
     extra=EXTRA,
+)
+
+MEDIUM = replace(
+    ENTRY,
+    name="bert-medium",
+    summary="BERT with 8 layers of 512 and random weights, masked language model",
+    lr=1e-4,
+    options=(
+        Option("width", 512, "width of the layers, a multiple of 64"),
+        Option("depth", 8, "layers"),
+        *ENTRY.options[2:],
+    ),
 )

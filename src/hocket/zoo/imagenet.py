@@ -3,7 +3,8 @@
 Sources: K. He et al., "Deep Residual Learning for Image Recognition", 2015, for ResNet-18 to ResNet-152; K.
 Simonyan & A. Zisserman, "Very Deep Convolutional Networks for Large-Scale Image Recognition", 2014, for VGG-16;
 C. Szegedy et al., "Rethinking the Inception Architecture for Computer Vision", 2015, for Inception-v3 (without its
-auxiliary classifier). Inception-v3 has branches side by side; VGG-16 keeps most of its bytes in one linear
+auxiliary classifier); M. Sandler et al., "MobileNetV2", 2018; A. Howard et al., "Searching for MobileNetV3", 2019.
+Inception-v3 has branches side by side; VGG-16 keeps most of its bytes in one linear
 layer. The batches are small, so that a few cores can run them.
 
     job = load("inception-v3", image_size=96, batch_size=2)
@@ -29,7 +30,22 @@ SIDE_SUMMARY = "side of the square images, pixels"
 
 def build_resnet(request: Request) -> Job:
     """The ResNet that the request names; generated images ``[batch, 3, image_size, image_size]``."""
-    model = getattr(_module(request, "resnet"), request.name)(pretrained=False)
+    return _pooled(request, "resnet", request.name)
+
+
+def build_mobilenet_v2(request: Request) -> Job:
+    """MobileNetV2; generated images ``[batch, 3, image_size, image_size]``."""
+    return _pooled(request, "mobilenetv2", "mobilenetv2_w1")
+
+
+def build_mobilenet_v3(request: Request) -> Job:
+    """MobileNetV3-Large; generated images ``[batch, 3, image_size, image_size]``."""
+    return _pooled(request, "mobilenetv3", "mobilenetv3_large_w1")
+
+
+def _pooled(request: Request, module: str, constructor: str) -> Job:
+    """A network that ends in a pooling over the whole image, which at another size is over another number of pixels."""
+    model = getattr(_module(request, module), constructor)(pretrained=False)
     if request.size["image_size"] != SIDE:
         model.features.final_pool = nn.AdaptiveAvgPool2d(1)
     return _job(request, model)
@@ -65,6 +81,28 @@ def _job(request: Request, model: nn.Module) -> Job:
 
 
 ENTRIES = (
+    Entry(
+        name="mobilenet-v2",
+        summary="MobileNetV2 on generated images, 224 x 224 pixels",
+        source="Sandler et al., MobileNetV2, 2018",
+        build=build_mobilenet_v2,
+        batch_size=8,
+        lr=0.01,
+        options=(Option("image_size", SIDE, SIDE_SUMMARY, minimum=32),),
+        package=PACKAGE,
+        extra=EXTRA,
+    ),
+    Entry(
+        name="mobilenet-v3-large",
+        summary="MobileNetV3-Large on generated images, 224 x 224 pixels",
+        source="Howard et al., Searching for MobileNetV3, 2019",
+        build=build_mobilenet_v3,
+        batch_size=8,
+        lr=0.01,
+        options=(Option("image_size", SIDE, SIDE_SUMMARY, minimum=32),),
+        package=PACKAGE,
+        extra=EXTRA,
+    ),
     *(
         Entry(
             name=f"resnet{depth}",

@@ -1,0 +1,230 @@
+"""``backend="auto"``: time what could compute each op, and the model as a whole, and keep the fastest.
+
+Fusing can lose: on a CPU, a grouped convolution of wide channels takes longer than its parts. So, on the first call for
+an input of this shape:
+
+    1. each op that can pay or cost much: rule, vmap and loop in turn, forward and backward, on the values at hand
+    2. the whole model: rules everywhere; the fastest of each op; and the plain models one after another
+    3. what won in 2 runs from now on
+
+An op alone does not tell everything: the layout it leaves behind costs or saves the next one a copy. Hence 2. What was
+timed leaves no trace: buffers and random numbers are put back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from hocket.fuse.program import Program, Step
+from hocket.fuse.stacked import Stacked, mapped
+
+__all__ = ["Choice", "choose", "is_watched", "put_back"]
+
+ROUNDS = 5
+OP_ROUNDS = 3
+BUDGET_S = 20.0  # of op by op timing, after which the remaining ops keep their rules
+FAILURES = (RuntimeError, ValueError, TypeError, NotImplementedError)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was timed and what won.
+
+    Attributes:
+        winner: "rule", "mixed" (each op its own way) or "loop" (the plain models one after another).
+        whole_us: time of one pass of each of them, microseconds.
+        ops_us: time of each op by each backend, by layer and op, microseconds.
+    """
+
+    winner: str
+    whole_us: dict[str, float]
+    ops_us: dict[tuple[int, str, str], dict[str, float]] = field(default_factory=dict)
+
+
+def is_watched() -> bool:
+    """Whether somebody traces this call, so that nothing may be timed and no value looked at."""
+    return torch._C._len_torch_dispatch_stack() > 0 or torch.compiler.is_compiling()
+
+
+def choose(program: Program, leaves: list[Any], plain: Callable[[list[Any]], Any], state: Callable[[], Any]) -> Choice:
+    """Time and choose; sets the program's backends where the choice is "mixed".
+
+    Args:
+        program: rules everywhere.
+        leaves: the arguments at hand.
+        plain: runs the plain models one after another on the same leaves.
+        state: a context in which buffers and random numbers change without trace.
+    """
+    usual = {step.index: list(step.backends) for step in program.steps}
+    with state():
+        ops_us, best = _choose_ops(program, leaves)
+    mixed = {step.index: best.get(step.index, usual[step.index]) for step in program.steps}
+
+    def run_with(backends: dict[int, list[str]]) -> Callable[[], Any]:
+        def run() -> Any:
+            for step in program.steps:
+                step.backends = backends[step.index]
+            return program.run(leaves)
+
+        return run
+
+    contenders: dict[str, Callable[[], Any]] = {"rule": run_with(usual), "loop": lambda: plain(leaves)}
+    if any(mixed[place] != usual[place] for place in usual):
+        contenders["mixed"] = run_with(mixed)
+    params = _trained(program)
+    with state():
+        whole_us = _in_turns({name: _pass(run, params) for name, run in contenders.items()}, ROUNDS)
+    winner = min(whole_us, key=lambda name: whole_us[name])
+    for step in program.steps:
+        step.backends = (mixed if winner == "mixed" else usual)[step.index]
+    return Choice(winner, whole_us, ops_us)
+
+
+def _trained(program: Program) -> list[Tensor]:
+    return [each for each in program.owner.all_parameters() if each.requires_grad]
+
+
+def _choose_ops(
+    program: Program, leaves: list[Any]
+) -> tuple[dict[tuple[int, str, str], dict[str, float]], dict[int, list[str]]]:
+    """Time each op that is worth it on the arguments it has in this pass."""
+    ops_us: dict[tuple[int, str, str], dict[str, float]] = {}
+    best: dict[int, list[str]] = {}
+    known: dict[Any, dict[str, float]] = {}
+    until = perf_counter() + BUDGET_S
+
+    def watch(step: Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not step.is_timed or perf_counter() > until:
+            return
+        key = (step.op, str(mapped((args, kwargs), _described)), _tensors_of(program, step))
+        if key not in known:
+            known[key] = _time_op(program, step, args, kwargs)
+        times = known[key]
+        ops_us[(step.index, step.layer, step.op)] = times
+        if times:
+            order = sorted(times, key=lambda backend: times[backend])
+            best[step.index] = [*order, *(each for each in step.backends if each not in order)]
+
+    program.watch = watch
+    try:
+        program.run(leaves)
+    finally:
+        program.watch = None
+    return ops_us, best
+
+
+def _tensors_of(program: Program, step: Step) -> str:
+    names = program.owner.names_in(step.layer)
+    return str([tuple(program.owner.tensor(f"{step.layer}.{name}" if step.layer else name).shape) for name in names])
+
+
+def _described(value: Any) -> Any:
+    if isinstance(value, Stacked):
+        return ("each", tuple(value.tensor.shape), value.tensor.stride(), str(value.tensor.dtype))
+    if isinstance(value, Tensor):
+        return ("all", tuple(value.shape), str(value.dtype))
+    return value
+
+
+def _time_op(program: Program, step: Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, float]:
+    """Microseconds of forward and backward, by each backend that can."""
+    backends = list(step.backends)
+    if step.can_multiply is not None and step.can_multiply(*args, **kwargs):
+        backends.append("product")
+    inputs: list[Tensor] = []
+
+    def fresh(value: Any) -> Any:
+        tensor = value.tensor if isinstance(value, Stacked) else value
+        if not isinstance(tensor, Tensor):
+            return value
+        own = tensor.detach()
+        if tensor.requires_grad:
+            own.requires_grad_()
+            inputs.append(own)
+        return Stacked(own) if isinstance(value, Stacked) else own
+
+    own_args, own_kwargs = mapped(args, fresh), mapped(kwargs, fresh)
+    names = program.owner.names_in(step.layer) if step.op[0].isupper() else []
+    params = [program.owner.tensor(f"{step.layer}.{name}" if step.layer else name).tensor for name in names]
+    wanted = [*inputs, *(param for param in params if param.requires_grad)]
+    contenders = {}
+    for backend in backends:
+        run = _pass(partial(_call_step, step, backend, own_args, own_kwargs), wanted)
+        try:
+            run()
+        except FAILURES:
+            continue
+        contenders[backend] = run
+    return _in_turns(contenders, OP_ROUNDS) if len(contenders) > 1 else {}
+
+
+def _call_step(step: Step, backend: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    result = step.call(backend, args, dict(kwargs))
+    if result is NotImplemented:
+        raise NotImplementedError
+    return result
+
+
+def _pass(run: Callable[[], Any], wanted: list[Tensor]) -> Callable[[], None]:
+    """A forward and, where gradients are wanted, a backward that leaves ``.grad`` alone."""
+
+    def once() -> None:
+        outs = []
+        for leaf in pytree.tree_leaves(run(), is_leaf=lambda value: isinstance(value, Stacked)):
+            tensor = leaf.tensor if isinstance(leaf, Stacked) else leaf
+            if isinstance(tensor, Tensor) and tensor.requires_grad:
+                outs.append(tensor)
+        if outs and wanted and torch.is_grad_enabled():
+            ones = [torch.ones_like(out) for out in outs]
+            torch.autograd.grad(outs, wanted, ones, allow_unused=True)
+
+    return once
+
+
+def _in_turns(contenders: dict[str, Callable[[], None]], rounds: int) -> dict[str, float]:
+    """Median microseconds of each, one after another, round after round; the first round does not count."""
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    for round_number in range(rounds + 1):
+        for name, run in contenders.items():
+            _settle()
+            start = perf_counter()
+            run()
+            _settle()
+            if round_number:
+                times[name].append((perf_counter() - start) * 1e6)
+    return {name: median(each) for name, each in times.items()}
+
+
+def _settle() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+@contextmanager
+def put_back(module: nn.Module, generators: dict[torch.device, tuple[torch.Generator, ...]]) -> Iterator[None]:
+    """Buffers and random numbers are afterwards what they were before; generators made meanwhile are gone."""
+    buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    before = dict(generators)
+    states = [(each, each.get_state()) for group in before.values() for each in group]
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_available() else []
+    with torch.random.fork_rng(devices=list(devices)):
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for buffer, content in buffers:
+                    buffer.copy_(content)
+            generators.clear()
+            generators.update(before)
+            for generator, state in states:
+                generator.set_state(state)

@@ -1,0 +1,243 @@
+"""Whether a list of models can fuse, layer by layer; what differs stays separate, what cannot work is refused by name.
+
+root classes, root's own parameters    must agree, or there is nothing to fuse around
+a block of another class or options    stays separate
+a parameter of another shape           its container stays separate (the layers next to it have to match it);
+directly below the root it is an error
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hocket.errors import InputError
+
+__all__ = ["Blocks", "compare"]
+
+MAX_NAMED = 8
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+MACHINERY = frozenset(vars(nn.Module())) | {"_flat_weights", "_flat_weight_refs"}
+PER_MODEL_OPTIONS: tuple[tuple[tuple[type, ...], str], ...] = (
+    ((nn.modules.dropout._DropoutNd,), "p"),
+    ((nn.LSTM, nn.GRU, nn.RNN), "dropout"),
+)
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """What does not fuse: names of blocks with the reason, and layers whose attributes differ (perhaps harmlessly)."""
+
+    separate: dict[str, str]
+    doubts: dict[str, str]
+
+
+def compare(models: Sequence[Any], separate: Sequence[str] = ()) -> Blocks:
+    """Check models against the first one.
+
+    Raises:
+        InputError: what cannot fuse, with the name of the layer.
+    """
+    if not isinstance(models, (list, tuple, nn.ModuleList)):
+        raise InputError(f"models: expected a list of modules, got {type(models).__name__}")
+    if len(models) == 0:
+        raise InputError("models: expected at least one module, got an empty list")
+    for index, model in enumerate(models):
+        if not isinstance(model, nn.Module):
+            raise InputError(f"model {index}: expected an nn.Module, got {type(model).__name__}")
+    _check_shared(models)
+    _check_layers(models)
+    names = dict(models[0].named_modules())
+    for name in separate:
+        if name == "" or name not in names:
+            raise InputError(f"separate: no block is called {name!r}; blocks are {', '.join(filter(None, names))}")
+    walk = _Walk(dict.fromkeys(separate, "as asked for"), {}, [])
+    walk.visit("", list(models))
+    if walk.errors:
+        raise InputError("models differ: " + _listed(walk.errors))
+    left = [name for name, _ in models[0].named_parameters() if not _inside(name, walk.separate)]
+    if walk.separate and not left and any(True for _ in models[0].parameters()):
+        reasons = [f"{name}: {reason}" for name, reason in walk.separate.items()]
+        raise InputError("models differ in every layer that has parameters: " + _listed(reasons))
+    return Blocks(walk.separate, walk.doubts)
+
+
+def _inside(name: str, blocks: dict[str, str]) -> bool:
+    return any(name.startswith(block + ".") for block in blocks)
+
+
+def _listed(reasons: Sequence[str]) -> str:
+    more = len(reasons) - MAX_NAMED
+    return "; ".join(reasons[:MAX_NAMED]) + (f"; and {more} more" if more > 0 else "")
+
+
+def _called(name: str) -> str:
+    return f"layer {name}" if name else "the model itself"
+
+
+def _check_shared(models: Sequence[nn.Module]) -> None:
+    """No module and no tensor may belong to two models."""
+    owners: dict[int, tuple[int, str]] = {}
+    for index, model in enumerate(models):
+        own: dict[int, tuple[int, str]] = {}
+        everything: list[tuple[str, Any]] = [
+            *model.named_modules(),
+            *model.named_parameters(remove_duplicate=False),
+            *model.named_buffers(remove_duplicate=False),
+        ]
+        for name, thing in everything:
+            if id(thing) in owners:
+                other, other_name = owners[id(thing)]
+                raise InputError(
+                    f"model {index}, {_called(name)}: shared with model {other} ({_called(other_name)}): "
+                    "every model needs its own"
+                )
+            own[id(thing)] = (index, name)
+        owners |= own
+
+
+def _check_layers(models: Sequence[nn.Module]) -> None:
+    """What the rules would pass over: hooks; averages whose weight changes with every batch."""
+    for index, model in enumerate(models):
+        for name, module in model.named_modules():
+            where = f"model {index}, {_called(name)}"
+            lazy: Any = module if isinstance(module, nn.modules.lazy.LazyModuleMixin) else None
+            if lazy is not None and lazy.has_uninitialized_params():
+                raise InputError(f"{where}: not initialised yet; run the model once")
+            for kind in HOOKS:
+                if getattr(module, kind, None):
+                    raise InputError(f"{where}: has a hook ({kind[1:]}); remove it before fusing")
+            is_norm = isinstance(module, (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm))
+            if is_norm and module.momentum is None and module.track_running_stats:
+                raise InputError(
+                    f"model {index}, {_called(name)}: momentum: expected a number, got None "
+                    "(a running average over all batches so far cannot be fused)"
+                )
+
+
+@dataclass
+class _Walk:
+    separate: dict[str, str]
+    doubts: dict[str, str]
+    errors: list[str]
+
+    def visit(self, path: str, modules: list[nn.Module]) -> list[str]:
+        """Compare one layer of all models and what is in it; gives differences for the container to deal with."""
+        if path in self.separate:
+            return []
+        if (reason := _structure(modules)) is not None:
+            if path:
+                self.separate[path] = reason
+            else:
+                self.errors.append(f"{_called(path)}: {reason}")
+            return []
+        found = _tensors(path, modules)
+        if not found and (attribute := _attributes(modules)) is not None:
+            if type(modules[0]).__module__.startswith("torch."):
+                if path:
+                    self.separate[path] = attribute
+                else:
+                    self.errors.append(f"{_called(path)}: {attribute}")
+                return []
+            self.doubts[path] = attribute
+        for name, _ in modules[0].named_children():
+            below = [getattr(module, name) for module in modules]
+            found += self.visit(f"{path}.{name}" if path else name, below)
+        if not found:
+            return []
+        if path == "":
+            self.errors += found
+        elif modules[0]._modules:
+            self.separate[path] = "; ".join(found)
+        else:
+            return found
+        return []
+
+
+def _structure(modules: list[nn.Module]) -> str | None:
+    """Another class, or other names below."""
+    first = modules[0]
+    for index, module in enumerate(modules[1:], 1):
+        if type(module) is not type(first):
+            return f"{type(first).__name__} in model 0, {type(module).__name__} in model {index}"
+        if list(module._modules) != list(first._modules):
+            other = sorted(set(module._modules) ^ set(first._modules)) or list(module._modules)
+            return f"model {index} has other layers than model 0: {', '.join(other)}"
+        if any((module._modules[name] is None) != (first._modules[name] is None) for name in first._modules):
+            return f"model {index} lacks layers that model 0 has"
+    return None
+
+
+def _tensors(path: str, modules: list[nn.Module]) -> list[str]:
+    """Parameters and buffers of this very layer that are of another shape or kind."""
+    first, found = modules[0], []
+    for kind in ("_parameters", "_buffers"):
+        mine: dict[str, Tensor | None] = getattr(first, kind)
+        for index, module in enumerate(modules[1:], 1):
+            theirs: dict[str, Tensor | None] = getattr(module, kind)
+            for name in dict.fromkeys((*mine, *theirs)):
+                a, b = mine.get(name), theirs.get(name)
+                where = f"{_called(path)}: {name}"
+                if a is None or b is None:
+                    if a is not b:
+                        found.append(f"{where}: only one of model 0 and model {index} has it")
+                elif a.shape != b.shape:
+                    found.append(f"{where}: {tuple(a.shape)} in model 0, {tuple(b.shape)} in model {index}")
+                elif (a.dtype, a.device) != (b.dtype, b.device):
+                    found.append(f"{where}: {a.dtype} on {a.device} in model 0, {b.dtype} on {b.device} in {index}")
+                elif a.requires_grad != b.requires_grad:
+                    found.append(f"{where}: trained in one of model 0 and model {index} only (requires_grad)")
+    return found
+
+
+def _attributes(modules: list[nn.Module]) -> str | None:
+    """Plain attributes, such as a stride, that differ; those that rules take per model may."""
+    first = modules[0]
+    allowed = {name for classes, name in PER_MODEL_OPTIONS if isinstance(first, classes)}
+    for index, module in enumerate(modules[1:], 1):
+        if module.training != first.training:
+            return f"training is {first.training} in model 0, {module.training} in model {index}"
+        mine, theirs = vars(first), vars(module)
+        for name in dict.fromkeys((*mine, *theirs)):
+            if name in MACHINERY or name in allowed:
+                continue
+            if name not in mine or name not in theirs or not _same(mine[name], theirs[name], set()):
+                values = f"{_short(mine.get(name))} in model 0, {_short(theirs.get(name))} in model {index}"
+                return f"{name}: {values}"
+    return None
+
+
+def _short(value: Any) -> str:
+    text = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _same(a: Any, b: Any, seen: set[int]) -> bool:
+    """Whether two attributes mean the same to a forward; things with inner state are compared by what they hold."""
+    if a is b or id(a) in seen:
+        return True
+    seen.add(id(a))
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, (nn.Module, nn.Parameter)):
+        return True  # registered ones are compared layer by layer
+    if isinstance(a, Tensor):
+        return a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(_same(x, y, seen) for x, y in zip(a, b, strict=True))
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(_same(a[key], b[key], seen) for key in a)
+    if isinstance(a, FunctionType):
+        return a.__code__ is b.__code__
+    if isinstance(a, (bool, int, float, complex, str, bytes, set, frozenset, torch.dtype, torch.device)):
+        return bool(a == b)
+    if hasattr(a, "__self__"):
+        return bool(getattr(a, "__name__", None) == getattr(b, "__name__", None))
+    if hasattr(a, "__dict__"):
+        return _same(vars(a), vars(b), seen)
+    return True

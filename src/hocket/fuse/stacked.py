@@ -1,0 +1,148 @@
+"""A value of all models: a tensor whose first axis is the model.
+
+The layout of its memory is not fixed, and that is the point. A grouped convolution wants and gives ``(N, B, C, ...)``,
+a batched matrix product ``(B, N, ...)``. Both are kept as *views* with the models first; torch's pointwise kernels
+keep the order of memory they find, so a chain of convolution, normalisation, activation and pooling copies nothing:
+
+    conv            (N, B*C, H, W)  --view, transpose-->  (B, N, C, H, W), strides of (N, B, C, H, W)
+    relu            same strides
+    conv            --transpose, reshape-->  (N, B*C, H, W): a view again
+
+A third layout, ``(B, C, N, ...)``, is what a convolution one element wide gives as a matrix product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "Stacked",
+    "align",
+    "fold",
+    "from_channels",
+    "is_stacked",
+    "lead",
+    "mapped",
+    "part",
+    "to_channels",
+    "unfold",
+    "unwrap",
+]
+
+
+class Stacked:
+    """``tensor`` is ``(B, ...)``: the value of each of B models. `parts` gives them one by one."""
+
+    __slots__ = ("_parts", "tensor")
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+        self._parts: tuple[Tensor, ...] | None = None
+
+    def __repr__(self) -> str:
+        return f"Stacked({tuple(self.tensor.shape)})"
+
+    @property
+    def shape(self) -> torch.Size:
+        """The shape of one model's value."""
+        return self.tensor.shape[1:]
+
+    @property
+    def ndim(self) -> int:
+        """The rank of one model's value."""
+        return self.tensor.ndim - 1
+
+    def parts(self) -> tuple[Tensor, ...]:
+        """One view per model; always the same ones, so that their gradients are put together once."""
+        if self._parts is None:
+            self._parts = self.tensor.unbind(0)
+        return self._parts
+
+
+def is_stacked(tree: Any) -> bool:
+    """Whether any value in a tree of arguments belongs to the models one by one."""
+    if isinstance(tree, Stacked):
+        return True
+    if isinstance(tree, (tuple, list)):
+        return any(map(is_stacked, tree))
+    if isinstance(tree, dict):
+        return any(map(is_stacked, tree.values()))
+    if isinstance(tree, slice):
+        return is_stacked((tree.start, tree.stop, tree.step))
+    return False
+
+
+def mapped(tree: Any, change: Callable[[Any], Any]) -> Any:
+    """A tree of arguments with every leaf changed."""
+    if isinstance(tree, tuple):
+        return tuple([mapped(each, change) for each in tree])
+    if isinstance(tree, list):
+        return [mapped(each, change) for each in tree]
+    if isinstance(tree, dict):
+        return {name: mapped(each, change) for name, each in tree.items()}
+    if isinstance(tree, slice):
+        return slice(mapped(tree.start, change), mapped(tree.stop, change), mapped(tree.step, change))
+    return change(tree)
+
+
+def part(tree: Any, model: int) -> Any:
+    """A tree of arguments as one model sees it."""
+    return mapped(tree, lambda value: value.parts()[model] if isinstance(value, Stacked) else value)
+
+
+def unwrap(tree: Any) -> Any:
+    """A tree with the tensors themselves in place of `Stacked`."""
+    return mapped(tree, lambda value: value.tensor if isinstance(value, Stacked) else value)
+
+
+def lead(value: Any, num_models: int) -> Tensor:
+    """A tensor ``(B, ...)``: of a stacked value, or of a shared one, repeated without a copy."""
+    if isinstance(value, Stacked):
+        return value.tensor
+    return value.unsqueeze(0).expand(num_models, *value.shape)
+
+
+def align(values: tuple[Any, ...]) -> list[Any]:
+    """Tensors whose ranks agree, so that what broadcasts in one model broadcasts in all of them.
+
+    ``(B, C)`` beside ``(B, N, C)`` becomes ``(B, 1, C)``.
+    """
+    rank = max((value.ndim for value in values if isinstance(value, (Stacked, Tensor))), default=0)
+    aligned = []
+    for value in values:
+        if isinstance(value, Stacked):
+            tensor = value.tensor
+            missing = rank - value.ndim
+            if missing:
+                tensor = tensor.reshape(tensor.shape[0], *([1] * missing), *tensor.shape[1:])
+            aligned.append(tensor)
+        else:
+            aligned.append(value)
+    return aligned
+
+
+def fold(tensor: Tensor) -> tuple[Tensor, bool]:
+    """``(B, N, ...)`` to ``(B*N, ...)`` or ``(N*B, ...)``, whichever needs no copy, and whether it is the first."""
+    models_first = tensor.stride(0) >= tensor.stride(1)
+    return (tensor if models_first else tensor.transpose(0, 1)).flatten(0, 1), models_first
+
+
+def unfold(tensor: Tensor, num_models: int, models_first: bool) -> Tensor:
+    """Undo `fold`: ``(B*N, ...)`` or ``(N*B, ...)`` to ``(B, N, ...)``."""
+    if models_first:
+        return tensor.unflatten(0, (num_models, -1))
+    return tensor.unflatten(0, (-1, num_models)).transpose(0, 1)
+
+
+def to_channels(tensor: Tensor) -> Tensor:
+    """``(B, N, C, ...)`` to ``(N, B*C, ...)``."""
+    return tensor.transpose(0, 1).flatten(1, 2)
+
+
+def from_channels(tensor: Tensor, num_models: int) -> Tensor:
+    """``(N, B*C, ...)`` to ``(B, N, C, ...)``, a view."""
+    return tensor.unflatten(1, (num_models, -1)).transpose(0, 1)

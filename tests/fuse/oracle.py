@@ -1,0 +1,145 @@
+"""The oracle: B fused models against B independent torch modules, in float64, tensor by tensor."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+import hocket
+
+TOLERANCE = 1e-12
+SIZES = (1, 2, 3, 7)
+
+
+def made(make: Callable[[], nn.Module], num_models: int, *, training: bool = True) -> list[nn.Module]:
+    """Models with other weights each, and, where there are any, other running statistics."""
+    torch.manual_seed(num_models)
+    models = []
+    for _ in range(num_models):
+        model = make().double().train(training)
+        for name, buffer in model.named_buffers():
+            if buffer.is_floating_point():
+                buffer.copy_(torch.rand_like(buffer) + 0.5 if "var" in name else torch.randn_like(buffer))
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter.data += 0.1 * torch.randn_like(parameter)
+        models.append(model)
+    return models
+
+
+def assert_close(fused: Tensor, plain: Tensor, what: str) -> None:
+    """To 1e-12 relative to the largest element of the plain one."""
+    assert fused.shape == plain.shape, f"{what}: {tuple(fused.shape)} fused, {tuple(plain.shape)} plain"
+    assert fused.dtype == plain.dtype, f"{what}: {fused.dtype} fused, {plain.dtype} plain"
+    if not plain.is_floating_point():
+        assert torch.equal(fused, plain), what
+        return
+    assert torch.equal(fused.isnan(), plain.isnan()), f"{what}: NaN in other places"
+    scale = plain.abs().nan_to_num().max().item() if plain.numel() else 0.0
+    error = (fused - plain).abs().nan_to_num().max().item() if plain.numel() else 0.0
+    assert error <= TOLERANCE * max(scale, 1e-3), f"{what}: off by {error:.3e}, of {scale:.3e}"
+
+
+def weighted(outputs: Any, weights: list[Tensor]) -> Tensor:
+    """One number of a tree of outputs, in which every element counts differently."""
+    tensors = floats(outputs)
+    return sum((out * weight).sum() for out, weight in zip(tensors, weights, strict=True))  # type: ignore[return-value]
+
+
+def floats(outputs: Any) -> list[Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+
+
+def check(
+    models: list[nn.Module],
+    *inputs: Any,
+    shared: bool,
+    backend: str = "rule",
+    steps: int = 2,
+    expect: set[str] | None = None,
+    **options: Any,
+) -> hocket.fuse:
+    """Outputs, gradients of parameters and inputs, and buffers, over a few passes.
+
+    Args:
+        models: float64 models; they are not changed.
+        inputs: of all models where `shared`, else with a models' axis.
+        shared: see `inputs`.
+        backend: of `hocket.fuse`.
+        steps: passes, each of which may move running statistics.
+        expect: what may have computed the ops, such as {"rule", "shared"}.
+        options: of `hocket.fuse`.
+    """
+    num_models = len(models)
+    plain = [copy.deepcopy(model) for model in models]
+    array = hocket.fuse(models, backend=backend, shared=shared, **options)
+    for _ in range(steps):
+        array.zero_grad()
+        for model in plain:
+            model.zero_grad()
+        fused_inputs = [each.detach().clone().requires_grad_(each.is_floating_point()) for each in inputs]
+        own_inputs = [
+            [
+                (each if shared else each[index]).detach().clone().requires_grad_(each.is_floating_point())
+                for each in inputs
+            ]
+            for index in range(num_models)
+        ]
+        out = array(*fused_inputs)
+        own = [model(*given) for model, given in zip(plain, own_inputs, strict=True)]
+        flat = pytree.tree_leaves(out)
+        for index in range(num_models):
+            for number, (fused, expected) in enumerate(zip(flat, pytree.tree_leaves(own[index]), strict=True)):
+                assert_close(fused[index], expected, f"output {number} of model {index}")
+        weights = [torch.randn_like(each) for each in floats(out)]
+        if any(each.requires_grad for each in floats(out)):
+            weighted(out, weights).backward()
+            for index in range(num_models):
+                weighted(own[index], [weight[index] for weight in weights]).backward()
+        for number, each in enumerate(fused_inputs):
+            if each.grad is None:
+                assert all(given[number].grad is None for given in own_inputs)
+            elif shared:
+                assert_close(each.grad, sum(given[number].grad for given in own_inputs), f"gradient of input {number}")
+            else:
+                for index in range(num_models):
+                    what = f"gradient of input {number}, model {index}"
+                    assert_close(each.grad[index], own_inputs[index][number].grad, what)
+        check_state(array, plain)
+    if expect is not None:
+        used = {step.used for program in array._programs.values() if program for step in program.steps if step.used}
+        assert used <= expect, array.report()
+    return array
+
+
+def check_state(array: Any, plain: list[nn.Module]) -> None:
+    """Parameters, their gradients, and buffers."""
+    state = array.state_dict(keep_vars=True)
+    expected = nn.ModuleList(plain).state_dict(keep_vars=True)
+    assert list(state) == list(expected)
+    for name, tensor in expected.items():
+        assert_close(state[name].detach(), tensor.detach(), name)
+    for index, model in enumerate(plain):
+        for name, parameter in model.named_parameters():
+            gradient = grad_of(array, name, index)
+            if parameter.grad is None:
+                assert gradient is None or not gradient.any(), f"{name} of model {index}: a gradient where none is"
+            else:
+                assert gradient is not None, f"{name} of model {index}: no gradient"
+                assert_close(gradient, parameter.grad, f"gradient of {name}, model {index}")
+
+
+def grad_of(array: Any, name: str, index: int) -> Tensor | None:
+    """The gradient of one model's parameter."""
+    if name in array._places:
+        whole = array.tensor(name).tensor.grad
+        return None if whole is None else whole[index]
+    for block, place in array._separate_index.items():
+        if name.startswith(block + "."):
+            return array.separate[place][index].get_parameter(name.removeprefix(block + ".")).grad
+    raise AssertionError(name)
