@@ -1,0 +1,149 @@
+"""Stochastic gradient descent, with momentum, of B models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from hocket.errors import InputError
+from hocket.fuse.optim.arithmetic import add, add_, is_on
+from hocket.fuse.optim.base import Chunk, FusedOptimizer
+from hocket.fuse.optim.hyper import Bound, Number
+
+__all__ = ["SGD"]
+
+
+class SGD(FusedOptimizer):
+    """`torch.optim.SGD` of B models: the same update, with numbers that may differ between models.
+
+    A model's first step sets its momentum buffer to the gradient, without dampening. Where models begin at different
+    times, ``state["fresh"]`` says which of them have yet to.
+
+    Args:
+        params: parameters of a fused model, or groups of them.
+        lr, momentum, dampening, weight_decay: one number, or B in a list.
+        nesterov, maximize: the same for all models.
+        num_models, nonfinite: see `FusedOptimizer`.
+
+    Raises:
+        InputError: a number below 0, a list of the wrong length, or `nesterov` without momentum or with dampening.
+
+    Example:
+        >>> weights = torch.nn.Parameter(torch.ones(2, 3)); weights.grad = torch.ones(2, 3)
+        >>> SGD([weights], lr=[0.5, 0.25], num_models=2).step()
+        >>> weights[:, 0].tolist()
+        [0.5, 0.75]
+    """
+
+    torch_class = torch.optim.SGD
+    counts = False
+    bounds = {  # noqa: RUF012
+        "lr": Bound(),
+        "momentum": Bound(),
+        "dampening": Bound(float("-inf")),
+        "weight_decay": Bound(),
+    }
+
+    def __init__(
+        self,
+        params: Any,
+        lr: Any = 1e-3,
+        momentum: Any = 0,
+        dampening: Any = 0,
+        weight_decay: Any = 0,
+        nesterov: bool = False,
+        *,
+        maximize: bool = False,
+        num_models: int | None = None,
+        nonfinite: str = "step",
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "momentum": momentum,
+            "dampening": dampening,
+            "weight_decay": weight_decay,
+            "nesterov": nesterov,
+            "maximize": maximize,
+        }
+        super().__init__(params, defaults, num_models=num_models, nonfinite=nonfinite)
+
+    def check_group(self, group: dict[str, Any]) -> None:
+        if group["nesterov"]:
+            momenta, dampenings = (torch.as_tensor(group[key]) for key in ("momentum", "dampening"))
+            if bool((momenta <= 0).any()) or bool((dampenings != 0).any()):
+                raise InputError(
+                    "nesterov: expected a momentum > 0 and no dampening for every model, "
+                    f"got momentum {momenta.tolist()} and dampening {dampenings.tolist()}"
+                )
+
+    def make_state(self, p: torch.Tensor, group: dict[str, Any], state: dict[str, Any]) -> None:
+        # Models that begin together get their buffers with their first update.
+        if self._apart and is_on(group["momentum"]) and "momentum_buffer" not in state and self._slots[p] is None:
+            state["momentum_buffer"] = torch.zeros_like(p)
+            state["fresh"] = torch.ones(self.num_models, dtype=torch.bool, device=p.device)
+
+    def coefficients(self, group: dict[str, Any], step: Number | None) -> dict[str, Number]:
+        momentum, dampening = group["momentum"], group["dampening"]
+        share = 1 - dampening
+        if isinstance(momentum, torch.Tensor) and is_on(dampening):
+            # Without momentum there is nothing that torch would dampen.
+            share = torch.where(momentum == 0, 1.0, share)
+        return {"size": -group["lr"], "decay": group["weight_decay"], "momentum": momentum, "share": share}
+
+    def update(self, chunk: Chunk, group: dict[str, Any], by: Mapping[str, Any]) -> None:
+        chunk = chunk.decayed(by["decay"])
+        steps = chunk.grads
+        if is_on(group["momentum"]):
+            self._gather(chunk, by)
+            buffers = chunk.state("momentum_buffer")
+            steps = add(chunk.grads, buffers, by["momentum"]) if group["nesterov"] else buffers
+        add_(chunk.params, steps, by["size"])
+
+    def _gather(self, chunk: Chunk, by: Mapping[str, Any]) -> None:
+        """Bring the buffers up to date; a parameter without one gets its gradient for one."""
+        going = [place for place, state in enumerate(chunk.states) if "momentum_buffer" in state]
+        for place, state in enumerate(chunk.states):
+            if "momentum_buffer" not in state:
+                buffer = chunk.grads[place].detach().clone()
+                state["momentum_buffer"] = torch.view_as_complex(buffer) if chunk.is_complex else buffer
+        if not going:
+            return
+        buffers = [chunk.state("momentum_buffer")[place] for place in going]
+        grads = [chunk.grads[place] for place in going]
+        momentum, share = (
+            [factor[place] for place in going] if isinstance(factor, list) else factor
+            for factor in (by["momentum"], by["share"])
+        )
+        if any("fresh" in chunk.states[place] for place in going):
+            share = [
+                _share(chunk.states[place].get("fresh"), share[number] if isinstance(share, list) else share, buffer)
+                for number, (place, buffer) in enumerate(zip(going, buffers, strict=True))
+            ]
+        torch._foreach_mul_(buffers, momentum)
+        add_(buffers, grads, share)
+
+    def finish(self, states: Sequence[tuple[dict[str, Any], int | None]], resting: Sequence[int]) -> None:
+        for state, _ in states:
+            if "fresh" in state:
+                still = torch.zeros_like(state["fresh"])
+                still[list(resting)] = state["fresh"][list(resting)]
+                state["fresh"] = still
+                self.tidy_state(state)
+
+    def tidy_state(self, state: dict[str, Any]) -> None:
+        if "fresh" in state and not bool(state["fresh"].any()):
+            del state["fresh"]
+
+    def plain_state(self, state: dict[str, Any], group: dict[str, Any]) -> dict[str, Any]:
+        fresh = bool(state.pop("fresh", False))
+        return {} if fresh or group["momentum"] == 0 else state
+
+
+def _share(fresh: torch.Tensor | None, share: Any, buffer: torch.Tensor) -> torch.Tensor:
+    """How much of the gradient a buffer takes in: all of it in a model's first step."""
+    factor = torch.as_tensor(share, dtype=buffer.dtype, device=buffer.device)
+    if fresh is None:
+        return factor
+    return torch.where(fresh.bool().view(-1, *(1,) * (buffer.dim() - 1)), factor.new_ones(()), factor)
