@@ -17,7 +17,20 @@ from hocket.fuse.optim.adagrad import Adagrad
 from hocket.fuse.optim.adam import Adam
 from hocket.fuse.optim.adamw import AdamW
 from hocket.fuse.optim.base import FusedOptimizer
+from hocket.fuse.optim.clip import clip_grad_norm_, clip_grad_value_
+from hocket.fuse.optim.grad_scaler import GradScaler
 from hocket.fuse.optim.rmsprop import RMSprop
 from hocket.fuse.optim.sgd import SGD
 
-__all__ = ["SGD", "Adadelta", "Adagrad", "Adam", "AdamW", "FusedOptimizer", "RMSprop"]
+__all__ = [
+    "SGD",
+    "Adadelta",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "FusedOptimizer",
+    "GradScaler",
+    "RMSprop",
+    "clip_grad_norm_",
+    "clip_grad_value_",
+]

@@ -1,9 +1,9 @@
 """Arithmetic of updates: on lists of tensors, with a scalar that all models share or a factor for each of them.
 
 A *factor* is a float, or a list of tensors that broadcast against the tensors beside them: (B, 1, ...) against
-(B, n, ...). With floats these are the very calls of torch's foreach optimizers, so a fused optimizer without per-model
-numbers does what torch's does, bit for bit. `addcmul_` and `addcdiv_` multiply their factor into the first operand before
-anything else, as torch's kernels do with their scalar: a number that is passed as a factor rounds as the scalar would.
+(B, n, ...). With floats these are the very calls of torch's foreach optimizers, so a fused optimizer without
+per-model numbers does what torch's does, bit for bit. `addcmul_` and `addcdiv_` multiply their factor into the first
+operand before anything else, as torch's kernels do with their scalar: a factor rounds as the scalar would.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What every optimizer over fused parameters is.
 
 A fused parameter holds one tensor of each of B models, (B, n, ...). An update is element-wise, so it is the same few
-kernels for B models as for one; only the numbers in it become columns (HFTA, section 3: "a vector of learning rates with
-the concatenated gradients of all models")::
+kernels for B models as for one; only the numbers in it become columns (HFTA, section 3: "multiplying a vector of
+learning rates with the concatenated gradients of all models")::
 
     group["lr"] (B,)  --[coefficients, float64]-->  (B,)  --[one copy in the parameters' dtype]-->  (B, 1, ...)
     step counts       --'                                                                             |
@@ -12,8 +12,8 @@ Parameters of a group that share device, dtype and step count are updated togeth
 cache with their intermediate results, elsewhere all at once. A model that rests (frozen, or with a gradient that is not
 finite) is put back afterwards from a copy of its slices: nothing of its neighbours' arithmetic depends on it.
 
-The step counts are torch's: one number on the CPU, here shared by the parameters that are in step; from the moment on when
-models may rest on their own, B numbers.
+The step counts are torch's: one number on the CPU, here shared by the parameters that are in step; from the moment on
+when models may rest on their own, B numbers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import torch
 
 from hocket.errors import InputError
 from hocket.fuse.optim import carry
-from hocket.fuse.optim.arithmetic import Factor, Tensors, add, is_on
+from hocket.fuse.optim.arithmetic import Factor, Tensors, add
 from hocket.fuse.optim.hyper import Bound, Number, PerModel, numbers_of, one_of, per_model, plain
 from hocket.fuse.optim.slots import Slots, largest, slots_of
 
@@ -130,7 +130,7 @@ class FusedOptimizer(torch.optim.Optimizer, ABC):
         self.check_group(checked)
         super().add_param_group({**checked, "params": group["params"]})
 
-    def check_group(self, group: dict[str, Any]) -> None:  # noqa: B027 - most have nothing to add
+    def check_group(self, group: dict[str, Any]) -> None:
         """Check what the options of a group demand of each other."""
 
     def set_number(self, group: dict[str, Any], key: str, value: Any) -> None:
@@ -247,7 +247,7 @@ class FusedOptimizer(torch.optim.Optimizer, ABC):
             self.part()
         for group, ready in work:
             self._prepare(group, ready)
-        kept = [self._kept(p, resting) for _, ready in work for p in ready] if resting else []
+        kept = [list(self._kept(p, resting)) for _, ready in work for p in ready] if resting else []
         for group, ready in work:
             self._count(group, ready)
             self._update_group(group, ready)
@@ -309,7 +309,7 @@ class FusedOptimizer(torch.optim.Optimizer, ABC):
             numbers = self.coefficients(group, step)
             columns = _Columns(numbers, bucket[0], self._slots)
             for params in _chunks(bucket):
-                grads = [p.grad for p in params]
+                grads = [p.grad for p in params if p.grad is not None]
                 if params[0].is_complex():
                     grads = [torch.view_as_real(grad) for grad in grads]
                 if group["maximize"]:
@@ -353,7 +353,7 @@ class FusedOptimizer(torch.optim.Optimizer, ABC):
         """The state of one model, under its own plain options, as `torch_class` would hold it."""
         return state
 
-    def tidy_state(self, state: dict[str, Any]) -> None:  # noqa: B027 - most have nothing to tidy
+    def tidy_state(self, state: dict[str, Any]) -> None:
         """Drop entries of a fused state that have nothing more to say."""
 
     def state_dict(self) -> dict[str, Any]:

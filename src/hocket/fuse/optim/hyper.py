@@ -1,8 +1,9 @@
 """Hyper-parameters: one number for all models, or one for each.
 
-A number that all models share stays a Python float, as torch keeps it. One that differs is a `PerModel`: a float64 tensor
-of shape (B,) in the parameter group, on the device of the group's parameters. Nothing ever reads it back into Python, so
-a step needs no synchronisation, a captured step follows it like any other tensor, and a scheduler writes it in place::
+A number that all models share stays a Python float, as torch keeps it. One that differs is a `PerModel`: a float64
+tensor of shape (B,) in the parameter group, on the device of the group's parameters. A step never reads it back into
+Python, so it needs no synchronisation, a captured step follows it like any other tensor, and a scheduler writes it in
+place::
 
     lr=0.1                group["lr"] = 0.1                      p.add_(g, alpha=-0.1)
     lr=[0.1, 0.2, 0.3]    group["lr"] = PerModel([0.1, ...])     p.addcmul_(g, -lr.view(3, 1, 1))
@@ -28,7 +29,7 @@ class PerModel(torch.Tensor):
     Arithmetic gives plain tensors. torch's own schedulers set a rate by `fill_`, which takes B numbers here.
     """
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     def fill_(self, value: Any) -> torch.Tensor:
         """Set one number for all models, or one for each."""
@@ -139,7 +140,8 @@ def row(name: str, value: Any, num_models: int, what: str = "a number") -> list[
     if len(found) != num_models:
         many = what.removeprefix("a ") + "s"
         raise InputError(
-            f"{name}: expected {num_models} {many}, one for each model, or one for all, got {len(found)}: {_shown(value)}"
+            f"{name}: expected {num_models} {many}, one for each model, or one for all, "
+            f"got {len(found)}: {_shown(value)}"
         )
     return found
 
@@ -160,7 +162,7 @@ def check_whole(name: str, value: Any, least: int) -> int:
 
 def per_model(values: Sequence[float] | torch.Tensor, device: torch.device | str = "cpu") -> PerModel:
     """These B numbers as a `PerModel`."""
-    return torch.as_tensor(values).to(device, torch.float64, copy=True).as_subclass(PerModel)
+    return torch.as_tensor(values, dtype=torch.float64).to(device, copy=True).as_subclass(PerModel)
 
 
 def _shown(value: Any) -> str:

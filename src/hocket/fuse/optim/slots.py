@@ -29,7 +29,7 @@ class Slots:
         return iter(self._slots)
 
     def reduced(self, p: torch.Tensor, values: torch.Tensor, order: float) -> torch.Tensor:
-        """The norm of each model's part of `values` (of the shape of `p`), as B numbers; 0 for models without a part."""
+        """The norm of each model's part of `values` (shaped as `p`), as B numbers; 0 for models without a part."""
         slot = self._slots[p]
         dtype = torch.float32 if values.dtype in (torch.float16, torch.bfloat16) else None
         if slot is None:
@@ -80,7 +80,7 @@ def slots_of(params: Iterable[Any], num_models: int | None = None, known: Slots 
 
 
 def _total(params: Sequence[torch.Tensor], num_models: int | None) -> int:
-    marked = {p._hocket_models for p in params if getattr(p, "_hocket_models", None) is not None}
+    marked = {total for p in params if (total := getattr(p, "_hocket_models", None)) is not None}
     if num_models is not None:
         if isinstance(num_models, bool) or not isinstance(num_models, int) or num_models < 1:
             raise InputError(f"num_models: expected a whole number >= 1, got {num_models!r}")
