@@ -62,7 +62,7 @@ def test_a_model_that_rested_goes_on_as_if_it_had_not_been_asked(case):
     twins.check(1e-11)
 
 
-@pytest.mark.parametrize("case", EACH)
+@pytest.mark.parametrize("case", CASES)
 def test_freezing_reaches_no_neighbour(case):
     clean = trained(case, 6)
     name, _ = CASES[case]

@@ -17,7 +17,7 @@ def refused(match, make):
         make()
 
 
-@pytest.mark.parametrize("name", CASES := CLASSES)
+@pytest.mark.parametrize("name", CLASSES)
 def test_rates(name):
     make = getattr(optim, name)
     params = fused_parameters(3)

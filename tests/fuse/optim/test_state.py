@@ -138,7 +138,7 @@ def test_names_of_parameters_travel():
 
 
 def test_states_that_do_not_fit_change_nothing():
-    params, optimizer = trained("adam-all")
+    _, optimizer = trained("adam-all")
     before = optimizer.unfuse()
     states = optimizer.unfuse()
     with pytest.raises(InputError, match="states: expected 3, one for each model, got 2"):

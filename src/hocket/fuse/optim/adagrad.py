@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from hocket.fuse.optim.arithmetic import addcdiv_
+from hocket.fuse.optim.arithmetic import addcdiv_, divided
 from hocket.fuse.optim.base import Chunk, FusedOptimizer
 from hocket.fuse.optim.hyper import Bound, Number
 
@@ -78,10 +78,7 @@ class Adagrad(FusedOptimizer):
         lr, slowing = group["lr"], group["lr_decay"]
         if isinstance(slowing, torch.Tensor) and isinstance(step, torch.Tensor):
             step = step.to(slowing.device)
-        divisor = 1 + (step - 1) * slowing
-        if isinstance(divisor, torch.Tensor) and isinstance(lr, torch.Tensor):
-            divisor = divisor.to(lr.device)
-        return {"size": -(lr / divisor), "eps": group["eps"], "decay": group["weight_decay"]}
+        return {"size": -divided(lr, 1 + (step - 1) * slowing), "eps": group["eps"], "decay": group["weight_decay"]}
 
     def update(self, chunk: Chunk, group: dict[str, Any], by: Mapping[str, Any]) -> None:
         chunk = chunk.decayed(by["decay"])

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from hocket.fuse.optim.arithmetic import addcdiv_, addcmul_, counted, is_on, lerp_, power
+from hocket.fuse.optim.arithmetic import addcdiv_, addcmul_, counted, divided, is_on, lerp_, power
 from hocket.fuse.optim.base import Chunk, FusedOptimizer
 from hocket.fuse.optim.hyper import Bound, Number
 
@@ -77,14 +77,12 @@ class Adam(FusedOptimizer):
             root: Number = (1 - power(beta2, step)).sqrt()  # type: ignore[union-attr]
         else:
             root = counted(lambda count: (1 - beta2**count) ** 0.5, step)
-        if isinstance(bias1, torch.Tensor) and isinstance(lr, torch.Tensor):
-            bias1 = bias1.to(lr.device)
         numbers = {
             "first": 1 - beta1,
             "keep": beta2,
             "second": 1 - beta2,
             "root": root,
-            "size": -(lr / bias1),
+            "size": -divided(lr, bias1),
             "eps": group["eps"],
             "decay": decay,
         }

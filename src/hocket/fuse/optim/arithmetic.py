@@ -14,7 +14,7 @@ import torch
 
 from hocket.fuse.optim.hyper import Number
 
-__all__ = ["Factor", "Tensors", "add", "add_", "addcdiv_", "addcmul_", "counted", "is_on", "lerp_", "power"]
+__all__ = ["Factor", "Tensors", "add", "add_", "addcdiv_", "addcmul_", "counted", "divided", "is_on", "lerp_", "power"]
 
 Tensors = list[torch.Tensor]
 Factor = float | Tensors
@@ -73,6 +73,15 @@ def counted(function: Callable[[float], float], step: Number) -> Number:
     if isinstance(step, torch.Tensor):
         return torch.tensor([function(count) for count in step.tolist()], dtype=torch.float64)
     return function(step)
+
+
+def divided(dividend: Number, divisor: Number) -> Number:
+    """``dividend / divisor``, rounded once whichever of them is a number for all (torch takes a reciprocal first)."""
+    if isinstance(divisor, torch.Tensor):
+        if not isinstance(dividend, torch.Tensor):
+            dividend = torch.ones_like(divisor) * dividend
+        return dividend / divisor.to(dividend.device)
+    return dividend / divisor
 
 
 def power(base: Number, step: Number) -> Number:

@@ -35,6 +35,7 @@ from hocket.fuse.optim.slots import Slots, largest, slots_of
 __all__ = ["Chunk", "FusedOptimizer"]
 
 NONFINITE = ("step", "skip", "freeze")
+FLAGS = ("amsgrad", "centered", "decoupled_weight_decay", "maximize", "nesterov")  # they choose code, not numbers
 CHUNK_BYTES = 1 << 20  # parameters of one chunk on a CPU; an update reads and writes a few times as much
 
 
@@ -166,7 +167,7 @@ class FusedOptimizer(torch.optim.Optimizer, ABC):
             )
         if key in self.bounds:
             return self._number(key, key, value, device)
-        if key in self.defaults and isinstance(self.defaults[key], bool) and not isinstance(value, bool):
+        if key in FLAGS and not isinstance(value, bool):
             raise InputError(f"{key}: expected True or False, the same for all models of a group, got {value!r}")
         return value
 
