@@ -7,7 +7,7 @@ import torch
 from torch.optim import lr_scheduler
 
 import hocket
-from fuse.optim.twins import EACH, Twins, fused_parameters, set_gradients
+from fuse.optim.twins import Twins, fused_parameters, set_gradients
 from hocket.fuse import optim
 
 
@@ -80,52 +80,6 @@ def test_schedulers_of_torch_with_one_argument_for_all(case, scheduler):
     for slot in range(3):
         for p, single in zip(twins.params, twins.singles[slot], strict=True):
             torch.testing.assert_close(p[slot], single, rtol=1e-10, atol=0)
-
-
-@pytest.mark.parametrize("case", [*EACH, "adam", "sgd-momentum", "rmsprop", "adagrad"])
-def test_a_captured_step_follows_per_model_numbers(case):
-    """Captured once; afterwards the rate changes, and the planned steps are the eager steps."""
-    planned, eager = (Job(case) for _ in range(2))
-    for job in (planned, eager):
-        job.run(eager=True)
-    captured = hocket.capture(planned.step, planned.model, planned.twins.fused, planned.batch(0))
-    assert captured.graph.ops
-    fast = hocket.schedule(planned.step, planned.model, planned.twins.fused, planner="serial", guard=False)
-    schedules = [
-        hocket.lr_scheduler.StepLR(job.twins.fused, step_size=[1, 2, 3], gamma=0.5) for job in (planned, eager)
-    ]
-    for number in range(1, 6):
-        fast(planned.batch(number))
-        eager.step(eager.batch(number))
-        for schedule in schedules:
-            schedule.step()
-    assert fast.verdict == "planned", fast.verdict
-    for p, q in zip(planned.twins.params, eager.twins.params, strict=True):
-        torch.testing.assert_close(p, q, rtol=1e-12, atol=0)
-
-
-class Job:
-    """A step over fused parameters whose gradients come from autograd."""
-
-    def __init__(self, case):
-        self.twins = Twins(case, 3)
-        self.model = torch.nn.Module()
-        for place, p in enumerate(self.twins.params):
-            self.model.register_parameter(f"p{place}", p)
-
-    def batch(self, number):
-        generator = torch.Generator().manual_seed(number)
-        return [torch.randn(p.shape, dtype=torch.float64, generator=generator) for p in self.twins.params]
-
-    def step(self, batch):
-        self.twins.fused.zero_grad()
-        loss = sum((0.15 * p * p + p * x).sum() for p, x in zip(self.twins.params, batch, strict=True))
-        loss.backward()
-        self.twins.fused.step()
-        return loss
-
-    def run(self, eager):
-        self.step(self.batch(0))
 
 
 def test_no_step_waits_for_values_in_tensors():

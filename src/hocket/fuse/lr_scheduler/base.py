@@ -25,7 +25,7 @@ from hocket.fuse.optim.base import FusedOptimizer
 from hocket.fuse.optim.carry import as_list
 from hocket.fuse.optim.hyper import is_number, is_row, plain, row
 
-__all__ = ["FusedScheduler", "Rows", "check_optimizer", "read_rates", "write_rates"]
+__all__ = ["FusedScheduler", "Rows", "check_optimizer", "read_rates", "widen", "write_rates"]
 
 Rows = list[list[Any]]  # for each group of parameters a value of each model
 
@@ -60,6 +60,8 @@ class FusedScheduler(LRScheduler, ABC):
             elif "initial_lr" not in group:
                 raise InputError(f"last_epoch: expected -1, got {last_epoch}, but group {number} has no 'initial_lr'")
         self.base_rates: Rows = [as_list(group["initial_lr"], optimizer.num_models) for group in optimizer.param_groups]
+        if any(isinstance(value, Argument) and value.differs for value in vars(self).values()):
+            widen(optimizer, "lr")
         self.epochs = [last_epoch] * optimizer.num_models
         self._began = [False] * optimizer.num_models
         super().__init__(optimizer, last_epoch)
@@ -193,6 +195,11 @@ class Argument:
         self.rows = rows
         self.check = check
 
+    @property
+    def differs(self) -> bool:
+        """Whether it is not the same for all models of a group."""
+        return any(value != values[0] for values in self.rows for value in values)
+
     def __call__(self, model: int, group: int = 0) -> Any:
         """The value of a model in a group."""
         return self.rows[group][model]
@@ -221,6 +228,16 @@ def write_rates(optimizer: FusedOptimizer, group: dict[str, Any], old: list[floa
         group["lr"] = new[0]
     else:
         optimizer.set_number(group, "lr", new)
+
+
+def widen(optimizer: FusedOptimizer, key: str) -> None:
+    """Make room for a rate of each model now: a step that is captured with one number cannot hold B of them later."""
+    for group in optimizer.param_groups:
+        if key == "betas":
+            first, *rest = group[key]
+            group[key] = (optimizer.widened(group, first), *rest)
+        else:
+            group[key] = optimizer.widened(group, group[key])
 
 
 def _rows(name: str, value: Any, num_models: int, num_groups: int, check: Callable[[str, Any], Any]) -> Rows:

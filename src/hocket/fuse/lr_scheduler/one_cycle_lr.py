@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hocket.errors import InputError
-from hocket.fuse.lr_scheduler.base import FusedScheduler, check_optimizer, read_rates
+from hocket.fuse.lr_scheduler.base import FusedScheduler, check_optimizer, read_rates, widen
 from hocket.fuse.lr_scheduler.checks import number, whole, within
 from hocket.fuse.optim.base import FusedOptimizer
 from hocket.fuse.optim.hyper import one_of
@@ -92,6 +92,9 @@ class OneCycleLR(FusedScheduler):
             for group, rates in zip(optimizer.param_groups, self.first_rates, strict=True):
                 optimizer.set_number(group, "lr", rates if rates.count(rates[0]) < len(rates) else rates[0])
                 group["initial_lr"] = group["lr"] if isinstance(group["lr"], float) else group["lr"].clone()
+        paces = (self.total_steps, self.pct_start, self.base_momentum, self.max_momentum)
+        if cycle_momentum and any(argument.differs for argument in paces):
+            widen(optimizer, "betas" if "betas" in optimizer.bounds else "momentum")
         super().__init__(optimizer, last_epoch)
 
     def _steps(self, total: Any, epochs: Any, each: Any) -> tuple[Any, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from hocket.errors import InputError
-from hocket.fuse.lr_scheduler.base import FusedScheduler, _copy, check_optimizer, read_rates, write_rates
+from hocket.fuse.lr_scheduler.base import FusedScheduler, _copy, check_optimizer, read_rates, widen, write_rates
 from hocket.fuse.lr_scheduler.checks import number, whole, within
 from hocket.fuse.optim.base import FusedOptimizer
 from hocket.fuse.optim.hyper import one_of, row
@@ -67,6 +67,7 @@ class ReduceLROnPlateau(FusedScheduler):
         self.cooldown = self.argument("cooldown", cooldown, whole(0))
         self.min_lr = self.argument("min_lr", min_lr, number)
         self.eps = self.argument("eps", eps, number)
+        widen(optimizer, "lr")  # each model has a metric of its own
         models = optimizer.num_models
         self.best = [math.inf if mode == "min" else -math.inf] * models
         self.cooldown_counters = [0] * models

@@ -148,6 +148,11 @@ class FusedOptimizer(torch.optim.Optimizer, ABC):
                 new = (*new[:place], was, *new[place + 1 :]) if isinstance(new, tuple) else was
         group[key] = new
 
+    def widened(self, group: dict[str, Any], number: Any) -> PerModel:
+        """One number for all models as a number of each, where the group keeps such."""
+        device = largest(group["params"]).device
+        return number if isinstance(number, PerModel) else per_model([float(number)] * self.num_models, device)
+
     def set_for_model(self, group: dict[str, Any], key: str, model: int, value: Any) -> None:
         """Set an option of a group for one model, and for no other."""
         slot = self.checked_model(model)
