@@ -116,9 +116,9 @@ def test_refusals():
         GradScaler(3, init_scale=[1.0, 2.0])
     with pytest.raises(InputError, match="num_models: expected a whole number >= 1, got 0"):
         GradScaler(0)
-    with pytest.raises(InputError, match="growth_factor: expected a number > 1, got 1.0"):
+    with pytest.raises(InputError, match=r"growth_factor: expected a number > 1, got 1\.0"):
         GradScaler(3, growth_factor=1.0)
-    with pytest.raises(InputError, match="backoff_factor: expected a number > 0 and < 1, got 1.0"):
+    with pytest.raises(InputError, match=r"backoff_factor: expected a number > 0 and < 1, got 1\.0"):
         GradScaler(3, backoff_factor=1.0)
     scaler = GradScaler(3)
     with pytest.raises(InputError, match=r"losses: expected one for each model, of shape \(3, ...\), got \(\)"):

@@ -83,13 +83,9 @@ class OneCycleLR(FusedScheduler):
                 f"cycle_momentum: expected an optimizer with a momentum or betas, got {type(optimizer).__name__}; "
                 "pass cycle_momentum=False"
             )
-        models = range(optimizer.num_models)
-        self.first_rates = [
-            [self.max_lr(model, group) / self.div_factor(model, group) for model in models]
-            for group in range(len(optimizer.param_groups))
-        ]
         if last_epoch == -1:
-            for group, rates in zip(optimizer.param_groups, self.first_rates, strict=True):
+            for number_, group in enumerate(optimizer.param_groups):
+                rates = [self._first_rate(model, number_) for model in range(optimizer.num_models)]
                 optimizer.set_number(group, "lr", rates if rates.count(rates[0]) < len(rates) else rates[0])
                 group["initial_lr"] = group["lr"] if isinstance(group["lr"], float) else group["lr"].clone()
         paces = (self.total_steps, self.pct_start, self.base_momentum, self.max_momentum)
@@ -109,9 +105,11 @@ class OneCycleLR(FusedScheduler):
         ], whole(1)
 
     def begin_model(self, model: int) -> None:
-        for group, rates in enumerate(self.first_rates):
-            rates[model] = self.max_lr(model, group) / self.div_factor(model, group)
-            self.base_rates[group][model] = rates[model]
+        for group, rates in enumerate(self.base_rates):
+            rates[model] = self._first_rate(model, group)
+
+    def _first_rate(self, model: int, group: int) -> float:
+        return self.max_lr(model, group) / self.div_factor(model, group)
 
     def advance(self, models: Any) -> None:
         over = [
@@ -154,7 +152,7 @@ class OneCycleLR(FusedScheduler):
         raise AssertionError("a cycle has phases")
 
     def _phases(self, model: int, group: int, total: int) -> list[_Phase]:
-        top, first = self.max_lr(model, group), self.first_rates[group][model]
+        top, first = self.max_lr(model, group), self._first_rate(model, group)
         last = first / self.final_div_factor(model, group)
         low, high = self.base_momentum(model, group), self.max_momentum(model, group)
         rising = float(self.pct_start(model, group) * total) - 1
