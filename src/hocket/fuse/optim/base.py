@@ -223,17 +223,16 @@ class FusedOptimizer(torch.optim.Optimizer, ABC):
 
     def finite_models(self) -> list[bool]:
         """For each model whether all of its gradients are finite."""
-        largest_of: list[torch.Tensor] = []
-        device = None
-        for p in self._slots:
-            if p.grad is None or p.grad.numel() == 0:
-                continue
-            device = p.device if device is None else device
-            peak = self._slots.reduced(p, p.grad, math.inf)
-            largest_of.append(peak.to(device, torch.float32))
-        if not largest_of:
+        ready = [p for p in self._slots if p.grad is not None and p.grad.numel()]
+        if not ready:
             return [True] * self.num_models
-        return torch.isfinite(torch.stack(largest_of).amax(0)).tolist()
+        device = ready[0].device
+        # A sum over everything is cheap, and finite only if all of it is; which model it was is asked when it is not.
+        sums = torch.stack([_float(p.grad).sum().to(device, torch.float32) for p in ready])
+        if bool(torch.isfinite(sums).all()):
+            return [True] * self.num_models
+        peaks = [self._slots.reduced(p, _float(p.grad), math.inf).to(device) for p in ready]
+        return torch.stack([torch.isfinite(peak) for peak in peaks]).all(0).tolist()
 
     def _update_all(self, resting: Sequence[int]) -> None:
         work = []
@@ -314,15 +313,19 @@ class FusedOptimizer(torch.optim.Optimizer, ABC):
                 step = count if count.dim() else count.item()
             numbers = self.coefficients(group, step)
             columns = _Columns(numbers, bucket[0], self._slots)
-            for params in _chunks(bucket):
-                grads = [p.grad for p in params if p.grad is not None]
-                if params[0].is_complex():
-                    grads = [torch.view_as_real(grad) for grad in grads]
-                if group["maximize"]:
-                    grads = list(torch._foreach_neg(grads))
-                values = [torch.view_as_real(p) if p.is_complex() else p for p in params]
-                chunk = Chunk(values, grads, [self.state[p] for p in params], params[0].is_complex())
-                self.update(chunk, group, columns.beside(params, values))
+            for pieces in _chunks(bucket, self._slots):
+                self.update(self._chunk(pieces, group), group, columns.beside(pieces))
+
+    def _chunk(self, pieces: Sequence[_Piece], group: dict[str, Any]) -> Chunk:
+        params = [piece.of(piece.p) for piece in pieces]
+        grads = [piece.of(piece.p.grad) for piece in pieces if piece.p.grad is not None]
+        states = [piece.state(self.state[piece.p]) for piece in pieces]
+        is_complex = params[0].is_complex()
+        if is_complex:
+            params, grads = ([torch.view_as_real(tensor) for tensor in own] for own in (params, grads))
+        if group["maximize"]:
+            grads = list(torch._foreach_neg(grads))
+        return Chunk(params, grads, states, is_complex)
 
     def _buckets(self, ready: Sequence[torch.Tensor]) -> Iterable[Tensors]:
         """Parameters of one device, dtype and step count."""
@@ -462,39 +465,73 @@ class _Columns:
             self._rows = dict(zip(rows, stacked.unbind(0), strict=True))
         else:
             self._rows = {name: value.to(like.device, dtype) for name, value in rows.items()}
-        self._views: dict[tuple[int | None, int], dict[str, torch.Tensor]] = {}
+        self._views: dict[Any, dict[str, torch.Tensor]] = {}
 
-    def beside(self, params: Tensors, values: Tensors) -> dict[str, Any]:
-        """For each coefficient a float, or a list with a tensor that broadcasts against each of `values`."""
+    def beside(self, pieces: Sequence[_Piece]) -> dict[str, Any]:
+        """For each coefficient a float, or a list with a tensor that broadcasts against each of the pieces."""
         if not self._rows:
             return self._floats
-        views = [self._viewed(self._slots[p], value.dim()) for p, value in zip(params, values, strict=True)]
+        views = [self._viewed(self._slots[piece.p], piece) for piece in pieces]
         return {**self._floats, **{name: [view[name] for view in views] for name in self._rows}}
 
-    def _viewed(self, slot: int | None, dims: int) -> dict[str, torch.Tensor]:
-        key = (slot, dims)
+    def _viewed(self, slot: int | None, piece: _Piece) -> dict[str, torch.Tensor]:
+        dims = piece.p.dim() + piece.p.is_complex()
+        key = (slot, dims, piece.begin, piece.end)
         if key not in self._views:
             self._views[key] = {
-                name: row.view(-1, *(1,) * (dims - 1)) if slot is None else row[slot]
+                name: piece.of(row).view(-1, *(1,) * (dims - 1)) if slot is None else row[slot]
                 for name, row in self._rows.items()
             }
         return self._views[key]
 
 
-def _chunks(bucket: Tensors) -> Iterator[Tensors]:
+@dataclass(frozen=True)
+class _Piece:
+    """A parameter, or of a large one the models from `begin` to before `end`."""
+
+    p: torch.Tensor
+    begin: int = 0
+    end: int | None = None
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """These models' part of a tensor whose first dimension is B."""
+        return tensor if self.end is None else tensor[self.begin : self.end]
+
+    def state(self, entries: dict[str, Any]) -> dict[str, Any]:
+        """Their part of the parameter's state, in which all but the count is of all models."""
+        if self.end is None:
+            return entries
+        return {key: self.of(value) for key, value in entries.items() if key != "step"}
+
+
+def _chunks(bucket: Tensors, slots: Slots) -> Iterator[list[_Piece]]:
     if bucket[0].device.type != "cpu":
-        yield bucket
+        yield [_Piece(p) for p in bucket]
         return
-    chunk: Tensors = []
+    chunk: list[_Piece] = []
     size_bytes = 0
     for p in bucket:
         bytes_of_p = p.numel() * p.element_size()
+        if bytes_of_p > CHUNK_BYTES and slots[p] is None:
+            # A large one goes by itself, as many models at a time as fit.
+            at_once = max(1, CHUNK_BYTES * p.shape[0] // bytes_of_p)
+            for begin in range(0, p.shape[0], at_once):
+                yield [_Piece(p, begin, begin + at_once)]
+            continue
         if chunk and size_bytes + bytes_of_p > CHUNK_BYTES:
             yield chunk
             chunk, size_bytes = [], 0
-        chunk.append(p)
+        chunk.append(_Piece(p))
         size_bytes += bytes_of_p
-    yield chunk
+    if chunk:
+        yield chunk
+
+
+def _float(grad: torch.Tensor | None) -> torch.Tensor:
+    """A gradient in which sums neither cancel in the complex plane nor overflow early."""
+    assert grad is not None
+    real = torch.view_as_real(grad) if grad.is_complex() else grad
+    return real.float() if real.dtype in (torch.float16, torch.bfloat16) else real
 
 
 def _groups(params: Any) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from hocket.errors import InputError
-from hocket.fuse.optim.arithmetic import add, add_, is_on
+from hocket.fuse.optim.arithmetic import Tensors, add, add_, is_on
 from hocket.fuse.optim.base import Chunk, FusedOptimizer
 from hocket.fuse.optim.hyper import Bound, Number
 
@@ -18,8 +18,8 @@ __all__ = ["SGD"]
 class SGD(FusedOptimizer):
     """`torch.optim.SGD` of B models: the same update, with numbers that may differ between models.
 
-    A model's first step sets its momentum buffer to the gradient, without dampening. Where models begin at different
-    times, ``state["fresh"]`` says which of them have yet to.
+    A model's first step sets its momentum buffer to the gradient, without dampening; until then ``state["fresh"]`` says
+    that it has yet to.
 
     Args:
         params: parameters of a fused model, or groups of them.
@@ -79,10 +79,10 @@ class SGD(FusedOptimizer):
                 )
 
     def make_state(self, p: torch.Tensor, group: dict[str, Any], state: dict[str, Any]) -> None:
-        # Models that begin together get their buffers with their first update.
-        if self._apart and is_on(group["momentum"]) and "momentum_buffer" not in state and self._slots[p] is None:
+        if is_on(group["momentum"]) and "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros_like(p)
-            state["fresh"] = torch.ones(self.num_models, dtype=torch.bool, device=p.device)
+            shape = (self.num_models,) if self._slots[p] is None else ()
+            state["fresh"] = torch.ones(shape, dtype=torch.bool, device=p.device)
 
     def coefficients(self, group: dict[str, Any], step: Number | None) -> dict[str, Number]:
         momentum, dampening = group["momentum"], group["dampening"]
@@ -96,41 +96,30 @@ class SGD(FusedOptimizer):
         chunk = chunk.decayed(by["decay"])
         steps = chunk.grads
         if is_on(group["momentum"]):
-            self._gather(chunk, by)
             buffers = chunk.state("momentum_buffer")
+            self._gather(chunk, buffers, by)
             steps = add(chunk.grads, buffers, by["momentum"]) if group["nesterov"] else buffers
         add_(chunk.params, steps, by["size"])
 
-    def _gather(self, chunk: Chunk, by: Mapping[str, Any]) -> None:
-        """Bring the buffers up to date; a parameter without one gets its gradient for one."""
-        going = [place for place, state in enumerate(chunk.states) if "momentum_buffer" in state]
-        for place, state in enumerate(chunk.states):
-            if "momentum_buffer" not in state:
-                buffer = chunk.grads[place].detach().clone()
-                state["momentum_buffer"] = torch.view_as_complex(buffer) if chunk.is_complex else buffer
-        if not going:
-            return
-        buffers = [chunk.state("momentum_buffer")[place] for place in going]
-        grads = [chunk.grads[place] for place in going]
-        momentum, share = (
-            [factor[place] for place in going] if isinstance(factor, list) else factor
-            for factor in (by["momentum"], by["share"])
-        )
-        if any("fresh" in chunk.states[place] for place in going):
-            share = [
-                _share(chunk.states[place].get("fresh"), share[number] if isinstance(share, list) else share, buffer)
-                for number, (place, buffer) in enumerate(zip(going, buffers, strict=True))
-            ]
-        torch._foreach_mul_(buffers, momentum)
-        add_(buffers, grads, share)
+    def _gather(self, chunk: Chunk, buffers: Tensors, by: Mapping[str, Any]) -> None:
+        """Bring the buffers up to date."""
+        share = by["share"]
+        fresh = [state.get("fresh") for state in chunk.states]
+        if any(mask is not None for mask in fresh):
+            shares = share if isinstance(share, list) else [share] * len(buffers)
+            share = [_share(*each) for each in zip(fresh, shares, buffers, strict=True)]
+        torch._foreach_mul_(buffers, by["momentum"])
+        add_(buffers, chunk.grads, share)
 
     def finish(self, states: Sequence[tuple[dict[str, Any], int | None]], resting: Sequence[int]) -> None:
-        for state, _ in states:
-            if "fresh" in state:
+        for state, slot in states:
+            if "fresh" in state and resting and slot is None:
                 still = torch.zeros_like(state["fresh"])
                 still[list(resting)] = state["fresh"][list(resting)]
                 state["fresh"] = still
                 self.tidy_state(state)
+            else:
+                state.pop("fresh", None)
 
     def tidy_state(self, state: dict[str, Any]) -> None:
         if "fresh" in state and not bool(state["fresh"].any()):
@@ -146,4 +135,5 @@ def _share(fresh: torch.Tensor | None, share: Any, buffer: torch.Tensor) -> torc
     factor = torch.as_tensor(share, dtype=buffer.dtype, device=buffer.device)
     if fresh is None:
         return factor
-    return torch.where(fresh.bool().view(-1, *(1,) * (buffer.dim() - 1)), factor.new_ones(()), factor)
+    column = fresh.bool().view(-1, *(1,) * (buffer.dim() - 1)) if fresh.dim() else fresh.bool()
+    return torch.where(column, factor.new_ones(()), factor)
