@@ -53,3 +53,9 @@ SCHEDULERS = {
 @pytest.mark.parametrize("case", [*EACH, "sgd-momentum", "adam", "rmsprop-momentum"])
 def test_schedules_with_an_argument_for_each_model(case, scheduler):
     check_twins(functools.partial(job, case), scheduler=SCHEDULERS[scheduler])
+
+
+@pytest.mark.parametrize("case", ["sgd-nesterovs", "adam-all", "adam"])
+def test_parameters_that_go_a_few_models_at_a_time(case, monkeypatch):
+    monkeypatch.setattr("hocket.fuse.optim.base.CHUNK_BYTES", 200)
+    check_twins(functools.partial(job, case))

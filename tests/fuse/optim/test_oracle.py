@@ -148,6 +148,20 @@ def test_a_parameter_that_has_a_gradient_only_now_and_then_counts_its_own_steps(
     twins.check(1e-11)
 
 
+@pytest.mark.parametrize("nonfinite", ["step", "freeze"])
+@pytest.mark.parametrize("chunk_bytes", [1, 300])
+@pytest.mark.parametrize("case", [*EACH, "sgd-nesterovs", "rmsprop-momentum", "adam-amsgrads"])
+def test_no_matter_how_the_parameters_are_cut_into_chunks(case, chunk_bytes, nonfinite, monkeypatch):
+    """One model at a time, or a few."""
+    whole, cut = (Twins(case, 7, nonfinite=nonfinite) for _ in range(2))
+    whole.step(5)
+    monkeypatch.setattr("hocket.fuse.optim.base.CHUNK_BYTES", chunk_bytes)
+    cut.step(5)
+    cut.check(1e-11)
+    for p, q in zip(whole.params, cut.params, strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-14, atol=0)
+
+
 def test_large_parameters_go_in_chunks():
     """More than a chunk's bytes in one bucket, and one parameter that is larger than a chunk by itself."""
     params = [torch.nn.Parameter(torch.randn(2, n, dtype=torch.float64)) for n in (70_000, 30_000, 40_000, 5)]
