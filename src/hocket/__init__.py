@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from hocket import errors
@@ -18,6 +19,7 @@ from hocket.profile import profile
 from hocket.simulate import simulate
 
 if TYPE_CHECKING:
+    from hocket.fuse import lr_scheduler, optim
     from hocket.session import Schedule, Verdict, schedule
 
 __all__ = [
@@ -36,6 +38,8 @@ __all__ = [
     "efficiency",
     "errors",
     "fuse",
+    "lr_scheduler",
+    "optim",
     "plan",
     "profile",
     "schedule",
@@ -50,4 +54,6 @@ def __getattr__(name: str) -> Any:
         from hocket import session
 
         return getattr(session, name)
+    if name in ("optim", "lr_scheduler"):
+        return importlib.import_module(f"hocket.fuse.{name}")
     raise AttributeError(f"module 'hocket' has no attribute {name!r}")

@@ -1,0 +1,169 @@
+"""Hyper-parameters: one number for all models, or one for each.
+
+A number that all models share stays a Python float, as torch keeps it. One that differs is a `PerModel`: a float64
+tensor of shape (B,) in the parameter group, on the device of the group's parameters. A step never reads it back into
+Python, so it needs no synchronisation, a captured step follows it like any other tensor, and a scheduler writes it in
+place::
+
+    lr=0.1                group["lr"] = 0.1                      p.add_(g, alpha=-0.1)
+    lr=[0.1, 0.2, 0.3]    group["lr"] = PerModel([0.1, ...])     p.addcmul_(g, -lr.view(3, 1, 1))
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hocket.errors import InputError
+
+__all__ = ["Bound", "Number", "PerModel", "check_whole", "numbers_of", "one_of", "per_model", "plain", "row"]
+
+
+class PerModel(torch.Tensor):
+    """One number for each model: float64, of shape (B,).
+
+    Arithmetic gives plain tensors. torch's own schedulers set a rate by `fill_`, which takes B numbers here.
+    """
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    def fill_(self, value: Any) -> torch.Tensor:
+        """Set one number for all models, or one for each."""
+        if isinstance(value, torch.Tensor):
+            return self.copy_(value)
+        return super().fill_(value)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PerModel:
+        if id(self) not in memo:
+            memo[id(self)] = plain(self).clone().as_subclass(PerModel)
+        return memo[id(self)]
+
+
+Number = float | torch.Tensor
+
+
+def plain(value: Any) -> Any:
+    """A `PerModel` as the tensor that it is, sharing its memory; anything else as it stands."""
+    return value.as_subclass(torch.Tensor) if isinstance(value, PerModel) else value
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What a hyper-parameter may be: ``low <= x``, and below `high` (or at most, if `closed`).
+
+    Example:
+        >>> Bound(0, 1)
+        Bound(low=0, high=1, closed=False)
+        >>> print(Bound(0, 1), "|", Bound(0))
+        numbers >= 0 and < 1 | numbers >= 0
+    """
+
+    low: float = 0.0
+    high: float = math.inf
+    closed: bool = False
+
+    def __str__(self) -> str:
+        upper = "" if self.high == math.inf else f" and {'<=' if self.closed else '<'} {self.high:g}"
+        return f"numbers >= {self.low:g}{upper}" if self.low > -math.inf else "finite numbers"
+
+    def holds(self, value: float) -> bool:
+        """Whether `value` lies within."""
+        return (
+            math.isfinite(value) and self.low <= value and (value < self.high or (self.closed and value == self.high))
+        )
+
+
+def is_number(value: Any) -> bool:
+    """Whether `value` is a number that is neither a truth value nor a whole row of numbers."""
+    if isinstance(value, torch.Tensor):
+        return value.dim() == 0 and not value.is_complex() and value.dtype != torch.bool
+    if isinstance(value, (bool, str, bytes, list, tuple)) or (hasattr(value, "shape") and value.shape != ()):
+        return False
+    return hasattr(value, "__float__") and type(value).__name__ not in ("bool_", "bool")
+
+
+def is_row(value: Any) -> bool:
+    """Whether `value` is a row: a list, a tuple, a tensor or an array of one dimension."""
+    return isinstance(value, (list, tuple)) or len(getattr(value, "shape", ())) == 1
+
+
+def numbers_of(name: str, value: Any, num_models: int, bound: Bound) -> float | list[float]:
+    """`value` as one number or as one for each model.
+
+    Raises:
+        InputError: something else, a row of the wrong length, or a number out of bounds; restates `value`.
+
+    Example:
+        >>> numbers_of("lr", (1, 0.5), 2, Bound(0))
+        [1.0, 0.5]
+        >>> numbers_of("lr", [0.1, -0.5], 2, Bound(0))
+        Traceback (most recent call last):
+        ...
+        hocket.errors.InputError: lr: expected numbers >= 0, got -0.5 for model 1 in [0.1, -0.5]
+    """
+    if is_number(value):
+        if isinstance(value, int):  # as torch does, keep what the user wrote: momentum=0 prints as 0
+            number: float = value
+        else:
+            number = float(value)
+        if not bound.holds(number):
+            raise InputError(f"{name}: expected {bound}, got {value!r}")
+        return number
+    found = row(name, value, num_models)
+    for model, element in enumerate(found):
+        if not is_number(element):
+            raise InputError(f"{name}: expected {bound}, got {element!r} for model {model} in {_shown(value)}")
+        if not bound.holds(float(element)):
+            raise InputError(f"{name}: expected {bound}, got {float(element)} for model {model} in {_shown(value)}")
+    return [float(element) for element in found]
+
+
+def row(name: str, value: Any, num_models: int, what: str = "a number") -> list[Any]:
+    """`value`, a row with one element for each model, as a list.
+
+    Raises:
+        InputError: no row, or one of another length.
+
+    Example:
+        >>> row("lr", [0.1, 0.2], 3)
+        Traceback (most recent call last):
+        ...
+        hocket.errors.InputError: lr: expected 3 numbers, one for each model, or one for all, got 2: [0.1, 0.2]
+    """
+    if not is_row(value):
+        raise InputError(f"{name}: expected {what}, or {num_models} in a list, one for each model, got {value!r}")
+    found = value.tolist() if hasattr(value, "tolist") else list(value)
+    if len(found) != num_models:
+        many = what.removeprefix("a ") + "s"
+        raise InputError(
+            f"{name}: expected {num_models} {many}, one for each model, or one for all, "
+            f"got {len(found)}: {_shown(value)}"
+        )
+    return found
+
+
+def one_of(name: str, value: Any, known: Sequence[str]) -> str:
+    """`value`, which must be one of the words `known`."""
+    if value not in known:
+        raise InputError(f"{name}: expected one of {', '.join(known)}, got {value!r}")
+    return value
+
+
+def check_whole(name: str, value: Any, least: int) -> int:
+    """`value`, which must be a whole number of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise InputError(f"{name}: expected a whole number >= {least}, got {value!r}")
+    return value
+
+
+def per_model(values: Sequence[float] | torch.Tensor, device: torch.device | str = "cpu") -> PerModel:
+    """These B numbers as a `PerModel`."""
+    return torch.as_tensor(values, dtype=torch.float64).to(device, copy=True).as_subclass(PerModel)
+
+
+def _shown(value: Any) -> str:
+    return repr(value.tolist() if hasattr(value, "tolist") else value)

@@ -1,0 +1,111 @@
+"""Which model a parameter belongs to: to all of them (a fused one), or to one (of a block that did not fuse)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from hocket.errors import InputError
+
+__all__ = ["Slots", "largest", "slots_of"]
+
+
+class Slots:
+    """For each parameter the model it belongs to, or None where it is fused of all B; in the parameters' order."""
+
+    def __init__(self, num_models: int, slots: dict[torch.Tensor, int | None]) -> None:
+        self.num_models = num_models
+        self._slots = slots
+
+    def __getitem__(self, p: torch.Tensor) -> int | None:
+        return self._slots[p]
+
+    def __contains__(self, p: object) -> bool:
+        return p in self._slots
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter(self._slots)
+
+    def reduced(self, p: torch.Tensor, values: torch.Tensor, order: float) -> torch.Tensor:
+        """The norm of each model's part of `values` (shaped as `p`), as B numbers; 0 for models without a part."""
+        slot = self._slots[p]
+        dtype = torch.float32 if values.dtype in (torch.float16, torch.bfloat16) else None
+        if slot is None:
+            return torch.linalg.vector_norm(values.reshape(self.num_models, -1), order, dim=1, dtype=dtype)
+        norm = torch.linalg.vector_norm(values, order, dtype=dtype)
+        found = norm.new_zeros(self.num_models)
+        found[slot] = norm
+        return found
+
+
+def slots_of(params: Iterable[Any], num_models: int | None = None, known: Slots | None = None) -> Slots:
+    """Read from each parameter (or name and parameter) whose it is.
+
+    Args:
+        params: fused ones, of shape (B, ...), carry `_hocket_models` = B; those of one model `_hocket_model` = i.
+        num_models: B, where it is known; parameters that carry neither attribute must then begin with B.
+        known: parameters that have been read already.
+
+    Raises:
+        InputError: a parameter that is neither, B = 0, or parameters of other numbers of models.
+
+    Example:
+        >>> slots = slots_of([torch.zeros(3, 2), torch.zeros(3)], num_models=3)
+        >>> slots.num_models, [slots[p] for p in slots]
+        (3, [None, None])
+        >>> slots_of([torch.zeros(3, 2), torch.zeros(4)], num_models=3)
+        Traceback (most recent call last):
+        ...
+        hocket.errors.InputError: parameter 1 has shape (4,): expected a fused one, (3, ...) for 3 models
+    """
+    found = [p[1] if isinstance(p, tuple) else p for p in params]
+    for place, p in enumerate(found):
+        if not isinstance(p, torch.Tensor):
+            raise InputError(f"parameter {place}: expected a tensor, got {type(p).__name__}")
+    total = _total(found, num_models)
+    slots: dict[torch.Tensor, int | None] = {} if known is None else {p: known[p] for p in known}
+    for place, p in enumerate(found):
+        model = getattr(p, "_hocket_model", None)
+        if model is not None:
+            if not 0 <= model < total:
+                raise InputError(f"parameter {place} belongs to model {model}: expected one of 0 ... {total - 1}")
+        elif p.dim() == 0 or p.shape[0] != total:
+            raise InputError(
+                f"parameter {place} has shape {tuple(p.shape)}: expected a fused one, ({total}, ...) for {total} models"
+            )
+        slots[p] = model
+    return Slots(total, slots)
+
+
+def _total(params: Sequence[torch.Tensor], num_models: int | None) -> int:
+    marked = {total for p in params if (total := getattr(p, "_hocket_models", None)) is not None}
+    if num_models is not None:
+        if isinstance(num_models, bool) or not isinstance(num_models, int) or num_models < 1:
+            raise InputError(f"num_models: expected a whole number >= 1, got {num_models!r}")
+        if marked - {num_models}:
+            raise InputError(f"params: expected parameters of {num_models} models, got some of {_listed(marked)}")
+        return num_models
+    if not marked:
+        raise InputError(
+            "params: none of them is a fused parameter; pass the parameters of hocket.fuse([...]), or say num_models="
+        )
+    if len(marked) > 1:
+        raise InputError(f"params: expected all of one array, got parameters of {_listed(marked)} models")
+    [total] = marked
+    if total < 1:
+        raise InputError(f"params: expected an array of at least 1 model, got {total}")
+    return int(total)
+
+
+def _listed(numbers: set[int]) -> str:
+    return " and ".join(str(number) for number in sorted(numbers))
+
+
+def largest(params: Sequence[Any]) -> torch.Tensor:
+    """The parameter of a group next to which the group's numbers are kept."""
+    tensors = [p[1] if isinstance(p, tuple) else p for p in params]
+    if not tensors:
+        return torch.zeros(())
+    return max(tensors, key=lambda p: p.numel())
