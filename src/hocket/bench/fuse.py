@@ -52,10 +52,10 @@ class Target:
     def model_and_batch(self, seed: int, device: str) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
         """The model of a seed, and a batch that is the same for every seed."""
         options: dict[str, Any] = {"batch_size": self.batch_size, "num_batches": 1, "device": device}
-        model = zoo.load(self.entry, seed=seed, **options, **dict(self.options)).model
-        batch = zoo.load(self.entry, seed=0, **options, **dict(self.options)).batch(0)
-        is_pair = isinstance(batch, tuple) and len(batch) == 2 and isinstance(model, nn.Module)
-        if not is_pair:
+        options |= dict(self.options)
+        model = zoo.load(self.entry, seed=seed, **options).model
+        batch = zoo.load(self.entry, seed=0, **options).batch(0)
+        if not isinstance(model, nn.Module) or not (isinstance(batch, tuple) and len(batch) == 2):
             raise InputError(f"bench fuse: {self.entry}: expected a classifier, whose batches are inputs and labels")
         return model, batch
 
@@ -93,7 +93,8 @@ def run(
         contenders: which of `CONTENDERS`.
 
     Returns:
-        ``targets``: name -> B (as text) -> contender -> ``models_per_s``, ``step_ms``, ``to_serial`` and ``memory_bytes``.
+        ``targets``: name -> B (as text) -> contender -> ``models_per_s``, ``step_ms``, ``to_serial``,
+        ``memory_bytes``.
 
     Raises:
         InputError: the device is not there, or a target or contender is unknown.

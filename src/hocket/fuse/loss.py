@@ -7,7 +7,9 @@ finite cannot reach the others.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ from torch.utils import _pytree as pytree
 
 from hocket.errors import InputError
 from hocket.fuse import fallback
+from hocket.fuse.choose import is_watched
 from hocket.fuse.stacked import Stacked, unwrap
 
 __all__ = ["Losses", "per_model_loss"]
@@ -65,7 +68,19 @@ def per_model_loss(fn: Callable[..., Any], outputs: Any, target: Any, args: tupl
         losses = _any(fn, (stacked, *targets), num_models)
     if losses.ndim > 1:
         losses = losses.flatten(1).sum(1)
-    return losses.as_subclass(Losses)
+    return _traced(losses) if is_watched() else losses.as_subclass(Losses)
+
+
+def _traced(losses: Tensor) -> Tensor:
+    """While somebody traces: a plain tensor, because tracers refuse classes they do not know, with the same backward."""
+    losses.backward = partial(_backward, weakref.ref(losses))  # type: ignore[method-assign]
+    return losses
+
+
+def _backward(losses: weakref.ref[Tensor], gradient: Tensor | None = None, **options: Any) -> None:
+    plain = losses()
+    assert plain is not None
+    torch.autograd.backward(plain, torch.ones_like(plain) if gradient is None else gradient, **options)
 
 
 def _per_model(target: Tensor, output: Tensor, num_models: int) -> Any:
