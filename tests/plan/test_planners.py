@@ -11,7 +11,7 @@ GRAPH, COSTS, MACHINE = Graph((Op("a"),)), Costs({"a": {"1": 1.0}}), Machine.of(
 
 
 def test_planners_are_found_by_name():
-    assert list(planners()) == ["serial", "list", "concurrency", "exact"]
+    assert list(planners()) == ["serial", "list", "phases", "concurrency", "exact"]
     for name, planner in planners().items():
         assert issubclass(planner, Planner)
         assert planner.name == plan(GRAPH, COSTS, MACHINE, planner=name).planner == name

@@ -135,11 +135,11 @@ def figures(setup: Setup) -> dict[str, Any]:
 
 
 def _captured(name: str, size: Mapping[str, Any]) -> Graph:
-    import hocket
     from hocket import zoo
+    from hocket.capture import capture
 
     job = zoo.load(name, **size)
-    graph = hocket.capture(job.step, job.models, job.optimizers, job.batch(0)).graph
+    graph = capture(job.step, job.models, job.optimizers, job.batch(0)).graph
     del job
     gc.collect()  # a network of 25 million parameters, copied, before the next one comes
     return graph
@@ -246,15 +246,16 @@ def measured(
 
 
 def _measured(name: str, machine: Machine, rounds: int) -> dict[str, Any]:
-    import hocket
     from hocket import zoo
     from hocket.bench.turns import in_turns
+    from hocket.capture import capture
     from hocket.execute import executor
+    from hocket.profile import profile
 
     job = zoo.load(name, **TARGETS[name])
     job.step(job.batch(0))
-    captured = hocket.capture(job.step, job.models, job.optimizers, job.batch(0), split=False)
-    setup = Setup(captured.graph, hocket.profile(captured, machine=machine, runs=3), machine)
+    captured = capture(job.step, job.models, job.optimizers, job.batch(0), split=False)
+    setup = Setup(captured.graph, profile(captured, machine=machine, runs=3), machine)
     labels = {label: added for label, added in STRATEGIES.items() if 4 not in added or machine.devices[0].smt > 1}
     plans = {label: _planned(setup, strategies=added) for label, added in labels.items()}
     plans["serial"] = plan(setup.graph, setup.costs, machine, planner="serial")
