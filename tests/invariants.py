@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hocket.ir import Costs, Graph, Lane, Machine, Plan, Timeline
 
 
@@ -103,6 +105,69 @@ def _threads(lane: Lane, machine: Machine | None) -> set[int]:
         return set(lane.cores)
     device = machine.by_name[lane.device]
     return {core + sibling * device.cores for core in lane.cores for sibling in range(device.smt)}
+
+
+def lost_orders(graph: Graph, plan: Plan, waits, carried) -> list[str]:
+    """Which pairs that touch the same memory could change places, if two steps ran with these waits alone.
+
+    `carried` None: the lanes meet between the steps.
+    """
+    runs = {(step, op): set() for step in (0, 1) for op in plan.lane_of}
+    for lane in plan.lanes:
+        chain = [(step, op) for step in (0, 1) for op in lane.ops]
+        for first, second in pairwise(chain):
+            runs[second].add(first)
+    for op, others in waits.items():
+        for other in others:
+            for step in (0, 1):
+                runs[step, op].add((step, other))
+    for op in plan.lane_of:
+        if carried is None:
+            runs[1, op] |= {(0, other) for other in plan.lane_of}
+        else:
+            runs[1, op] |= {(0, other) for other in carried.get(op, ())}
+    above = {}
+    for run in runs:
+        seen, todo = set(), list(runs[run])
+        while todo:
+            other = todo.pop()
+            if other not in seen:
+                seen.add(other)
+                todo += runs[other]
+        above[run] = seen
+    lasting = {buffer.name for buffer in graph.buffers if buffer.life == "lasting"}
+    program = [(step, op) for step in (0, 1) for op in graph.order]
+    faults = []
+    for at, (late, second) in enumerate(program):
+        for early, first in program[:at]:
+            shared = set(graph[first].writes) & {*graph[second].reads, *graph[second].writes}
+            shared |= set(graph[first].reads) & set(graph[second].writes)
+            if early != late:
+                shared &= lasting
+            if shared and (early, first) not in above[late, second]:
+                faults.append(f"{first} of step {early} and {second} of step {late} on {shared}")
+    return faults
+
+
+def held_bytes(graph: Graph, run) -> list[float]:
+    """The bytes alive after each event of a run (pairs of an op and "start" or "end"), counted from scratch."""
+    size = {buffer.name: buffer for buffer in graph.buffers}
+    touched = {buffer for op in graph.ops for buffer in (*op.reads, *op.writes)}
+    always = sum(b.size_bytes for b in graph.buffers if b.life in ("lasting", "input") and b.name in touched)
+    made, found = set(), []
+    ended: set[str] = set()
+    for op, what in run:
+        if what == "start":
+            made |= set(graph[op].writes)
+        else:
+            ended.add(op)
+        alive = always
+        for name in made:
+            users = {other.name for other in graph.ops if name in (*other.reads, *other.writes)}
+            if size[name].life == "kept" or (size[name].life == "step" and not users <= ended):
+                alive += size[name].size_bytes
+        found.append(alive)
+    return found
 
 
 def timeline_faults(
@@ -270,6 +335,75 @@ def moldable_optimum_us(instance) -> float:
         return found
 
     return best({}, [0.0] * instance.num_cores)
+
+
+def naive_gpu_simulation(graph: Graph, plan: Plan, costs: Costs, machine: Machine, launches: str):
+    """Start and end of each op of a plan of streams: what is left of each op, walked on from change to change."""
+    waits = direct_waits(graph, plan)
+    lane_number = {op: number for number, lane in enumerate(plan.lanes) for op in lane.ops}
+    gpus = {device.name: device for device in machine.devices}
+
+    def gpu(op: str):
+        return gpus[plan.lane_of[op].device]
+
+    level: dict[str, int] = {}
+    while len(level) < len(waits):
+        for op, others in waits.items():
+            if op not in level and all(other in level for other in others):
+                level[op] = 1 + max((level[other] for other in others), default=0)
+    launched_us: dict[str, float] = {}
+    clock = dict.fromkeys(gpus, 0.0)
+    for op in sorted(waits, key=lambda op: (level[op], lane_number[op])):
+        cost = {"free": 0.0, "eager": gpu(op).launch_us, "graph": gpu(op).graph_launch_us}[launches]
+        clock[gpu(op).name] += cost
+        launched_us[op] = clock[gpu(op).name]
+
+    def earliest_us(op: str) -> float | None:
+        """When an op may start, if everything it waits for has ended."""
+        if any(other not in ended for other in waits[op]):
+            return None
+        event_us = gpu(op).event_us if launches != "free" else 0.0
+        apart = {other: event_us if lane_number[other] != lane_number[op] else 0.0 for other in waits[op]}
+        return max([launched_us[op], *(ended[other] + apart[other] for other in waits[op])])
+
+    left = {op: costs.duration_us(op, device=gpu(op).name) for op in waits}
+    ready: dict[str, float] = {}
+    started: dict[str, float] = {}
+    ended: dict[str, float] = {}
+    now_us = 0.0
+    while len(ended) < len(waits):
+        soon = {op: earliest_us(op) for op in waits if op not in ready}
+        ready |= {op: at_us for op, at_us in soon.items() if at_us is not None and at_us <= now_us}
+        running = sorted(
+            (op for op in ready if op not in ended),
+            key=lambda op: (-plan.lane_of[op].priority, ready[op], lane_number[op]),
+        )
+        room = {name: [1.0, 1.0] for name in gpus}
+        rate = {}
+        for op in running:
+            share = costs.shares.get(op, {}).get(gpu(op).name)
+            if share is None:
+                rate[op] = 1.0
+            else:
+                mine = room[gpu(op).name]
+                rate[op] = min([1.0, *(part / asked for part, asked in zip(mine, share, strict=True) if asked)])
+                rate[op] = rate[op] if rate[op] >= 1e-9 else 0.0
+                for at, asked in enumerate(share):
+                    mine[at] = max(0.0, mine[at] - rate[op] * asked)
+            if rate[op]:
+                started.setdefault(op, now_us)
+        done = [op for op in running if rate[op] and left[op] <= 1e-9]
+        if done:
+            for op in done:
+                ended[op] = now_us
+            continue
+        moments = [now_us + left[op] / rate[op] for op in running if rate[op]]
+        moments += [at_us for at_us in soon.values() if at_us is not None and at_us > now_us]
+        next_us = min(moments)
+        for op in running:
+            left[op] -= rate[op] * (next_us - now_us)
+        now_us = next_us
+    return {op: (started[op], ended[op]) for op in waits}
 
 
 def longest_path_us(graph: Graph, durations_us: dict[str, float]) -> float:

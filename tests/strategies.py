@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hypothesis import strategies as st
 
 from hocket.ir import (
+    BUFFER_LIVES,
     ROLES,
+    Buffer,
     Carried,
     Costs,
     Device,
@@ -18,6 +20,7 @@ from hocket.ir import (
     Machine,
     Op,
     Plan,
+    Share,
     Span,
     Timeline,
 )
@@ -31,6 +34,7 @@ PLAIN_NAMES = NAMES.filter(lambda text: "," not in text)
 DEVICE_NAMES = NAMES.filter(lambda text: not set(text) & set(":=") and not text.isdecimal())
 DURATIONS_US = st.floats(0, 1e4)
 SIZES = st.one_of(st.just(0.0), st.floats(0, 1e9))
+SHARES = st.builds(Share, st.floats(0, 1, exclude_min=True), st.floats(0, 1))
 RATES = st.none() | st.floats(1e-3, 1e15)
 
 
@@ -65,6 +69,57 @@ def graphs(draw, min_ops: int = 1, max_ops: int = 10, names=None, roles=ROLES) -
 
 
 @st.composite
+def any_graphs(draw) -> Graph:
+    """Every field of a graph, buffers included; the buffers need not fit the edges."""
+    graph = draw(graphs(names=NAMES))
+    names = draw(st.lists(st.text(min_size=1, max_size=4), max_size=3, unique=True))
+    some = st.lists(st.sampled_from(names), max_size=2).map(tuple) if names else st.just(())
+    return replace(
+        graph,
+        ops=tuple(replace(op, reads=draw(some), writes=draw(some)) for op in graph.ops),
+        buffers=tuple(Buffer(name, draw(SIZES), draw(st.sampled_from(BUFFER_LIVES))) for name in names),
+    )
+
+
+@st.composite
+def touching_graphs(draw, max_ops: int = 10, max_buffers: int = 4) -> Graph:
+    """Ops that read and write buffers of all lives, with exactly the edges that follow from program order."""
+    buffers = [
+        Buffer(f"b{n}", draw(SIZES), draw(st.sampled_from(BUFFER_LIVES)))
+        for n in range(draw(st.integers(1, max_buffers)))
+    ]
+    some = st.lists(st.sampled_from([buffer.name for buffer in buffers]), max_size=2, unique=True).map(tuple)
+    ops = [
+        Op(f"op{n}", role=draw(st.sampled_from(ROLES)), reads=draw(some), writes=draw(some))
+        for n in range(draw(st.integers(1, max_ops)))
+    ]
+    touches = [(set(op.reads), set(op.writes)) for op in ops]
+    edges, carried = [], []
+    for first, (reads, writes) in enumerate(touches):
+        for second, (later_reads, later_writes) in enumerate(touches):
+            clash = writes & (later_reads | later_writes) | reads & later_writes
+            if first < second and clash:
+                edges.append(Edge(ops[first].name, ops[second].name, draw(SIZES)))
+            if any(buffer.name in clash and buffer.life == "lasting" for buffer in buffers):
+                carried.append(Carried(ops[first].name, ops[second].name))
+    return Graph(tuple(ops), tuple(edges), tuple(carried), tuple(buffers))
+
+
+@st.composite
+def plans_of(draw, graph: Graph, max_lanes: int = 4, kind: str = "cores") -> Plan:
+    """A plan that can run: the ops in some topological order on a few lanes, sometimes told to wait for more."""
+    order = draw(_topological_orders(graph))
+    lanes: list[list[str]] = [[] for _ in range(draw(st.integers(1, max_lanes)))]
+    after: dict[str, tuple[str, ...]] = {}
+    for at, op in enumerate(order):
+        lanes[draw(st.integers(0, len(lanes) - 1))].append(op)
+        if at and draw(st.integers(0, 4)) == 0:
+            after[op] = (draw(st.sampled_from(order[:at])),)
+    device = "gpu0" if kind == "stream" else "cpu0"
+    return Plan(tuple(Lane(f"lane{n}", tuple(ops), kind, device) for n, ops in enumerate(lanes)), after)
+
+
+@st.composite
 def costs_of(draw, graph: Graph, widths: int = 8, devices: tuple[str, ...] = ()) -> Costs:
     """Costs with which each op may run at any width: some measured, the others to be interpolated."""
     keys = st.one_of(
@@ -93,6 +148,7 @@ def any_costs(draw) -> Costs:
         draw(st.dictionaries(known, rows)),
         draw(st.dictionaries(known, st.sampled_from(["measured", "analytic", "published"]))),
         draw(st.text(max_size=10)),
+        draw(st.dictionaries(st.text(max_size=5), st.dictionaries(DEVICE_NAMES, SHARES, max_size=2), max_size=3)),
     )
 
 
@@ -114,6 +170,10 @@ def any_machines(draw) -> Machine:
                 draw(RATES),
                 draw(st.just(()) | cpus),
                 draw(st.integers(1, 3)),
+                *(
+                    draw(DURATIONS_US.filter(bool) if field == "smt" else DURATIONS_US)
+                    for field in ("smt", "launch", "graph", "event")
+                ),
             )
         )
     ends = draw(st.lists(st.tuples(NAMES, NAMES), max_size=3, unique=True))
@@ -121,6 +181,7 @@ def any_machines(draw) -> Machine:
     return Machine(
         tuple(devices),
         tuple(Link(*pair, draw(st.floats(1e-3, 1e12)), draw(DURATIONS_US), draw(channels)) for pair in ends),
+        draw(st.text(max_size=5)),
     )
 
 
@@ -148,7 +209,9 @@ def any_plans(draw) -> Plan:
     plain = st.sampled_from([op for op in ops if "," not in op] or [""]).filter(bool)
     has_plain = any("," not in op for op in ops)
     after = draw(st.dictionaries(plain, st.lists(plain, max_size=3), max_size=3)) if has_plain else {}
-    return Plan(lanes, {op: tuple(others) for op, others in after.items()}, draw(st.just("") | NAMES))
+    peaks = st.none() | st.integers(0, 10**15)
+    waits = {op: tuple(others) for op, others in after.items()}
+    return Plan(lanes, waits, draw(st.just("") | NAMES), draw(peaks), draw(peaks))
 
 
 @st.composite
@@ -214,6 +277,30 @@ def legal_cases(draw, max_ops: int = 10, machines=MACHINES) -> Case:
         on_channels = {op for lane in plan.lanes if lane.kind == "channel" for op in lane.ops}
         costs = costs.restricted(op.name for op in graph.ops if op.name not in on_channels)
     return Case(graph, plan, costs, machine)
+
+
+@st.composite
+def gpu_cases(draw, max_ops: int = 8) -> Case:
+    """A plan of streams on one or two GPUs that their ops share; times without ties, so that any rounding will do."""
+    graph = draw(graphs(max_ops=max_ops))
+    several = st.sampled_from([0.0, 1.0, 3.7])
+    gpus = [
+        Device(f"gpu{n}", "cuda", 4, priorities=3, launch_us=draw(several), graph_launch_us=0.3, event_us=draw(several))
+        for n in range(draw(st.integers(1, 2)))
+    ]
+    plan = draw(plans_of(graph, kind="stream"))
+    lanes = tuple(
+        replace(lane, device=draw(st.sampled_from(gpus)).name, priority=draw(st.integers(0, 2))) for lane in plan.lanes
+    )
+    chance = draw(st.randoms(use_true_random=False))
+    names = [gpu.name for gpu in gpus]
+    durations = {op.name: {name: chance.uniform(1, 50) for name in names} for op in graph.ops}
+    shares = {
+        op.name: {name: Share(chance.choice((1.0, chance.uniform(0.05, 1))), chance.uniform(0, 1)) for name in names}
+        for op in graph.ops
+        if chance.random() < 0.8
+    }
+    return Case(graph, replace(plan, lanes=lanes), Costs(durations, shares=shares), Machine(tuple(gpus)))
 
 
 @st.composite

@@ -18,7 +18,12 @@ def modules(*packages: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "name", ["hocket.errors", *modules("hocket.ir", "hocket.plan", "hocket.check", "hocket.simulate", "hocket.adapt")]
+    "name",
+    [
+        "hocket.errors",
+        "hocket.profile.gpu",
+        *modules("hocket.ir", "hocket.plan", "hocket.check", "hocket.simulate", "hocket.adapt"),
+    ],
 )
 def test_examples(name):
     assert doctest.testmod(importlib.import_module(name)).failed == 0

@@ -25,11 +25,10 @@ from hocket.capture.captured import Captured, capture_step, relowered
 from hocket.capture.state import Inventory
 from hocket.check import check
 from hocket.errors import CaptureError, StaleCaptureError
-from hocket.execute import executor
 from hocket.execute.lanes import Executor
+from hocket.grounds import Cores, Ground, Streams
 from hocket.ir import Costs, Machine, Plan, Timeline
-from hocket.plan import plan, planners
-from hocket.profile.tracer import costs_of, default_widths, one_lane
+from hocket.plan import plan
 from hocket.simulate import simulate
 from hocket.verify import Difference, verify
 
@@ -162,6 +161,7 @@ class Life:
         self.history: tuple[Verdict, ...] = ()
         self.difference: Difference | None = None
         self._setting = setting
+        self._ground: Ground = Cores(setting.machine, setting.executor)
         self._refused = refused
         self._capture_first = capture_first
         self._begin: Callable[[Any], Generator[Any, Any, None]] = self._first
@@ -232,7 +232,7 @@ class Life:
         batch = yield result
         if not captured.holds():
             raise StaleCaptureError("captured at a threshold")
-        plain = self._lanes(captured, one_lane(captured, torch.get_num_threads(), self._setting.machine))
+        plain = self._ground.lanes(captured, self._ground.plain(captured))
         self.difference, (result,) = verify(captured, plain, [batch])
         plain.close()
         if not self.difference.equal:
@@ -249,12 +249,8 @@ class Life:
 
     def _captured(self, batch: Any) -> Captured | None:
         setting = self._setting
-        devices = {entry.get().device.type for entry in setting.places.parameters} - {"cpu"}
-        if devices:
-            reason = f"its parameters are on {', '.join(sorted(devices))}; this version plans steps on CPUs"
-        elif self._refused:
-            reason = self._refused
-        else:
+        reason = self._refused or self._placed()
+        if not reason:
             try:
                 return capture_step(setting.step, setting.model, setting.optimizer, batch, split=False)
             except CaptureError as error:
@@ -264,6 +260,16 @@ class Life:
         log.warning("hocket: the step stays eager: %s", reason)
         self._settle(Standing(), None, reason)
         return None
+
+    def _placed(self) -> str:
+        """Find out what the step stands on; why it cannot be planned there, if so."""
+        devices = {entry.get().device for entry in self._setting.places.parameters}
+        if len(devices) == 1 and (device := next(iter(devices))).type == "cuda":
+            self._ground = Streams(device.index or 0)
+        elif devices - {torch.device("cpu")}:
+            names = ", ".join(sorted(map(str, devices)))
+            return f"its parameters are on {names}; a step is planned on CPU cores or on one GPU"
+        return ""
 
     def _decided(self, captured: Captured, batch: Any) -> Generator[Any, Any, None]:
         """Profile, plan, try, and settle; the last result is given back after the verdict stands."""
@@ -289,34 +295,26 @@ class Life:
 
     def _profiled(self, found: Standing, captured: Captured, batch: Any) -> Generator[Any, Any, Any]:
         """Profile with real steps, at every width, joint and split; then make the candidates."""
-        machine = self._setting.machine
         for variant in self._variants(captured):
-            measured: dict[int, list[Timeline]] = {}
-            for width in default_widths(machine.cores):
-                lanes = self._lanes(variant, one_lane(variant, width, machine))
+            measured: dict[str, list[Timeline]] = {}
+            for key, lanes in self._ground.profilers(variant):
                 for run in range(PROFILE_RUNS + 1):
                     result = lanes(batch)
                     if run:
-                        measured.setdefault(width, []).append(lanes.timeline())
+                        measured.setdefault(key, []).append(lanes.timeline())
                     batch = yield result
                 lanes.close()
-            self._propose(found, variant, costs_of(measured))
+            self._propose(found, variant, self._ground.costs(variant, measured))
         return batch
 
     def _variants(self, captured: Captured) -> list[Captured]:
-        if self._setting.machine.cores == 1 or self._setting.planner == "serial":
+        if not self._ground.splits or self._setting.planner == "serial":
             return [captured]
         taken_apart = relowered(captured, split=True)
         return [captured, taken_apart] if len(taken_apart.graph) > len(captured.graph) else [captured]
 
     def _propose(self, found: Standing, captured: Captured, costs: Costs) -> None:
-        automatic = [name for name, maker in planners().items() if maker.automatic]
-        names = automatic if self._setting.planner == "auto" else [self._setting.planner]
-        tried: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in names]
-        if self._setting.planner == "auto":
-            # One narrow lane: no simulation sees what threads cost each other, so it is always in the contest.
-            tried.append(("serial", {"width": 1}))
-        for name, options in tried:
+        for name, options in self._ground.tried(self._setting.planner):
             made = self._candidate(found, captured, costs, name, options)
             if made is not None:
                 found.candidates.append(made)
@@ -325,16 +323,13 @@ class Life:
         self, found: Standing, captured: Captured, costs: Costs, planner: str, options: dict[str, Any]
     ) -> Candidate | None:
         """A plan with all that is needed to run it; None if there is one like it."""
-        machine = self._setting.machine
+        machine = self._ground.machine
         made = plan(captured.graph, costs, machine, planner=planner, **options)
         if any(_alike(made, other.plan) for other in found.candidates if other.captured is captured):
             return None
         check(captured.graph, made, machine)
         predicted = simulate(captured.graph, made, costs, machine)
-        return Candidate(captured, costs, made, predicted, self._lanes(captured, made))
-
-    def _lanes(self, captured: Captured, made: Plan) -> Executor:
-        return executor(captured, made, self._setting.machine, kind=self._setting.executor)
+        return Candidate(captured, costs, made, predicted, self._ground.lanes(captured, made))
 
     def _contest(self, found: Standing, contenders: Sequence[Candidate], batch: Any) -> Generator[Any, Any, Any]:
         """Eager and every contender in turn, on real steps; the last one's result is returned, not yielded."""
@@ -347,12 +342,14 @@ class Life:
         for round_ in range(TRIAL_ROUNDS):
             for turn in left:
                 for number in range(TRIAL_STEPS):
+                    self._ground.settle()
                     start = clock()
                     result = self._setting.step(batch) if turn is None else turn.executor(batch)
+                    self._ground.settle()
                     took_ms = (clock() - start) * 1e3
                     if number:
                         (found.eager_ms if turn is None else turn.steps_ms).append(took_ms)
-                        if turn is not None and turn.co_runs:
+                        if turn is not None and turn.co_runs and turn.executor.keeps_time:
                             turn.timelines.append(turn.executor.timeline())
                     if (round_, turn, number) != (TRIAL_ROUNDS - 1, left[-1], TRIAL_STEPS - 1):
                         batch = yield result
@@ -362,7 +359,7 @@ class Life:
 
     def _kept_apart(self, found: Standing) -> Candidate | None:
         """The best plan with ops side by side, made anew without the pairs that interfered; None if there are none."""
-        several = [candidate for candidate in found.candidates if candidate.co_runs]
+        several = [candidate for candidate in found.candidates if candidate.timelines]
         if not several:
             return None
         judged = min(several, key=_rank)

@@ -20,11 +20,15 @@ SIZES = {
     "dcgan": {"image_size": 16, "width": 4},
     "resnet20": {"image_size": 8},
     "densenet40": {"image_size": 8},
-    "resnet50": {"image_size": 32},
+    "alexnet": {"image_size": 67},
+    "caffenet": {"image_size": 67},
+    "googlenet": {"image_size": 32},
+    **{f"resnet{depth}": {"image_size": 32} for depth in (18, 34, 50, 101, 152)},
     "vgg16": {"image_size": 32},
     "inception-v3": {"image_size": 75},
 }
-LARGE = {"densenet40", "resnet50", "vgg16", "inception-v3"}
+LARGE = {"densenet40", "alexnet", "caffenet", "googlenet", "vgg16", "inception-v3"}
+LARGE |= {name for name in SIZES if name.startswith("resnet") and name != "resnet20"}
 CASES = [
     pytest.param(name, optimizer, marks=[pytest.mark.slow] if name in LARGE else [])
     for name in SIZES

@@ -8,7 +8,7 @@ from hypothesis import given
 
 from hocket.errors import FormatError
 from hocket.ir import Edge, Graph, Op
-from strategies import NAMES, graphs
+from strategies import any_graphs, graphs
 
 A, B, C = Op("a"), Op("b"), Op("c")
 
@@ -19,7 +19,7 @@ def write(tmp_path, **fields):
     return path
 
 
-@given(graph=graphs(names=NAMES))
+@given(graph=any_graphs())
 def test_round_trip(tmp_path_factory, graph):
     path = tmp_path_factory.mktemp("graph") / "graph.json"
     graph.save(path)
@@ -58,6 +58,7 @@ OP_PROBLEMS = {
     "ops[0].stateless: expected true or false": [{"name": "a", "stateless": 1}],
     "ops[0].name: expected a name without white space, got 'a b'": [{"name": "a b"}],
     "ops[1]: expected an object, got the string 'b'": [{"name": "a"}, "b"],
+    "ops[0].writes: expected a list, got the string 'x'": [{"name": "a", "writes": "x"}],
 }
 
 
@@ -80,12 +81,18 @@ EDGE_PROBLEMS = {
     "cycle: a -> c -> b -> a": {"edges": [["a", "c"], ["c", "b"], ["b", "a"]]},
     "cycle: a -> a": {"edges": [["a", "a"]]},
     "unknown field 'edge'": {"edge": []},
+    "buffers[0].bytes: expected a finite number >= 0, got -1": {"buffers": [{"name": "x", "bytes": -1}]},
+    "buffers[1].name: expected a name of its own, got 'x'": {"buffers": [{"name": "x"}, {"name": "x"}]},
+    "buffer 'x': expected one of step, kept, lasting, input, got 'long'": {"buffers": [{"name": "x", "life": "long"}]},
+    "buffers[0]: unknown field 'size'": {"buffers": [{"name": "x", "size": 1}]},
+    "ops[3].reads: op 'd' reads a missing buffer 'y'": {"buffers": [{"name": "x"}]},
 }
 
 
 @pytest.mark.parametrize("problem", EDGE_PROBLEMS)
 def test_bad_edge_is_named_with_its_file(tmp_path, problem):
-    path = write(tmp_path, ops=[{"name": name} for name in "abc"], **EDGE_PROBLEMS[problem])
+    ops = [*({"name": name} for name in "abc"), {"name": "d", "reads": ["y"]}]
+    path = write(tmp_path, ops=ops, **EDGE_PROBLEMS[problem])
     with pytest.raises(FormatError) as caught:
         Graph.load(path)
     message = str(caught.value)
@@ -110,3 +117,10 @@ def test_sizes_are_checked_in_memory_too(size):
         Graph((Op("a", flops=size),))
     with pytest.raises(FormatError, match=r"edges\[0\].*'a' -> 'b'"):
         Graph((A, B), (Edge("a", "b", size),))
+
+
+def test_a_graph_that_knows_no_buffers_is_written_as_ever(tmp_path):
+    Graph((A,)).save(tmp_path / "graph.json")
+    document = json.loads((tmp_path / "graph.json").read_text())
+    assert set(document) == {"format", "ops", "edges", "carried"}
+    assert set(document["ops"][0]) == {"name", "target", "role", "layer", "flops", "bytes", "stateless"}

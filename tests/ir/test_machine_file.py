@@ -76,3 +76,19 @@ def test_of_and_here():
         Machine.of(cores=0)
     here = Machine.here()
     assert here.cores == len(here.devices[0].cpus)
+
+
+@pytest.mark.parametrize("name", ["p100", "v100", "a100", "h200"])
+def test_machines_that_come_with_hocket_name_their_sources(name):
+    machine = Machine.known(name)
+    (gpu,) = machine.devices
+    assert (gpu.name, gpu.kind) == ("gpu0", "cuda")
+    assert None not in (gpu.flops_per_s, gpu.bytes_per_s, gpu.memory_bytes)
+    assert gpu.launch_us > gpu.graph_launch_us > 0
+    for word in ("Multiprocessors: ", "priorities: ", "launch_us: ", "graph_launch_us: ", "event_us: "):
+        assert word in machine.note.replace("All but the rest: ", "Multiprocessors: ")
+
+
+def test_a_machine_that_nobody_knows():
+    with pytest.raises(InputError, match="expected one of a100, h200, p100, v100, got 'k20'"):
+        Machine.known("k20")

@@ -11,7 +11,7 @@ GRAPH, COSTS, MACHINE = Graph((Op("a"),)), Costs({"a": {"1": 1.0}}), Machine.of(
 
 
 def test_planners_are_found_by_name():
-    assert list(planners()) == ["serial", "list", "phases", "concurrency", "exact"]
+    assert list(planners()) == ["serial", "list", "phases", "concurrency", "critical-path", "exact"]
     for name, planner in planners().items():
         assert issubclass(planner, Planner)
         assert planner.name == plan(GRAPH, COSTS, MACHINE, planner=name).planner == name
@@ -19,7 +19,7 @@ def test_planners_are_found_by_name():
         planners()["mine"] = Planner  # type: ignore[index]
 
 
-@pytest.mark.parametrize("name", ["critical-path", "transfers", "partition"])
+@pytest.mark.parametrize("name", ["transfers", "partition"])
 def test_planners_to_come_are_named_as_such(name):
     with pytest.raises(InputError, match=f"{name}' is not part of this version; available: serial, list"):
         plan(GRAPH, COSTS, MACHINE, planner=name)

@@ -22,7 +22,10 @@ TINY = {
     "dcgan": {"image_size": 16, "width": 4},
     "resnet20": {"image_size": 16},
     "densenet40": {"image_size": 8},
-    "resnet50": {"image_size": 32},
+    "alexnet": {"image_size": 67},
+    "caffenet": {"image_size": 67},
+    "googlenet": {"image_size": 32},
+    **{f"resnet{depth}": {"image_size": 32} for depth in (18, 34, 50, 101, 152)},
     "vgg16": {"image_size": 32},
     "inception-v3": {"image_size": 75},
 }
@@ -75,7 +78,7 @@ def test_builds_trains_and_repeats(name, monkeypatch):
     assert same(pytree.tree_leaves(list(again.batches)), pytree.tree_leaves(list(job.batches)))
 
 
-@pytest.mark.parametrize("name", sorted(TINY.keys() - {"resnet50", "vgg16", "inception-v3"}))
+@pytest.mark.parametrize("name", sorted(TINY.keys() - {"resnet101", "resnet152", "vgg16", "inception-v3"}))
 def test_everything_goes_to_the_device_asked_for(name):
     job = load(name, device="meta")
     leaves = [*snapshot(job), *pytree.tree_leaves(list(job.batches))]

@@ -21,7 +21,7 @@ from hocket.capture.program import Action, Call, Program, Slot
 from hocket.capture.state import Gradient
 from hocket.capture.trace import Trace
 from hocket.capture.watch import Note
-from hocket.ir import Carried, Edge, Graph, Op
+from hocket.ir import Buffer, Carried, Edge, Graph, Op
 
 __all__ = ["Lowered", "Piece", "lower"]
 
@@ -254,10 +254,17 @@ def _fold_views(pieces: list[Piece], inputs: set[int]) -> tuple[list[Piece], lis
     return result, prologue
 
 
+# The default random generator: every op that draws from it reads and writes it.
+_GENERATOR = Buffer("random generator", life="lasting")
+
+
 def _graph(pieces: list[Piece], program: Program, found: list[str], slots: _Slots, trace: Trace) -> Graph:
+    buffers = _buffers(pieces, program, slots)
     ops = []
     for piece, action, role in zip(pieces, program.actions, found, strict=True):
-        touched = {slots.root[slot]: slots.size_bytes[slot] for slot in (*action.reads, *action.fills)}
+        idle = split.unread(piece.call)
+        used = [slot for slot in (*action.reads, *action.fills) if slot not in idle]
+        touched = {slots.root[slot]: slots.size_bytes[slot] for slot in used}
         access = piece.access
         ops.append(
             Op(
@@ -267,7 +274,8 @@ def _graph(pieces: list[Piece], program: Program, found: list[str], slots: _Slot
                 action.layer,
                 piece.flops,
                 sum(touched.values()),
-                stateless=not (piece.note.writes or access.random),
+                not (piece.note.writes or access.random),
+                *(_touched(roots, access.random, buffers) for roots in (access.reads, access.writes)),
             )
         )
     maker = {slot: position for position, action in enumerate(program.actions) for slot in action.fills}
@@ -284,7 +292,34 @@ def _graph(pieces: list[Piece], program: Program, found: list[str], slots: _Slot
             if slots.root[slot] in flowing:
                 flow[slots.root[slot]] = max(flow.get(slots.root[slot], 0.0), slots.size_bytes[slot])
         edges.append(Edge(program.actions[before].name, program.actions[after].name, sum(flow.values())))
-    return Graph(tuple(ops), tuple(edges), tuple(_carried(pieces, program, maker, slots, trace)))
+    random = (_GENERATOR,) if any(piece.access.random for piece in pieces) else ()
+    carried = tuple(_carried(pieces, program, maker, slots, trace))
+    return Graph(tuple(ops), tuple(edges), carried, (*buffers.values(), *random))
+
+
+def _buffers(pieces: list[Piece], program: Program, slots: _Slots) -> dict[int, Buffer]:
+    """A buffer for each root that an op touches: named after the place it comes from, or after the op that makes it."""
+    touched = frozenset().union(*(piece.access.reads | piece.access.writes for piece in pieces))
+    kept = {slots.root[slot] for slot in program.kept}
+    found: dict[int, Buffer] = {}
+    names: set[str] = set()
+    for slot, source in program.inputs.items():
+        root = slots.root[slot]
+        if root in touched and root is not None and root not in found and source.name not in names:
+            names.add(source.name)
+            found[root] = Buffer(source.name, slots.size_bytes[slot], "input" if source.kind == "batch" else "lasting")
+    for piece, action in zip(pieces, program.actions, strict=True):
+        for position, slot in enumerate(action.fills):
+            root = slots.root[slot]
+            if root is not None and root not in found and root in piece.access.writes:
+                life = "kept" if root in kept else "step"
+                found[root] = Buffer(f"{action.name}:{position}", slots.size_bytes[slot], life)
+    return found
+
+
+def _touched(roots: frozenset[int], random: bool, buffers: dict[int, Buffer]) -> tuple[str, ...]:
+    names = sorted(buffers[root].name for root in roots if root in buffers)
+    return (*names, _GENERATOR.name) if random else tuple(names)
 
 
 def _carried(
@@ -293,9 +328,12 @@ def _carried(
     lasting = {
         root
         for slot, source in program.inputs.items()
-        if source.kind not in ("batch", "gradient") and (root := slots.root[slot]) is not None
+        if source.kind != "batch" and (root := slots.root[slot]) is not None
     }
     pairs = effects.carried([piece.access for piece in pieces], lasting)
+    random = [position for position, piece in enumerate(pieces) if piece.access.random]
+    if random:
+        pairs.append((random[-1], random[0]))
     slot_of = {source: slot for slot, source in program.inputs.items()}
     readers: dict[int, list[int]] = {}
     for position, action in enumerate(program.actions):

@@ -11,12 +11,15 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from hocket.capture.program import Call
+from hocket.capture.program import Call, slots_in
 
-__all__ = ["PARTS", "is_joint", "parts"]
+__all__ = ["PARTS", "is_joint", "parts", "unread"]
 
 PARTS = ("activation", "weight", "bias")
 _MASK = 10
+
+# Which of grad_output, input and weight a part's kernel looks at; it is handed all three, for their shapes.
+_LOOKS_AT = ((0, 2), (0, 1), (0,))
 
 
 def is_joint(call: Call) -> bool:
@@ -38,3 +41,11 @@ def parts(call: Call, pays: Callable[[str], bool] = lambda part: True) -> Iterat
         mask = [position in group for position in range(3)]
         args = (*call.args[:_MASK], mask)
         yield PARTS[group[0]], Call(call.func, args, call.kwargs, {p: call.outs[p] for p in group})
+
+
+def unread(call: Call) -> frozenset[int]:
+    """Slots that a convolution's backward is handed, but whose content none of the gradients it computes needs."""
+    if call.func is not torch.ops.aten.convolution_backward.default:
+        return frozenset()
+    looked_at = {argument for part in call.outs if part is not None for argument in _LOOKS_AT[part]}
+    return frozenset(slots_in(call.args)) - {slot for at in looked_at for slot in slots_in(call.args[at])}

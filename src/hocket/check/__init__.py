@@ -1,5 +1,6 @@
-"""Is this plan legal? Asked before anything runs. No torch."""
+"""Is this plan legal, and is all memory it touches safe? Asked before anything runs. No torch."""
 
+from hocket.check.hazards import Event, Events, events_of, hazards, needed_events
 from hocket.check.legal import check
 
-__all__ = ["check"]
+__all__ = ["Event", "Events", "check", "events_of", "hazards", "needed_events"]

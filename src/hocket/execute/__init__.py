@@ -1,4 +1,4 @@
-"""Runs any plan: on native lanes, or on Python threads (the reference that stays forever)."""
+"""Runs any plan: on native lanes, on Python threads (the reference that stays forever), or on CUDA streams."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ def executor(captured: Captured, plan: Plan, machine: Machine | None = None, *, 
         captured: the step.
         plan: what to run.
         machine: tells which hardware threads a core has; without it lanes are not pinned.
-        kind: ``native`` lanes, ``python`` threads, or ``auto``: native where they can be built, else Python.
+        kind: ``native`` lanes, ``python`` threads, or ``auto``: native where they can be built, else Python; and for a
+            plan on streams a CUDA graph of them.
 
     Raises:
         PlanError: the plan is not one for this step.
@@ -35,6 +36,10 @@ def executor(captured: Captured, plan: Plan, machine: Machine | None = None, *, 
     """
     if kind not in EXECUTORS:
         raise InputError(f"executor: expected one of {', '.join(EXECUTORS)}, got {kind!r}")
+    if kind == "auto" and any(lane.kind == "stream" for lane in plan.lanes):
+        from hocket.execute.streams import GraphedLanes
+
+        return GraphedLanes(captured, plan, machine)
     if kind != "python":
         from hocket.execute.native import NativeLanes, available
 

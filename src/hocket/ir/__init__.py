@@ -1,13 +1,16 @@
 """The five nouns. No torch, nothing else of ours: every other package may stand on this one."""
 
-from hocket.ir.costs import Costs, Duration
-from hocket.ir.graph import ROLES, Carried, Edge, Graph, Op
+from hocket.ir.costs import Costs, Duration, Share
+from hocket.ir.graph import BUFFER_LIVES, ROLES, Buffer, Carried, Edge, Graph, Op
 from hocket.ir.machine import Device, Link, Machine
 from hocket.ir.plan import Lane, Plan
 from hocket.ir.timeline import Span, Timeline
+from hocket.ir.waits import Synchronisation, carried_waits, launch_order, synchronisation
 
 __all__ = [
+    "BUFFER_LIVES",
     "ROLES",
+    "Buffer",
     "Carried",
     "Costs",
     "Device",
@@ -19,6 +22,11 @@ __all__ = [
     "Machine",
     "Op",
     "Plan",
+    "Share",
     "Span",
+    "Synchronisation",
     "Timeline",
+    "carried_waits",
+    "launch_order",
+    "synchronisation",
 ]

@@ -3,6 +3,9 @@
 A duration's key is a width (``"2"``: two threads), a device (``"gpu0"``), or a width on a device (``"cpu1:4"``). What
 was measured is used as it stands; between two measured widths a duration is interpolated linearly (Liu et al., IPDPS
 2019, section III-B); beyond the last one it stays what it was. `Costs.lookup` says which of these happened.
+
+A kernel rarely needs a whole GPU. How much of it an op asks for is its *share*, of the multiprocessors and of the
+memory's bandwidth; `hocket.simulate` divides a GPU among ops by that.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from typing import NamedTuple
 from hocket.errors import FormatError, InputError
 from hocket.ir._fields import load_document, require_duration, save_document
 
-__all__ = ["SOURCES", "Costs", "Duration"]
+__all__ = ["SOURCES", "Costs", "Duration", "Share"]
 
 FORMAT = "hocket-costs/1"
 
@@ -31,6 +34,13 @@ class Duration(NamedTuple):
     source: str
 
 
+class Share(NamedTuple):
+    """What an op that runs alone takes of a GPU, on average over its duration: parts of the whole, 0 to 1."""
+
+    multiprocessors: float
+    bandwidth: float = 0.0
+
+
 @dataclass(frozen=True)
 class Costs:
     """Durations of ops in microseconds, by width or device.
@@ -40,9 +50,10 @@ class Costs:
         spread_us: op -> key -> median minus minimum over the runs, when measured.
         sources: op -> one of `SOURCES`; an op that is not listed was measured.
         note: where the figures come from, in words.
+        shares: op -> GPU -> what the op asks for there; an op that is not listed is in nobody's way.
 
     Raises `FormatError` at construction for a negative or NaN duration, a key that is no width and no device name,
-    an op without any duration, and an unknown source.
+    an op without any duration, an unknown source, and a share that is none or more than all.
 
     Example:
         >>> Costs({"conv1": {"1": 300.0, "3": 100.0}}).duration_us("conv1", width=2)
@@ -53,8 +64,10 @@ class Costs:
     spread_us: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)
     note: str = ""
+    shares: Mapping[str, Mapping[str, Share]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "shares", _shares(self.shares))
         object.__setattr__(self, "durations_us", _normalised(self.durations_us, "durations_us"))
         object.__setattr__(self, "spread_us", _normalised(self.spread_us, "spread_us"))
         object.__setattr__(self, "sources", dict(self.sources))
@@ -107,6 +120,7 @@ class Costs:
             _merge(self.spread_us, other.spread_us),
             {**self.sources, **{op: other.sources.get(op, "measured") for op in other.durations_us}},
             other.note or self.note,
+            {op: {**self.shares.get(op, {}), **other.shares.get(op, {})} for op in {**self.shares, **other.shares}},
         )
 
     def restricted(self, ops: Iterable[str]) -> Costs:
@@ -117,13 +131,14 @@ class Costs:
             {op: value for op, value in self.spread_us.items() if op in keep},
             {op: value for op, value in self.sources.items() if op in keep},
             self.note,
+            {op: value for op, value in self.shares.items() if op in keep},
         )
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Costs:
         """Read a ``hocket-costs/1`` file."""
         reader = load_document(path, FORMAT)
-        reader.only("format", "durations_us", "spread_us", "sources", "note")
+        reader.only("format", "durations_us", "spread_us", "sources", "note", "shares")
         tables = {
             name: {
                 op: {key: value.duration_us() for key, value in durations.items()}
@@ -133,9 +148,13 @@ class Costs:
         }
         sources = {op: value.text() for op, value in reader.get("sources", {}).items()}
         note = reader.get("note", "").text()
+        shares = {
+            op: {device: Share(*(part.number() for part in value.elements(2))) for device, value in row.items()}
+            for op, row in reader.get("shares", {}).items()
+        }
         _ = reader["durations_us"]
         try:
-            return Costs(tables["durations_us"], tables["spread_us"], sources, note)
+            return Costs(tables["durations_us"], tables["spread_us"], sources, note, shares)
         except FormatError as error:
             raise FormatError(reader.source, error.where, str(error).split(": ", 2)[-1]) from None
 
@@ -149,6 +168,8 @@ class Costs:
             document["spread_us"] = self.spread_us
         if self.sources:
             document["sources"] = self.sources
+        if self.shares:
+            document["shares"] = self.shares
         save_document(path, document)
 
 
@@ -163,6 +184,23 @@ def _normalised(table: Mapping[str, Mapping[str, float]], name: str) -> dict[str
             if not key or (colon and not device) or (width.isdecimal() and int(width) < 1) or width.startswith("-"):
                 raise FormatError("costs", where, f"expected a width >= 1 or a device name, got {key!r}")
         result[op] = {key: require_duration(value, "costs", f"{where}[{key!r}]") for key, value in durations.items()}
+    return result
+
+
+def _shares(table: Mapping[str, Mapping[str, Share]]) -> dict[str, dict[str, Share]]:
+    result: dict[str, dict[str, Share]] = {}
+    for op, row in table.items():
+        for device, share in row.items():
+            where = f"shares[{op!r}][{device!r}]"
+            if not device or device.isdecimal():
+                raise FormatError("costs", where, f"expected a device name, got {device!r}")
+            if not (0.0 < share[0] <= 1.0 and 0.0 <= share[1] <= 1.0):
+                raise FormatError(
+                    "costs",
+                    where,
+                    f"expected parts of the multiprocessors (> 0) and of the bandwidth, up to 1, got {list(share)}",
+                )
+        result[op] = {device: Share(*share) for device, share in row.items()}
     return result
 
 

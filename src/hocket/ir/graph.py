@@ -3,6 +3,9 @@
 An edge ``(src, dst, size_bytes)`` says that `dst` may start when `src` has finished. It carries the bytes that flow
 along it; an edge of 0 bytes is an order without data, as between a reader and the op that overwrites what it read. A
 *carried* edge ``(src, dst)`` orders `src` of one step before `dst` of the next: an update feeds the next forward.
+
+A graph may also say which memory its ops touch: its *buffers*, and for each op those that it reads and writes. The
+edges follow from that, so it is there for those who check them (`hocket.check.hazards`) and who count bytes.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from typing import NamedTuple
 from hocket.errors import FormatError
 from hocket.ir._fields import Reader, load_document, save_document
 
-__all__ = ["ROLES", "Carried", "Edge", "Graph", "Op"]
+__all__ = ["BUFFER_LIVES", "ROLES", "Buffer", "Carried", "Edge", "Graph", "Op"]
 
 FORMAT = "hocket-graph/1"
 
@@ -31,6 +34,8 @@ ROLES = (
     "send",
     "other",
 )
+
+BUFFER_LIVES = ("step", "kept", "lasting", "input")
 
 
 class Edge(NamedTuple):
@@ -48,6 +53,22 @@ class Carried(NamedTuple):
     dst: str
 
 
+class Buffer(NamedTuple):
+    """A piece of memory that ops read and write; views of it are not told apart.
+
+    Attributes:
+        name: unique in its graph.
+        size_bytes: how large it is.
+        life: ``step``: made in the step and gone with its last reader; ``kept``: made in the step, and still there
+            when it ends (a gradient, a result); ``lasting``: the same memory in every step (a parameter, a running
+            statistic); ``input``: there before the step, and another one in the next step (the batch).
+    """
+
+    name: str
+    size_bytes: float = 0.0
+    life: str = "step"
+
+
 @dataclass(frozen=True)
 class Op:
     """One op of a step.
@@ -60,6 +81,8 @@ class Op:
         flops: floating-point operations.
         size_bytes: bytes read and written (the field ``bytes`` of the file).
         stateless: neither mutates what outlives it nor draws random numbers, so it may run twice.
+        reads: names of the buffers it reads, where the graph knows its buffers.
+        writes: names of the buffers it writes; one that it makes is written too, one that it changes also read.
     """
 
     name: str
@@ -69,14 +92,21 @@ class Op:
     flops: float = 0.0
     size_bytes: float = 0.0
     stateless: bool = True
+    reads: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reads", tuple(self.reads))
+        object.__setattr__(self, "writes", tuple(self.writes))
 
 
 @dataclass(frozen=True)
 class Graph:
-    """Ops in program order, the edges between them, and the edges carried to the next step.
+    """Ops in program order, the edges between them, the edges carried to the next step, and the buffers, if known.
 
     Raises `FormatError` at construction for a duplicate or unprintable op name, an unknown role, a negative or NaN
-    size, an edge to a missing op, and a cycle (named op by op).
+    size, an edge to a missing op, a cycle (named op by op), and, in a graph that lists buffers, an op that touches
+    another one.
 
     Example:
         >>> graph = Graph((Op("a"), Op("b")), (Edge("a", "b", 4.0),))
@@ -87,11 +117,13 @@ class Graph:
     ops: tuple[Op, ...]
     edges: tuple[Edge, ...] = ()
     carried: tuple[Carried, ...] = ()
+    buffers: tuple[Buffer, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ops", tuple(self.ops))
         object.__setattr__(self, "edges", tuple(Edge(*edge) for edge in self.edges))
         object.__setattr__(self, "carried", tuple(Carried(*edge) for edge in self.carried))
+        object.__setattr__(self, "buffers", tuple(Buffer(*buffer) for buffer in self.buffers))
         _check(self, "graph")
 
     def __len__(self) -> int:
@@ -128,14 +160,15 @@ class Graph:
     def load(path: str | os.PathLike[str]) -> Graph:
         """Read a ``hocket-graph/1`` file."""
         reader = load_document(path, FORMAT)
-        reader.only("format", "ops", "edges", "carried")
+        reader.only("format", "ops", "edges", "carried", "buffers")
         ops = tuple(_read_op(element) for element in reader["ops"].elements())
         edges = tuple(_read_edge(element) for element in reader.get("edges", []).elements())
         carried = tuple(
             Carried(*(end.text() for end in element.elements(2))) for element in reader.get("carried", []).elements()
         )
+        buffers = tuple(_read_buffer(element) for element in reader.get("buffers", []).elements())
         try:
-            return Graph(ops, edges, carried)
+            return Graph(ops, edges, carried, buffers)
         except FormatError as error:
             raise FormatError(reader.source, error.where, str(error).split(": ", 2)[-1]) from None
 
@@ -150,22 +183,23 @@ class Graph:
                 "flops": op.flops,
                 "bytes": op.size_bytes,
                 "stateless": op.stateless,
+                **{field: list(found) for field, found in (("reads", op.reads), ("writes", op.writes)) if found},
             }
             for op in self.ops
         ]
-        save_document(
-            path,
-            {
-                "format": FORMAT,
-                "ops": ops,
-                "edges": [list(edge) for edge in self.edges],
-                "carried": [list(edge) for edge in self.carried],
-            },
-        )
+        document: dict[str, object] = {
+            "format": FORMAT,
+            "ops": ops,
+            "edges": [list(edge) for edge in self.edges],
+            "carried": [list(edge) for edge in self.carried],
+        }
+        if self.buffers:
+            document["buffers"] = [{"name": b.name, "bytes": b.size_bytes, "life": b.life} for b in self.buffers]
+        save_document(path, document)
 
 
 def _read_op(reader: Reader) -> Op:
-    reader.only("name", "target", "role", "layer", "flops", "bytes", "stateless")
+    reader.only("name", "target", "role", "layer", "flops", "bytes", "stateless", "reads", "writes")
     return Op(
         name=reader["name"].text(),
         target=reader.get("target", "").text(),
@@ -174,7 +208,14 @@ def _read_op(reader: Reader) -> Op:
         flops=reader.get("flops", 0.0).number(),
         size_bytes=reader.get("bytes", 0.0).number(),
         stateless=reader.get("stateless", True).boolean(),
+        reads=tuple(element.text() for element in reader.get("reads", []).elements()),
+        writes=tuple(element.text() for element in reader.get("writes", []).elements()),
     )
+
+
+def _read_buffer(reader: Reader) -> Buffer:
+    reader.only("name", "bytes", "life")
+    return Buffer(reader["name"].text(), reader.get("bytes", 0.0).number(), reader.get("life", "step").text())
 
 
 def _read_edge(reader: Reader) -> Edge:
@@ -217,9 +258,38 @@ def _check(graph: Graph, source: str) -> None:
                 f"edges[{position}]",
                 f"{edge.src!r} -> {edge.dst!r}: expected bytes >= 0, got {edge.size_bytes!r}",
             )
+    _check_buffers(graph, source)
     if len(graph.order) < len(graph.ops):
         cycle = _find_cycle(graph)
         raise FormatError(source, "edges", f"cycle: {' -> '.join([*cycle, cycle[0]])}")
+
+
+def _check_buffers(graph: Graph, source: str) -> None:
+    known: set[str] = set()
+    for position, buffer in enumerate(graph.buffers):
+        where = f"buffers[{position}]"
+        if not buffer.name or buffer.name in known:
+            raise FormatError(source, f"{where}.name", f"expected a name of its own, got {buffer.name!r}")
+        known.add(buffer.name)
+        if not math.isfinite(buffer.size_bytes) or buffer.size_bytes < 0:
+            raise FormatError(
+                source, f"{where}.bytes", f"buffer {buffer.name!r}: expected bytes >= 0, got {buffer.size_bytes!r}"
+            )
+        if buffer.life not in BUFFER_LIVES:
+            raise FormatError(
+                source,
+                f"{where}.life",
+                f"buffer {buffer.name!r}: expected one of {', '.join(BUFFER_LIVES)}, got {buffer.life!r}",
+            )
+    if not known:  # a graph of other ops among which these are found again (a coarser one, say) need not know them
+        return
+    for position, op in enumerate(graph.ops):
+        for field, names in (("reads", op.reads), ("writes", op.writes)):
+            for name in names:
+                if name not in known:
+                    raise FormatError(
+                        source, f"ops[{position}].{field}", f"op {op.name!r} {field} a missing buffer {name!r}"
+                    )
 
 
 def _neighbours(ops: Iterable[Op], pairs: Iterable[tuple[str, str]]) -> dict[str, tuple[str, ...]]:

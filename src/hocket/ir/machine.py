@@ -20,6 +20,9 @@ __all__ = ["Device", "Link", "Machine"]
 
 FORMAT = "hocket-machine/1"
 
+_KNOWN = Path(__file__).parent / "machines"
+_LAUNCHING = ("launch_us", "graph_launch_us", "event_us")
+
 
 @dataclass(frozen=True)
 class Device:
@@ -36,6 +39,9 @@ class Device:
         cpus: for each core the numbers of its hardware threads, as the operating system counts them; empty when the
             device is not this machine's.
         priorities: number of stream priority levels, for a GPU.
+        launch_us: time of the host thread to launch one op on a stream of this GPU.
+        graph_launch_us: what a launch takes for each op of a step that was captured as one CUDA graph.
+        event_us: how much later an op starts than an op of another stream ends that it waits for.
         smt_speedup: what the hardware threads of a core get done together, over what one of them does alone; 1.03 is
             what Liu et al. (IPDPS 2019, Table III) measured for two convolutions on all cores of a Xeon Phi.
     """
@@ -50,6 +56,9 @@ class Device:
     cpus: tuple[tuple[int, ...], ...] = ()
     priorities: int = 1
     smt_speedup: float = 1.03
+    launch_us: float = 0.0
+    graph_launch_us: float = 0.0
+    event_us: float = 0.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "cpus", tuple(tuple(core) for core in self.cpus))
@@ -76,7 +85,8 @@ class Link:
 class Machine:
     """Devices and the links between them.
 
-    A link may also name ends that are no devices of this machine (a parameter server elsewhere).
+    A link may also name ends that are no devices of this machine (a parameter server elsewhere). `note` tells where
+    the figures come from.
 
     Example:
         >>> Machine.of(cores=68, smt=4).devices[0].cores
@@ -85,6 +95,7 @@ class Machine:
 
     devices: tuple[Device, ...]
     links: tuple[Link, ...] = ()
+    note: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "devices", tuple(self.devices))
@@ -127,6 +138,23 @@ class Machine:
         smt = max(len(core) for core in cores)
         return Machine((Device("cpu0", cores=len(cores), smt=smt, memory_bytes=_memory_bytes(), cpus=cores),))
 
+    @staticmethod
+    def known(name: str) -> Machine:
+        """A machine with one GPU ``gpu0``, from published figures that its note names: p100, v100, a100 or h200.
+
+        Raises:
+            InputError: there is no such file among those that come with Hocket.
+
+        Example:
+            >>> Machine.known("p100").devices[0].cores
+            56
+        """
+        path = _KNOWN / f"{name}.json"
+        if name not in {known.stem for known in _KNOWN.glob("*.json")}:
+            names = ", ".join(sorted(known.stem for known in _KNOWN.glob("*.json")))
+            raise InputError(f"machine: expected one of {names}, got {name!r}")
+        return Machine.load(path)
+
     def with_rates(self, device: str, *, flops_per_s: float, bytes_per_s: float) -> Machine:
         """This machine with the rates of one device filled in."""
         devices = tuple(
@@ -139,11 +167,11 @@ class Machine:
     def load(path: str | os.PathLike[str]) -> Machine:
         """Read a ``hocket-machine/1`` file."""
         reader = load_document(path, FORMAT)
-        reader.only("format", "devices", "links")
+        reader.only("format", "note", "devices", "links")
         devices = tuple(_read_device(element) for element in reader["devices"].elements())
         links = tuple(_read_link(element) for element in reader.get("links", []).elements())
         try:
-            return Machine(devices, links)
+            return Machine(devices, links, reader.get("note", "").text())
         except FormatError as error:
             raise FormatError(reader.source, error.where, str(error).split(": ", 2)[-1]) from None
 
@@ -161,6 +189,7 @@ class Machine:
                 "cpus": [list(core) for core in device.cpus],
                 "priorities": device.priorities,
                 "smt_speedup": device.smt_speedup,
+                **{field: getattr(device, field) for field in _LAUNCHING if getattr(device, field)},
             }
             for device in self.devices
         ]
@@ -174,13 +203,15 @@ class Machine:
             }
             for link in self.links
         ]
-        save_document(path, {"format": FORMAT, "devices": devices, "links": links})
+        note = {"note": self.note} if self.note else {}
+        save_document(path, {"format": FORMAT, **note, "devices": devices, "links": links})
 
 
 def _read_device(reader: Reader) -> Device:
     reader.only(
         *("name", "kind", "cores", "smt", "flops_per_s", "bytes_per_s", "memory_bytes", "cpus", "priorities"),
         "smt_speedup",
+        *_LAUNCHING,
     )
     return Device(
         name=reader["name"].text(),
@@ -193,6 +224,7 @@ def _read_device(reader: Reader) -> Device:
         cpus=tuple(tuple(cpu.integer() for cpu in core.elements()) for core in reader.get("cpus", []).elements()),
         priorities=reader.get("priorities", 1).integer(1),
         smt_speedup=reader.get("smt_speedup", Device.smt_speedup).number(),
+        **{field: reader.get(field, 0.0).duration_us() for field in _LAUNCHING},
     )
 
 
@@ -236,6 +268,11 @@ def _check(machine: Machine, source: str) -> None:
             raise FormatError(
                 source, f"{where}.smt_speedup", f"expected a finite number > 0, got {device.smt_speedup!r}"
             )
+        for field in _LAUNCHING:
+            if not 0 <= getattr(device, field) < float("inf"):
+                raise FormatError(
+                    source, f"{where}.{field}", f"expected a finite number >= 0, got {getattr(device, field)!r}"
+                )
         if device.cpus and len(device.cpus) != device.cores:
             raise FormatError(
                 source, f"{where}.cpus", f"expected one entry for each of {device.cores} cores, got {len(device.cpus)}"

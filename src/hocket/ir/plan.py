@@ -19,12 +19,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from hocket.errors import FormatError
 
 __all__ = ["LANE_KINDS", "Lane", "Plan"]
 
 FORMAT = "hocket-plan/1"
+
+_HEADER = ("planner", "peak_bytes", "eager_peak_bytes")
 
 LANE_KINDS = ("cores", "stream", "channel")
 
@@ -71,6 +74,8 @@ class Plan:
         lanes: the voices.
         after: op -> ops it waits for in addition to the graph's edges.
         planner: who made it.
+        peak_bytes: how much memory a step holds at the most, by its planner's prediction; None: not known.
+        eager_peak_bytes: the same for the ops one after another in program order, as eager runs them.
 
     Raises `FormatError` at construction for what no graph could make right: lanes of one name, an op that is run
     twice, a width below 1. Whether it fits a graph and a machine is what `hocket.check` says.
@@ -84,6 +89,8 @@ class Plan:
     lanes: tuple[Lane, ...]
     after: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     planner: str = ""
+    peak_bytes: int | None = None
+    eager_peak_bytes: int | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "lanes", tuple(self.lanes))
@@ -102,7 +109,12 @@ class Plan:
         return "\n".join(self._lines()) + "\n"
 
     def _lines(self) -> Iterator[str]:
-        yield f"{FORMAT} planner={self.planner}" if self.planner else FORMAT
+        words = [FORMAT]
+        for key in _HEADER:
+            value = getattr(self, key)
+            if value is not None and value != "":
+                words.append(f"{key}={value}")
+        yield " ".join(words)
         for lane in self.lanes:
             words = [f"lane {lane.name} kind={lane.kind} device={lane.device}"]
             if lane.kind == "cores":
@@ -123,7 +135,7 @@ class Plan:
         Raises:
             FormatError: names the line and what was expected there.
         """
-        planner = ""
+        header: dict[str, Any] = {}
         seen_header = False
         lanes: list[tuple[Lane, list[str]]] = []
         after: dict[str, tuple[str, ...]] = {}
@@ -135,7 +147,7 @@ class Plan:
             if not seen_header:
                 if words[0] != FORMAT:
                     raise FormatError(source, where, f"expected {FORMAT!r}, got {words[0]!r}")
-                planner = _options(words[1:], ("planner",), source, where).get("planner", "")
+                header = _read_header(words[1:], source, where)
                 seen_header = True
             elif words[0] == "lane" and len(words) >= 2:
                 lanes.append((_parse_lane(words, source, where), []))
@@ -155,9 +167,19 @@ class Plan:
             for lane, ops in lanes
         )
         try:
-            return Plan(finished, after, planner)
+            return Plan(finished, after, **header)
         except FormatError as error:
             raise FormatError(source, error.where, str(error).split(": ", 2)[-1]) from None
+
+
+def _read_header(words: list[str], source: str, where: str) -> dict[str, Any]:
+    found: dict[str, Any] = dict(_options(words, _HEADER, source, where))
+    for key in _HEADER[1:]:
+        if key in found:
+            if not found[key].isdecimal():
+                raise FormatError(source, where, f"expected {key} to be a whole number >= 0, got {found[key]!r}")
+            found[key] = int(found[key])
+    return found
 
 
 def _options(words: list[str], allowed: tuple[str, ...], source: str, where: str) -> dict[str, str]:
@@ -188,6 +210,10 @@ def _parse_lane(words: list[str], source: str, where: str) -> Lane:
 def _check(plan: Plan) -> None:
     if any(character.isspace() for character in plan.planner):
         raise FormatError("plan", "planner", f"expected a name without white space, got {plan.planner!r}")
+    for key in _HEADER[1:]:
+        value = getattr(plan, key)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
+            raise FormatError("plan", key, f"expected a whole number >= 0, got {value!r}")
     seen: dict[str, str] = {}
     names: set[str] = set()
     for position, lane in enumerate(plan.lanes):
@@ -213,7 +239,7 @@ def _check(plan: Plan) -> None:
                 "plan", where, f"lane {lane.name!r}: expected different cores counted from 0, got {lane.cores}"
             )
         for op in lane.ops:
-            if not op or any(character.isspace() for character in op):
+            if op.split() != [op]:
                 raise FormatError("plan", where, f"expected an op name without white space, got {op!r}")
             if op in seen:
                 raise FormatError("plan", where, f"op {op!r} is run twice: on lane {seen[op]!r} and on {lane.name!r}")

@@ -12,6 +12,7 @@ from hocket.ir import Costs, Graph, Machine, Plan
 from hocket.plan.base import Planner
 from hocket.plan.bounds import Bounds, bounds, efficiency
 from hocket.plan.concurrency import Concurrency
+from hocket.plan.critical_path import CriticalPath
 from hocket.plan.exact import Exact
 from hocket.plan.list_scheduler import ListScheduler
 from hocket.plan.phases import Phases
@@ -20,11 +21,11 @@ from hocket.plan.serial import Serial
 __all__ = ["Bounds", "Planner", "bounds", "efficiency", "plan", "planners"]
 
 _PLANNERS: dict[str, type[Planner]] = {
-    planner.name: planner for planner in (Serial, ListScheduler, Phases, Concurrency, Exact)
+    planner.name: planner for planner in (Serial, ListScheduler, Phases, Concurrency, CriticalPath, Exact)
 }
 
 # Named in the public contract, and not built yet.
-_TO_COME = ("critical-path", "transfers", "partition")
+_TO_COME = ("transfers", "partition")
 
 
 def planners() -> Mapping[str, type[Planner]]:
@@ -32,7 +33,7 @@ def planners() -> Mapping[str, type[Planner]]:
 
     Example:
         >>> list(planners())
-        ['serial', 'list', 'phases', 'concurrency', 'exact']
+        ['serial', 'list', 'phases', 'concurrency', 'critical-path', 'exact']
     """
     return MappingProxyType(_PLANNERS)
 

@@ -84,7 +84,7 @@ def solve(instance: Instance, time_limit_s: float = 60.0) -> tuple[list[Placemen
     # An op that takes longer than the serial step is in no plan worth having, and perhaps in no whole number.
     options = [
         {
-            width: math.ceil(of_op[width] / serial_us * RESOLUTION)
+            width: max(1, math.ceil(of_op[width] / serial_us * RESOLUTION))  # 0 would be nobody's neighbour
             for width in useful_widths(of_op)
             if of_op[width] <= serial_us
         }

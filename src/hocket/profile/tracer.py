@@ -52,8 +52,8 @@ def trace_costs(
     return costs_of(measured)
 
 
-def costs_of(measured: Mapping[int, Iterable[Timeline]]) -> Costs:
-    """Costs from the timelines of whole steps, by width."""
+def costs_of(measured: Mapping[int, Iterable[Timeline]] | Mapping[str, Iterable[Timeline]]) -> Costs:
+    """Costs from the timelines of whole steps, by width (or by device)."""
     durations: dict[str, dict[str, float]] = {}
     spreads: dict[str, dict[str, float]] = {}
     for width, timelines in measured.items():

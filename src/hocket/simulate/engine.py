@@ -3,8 +3,8 @@
 One rule: *each lane runs its ops in order; an op starts when its lane has reached it and every op it depends on has
 finished.* As long as nobody has to queue for a link, an op's start is a maximum over ops that came before, so one pass
 in any order that respects the waits gives the whole timeline, to the last bit the one that an event queue would give,
-without a queue. Where transfers compete for a link's channels, or lanes for a core through its sibling hardware
-threads, `hocket.simulate.events` takes over.
+without a queue. Where transfers compete for a link's channels, lanes for a core through its sibling hardware threads,
+or streams for a GPU, `hocket.simulate.events` takes over.
 """
 
 from __future__ import annotations
@@ -16,9 +16,12 @@ import numpy.typing as npt
 
 from hocket.errors import InputError
 from hocket.ir import Costs, Graph, Machine, Plan, Timeline
+from hocket.simulate.contention import Contention, Together
 from hocket.simulate.durations import durations
 from hocket.simulate.events import by_events
+from hocket.simulate.launches import released_us
 from hocket.simulate.memory import remember
+from hocket.simulate.multiprocessors import multiprocessors_of
 from hocket.simulate.program import Program, compiled
 from hocket.simulate.sharing import sharing_of
 
@@ -27,7 +30,9 @@ __all__ = ["simulate"]
 _Floats = npt.NDArray[np.float64]
 
 
-def simulate(graph: Graph, plan: Plan, costs: Costs, machine: Machine, wait_us: float = 0.0) -> Timeline:
+def simulate(
+    graph: Graph, plan: Plan, costs: Costs, machine: Machine, wait_us: float = 0.0, launches: str = "free"
+) -> Timeline:
     """The timeline that `plan` would have, if every op took what `costs` says.
 
     On a lane of cores an op takes its cost at the lane's width on the lane's device, on a stream its cost on that
@@ -35,8 +40,11 @@ def simulate(graph: Graph, plan: Plan, costs: Costs, machine: Machine, wait_us: 
     `size_bytes`. A link of k channels lets k transfers run side by side; the next ones queue in the order in which
     they became ready (among equals, in the order of the plan's lanes); a link of None channels never queues.
 
-    Lanes on sibling hardware threads slow each other down as `hocket.simulate.sharing` says. An op that depends on one
-    of another lane starts `wait_us` after that has ended at the earliest: the time to wake a thread, 0 by default.
+    Lanes on sibling hardware threads slow each other down as `hocket.simulate.sharing` says, and streams of a GPU as
+    `hocket.simulate.multiprocessors` says, if the costs know shares. An op that depends on one of another lane starts
+    `wait_us` after that has ended at the earliest: the time to wake a thread, 0 by default. With `launches`, ``eager``
+    or ``graph``, ops on streams have to be launched first (`hocket.simulate.launches`), and wait for other streams'
+    events as long as the machine says.
 
     Returns:
         A timeline in microseconds whose source is ``simulated``; its spans stand lane after lane, in order.
@@ -44,7 +52,8 @@ def simulate(graph: Graph, plan: Plan, costs: Costs, machine: Machine, wait_us: 
     Raises:
         PlanError: the plan runs an op that the graph does not have or leaves one out, or its lanes wait for each
             other in a circle, which is then named op by op.
-        InputError: there is no cost for an op on its lane, or no link for a channel; or a negative `wait_us`.
+        InputError: there is no cost for an op on its lane, or no link for a channel; or a negative `wait_us` or
+            unknown `launches`.
 
     Example:
         >>> from hocket.ir import Costs, Edge, Graph, Lane, Machine, Op, Plan
@@ -58,10 +67,12 @@ def simulate(graph: Graph, plan: Plan, costs: Costs, machine: Machine, wait_us: 
         raise InputError(f"simulate: expected wait_us >= 0, got {wait_us!r}")
     program = compiled(graph, plan)
     link_of, channels = _contended(plan, machine)
-    sharing = sharing_of(plan, machine)
-    if channels or sharing is not None:
+    sharing = _sharing(graph, plan, costs, machine)
+    released = released_us(graph, plan, machine, launches)
+    waits_us = _waits(plan, machine, wait_us, launches)
+    if channels or sharing is not None or released is not None or any(us != wait_us for us in waits_us):
         durations_us = durations(graph, plan, costs, machine).tolist()
-        start_us, end_us = by_events(program, durations_us, link_of, channels, wait_us, sharing)
+        start_us, end_us = by_events(program, durations_us, link_of, channels, waits_us, sharing, released)
     elif wait_us:
         start_us, end_us = _with_waits(program, _work(graph, plan, costs, machine), wait_us)
     else:
@@ -94,6 +105,18 @@ def _with_waits(program: Program, work_us: list[float], wait_us: float) -> tuple
     end_us = np.array(ends)
     others_us = np.where(steps.last_right > 0, end_us[steps.last_right] + wait_us, 0.0)
     return np.maximum(end_us[steps.last_left], others_us), end_us[steps.last + 1]
+
+
+def _sharing(graph: Graph, plan: Plan, costs: Costs, machine: Machine) -> Contention | None:
+    found = [sharing_of(plan, machine), multiprocessors_of(graph, plan, costs, machine)]
+    parts: list[Contention] = [part for part in found if part is not None]
+    return Together(*parts) if len(parts) > 1 else parts[0] if parts else None
+
+
+def _waits(plan: Plan, machine: Machine, wait_us: float, launches: str) -> list[float]:
+    """For each lane how much later an op starts than an op of another lane ends that it waits for."""
+    event_us = {device.name: device.event_us for device in machine.devices} if launches != "free" else {}
+    return [max(wait_us, event_us.get(lane.device, 0.0)) if lane.kind == "stream" else wait_us for lane in plan.lanes]
 
 
 @remember

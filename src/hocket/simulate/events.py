@@ -5,21 +5,21 @@ first, so time has to be walked instant by instant. Within one instant everythin
 ends if it takes no time; only then are the links handed out: to who has waited longest, and among equals to the lane
 that stands first in the plan.
 
-Where lanes share cores through sibling hardware threads, an op's end moves whenever another one starts or ends beside
-it, so it is `hocket.simulate.sharing` that is asked for the next end of those.
+Where lanes share cores through sibling hardware threads, or streams a GPU, an op's end moves whenever another one
+starts or ends beside it. So it is a `hocket.simulate.contention.Contention` that is asked for the next end of those.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
 import numpy as np
 import numpy.typing as npt
 
+from hocket.simulate.contention import Contention
 from hocket.simulate.program import Program
-from hocket.simulate.sharing import Sharing
 
 __all__ = ["by_events"]
 
@@ -29,8 +29,9 @@ def by_events(
     durations_us: Sequence[float],
     link_of: Sequence[int],
     channels: Sequence[int],
-    wait_us: float = 0.0,
-    sharing: Sharing | None = None,
+    waits_us: Sequence[float],
+    sharing: Contention | None = None,
+    released_us: Sequence[float] | None = None,
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     """When each op starts and ends.
 
@@ -39,8 +40,9 @@ def by_events(
         durations_us: how long each op takes, in the order of the graph.
         link_of: for each lane the number of the link it has to queue for; -1: none.
         channels: for each of these links how many transfers fit side by side.
-        wait_us: how long a lane takes to notice that an op of another lane has ended.
-        sharing: the lanes that may share cores.
+        waits_us: for each lane how long it takes to notice that an op of another lane has ended.
+        sharing: the lanes that slow each other down.
+        released_us: for each op before when it may not start.
     """
     begin, after, waits = program.followers
     lane = program.lane.tolist()
@@ -54,6 +56,11 @@ def by_events(
     changed: set[int] = set()  # links that may have both a free channel and a queue
     # What happens next: at which time, and to which op; ops beyond the last are told of an end on another lane.
     events: list[tuple[float, int]] = []
+    for op, at_us in enumerate(released_us or ()):
+        if at_us > 0:
+            waiting[op] += 1
+            events.append((at_us, len(program) + op))
+    heapify(events)
     ready = [op for op, count in enumerate(waiting) if count == 0]
     now_us = 0.0
 
@@ -72,7 +79,8 @@ def by_events(
     def ended(op: int) -> None:
         end_us[op] = now_us
         for follower in after[begin[op] : begin[op + 1]]:
-            if wait_us and lane[follower] != lane[op]:
+            wait_us = waits_us[lane[follower]] if lane[follower] != lane[op] else 0.0
+            if wait_us:
                 heappush(events, (now_us + wait_us, len(program) + follower))
             else:
                 told(follower)
@@ -100,8 +108,11 @@ def by_events(
         if next_us == math.inf:
             return np.array(start_us), np.array(end_us)
         now_us = next_us
-        if sharing is not None and sharing.next_us <= now_us:
-            for op in sharing.ended(now_us):
+        if not events or events[0][0] > now_us:
+            # Everything else that happens at this instant has happened.
+            assert sharing is not None
+            for op, started_us in sharing.ended(now_us):
+                start_us[op] = started_us
                 ended(op)
             continue
         _, op = heappop(events)

@@ -56,11 +56,11 @@ class Sharing:
         self._running[op] = _Running(places, work_us, now_us)
         self._adapt({*touched, *places.tolist()}, now_us)
 
-    def ended(self, now_us: float) -> list[int]:
-        """Ops that have ended by `now_us`, which is not later than `next_us`; they are forgotten."""
+    def ended(self, now_us: float) -> list[tuple[int, float]]:
+        """Ops that have ended by `now_us`, and when they began; see `hocket.simulate.contention`."""
         touched = self._pass(self._running.values(), now_us)
-        found = [op for op, running in self._running.items() if not running.active.any()]
-        for op in found:
+        found = [(op, running.began_us) for op, running in self._running.items() if not running.active.any()]
+        for op, _ in found:
             del self._running[op]
         self._adapt(touched, now_us)
         return found
@@ -91,6 +91,7 @@ class _Running:
 
     Attributes:
         places: the core of each thread.
+        began_us: when it began.
         cores: the same as a set.
         active: which of them are not done.
         end_us: when each ends if its speed stays what it is.
@@ -100,6 +101,7 @@ class _Running:
 
     def __init__(self, places: npt.NDArray[np.int64], work_us: float, now_us: float) -> None:
         self.places = places
+        self.began_us = now_us
         self.cores = frozenset(places.tolist())
         self.active = np.ones(len(places), bool)
         self.end_us = np.empty(len(places))

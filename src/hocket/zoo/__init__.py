@@ -32,10 +32,12 @@ MAX_SEED = 2**63 - 1
 def entries() -> Mapping[str, Entry]:
     """Every entry by name, from the smallest step to the largest. Loads torch, but no optional package."""
     from hocket.zoo import (
+        alexnet,
         bert_tiny,
         cifar,
         dcgan,
         digits_cnn,
+        googlenet,
         imagenet,
         lenet,
         lstm_cells,
@@ -48,6 +50,8 @@ def entries() -> Mapping[str, Entry]:
         *(digits_cnn.ENTRY, lenet.ENTRY, mlp.ENTRY, lstm_cells.ENTRY, lstm_lm.ENTRY),
         *(transformer.ENTRY, bert_tiny.ENTRY, dcgan.ENTRY),
         *cifar.ENTRIES,
+        *alexnet.ENTRIES,
+        googlenet.ENTRY,
         *imagenet.ENTRIES,
     ]
     return MappingProxyType({entry.name: entry for entry in all_entries})

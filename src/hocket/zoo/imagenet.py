@@ -1,8 +1,8 @@
-"""Three image classifiers at the size of ImageNet, from the package pytorchcv, with 1,000 outputs.
+"""Image classifiers at the size of ImageNet, from the package pytorchcv, with 1,000 outputs.
 
-Sources: K. He et al., "Deep Residual Learning for Image Recognition", 2015, for ResNet-50; K. Simonyan & A.
-Zisserman, "Very Deep Convolutional Networks for Large-Scale Image Recognition", 2014, for VGG-16; C. Szegedy
-et al., "Rethinking the Inception Architecture for Computer Vision", 2015, for Inception-v3 (without its
+Sources: K. He et al., "Deep Residual Learning for Image Recognition", 2015, for ResNet-18 to ResNet-152; K.
+Simonyan & A. Zisserman, "Very Deep Convolutional Networks for Large-Scale Image Recognition", 2014, for VGG-16;
+C. Szegedy et al., "Rethinking the Inception Architecture for Computer Vision", 2015, for Inception-v3 (without its
 auxiliary classifier). Inception-v3 has branches side by side; VGG-16 keeps most of its bytes in one linear
 layer. The batches are small, so that a few cores can run them.
 
@@ -27,9 +27,9 @@ CLASSES = 1000
 SIDE_SUMMARY = "side of the square images, pixels"
 
 
-def build_resnet50(request: Request) -> Job:
-    """ResNet-50; generated images ``[batch, 3, image_size, image_size]``."""
-    model = _module(request, "resnet").resnet50(pretrained=False)
+def build_resnet(request: Request) -> Job:
+    """The ResNet that the request names; generated images ``[batch, 3, image_size, image_size]``."""
+    model = getattr(_module(request, "resnet"), request.name)(pretrained=False)
     if request.size["image_size"] != SIDE:
         model.features.final_pool = nn.AdaptiveAvgPool2d(1)
     return _job(request, model)
@@ -65,16 +65,19 @@ def _job(request: Request, model: nn.Module) -> Job:
 
 
 ENTRIES = (
-    Entry(
-        name="resnet50",
-        summary="ResNet-50 on generated images, 224 x 224 pixels",
-        source="He et al., Deep Residual Learning for Image Recognition, 2015",
-        build=build_resnet50,
-        batch_size=8,
-        lr=0.002,
-        options=(Option("image_size", SIDE, SIDE_SUMMARY, minimum=32),),
-        package=PACKAGE,
-        extra=EXTRA,
+    *(
+        Entry(
+            name=f"resnet{depth}",
+            summary=f"ResNet-{depth} on generated images, 224 x 224 pixels",
+            source="He et al., Deep Residual Learning for Image Recognition, 2015",
+            build=build_resnet,
+            batch_size=batch_size,
+            lr=0.002,
+            options=(Option("image_size", SIDE, SIDE_SUMMARY, minimum=32),),
+            package=PACKAGE,
+            extra=EXTRA,
+        )
+        for depth, batch_size in ((18, 16), (34, 16), (50, 8), (101, 4), (152, 4))
     ),
     Entry(
         name="vgg16",

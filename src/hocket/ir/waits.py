@@ -1,0 +1,191 @@
+r"""Who waits for whom: the events that a plan needs, in a step and across its end, and the order to launch its ops in.
+
+A lane runs its ops in order, so a wait is needed only where an edge crosses lanes, and not even there when an earlier
+wait already implies it. That is decided with vector clocks (Fidge 1988, Mattern 1989): each op knows how far every
+lane has got when it ends::
+
+    lane 0   a ------- c ------- e        e waits for d, and d came after b: no wait of e for b
+              \                 /
+    lane 1     b ------------- d          d follows b on its lane: no wait at all
+
+Executors, the simulator and the hazard checker all read it here, so that they speak of the same events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+
+from hocket.errors import PlanError
+from hocket.ir.graph import Graph
+from hocket.ir.plan import Plan
+
+__all__ = ["Synchronisation", "carried_waits", "launch_order", "synchronisation"]
+
+
+@dataclass(frozen=True)
+class Synchronisation:
+    """Which waits a plan needs, and what happens before what.
+
+    Attributes:
+        waits: op -> ops on other lanes that it has to wait for; nothing that is implied by another wait.
+        clocks: op -> how many ops of each lane are finished when it ends.
+        place: op -> (lane, position on it).
+    """
+
+    waits: dict[str, tuple[str, ...]]
+    clocks: dict[str, tuple[int, ...]]
+    place: dict[str, tuple[int, int]]
+
+    def before(self, first: str, second: str) -> bool:
+        """Whether `first` has always finished when `second` ends (an op counts as before itself)."""
+        lane, position = self.place[first]
+        return self.clocks[second][lane] > position
+
+    def last_of(self, ops: Iterable[str]) -> str | None:
+        """The one of `ops` that always ends after all the others, if there is one."""
+        found = list(ops)
+        last = max(found, key=lambda op: sum(self.clocks[op]))
+        return last if all(self.before(op, last) for op in found) else None
+
+
+def synchronisation(graph: Graph, plan: Plan) -> Synchronisation:
+    """Work out the waits of a plan.
+
+    Raises:
+        PlanError: the plan does not run every op of the graph once, or its lanes wait for each other in a circle.
+
+    Example:
+        >>> from hocket.ir import Edge, Graph, Lane, Op, Plan
+        >>> graph = Graph((Op("a"), Op("b"), Op("c")), (Edge("a", "b"), Edge("b", "c"), Edge("a", "c")))
+        >>> synchronisation(graph, Plan((Lane("x", ("a",)), Lane("y", ("b",)), Lane("z", ("c",))))).waits
+        {'b': ('a',), 'c': ('b',)}
+    """
+    place = {op: (number, at) for number, lane in enumerate(plan.lanes) for at, op in enumerate(lane.ops)}
+    for op in graph.ops:
+        if op.name not in place:
+            raise PlanError(f"the plan does not run op {op.name!r}", op=op.name)
+    for name in place:
+        if name not in graph.by_name:
+            raise PlanError(f"the plan runs op {name!r}, which the graph does not have", op=name)
+    reached = [0] * len(plan.lanes)
+    current = [(0,) * len(plan.lanes)] * len(plan.lanes)
+    clocks: dict[str, tuple[int, ...]] = {}
+    waits: dict[str, tuple[str, ...]] = {}
+    progress = True
+    while progress:
+        progress = False
+        for number, lane in enumerate(plan.lanes):
+            while reached[number] < len(lane.ops):
+                name = lane.ops[reached[number]]
+                needed = (*graph.predecessors[name], *plan.after.get(name, ()))
+                if any(before not in clocks for before in needed):
+                    break
+                clock, waited = _join(current[number], needed, number, clocks, place)
+                reached[number] += 1
+                current[number] = clocks[name] = (*clock[:number], reached[number], *clock[number + 1 :])
+                if waited:
+                    waits[name] = waited
+                progress = True
+    for number, lane in enumerate(plan.lanes):
+        if reached[number] < len(lane.ops):
+            name = lane.ops[reached[number]]
+            needed = (*graph.predecessors[name], *plan.after.get(name, ()))
+            missing = next(before for before in needed if before not in clocks)
+            raise PlanError(
+                f"lane {lane.name!r} stops at op {name!r}: it waits for {missing!r}, which cannot run before it",
+                op=name,
+                lane=lane.name,
+            )
+    return Synchronisation(waits, clocks, place)
+
+
+def carried_waits(graph: Graph, plan: Plan, sync: Synchronisation | None = None) -> dict[str, tuple[str, ...]]:
+    """The waits across the step's end, for lanes that go on with the next step as soon as they have done this one.
+
+    Returns:
+        op -> ops of the step before, on other lanes, that it has to wait for; nothing that is implied by the order of
+        its lane, by the waits inside the step, or by another one of these.
+
+    Example:
+        >>> from hocket.ir import Carried, Graph, Lane, Op, Plan
+        >>> graph = Graph((Op("forward"), Op("update")), carried=(Carried("update", "forward"),))
+        >>> carried_waits(graph, Plan((Lane("x", ("forward",)), Lane("y", ("update",)))))
+        {'forward': ('update',)}
+    """
+    sync = sync or synchronisation(graph, plan)
+    before: dict[str, dict[str, None]] = {}
+    for src, dst in graph.carried:
+        before.setdefault(dst, {})[src] = None
+    # How far each lane got in the step before, as far as an op of this step knows.
+    known: dict[str, tuple[int, ...]] = {}
+    at_start = [sync.clocks[lane.ops[-1]] if lane.ops else (0,) * len(plan.lanes) for lane in plan.lanes]
+    waits: dict[str, tuple[str, ...]] = {}
+    for name in sorted(sync.clocks, key=lambda op: sum(sync.clocks[op])):
+        number, position = sync.place[name]
+        clock = known[plan.lanes[number].ops[position - 1]] if position else at_start[number]
+        for other in sync.waits.get(name, ()):
+            clock = tuple(map(max, clock, known[other]))
+        known[name], waited = _join(clock, before.get(name, ()), number, sync.clocks, sync.place)
+        if waited:
+            waits[name] = waited
+    return waits
+
+
+def launch_order(graph: Graph, plan: Plan) -> tuple[str, ...]:
+    """The order in which one host thread launches the ops of all lanes, so that no lane waits for it without need.
+
+    An op's level is one more than that of the last thing it waits for, its lane's previous op included. Ops go by
+    level, and within a level by the place of their lane in the plan.
+
+    Raises:
+        PlanError: as `synchronisation`.
+
+    Example:
+        >>> from hocket.ir import Edge, Graph, Lane, Op, Plan
+        >>> graph = Graph((Op("a"), Op("b"), Op("c")), (Edge("a", "c"),))
+        >>> launch_order(graph, Plan((Lane("x", ("a", "b")), Lane("y", ("c",)))))
+        ('a', 'b', 'c')
+    """
+    followers: dict[str, list[str]] = {name: [] for name in plan.lane_of}
+    waiting: dict[str, int] = {}
+    rank = {op: (number, at) for number, lane in enumerate(plan.lanes) for at, op in enumerate(lane.ops)}
+    for lane in plan.lanes:
+        for at, name in enumerate(lane.ops):
+            needed = {*graph.predecessors.get(name, ()), *plan.after.get(name, ()), *lane.ops[max(at - 1, 0) : at]}
+            waiting[name] = len(needed)
+            for before in needed:
+                followers.setdefault(before, []).append(name)
+    level = dict.fromkeys(waiting, 0)
+    ready = [(0, rank[name], name) for name, count in waiting.items() if not count]
+    heapify(ready)
+    order: list[str] = []
+    while ready:
+        height, _, name = heappop(ready)
+        order.append(name)
+        for after in followers[name]:
+            waiting[after] -= 1
+            level[after] = max(level[after], height + 1)
+            if not waiting[after]:
+                heappush(ready, (level[after], rank[after], after))
+    if len(order) < len(plan) or len(plan) < len(graph) or not graph.by_name.keys() >= waiting.keys():
+        synchronisation(graph, plan)  # says what is wrong
+    return tuple(order)
+
+
+def _join(
+    clock: tuple[int, ...],
+    needed: Iterable[str],
+    number: int,
+    clocks: dict[str, tuple[int, ...]],
+    place: dict[str, tuple[int, int]],
+) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    waited = []
+    # Latest first, so that one wait may imply the others.
+    for before in sorted(needed, key=lambda op: sum(clocks[op]), reverse=True):
+        lane, position = place[before]
+        if lane != number and clock[lane] <= position:
+            waited.append(before)
+            clock = tuple(map(max, clock, clocks[before]))
+    return clock, tuple(waited)

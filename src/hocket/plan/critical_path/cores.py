@@ -1,0 +1,79 @@
+r"""The same plan on CPU lanes: streams on cores of their own, or lanes that take turns on all of them.
+
+A core has no priorities, so the order in which ops are started has to do what a stream's priority does on a GPU. Two
+ways, each with several widths, and the simulation decides:
+
+- one lane for each stream, on disjoint cores; what is waited for gets the cores that the others leave::
+
+      core 0   activation 0   [ conv1 ][ conv2 ][ dA2 ][ dRelu1 ]
+      core 1   weight 0                         [ dW2 ][ u2 ][ dW1 ][ u1 ]
+
+- any cores, for whoever is ready and has the highest priority (`hocket.plan.pack`); lanes that share a core take turns
+  through `Plan.after`::
+
+      core 0   [ conv1       ][ conv2      ][ dA2 ][ dRelu1 ][ dW1 ]
+      core 1   [             ][            ][ dW2 ][ u2 ]    [ dB1 ]
+
+The serial plan is always among them, so the result is never longer than that, as far as the costs are right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from hocket.ir import Costs, Device, Graph, Lane, Machine, Plan
+from hocket.plan.critical_path.priorities import Priorities
+from hocket.plan.critical_path.streams import Streams, streams_of
+from hocket.plan.moldable import Instance, as_plan, instance_of
+from hocket.plan.pack import pack
+from hocket.plan.serial import Serial
+
+__all__ = ["core_plans"]
+
+
+def core_plans(
+    graph: Graph, costs: Costs, device: Device, streams: Streams, priorities: Priorities, wait_us: float
+) -> Iterator[tuple[Plan, Sequence[str]]]:
+    """Plans to choose from, each with an order of all ops that its lanes keep.
+
+    Args:
+        graph: one step without transfers.
+        costs: what its ops take.
+        device: a CPU.
+        streams: the streams of the step, made from durations at full width.
+        priorities: how urgent each is.
+        wait_us: how long a lane takes to notice that another one is done.
+    """
+    yield Serial().plan(graph, costs, Machine((device,))), graph.order
+    if device.cores == 1:
+        return
+    instance = instance_of(graph, costs, device)
+    yield _own_cores(graph, instance, device), streams.order
+    place = {op: at for at, op in enumerate(streams.order)}
+    first = [priorities.of(*streams.stream_of[op.name]) * len(graph) - place[op.name] for op in graph.ops]
+    spine = set(streams.spine.ops)
+    names = [op.name for op in graph.ops]
+    best = instance.best_width
+    for widths in (
+        list(best),
+        [width if name in spine else 1 for name, width in zip(names, best, strict=True)],
+        [max(1, device.cores // 2)] * len(names),
+        [1] * len(names),
+    ):
+        placed = pack(instance, widths, first, wait_us=wait_us)
+        order = sorted(placed, key=lambda p: (p.start_us, p.end_us, place[names[p.op]]))
+        yield as_plan(graph, placed, device, "critical-path"), [names[p.op] for p in order]
+
+
+def _own_cores(graph: Graph, instance: Instance, device: Device) -> Plan:
+    """A lane for each stream on cores that no other lane has; only as many streams as there are cores."""
+    durations = {op.name: row[-1] for op, row in zip(graph.ops, instance.durations_us, strict=True)}
+    streams = streams_of(graph, durations, min(device.cores, 8))
+    lanes, begin = [], 0
+    found = streams.lanes()
+    for number, ((task, rank), ops) in enumerate(found.items()):
+        width = device.cores - len(found) + 1 if number == 0 else 1
+        cores = tuple(range(begin, begin + width))
+        begin += width
+        lanes.append(Lane(f"{device.name}.{task}{rank}", tuple(ops), "cores", device.name, width, cores))
+    return Plan(tuple(lanes), planner="critical-path")

@@ -1,0 +1,231 @@
+"""`critical-path`: what somebody waits for goes first, everything else in its shadow.
+
+The planner joins what its neighbours work out: streams by layer path and task, their priorities, the levels that the
+GPU has, the waits that keep a memory limit, the order of transfers. Each of TurboDL's methods can be left out, to see
+what it contributes (the paper's Fig. 11):
+
+    ()                                           one stream
+    ("streams",)                                 the tasks of a layer side by side, layer by layer
+    ("streams", "asynchronous")                  and no barrier between layers
+    ("streams", "asynchronous", "priorities")    and what is waited for first: all of it
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Sequence, Set
+from dataclasses import replace
+
+from hocket.errors import InputError
+from hocket.ir import Costs, Device, Graph, Lane, Machine, Plan
+from hocket.plan.base import Planner, cpu_devices
+from hocket.plan.critical_path.cores import core_plans
+from hocket.plan.critical_path.distance import dependency_distance
+from hocket.plan.critical_path.frugal import frugal_order
+from hocket.plan.critical_path.hardware import METHODS as LEVEL_METHODS
+from hocket.plan.critical_path.hardware import stream_plan
+from hocket.plan.critical_path.layers import layer_by_layer
+from hocket.plan.critical_path.memory import PRECISION, held_back, peak_bytes, serial_peak_bytes
+from hocket.plan.critical_path.priorities import Priorities
+from hocket.plan.critical_path.streams import MAX_STREAMS, Streams, streams_of
+from hocket.plan.critical_path.transfers import channel_lanes, without_transfers
+from hocket.simulate import LAUNCHES, simulate, step_us
+
+__all__ = ["METHODS", "CriticalPath"]
+
+METHODS = ("streams", "asynchronous", "priorities")
+
+# Beside eager's peak, by default.
+PEAK_RATIO = 1.10
+
+
+class CriticalPath(Planner):
+    """TurboDL's methods, on the streams of a GPU or on CPU lanes.
+
+    A GPU is planned for if the costs know it (a duration for each op under its name), else the first CPU device.
+
+    Args:
+        methods: which to apply, out of ``streams``, ``asynchronous``, ``priorities``; each needs those before it. CPU
+            lanes know all of them or none.
+        alpha, beta, above: see `hocket.plan.critical_path.priorities.Priorities`.
+        max_streams: 1 to 8.
+        levels: what to do with the priority levels that the GPU has: ``order``, ``waits``, ``plain``, ``flat`` (see
+            `hocket.plan.critical_path.hardware`), or ``auto``: the one that simulates shortest.
+        peak_limit_bytes: the plan never holds more; 1.1 times eager's peak when None. Without buffers in the graph
+            nothing is limited.
+        launches: how a GPU's ops will be launched (``free``, ``eager``, ``graph``), for choosing by simulation.
+        wait_us: how long a CPU lane takes to notice that another one is done, likewise.
+
+    Example:
+        >>> from hocket.ir import Edge, Op
+        >>> ops = (Op("f", role="forward"), Op("dA", role="activation_grad"), Op("dW", role="weight_grad"))
+        >>> graph = Graph((*ops, Op("u", role="update")), (Edge("f", "dA"), Edge("dA", "dW"), Edge("dW", "u")))
+        >>> costs = Costs({op.name: {"gpu0": 9.0} for op in graph.ops})
+        >>> print(CriticalPath().plan(graph, costs, Machine.known("p100")), end="")
+        hocket-plan/1 planner=critical-path
+        lane gpu0.activation0 kind=stream device=gpu0 priority=1
+        run f
+        run dA
+        lane gpu0.weight0 kind=stream device=gpu0
+        run dW
+        run u
+    """
+
+    name = "critical-path"
+
+    def __init__(
+        self,
+        methods: Collection[str] = METHODS,
+        alpha: int | None = None,
+        beta: int | None = None,
+        above: bool = False,
+        max_streams: int = MAX_STREAMS,
+        levels: str = "auto",
+        peak_limit_bytes: float | None = None,
+        launches: str = "graph",
+        wait_us: float = 5.0,
+    ) -> None:
+        self.methods = tuple(method for method in METHODS if method in methods)
+        if set(methods) != set(METHODS[: len(self.methods)]):
+            raise InputError(
+                f"planner critical-path: expected the first so many of {', '.join(METHODS)}, got {', '.join(methods)}"
+            )
+        Priorities(1, alpha, beta, above)  # says what is wrong with them
+        self.alpha, self.beta, self.above = alpha, beta, above
+        if isinstance(max_streams, bool) or not isinstance(max_streams, int) or not 1 <= max_streams <= MAX_STREAMS:
+            raise InputError(f"planner critical-path: expected 1 to {MAX_STREAMS} streams, got {max_streams!r}")
+        self.max_streams = max_streams
+        for option, value, allowed in (("levels", levels, ("auto", *LEVEL_METHODS)), ("launches", launches, LAUNCHES)):
+            if value not in allowed:
+                raise InputError(
+                    f"planner critical-path: expected {option} to be one of {', '.join(allowed)}, got {value!r}"
+                )
+        self.levels, self.launches = levels, launches
+        for option, number in (("peak_limit_bytes", peak_limit_bytes), ("wait_us", wait_us)):
+            if number is not None and not 0 <= number < math.inf:
+                raise InputError(f"planner critical-path: expected {option} >= 0, got {number!r}")
+        self.peak_limit_bytes, self.wait_us = peak_limit_bytes, wait_us
+
+    def plan(self, graph: Graph, costs: Costs, machine: Machine) -> Plan:
+        compute = without_transfers(graph)
+        device = _gpu(compute, costs, machine) or cpu_devices(machine)[0]
+        wired = len(compute) < len(graph)
+        made = self._shortest(compute, costs, machine, device, wired)
+        if wired:
+            made = _with_channels(graph, made, compute, costs, machine, device)
+        return replace(made, planner=self.name)
+
+    def _shortest(self, graph: Graph, costs: Costs, machine: Machine, device: Device, wired: bool) -> Plan:
+        """The shortest of the plans that keep the memory limit."""
+        eager_bytes = serial_peak_bytes(graph) if graph.buffers else 0.0
+        limit_bytes = self.peak_limit_bytes if self.peak_limit_bytes is not None else PEAK_RATIO * eager_bytes
+        for candidates, side in self._candidates(graph, costs, device, wired):
+            chosen: tuple[float, Plan] | None = None
+            timed = [(self._takes_us(graph, plan, costs, machine), plan, order) for plan, order in candidates]
+            for free_us, plan, order in sorted(timed, key=lambda entry: entry[0]):
+                if chosen is not None and free_us >= chosen[0]:
+                    break  # to be held back makes no plan shorter
+                held = held_back(graph, plan, order, side, limit_bytes) if graph.buffers else plan
+                if held is not None:
+                    held_us = free_us if held is plan else self._takes_us(graph, held, costs, machine)
+                    chosen = min(chosen or (held_us, held), (held_us, held), key=lambda entry: entry[0])
+            if chosen is not None:
+                return _with_peaks(graph, chosen[1], eager_bytes)
+        least = min(serial_peak_bytes(graph, order) for order in (graph.order, frugal_order(graph)))
+        raise InputError(
+            f"planner critical-path: no plan holds at most {limit_bytes:,.0f} bytes; the least that was found is "
+            f"{least:,.0f}, and eager holds {eager_bytes:,.0f}"
+        )
+
+    def _takes_us(self, graph: Graph, plan: Plan, costs: Costs, machine: Machine) -> float:
+        """What a step takes; launched one by one, streams run into the next step, and one after another it is that."""
+        if not any(lane.kind == "stream" for lane in plan.lanes):
+            return simulate(graph, plan, costs, machine, self.wait_us).makespan_us
+        if self.launches == "graph":
+            return simulate(graph, plan, costs, machine, launches=self.launches).makespan_us
+        return step_us(graph, plan, costs, machine, launches=self.launches, steps=2)
+
+    def _candidates(
+        self, graph: Graph, costs: Costs, device: Device, wired: bool
+    ) -> Iterator[tuple[list[tuple[Plan, Sequence[str]]], Set[str] | None]]:
+        """Groups of plans, each with the order that its lanes keep, and whom to wait for where memory is short.
+
+        A group is there for when no plan of those before it keeps the limit. With `wired`, updates wait for transfers.
+        """
+        durations = {op.name: costs.duration_us(op.name, width=_width(device), device=device.name) for op in graph.ops}
+        groups = []
+        for updates_last in (True,) if wired else (False, True):
+            streams = streams_of(graph, durations, self.max_streams, updates_last=updates_last)
+            if device.kind == "cuda":
+                plans = list(self._on_streams(graph, device, streams))
+            else:
+                plans = list(self._on_cores(graph, costs, device, streams))
+            spine = set(streams.spine.ops)
+            yield plans, {op for op in streams.order if op not in spine and graph.predecessors[op]}
+            groups.append(plans)
+        for plans in groups:
+            yield plans, None
+        order = frugal_order(graph)
+        yield [(_one_lane(order, device), order)], None
+
+    def _on_streams(self, graph: Graph, device: Device, streams: Streams) -> Iterator[tuple[Plan, Sequence[str]]]:
+        if not self.methods:
+            yield _one_lane(graph.order, device), graph.order
+        elif len(self.methods) == 1:
+            yield layer_by_layer(graph, streams, device.name), graph.order
+        else:
+            priorities = self._priorities(streams)
+            wanted = {priorities.of(*stream) for stream in streams.lanes()}
+            levels: tuple[str, ...] = LEVEL_METHODS if len(wanted) > device.priorities else ("plain", "flat")
+            if self.levels != "auto":
+                levels = (self.levels,)
+            if "priorities" not in self.methods:
+                levels = ("flat",)
+            for method in levels:
+                yield stream_plan(graph, streams, priorities, device.name, device.priorities, method)
+
+    def _on_cores(
+        self, graph: Graph, costs: Costs, device: Device, streams: Streams
+    ) -> Iterator[tuple[Plan, Sequence[str]]]:
+        if len(self.methods) < len(METHODS):
+            yield _one_lane(graph.order, device), graph.order
+        else:
+            yield from core_plans(graph, costs, device, streams, self._priorities(streams), self.wait_us)
+
+    def _priorities(self, streams: Streams) -> Priorities:
+        return Priorities(streams.num_paths, self.alpha, self.beta, self.above)
+
+
+def _gpu(graph: Graph, costs: Costs, machine: Machine) -> Device | None:
+    """The first GPU for which every op has a duration under its name."""
+    for device in machine.devices:
+        if device.kind == "cuda" and len(graph):
+            keys = {device.name, f"{device.name}:1"}
+            if all(op.name in costs and not keys.isdisjoint(costs.durations_us[op.name]) for op in graph.ops):
+                return device
+    return None
+
+
+def _with_peaks(graph: Graph, plan: Plan, eager_bytes: float) -> Plan:
+    if not graph.buffers:
+        return plan
+    peak = math.ceil(peak_bytes(graph, plan, PRECISION))
+    return replace(plan, peak_bytes=peak, eager_peak_bytes=math.ceil(eager_bytes))
+
+
+def _width(device: Device) -> int:
+    return device.cores if device.kind == "cpu" else 1
+
+
+def _one_lane(order: Sequence[str], device: Device) -> Plan:
+    if device.kind == "cuda":
+        return Plan((Lane(f"{device.name}.activation0", tuple(order), "stream", device.name),))
+    cores = tuple(range(device.cores))
+    return Plan((Lane(device.name, tuple(order), "cores", device.name, device.cores, cores),))
+
+
+def _with_channels(graph: Graph, made: Plan, compute: Graph, costs: Costs, machine: Machine, device: Device) -> Plan:
+    timeline = simulate(compute, made, costs, machine)
+    ends_us = {span.op: span.end_us for span in timeline.spans}
+    lanes = channel_lanes(graph, made, ends_us, costs, machine, device.name, dependency_distance(graph))
+    return replace(made, lanes=(*made.lanes, *lanes))

@@ -1,0 +1,57 @@
+"""On a real device: planned steps on streams and as a graph are eager's steps."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from equivalence.compare import assert_same, everything, named_leaves, twins
+from equivalence.test_lanes import on_lanes, random_order
+from execute.streams.test_streams import on_streams
+from hocket.capture import capture
+from hocket.execute.streams import GraphedLanes, StreamLanes
+from hocket.zoo import load
+
+pytestmark = pytest.mark.gpu
+
+NAMES = ["lenet", "mlp", "lstm-cells", "transformer", "resnet20"]
+
+
+@pytest.mark.parametrize("make", [StreamLanes, GraphedLanes])
+@pytest.mark.parametrize("name", NAMES)
+def test_steps_on_streams_are_eagers_steps(name, make):
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    pair = twins(lambda: load(name, device="cuda"))
+    for job in pair.both():
+        torch.manual_seed(1)
+        job.step(job.batch(0))
+    captured = capture(pair.planned.step, pair.planned.model, pair.planned.optimizer, pair.planned.batch(0))
+    chance = random.Random(name)
+    planned = make(captured, on_streams(on_lanes(random_order(captured.graph, chance), 3, chance)))
+    for number in range(6):
+        torch.manual_seed(number)
+        expected = pair.eager.step(pair.eager.batch(number))
+        torch.manual_seed(number)
+        found = planned(pair.planned.batch(number))
+        where = f"step {number}"
+        assert_same(named_leaves("returned", expected), named_leaves("returned", found), where, 1e-4)
+        assert_same(everything(pair.eager), everything(pair.planned), where, 1e-4)
+    planned.close()
+
+
+def test_the_next_step_may_begin_before_the_last_updates():
+    pair = twins(lambda: load("lenet", device="cuda"))
+    for job in pair.both():
+        job.step(job.batch(0))
+    captured = capture(pair.planned.step, pair.planned.model, pair.planned.optimizer, pair.planned.batch(0))
+    chance = random.Random(0)
+    plan = on_streams(on_lanes(random_order(captured.graph, chance), 3, chance))
+    planned = StreamLanes(captured, plan, overlap=True)
+    for number in range(10):
+        pair.eager.step(pair.eager.batch(number))
+        planned(pair.planned.batch(number))
+    planned.join()
+    assert_same(everything(pair.eager), everything(pair.planned), "after 10 steps", 1e-4)
+    planned.close()
