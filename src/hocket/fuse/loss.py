@@ -72,7 +72,7 @@ def per_model_loss(fn: Callable[..., Any], outputs: Any, target: Any, args: tupl
 
 
 def _traced(losses: Tensor) -> Tensor:
-    """While somebody traces: a plain tensor, because tracers refuse classes they do not know, with the same backward."""
+    """While somebody traces: a plain tensor with the same backward; tracers refuse classes they do not know."""
     losses.backward = partial(_backward, weakref.ref(losses))  # type: ignore[method-assign]
     return losses
 
