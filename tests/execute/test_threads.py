@@ -159,6 +159,15 @@ def test_whichever_lane_an_op_fails_on_the_others_stop_waiting_for_it(kind, numb
     planned.close()
 
 
+@pytest.fixture
+def interruptible():
+    """A process that a shell started in the background ignores SIGINT, and Python with it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_ends_the_step_and_the_next_one_works():
     job = probing_job()
     captured = captured_job(job)

@@ -256,3 +256,19 @@ def test_a_frozen_layer_stays_frozen():
     array = check(models, x, shared=False)
     assert not array.get_parameter("fused.stem.weight").requires_grad
     assert array.get_buffer("fused.norm.num_batches_tracked").tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_one_model_alone_is_right_however_it_runs(name, monkeypatch):
+    from hocket.fuse import choose
+
+    make, given = NETS[name]
+    right = choose._in_turns
+
+    def prefer(contenders, rounds):
+        found = right(contenders, rounds)
+        return found | {"single": 0.0} if "single" in found else found
+
+    monkeypatch.setattr(choose, "_in_turns", prefer)
+    array = check(made(make, 1), given()[None], shared=False, backend="auto", steps=3)
+    assert array.choices[-1].winner == "single"

@@ -72,7 +72,14 @@ def _add_steps(verbs: _Verbs) -> None:
         _TARGET,
     )
     _target(run)
-    run.add_argument("--planner", choices=("auto", *planners()), default="auto", help="auto (the default) tries all")
+    names = ", ".join(planners())
+    run.add_argument(
+        "--planner",
+        choices=("auto", *planners()),
+        default="auto",
+        metavar="NAME",
+        help=f"auto (the default) tries all; or {names}",
+    )
     run.add_argument("--runs", type=_count, default=10, metavar="N", help="measured steps of each kind (10)")
     run.add_argument("--threads", type=_count, metavar="N", help="threads of the eager step (torch's own choice)")
     run.add_argument("--strict", action="store_true", help="fail where the step cannot be captured")
@@ -117,7 +124,9 @@ def _add_files(verbs: _Verbs) -> None:
     )
     _inputs(plan, "GRAPH", "COSTS")
     _machine(plan)
-    plan.add_argument("--planner", choices=tuple(planners()), default="list", help="how to plan (list)")
+    plan.add_argument(
+        "--planner", choices=tuple(planners()), default="list", metavar="NAME", help=f"{', '.join(planners())} (list)"
+    )
     plan.add_argument("--lanes", type=_count, metavar="N", help="this many lanes on each CPU device (planner list)")
     _output(plan, "the plan")
 

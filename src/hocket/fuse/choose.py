@@ -41,7 +41,8 @@ class Choice:
     """What was timed and what won.
 
     Attributes:
-        winner: "rule", "mixed" (each op its own way) or "loop" (the plain models one after another).
+        winner: "rule", "mixed" (each op its own way), "loop" (the plain models one after another) or, of one model,
+            "single" (its ops as they are).
         whole_us: time of one pass of each of them, microseconds.
         ops_us: time of each op by each backend, by layer and op, microseconds.
     """
@@ -81,6 +82,12 @@ def choose(program: Program, leaves: list[Any], plain: Callable[[list[Any]], Any
     contenders: dict[str, Callable[[], Any]] = {"rule": run_with(usual), "loop": lambda: plain(leaves)}
     if any(mixed[place] != usual[place] for place in usual):
         contenders["mixed"] = run_with(mixed)
+    if program.owner.num_models == 1:
+        alone = [
+            mapped(leaf, lambda value: value.tensor.squeeze(0) if isinstance(value, Stacked) else value)
+            for leaf in leaves
+        ]
+        contenders["single"] = lambda: program.run(alone, single=True)
     params = _trained(program)
     with state():
         whole_us = _in_turns({name: _pass(run, params) for name, run in contenders.items()}, ROUNDS)

@@ -223,6 +223,10 @@ class Array(nn.Module):
                 self.choices.append(chosen)
             if self._chosen[key].winner == "loop":
                 return self._out(self._one_by_one(values, call.spec))
+            if self._chosen[key].winner == "single":
+                alone = [leaf.squeeze(0) if each else leaf for leaf, each in zip(leaves, own, strict=True)]
+                out = program.run(alone, single=True)
+                return pytree.tree_map(lambda leaf: leaf.unsqueeze(0) if isinstance(leaf, Tensor) else leaf, out)
         return self._out(program.run(values))
 
     def _own_leaves(self, call: trace.Call, leaves: list[Any], shapes: Any) -> tuple[bool, ...]:

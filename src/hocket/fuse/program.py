@@ -78,8 +78,11 @@ class Program:
         self._output: Any = None
         self.watch: Callable[[Step, tuple[Any, ...], dict[str, Any]], None] | None = None
 
-    def run(self, leaves: list[Any]) -> Any:
+    def run(self, leaves: list[Any], *, single: bool = False) -> Any:
         """The output for these leaves of the arguments, `Stacked` where models have their own.
+
+        With `single`, of one model alone, whose values are plain tensors: nothing is fused, and nothing costs more than
+        in the plain model.
 
         Raises:
             InputError: an op fails; names its layer.
@@ -91,13 +94,16 @@ class Program:
             values[place] = value
         for place, name in self._tensors:
             values[place] = self.owner.tensor(name)
+            if single:
+                values[place] = _alone(values[place])
         for step in self.steps:
             args = _filled(step.args, values)
             kwargs = _filled(step.kwargs, values) if step.kwargs else {}
             if self.watch is not None:
                 self.watch(step, args, kwargs)
             try:
-                values[step.index] = self.perform(step, args, kwargs)
+                value = self.perform(step, args, kwargs)
+                values[step.index] = mapped(value, _alone) if single and is_stacked(value) else value
             except (HocketError, torch.OutOfMemoryError):
                 raise
             except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
@@ -136,6 +142,11 @@ class Program:
         if self.owner.strict:
             raise InputError(f"{where}: {step.op}: no rule fuses it as it is called here (strict=True)")
         warnings.warn(f"hocket.fuse: {where}: {step.op} has no rule; it runs by vmap or a loop", stacklevel=2)
+
+
+def _alone(value: Any) -> Any:
+    """The plain value of the only model."""
+    return value.tensor.squeeze(0) if isinstance(value, Stacked) else value
 
 
 def _filled(tree: Any, values: list[Any]) -> Any:
