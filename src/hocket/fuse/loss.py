@@ -72,11 +72,7 @@ def per_model_loss(fn: Callable[..., Any], outputs: Any, target: Any, args: tupl
 
 
 def _traced(losses: Tensor) -> Tensor:
-<<<<<<< HEAD
-    """While somebody traces: a plain tensor, as tracers refuse classes they do not know, with the same backward."""
-=======
     """While somebody traces: a plain tensor with the same backward; tracers refuse classes they do not know."""
->>>>>>> fuse5
     losses.backward = partial(_backward, weakref.ref(losses))  # type: ignore[method-assign]
     return losses
 
