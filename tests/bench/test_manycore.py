@@ -8,7 +8,7 @@ import pytest
 
 from hocket.bench import manycore
 from hocket.bench.assumptions import VARIANTS
-from hocket.errors import InputError
+from hocket.errors import InputError, MissingDependencyError
 from hocket.ir import Costs, Graph, Machine, Op
 
 TINY = {"mlp": {"width": 16, "depth": 2, "batch_size": 4}}
@@ -86,6 +86,22 @@ def test_quick_leaves_out_large_networks_and_changed_assumptions(monkeypatch):
 def test_two_cores_are_no_many_cores(monkeypatch):
     monkeypatch.setattr(Machine, "here", staticmethod(lambda: Machine.of(cores=2)))
     with pytest.raises(InputError, match="this machine has 2 cores, and with --measured it takes more than 2"):
+        manycore.measured()
+
+
+def test_measured_leaves_out_what_is_not_installed_and_says_so(monkeypatch):
+    def missing(name, machine, rounds):
+        if name == "resnet50":
+            raise MissingDependencyError("pytorchcv", "zoo", name)
+        return {"speedup": {"s12": 1.0, "s123": 1.0, "all": 2.0}}
+
+    monkeypatch.setattr(manycore, "FEWEST_CORES", 1)
+    monkeypatch.setattr(manycore, "_measured", missing)
+    found = manycore.measured()
+    assert set(found["targets"]) == set(manycore.TARGETS) - {"resnet50"}
+    assert "hocket[zoo]" in found["left_out"]["resnet50"]
+    monkeypatch.setattr(manycore, "TARGETS", ("resnet50",))
+    with pytest.raises(InputError, match=r"no target can be measured here: .*hocket\[zoo\]"):
         manycore.measured()
 
 

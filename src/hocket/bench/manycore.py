@@ -17,7 +17,7 @@ from time import process_time
 from typing import Any
 
 from hocket.bench.assumptions import ASSUMPTIONS, VARIANTS, Setup, timeline_of
-from hocket.errors import InputError
+from hocket.errors import InputError, MissingDependencyError
 from hocket.ir import Graph, Machine, Plan
 from hocket.plan import bounds, plan
 from hocket.plan.moldable import as_plan, instance_of
@@ -222,7 +222,8 @@ def measured(
         progress: called with each target's name before it is measured.
 
     Raises:
-        InputError: this machine has two cores or fewer, where there is hardly anything to divide.
+        InputError: this machine has two cores or fewer, where there is hardly anything to divide; or all targets need a
+            package that is not installed (one that does is left out otherwise, and named in ``left_out``).
     """
     machine = Machine.here()
     if machine.cores < FEWEST_CORES:
@@ -232,15 +233,22 @@ def measured(
         )
     import torch
 
-    rows = {}
+    rows: dict[str, dict[str, Any]] = {}
+    left_out: dict[str, str] = {}
     for name in QUICK if quick else TARGETS:
         progress(name)
-        rows[name] = _measured(name, machine, rounds)
+        try:
+            rows[name] = _measured(name, machine, rounds)
+        except MissingDependencyError as error:  # the other targets need no more than torch
+            left_out[name] = str(error)
+    if not rows:
+        raise InputError(f"manycore: no target can be measured here: {'; '.join(left_out.values())}")
     return {
         "cores": machine.cores,
         "torch": torch.__version__,
         "paper": {"figure_3": FIGURE_3, "mean": 1.36},
         "targets": rows,
+        "left_out": left_out,
         "mean": {label: mean(row["speedup"][label] for row in rows.values()) for label in ("s12", "s123", "all")},
     }
 

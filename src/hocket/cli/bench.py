@@ -51,7 +51,7 @@ def manycore_bench(args: Namespace) -> None:
     if args.format == "json":
         print_json({"bench": "manycore", **result})
     elif args.measured:
-        print_tables(_measured_table(result))
+        print_tables(_measured_table(result), *(f"left out: {why}" for why in result["left_out"].values()))
     else:
         print_tables(*(_manycore_table(cores, result) for cores in result["machines"]), *_sensitivity_table(result))
 
