@@ -5,11 +5,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hocket.errors import InputError
-from hocket.ir import Costs, Device, Edge, Graph, Lane, Link, Machine, Op, Plan, Span, Timeline
+from hocket.ir import Costs, Device, Edge, Graph, Lane, Link, Machine, Op, Plan, Share, Span, Timeline
 from hocket.plan import Bounds, bounds, efficiency, plan
 from hocket.simulate import simulate
 from invariants import longest_path_us, optimum_us
-from strategies import Case, costs_of, graphs, legal_cases
+from strategies import Case, costs_of, gpu_cases, graphs, legal_cases
 
 ROUNDING = 1 + 1e-9
 
@@ -114,3 +114,21 @@ def test_efficiency():
 
 def test_nothing_to_run():
     assert bounds(Graph(()), Costs({}), Machine.of(cores=2)) == Bounds(0.0, 0.0, 0.0, 0.0)
+
+
+@given(case=gpu_cases())
+def test_no_plan_of_streams_is_outside_the_bounds(case):
+    limits = bounds(case.graph, case.costs, case.machine)
+    makespan_us = simulate(case.graph, case.plan, case.costs, case.machine).makespan_us
+    assert limits.lower_us <= makespan_us * (1 + 1e-9)
+    one_gpu = Machine(case.machine.devices[:1])
+    alone = bounds(case.graph, case.costs, one_gpu)
+    total_us = sum(case.costs.duration_us(op.name, device="gpu0") for op in case.graph.ops)
+    assert alone.upper_us == pytest.approx(total_us)
+
+
+def test_a_gpu_by_hand():
+    graph = Graph((Op("a"), Op("b"), Op("c")), (Edge("a", "b"),))
+    costs = Costs({op: {"gpu0": 10.0} for op in "abc"}, shares={"a": {"gpu0": Share(1.0)}, "c": {"gpu0": Share(0.5)}})
+    found = bounds(graph, costs, Machine((Device("gpu0", "cuda", 4),)))
+    assert found == Bounds(lower_us=20.0, upper_us=30.0, critical_path_us=20.0, work_us=15.0)

@@ -9,10 +9,11 @@ from hypothesis import given
 
 from hocket.errors import InputError
 from hocket.ir import Buffer, Device, Edge, Graph, Machine, Op
-from hocket.profile.gpu import KERNEL_US, estimate_gpu
+from hocket.profile.gpu import GpuModel, estimate_gpu
 from strategies import touching_graphs
 
 P100 = Machine.known("p100")
+KERNEL_US = GpuModel().kernel_us
 
 # DeepBench, results/train/DeepBench_NV_P100.xlsx: side, channels in, batch, channels out, kernel, padding, stride, and
 # milliseconds of forward, activation gradient and weight gradient.

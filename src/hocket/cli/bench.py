@@ -11,7 +11,14 @@ from hocket.report.words import count_text
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["concurrency_bench", "fuse_bench", "manycore_bench", "overhead_bench", "simulate_bench"]
+__all__ = [
+    "concurrency_bench",
+    "critical_path_bench",
+    "fuse_bench",
+    "manycore_bench",
+    "overhead_bench",
+    "simulate_bench",
+]
 
 
 def concurrency_bench(args: Namespace) -> None:
@@ -128,6 +135,48 @@ def fuse_bench(args: Namespace) -> None:
     title = f"training B models, {result['device']} ({result['machine']}), torch {result['torch']}: speedup over serial"
     columns = ("target", "B", "serial, models/s", *CONTENDERS[1:], "serial MiB", "auto MiB")
     print_tables(table(title, columns, rows))
+
+
+def critical_path_bench(args: Namespace) -> None:
+    """Streams by critical path against what others do."""
+    from hocket.bench.critical_path import run
+
+    options = {"machine": args.machine} if args.device == "sim" else {}
+    with Bar("every contender on each network"):
+        result = run(device=args.device, quick=args.quick, **options)
+    if args.format == "json":
+        print_json({"bench": "critical-path", **result})
+        return
+    if args.device != "sim":
+        print_tables(_measured_streams(result))
+        return
+    labels = tuple(result["geomean"])
+    rows = []
+    for group in ("networks", "depths", "depths_at_equal_batch"):
+        for name, row in result[group].items():
+            speedups = [f"{row['speedup'][label]:.3f}" for label in labels]
+            rows.append((name, str(row["batch_size"]), *speedups, f"{row['to_bound']:.2f}", str(row["streams"])))
+    for name, sizes in result["batches"].items():
+        for row in sizes.values():
+            speedups = [f"{row['speedup'][label]:.3f}" for label in labels]
+            rows.append((name, str(row["batch_size"]), *speedups, f"{row['to_bound']:.2f}", str(row["streams"])))
+    rows.append(("geometric mean", "paper's", *(f"{result['geomean'][label]:.3f}" for label in labels), "", ""))
+    title = f"speedup over layer by layer, {result['machine']} simulated (the paper's mean of six, measured: 1.30)"
+    tables = [table(title, ("network", "batch", *labels, "full to bound", "streams"), rows)]
+    if "sensitivity" in result:
+        changed = [(label, f"{mean:.3f}") for label, mean in result["sensitivity"].items()]
+        tables.append(table("the six networks' mean speedup of full, one assumption changed", ("", "mean"), changed))
+    print_tables(*tables)
+
+
+def _measured_streams(result: dict[str, Any]) -> Table:
+    """What each contender took on a device that is there, as speedup over eager."""
+    labels = tuple(next(iter(result["networks"].values()))["over_eager"])
+    rows = [
+        (name, *(f"{row['over_eager'][label]:.2f}" for label in labels)) for name, row in result["networks"].items()
+    ]
+    where = result.get("gpu") or f"{result['cores']} cores"
+    return table(f"speedup over eager, measured on {where}", ("network/batch", *labels), rows)
 
 
 def overhead_bench(args: Namespace) -> None:

@@ -248,6 +248,16 @@ def _add_rest(verbs: _Verbs) -> None:
     fuse.add_argument("--amp", action="store_true", help="train under autocast to bfloat16")
     fuse.add_argument("--no-memory", action="store_true", help="leave the measurement of memory out")
     fuse.add_argument("target", nargs="*", metavar="TARGET", help="such as mlp-128 or pointnet-cls (a selection)")
+    critical = _verb(
+        names,
+        "critical-path",
+        bench.critical_path_bench,
+        "streams by critical path against layer by layer and one stream, on the networks of TurboDL",
+        "hocket bench critical-path --quick --device sim",
+    )
+    critical.add_argument("--quick", action="store_true", help="fewer networks and batch sizes")
+    critical.add_argument("--device", choices=("cpu", "cuda", "sim"), default="sim", help="what to run on (sim)")
+    critical.add_argument("--machine", default="p100", metavar="NAME", help="the GPU to simulate (p100)")
     simulate.add_argument("--ops", type=_count, default=100_000, metavar="N", help="ops in the plan (100000)")
     simulate.add_argument("--lanes", type=_count, default=8, metavar="N", help="lanes in the plan (8)")
     simulate.add_argument("--repeats", type=_count, default=5, metavar="N", help="rounds (5)")

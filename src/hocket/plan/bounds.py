@@ -10,7 +10,8 @@ learning with communication scheduling", MLSys 2019, section 3)::
 with the makespan m, the lower bound L and the upper bound U. L is the larger of two facts about every legal plan:
 it cannot be shorter than its longest chain of ops, each as fast as it can be; and its ops have to fit, as areas of
 time by threads, into the threads that there are. An op's area is least where it scales worst, so width 1 decides,
-unless an op scales better than linearly.
+unless an op scales better than linearly. On GPUs, where there is no CPU device beside them, an op's area is its
+duration by its share of the multiprocessors (`hocket.ir.Share`).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from hocket.errors import InputError
-from hocket.ir import Costs, Graph, Machine, Op, Timeline
+from hocket.ir import Costs, Graph, Lane, Machine, Op, Plan, Timeline
 from hocket.plan.base import cpu_devices
 from hocket.plan.list_scheduler import upward_ranks
 from hocket.plan.serial import Serial
@@ -36,10 +37,11 @@ class Bounds:
 
     Attributes:
         lower_us: no legal plan is shorter.
-        upper_us: the ops one after another, at the full width of the first CPU device.
+        upper_us: the ops one after another, at the full width of the first CPU device; or, where there is none, on one
+            stream of the first GPU.
         critical_path_us: the longest chain of ops, each at its fastest width or device.
         work_us: time by threads that all ops together need at the least, in thread-microseconds; ops that might run
-            on a stream or a channel are not counted.
+            on a stream or a channel are not counted. Without a CPU device: time by GPUs.
     """
 
     lower_us: float
@@ -52,7 +54,7 @@ def bounds(graph: Graph, costs: Costs, machine: Machine) -> Bounds:
     """The bounds of every plan of `graph` on `machine` that `hocket.check` accepts.
 
     Raises:
-        InputError: an op without a cost, or a machine without a CPU device.
+        InputError: an op without a cost.
 
     Example:
         >>> from hocket.ir import Costs, Graph, Machine, Op
@@ -62,11 +64,17 @@ def bounds(graph: Graph, costs: Costs, machine: Machine) -> Bounds:
     """
     least = [_least(op, costs, machine) for op in graph.ops]
     critical_path_us = max(upward_ranks(graph, [duration_us for duration_us, _ in least]), default=0.0)
-    work_us = math.fsum(area_us for _, area_us in least)
-    threads = sum(device.cores * device.smt for device in cpu_devices(machine))
-    upper_us = simulate(graph, Serial().plan(graph, costs, machine), costs, machine).makespan_us
+    if any(device.kind == "cpu" for device in machine.devices):
+        work_us = math.fsum(area_us for _, area_us in least)
+        workers = sum(device.cores * device.smt for device in cpu_devices(machine))
+        one_by_one = Serial().plan(graph, costs, machine)
+    else:
+        work_us = math.fsum(_gpu_area(op, costs, machine) for op in graph.ops)
+        workers = len(machine.devices)
+        one_by_one = Plan((Lane("stream", graph.order, "stream", machine.devices[0].name),))
+    upper_us = simulate(graph, one_by_one, costs, machine).makespan_us
     # The serial plan is legal, so only rounding can lift the lower bound above it.
-    lower_us = min(max(critical_path_us, work_us / threads), upper_us)
+    lower_us = min(max(critical_path_us, work_us / workers), upper_us)
     return Bounds(lower_us, upper_us, critical_path_us, work_us)
 
 
@@ -92,6 +100,19 @@ def _least(op: Op, costs: Costs, machine: Machine) -> tuple[float, float]:
     if not places:
         raise InputError(f"costs: no duration for op {op.name!r} on any device of the machine")
     return min(duration_us for duration_us, _ in places), min(duration_us * width for duration_us, width in places)
+
+
+def _gpu_area(op: Op, costs: Costs, machine: Machine) -> float:
+    """The least duration by share of a GPU; 0 where some GPU is not known to be kept busy, or a link may carry it."""
+    if op.role in ("recv", "send"):
+        return 0.0
+    areas = [
+        costs.duration_us(op.name, device=device.name) * share.multiprocessors if share is not None else 0.0
+        for device in machine.devices
+        for share in [costs.shares.get(op.name, {}).get(device.name)]
+        if _has_cost(op, costs, device.name)
+    ]
+    return min(areas, default=0.0)
 
 
 def _on_devices(op: Op, costs: Costs, machine: Machine) -> Iterator[tuple[float, int]]:

@@ -27,20 +27,20 @@ and bytes, it is 1.72, 2.05 and 1.93. Winograd's algorithm saves arithmetic, so 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import ceil
 from typing import NamedTuple
 
 from hocket.errors import InputError
 from hocket.ir import Costs, Device, Graph, Machine, Op, Share
 
-__all__ = ["estimate_gpu"]
+__all__ = ["Fit", "GpuModel", "estimate_gpu"]
 
 PRODUCTS = ("convolution", "convolution_backward", "mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv")
-TILE = 128 * 64
-BLOCKS_PER_CORE = 2
+_FLOAT = 4
 
 
-class _Fit(NamedTuple):
+class Fit(NamedTuple):
     """Terms that one block adds up, and the efficiency ``at_50 * (flops per byte / 50) ** exponent``."""
 
     terms: int
@@ -48,27 +48,45 @@ class _Fit(NamedTuple):
     exponent: float
 
 
-FITS = {
-    "forward": _Fit(2048, 0.74, 0.32),
-    "activation_grad": _Fit(1024, 0.49, 0.50),
-    "weight_grad": _Fit(256, 0.46, 0.45),
-}
-# The best that DeepBench lists on this card: 22.2 TFLOP/s for a convolution by Winograd's algorithm, 9.1 for a matrix
-# product, of 9.3.
-MOST = {"convolution": 2.4, "convolution_backward": 2.4}
-MOST_OF_OTHERS = 0.98
-# Jia, Maggioni, Staiger, Scarpazza: "Dissecting the NVIDIA Volta GPU Architecture via Microbenchmarking", 2018: 510 of
-# 732 GB/s on a P100.
-BANDWIDTH_EFFICIENCY = 0.70
-THREADS_PER_CORE = 2048
-RESULTS_PER_THREAD = 4
-# From one kernel of a stream to the next 0.9 us (A. Gray: "Getting Started with CUDA Graphs", NVIDIA, 2019), and 1.1 us
-# for the smallest kernel itself (PyTorch issue 161104: two vectors of 1,024 added).
-KERNEL_US = 2.0
-_FLOAT = 4
+_FORWARD, _ACTIVATION_GRAD, _WEIGHT_GRAD = Fit(2048, 0.74, 0.32), Fit(1024, 0.49, 0.50), Fit(256, 0.46, 0.45)
 
 
-def estimate_gpu(graph: Graph, machine: Machine, *, device: str = "gpu0") -> Costs:
+@dataclass(frozen=True)
+class GpuModel:
+    """The model's constants; those above, with their sources, unless somebody asks what others would change.
+
+    Attributes:
+        forward, activation_grad, weight_grad: fits to DeepBench's convolutions, by role; others count as forward.
+        tile: results that a product's block makes.
+        blocks_per_core: blocks of a product on a multiprocessor at a time.
+        most: the highest efficiency of a convolution: 22.2 of 9.3 TFLOP/s, by Winograd's algorithm, is DeepBench's
+            best.
+        most_of_others: that of a matrix product: 9.1 of 9.3 TFLOP/s there.
+        bandwidth_efficiency: 510 of 732 GB/s on a P100 (Jia, Maggioni, Staiger, Scarpazza: "Dissecting the NVIDIA Volta
+            GPU Architecture via Microbenchmarking", 2018).
+        threads_per_core: threads on a multiprocessor at a time, on all of these GPUs.
+        results_per_thread: of what moves bytes.
+        kernel_us: from one kernel of a stream to the next 0.9 us (A. Gray: "Getting Started with CUDA Graphs", NVIDIA,
+            2019), and 1.1 us for the smallest kernel itself (PyTorch issue 161104: two vectors of 1,024 added).
+    """
+
+    forward: Fit = _FORWARD
+    activation_grad: Fit = _ACTIVATION_GRAD
+    weight_grad: Fit = _WEIGHT_GRAD
+    tile: int = 128 * 64
+    blocks_per_core: int = 2
+    most: float = 2.4
+    most_of_others: float = 0.98
+    bandwidth_efficiency: float = 0.70
+    threads_per_core: int = 2048
+    results_per_thread: int = 4
+    kernel_us: float = 2.0
+
+    def fit(self, role: str) -> Fit:
+        return {"activation_grad": self.activation_grad, "weight_grad": self.weight_grad}.get(role, self.forward)
+
+
+def estimate_gpu(graph: Graph, machine: Machine, *, device: str = "gpu0", model: GpuModel | None = None) -> Costs:
     """Durations and shares of all ops on a GPU, from flops and bytes of the graph and the device's rates.
 
     The graph should know its buffers; without them an op's result is taken to be the largest of what its edges carry.
@@ -88,7 +106,7 @@ def estimate_gpu(graph: Graph, machine: Machine, *, device: str = "gpu0") -> Cos
     results = _result_bytes(graph)
     durations, shares = {}, {}
     for op in graph.ops:
-        durations[op.name], shares[op.name] = _kernel(op, results[op.name] / _FLOAT, found)
+        durations[op.name], shares[op.name] = _kernel(op, results[op.name] / _FLOAT, found, model or GpuModel())
     return Costs(
         {name: {device: us} for name, us in durations.items()},
         sources=dict.fromkeys(durations, "analytic"),
@@ -97,26 +115,27 @@ def estimate_gpu(graph: Graph, machine: Machine, *, device: str = "gpu0") -> Cos
     )
 
 
-def _kernel(op: Op, results: float, device: Device) -> tuple[float, Share]:
+def _kernel(op: Op, results: float, device: Device, model: GpuModel) -> tuple[float, Share]:
     assert device.flops_per_s is not None
     assert device.bytes_per_s is not None
     results = max(results, 1.0)
     kernel = op.target.rpartition(".")[2]
     if kernel in PRODUCTS and op.flops > 2 * results:
-        fit = FITS.get(op.role, FITS["forward"])
+        fit = model.fit(op.role)
         terms = op.flops / (2 * results)
-        waves = ceil(results / TILE) * max(1, round(terms / fit.terms)) / (device.cores * BLOCKS_PER_CORE)
+        blocks = ceil(results / model.tile) * max(1, round(terms / fit.terms))
+        waves = blocks / (device.cores * model.blocks_per_core)
         share = waves / ceil(waves)
         efficiency = fit.at_50 * (op.flops / op.size_bytes / 50) ** fit.exponent if op.size_bytes else 1.0
-        efficiency = min(efficiency, MOST.get(kernel, MOST_OF_OTHERS))
+        efficiency = min(efficiency, model.most if kernel.startswith("convolution") else model.most_of_others)
         arithmetic_us = op.flops / (share * device.flops_per_s * efficiency) * 1e6
     else:
         moved = max(results, op.size_bytes / 3 / _FLOAT)  # a sum over all has one result, but many threads
-        share = min(1.0, moved / RESULTS_PER_THREAD / (device.cores * THREADS_PER_CORE))
+        share = min(1.0, moved / model.results_per_thread / (device.cores * model.threads_per_core))
         arithmetic_us = 0.0
-    bytes_per_us = device.bytes_per_s * BANDWIDTH_EFFICIENCY / 1e6
+    bytes_per_us = device.bytes_per_s * model.bandwidth_efficiency / 1e6
     busy_us = max(arithmetic_us, op.size_bytes / bytes_per_us)
-    duration_us = KERNEL_US + busy_us
+    duration_us = model.kernel_us + busy_us
     return duration_us, Share(
         max(share * busy_us / duration_us, 1e-6), min(1.0, op.size_bytes / bytes_per_us / duration_us)
     )

@@ -13,7 +13,7 @@ what it contributes (the paper's Fig. 11):
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Sequence, Set
 from dataclasses import replace
 
 from hocket.errors import InputError
@@ -24,6 +24,7 @@ from hocket.plan.critical_path.distance import dependency_distance
 from hocket.plan.critical_path.frugal import frugal_order
 from hocket.plan.critical_path.hardware import METHODS as LEVEL_METHODS
 from hocket.plan.critical_path.hardware import stream_plan
+from hocket.plan.critical_path.lateness import needed_first
 from hocket.plan.critical_path.layers import layer_by_layer
 from hocket.plan.critical_path.memory import PRECISION, held_back, peak_bytes, serial_peak_bytes
 from hocket.plan.critical_path.priorities import Priorities
@@ -119,17 +120,24 @@ class CriticalPath(Planner):
         """The shortest of the plans that keep the memory limit."""
         eager_bytes = serial_peak_bytes(graph) if graph.buffers else 0.0
         limit_bytes = self.peak_limit_bytes if self.peak_limit_bytes is not None else PEAK_RATIO * eager_bytes
-        for candidates, side in self._candidates(graph, costs, device, wired):
-            chosen: tuple[float, Plan] | None = None
-            timed = [(self._takes_us(graph, plan, costs, machine), plan, order) for plan, order in candidates]
+        chosen: tuple[float, Plan] | None = None
+
+        def consider(plans: Iterable[tuple[Plan, Sequence[str]]], side: Set[str] | None) -> None:
+            nonlocal chosen
+            timed = [(self._takes_us(graph, plan, costs, machine), plan, order) for plan, order in plans]
             for free_us, plan, order in sorted(timed, key=lambda entry: entry[0]):
                 if chosen is not None and free_us >= chosen[0]:
                     break  # to be held back makes no plan shorter
                 held = held_back(graph, plan, order, side, limit_bytes) if graph.buffers else plan
                 if held is not None:
                     held_us = free_us if held is plan else self._takes_us(graph, held, costs, machine)
-                    chosen = min(chosen or (held_us, held), (held_us, held), key=lambda entry: entry[0])
+                    if chosen is None or held_us < chosen[0]:
+                        chosen = (held_us, held)
+
+        for plans, side in self._candidates(graph, costs, machine, device, wired):
+            consider(plans, side)
             if chosen is not None:
+                consider(self._simpler(graph, costs, device), set())
                 return _with_peaks(graph, chosen[1], eager_bytes)
         least = min(serial_peak_bytes(graph, order) for order in (graph.order, frugal_order(graph)))
         raise InputError(
@@ -146,7 +154,7 @@ class CriticalPath(Planner):
         return step_us(graph, plan, costs, machine, launches=self.launches, steps=2)
 
     def _candidates(
-        self, graph: Graph, costs: Costs, device: Device, wired: bool
+        self, graph: Graph, costs: Costs, machine: Machine, device: Device, wired: bool
     ) -> Iterator[tuple[list[tuple[Plan, Sequence[str]]], Set[str] | None]]:
         """Groups of plans, each with the order that its lanes keep, and whom to wait for where memory is short.
 
@@ -157,7 +165,7 @@ class CriticalPath(Planner):
         for updates_last in (True,) if wired else (False, True):
             streams = streams_of(graph, durations, self.max_streams, updates_last=updates_last)
             if device.kind == "cuda":
-                plans = list(self._on_streams(graph, device, streams))
+                plans = list(self._on_streams(graph, costs, machine, device, streams))
             else:
                 plans = list(self._on_cores(graph, costs, device, streams))
             spine = set(streams.spine.ops)
@@ -168,7 +176,16 @@ class CriticalPath(Planner):
         order = frugal_order(graph)
         yield [(_one_lane(order, device), order)], None
 
-    def _on_streams(self, graph: Graph, device: Device, streams: Streams) -> Iterator[tuple[Plan, Sequence[str]]]:
+    def _simpler(self, graph: Graph, costs: Costs, device: Device) -> Iterator[tuple[Plan, Sequence[str]]]:
+        """What is shorter where waiting costs more than running side by side saves."""
+        if device.kind == "cuda" and self.methods == METHODS and self.levels == "auto":
+            durations = {op.name: costs.duration_us(op.name, device=device.name) for op in graph.ops}
+            yield _one_lane(graph.order, device), graph.order
+            yield layer_by_layer(graph, streams_of(graph, durations), device.name), graph.order
+
+    def _on_streams(
+        self, graph: Graph, costs: Costs, machine: Machine, device: Device, streams: Streams
+    ) -> Iterator[tuple[Plan, Sequence[str]]]:
         if not self.methods:
             yield _one_lane(graph.order, device), graph.order
         elif len(self.methods) == 1:
@@ -182,7 +199,19 @@ class CriticalPath(Planner):
             if "priorities" not in self.methods:
                 levels = ("flat",)
             for method in levels:
-                yield stream_plan(graph, streams, priorities, device.name, device.priorities, method)
+                made, order = stream_plan(graph, streams, priorities, device.name, device.priorities, method)
+                yield made, order
+                if self.launches != "graph" and "priorities" in self.methods:  # steps run into each other
+                    yield self._needed_first(graph, costs, machine, device, streams, made)
+
+    def _needed_first(
+        self, graph: Graph, costs: Costs, machine: Machine, device: Device, streams: Streams, made: Plan
+    ) -> tuple[Plan, Sequence[str]]:
+        spine = set(streams.spine.ops)
+        timeline = simulate(graph, made, costs, machine, launches=self.launches)
+        alone_us = {op.name: costs.duration_us(op.name, device=device.name) for op in graph.ops}
+        side = {op for op in streams.order if op not in spine}
+        return needed_first(graph, made, side, timeline, alone_us, dependency_distance(graph, spine))
 
     def _on_cores(
         self, graph: Graph, costs: Costs, device: Device, streams: Streams
