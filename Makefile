@@ -43,7 +43,10 @@ format: install  ## format in place, and mend what ruff can mend
 # With another PY nothing is installed: the sources are read from src.
 gpu: $(if $(filter $(BIN)/python,$(PY)),install)  ## the tests that need a GPU; PY=python3 for a python that has torch
 	test ! -d tests/gpu || PYTHONPATH=src $(PY) -m pytest tests/gpu
-	test $$(nproc) -le 2 || PYTHONPATH=src $(PY) -m hocket bench manycore --measured --format json
+	mkdir -p bench/results
+	test $$(nproc) -le 2 || PYTHONPATH=src $(PY) -m hocket bench manycore --measured --format json > bench/results/many-cores.json
+	$(PY) -c 'import sys, torch; sys.exit(torch.cuda.is_available())' || \
+		PYTHONPATH=src $(PY) -m hocket bench critical-path --device cuda --format json > bench/results/gpu.json
 
 bench: install  ## planned against eager, side by side, on this machine
 	$(BIN)/hocket bench overhead
