@@ -64,10 +64,9 @@ class CriticalPath(Planner):
         >>> costs = Costs({op.name: {"gpu0": 9.0} for op in graph.ops})
         >>> print(CriticalPath().plan(graph, costs, Machine.known("p100")), end="")
         hocket-plan/1 planner=critical-path
-        lane gpu0.activation0 kind=stream device=gpu0 priority=1
+        lane gpu0.activation0 kind=stream device=gpu0
         run f
         run dA
-        lane gpu0.weight0 kind=stream device=gpu0
         run dW
         run u
     """
