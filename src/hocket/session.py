@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from time import perf_counter
@@ -76,6 +77,7 @@ class Schedule:
             if problem := foreign(device):
                 raise InputError(f"schedule: machine: {problem}")
         self._places = inventory(model, optimizer)
+        self._versions = self._places.versions()
         limits = drift or DriftLimits()
         self._setting = Setting(
             step, model, optimizer, self._places, planner, guard, strict, self.machine, executor, clock, limits
@@ -102,6 +104,8 @@ class Schedule:
             self._busy.release()
 
     def _run(self, batch: Any) -> Any:
+        if self._places.versions() != self._versions:
+            self._look_around()
         key = signature_of(self._places, batch)
         life = self._lives.get(key)
         last, self._last = self._last, key
@@ -117,6 +121,15 @@ class Schedule:
             self._forget(life)
             life = self._current = self._new_life(key)
             return self._live(life, key, batch)
+
+    def _look_around(self) -> None:
+        """Models were dropped, refilled or frozen: every tensor may be another one, and no graph stands any more."""
+        self.close()
+        self._lives.clear()
+        self._moved_on.clear()
+        self._places = inventory(self._setting.model, self._setting.optimizer)
+        self._versions = self._places.versions()
+        self._setting = replace(self._setting, places=self._places)
 
     def _live(self, life: Life, key: Any, batch: Any) -> Any:
         first = life.captured is None and not life.settled

@@ -46,6 +46,7 @@ class Captured:
         lowered: which slot holds which value of the trace.
         signature: what must be so again for the graph to stand for the step.
         stand_ins: state that the optimizer had not made yet when the step was captured, for timing only.
+        kinds: of each slot that is filled from a parameter group what it held: a tensor of which shape and dtype.
     """
 
     graph: Graph
@@ -56,13 +57,14 @@ class Captured:
     lowered: Lowered
     signature: tuple[Any, ...]
     stand_ins: dict[int, torch.Tensor]
+    kinds: dict[int, Any]
 
     def fits(self, batch: Any) -> bool:
         """Whether this graph may stand for ``step(batch)`` now: same shapes, same modes, same gradients present."""
         return signature_of(self.trace.places, batch) == self.signature
 
     def begin(self, batch: Any, *, prologue: bool = True) -> Frame | None:
-        """Read all inputs and numbers; None where a guard on a number no longer holds.
+        """Read all inputs and numbers; None where a guard on a number no longer holds, or an option is of another kind.
 
         Raises:
             ExecutionError: state that the step needs is not there.
@@ -70,11 +72,14 @@ class Captured:
         leaves, _ = tree_flatten(batch)
         values: list[Any] = [None] * self.program.num_slots
         try:
-            numbers = self._evaluate([leaf.get() for leaf in self.trace.tape.leaves])
+            numbers = self._numbers()
             if numbers is None:
                 return None
             for slot, source in self.inputs:
                 values[slot] = leaves[source.index] if type(source) is BatchLeaf else source.get()
+            for slot, _, kind in self._options:
+                if _kind_of(values[slot]) != kind:
+                    return None
             for gradient in self._read_gradients:
                 if gradient.get() is None:
                     raise KeyError(gradient.name)
@@ -86,8 +91,8 @@ class Captured:
         return self._started(values, numbers) if prologue else Frame(values, numbers)
 
     def holds(self) -> bool:
-        """Whether every guard on a number still holds."""
-        return self._evaluate([leaf.get() for leaf in self.trace.tape.leaves]) is not None
+        """Whether every guard on a number still holds, and every option is still of its kind."""
+        return self._numbers() is not None and all(_kind_of(option.get()) == kind for _, option, kind in self._options)
 
     def rehearse(self) -> Frame:
         """A frame on copies of everything: it can be run and thrown away, and nothing of the user's changes."""
@@ -131,6 +136,17 @@ class Captured:
         found = [s.get() for slot, s in self.inputs if nodes[slot] in roots and type(s) is not BatchLeaf]
         return [tensor for tensor in found if tensor is not None]
 
+    def _numbers(self) -> list[Any] | None:
+        """The values of the tape; None where a guard fails, or where there is a row of numbers now, or none."""
+        try:
+            read = [leaf.get() for leaf in self.trace.tape.leaves]
+        except (AttributeError, IndexError, RuntimeError, TypeError):
+            return None  # a number where there was a pair or a tensor, or a row where there was a number
+        for number in read:
+            if not isinstance(number, (int, float)):
+                return None
+        return self._evaluate(read)
+
     def _started(self, values: list[Any], numbers: list[Any]) -> Frame:
         with torch.no_grad():
             self._prologue(values, numbers)
@@ -161,6 +177,10 @@ class Captured:
         """Slot and source of everything that the program reads from outside."""
         read = {slot for action in (*self.program.actions, self.program.prologue) for slot in action.reads}
         return tuple((s, source) for s, source in self.program.inputs.items() if s in read or s in self.program.kept)
+
+    @cached_property
+    def _options(self) -> tuple[tuple[int, Any, Any], ...]:
+        return tuple((slot, source, self.kinds[slot]) for slot, source in self.inputs if slot in self.kinds)
 
     @cached_property
     def _gradients(self) -> tuple[tuple[Gradient, int | None], ...]:
@@ -237,7 +257,9 @@ def _captured(
     stand_ins = {
         slot: made[places[id(source)]] for slot, source in lowered.program.inputs.items() if places[id(source)] in made
     }
-    return Captured(lowered.graph, lowered.program, step, batch, trace, lowered, signature, stand_ins)
+    inputs = lowered.program.inputs.items()
+    kinds = {slot: _kind_of(source.get()) for slot, source in inputs if source.kind == "group"}
+    return Captured(lowered.graph, lowered.program, step, batch, trace, lowered, signature, stand_ins, kinds)
 
 
 def relowered(captured: Captured, *, split: bool, pays: Callable[[str, str], bool] | None = None) -> Captured:
@@ -253,6 +275,7 @@ def relowered(captured: Captured, *, split: bool, pays: Callable[[str, str], boo
         lowered,
         captured.signature,
         stand_ins,
+        captured.kinds,
     )
 
 
@@ -270,7 +293,12 @@ def signature_of(places: Inventory, batch: Any) -> tuple[Any, ...]:
     modes = tuple([module.training for module in places.modules])
     present = tuple([(p.requires_grad, p.grad is None) for p in [entry.get() for entry in places.parameters]])
     autocast = tuple([torch.is_autocast_enabled(d) and torch.get_autocast_dtype(d) for d in ("cpu", "cuda")])
-    return (spec, shapes, values, twice, modes, present, autocast, torch.is_grad_enabled(), torch.get_default_dtype())
+    grad, dtype = torch.is_grad_enabled(), torch.get_default_dtype()
+    return (spec, shapes, values, twice, modes, present, places.versions(), autocast, grad, dtype)
+
+
+def _kind_of(option: Any) -> Any:
+    return (option.shape, option.dtype, option.device) if isinstance(option, torch.Tensor) else type(option)
 
 
 def _has_state(places: Inventory) -> bool:

@@ -143,7 +143,12 @@ class ItemOf:
 
 @dataclass(frozen=True)
 class Inventory:
-    """All places of one model (or several) and its optimizers."""
+    """All places of one model (or several) and its optimizers.
+
+    Attributes:
+        versioned: the dicts of those that count in ``_hocket_version`` how often something changed that no tensor shows
+            (fused models do, and their optimizers: a model left, came, or is frozen).
+    """
 
     models: tuple[nn.Module, ...]
     optimizers: tuple[torch.optim.Optimizer, ...]
@@ -152,6 +157,11 @@ class Inventory:
     numbers: tuple[Entry, ...]
     modules: tuple[nn.Module, ...]
     paths: dict[nn.Module, str]
+    versioned: tuple[dict[str, Any], ...]
+
+    def versions(self) -> tuple[int, ...]:
+        """How often each of those that count has changed."""
+        return tuple([attributes["_hocket_version"] for attributes in self.versioned])
 
     def state_keys(self) -> frozenset[tuple[str, Any]]:
         return frozenset((entry.name, entry.key) for entry in (*self.tensors, *self.numbers))
@@ -214,7 +224,10 @@ def inventory(model: Any, optimizer: Any) -> Inventory:
                 name = owner.name if owner else prefix
                 layer = owner.layer if owner else ""
                 _sort_in(state, _StateOf(opt, parameter), f"{prefix}.{name}", "state", name, layer, tensors, numbers)
-    return Inventory(models, optimizers, tuple(parameters), tuple(tensors), tuple(numbers), tuple(paths), paths)
+    versioned = tuple(vars(each) for each in (*paths, *optimizers) if "_hocket_version" in vars(each))
+    return Inventory(
+        models, optimizers, tuple(parameters), tuple(tensors), tuple(numbers), tuple(paths), paths, versioned
+    )
 
 
 def _sort_in(

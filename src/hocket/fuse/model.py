@@ -83,6 +83,7 @@ class Array(nn.Module):
         self._chosen: dict[Any, Choice] = {}
         self._per_model: dict[Any, tuple[bool, ...]] = {}
         self._version = 0
+        self._hocket_version = 0  # whoever captured a step sees by it that another one is needed
         self._fill(models)
         self._check_doubts()
 
@@ -577,6 +578,7 @@ class Array(nn.Module):
         return self
 
     def _forget(self) -> None:
+        self._hocket_version += 1
         self._programs.clear()
         self._chosen.clear()
         self._per_model.clear()

@@ -91,6 +91,7 @@ class FusedOptimizer(torch.optim.Optimizer, ABC):
         groups = _groups(params)
         self._slots = slots_of([p for group in groups for p in group["params"]], num_models)
         self._frozen = [False] * self.num_models
+        self._hocket_version = 0  # whoever captured a step sees by it that another one is needed
         self._apart = nonfinite != "step"
         super().__init__(groups, defaults)
 
@@ -107,11 +108,13 @@ class FusedOptimizer(torch.optim.Optimizer, ABC):
     def freeze(self, model: int) -> None:
         """Leave this model as it is, parameters and state, in all steps to come."""
         self._frozen[self.checked_model(model)] = True
+        self._hocket_version += 1
         self.part()
 
     def unfreeze(self, model: int) -> None:
         """Let this model take part in the steps again."""
         self._frozen[self.checked_model(model)] = False
+        self._hocket_version += 1
 
     def checked_model(self, model: int) -> int:
         """`model`, which must be one of ``0 ... B - 1``."""
@@ -130,6 +133,7 @@ class FusedOptimizer(torch.optim.Optimizer, ABC):
         checked = {key: self._settled(key, value, device) for key, value in options.items() if key != "params"}
         self.check_group(checked)
         super().add_param_group({**checked, "params": group["params"]})
+        self._hocket_version += 1
 
     def check_group(self, group: dict[str, Any]) -> None:
         """Check what the options of a group demand of each other."""
@@ -389,9 +393,10 @@ class FusedOptimizer(torch.optim.Optimizer, ABC):
         carry.rejoin(self.param_groups, self.state)
         if any(self._frozen) or carry.are_apart(self.state):
             self.part()
+        self._hocket_version += 1
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("nonfinite", "_slots", "_frozen", "_apart")
+        own = ("nonfinite", "_slots", "_frozen", "_apart", "_hocket_version")
         return {**super().__getstate__(), **{key: getattr(self, key) for key in own}}
 
     def unfuse(self) -> list[dict[str, Any]]:
@@ -416,6 +421,7 @@ class FusedOptimizer(torch.optim.Optimizer, ABC):
             InputError: not B of them, or they do not fit these parameters or each other.
         """
         carry.load_unfused(self, states)
+        self._hocket_version += 1
 
     def take(self, models: Sequence[int], params: Iterable[torch.Tensor] | None = None) -> None:
         """Keep these models, in this order: it drops slots, or permutes them.
@@ -429,6 +435,7 @@ class FusedOptimizer(torch.optim.Optimizer, ABC):
             InputError: no models, one twice, or parameters that do not fit.
         """
         carry.take(self, models, params)
+        self._hocket_version += 1
 
     def drop(self, model: int, params: Iterable[torch.Tensor] | None = None) -> None:
         """Drop the slot of a model; the models after it move up. `params` as in `take`."""
@@ -447,6 +454,7 @@ class FusedOptimizer(torch.optim.Optimizer, ABC):
             InputError: an unknown option or one out of bounds, or a state that does not fit.
         """
         carry.refill(self, self.checked_model(model), state, options)
+        self._hocket_version += 1
 
 
 class _Columns:

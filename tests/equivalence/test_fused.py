@@ -1,0 +1,231 @@
+"""Fused steps by plan: `hocket.schedule` computes what the eager fused step computes, and notices what changes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import hocket
+from equivalence.compare import assert_same, check_twins, everything, named_leaves, twins
+from hocket.execute.native import available
+from hocket.job import Job
+from hocket.session import Schedule
+
+RATES = [0.01, 0.03, 0.002]
+KINDS = [
+    "python",
+    pytest.param("native", marks=pytest.mark.skipif(not available(), reason="native lanes cannot be built here")),
+]
+OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
+    "sgd": lambda p: hocket.optim.SGD(p, lr=RATES, momentum=[0.9, 0.0, 0.5], nesterov=False),
+    "adam": lambda p: hocket.optim.Adam(p, lr=RATES, betas=([0.9, 0.8, 0.5], 0.99)),
+    "adamw": lambda p: hocket.optim.AdamW(p, lr=RATES, weight_decay=[0.0, 0.1, 0.01], amsgrad=True),
+    "rmsprop": lambda p: hocket.optim.RMSprop(p, lr=RATES, alpha=[0.9, 0.99, 0.5], centered=True),
+    "adagrad": lambda p: hocket.optim.Adagrad(p, lr=RATES, lr_decay=[0.0, 0.1, 0.01]),
+    "adadelta": lambda p: hocket.optim.Adadelta(p, lr=[1.0, 0.5, 0.1], rho=[0.9, 0.5, 0.99]),
+}
+SCHEDULERS: dict[str, Callable[[Any], Any]] = {
+    "step": lambda o: hocket.lr_scheduler.StepLR(o, step_size=[3, 5, 7], gamma=[0.5, 0.9, 0.1]),
+    "multi-step": lambda o: hocket.lr_scheduler.MultiStepLR(o, milestones=[[2, 9], [4], [1, 5]], gamma=0.5),
+    "exponential": lambda o: hocket.lr_scheduler.ExponentialLR(o, gamma=[0.9, 0.99, 0.8]),
+    "cosine": lambda o: hocket.lr_scheduler.CosineAnnealingLR(o, T_max=[5, 10, 20]),
+    "lambda": lambda o: hocket.lr_scheduler.LambdaLR(o, [lambda t, m=m: 1 / (1 + m * t) for m in range(3)]),
+    "one-cycle": lambda o: hocket.lr_scheduler.OneCycleLR(
+        o, max_lr=[0.1, 0.2, 0.3], total_steps=[60, 70, 80], cycle_momentum=False
+    ),
+}
+LONG = 30  # steps until a schedule without a contest has long settled
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """Eager and the serial plan are one thread wide: then they take the same kernels."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+class Net(nn.Module):
+    """Convolution, running statistics, a residual add and dropout, as small as they get."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(1, 4, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(4)
+        self.second = nn.Conv2d(4, 4, 3, padding=1)
+        self.drop = nn.Dropout(0.2)
+        self.head = nn.Linear(4 * 16, 3)
+
+    def forward(self, x):
+        x = torch.relu(self.norm(self.first(x)))
+        return self.head(self.drop(x + self.second(x)).flatten(1))
+
+
+def job(make_optimizer: Callable[[Any], Any], make: Callable[[], nn.Module] = Net, **options: Any) -> Job:
+    array = hocket.fuse([make() for _ in range(3)], shared=True, **({"backend": "rule"} | options))
+    optimizer = make_optimizer(array.parameters())
+    batches = [(torch.randn(4, 1, 4, 4), torch.randint(0, 3, (4,))) for _ in range(3)]
+
+    def step(batch):
+        optimizer.zero_grad()
+        loss = array.loss(nn.functional.cross_entropy, array(batch[0]), batch[1])
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return Job(step, array, optimizer, batches)
+
+
+def planned(made: Job, kind: str) -> Schedule:
+    one = hocket.Machine.of(cores=1)
+    options = {"planner": "serial", "guard": False, "strict": True, "machine": one, "executor": kind}
+    return hocket.schedule(made.step, made.model, made.optimizer, **options)
+
+
+def check(
+    make: Callable[[], Job],
+    kind: str,
+    *,
+    scheduler: Callable[[Any], Any] = lambda optimizer: None,
+    changes: dict[int, Callable[[Job], Any]] | None = None,
+    steps: int = LONG,
+) -> Schedule:
+    """Twins, one eager and one scheduled, with the same bits after every step; `changes` befall both before a step."""
+    pair = twins(make, scheduler)
+    fast = planned(pair.planned, kind)
+    for number in range(steps):
+        if changes and number in changes:
+            if number > min(changes):
+                assert fast.decided, "a change in the middle of a search would prove little"
+            for each in pair.both():
+                torch.manual_seed(number)
+                changes[number](each)
+        results = []
+        for run, each in ((pair.eager.step, pair.eager), (fast, pair.planned)):
+            torch.manual_seed(100 + number)
+            results.append(run(each.batch(number)))
+        where = f"after step {number}"
+        assert_same(named_leaves("returned", results[0]), named_leaves("returned", results[1]), where)
+        assert_same(everything(pair.eager), everything(pair.planned), where)
+        for one in pair.schedulers:
+            if one is not None:
+                one.step()
+    assert fast.verdict == "planned", fast.why
+    fast.close()
+    return fast
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_captured_steps_follow_every_number_of_every_model(optimizer, scheduler):
+    check_twins(functools.partial(job, OPTIMIZERS[optimizer]), scheduler=SCHEDULERS[scheduler])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_schedule_computes_the_bits_of_the_fused_step(optimizer, kind):
+    check(functools.partial(job, OPTIMIZERS[optimizer]), kind, scheduler=SCHEDULERS["cosine"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("backend", ["auto", "vmap", "loop"])
+def test_whatever_computes_the_ops(backend, kind):
+    # vmap draws dropout its own way, and a chosen backend may differ between twins: no random numbers here.
+    plain = functools.partial(job, OPTIMIZERS["adam"], Plain, backend=backend)
+    check(plain, kind, scheduler=SCHEDULERS["step"])
+
+
+class Plain(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Flatten(), nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def rates(value: Any) -> Callable[[Job], None]:
+    def change(made: Job) -> None:
+        made.optimizer.param_groups[0]["lr"] = value
+
+    return change
+
+
+def widened(made: Job) -> None:
+    hocket.lr_scheduler.StepLR(made.optimizer, step_size=[1, 2, 3], gamma=0.5)
+
+
+# What befalls a captured step, and the optimizer that it befalls.
+CHANGES = {
+    "a rate becomes rates": (lambda p: hocket.optim.Adam(p, lr=0.01), rates(RATES)),
+    "a rate becomes a tensor of rates": (lambda p: hocket.optim.SGD(p, lr=0.01), rates(torch.tensor(RATES))),
+    "rates become one": (OPTIMIZERS["adam"], rates(0.05)),
+    "rates become others": (OPTIMIZERS["adamw"], rates([0.1, 0.2, 0.3])),
+    "a pair becomes pairs": (
+        lambda p: hocket.optim.Adam(p, lr=0.01),
+        lambda made: made.optimizer.param_groups[0].update(betas=([0.9, 0.5, 0.1], 0.99)),
+    ),
+    "a list of pairs": (
+        lambda p: hocket.optim.Adam(p, lr=RATES),
+        lambda made: made.optimizer.param_groups[0].update(betas=[(0.9, 0.99), (0.5, 0.9), (0.1, 0.95)]),
+    ),
+    "a scheduler of rates comes": (lambda p: hocket.optim.RMSprop(p, lr=0.01), widened),
+    "a rate of one model": (
+        lambda p: hocket.optim.Adagrad(p, lr=0.01),
+        lambda made: made.optimizer.set_for_model(made.optimizer.param_groups[0], "lr", 1, 0.5),
+    ),
+    "a model is frozen": (OPTIMIZERS["sgd"], lambda made: made.optimizer.freeze(1)),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("what", CHANGES)
+def test_changes_after_the_capture_are_noticed(what, kind):
+    optimizer, change = CHANGES[what]
+    check(functools.partial(job, optimizer, Plain), kind, changes={LONG // 2: change})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_there_and_back_again(kind):
+    make = functools.partial(job, lambda p: hocket.optim.Adam(p, lr=0.01), Plain)
+    changes = {15: rates(RATES), 30: rates(0.02), 45: rates([0.01, 0.02, 0.03])}
+    check(make, kind, changes=changes, steps=60)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("separate", [(), ("3",)], ids=["all fused", "partly fused"])
+def test_models_that_leave_and_come(separate, kind):
+    """With SGD: step counts that differ between models (Adam's, after a refill) cannot be captured."""
+
+    def drop(made: Job) -> None:
+        made.model.drop(1)
+        made.optimizer.drop(1, made.model.parameters() if separate else None)
+
+    def refill(made: Job) -> None:
+        made.model.refill(0, Plain())
+        made.optimizer.refill(0, lr=0.005)
+
+    make = functools.partial(job, OPTIMIZERS["sgd"], Plain, separate=separate)
+    check(make, kind, changes={15: drop, 30: refill}, steps=45)
+
+
+def test_step_counts_that_differ_between_models_leave_the_step_eager():
+    pair = twins(functools.partial(job, OPTIMIZERS["adam"], Plain), lambda optimizer: None)
+    made = pair.planned
+    fast = hocket.schedule(made.step, made.model, made.optimizer, planner="serial", guard=False)
+    for number in range(30):
+        for each in pair.both():
+            if number == 15:
+                each.optimizer.freeze(1)
+            if number == 20:
+                each.optimizer.unfreeze(1)
+        pair.eager.step(pair.eager.batch(number))
+        fast(made.batch(number))
+        if number == 14:
+            assert fast.verdict == "planned", fast.why
+    assert fast.verdict == "eager", fast.why
+    assert "could not be captured" in fast.why
+    assert_same(everything(pair.eager), everything(made), tolerance=1e-6)
+    fast.close()
