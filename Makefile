@@ -47,6 +47,9 @@ gpu: $(if $(filter $(BIN)/python,$(PY)),install)  ## the tests that need a GPU; 
 	test $$(nproc) -le 2 || PYTHONPATH=src $(PY) -m hocket bench manycore --measured --format json > bench/results/many-cores.json
 	$(PY) -c 'import sys, torch; sys.exit(torch.cuda.is_available())' || \
 		PYTHONPATH=src $(PY) -m hocket bench critical-path --device cuda --format json > bench/results/gpu.json
+	$(PY) -c 'import sys, torch; sys.exit(torch.cuda.is_available())' || \
+		PYTHONPATH=src timeout 240 $(PY) -m hocket bench fuse pointnet-cls-paper pointnet-seg-paper dcgan-paper --both \
+		--device cuda --models 4 --models 16 --no-memory --steps 5 --format json > bench/results/gpu-fuse.json
 
 bench: install  ## planned against eager, side by side, on this machine
 	$(BIN)/hocket bench overhead

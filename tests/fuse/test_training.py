@@ -44,7 +44,10 @@ SCHEDULERS: dict[str, dict[str, Any]] = {
     "ExponentialLR": {"gamma": [0.9, 0.99, 0.95, 1.0, 0.8, 0.97, 0.93]},
     "CosineAnnealingLR": {"T_max": [50, 20, 10, 7, 100, 30, 5]},
     "LambdaLR": {"lr_lambda": [lambda step, m=m: 1 / (1 + 0.1 * m * step) for m in range(7)]},
-    "OneCycleLR": {"max_lr": [0.01, 0.02, 0.005, 0.001, 0.03, 0.004, 0.01], "total_steps": [60, 70, 80, 90, 51, 55, 99]},
+    "OneCycleLR": {
+        "max_lr": [0.01, 0.02, 0.005, 0.001, 0.03, 0.004, 0.01],
+        "total_steps": [60, 70, 80, 90, 51, 55, 99],
+    },
     "ReduceLROnPlateau": {"patience": [0, 1, 2, 3, 0, 1, 2], "factor": [0.5, 0.1, 0.9, 0.2, 0.3, 0.7, 0.8]},
 }
 # What torch's OneCycleLR notes in the groups for itself; the fused one keeps such numbers to itself.

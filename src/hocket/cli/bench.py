@@ -108,33 +108,63 @@ def _measured_table(result: dict[str, Any]) -> Table:
 
 def fuse_bench(args: Namespace) -> None:
     """Training B models at once, every way there is."""
-    from hocket.bench.fuse import CONTENDERS, run
+    from hocket.bench.fuse import partial, run
 
+    sizes = tuple(args.models) or (1, 2, 4, 8)
     with Bar("every way of training B models in turn"):
         result = run(
             tuple(args.target),
             device=args.device,
-            sizes=tuple(args.models) or (1, 2, 4, 8),
+            sizes=sizes,
             steps=args.steps,
             amp=args.amp,
+            both=args.both,
             memory=not args.no_memory,
         )
+        if args.partial:
+            result["partial"] = {
+                name: partial(name, device=args.device, size=max(sizes), steps=args.steps, amp=args.amp)
+                for name in args.partial
+            }
     if args.format == "json":
         print_json({"bench": "fuse", **result})
         return
+    where = f"{result['device']} ({result['machine']}), torch {result['torch']}"
+    tables = [_fused_table(f"training B models, {where}: speedup over serial", result["targets"])]
+    if "targets_amp" in result:
+        tables.append(_fused_table("the same under autocast", result["targets_amp"]))
+    for name, rows in result.get("partial", {}).items():
+        shown = [(str(row["fused"]), f"{row['to_serial']:.2f}", ", ".join(row["separate"])) for row in rows]
+        title = f"{name}, {max(sizes)} models, fused block by block: speedup over serial"
+        tables.append(table(title, ("fused blocks", "speedup", "separate"), shown))
+    slower = [
+        f"slower than serial: {target} {name} from B = {size} on"
+        for target, found in result["crossover"].items()
+        for name, size in found.items()
+        if size is not None
+    ]
+    print_tables(*tables, *slower, *(f"left out: {why}" for why in result["left_out"].values()))
+
+
+def _fused_table(title: str, targets: dict[str, Any]) -> Table:
+    """A row for each target and B."""
+    from hocket.bench.fuse import CONTENDERS
+
+    everybody = {name for by_size in targets.values() for found in by_size.values() for name in found}
+    names = [name for name in CONTENDERS[1:] if name in everybody]
     rows = []
-    for target, by_size in result["targets"].items():
+    for target, by_size in targets.items():
         for size, found in by_size.items():
-            serial = found["serial"]
-            ratios = [f"{found[name]['to_serial']:.2f}" if name in found else "-" for name in CONTENDERS[1:]]
+            ratios = [f"{found[name]['to_serial']:.2f}" if name in found else "-" for name in names]
             grown = [
-                f"{found[name]['memory_bytes'] / 2**20:,.0f}" if "memory_bytes" in found[name] else "-"
+                f"{found[name]['memory_bytes'] / 2**20:,.0f}" if "memory_bytes" in found.get(name, {}) else "-"
                 for name in ("serial", "auto")
             ]
-            rows.append((target, size, f"{serial['models_per_s']:,.1f}", *ratios, *grown))
-    title = f"training B models, {result['device']} ({result['machine']}), torch {result['torch']}: speedup over serial"
-    columns = ("target", "B", "serial, models/s", *CONTENDERS[1:], "serial MiB", "auto MiB")
-    print_tables(table(title, columns, rows))
+            to_singles = found.get("auto", {}).get("memory_to_singles")
+            share = "-" if to_singles is None else f"{to_singles:.2f}"
+            rows.append((target, size, f"{found['serial']['models_per_s']:,.1f}", *ratios, *grown, share))
+    columns = ("target", "B", "serial, models/s", *names, "serial MiB", "auto MiB", "auto to singles")
+    return table(title, columns, rows)
 
 
 def critical_path_bench(args: Namespace) -> None:

@@ -246,6 +246,8 @@ def _add_rest(verbs: _Verbs) -> None:
     fuse.add_argument("--models", type=_count, action="append", default=[], metavar="B", help="models (1, 2, 4, 8)")
     fuse.add_argument("--steps", type=_count, default=7, metavar="N", help="steps of each contender (7)")
     fuse.add_argument("--amp", action="store_true", help="train under autocast to bfloat16")
+    fuse.add_argument("--both", action="store_true", help="in single precision, and again under autocast")
+    fuse.add_argument("--partial", action="append", default=[], metavar="TARGET", help="fuse it block by block, too")
     fuse.add_argument("--no-memory", action="store_true", help="leave the measurement of memory out")
     fuse.add_argument("target", nargs="*", metavar="TARGET", help="such as mlp-128 or pointnet-cls (a selection)")
     critical = _verb(

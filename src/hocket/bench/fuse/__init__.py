@@ -1,0 +1,249 @@
+"""Training B models at once: throughput against B of everything that can do it, side by side in one run.
+
+    serial       a loop over B models, each with its optimizer
+    processes    B processes side by side, each with its model (HFTA calls it concurrent)
+    mps          such processes whose kernels share a GPU (where MPS can be started)
+    mig          such processes on the parts of a GPU (where somebody made such parts)
+    vmap         `hocket.fuse` with ``backend="vmap"``
+    fused        with rules everywhere
+    auto         with whatever was timed to be the fastest
+
+Throughput is models times steps per second; what counts is the ratio to serial, of steps taken in turns. Where fusing
+stops paying is the first B at which a ratio falls below one. All models share the batch, as in a search over seeds or
+rates. Memory is what the process grew by (CPU) or the allocator's peak (CUDA), each contender in a process of its own.
+
+Source: S. Wang et al., "Horizontally Fused Training Array", MLSys 2021, sections 4 and 5.
+"""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from collections.abc import Callable, Sequence
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import nn
+
+from hocket.bench.fuse import beside, counters
+from hocket.bench.fuse.targets import BACKENDS, TARGETS, Target, named, partly_fused, step_of
+from hocket.errors import InputError
+
+__all__ = ["CONTENDERS", "TARGETS", "Target", "blocks_of", "partial", "run"]
+
+CONTENDERS = ("serial", "processes", "mps", "mig", "vmap", "fused", "auto")
+MAX_PROCESSES = 8
+
+
+def run(
+    targets: Sequence[str] = (),
+    *,
+    device: str = "cpu",
+    sizes: Sequence[int] = (1, 2, 4, 8),
+    steps: int = 7,
+    amp: bool = False,
+    both: bool = False,
+    memory: bool = True,
+    contenders: Sequence[str] = CONTENDERS,
+) -> dict[str, Any]:
+    """Measure targets at every B.
+
+    Args:
+        targets: names in `TARGETS` or `targets.PAPER`, or of zoo entries that classify; all of `TARGETS` if none are given.
+        device: "cpu" or "cuda".
+        sizes: the numbers of models, B.
+        steps: counted steps of each contender; medians are taken.
+        amp: train under autocast to bfloat16.
+        both: measure everything twice, in single precision and under autocast.
+        memory: measure memory too (each contender in a new process).
+        contenders: which of `CONTENDERS`; "serial", the baseline, is always among them.
+
+    Returns:
+        ``targets``: name -> B (as text) -> contender -> ``models_per_s``, ``step_ms``, ``to_serial``,
+        ``memory_bytes``, ``memory_to_singles`` (to B times what one model alone needs), ``counters``.
+        ``crossover``: name -> contender -> the first B at which it is slower than serial, or None.
+        ``targets_amp``, ``crossover_amp``: the same under autocast, if `both`.
+        ``left_out``: a line for each contender that cannot be had here.
+
+    Raises:
+        InputError: the device is not there, or a target or contender is unknown.
+    """
+    _check_device(device)
+    unknown = set(contenders) - set(CONTENDERS)
+    if unknown:
+        raise InputError(f"bench fuse: expected contenders among {', '.join(CONTENDERS)}, got {sorted(unknown)}")
+    chosen = {name: named(name) for name in (targets or TARGETS)}
+    wanted = dict.fromkeys(("serial", *contenders))
+    left_out = _absent(device, tuple(wanted))
+    names = tuple(name for name in wanted if name not in left_out)
+    found: dict[str, Any] = {**_where(device), "amp": amp, "left_out": left_out}
+    for key, under in (("", False), ("_amp", True)) if both else (("", amp),):
+        measured = {
+            name: {str(size): _measure(target, size, device, steps, under, names, left_out) for size in sizes}
+            for name, target in chosen.items()
+        }
+        if memory:
+            for name, by_size in measured.items():
+                _add_memory(chosen[name], by_size, device, under)
+        found[f"targets{key}"] = measured
+        found[f"crossover{key}"] = {name: crossover(by_size) for name, by_size in measured.items()}
+    return found
+
+
+def crossover(by_size: dict[str, dict[str, Any]]) -> dict[str, int | None]:
+    """For each contender but serial the first B, of those measured, at which it is slower than serial."""
+    names = dict.fromkeys(name for found in by_size.values() for name in found if name != "serial")
+    slower = {
+        name: [int(size) for size, found in by_size.items() if name in found and found[name]["to_serial"] < 1]
+        for name in names
+    }
+    return {name: min(sizes, default=None) for name, sizes in slower.items()}
+
+
+def partial(
+    target: str, *, device: str = "cpu", size: int = 4, steps: int = 7, amp: bool = False
+) -> list[dict[str, Any]]:
+    """Partial fusion: at first only one block is fused, then one more at a time (HFTA, section 5.4).
+
+    Args:
+        target: a name in `TARGETS` with one model, or of a zoo entry that classifies.
+        device: as of `run`.
+        size: B.
+        steps: as of `run`.
+        amp: as of `run`.
+
+    Returns:
+        A row for each number of fused blocks: ``fused``, ``separate`` (the blocks' names), ``step_ms``,
+        ``to_serial``.
+
+    Raises:
+        InputError: the device is not there, the target is unknown, or is two models.
+    """
+    _check_device(device)
+    chosen = named(target)
+    models = chosen.models(0, device)
+    if len(models) != 1:
+        raise InputError(f"bench fuse: {target}: expected one model for partial fusion, got {len(models)}")
+    blocks = blocks_of(models[0])
+    rows: list[dict[str, Any]] = [
+        {"fused": number, "separate": list(blocks[number:])} for number in range(1, len(blocks) + 1)
+    ]
+    in_turn = {"serial": step_of("serial", chosen, size, device, amp)}
+    for row in rows:
+        in_turn[str(row["fused"])] = partly_fused(chosen, size, device, amp, tuple(blocks[row["fused"] :]))
+    times = _timed(in_turn, device, steps)
+    for row in rows:
+        row["step_ms"] = times[str(row["fused"])]
+        row["to_serial"] = times["serial"] / row["step_ms"]
+    return rows
+
+
+def blocks_of(model: nn.Module) -> tuple[str, ...]:
+    """The names of a model's blocks: of its parts with parameters, down to where there are three or more."""
+    parts = [(name, part) for name, part in model.named_children() if any(True for _ in part.parameters())]
+    if len(parts) >= 3 or not parts:
+        return tuple(name for name, _ in parts)
+    found: list[str] = []
+    for name, part in parts:
+        inner = [f"{name}.{inside}" for inside in blocks_of(part)]
+        found += inner if len(inner) > 1 else [name]
+    return tuple(found)
+
+
+def _check_device(device: str) -> None:
+    if device == "cuda" and not torch.cuda.is_available():
+        raise InputError("bench fuse: device: expected one that is there, got 'cuda', and torch sees no GPU")
+
+
+def _where(device: str) -> dict[str, Any]:
+    return {
+        "machine": torch.cuda.get_device_name() if device == "cuda" else platform.processor() or platform.machine(),
+        "device": device,
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+    }
+
+
+def _absent(device: str, wanted: tuple[str, ...]) -> dict[str, str]:
+    """What cannot be had here, and why, in one line each."""
+    if device != "cuda":
+        return {name: f"{name}: needs a GPU" for name in ("mps", "mig") if name in wanted}
+    found = {}
+    if "mps" in wanted and (why := beside.mps_missing()):
+        found["mps"] = why
+    if "mig" in wanted and not beside.mig_devices():
+        found["mig"] = "mig: nvidia-smi lists no MIG device"
+    if why := counters.counters_missing():
+        found["counters"] = why
+    return found
+
+
+def _timed(in_turn: dict[str, Callable[[], None]], device: str, steps: int) -> dict[str, float]:
+    """The median of each one's steps, taken in turns, in ms."""
+    times: dict[str, list[float]] = {name: [] for name in in_turn}
+    for number in range(-beside.WARM_UP, steps):
+        for name, step in in_turn.items():
+            start = perf_counter()
+            step()
+            beside.settle(device)
+            if number >= 0:
+                times[name].append(perf_counter() - start)
+    return {name: median(each) * 1e3 for name, each in times.items()}
+
+
+def _measure(
+    target: Target,
+    size: int,
+    device: str,
+    steps: int,
+    amp: bool,
+    names: tuple[str, ...],
+    left_out: dict[str, str],
+) -> dict[str, dict[str, Any]]:
+    in_turn = {name: step_of(name, target, size, device, amp) for name in names if name in ("serial", *BACKENDS)}
+    found: dict[str, dict[str, Any]] = {
+        name: {"step_ms": each} for name, each in _timed(in_turn, device, steps).items()
+    }
+    if device == "cuda" and "counters" not in left_out:
+        for name, step in in_turn.items():
+            found[name]["counters"] = counters.counted(step)
+    in_turn.clear()  # their memory is needed
+    if size <= MAX_PROCESSES:
+        for name in names:
+            if name in ("processes", "mps", "mig") and name not in left_out:
+                took_s = _beside(name, target, size, device, steps, amp, left_out)
+                if took_s is not None:
+                    found[name] = {"step_ms": took_s * 1e3}
+    serial_ms = found["serial"]["step_ms"]
+    for row in found.values():
+        row["models_per_s"] = size / row["step_ms"] * 1e3
+        row["to_serial"] = serial_ms / row["step_ms"]
+    return found
+
+
+def _beside(
+    name: str, target: Target, size: int, device: str, steps: int, amp: bool, left_out: dict[str, str]
+) -> float | None:
+    if name == "processes":
+        return beside.side_by_side(target, size, device, steps, amp)
+    if name == "mig":
+        parts = [{"CUDA_VISIBLE_DEVICES": uuid} for uuid in beside.mig_devices()]
+        return beside.side_by_side(target, size, device, steps, amp, parts)
+    try:
+        with beside.mps() as environment:
+            return beside.side_by_side(target, size, device, steps, amp, [environment])
+    except (OSError, subprocess.SubprocessError) as error:
+        left_out["mps"] = f"mps: its daemon does not start: {str(error).splitlines()[0]}"
+        return None
+
+
+def _add_memory(target: Target, by_size: dict[str, dict[str, Any]], device: str, amp: bool) -> None:
+    single = beside.memory_of("serial", target, 1, device, amp)
+    for size, found in by_size.items():
+        for name, row in found.items():
+            if name in ("serial", *BACKENDS):
+                row["memory_bytes"] = beside.memory_of(name, target, int(size), device, amp)
+                if single > 0:  # so small a model that the process did not grow has no share
+                    row["memory_to_singles"] = row["memory_bytes"] / (int(size) * single)

@@ -1,0 +1,163 @@
+"""Processes of the fuse bench: models side by side (plain, under MPS, on MIG devices), and memory, each in its own.
+
+MPS lets kernels of several processes run on a GPU at once; its control daemon is started here in a folder of its own,
+and stopped afterwards. MIG devices are used where somebody has made them: the GPU's setting is left as it is.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import re
+import resource
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from hocket.bench.fuse.targets import Target, step_of
+
+__all__ = ["WARM_UP", "memory_of", "mig_devices", "mps", "mps_missing", "settle", "side_by_side"]
+
+WARM_UP = 2
+MPS = "nvidia-cuda-mps-control"
+
+
+def settle(device: str) -> None:
+    """Wait for all that was begun."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def side_by_side(
+    target: Target, size: int, device: str, steps: int, amp: bool, environments: Sequence[Mapping[str, str]] = ({},)
+) -> float:
+    """Seconds that a step of `size` processes takes, each training a model, from a common start to the last end.
+
+    Args:
+        target: what they train.
+        size: how many there are.
+        device: "cpu" or "cuda".
+        steps: counted steps of each.
+        amp: train under autocast.
+        environments: variables of the processes, dealt out in turn.
+    """
+    context = multiprocessing.get_context("spawn")
+    start = context.Barrier(size + 1)
+    end = context.Barrier(size + 1)
+    workers = [
+        context.Process(target=_one_of_many, args=(target, seed, device, steps, amp, start, end), daemon=True)
+        for seed in range(size)
+    ]
+    with _stopped(workers):
+        for number, worker in enumerate(workers):
+            with _environment(environments[number % len(environments)]):
+                worker.start()
+        start.wait(timeout=300)
+        before = perf_counter()
+        end.wait(timeout=600)
+        return (perf_counter() - before) / steps
+
+
+def _one_of_many(target: Target, seed: int, device: str, steps: int, amp: bool, start: Any, end: Any) -> None:
+    step = step_of("serial", target, 1, device, amp)
+    for _ in range(WARM_UP):
+        step()
+    settle(device)
+    start.wait(timeout=300)
+    for _ in range(steps):
+        step()
+    settle(device)
+    end.wait(timeout=600)
+
+
+def mps_missing() -> str:
+    """Why no MPS can be had here; empty where it can."""
+    return "" if shutil.which(MPS) else f"mps: {MPS} is not installed"
+
+
+@contextmanager
+def mps() -> Iterator[dict[str, str]]:
+    """A control daemon of our own; gives what its clients need in their environment.
+
+    Raises:
+        OSError, subprocess.SubprocessError: it does not start.
+    """
+    with tempfile.TemporaryDirectory(prefix="hocket-mps-") as folder:
+        found = {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
+        environment = {**os.environ, **found}
+        subprocess.run([MPS, "-d"], env=environment, check=True, capture_output=True, timeout=30)
+        try:
+            yield found
+        finally:
+            subprocess.run([MPS], input="quit\n", text=True, env=environment, capture_output=True, timeout=60)
+
+
+def mig_devices() -> list[str]:
+    """The names of the MIG devices that are there."""
+    if not shutil.which("nvidia-smi"):
+        return []
+    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30).stdout
+    return re.findall(r"UUID: (MIG-[^)\s]+)", listed)
+
+
+@contextmanager
+def _environment(changes: Mapping[str, str]) -> Iterator[None]:
+    """A new process takes these variables along."""
+    before = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+@contextmanager
+def _stopped(workers: list[Any]) -> Iterator[None]:
+    """No worker outlives the measurement."""
+    try:
+        yield
+    finally:
+        for worker in workers:
+            if worker.pid is None:
+                continue  # never started
+            worker.join(timeout=10)
+            if worker.is_alive():
+                worker.terminate()
+
+
+def memory_of(name: str, target: Target, size: int, device: str, amp: bool) -> float:
+    """Peak memory of two steps, bytes, of a contender in a process of its own."""
+    return _in_process(_grown, name, target, size, device, amp)
+
+
+def _in_process(function: Callable[..., None], *args: Any) -> float:
+    """What a function puts into a queue, from a new process."""
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    worker = context.Process(target=function, args=(queue, *args), daemon=True)
+    with _stopped([worker]):
+        worker.start()
+        return float(queue.get(timeout=600))
+
+
+def _grown(queue: Any, name: str, target: Target, size: int, device: str, amp: bool) -> None:
+    """Above what the process held before the models were made (CPU), or the allocator's peak (CUDA)."""
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    step = step_of(name, target, size, device, amp)
+    for _ in range(2):
+        step()
+    settle(device)
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+    queue.put(torch.cuda.max_memory_allocated() if device == "cuda" else grown)

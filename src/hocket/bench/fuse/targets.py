@@ -1,0 +1,173 @@
+"""What the fuse bench trains: entries of the zoo in suitable sizes, and one training step of B of them at once.
+
+The same lines train one plain model and B fused ones: a `Net` is either, and knows how its loss is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from hocket import zoo
+from hocket.errors import InputError
+from hocket.fuse import fuse
+from hocket.fuse.model import Array
+
+__all__ = ["BACKENDS", "PAPER", "TARGETS", "Target", "named", "partly_fused", "step_of"]
+
+BACKENDS = {"vmap": "vmap", "fused": "rule", "auto": "auto"}
+NOISE_WIDTH = 100  # of DCGAN's generator
+
+
+@dataclass(frozen=True)
+class Target:
+    """An entry of the zoo, and how large.
+
+    Attributes:
+        entry: its name.
+        batch_size: examples in a batch; the entry's own if None.
+        options: the entry's options.
+        kind: how it is trained: "classifier", "words" (scores for each token), "own" (the model computes its own loss),
+            or "gan" (a generator and a discriminator, each with its optimizer).
+    """
+
+    entry: str
+    batch_size: int | None = None
+    options: tuple[tuple[str, int], ...] = ()
+    kind: str = "classifier"
+
+    def models(self, seed: int, device: str) -> list[nn.Module]:
+        """The models of one job."""
+        return list(self._job(seed, device).models)
+
+    def batch(self, device: str) -> Any:
+        """A batch, the same for every seed."""
+        batch = self._job(0, device).batch(0)
+        if self.kind == "classifier" and not (isinstance(batch, tuple) and len(batch) == 2):
+            raise InputError(f"bench fuse: {self.entry}: expected a classifier, whose batches are inputs and labels")
+        return batch
+
+    def _job(self, seed: int, device: str) -> Any:
+        size: dict[str, Any] = dict(self.options)
+        return zoo.load(self.entry, seed=seed, batch_size=self.batch_size, num_batches=1, device=device, **size)
+
+
+_WORDS = (("width", 64), ("depth", 2), ("steps", 32), ("vocab", 1000))
+TARGETS = {
+    "mlp-32": Target("mlp", options=(("width", 32),)),
+    "mlp-128": Target("mlp", options=(("width", 128),)),
+    "digits-cnn": Target("digits-cnn"),
+    "pointnet-cls": Target("pointnet-cls", 8, (("points", 256),)),
+    "pointnet-seg": Target("pointnet-seg", 8, (("points", 256),)),
+    "dcgan": Target("dcgan", 8, (("image_size", 32), ("width", 16)), "gan"),
+    "transformer": Target("transformer", 4, _WORDS, "words"),
+    "bert-medium": Target("bert-medium", 4, _WORDS, "own"),
+    "resnet20": Target("resnet20", 16),
+    "mobilenet-v2": Target("mobilenet-v2", 4, (("image_size", 64),)),
+}
+
+
+# HFTA's three, in its sizes: for GPUs.
+PAPER = {
+    "pointnet-cls-paper": Target("pointnet-cls"),
+    "pointnet-seg-paper": Target("pointnet-seg"),
+    "dcgan-paper": Target("dcgan", kind="gan"),
+}
+
+
+def named(name: str) -> Target:
+    """One of those above, or a zoo entry that classifies, in its own size."""
+    return TARGETS.get(name) or PAPER.get(name) or Target(name)
+
+
+class _Net:
+    """A plain model or B fused ones, and its optimizer."""
+
+    def __init__(self, model: nn.Module, amp: bool) -> None:
+        self.model = model
+        self.device = next(model.parameters()).device.type
+        self.amp = amp
+        # With the same rates in all models, torch's own does for stacked parameters what it does for each.
+        self.optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with torch.autocast(self.device, torch.bfloat16, enabled=self.amp):
+            return self.model(*args, **kwargs)
+
+    def loss(self, fn: Callable[..., Tensor], out: Tensor, target: Tensor) -> Tensor:
+        """In single precision, as torch's losses are under autocast."""
+        out = out.float()
+        return self.model.loss(fn, out, target) if isinstance(self.model, Array) else fn(out, target)
+
+
+def step_of(name: str, target: Target, size: int, device: str, amp: bool) -> Callable[[], None]:
+    """One training step of B models, by the contender of that name."""
+    jobs = [target.models(seed, device) for seed in range(size)]
+    batch = target.batch(device)
+    if name == "serial":
+        steps = [_step(target, models, batch, amp) for models in jobs]
+
+        def one_after_another() -> None:
+            for step in steps:
+                step()
+
+        return one_after_another
+    # A discriminator sees the same real images in all models, and other generated ones in each: that is seen by shape.
+    shared = None if target.kind == "gan" else True
+    fused = [fuse(list(models), backend=BACKENDS[name], shared=shared) for models in zip(*jobs, strict=True)]
+    return _step(target, fused, batch, amp)
+
+
+def partly_fused(target: Target, size: int, device: str, amp: bool, separate: tuple[str, ...]) -> Callable[[], None]:
+    """One training step of B models of which some blocks stay separate."""
+    jobs = [target.models(seed, device)[0] for seed in range(size)]
+    array = fuse(jobs, backend="rule", shared=True, separate=separate)
+    return _step(target, [array], target.batch(device), amp)
+
+
+def _step(target: Target, models: list[Any], batch: Any, amp: bool) -> Callable[[], None]:
+    nets = [_Net(model, amp) for model in models]
+    train = {"classifier": _classify, "words": _words, "own": _own_loss, "gan": _gan}[target.kind]
+    return lambda: train(nets, batch)
+
+
+def _classify(nets: list[_Net], batch: tuple[Tensor, Tensor]) -> None:
+    _update(nets[0], lambda net: net.loss(functional.cross_entropy, net(batch[0]), batch[1]))
+
+
+def _words(nets: list[_Net], batch: tuple[Tensor, Tensor]) -> None:
+    _update(nets[0], lambda net: net.loss(_cross_entropy_of_words, net(batch[0]), batch[1]))
+
+
+def _cross_entropy_of_words(scores: Tensor, words: Tensor) -> Tensor:
+    return functional.cross_entropy(scores.flatten(0, 1), words.flatten())
+
+
+def _own_loss(nets: list[_Net], batch: dict[str, Tensor]) -> None:
+    _update(nets[0], lambda net: net(**batch).loss)
+
+
+def _gan(nets: list[_Net], images: Tensor) -> None:
+    generator, discriminator = nets
+    real = torch.ones(len(images), device=images.device)
+    noise = torch.randn(len(images), NOISE_WIDTH, 1, 1, device=images.device)
+    loss = functional.binary_cross_entropy
+    discriminator.optimizer.zero_grad()
+    discriminator.loss(loss, discriminator(images), real).sum().backward()
+    fake = generator(noise)
+    discriminator.loss(loss, discriminator(fake.detach()), 1 - real).sum().backward()
+    discriminator.optimizer.step()
+    generator.optimizer.zero_grad()
+    generator.loss(loss, discriminator(fake), real).sum().backward()
+    generator.optimizer.step()
+
+
+def _update(net: _Net, loss: Callable[[_Net], Tensor]) -> None:
+    net.optimizer.zero_grad()
+    loss(net).sum().backward()
+    net.optimizer.step()

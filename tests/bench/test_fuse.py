@@ -1,0 +1,183 @@
+"""The fuse bench itself, on targets as small as they get."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from hocket.bench import fuse as bench
+from hocket.bench.fuse import beside, counters, targets
+from hocket.bench.fuse.targets import Target
+from hocket.errors import InputError
+
+_TINY = (("width", 64), ("depth", 1), ("steps", 4), ("vocab", 20))
+TINY = {
+    "mlp-32": Target("mlp", 4, (("width", 8), ("depth", 2))),
+    "pointnet-seg": Target("pointnet-seg", 2, (("points", 8), ("width", 4))),
+    "dcgan": Target("dcgan", 2, (("image_size", 16), ("width", 4)), "gan"),
+    "transformer": Target("transformer", 2, _TINY, "words"),
+    "bert-medium": Target("bert-medium", 2, _TINY, "own"),
+}
+
+
+@pytest.fixture(autouse=True)
+def tiny(monkeypatch):
+    for name, target in TINY.items():
+        monkeypatch.setitem(bench.TARGETS, name, target)
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_every_kind_of_target_has_its_fields_and_its_baseline(name):
+    if name == "bert-medium":
+        pytest.importorskip("transformers")
+    contenders = ("vmap", "fused", "auto") if name == "mlp-32" else ("fused",)
+    found = bench.run([name], sizes=(1, 2), steps=2, both=True, memory=False, contenders=contenders)
+    for key in ("targets", "targets_amp"):
+        assert list(found[key]) == [name]
+        for size in (1, 2):
+            rows = found[key][name][str(size)]
+            assert set(rows) == {"serial", *contenders}, "serial is measured in the same run, asked for or not"
+            for row in rows.values():
+                assert row["to_serial"] == rows["serial"]["step_ms"] / row["step_ms"]
+                assert row["models_per_s"] == pytest.approx(size / row["step_ms"] * 1e3)
+    assert set(found["crossover"][name]) == set(contenders)
+    assert found["device"] == "cpu"
+
+
+def test_processes_and_memory_are_measured_in_processes_of_their_own():
+    found = bench.run(["mlp-32"], sizes=(1,), steps=1, contenders=("processes", "fused", "mps", "mig"))
+    rows = found["targets"]["mlp-32"]["1"]
+    assert rows["processes"]["step_ms"] > 0
+    assert "memory_bytes" not in rows["processes"]
+    for name in ("serial", "fused"):
+        assert rows[name]["memory_bytes"] >= 0
+    assert found["left_out"] == {"mps": "mps: needs a GPU", "mig": "mig: needs a GPU"}
+
+
+def test_memory_is_compared_with_the_sum_of_the_singles(monkeypatch):
+    needs = {("serial", 1): 100.0, ("serial", 4): 380.0, ("fused", 4): 300.0}
+    monkeypatch.setattr(beside, "memory_of", lambda name, target, size, device, amp: needs[name, size])
+    rows = {"4": {"serial": {}, "fused": {}, "processes": {}}}
+    bench._add_memory(TINY["mlp-32"], rows, "cpu", False)
+    assert rows["4"]["fused"] == {"memory_bytes": 300.0, "memory_to_singles": 0.75}
+    assert rows["4"]["serial"]["memory_to_singles"] == 0.95
+    assert rows["4"]["processes"] == {}
+
+
+def test_fused_steps_train_as_serial_ones_do(monkeypatch):
+    """The bench must compare the same work: parameters after two steps, for each kind of target."""
+    nets: list = []
+    right = targets._Net
+
+    def kept(model: nn.Module, amp: bool):
+        nets.append(model.double())
+        return right(model, amp)
+
+    monkeypatch.setattr(targets, "_Net", kept)
+    monkeypatch.setattr(right, "loss", lambda net, fn, out, y: _loss(net.model, fn, out, y))
+    target = TINY["pointnet-seg"]
+    inputs, labels = target.batch("cpu")
+    monkeypatch.setattr(Target, "batch", lambda self, device: (inputs.double(), labels))
+    for name in ("serial", "fused"):
+        step = targets.step_of(name, target, 2, "cpu", amp=False)
+        step()
+        step()
+    *plain, array = nets
+    for fused, single in zip(array.unfuse(), plain, strict=True):
+        for key, tensor in single.state_dict().items():
+            torch.testing.assert_close(fused.state_dict()[key], tensor, rtol=1e-9, atol=1e-12)
+
+
+def _loss(model, fn, out, target):
+    return model.loss(fn, out, target) if hasattr(model, "unfuse") else fn(out, target)
+
+
+def test_the_crossover_is_the_first_size_that_is_slower():
+    rows = {str(size): {"serial": {"to_serial": 1.0}, "fused": {"to_serial": r}} for size, r in SPEEDS.items()}
+    assert bench.crossover(rows) == {"fused": 8}
+    assert bench.crossover({"1": rows["1"]}) == {"fused": None}
+
+
+SPEEDS = {1: 1.1, 2: 1.5, 8: 0.9, 16: 0.7}
+
+
+def test_partial_fusion_goes_block_by_block():
+    rows = bench.partial("mlp-32", size=2, steps=1)
+    blocks = bench.blocks_of(TINY["mlp-32"].models(0, "cpu")[0])
+    assert [row["fused"] for row in rows] == list(range(1, len(blocks) + 1))
+    assert rows[0]["separate"] == list(blocks[1:])
+    assert rows[-1]["separate"] == []
+    assert all(math.isfinite(row["to_serial"]) and row["to_serial"] > 0 for row in rows)
+    with pytest.raises(InputError, match="one model"):
+        bench.partial("dcgan")
+
+
+def test_blocks_are_looked_for_where_there_are_several():
+    inner = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2), nn.Linear(2, 2))
+    assert bench.blocks_of(nn.Sequential(inner, nn.Linear(2, 1))) == ("0.0", "0.2", "0.3", "1")
+    assert bench.blocks_of(inner) == ("0", "2", "3")
+
+
+def test_what_is_not_there_is_refused_or_named(monkeypatch):
+    with pytest.raises(InputError, match="contenders among"):
+        bench.run(["mlp-32"], contenders=("faster",))
+    if not torch.cuda.is_available():
+        with pytest.raises(InputError, match="sees no GPU"):
+            bench.run(["mlp-32"], device="cuda")
+    monkeypatch.setenv("PATH", "")
+    wanted = ("serial", "mps", "mig")
+    assert bench._absent("cuda", wanted) == {
+        "mps": "mps: nvidia-cuda-mps-control is not installed",
+        "mig": "mig: nvidia-smi lists no MIG device",
+        "counters": "counters: dcgmi is not installed",
+    }
+
+
+def script(folder: Path, name: str, text: str) -> None:
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+
+
+@pytest.fixture
+def tools(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    return tmp_path
+
+
+def test_mig_devices_are_read_from_the_list(tools):
+    lines = ["GPU 0: A100 (UUID: GPU-1)", "  MIG 1g.5gb Device 0: (UUID: MIG-aa-bb)", "  MIG x: (UUID: MIG-cc)"]
+    script(tools, "nvidia-smi", "\n".join(f"echo '{line}'" for line in lines))
+    assert beside.mig_devices() == ["MIG-aa-bb", "MIG-cc"]
+
+
+def test_the_mps_daemon_is_started_and_stopped(tools):
+    script(tools, beside.MPS, f'[ "$1" = -d ] && echo start >> {tools}/log || cat >> {tools}/log')
+    with beside.mps() as environment:
+        folder = Path(environment["CUDA_MPS_PIPE_DIRECTORY"])
+        assert folder.is_dir()
+        assert (tools / "log").read_text() == "start\n"
+    assert (tools / "log").read_text() == "start\nquit\n"
+    assert not folder.exists()
+
+
+def test_an_mps_daemon_that_does_not_start_is_one_line(tools):
+    script(tools, beside.MPS, "exit 3")
+    left_out: dict[str, str] = {}
+    assert bench._beside("mps", TINY["mlp-32"], 1, "cpu", 1, False, left_out) is None
+    assert left_out["mps"].startswith("mps: its daemon does not start: ")
+    assert "\n" not in left_out["mps"]
+
+
+def test_counters_are_means_of_what_dcgm_printed(tools):
+    lines = ["#Entity SMACT", "GPU 0   0.500  0.20  0.100  0.4", "GPU 0   0.700  0.40  0.300  0.6", "GPU 0  N/A 1 1 1"]
+    script(tools, "dcgmi", "\n".join(f"echo '{line}'" for line in lines))
+    found = counters.counted(lambda: None, least_s=0.3)
+    assert found == pytest.approx({"sm_active": 0.6, "sm_occupancy": 0.3, "tensor_active": 0.2, "dram_active": 0.5})
+    script(tools, "dcgmi", "echo nothing")
+    assert counters.counted(lambda: None, least_s=0.1) == {}
