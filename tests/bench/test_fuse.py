@@ -97,13 +97,18 @@ def _loss(model, fn, out, target):
     return model.loss(fn, out, target) if hasattr(model, "unfuse") else fn(out, target)
 
 
-def test_the_crossover_is_the_first_size_that_is_slower():
-    rows = {str(size): {"serial": {"to_serial": 1.0}, "fused": {"to_serial": r}} for size, r in SPEEDS.items()}
-    assert bench.crossover(rows) == {"fused": 8}
-    assert bench.crossover({"1": rows["1"]}) == {"fused": None}
-
-
-SPEEDS = {1: 1.1, 2: 1.5, 8: 0.9, 16: 0.7}
+@pytest.mark.parametrize(
+    ("speeds", "pays_from", "stops_at"),
+    [
+        ({1: 0.8, 2: 1.5, 8: 0.9, 16: 0.7}, 2, 8),
+        ({1: 1.1, 4: 2.0}, 1, None),
+        ({1: 0.8, 4: 0.9}, None, None),
+        ({8: 0.5, 2: 1.5}, 2, 8),
+    ],
+)
+def test_where_fusing_pays_and_where_it_stops(speeds, pays_from, stops_at):
+    rows = {str(size): {"serial": {"to_serial": 1.0}, "fused": {"to_serial": ratio}} for size, ratio in speeds.items()}
+    assert bench.crossover(rows) == {"fused": {"pays_from": pays_from, "stops_at": stops_at}}
 
 
 def test_partial_fusion_goes_block_by_block():

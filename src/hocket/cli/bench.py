@@ -130,20 +130,23 @@ def fuse_bench(args: Namespace) -> None:
         print_json({"bench": "fuse", **result})
         return
     where = f"{result['device']} ({result['machine']}), torch {result['torch']}"
-    tables = [_fused_table(f"training B models, {where}: speedup over serial", result["targets"])]
+    tables: list[Any] = [_fused_table(f"training B models, {where}: speedup over serial", result["targets"])]
     if "targets_amp" in result:
         tables.append(_fused_table("the same under autocast", result["targets_amp"]))
     for name, rows in result.get("partial", {}).items():
         shown = [(str(row["fused"]), f"{row['to_serial']:.2f}", ", ".join(row["separate"])) for row in rows]
         title = f"{name}, {max(sizes)} models, fused block by block: speedup over serial"
         tables.append(table(title, ("fused blocks", "speedup", "separate"), shown))
-    slower = [
-        f"slower than serial: {target} {name} from B = {size} on"
-        for target, found in result["crossover"].items()
-        for name, size in found.items()
-        if size is not None
-    ]
-    print_tables(*tables, *slower, *(f"left out: {why}" for why in result["left_out"].values()))
+    for target, found in result["crossover"].items():
+        pays = [f"{name} {_range(size)}" for name, size in found.items()]
+        tables.append(f"no slower than serial: {target}: {', '.join(pays)}")
+    print_tables(*tables, *(f"left out: {why}" for why in result["left_out"].values()))
+
+
+def _range(found: dict[str, int | None]) -> str:
+    if found["pays_from"] is None:
+        return "nowhere"
+    return f"from B = {found['pays_from']}" + (f", not at {found['stops_at']}" if found["stops_at"] else "")
 
 
 def _fused_table(title: str, targets: dict[str, Any]) -> Table:

@@ -51,7 +51,7 @@ def run(
     """Measure targets at every B.
 
     Args:
-        targets: names in `TARGETS` or `targets.PAPER`, or of zoo entries that classify; all of `TARGETS` if none are given.
+        targets: names in `TARGETS` or `targets.PAPER`, or of zoo entries that classify; all of `TARGETS` by default.
         device: "cpu" or "cuda".
         sizes: the numbers of models, B.
         steps: counted steps of each contender; medians are taken.
@@ -63,7 +63,8 @@ def run(
     Returns:
         ``targets``: name -> B (as text) -> contender -> ``models_per_s``, ``step_ms``, ``to_serial``,
         ``memory_bytes``, ``memory_to_singles`` (to B times what one model alone needs), ``counters``.
-        ``crossover``: name -> contender -> the first B at which it is slower than serial, or None.
+        ``crossover``: name -> contender -> ``pays_from``, the first B at which it is no slower than serial, and
+        ``stops_at``, the next one at which it is; None where there is none.
         ``targets_amp``, ``crossover_amp``: the same under autocast, if `both`.
         ``left_out``: a line for each contender that cannot be had here.
 
@@ -92,14 +93,19 @@ def run(
     return found
 
 
-def crossover(by_size: dict[str, dict[str, Any]]) -> dict[str, int | None]:
-    """For each contender but serial the first B, of those measured, at which it is slower than serial."""
+def crossover(by_size: dict[str, dict[str, Any]]) -> dict[str, dict[str, int | None]]:
+    """For each contender the first B, of those measured, at which it beats serial, and the next at which it loses."""
     names = dict.fromkeys(name for found in by_size.values() for name in found if name != "serial")
-    slower = {
-        name: [int(size) for size, found in by_size.items() if name in found and found[name]["to_serial"] < 1]
+    return {
+        name: _pays({int(b): found[name]["to_serial"] for b, found in by_size.items() if name in found})
         for name in names
     }
-    return {name: min(sizes, default=None) for name, sizes in slower.items()}
+
+
+def _pays(to_serial: dict[int, float]) -> dict[str, int | None]:
+    begins = min((size for size, ratio in to_serial.items() if ratio >= 1), default=None)
+    loses = [size for size, ratio in to_serial.items() if begins is not None and size > begins and ratio < 1]
+    return {"pays_from": begins, "stops_at": min(loses, default=None)}
 
 
 def partial(

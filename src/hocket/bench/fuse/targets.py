@@ -88,8 +88,8 @@ def named(name: str) -> Target:
 class _Net:
     """A plain model or B fused ones, and its optimizer."""
 
-    def __init__(self, model: nn.Module, amp: bool) -> None:
-        self.model = model
+    def __init__(self, model: Any, amp: bool) -> None:
+        self.model: Any = model
         self.device = next(model.parameters()).device.type
         self.amp = amp
         # With the same rates in all models, torch's own does for stacked parameters what it does for each.
@@ -132,7 +132,8 @@ def partly_fused(target: Target, size: int, device: str, amp: bool, separate: tu
 
 def _step(target: Target, models: list[Any], batch: Any, amp: bool) -> Callable[[], None]:
     nets = [_Net(model, amp) for model in models]
-    train = {"classifier": _classify, "words": _words, "own": _own_loss, "gan": _gan}[target.kind]
+    trainers: dict[str, Callable[..., None]] = {"classifier": _classify, "words": _words, "own": _own_loss, "gan": _gan}
+    train = trainers[target.kind]
     return lambda: train(nets, batch)
 
 
