@@ -76,11 +76,13 @@ class Array(nn.Module):
         self.shared = shared
         self.training = models[0].training
         self.choices: list[Choice] = []
+        self.told: set[tuple[str, str]] = set()
         self._blocks: Blocks = blocks
         self._seeds = None if seeds is None else [int(seed) for seed in seeds]
         self._generators: dict[torch.device, tuple[torch.Generator, ...]] = {}
         self._programs: dict[Any, Program | None] = {}
-        self._chosen: dict[Any, Choice] = {}
+        self._chosen: dict[Any, Callable[[list[Any]], Any]] = {}
+        self._goes_one_by_one = False  # nothing can trace or batch the model
         self._per_model: dict[Any, tuple[bool, ...]] = {}
         self._version = 0
         self._fill(models)
@@ -190,9 +192,18 @@ class Array(nn.Module):
             self._generators[device] = made
         return self._generators[device]
 
+    @property
+    def is_seeded(self) -> bool:
+        """Whether every model draws random numbers from its own generator."""
+        return self._seeds is not None
+
     def all_parameters(self) -> list[Tensor]:
         """Every parameter, stacked and separate."""
         return list(self.parameters())
+
+    def all_tensors(self) -> dict[str, Tensor]:
+        """Every stacked parameter and buffer, by each of its names."""
+        return {name: self.tensor(name).tensor for name in self._places}
 
     # ------------------------------------------------------------------------------------------ running
 
@@ -218,15 +229,9 @@ class Array(nn.Module):
         if self.backend == "auto" and not is_watched():
             key = (id(program), shapes, own, torch.is_grad_enabled(), _autocast(), *_devices(leaves))
             if key not in self._chosen:
-                chosen = choose(program, values, lambda v: self._one_by_one(v, call.spec), self._put_back)
-                self._chosen[key] = chosen
-                self.choices.append(chosen)
-            if self._chosen[key].winner == "loop":
-                return self._out(self._one_by_one(values, call.spec))
-            if self._chosen[key].winner == "single":
-                alone = [leaf.squeeze(0) if each else leaf for leaf, each in zip(leaves, own, strict=True)]
-                out = program.run(alone, single=True)
-                return pytree.tree_map(lambda leaf: leaf.unsqueeze(0) if isinstance(leaf, Tensor) else leaf, out)
+                choice, self._chosen[key] = choose(program, values, self._put_back)
+                self.choices.append(choice)
+            return self._out(self._chosen[key](values))
         return self._out(program.run(values))
 
     def _own_leaves(self, call: trace.Call, leaves: list[Any], shapes: Any) -> tuple[bool, ...]:
@@ -298,9 +303,8 @@ class Array(nn.Module):
         step = Step(0, "", type(self._shells[0]).__name__, _no_rule, (), {}, ["rule"])
         if not is_watched():
             Program._tell(_Teller(self), step)  # type: ignore[arg-type]
-        key = ("whole", self._version)
         plain = not self._separate_index and self._seeds is None and not _pads(self._shells[0])
-        if plain and self._chosen.get(key) is None:
+        if plain and not self._goes_one_by_one:
             args, kwargs = pytree.tree_unflatten(values, spec)
             tensors = {name: self.tensor(name) for name in self._places}
             shell = self._shells[0]
@@ -309,7 +313,7 @@ class Array(nn.Module):
                     lambda own, *a, **k: torch.func.functional_call(shell, own, a, k), (tensors, *args), kwargs
                 )
             except trace.FAILURES:
-                self._chosen[key] = Choice("loop", {})
+                self._goes_one_by_one = True
         return self._one_by_one(values, spec)
 
     def _one_by_one(self, values: list[Any], spec: Any) -> Any:
@@ -577,6 +581,7 @@ class Array(nn.Module):
         return self
 
     def _forget(self) -> None:
+        self._goes_one_by_one = False
         self._programs.clear()
         self._chosen.clear()
         self._per_model.clear()
