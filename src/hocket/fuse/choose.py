@@ -26,6 +26,7 @@ from torch.utils import _pytree as pytree
 
 from hocket.fuse.groups import Groups
 from hocket.fuse.program import Program, Step
+from hocket.fuse.rules.base import is_watched
 from hocket.fuse.stacked import Stacked, mapped
 
 __all__ = ["Choice", "choose", "is_watched", "put_back"]
@@ -56,11 +57,6 @@ class Choice:
     winner: str
     whole_us: dict[str, float]
     ops_us: dict[tuple[int, str, str], dict[str, float]] = field(default_factory=dict)
-
-
-def is_watched() -> bool:
-    """Whether somebody traces this call, so that nothing may be timed and no value looked at."""
-    return torch._C._len_torch_dispatch_stack() > 0 or torch.compiler.is_compiling()
 
 
 def choose(program: Program, leaves: list[Any], state: Callable[[], Any]) -> tuple[Choice, Run]:

@@ -15,6 +15,7 @@ from torch import Tensor, fx, nn
 
 from hocket.errors import HocketError, InputError
 from hocket.fuse import fallback
+from hocket.fuse.chains import Chain, find_chain, plain_lookup
 from hocket.fuse.rules import Site, conv, find, find_module, norm, reduction
 from hocket.fuse.rules.base import op_name
 from hocket.fuse.rules.random import DRAWS
@@ -183,8 +184,18 @@ def make_program(owner: Owner, traced: Traced) -> Program:
     for node in nodes:
         for used in node.all_input_nodes:
             last_use[used] = node
+    inside: set[fx.Node] = set()  # of chains
     for node in nodes:
-        if node.op == "output":
+        if node in inside:
+            continue
+        chain = _chain(owner, node)
+        if chain is not None:
+            inside |= set(chain.nodes)
+            step = _chain_step(program, chain, [_make_step(owner, traced, each, places[each]) for each in chain.nodes])
+            step.args = refer(node.args)
+            step.dead = [places[used] for used in node.all_input_nodes if last_use[used] is node]
+            program.steps.append(step)
+        elif node.op == "output":
             program.output = refer(node.args[0])
         elif node in traced.inputs:
             program.inputs.append((places[node], traced.inputs[node]))
@@ -199,6 +210,50 @@ def make_program(owner: Owner, traced: Traced) -> Program:
             step.dead = [places[used] for used in node.all_input_nodes if last_use[used] is node]
             program.steps.append(step)
     return program
+
+
+def _chain(owner: Owner, node: fx.Node) -> Chain | None:
+    """The chain that begins at a node, where rules may be used."""
+    if owner.backend not in ("auto", "rule"):
+        return None
+    found: Chain | None = find_chain(node, owner.layers, lambda name: owner.separate_block(name) is None)
+    return found
+
+
+def _chain_step(program: Program, chain: Chain, steps: list[Step]) -> Step:
+    """One step for a chain, which goes op by op where the whole cannot be had."""
+    owner = program.owner
+    names = frozenset(owner.names_in(chain.layer))
+
+    def lookup(name: str) -> Stacked | None:
+        return owner.tensor(f"{chain.layer}.{name}") if name in names else None
+
+    def one_by_one(value: Any, run: Callable[[Step, tuple[Any, ...], dict[str, Any]], Any]) -> Any:
+        for position, step in enumerate(steps[1:], 1):
+            rest, named = chain.rest(position)
+            value = run(step, (value, *rest), named)
+        return value
+
+    def call(backend: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        whole = chain.pool_all(args, lookup, owner.num_models) if backend == "rule" else NotImplemented
+        if whole is not NotImplemented:
+            return whole
+        return one_by_one(program.perform(steps[0], args, {}), program.perform)
+
+    def plain(tensors: Mapping[str, Tensor], *args: Any) -> Any:
+        whole = chain.pool(*args[:3], plain_lookup(chain.layer, tensors))
+        if whole is not None:
+            return whole
+
+        def run(step: Step, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
+            assert step.plain is not None
+            return step.plain(*((tensors,) if step.takes_tensors else ()), *given, **named)
+
+        return one_by_one(run(steps[0], args, {}), run)
+
+    op = "+".join(step.op for step in steps)
+    last = steps[-1].index
+    return Step(last, steps[0].layer, op, call, (), {}, _order(owner), plain=plain, takes_tensors=True)
 
 
 def _is_assertion(node: fx.Node) -> bool:
