@@ -19,10 +19,14 @@ from torch.utils import _pytree as pytree
 
 from hocket.fuse.plain import Plain
 from hocket.fuse.program import Owner, Program, make_program
+from hocket.fuse.rules.base import is_watched
+from hocket.fuse.shares import Buffers, shares
 from hocket.fuse.stacked import Stacked, lead
 from hocket.fuse.trace import Traced
 
 __all__ = ["Groups"]
+
+LARGE = 4 * 2**20  # bytes of a stacked parameter, from which its gradients go straight to their places
 
 
 class Part:
@@ -35,6 +39,7 @@ class Part:
         self.strict = owner.strict
         self.backend = owner.backend
         self.told = owner.told
+        self.buffers: Buffers = owner.buffers
         self.tensors: Mapping[str, Tensor] = {}
 
     @property
@@ -84,6 +89,8 @@ class Groups:
 
     def run(self, leaves: list[Any]) -> Any:
         """As `Program.run`: the output for these leaves, `Stacked` where models have their own."""
+        if self._owner.num_models == 1:
+            return self._run_single(leaves)
         given = [self._split(leaf.tensor) if isinstance(leaf, Stacked) else leaf for leaf in leaves]
         parts_of: dict[int, tuple[Tensor, ...]] = {}  # tied tensors are split once
         tensors: dict[str, tuple[Tensor, ...]] = {}
@@ -103,6 +110,21 @@ class Groups:
         columns = zip(*(each for each, _ in flat), strict=True)
         return pytree.tree_unflatten([self._joined(column) for column in columns], flat[0][1])
 
+    def _run_single(self, leaves: list[Any]) -> Any:
+        """Of one model: as little around it as can be."""
+        part, plain = self._parts[0], self._plain[0]
+        assert plain is not None
+        part.tensors = {name: whole.squeeze(0) for name, whole in self._owner.all_tensors().items()}
+        try:
+            out = plain(
+                [leaf.tensor.squeeze(0) if isinstance(leaf, Stacked) else leaf for leaf in leaves], part.tensors
+            )
+        finally:
+            part.tensors = {}
+        if isinstance(out, Tensor):
+            return Stacked(out.unsqueeze(0))
+        return pytree.tree_map(lambda leaf: Stacked(leaf.unsqueeze(0)) if isinstance(leaf, Tensor) else leaf, out)
+
     def _run(self, program: Program, plain: Plain | None, part: Part, own: list[Any], leaves: list[Any]) -> Any:
         if plain is not None:
             return plain(own, part.tensors)
@@ -114,15 +136,14 @@ class Groups:
         )
 
     def _split(self, whole: Tensor) -> tuple[Tensor, ...]:
-        """Each group's part; a model alone has no models' axis."""
-        if self._owner.num_models == 1:
-            return (whole.squeeze(0),)
+        """Each group's part; of a group of one, without the models' axis."""
+        if self._size == 1 and whole.nbytes >= LARGE and whole.is_leaf and whole.requires_grad:
+            if torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active() and not is_watched():
+                return shares(whole, self._owner.buffers)
         return whole.unbind(0) if self._size == 1 else whole.split(self._size)
 
     def _joined(self, leaves: tuple[Any, ...]) -> Any:
         """One leaf of all groups' outputs."""
         if not isinstance(leaves[0], Tensor):
             return leaves[0]
-        if self._owner.num_models == 1:
-            return Stacked(leaves[0].unsqueeze(0))
         return Stacked(torch.stack(leaves) if self._size == 1 else torch.cat(leaves))

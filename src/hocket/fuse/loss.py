@@ -119,6 +119,9 @@ def _quick(fn: Any, output: Any, targets: tuple[Any, ...], num_models: int) -> T
         rows, classes = output.shape
         if rows == 0 or target.shape[0] != rows:
             return None
+        if num_models == 1:
+            own = target.tensor.squeeze(0) if isinstance(target, Stacked) else target
+            return functional.cross_entropy(output.tensor.squeeze(0), own).unsqueeze(0)
         labels = target.tensor if isinstance(target, Stacked) else target.expand(num_models, rows)
         each = functional.cross_entropy(output.tensor.reshape(-1, classes), labels.reshape(-1), reduction="none")
         labelled = labels != -100

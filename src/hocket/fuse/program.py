@@ -19,6 +19,7 @@ from hocket.fuse.chains import Chain, find_chain, plain_lookup
 from hocket.fuse.rules import Site, conv, find, find_module, norm, reduction
 from hocket.fuse.rules.base import op_name
 from hocket.fuse.rules.random import DRAWS
+from hocket.fuse.shares import Buffers
 from hocket.fuse.stacked import Stacked, is_stacked, mapped, unwrap
 from hocket.fuse.trace import Traced
 
@@ -36,6 +37,7 @@ class Owner(Protocol):
     strict: bool
     backend: str
     told: set[tuple[str, str]]  # ops without a rule that a warning has named
+    buffers: Buffers
 
     @property
     def is_seeded(self) -> bool: ...

@@ -1,12 +1,12 @@
 r"""A convolution one element wide, batch norm, ReLU and the maximum over the elements, as one op (PointNet's features).
 
     x = W a + b            (N, O, L)    W (O, C), a (N, C, L), and M = N L elements in each channel
-    y = norm(x)            (N, O, L)    mean, variance over N and L;  y = s (x - mean) + beta,  s = gamma / sqrt(var + eps)
+    y = norm(x)            (N, O, L)    y = s (x - mean) + beta, s = gamma / sqrt(var + eps), over N and L
     z = max_l relu(y)      (N, O)
 
 Only z goes on, so neither y nor, in the backward, anything else of x's size is needed:
 
-    statistics      mean = W a' + b and var = diag(W G W^T) / M, from a' (the mean of a) and G = (a - a')(a - a')^T, C x C
+    statistics      mean = W a' + b, var = diag(W G W^T) / M, a' the mean of a, G = (a - a')(a - a')^T, C x C
     maximum         y rises with x where gamma > 0, so y's is at x's; where gamma < 0 it is at x's least
     gradient        dy is zero but at N O places, so dx = S - alpha - diag(kappa) W (a - a'), where S is that sparse
 
