@@ -63,7 +63,7 @@ class Chain:
         names = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
         found = {name: lookup(name) for name in names}
         parts = {name: None if each is None else each.tensor.unbind(0) for name, each in found.items()}
-        outs = []
+        outs: list[Tensor] = []
         for index in range(num_models):
             own = {name: None if each is None else each[index] for name, each in parts.items()}
             a = input.parts()[index] if isinstance(input, Stacked) else input

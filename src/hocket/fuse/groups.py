@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 from hocket.fuse.plain import Plain
 from hocket.fuse.program import Owner, Program, make_program
 from hocket.fuse.rules.base import is_watched
-from hocket.fuse.shares import Buffers, shares
+from hocket.fuse.shares import GradientMemory, shares
 from hocket.fuse.stacked import Stacked, lead
 from hocket.fuse.trace import Traced
 
@@ -39,7 +39,7 @@ class Part:
         self.strict = owner.strict
         self.backend = owner.backend
         self.told = owner.told
-        self.buffers: Buffers = owner.buffers
+        self.gradient_memory: GradientMemory = owner.gradient_memory
         self.tensors: Mapping[str, Tensor] = {}
 
     @property
@@ -137,9 +137,10 @@ class Groups:
 
     def _split(self, whole: Tensor) -> tuple[Tensor, ...]:
         """Each group's part; of a group of one, without the models' axis."""
-        if self._size == 1 and whole.nbytes >= LARGE and whole.is_leaf and whole.requires_grad:
-            if torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active() and not is_watched():
-                return shares(whole, self._owner.buffers)
+        large = self._size == 1 and whole.nbytes >= LARGE and whole.is_leaf and whole.requires_grad
+        watched = is_watched() or torch._C._are_functorch_transforms_active()
+        if large and torch.is_grad_enabled() and not watched:
+            return shares(whole, self._owner.gradient_memory)
         return whole.unbind(0) if self._size == 1 else whole.split(self._size)
 
     def _joined(self, leaves: tuple[Any, ...]) -> Any:

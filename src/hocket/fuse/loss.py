@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 from hocket.errors import InputError
 from hocket.fuse import fallback
 from hocket.fuse.choose import is_watched
-from hocket.fuse.stacked import Stacked, unwrap
+from hocket.fuse.stacked import Stacked, mapped, unwrap
 
 __all__ = ["Losses", "per_model_loss"]
 
@@ -63,7 +63,7 @@ def per_model_loss(fn: Callable[..., Any], outputs: Any, target: Any, args: tupl
     reference = tensors[0]
     stacked = pytree.tree_unflatten([Stacked(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves], spec)
     targets = pytree.tree_map_only(Tensor, lambda each: _per_model(each, reference, num_models), (target, *args))
-    losses = _quick(fn, stacked, targets, num_models)
+    losses = _alone(fn, (stacked, *targets)) if num_models == 1 else _quick(fn, stacked, targets, num_models)
     if losses is None:
         losses = _any(fn, (stacked, *targets), num_models)
     if losses.ndim > 1:
@@ -97,6 +97,12 @@ def _per_model(target: Tensor, output: Tensor, num_models: int) -> Any:
     return Stacked(target) if is_own else target
 
 
+def _alone(fn: Callable[..., Any], args: tuple[Any, ...]) -> Tensor | None:
+    """The loss of the only model, as it is without fusing; None if it is not one tensor."""
+    result = fn(*mapped(args, lambda value: value.tensor.squeeze(0) if isinstance(value, Stacked) else value))
+    return result.unsqueeze(0) if isinstance(result, Tensor) else None
+
+
 def _any(fn: Callable[..., Any], args: tuple[Any, ...], num_models: int) -> Tensor:
     try:
         result = fallback.vmap(fn, args, {})
@@ -119,9 +125,6 @@ def _quick(fn: Any, output: Any, targets: tuple[Any, ...], num_models: int) -> T
         rows, classes = output.shape
         if rows == 0 or target.shape[0] != rows:
             return None
-        if num_models == 1:
-            own = target.tensor.squeeze(0) if isinstance(target, Stacked) else target
-            return functional.cross_entropy(output.tensor.squeeze(0), own).unsqueeze(0)
         labels = target.tensor if isinstance(target, Stacked) else target.expand(num_models, rows)
         each = functional.cross_entropy(output.tensor.reshape(-1, classes), labels.reshape(-1), reduction="none")
         labelled = labels != -100

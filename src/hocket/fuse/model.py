@@ -26,7 +26,7 @@ from hocket.fuse.compare import Blocks, compare
 from hocket.fuse.inputs import is_per_model
 from hocket.fuse.loss import per_model_loss
 from hocket.fuse.program import Program, Step, make_program
-from hocket.fuse.shares import Buffers
+from hocket.fuse.shares import GradientMemory
 from hocket.fuse.stacked import Stacked, lead
 
 __all__ = ["Array"]
@@ -78,7 +78,7 @@ class Array(nn.Module):
         self.training = models[0].training
         self.choices: list[Choice] = []
         self.told: set[tuple[str, str]] = set()
-        self.buffers = Buffers()
+        self.gradient_memory = GradientMemory()
         self._blocks: Blocks = blocks
         self._seeds = None if seeds is None else [int(seed) for seed in seeds]
         self._generators: dict[torch.device, tuple[torch.Generator, ...]] = {}
@@ -206,7 +206,11 @@ class Array(nn.Module):
 
     def all_tensors(self) -> dict[str, Tensor]:
         """Every stacked parameter and buffer, by each of its names."""
-        return {name: self.tensor(name).tensor for name in self._places}
+        found: dict[str, Any] = {}
+        for name, (store, leaf) in self._places.items():
+            own: Any = store._parameters.get(leaf)
+            found[name] = store._buffers[leaf] if own is None else own
+        return found
 
     # ------------------------------------------------------------------------------------------ running
 
@@ -245,7 +249,7 @@ class Array(nn.Module):
 
     def _known(self, args: tuple[Any, ...]) -> Any:
         """What a choice depends on, where all arguments are tensors; else None."""
-        if self.backend != "auto" or not all([type(arg) is Tensor for arg in args]) or is_watched():
+        if self.backend != "auto" or not all(type(arg) is Tensor for arg in args) or is_watched():
             return None
         kinds = tuple([(arg.shape, arg.dtype, arg.device) for arg in args])
         return (kinds, self._version, torch.is_grad_enabled(), _autocast())
@@ -353,6 +357,8 @@ class Array(nn.Module):
 
     def _out(self, tree: Any) -> Any:
         """Tensors of all models; one that all models share is repeated."""
+        if isinstance(tree, Stacked):
+            return tree.tensor
         return pytree.tree_map(
             lambda leaf: lead(leaf, self.num_models) if isinstance(leaf, (Stacked, Tensor)) else leaf,
             tree,
@@ -603,11 +609,11 @@ class Array(nn.Module):
         self._chosen.clear()
         self._ready.clear()
         self._per_model.clear()
-        self.buffers = Buffers()
+        self.gradient_memory = GradientMemory()
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
-        state |= {"_programs": {}, "_chosen": {}, "_ready": {}, "_per_model": {}, "buffers": Buffers()}
+        state |= {"_programs": {}, "_chosen": {}, "_ready": {}, "_per_model": {}, "gradient_memory": GradientMemory()}
         return state
 
     # ----------------------------------------------------------------------------------------------- report

@@ -19,7 +19,7 @@ from hocket.fuse.chains import Chain, find_chain, plain_lookup
 from hocket.fuse.rules import Site, conv, find, find_module, norm, reduction
 from hocket.fuse.rules.base import op_name
 from hocket.fuse.rules.random import DRAWS
-from hocket.fuse.shares import Buffers
+from hocket.fuse.shares import GradientMemory
 from hocket.fuse.stacked import Stacked, is_stacked, mapped, unwrap
 from hocket.fuse.trace import Traced
 
@@ -37,7 +37,7 @@ class Owner(Protocol):
     strict: bool
     backend: str
     told: set[tuple[str, str]]  # ops without a rule that a warning has named
-    buffers: Buffers
+    gradient_memory: GradientMemory
 
     @property
     def is_seeded(self) -> bool: ...
@@ -243,7 +243,7 @@ def _chain_step(program: Program, chain: Chain, steps: list[Step]) -> Step:
         return one_by_one(program.perform(steps[0], args, {}), program.perform)
 
     def plain(tensors: Mapping[str, Tensor], *args: Any) -> Any:
-        whole = chain.pool(*args[:3], plain_lookup(chain.layer, tensors))
+        whole = chain.pool(args[0], args[1], args[2], plain_lookup(chain.layer, tensors))
         if whole is not None:
             return whole
 

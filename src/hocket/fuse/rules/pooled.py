@@ -188,7 +188,9 @@ def _gathered(target: Tensor, source: Tensor, values: Tensor, table: Tensor, siz
 
 def _twice(grad: Tensor, given: tuple[Tensor, ...], needed: tuple[bool, ...], norm: Norm) -> tuple[Tensor | None, ...]:
     """A backward that can be differentiated again."""
+    a, weight, bias, gamma, beta = given
+    out = pooled_plainly(a, weight, bias, gamma, beta, norm)
     wanted = [each for each, need in zip(given, needed, strict=False) if need]
-    found = iter(torch.autograd.grad(pooled_plainly(*given, norm), wanted, grad, create_graph=True))
+    found = iter(torch.autograd.grad(out, wanted, grad, create_graph=True))
     own = [next(found) if need else None for need, _ in zip(needed, given, strict=False)]
     return (*own, None, None)
