@@ -36,6 +36,7 @@ ROUNDS = 6  # of the contest of whole models
 BLOCK = 6  # counted passes of each contender in a round,
 BLOCK_US = 30_000.0  # fewer if they take longer than this
 CONTEST_S = 10.0  # after which the round at hand is the last
+GROUPED = 1.08  # groups join their gradients, which also costs what comes after the pass: they have to win clearly
 HOPELESS = 1.4  # times the fastest pass so far
 BUDGET_S = 20.0  # of op by op timing, after which the remaining ops keep their rules
 FAILURES = (RuntimeError, ValueError, TypeError, NotImplementedError)
@@ -94,7 +95,7 @@ def choose(program: Program, leaves: list[Any], state: Callable[[], Any]) -> tup
     with state():
         contenders = {name: _pass(partial(run, leaves), params) for name, run in runs.items()}
         whole_us = _contest(contenders)
-    winner = min(whole_us, key=lambda name: whole_us[name])
+    winner = min(whole_us, key=lambda name: whole_us[name] * (GROUPED if "time" in name else 1.0))
     for step in program.steps:
         step.backends = (mixed if winner == "mixed" else usual)[step.index]
     run = program.run if winner in ("rule", "mixed") else runs[winner]
