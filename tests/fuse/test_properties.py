@@ -263,12 +263,12 @@ def test_one_model_alone_is_right_however_it_runs(name, monkeypatch):
     from hocket.fuse import choose
 
     make, given = NETS[name]
-    right = choose._in_turns
+    right = choose._contest
 
-    def prefer(contenders, rounds):
-        found = right(contenders, rounds)
-        return found | {"single": 0.0} if "single" in found else found
+    def prefer(contenders):
+        found = right(contenders)
+        return found | {"single": 0.0} if "single" in contenders else found
 
-    monkeypatch.setattr(choose, "_in_turns", prefer)
+    monkeypatch.setattr(choose, "_contest", prefer)
     array = check(made(make, 1), given()[None], shared=False, backend="auto", steps=3)
     assert array.choices[-1].winner == "single"

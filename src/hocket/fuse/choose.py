@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from statistics import median
 from time import perf_counter
 from typing import Any
 
@@ -25,15 +24,24 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from hocket.fuse.groups import Groups
 from hocket.fuse.program import Program, Step
+from hocket.fuse.rules.base import is_watched
 from hocket.fuse.stacked import Stacked, mapped
 
 __all__ = ["Choice", "choose", "is_watched", "put_back"]
 
-ROUNDS = 5
 OP_ROUNDS = 3
+ROUNDS = 6  # of the contest of whole models
+BLOCK = 6  # counted passes of each contender in a round,
+BLOCK_US = 30_000.0  # fewer if they take longer than this
+CONTEST_S = 10.0  # after which the round at hand is the last
+GROUPED = 1.08  # groups join their gradients, which also costs what comes after the pass: they have to win clearly
+HOPELESS = 1.4  # times the fastest pass so far
 BUDGET_S = 20.0  # of op by op timing, after which the remaining ops keep their rules
 FAILURES = (RuntimeError, ValueError, TypeError, NotImplementedError)
+
+Run = Callable[[list[Any]], Any]  # the output for the leaves of the arguments
 
 
 @dataclass(frozen=True)
@@ -41,9 +49,9 @@ class Choice:
     """What was timed and what won.
 
     Attributes:
-        winner: "rule", "mixed" (each op its own way), "loop" (the plain models one after another) or, of one model,
-            "single" (its ops as they are).
-        whole_us: time of one pass of each of them, microseconds.
+        winner: "rule", "mixed" (each op its own way), "2 at a time" and so on (by rules, in groups of models), "loop"
+            (the plain models one after another) or, of one model, "single" (its ops as they are).
+        whole_us: time of one pass of each of them, microseconds, as long as it was in the contest.
         ops_us: time of each op by each backend, by layer and op, microseconds.
     """
 
@@ -52,49 +60,46 @@ class Choice:
     ops_us: dict[tuple[int, str, str], dict[str, float]] = field(default_factory=dict)
 
 
-def is_watched() -> bool:
-    """Whether somebody traces this call, so that nothing may be timed and no value looked at."""
-    return torch._C._len_torch_dispatch_stack() > 0 or torch.compiler.is_compiling()
+def choose(program: Program, leaves: list[Any], state: Callable[[], Any]) -> tuple[Choice, Run]:
+    """Time and choose: what was timed, and what runs from now on.
 
-
-def choose(program: Program, leaves: list[Any], plain: Callable[[list[Any]], Any], state: Callable[[], Any]) -> Choice:
-    """Time and choose; sets the program's backends where the choice is "mixed".
+    The program's backends are set where the choice is "mixed".
 
     Args:
         program: rules everywhere.
         leaves: the arguments at hand.
-        plain: runs the plain models one after another on the same leaves.
         state: a context in which buffers and random numbers change without trace.
     """
+    num_models = program.owner.num_models
     usual = {step.index: list(step.backends) for step in program.steps}
     with state():
         ops_us, best = _choose_ops(program, leaves)
     mixed = {step.index: best.get(step.index, usual[step.index]) for step in program.steps}
 
-    def run_with(backends: dict[int, list[str]]) -> Callable[[], Any]:
-        def run() -> Any:
+    def run_with(backends: dict[int, list[str]]) -> Run:
+        def run(own: list[Any]) -> Any:
             for step in program.steps:
                 step.backends = backends[step.index]
-            return program.run(leaves)
+            return program.run(own)
 
         return run
 
-    contenders: dict[str, Callable[[], Any]] = {"rule": run_with(usual), "loop": lambda: plain(leaves)}
+    runs: dict[str, Run] = {"rule": run_with(usual)}
     if any(mixed[place] != usual[place] for place in usual):
-        contenders["mixed"] = run_with(mixed)
-    if program.owner.num_models == 1:
-        alone = [
-            mapped(leaf, lambda value: value.tensor.squeeze(0) if isinstance(value, Stacked) else value)
-            for leaf in leaves
-        ]
-        contenders["single"] = lambda: program.run(alone, single=True)
+        runs["mixed"] = run_with(mixed)
+    for size in range(num_models - 1, 1, -1):
+        if num_models % size == 0:
+            runs[f"{size} at a time"] = Groups(program.owner, program.traced, size).run
+    runs["single" if num_models == 1 else "loop"] = Groups(program.owner, program.traced, 1).run
     params = _trained(program)
     with state():
-        whole_us = _in_turns({name: _pass(run, params) for name, run in contenders.items()}, ROUNDS)
-    winner = min(whole_us, key=lambda name: whole_us[name])
+        contenders = {name: _pass(partial(run, leaves), params) for name, run in runs.items()}
+        whole_us = _contest(contenders)
+    winner = min(whole_us, key=lambda name: whole_us[name] * (GROUPED if "time" in name else 1.0))
     for step in program.steps:
         step.backends = (mixed if winner == "mixed" else usual)[step.index]
-    return Choice(winner, whole_us, ops_us)
+    run = program.run if winner in ("rule", "mixed") else runs[winner]
+    return Choice(winner, whole_us, ops_us), run
 
 
 def _trained(program: Program) -> list[Tensor]:
@@ -198,18 +203,48 @@ def _pass(run: Callable[[], Any], wanted: list[Tensor]) -> Callable[[], None]:
     return once
 
 
+def _contest(contenders: dict[str, Callable[[], None]]) -> dict[str, float]:
+    """Microseconds of each: lower quartiles of passes in blocks, block after block in turns.
+
+    Neighbours on a shared machine only add time, hence the lower quartile. The first pass of a block finds the caches
+    and the heap as another contender left them, and does not count. Who is hopeless after a first look leaves.
+    """
+    times = {name: [_timed(run) for _ in range(2)][1:] for name, run in contenders.items()}
+    until = perf_counter() + CONTEST_S
+    for _ in range(ROUNDS):
+        fastest = min(min(each) for each in times.values())
+        racing = [name for name, each in times.items() if min(each) <= HOPELESS * fastest]
+        if len(racing) == 1 or perf_counter() > until:
+            break
+        block = max(1, min(BLOCK, int(BLOCK_US / fastest)))
+        for name in racing:
+            contenders[name]()
+            times[name] += [_timed(contenders[name]) for _ in range(block)]
+    most = max(map(len, times.values()))
+    return {name: _lower_quartile(each) for name, each in times.items() if 2 * len(each) > most}
+
+
+def _timed(run: Callable[[], None]) -> float:
+    _settle()
+    start = perf_counter()
+    run()
+    _settle()
+    return (perf_counter() - start) * 1e6
+
+
+def _lower_quartile(times: list[float]) -> float:
+    return sorted(times)[len(times) // 4]
+
+
 def _in_turns(contenders: dict[str, Callable[[], None]], rounds: int) -> dict[str, float]:
-    """Median microseconds of each, one after another, round after round; the first round does not count."""
+    """Lower quartile of microseconds of each, one after another, round after round; the first round does not count."""
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for round_number in range(rounds + 1):
         for name, run in contenders.items():
-            _settle()
-            start = perf_counter()
-            run()
-            _settle()
+            took_us = _timed(run)
             if round_number:
-                times[name].append((perf_counter() - start) * 1e6)
-    return {name: median(each) for name, each in times.items()}
+                times[name].append(took_us)
+    return {name: _lower_quartile(each) for name, each in times.items()}
 
 
 def _settle() -> None:

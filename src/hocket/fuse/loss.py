@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 from hocket.errors import InputError
 from hocket.fuse import fallback
 from hocket.fuse.choose import is_watched
-from hocket.fuse.stacked import Stacked, unwrap
+from hocket.fuse.stacked import Stacked, mapped, unwrap
 
 __all__ = ["Losses", "per_model_loss"]
 
@@ -63,7 +63,7 @@ def per_model_loss(fn: Callable[..., Any], outputs: Any, target: Any, args: tupl
     reference = tensors[0]
     stacked = pytree.tree_unflatten([Stacked(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves], spec)
     targets = pytree.tree_map_only(Tensor, lambda each: _per_model(each, reference, num_models), (target, *args))
-    losses = _quick(fn, stacked, targets, num_models)
+    losses = _alone(fn, (stacked, *targets)) if num_models == 1 else _quick(fn, stacked, targets, num_models)
     if losses is None:
         losses = _any(fn, (stacked, *targets), num_models)
     if losses.ndim > 1:
@@ -95,6 +95,12 @@ def _per_model(target: Tensor, output: Tensor, num_models: int) -> Any:
     else:
         is_own = len(shape) > 0 and shape[0] == num_models
     return Stacked(target) if is_own else target
+
+
+def _alone(fn: Callable[..., Any], args: tuple[Any, ...]) -> Tensor | None:
+    """The loss of the only model, as it is without fusing; None if it is not one tensor."""
+    result = fn(*mapped(args, lambda value: value.tensor.squeeze(0) if isinstance(value, Stacked) else value))
+    return result.unsqueeze(0) if isinstance(result, Tensor) else None
 
 
 def _any(fn: Callable[..., Any], args: tuple[Any, ...], num_models: int) -> Tensor:

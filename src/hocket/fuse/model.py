@@ -26,6 +26,7 @@ from hocket.fuse.compare import Blocks, compare
 from hocket.fuse.inputs import is_per_model
 from hocket.fuse.loss import per_model_loss
 from hocket.fuse.program import Program, Step, make_program
+from hocket.fuse.shares import GradientMemory
 from hocket.fuse.stacked import Stacked, lead
 
 __all__ = ["Array"]
@@ -76,11 +77,15 @@ class Array(nn.Module):
         self.shared = shared
         self.training = models[0].training
         self.choices: list[Choice] = []
+        self.told: set[tuple[str, str]] = set()
+        self.gradient_memory = GradientMemory()
         self._blocks: Blocks = blocks
         self._seeds = None if seeds is None else [int(seed) for seed in seeds]
         self._generators: dict[torch.device, tuple[torch.Generator, ...]] = {}
         self._programs: dict[Any, Program | None] = {}
-        self._chosen: dict[Any, Choice] = {}
+        self._chosen: dict[Any, Callable[[list[Any]], Any]] = {}
+        self._ready: dict[Any, tuple[tuple[bool, ...], Callable[[list[Any]], Any]]] = {}
+        self._goes_one_by_one = False  # nothing can trace or batch the model
         self._per_model: dict[Any, tuple[bool, ...]] = {}
         self._version = 0
         self._hocket_version = 0  # whoever captured a step sees by it that another one is needed
@@ -191,9 +196,22 @@ class Array(nn.Module):
             self._generators[device] = made
         return self._generators[device]
 
+    @property
+    def is_seeded(self) -> bool:
+        """Whether every model draws random numbers from its own generator."""
+        return self._seeds is not None
+
     def all_parameters(self) -> list[Tensor]:
         """Every parameter, stacked and separate."""
         return list(self.parameters())
+
+    def all_tensors(self) -> dict[str, Tensor]:
+        """Every stacked parameter and buffer, by each of its names."""
+        found: dict[str, Any] = {}
+        for name, (store, leaf) in self._places.items():
+            own: Any = store._parameters.get(leaf)
+            found[name] = store._buffers[leaf] if own is None else own
+        return found
 
     # ------------------------------------------------------------------------------------------ running
 
@@ -207,6 +225,10 @@ class Array(nn.Module):
         Raises:
             InputError: an op fails, or the input fits no model; names the layer.
         """
+        known = self._known(args) if not kwargs else None
+        if known in self._ready:
+            own, run = self._ready[known]
+            return self._out(run([Stacked(arg) if each else arg for arg, each in zip(args, own, strict=True)]))
         call, leaves = trace.Call.of(args, kwargs)
         shapes = tuple((leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else None for leaf in leaves)
         own = self._own_leaves(call, leaves, shapes)
@@ -219,16 +241,19 @@ class Array(nn.Module):
         if self.backend == "auto" and not is_watched():
             key = (id(program), shapes, own, torch.is_grad_enabled(), _autocast(), *_devices(leaves))
             if key not in self._chosen:
-                chosen = choose(program, values, lambda v: self._one_by_one(v, call.spec), self._put_back)
-                self._chosen[key] = chosen
-                self.choices.append(chosen)
-            if self._chosen[key].winner == "loop":
-                return self._out(self._one_by_one(values, call.spec))
-            if self._chosen[key].winner == "single":
-                alone = [leaf.squeeze(0) if each else leaf for leaf, each in zip(leaves, own, strict=True)]
-                out = program.run(alone, single=True)
-                return pytree.tree_map(lambda leaf: leaf.unsqueeze(0) if isinstance(leaf, Tensor) else leaf, out)
+                choice, self._chosen[key] = choose(program, values, self._put_back)
+                self.choices.append(choice)
+            if known is not None:
+                self._ready[known] = own, self._chosen[key]
+            return self._out(self._chosen[key](values))
         return self._out(program.run(values))
+
+    def _known(self, args: tuple[Any, ...]) -> Any:
+        """What a choice depends on, where all arguments are tensors; else None."""
+        if self.backend != "auto" or not all(type(arg) is Tensor for arg in args) or is_watched():
+            return None
+        kinds = tuple([(arg.shape, arg.dtype, arg.device) for arg in args])
+        return (kinds, self._version, torch.is_grad_enabled(), _autocast())
 
     def _own_leaves(self, call: trace.Call, leaves: list[Any], shapes: Any) -> tuple[bool, ...]:
         key = (call.spec, shapes, self._version)
@@ -259,6 +284,7 @@ class Array(nn.Module):
             if len(self._programs) >= MAX_PROGRAMS:
                 self._programs.clear()
                 self._chosen.clear()
+                self._ready.clear()
             self._programs[key] = None if is_watched() else self._traced_by_export(values, call.spec)
         return self._programs[key]
 
@@ -299,9 +325,8 @@ class Array(nn.Module):
         step = Step(0, "", type(self._shells[0]).__name__, _no_rule, (), {}, ["rule"])
         if not is_watched():
             Program._tell(_Teller(self), step)  # type: ignore[arg-type]
-        key = ("whole", self._version)
         plain = not self._separate_index and self._seeds is None and not _pads(self._shells[0])
-        if plain and self._chosen.get(key) is None:
+        if plain and not self._goes_one_by_one:
             args, kwargs = pytree.tree_unflatten(values, spec)
             tensors = {name: self.tensor(name) for name in self._places}
             shell = self._shells[0]
@@ -310,7 +335,7 @@ class Array(nn.Module):
                     lambda own, *a, **k: torch.func.functional_call(shell, own, a, k), (tensors, *args), kwargs
                 )
             except trace.FAILURES:
-                self._chosen[key] = Choice("loop", {})
+                self._goes_one_by_one = True
         return self._one_by_one(values, spec)
 
     def _one_by_one(self, values: list[Any], spec: Any) -> Any:
@@ -333,6 +358,8 @@ class Array(nn.Module):
 
     def _out(self, tree: Any) -> Any:
         """Tensors of all models; one that all models share is repeated."""
+        if isinstance(tree, Stacked):
+            return tree.tensor
         return pytree.tree_map(
             lambda leaf: lead(leaf, self.num_models) if isinstance(leaf, (Stacked, Tensor)) else leaf,
             tree,
@@ -579,13 +606,16 @@ class Array(nn.Module):
 
     def _forget(self) -> None:
         self._hocket_version += 1
+        self._goes_one_by_one = False
         self._programs.clear()
         self._chosen.clear()
+        self._ready.clear()
         self._per_model.clear()
+        self.gradient_memory = GradientMemory()
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
-        state |= {"_programs": {}, "_chosen": {}, "_per_model": {}}
+        state |= {"_programs": {}, "_chosen": {}, "_ready": {}, "_per_model": {}, "gradient_memory": GradientMemory()}
         return state
 
     # ----------------------------------------------------------------------------------------------- report

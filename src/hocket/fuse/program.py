@@ -6,7 +6,7 @@ Values live in a list; each is let go of after its last use, so no more activati
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -15,9 +15,11 @@ from torch import Tensor, fx, nn
 
 from hocket.errors import HocketError, InputError
 from hocket.fuse import fallback
-from hocket.fuse.rules import Site, conv, find, find_module
+from hocket.fuse.chains import Chain, find_chain, plain_lookup
+from hocket.fuse.rules import Site, conv, find, find_module, norm, reduction
 from hocket.fuse.rules.base import op_name
 from hocket.fuse.rules.random import DRAWS
+from hocket.fuse.shares import GradientMemory
 from hocket.fuse.stacked import Stacked, is_stacked, mapped, unwrap
 from hocket.fuse.trace import Traced
 
@@ -25,6 +27,7 @@ __all__ = ["Owner", "Program", "Step", "make_program"]
 
 CANNOT = (RuntimeError, ValueError, TypeError, NotImplementedError, AssertionError, AttributeError)
 SKIPPED = ("_assert", "_assert_is_none", "_assert_async", "_assert_tensor_metadata", "_assert_scalar")
+PLAIN = {"amax": reduction.amax}  # faster than torch's own
 
 
 class Owner(Protocol):
@@ -33,13 +36,18 @@ class Owner(Protocol):
     num_models: int
     strict: bool
     backend: str
+    told: set[tuple[str, str]]  # ops without a rule that a warning has named
+    gradient_memory: GradientMemory
 
+    @property
+    def is_seeded(self) -> bool: ...
     def tensor(self, name: str) -> Stacked: ...
     def layers(self, name: str) -> tuple[nn.Module, ...]: ...
     def names_in(self, layer: str) -> list[str]: ...
     def separate_block(self, name: str) -> list[nn.Module] | None: ...
     def generators_on(self, device: torch.device) -> tuple[torch.Generator, ...]: ...
     def all_parameters(self) -> list[Tensor]: ...
+    def all_tensors(self) -> Mapping[str, Tensor]: ...
 
 
 @dataclass
@@ -49,6 +57,8 @@ class Step:
     Attributes:
         backends: what can compute it, best known first; the chosen one is ``backends[0]``.
         used: what computed it last, for the report.
+        plain: what computes it for one model, on plain tensors; None where that takes a rule.
+        takes_tensors: whether `plain` wants the model's tensors by name before the arguments.
     """
 
     index: int
@@ -62,6 +72,8 @@ class Step:
     used: str = ""
     is_timed: bool = False
     can_multiply: Callable[..., bool] | None = None
+    plain: Callable[..., Any] | None = None
+    takes_tensors: bool = False
 
 
 class Program:
@@ -72,38 +84,32 @@ class Program:
         self.steps = steps
         self.traced = traced
         self._size = size
-        self._inputs: list[tuple[int, int]] = []
-        self._tensors: list[tuple[int, str]] = []
-        self._constants: list[tuple[int, Any]] = []
-        self._output: Any = None
+        self.inputs: list[tuple[int, int]] = []
+        self.tensors: list[tuple[int, str]] = []
+        self.constants: list[tuple[int, Any]] = []
+        self.output: Any = None
         self.watch: Callable[[Step, tuple[Any, ...], dict[str, Any]], None] | None = None
 
-    def run(self, leaves: list[Any], *, single: bool = False) -> Any:
+    def run(self, leaves: list[Any]) -> Any:
         """The output for these leaves of the arguments, `Stacked` where models have their own.
-
-        With `single`, of one model alone, whose values are plain tensors: nothing is fused, and nothing costs more than
-        in the plain model.
 
         Raises:
             InputError: an op fails; names its layer.
         """
         values: list[Any] = [None] * self._size
-        for place, number in self._inputs:
+        for place, number in self.inputs:
             values[place] = leaves[number]
-        for place, value in self._constants:
+        for place, value in self.constants:
             values[place] = value
-        for place, name in self._tensors:
+        for place, name in self.tensors:
             values[place] = self.owner.tensor(name)
-            if single:
-                values[place] = _alone(values[place])
         for step in self.steps:
             args = _filled(step.args, values)
             kwargs = _filled(step.kwargs, values) if step.kwargs else {}
             if self.watch is not None:
                 self.watch(step, args, kwargs)
             try:
-                value = self.perform(step, args, kwargs)
-                values[step.index] = mapped(value, _alone) if single and is_stacked(value) else value
+                values[step.index] = self.perform(step, args, kwargs)
             except (HocketError, torch.OutOfMemoryError):
                 raise
             except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
@@ -112,7 +118,7 @@ class Program:
                 raise InputError(f"{where}: {step.op}({shapes}): {error}") from error
             for dead in step.dead:
                 values[dead] = None
-        out = _filled(self._output, values)
+        out = _filled(self.output, values)
         return out if self.traced.unflatten is None else self.traced.unflatten(out)
 
     def perform(self, step: Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -134,7 +140,7 @@ class Program:
 
     def _tell(self, step: Step) -> None:
         """An op without a rule: say so, once for each."""
-        told = self.owner.__dict__.setdefault("_told", set())
+        told = self.owner.told
         if (step.op, step.layer) in told:
             return
         told.add((step.op, step.layer))
@@ -144,15 +150,10 @@ class Program:
         warnings.warn(f"hocket.fuse: {where}: {step.op} has no rule; it runs by vmap or a loop", stacklevel=2)
 
 
-def _alone(value: Any) -> Any:
-    """The plain value of the only model."""
-    return value.tensor.squeeze(0) if isinstance(value, Stacked) else value
-
-
 def _filled(tree: Any, values: list[Any]) -> Any:
-    """A tree of arguments with values in place of `_Ref`."""
+    """A tree of arguments with values in place of `Ref`."""
     kind = type(tree)
-    if kind is _Ref:
+    if kind is Ref:
         return values[tree.place]
     if kind is tuple:
         return tuple([_filled(each, values) for each in tree])
@@ -165,7 +166,7 @@ def _filled(tree: Any, values: list[Any]) -> Any:
     return tree
 
 
-class _Ref:
+class Ref:
     __slots__ = ("place",)
 
     def __init__(self, place: int) -> None:
@@ -179,21 +180,31 @@ def make_program(owner: Owner, traced: Traced) -> Program:
     program = Program(owner, [], len(nodes), traced)
 
     def refer(tree: Any) -> Any:
-        return mapped(tree, lambda value: _Ref(places[value]) if isinstance(value, fx.Node) else value)
+        return mapped(tree, lambda value: Ref(places[value]) if isinstance(value, fx.Node) else value)
 
     last_use: dict[fx.Node, fx.Node] = {}
     for node in nodes:
         for used in node.all_input_nodes:
             last_use[used] = node
+    inside: set[fx.Node] = set()  # of chains
     for node in nodes:
-        if node.op == "output":
-            program._output = refer(node.args[0])
+        if node in inside:
+            continue
+        chain = _chain(owner, node)
+        if chain is not None:
+            inside |= set(chain.nodes)
+            step = _chain_step(program, chain, [_make_step(owner, traced, each, places[each]) for each in chain.nodes])
+            step.args = refer(node.args)
+            step.dead = [places[used] for used in node.all_input_nodes if last_use[used] is node]
+            program.steps.append(step)
+        elif node.op == "output":
+            program.output = refer(node.args[0])
         elif node in traced.inputs:
-            program._inputs.append((places[node], traced.inputs[node]))
+            program.inputs.append((places[node], traced.inputs[node]))
         elif node in traced.tensors:
-            program._tensors.append((places[node], traced.tensors[node]))
+            program.tensors.append((places[node], traced.tensors[node]))
         elif node in traced.constants:
-            program._constants.append((places[node], traced.constants[node]))
+            program.constants.append((places[node], traced.constants[node]))
         elif node.op.startswith("call_") and not _is_assertion(node):
             step = _make_step(owner, traced, node, places[node])
             step.args = refer(node.args)
@@ -201,6 +212,50 @@ def make_program(owner: Owner, traced: Traced) -> Program:
             step.dead = [places[used] for used in node.all_input_nodes if last_use[used] is node]
             program.steps.append(step)
     return program
+
+
+def _chain(owner: Owner, node: fx.Node) -> Chain | None:
+    """The chain that begins at a node, where rules may be used."""
+    if owner.backend not in ("auto", "rule"):
+        return None
+    found: Chain | None = find_chain(node, owner.layers, lambda name: owner.separate_block(name) is None)
+    return found
+
+
+def _chain_step(program: Program, chain: Chain, steps: list[Step]) -> Step:
+    """One step for a chain, which goes op by op where the whole cannot be had."""
+    owner = program.owner
+    names = frozenset(owner.names_in(chain.layer))
+
+    def lookup(name: str) -> Stacked | None:
+        return owner.tensor(f"{chain.layer}.{name}") if name in names else None
+
+    def one_by_one(value: Any, run: Callable[[Step, tuple[Any, ...], dict[str, Any]], Any]) -> Any:
+        for position, step in enumerate(steps[1:], 1):
+            rest, named = chain.rest(position)
+            value = run(step, (value, *rest), named)
+        return value
+
+    def call(backend: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        whole = chain.pool_all(args, lookup, owner.num_models) if backend == "rule" else NotImplemented
+        if whole is not NotImplemented:
+            return whole
+        return one_by_one(program.perform(steps[0], args, {}), program.perform)
+
+    def plain(tensors: Mapping[str, Tensor], *args: Any) -> Any:
+        whole = chain.pool(args[0], args[1], args[2], plain_lookup(chain.layer, tensors))
+        if whole is not None:
+            return whole
+
+        def run(step: Step, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
+            assert step.plain is not None
+            return step.plain(*((tensors,) if step.takes_tensors else ()), *given, **named)
+
+        return one_by_one(run(steps[0], args, {}), run)
+
+    op = "+".join(step.op for step in steps)
+    last = steps[-1].index
+    return Step(last, steps[0].layer, op, call, (), {}, _order(owner), plain=plain, takes_tensors=True)
 
 
 def _is_assertion(node: fx.Node) -> bool:
@@ -241,7 +296,10 @@ def _make_step(owner: Owner, traced: Traced, node: fx.Node, place: int) -> Step:
         backends = [backend for backend in backends if backend != "vmap"]
     timed = name.startswith("conv") or name in ("linear", "matmul", "bmm", "bilinear", "scaled_dot_product_attention")
     timed = timed or name in ("layer_norm", "group_norm", "batch_norm", "embedding_bag") or found is None
-    return Step(place, layer, name, call, (), {}, backends, is_timed=timed, can_multiply=_multiplies(name))
+    step = Step(place, layer, name, call, (), {}, backends, is_timed=timed, can_multiply=_multiplies(name))
+    if not (owner.is_seeded and (draws or name.endswith("_"))):
+        step.plain = PLAIN.get(name, target)
+    return step
 
 
 def _multiplies(name: str) -> Callable[..., bool] | None:
@@ -272,7 +330,7 @@ def _module_step(owner: Owner, traced: Traced, layer: str, place: int) -> Step:
         def separate(backend: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             return fallback.loop(blocks, args, kwargs, f"layer {layer}")
 
-        return Step(place, layer, kind, separate, (), {}, ["separate"])
+        return Step(place, layer, kind, separate, (), {}, ["separate"], plain=blocks[0])
     found = find_module(shells[0])
     names = owner.names_in(layer)
     prefix = f"{layer}." if layer else ""
@@ -295,4 +353,9 @@ def _module_step(owner: Owner, traced: Traced, layer: str, place: int) -> Step:
         targets = [lambda own, *a, shell=shell, **k: torch.func.functional_call(shell, own, a, k) for shell in shells]
         return fallback.loop(targets, (tensors, *args), kwargs, f"layer {layer}")
 
-    return Step(place, layer, kind, call, (), {}, _order(owner), is_timed=bool(names))
+    step = Step(place, layer, kind, call, (), {}, _order(owner), is_timed=bool(names))
+    if type(shells[0]) in norm.BATCH_NORMS:
+        step.plain, step.takes_tensors = norm.plain_batch_norm(shells[0], prefix, known), True
+    elif not names and not owner.is_seeded:
+        step.plain = shells[0].forward
+    return step

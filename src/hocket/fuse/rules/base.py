@@ -20,7 +20,7 @@ from torch import nn
 
 from hocket.fuse.stacked import Stacked
 
-__all__ = ["Rule", "Site", "find", "find_module", "module_rule", "op_name", "rule"]
+__all__ = ["Rule", "Site", "find", "find_module", "is_watched", "module_rule", "op_name", "rule"]
 
 Rule = Callable[..., Any]
 
@@ -93,6 +93,11 @@ def op_name(target: Any) -> str | None:
     if module in _TORCH or type(target).__name__ in ("builtin_function_or_method", "method_descriptor"):
         return own_name
     return None
+
+
+def is_watched() -> bool:
+    """Whether somebody traces this call, so that nothing may be timed and no value looked at."""
+    return torch._C._len_torch_dispatch_stack() > 0 or torch.compiler.is_compiling()
 
 
 def find(target: Any) -> Rule | None:

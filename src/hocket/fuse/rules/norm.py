@@ -8,6 +8,7 @@ layer norm      over the last axes, then each model's own scale and shift
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -88,6 +89,38 @@ def batch_norm_module(site: Site, input: Any) -> Any:
     momentum = 0.0 if module.momentum is None else module.momentum
     weight, bias = site.lookup("weight"), site.lookup("bias")
     return _batch_norm(site, input, mean, var, weight, bias, training, momentum, module.eps)
+
+
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+def plain_batch_norm(
+    module: nn.Module, prefix: str, names: frozenset[str]
+) -> Callable[[Mapping[str, Tensor], Tensor], Tensor]:
+    """One model's layer, as a function of its tensors and the input.
+
+    Args:
+        module: the layer, without its tensors.
+        prefix: what its tensors' names begin with.
+        names: those of its tensors that there are.
+    """
+    assert isinstance(module, nn.modules.batchnorm._BatchNorm)
+    own = [prefix + name if name in names else None for name in ("running_mean", "running_var", "weight", "bias")]
+    counted = f"{prefix}num_batches_tracked"
+    counts = module.training and module.track_running_stats and "num_batches_tracked" in names
+    training = module.training or own[0] is None
+    if not (not module.training or module.track_running_stats):
+        own[:2] = None, None
+    momentum, eps = 0.0 if module.momentum is None else module.momentum, module.eps
+
+    def norm(tensors: Mapping[str, Tensor], input: Tensor) -> Tensor:
+        module._check_input_dim(input)
+        if counts:
+            tensors[counted].add_(1)
+        mean, var, weight, bias = [None if name is None else tensors[name] for name in own]
+        return functional.batch_norm(input, mean, var, weight, bias, training, momentum, eps)
+
+    return norm
 
 
 RANKS: dict[type[nn.Module], tuple[int, ...]] = {
