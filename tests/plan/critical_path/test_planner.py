@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import random
-import random
 import re
 
 import pytest
@@ -16,7 +15,6 @@ from hocket.plan.critical_path import METHODS, CriticalPath, serial_peak_bytes
 from hocket.plan.critical_path.frugal import frugal_order
 from hocket.plan.critical_path.hardware import METHODS as LEVELS
 from hocket.simulate import simulate
-from plan.critical_path.test_memory import most_held_bytes
 from plan.critical_path.examples import branching, gpu_costs, network
 from plan.critical_path.test_memory import most_held_bytes
 from strategies import costs_of, graphs, touching_graphs

@@ -19,7 +19,7 @@ from dataclasses import replace
 from hocket.errors import InputError
 from hocket.ir import Costs, Device, Graph, Lane, Machine, Plan
 from hocket.plan.base import Planner, cpu_devices
-from hocket.plan.critical_path.cores import core_plans
+from hocket.plan.critical_path.cores import core_plans, switches_us
 from hocket.plan.critical_path.distance import dependency_distance
 from hocket.plan.critical_path.frugal import frugal_order
 from hocket.plan.critical_path.hardware import METHODS as LEVEL_METHODS
@@ -158,7 +158,7 @@ class CriticalPath(Planner):
     def _takes_us(self, graph: Graph, plan: Plan, costs: Costs, machine: Machine) -> float:
         """What a step takes; launched one by one, streams run into the next step, and one after another it is that."""
         if not any(lane.kind == "stream" for lane in plan.lanes):
-            return simulate(graph, plan, costs, machine, self.wait_us).makespan_us
+            return simulate(graph, plan, costs, machine, self.wait_us).makespan_us + switches_us(plan)
         if self.launches == "graph":
             return simulate(graph, plan, costs, machine, launches=self.launches).makespan_us
         return step_us(graph, plan, costs, machine, launches=self.launches, steps=2)
