@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from hocket.capture.heap import trim_heap
 from hocket.capture.lower import Lowered, lower
 from hocket.capture.program import Program, compile_action, compile_tape
 from hocket.capture.state import PLAIN, BatchLeaf, Entry, Gradient, Inventory, Saved, inventory
@@ -212,7 +213,9 @@ def capture_step(
 ) -> Captured:
     """See `hocket.capture`."""
     with _ONE_AT_A_TIME, schedulers_refused():
-        return _capture_step(step, model, optimizer, batch, split, pays)
+        found = _capture_step(step, model, optimizer, batch, split, pays)
+    trim_heap()
+    return found
 
 
 def _capture_step(

@@ -28,12 +28,15 @@ from hocket.plan.base import Planner, cpu_devices
 from hocket.plan.moldable import Instance, Placement, as_plan, instance_of, longest_paths, makespan_us
 from hocket.plan.pack import pack
 
-__all__ = ["Phases", "divide"]
+__all__ = ["SWITCH_US", "Phases", "divide", "in_phases"]
 
 # Cuts are considered at so many places at most, and fewer in large graphs: the work grows with their square.
 MAX_CUTS = 48
 MAX_WORK = 150_000
 MAX_LANES = 8
+
+# What changing between a wide lane and narrow ones was measured to take: the threads of the wide one have to be woken.
+SWITCH_US = 60.0
 
 
 class Phases(Planner):
@@ -56,7 +59,7 @@ class Phases(Planner):
 
     name = "phases"
 
-    def __init__(self, switch_us: float = 60.0, wait_us: float = 3.0) -> None:
+    def __init__(self, switch_us: float = SWITCH_US, wait_us: float = 3.0) -> None:
         for option, value in (("switch_us", switch_us), ("wait_us", wait_us)):
             if not 0 <= value < float("inf"):
                 raise InputError(f"planner phases: expected {option} >= 0, got {value!r}")
@@ -71,22 +74,30 @@ class Phases(Planner):
         place = {op: position for position, op in enumerate(instance.order)}
         best: list[Placement] | None = None
         for order in (list(instance.order), sorted(instance.order, key=lambda op: (-ranks[op], place[op]))):
-            phases = divide(instance, order, self.switch_us)
-            placed = self._place(instance, phases)
+            placed = in_phases(instance, order, self.switch_us, self.wait_us)
             if best is None or makespan_us(placed) < makespan_us(best):
                 best = placed
         return as_plan(graph, best or [], device, self.name)
 
-    def _place(self, instance: Instance, phases: Sequence[tuple[int, Sequence[int]]]) -> list[Placement]:
-        placed: list[Placement] = []
-        begin_us = 0.0
-        for lanes, ops in phases:
-            part = _part(instance, ops)
-            widths = [instance.num_cores // lanes] * len(ops)
-            inside = pack(part, widths, longest_paths(part, widths), wait_us=self.wait_us)
-            placed += [Placement(ops[p.op], p.cores, p.start_us + begin_us, p.end_us + begin_us) for p in inside]
-            begin_us += makespan_us(inside) + self.switch_us
-        return placed
+
+def in_phases(instance: Instance, order: Sequence[int], switch_us: float, wait_us: float) -> list[Placement]:
+    """The ops of the cheapest division of an order into phases, placed; inside a phase by longest path.
+
+    Args:
+        instance: the ops.
+        order: all of them, each after those that it waits for.
+        switch_us: what changing between lanes that share cores takes.
+        wait_us: how much later an op starts than one of another lane ends that it waits for.
+    """
+    placed: list[Placement] = []
+    begin_us = 0.0
+    for lanes, ops in divide(instance, order, switch_us):
+        part = _part(instance, ops)
+        widths = [instance.num_cores // lanes] * len(ops)
+        inside = pack(part, widths, longest_paths(part, widths), wait_us=wait_us)
+        placed += [Placement(ops[p.op], p.cores, p.start_us + begin_us, p.end_us + begin_us) for p in inside]
+        begin_us += makespan_us(inside) + switch_us
+    return placed
 
 
 def divide(instance: Instance, order: Sequence[int], switch_us: float) -> list[tuple[int, list[int]]]:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from hocket import zoo
+from hocket.bench.critical_path.memory import peaks_on_cores
 from hocket.bench.turns import in_turns
 from hocket.capture.captured import Captured, capture_step
 from hocket.execute.lanes import Executor
@@ -45,7 +46,8 @@ def on_cores(*, quick: bool = False, rounds: int = 6, block: int = 3) -> dict[st
 
     Returns:
         ``networks``: by label the times of each contender, the speedup over eager, and ``to_concurrency``, which is the
-        time of critical-path's plan over that of concurrency's; ``geomean`` of these.
+        time of critical-path's plan over that of concurrency's; ``geomean`` of these; and ``memory``: see
+        `hocket.bench.critical_path.memory`.
     """
     ground = Cores(Machine.here(), "auto")
     rows = {}
@@ -58,6 +60,7 @@ def on_cores(*, quick: bool = False, rounds: int = 6, block: int = 3) -> dict[st
                 contenders[label] = ground.lanes(captured, made)
             rows[f"{name}/{size}"] = row = _row(contenders, job, rounds, block)
             row["to_concurrency"] = row["median_ms"]["critical-path"] / row["median_ms"]["concurrency"]
+            row["memory"] = peaks_on_cores(name, size, plan(captured.graph, costs, ground.machine, "critical-path"))
     return {
         "cores": ground.machine.cores,
         "networks": rows,

@@ -153,7 +153,7 @@ class Core : public std::enable_shared_from_this<Core> {
  public:
   Core(int num_slots, int num_words, std::vector<int> users)
       : slots_(num_slots), words_(num_words), counters_(users.size()), users_(std::move(users)) {
-    hocket::KeptMemory::instance().open();
+    hocket::KeptMemory::instance();
   }
 
   ~Core() {

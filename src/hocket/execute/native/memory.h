@@ -1,16 +1,17 @@
 // Memory of the lanes: a block that an op gives back is kept for the next op, or the next step, that wants its size.
 //
 // The system's allocator returns large blocks to the kernel at each free, and every page of them faults in again in the
-// next step: up to a quarter of a step. Since all steps of a plan want the same sizes, blocks of each size are kept in
-// lists instead. They are cut from one range of addresses, reserved once and backed by huge pages where the kernel has
-// them; by its address a block is told from the usual allocator's, whoever frees it and whenever.
+// next step: up to a quarter of a step. Since all steps of a plan want the same sizes, blocks are kept here instead. They
+// are cut from one range of addresses, reserved once and backed by huge pages where the kernel has them; by its address a
+// block is told from the usual allocator's, whoever frees it and whenever.
 //
-//   lane    allocate(n) --> list of n's size class --> next larger classes --> a new block from the range
-//   any thread    free  --> list of its size class
-//   all others    allocate(n) --> the allocator that was there before
+//   lane    allocate(n), large  --> the smallest free piece that is large enough (large_blocks.h)
+//           allocate(n), medium --> list of n's size class --> next larger classes --> a new block from the range
+//   any thread    free          --> where it came from
+//   all others    allocate(n)   --> the allocator that was there before
 //
 // Only threads that run a lane, while they do, are served from here; small blocks and everybody else go where they always
-// went. When the last executor is closed, the pages of all free blocks go back to the system.
+// went. When an executor is closed, the pages of all free blocks go back to the system.
 
 #pragma once
 
@@ -26,6 +27,8 @@
 #include <cstdint>
 #include <mutex>
 #include <vector>
+
+#include "large_blocks.h"
 
 namespace hocket {
 
@@ -49,8 +52,8 @@ class KeptMemory final : public c10::Allocator {
   };
 
   c10::DataPtr allocate(size_t size_bytes) override {
-    if (used_ && size_bytes >= kSmallest && size_bytes <= kLargest) {
-      if (void* block = take(size_bytes)) return {block, block, &give_back, c10::Device(c10::DeviceType::CPU)};
+    if (used_ && size_bytes >= kSmallest && size_bytes <= kRange) {
+      if (void* block = size_bytes < kLarge ? take(size_bytes) : large_.take(size_bytes)) return {block, block, &give_back, c10::Device(c10::DeviceType::CPU)};
     }
     return usual_->allocate(size_bytes);
   }
@@ -61,22 +64,22 @@ class KeptMemory final : public c10::Allocator {
     default_copy_data(to, from, size_bytes);
   }
 
-  void open() { users_.fetch_add(1); }
-
+  // Whoever is still there will find their pages again after one more step.
   void close() {
-    if (users_.fetch_sub(1) == 1) release();
+    release();
+    large_.release();
   }
 
   // Bytes of all blocks cut so far, in use or free.
-  size_t size_bytes() const { return next_.load(); }
+  size_t size_bytes() { return next_.load() + large_.size_bytes(); }
 
  private:
   static constexpr size_t kSmallest = 4096;
-  static constexpr size_t kLargest = size_t{1} << 36;
-  static constexpr size_t kRange = size_t{1} << 38;
+  static constexpr size_t kLarge = size_t{1} << 17;
+  static constexpr size_t kRange = size_t{1} << 37;  // for medium blocks, and as much again for large ones
   static constexpr size_t kHeader = 64;  // before each block: its class; blocks stay aligned for vector loads
   static constexpr int kSteps = 8;       // classes per doubling, so at most an eighth of a block is unused
-  static constexpr int kClasses = 64 * kSteps;
+  static constexpr int kClasses = 20 * kSteps;
   static constexpr int kLarger = 4;      // so many larger classes may serve a request: up to half as large again
 
   struct alignas(64) List {
@@ -87,10 +90,11 @@ class KeptMemory final : public c10::Allocator {
   static KeptMemory* install() {
     auto* made = new KeptMemory();  // never destroyed: its blocks may outlive everything
     made->usual_ = c10::GetAllocator(c10::DeviceType::CPU);
-    void* range = mmap(nullptr, kRange, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void* range = mmap(nullptr, 2 * kRange, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (range == MAP_FAILED) return made;  // address space is limited: nothing is kept
-    madvise(range, kRange, MADV_HUGEPAGE);
+    madvise(range, 2 * kRange, MADV_HUGEPAGE);
     range_ = static_cast<char*>(range);
+    made->large_.open(range_ + kRange, kRange);
     installed_ = made;
     c10::SetAllocator(c10::DeviceType::CPU, made, UINT8_MAX);
     return made;
@@ -130,6 +134,10 @@ class KeptMemory final : public c10::Allocator {
 
   static void give_back(void* block) {
     auto* address = static_cast<char*>(block);
+    if (range_ != nullptr && installed_->large_.owns(block)) {
+      installed_->large_.give_back(block);
+      return;
+    }
     if (address < range_ || address >= range_ + kRange) {
       installed_->usual_->raw_deleter()(block);
       return;
@@ -158,7 +166,7 @@ class KeptMemory final : public c10::Allocator {
   c10::Allocator* usual_ = nullptr;
   std::array<List, kClasses> lists_;
   std::atomic<size_t> next_{0};
-  std::atomic<int> users_{0};
+  LargeBlocks large_;
 };
 
 }  // namespace hocket

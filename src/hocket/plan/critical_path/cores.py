@@ -1,7 +1,7 @@
 r"""The same plan on CPU lanes: streams on cores of their own, or lanes that take turns on all of them.
 
-A core has no priorities, so the order in which ops are started has to do what a stream's priority does on a GPU. Two
-ways, each with several widths, and the simulation decides:
+A core has no priorities, so the order in which ops are started has to do what a stream's priority does on a GPU. Three
+ways, each with several widths or orders, and the simulation decides:
 
 - one lane for each stream, on disjoint cores; what is waited for gets the cores that the others leave::
 
@@ -14,6 +14,9 @@ ways, each with several widths, and the simulation decides:
       core 0   [ conv1       ][ conv2      ][ dA2 ][ dRelu1 ][ dW1 ]
       core 1   [             ][            ][ dW2 ][ u2 ]    [ dB1 ]
 
+- phases of one wide lane and of narrow ones in turn (`hocket.plan.phases`), out of the order that puts every gradient
+  of a parameter behind what it waits for, out of the program's, or out of that of the longest paths.
+
 The serial plan is always among them, so the result is never longer than that, as far as the costs are right.
 """
 
@@ -24,11 +27,12 @@ from collections.abc import Iterator, Sequence
 from hocket.ir import Costs, Device, Graph, Lane, Machine, Plan
 from hocket.plan.critical_path.priorities import Priorities
 from hocket.plan.critical_path.streams import Streams, streams_of
-from hocket.plan.moldable import Instance, as_plan, instance_of
+from hocket.plan.moldable import Instance, as_plan, instance_of, longest_paths
 from hocket.plan.pack import pack
+from hocket.plan.phases import SWITCH_US, in_phases
 from hocket.plan.serial import Serial
 
-__all__ = ["core_plans"]
+__all__ = ["core_plans", "switches_us"]
 
 
 def core_plans(
@@ -54,15 +58,38 @@ def core_plans(
     spine = set(streams.spine.ops)
     names = [op.name for op in graph.ops]
     best = instance.best_width
-    for widths in (
-        list(best),
-        [width if name in spine else 1 for name, width in zip(names, best, strict=True)],
-        [max(1, device.cores // 2)] * len(names),
-        [1] * len(names),
-    ):
-        placed = pack(instance, widths, first, wait_us=wait_us)
-        order = sorted(placed, key=lambda p: (p.start_us, p.end_us, place[names[p.op]]))
-        yield as_plan(graph, placed, device, "critical-path"), [names[p.op] for p in order]
+    packed = [
+        pack(instance, widths, first, wait_us=wait_us)
+        for widths in (
+            list(best),
+            [width if name in spine else 1 for name, width in zip(names, best, strict=True)],
+            [max(1, device.cores // 2)] * len(names),
+            [1] * len(names),
+        )
+    ]
+    ranks = longest_paths(instance, [device.cores] * len(names))
+    number = {name: op for op, name in enumerate(names)}
+    orders = (
+        [number[name] for name in streams.order],
+        list(instance.order),
+        sorted(instance.order, key=lambda op: (-ranks[op], place[names[op]])),
+    )
+    packed += [in_phases(instance, order, SWITCH_US, wait_us) for order in orders]
+    for placed in packed:
+        by_start = sorted(placed, key=lambda p: (p.start_us, p.end_us, place[names[p.op]]))
+        yield as_plan(graph, placed, device, "critical-path"), [names[p.op] for p in by_start]
+
+
+def switches_us(plan: Plan) -> float:
+    """What it takes that lanes of different width take turns on their cores; a simulation does not count it."""
+    turns = 0
+    for op, others in plan.after.items():
+        mine = plan.lane_of[op]
+        turns += any(
+            plan.lane_of[other].width != mine.width and not {*plan.lane_of[other].cores}.isdisjoint(mine.cores)
+            for other in others
+        )
+    return turns * SWITCH_US
 
 
 def _own_cores(graph: Graph, instance: Instance, device: Device) -> Plan:

@@ -13,22 +13,22 @@ what it contributes (the paper's Fig. 11):
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from hocket.errors import InputError
 from hocket.ir import Costs, Device, Graph, Lane, Machine, Plan
 from hocket.plan.base import Planner, cpu_devices
-from hocket.plan.critical_path.cores import core_plans
+from hocket.plan.critical_path.cores import core_plans, switches_us
 from hocket.plan.critical_path.distance import dependency_distance
 from hocket.plan.critical_path.frugal import frugal_order
 from hocket.plan.critical_path.hardware import METHODS as LEVEL_METHODS
 from hocket.plan.critical_path.hardware import stream_plan
 from hocket.plan.critical_path.lateness import needed_first
 from hocket.plan.critical_path.layers import layer_by_layer
-from hocket.plan.critical_path.memory import PRECISION, held_back, peak_bytes, serial_peak_bytes
+from hocket.plan.critical_path.memory import held_back, serial_peak_bytes
 from hocket.plan.critical_path.priorities import Priorities
-from hocket.plan.critical_path.streams import MAX_STREAMS, Streams, streams_of
+from hocket.plan.critical_path.streams import MAX_STREAMS, Streams, step_order, streams_of
 from hocket.plan.critical_path.transfers import channel_lanes, without_transfers
 from hocket.simulate import LAUNCHES, simulate, step_us
 
@@ -119,89 +119,89 @@ class CriticalPath(Planner):
         """The shortest of the plans that keep the memory limit."""
         eager_bytes = serial_peak_bytes(graph) if graph.buffers else 0.0
         limit_bytes = self.peak_limit_bytes if self.peak_limit_bytes is not None else PEAK_RATIO * eager_bytes
-        chosen: tuple[float, Plan] | None = None
+        chosen: tuple[float, Plan, float] | None = None
+        is_short = False  # of memory: some plan would be shorter without the limit
 
-        def consider(plans: Iterable[tuple[Plan, Sequence[str]]], side: Set[str] | None) -> None:
-            nonlocal chosen
+        def consider(plans: Iterable[tuple[Plan, Sequence[str]]]) -> None:
+            nonlocal chosen, is_short
             timed = [(self._takes_us(graph, plan, costs, machine), plan, order) for plan, order in plans]
             for free_us, plan, order in sorted(timed, key=lambda entry: entry[0]):
                 if chosen is not None and free_us >= chosen[0]:
                     break  # to be held back makes no plan shorter
-                held = held_back(graph, plan, order, side, limit_bytes) if graph.buffers else plan
+                held = held_back(graph, plan, order, limit_bytes) if graph.buffers else (plan, 0.0)
+                is_short |= held is None or held[0] is not plan
                 if held is not None:
-                    held_us = free_us if held is plan else self._takes_us(graph, held, costs, machine)
+                    held_us = free_us if held[0] is plan else self._takes_us(graph, held[0], costs, machine)
                     if chosen is None or held_us < chosen[0]:
-                        chosen = (held_us, held)
+                        chosen = (held_us, *held)
 
-        for plans, side in self._candidates(graph, costs, machine, device, wired):
-            consider(plans, side)
-            if chosen is not None:
-                consider(self._simpler(graph, costs, device), set())
-                return _with_peaks(graph, chosen[1], eager_bytes)
-        least = min(serial_peak_bytes(graph, order) for order in (graph.order, frugal_order(graph)))
-        raise InputError(
-            f"planner critical-path: no plan holds at most {limit_bytes:,.0f} bytes; the least that was found is "
-            f"{least:,.0f}, and eager holds {eager_bytes:,.0f}"
-        )
+        durations = {op.name: costs.duration_us(op.name, width=_width(device), device=device.name) for op in graph.ops}
+        streams = streams_of(graph, durations, self.max_streams, updates_last=wired)  # updates wait for transfers
+        consider(self._plans(graph, costs, machine, device, streams))
+        if is_short:
+            for order in (step_order(graph, streams.spine.ops, updates_last=True), graph.order, frugal_order(graph)):
+                other = replace(streams, order=order)
+                consider(self._plans(graph, costs, machine, device, other, keep_order=True))
+        if device.kind == "cuda" and self.methods == METHODS and self.levels == "auto":
+            consider(_simpler(graph, device, streams))
+        if chosen is None:
+            least = min(serial_peak_bytes(graph, order) for order in (graph.order, frugal_order(graph)))
+            raise InputError(
+                f"planner critical-path: no plan holds at most {limit_bytes:,.0f} bytes; the least that was found is "
+                f"{least:,.0f}, and eager holds {eager_bytes:,.0f}"
+            )
+        _, plan, peak_bytes = chosen
+        if not graph.buffers:
+            return plan
+        return replace(plan, peak_bytes=math.ceil(peak_bytes), eager_peak_bytes=math.ceil(eager_bytes))
 
     def _takes_us(self, graph: Graph, plan: Plan, costs: Costs, machine: Machine) -> float:
         """What a step takes; launched one by one, streams run into the next step, and one after another it is that."""
         if not any(lane.kind == "stream" for lane in plan.lanes):
-            return simulate(graph, plan, costs, machine, self.wait_us).makespan_us
+            return simulate(graph, plan, costs, machine, self.wait_us).makespan_us + switches_us(plan)
         if self.launches == "graph":
             return simulate(graph, plan, costs, machine, launches=self.launches).makespan_us
         return step_us(graph, plan, costs, machine, launches=self.launches, steps=2)
 
-    def _candidates(
-        self, graph: Graph, costs: Costs, machine: Machine, device: Device, wired: bool
-    ) -> Iterator[tuple[list[tuple[Plan, Sequence[str]]], Set[str] | None]]:
-        """Groups of plans, each with the order that its lanes keep, and whom to wait for where memory is short.
-
-        A group is there for when no plan of those before it keeps the limit. With `wired`, updates wait for transfers.
-        """
-        durations = {op.name: costs.duration_us(op.name, width=_width(device), device=device.name) for op in graph.ops}
-        groups = []
-        for updates_last in (True,) if wired else (False, True):
-            streams = streams_of(graph, durations, self.max_streams, updates_last=updates_last)
-            if device.kind == "cuda":
-                plans = list(self._on_streams(graph, costs, machine, device, streams))
-            else:
-                plans = list(self._on_cores(graph, costs, device, streams))
-            spine = set(streams.spine.ops)
-            yield plans, {op for op in streams.order if op not in spine and graph.predecessors[op]}
-            groups.append(plans)
-        for plans in groups:
-            yield plans, None
-        order = frugal_order(graph)
-        yield [(_one_lane(order, device), order)], None
-
-    def _simpler(self, graph: Graph, costs: Costs, device: Device) -> Iterator[tuple[Plan, Sequence[str]]]:
-        """What is shorter where waiting costs more than running side by side saves."""
-        if device.kind == "cuda" and self.methods == METHODS and self.levels == "auto":
-            durations = {op.name: costs.duration_us(op.name, device=device.name) for op in graph.ops}
-            yield _one_lane(graph.order, device), graph.order
-            yield layer_by_layer(graph, streams_of(graph, durations), device.name), graph.order
-
-    def _on_streams(
-        self, graph: Graph, costs: Costs, machine: Machine, device: Device, streams: Streams
+    def _plans(
+        self,
+        graph: Graph,
+        costs: Costs,
+        machine: Machine,
+        device: Device,
+        streams: Streams,
+        *,
+        keep_order: bool = False,
     ) -> Iterator[tuple[Plan, Sequence[str]]]:
-        if not self.methods:
+        """Plans to choose from, each with the order that its lanes keep: that of `streams`, or one of their own."""
+        if keep_order:
+            yield _one_lane(streams.order, device), streams.order
+        if not self.methods or (device.kind == "cpu" and len(self.methods) < len(METHODS)):
             yield _one_lane(graph.order, device), graph.order
+        elif device.kind == "cpu":
+            yield from core_plans(graph, costs, device, streams, self._priorities(streams), self.wait_us)
         elif len(self.methods) == 1:
             yield layer_by_layer(graph, streams, device.name), graph.order
         else:
-            priorities = self._priorities(streams)
-            wanted = {priorities.of(*stream) for stream in streams.lanes()}
-            levels: tuple[str, ...] = LEVEL_METHODS if len(wanted) > device.priorities else ("plain", "flat")
-            if self.levels != "auto":
-                levels = (self.levels,)
-            if "priorities" not in self.methods:
-                levels = ("flat",)
-            for method in levels:
-                made, order = stream_plan(graph, streams, priorities, device.name, device.priorities, method)
-                yield made, order
-                if self.launches != "graph" and "priorities" in self.methods:  # steps run into each other
-                    yield self._needed_first(graph, costs, machine, device, streams, made)
+            yield from self._on_streams(graph, costs, machine, device, streams, keep_order)
+
+    def _on_streams(
+        self, graph: Graph, costs: Costs, machine: Machine, device: Device, streams: Streams, keep_order: bool
+    ) -> Iterator[tuple[Plan, Sequence[str]]]:
+        priorities = self._priorities(streams)
+        wanted = {priorities.of(*stream) for stream in streams.lanes()}
+        levels: tuple[str, ...] = LEVEL_METHODS if len(wanted) > device.priorities else ("plain", "flat")
+        if self.levels != "auto":
+            levels = (self.levels,)
+        if "priorities" not in self.methods:
+            levels = ("flat",)
+        if keep_order:  # the others make orders of their own
+            levels = tuple(method for method in levels if method in ("plain", "flat"))
+        for method in levels:
+            made, order = stream_plan(graph, streams, priorities, device.name, device.priorities, method)
+            yield made, order
+            if self.launches != "graph" and "priorities" in self.methods:  # steps run into each other
+                yield self._needed_first(graph, costs, machine, device, streams, made)
 
     def _needed_first(
         self, graph: Graph, costs: Costs, machine: Machine, device: Device, streams: Streams, made: Plan
@@ -211,14 +211,6 @@ class CriticalPath(Planner):
         alone_us = {op.name: costs.duration_us(op.name, device=device.name) for op in graph.ops}
         side = {op for op in streams.order if op not in spine}
         return needed_first(graph, made, side, timeline, alone_us, dependency_distance(graph, spine))
-
-    def _on_cores(
-        self, graph: Graph, costs: Costs, device: Device, streams: Streams
-    ) -> Iterator[tuple[Plan, Sequence[str]]]:
-        if len(self.methods) < len(METHODS):
-            yield _one_lane(graph.order, device), graph.order
-        else:
-            yield from core_plans(graph, costs, device, streams, self._priorities(streams), self.wait_us)
 
     def _priorities(self, streams: Streams) -> Priorities:
         return Priorities(streams.num_paths, self.alpha, self.beta, self.above)
@@ -234,13 +226,6 @@ def _gpu(graph: Graph, costs: Costs, machine: Machine) -> Device | None:
     return None
 
 
-def _with_peaks(graph: Graph, plan: Plan, eager_bytes: float) -> Plan:
-    if not graph.buffers:
-        return plan
-    peak = math.ceil(peak_bytes(graph, plan, PRECISION))
-    return replace(plan, peak_bytes=peak, eager_peak_bytes=math.ceil(eager_bytes))
-
-
 def _width(device: Device) -> int:
     return device.cores if device.kind == "cpu" else 1
 
@@ -250,6 +235,12 @@ def _one_lane(order: Sequence[str], device: Device) -> Plan:
         return Plan((Lane(f"{device.name}.activation0", tuple(order), "stream", device.name),))
     cores = tuple(range(device.cores))
     return Plan((Lane(device.name, tuple(order), "cores", device.name, device.cores, cores),))
+
+
+def _simpler(graph: Graph, device: Device, streams: Streams) -> Iterator[tuple[Plan, Sequence[str]]]:
+    """What is shorter where waiting costs more than running side by side saves."""
+    yield _one_lane(graph.order, device), graph.order
+    yield layer_by_layer(graph, streams, device.name), graph.order
 
 
 def _with_channels(graph: Graph, made: Plan, compute: Graph, costs: Costs, machine: Machine, device: Device) -> Plan:
