@@ -25,6 +25,12 @@ MODELS: dict[str, tuple[str, dict[str, int], int]] = {
     "transformer": ("transformer", {"width": 16, "depth": 2, "steps": 6, "vocab": 20}, 0),
     "bert-medium": ("bert-medium", {"width": 64, "depth": 8, "steps": 6, "vocab": 20}, 0),
 }
+# Behind the one there is a maximum, a linear layer, and then a batch norm, which takes a shift out again; behind the
+# other a dropout and a batch norm.
+VANISHING = {
+    "pointnet-cls": frozenset({"features.last.1.bias", "last.0.bias"}),
+    "pointnet-seg": frozenset({"features.last.1.bias"}),
+}
 # Deep nets with batch norm over a few values amplify rounding from layer to layer: these are compared to 1e-9 of the
 # largest element (see test_strangers), the others to 1e-12.
 DEEP = {"resnet18": 1e-9, "mobilenet-v2": 1e-9, "mobilenet-v3-large": 1e-9}
@@ -75,7 +81,7 @@ def test_fuses_unchanged(name, num_models, monkeypatch):
         own = called(model, given)
         (own * weight).sum().backward()
         assert_close(out[index].detach(), own.detach(), f"output of model {index}")
-    check_state(array, models)
+    check_state(array, models, VANISHING.get(name, frozenset()))
     head = array.report().splitlines()[0]
     assert head.startswith(f"{num_models} model"), head
     assert "loop" not in head
