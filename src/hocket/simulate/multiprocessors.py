@@ -113,10 +113,10 @@ class _Running:
 
 
 def multiprocessors_of(graph: Graph, plan: Plan, costs: Costs, machine: Machine) -> Multiprocessors | None:
-    """The GPUs on which some op has a share; None where there is no such op."""
+    """The GPUs on which some op has a share; None where there is no such op, or never two at once."""
     streams: dict[int, tuple[str, int]] = {}
     shares: list[Share | None] = [None] * len(graph)
-    if not costs.shares:
+    if not costs.shares or sum(lane.kind == "stream" for lane in plan.lanes) < 2:
         return None
     index = graph.index
     for number, lane in enumerate(plan.lanes):

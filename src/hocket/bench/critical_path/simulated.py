@@ -19,7 +19,8 @@ from hocket import zoo
 from hocket.capture.captured import capture_step
 from hocket.check import events_of, hazards
 from hocket.ir import Costs, Graph, Machine, Plan
-from hocket.plan.critical_path import METHODS, CriticalPath
+from hocket.plan import plan
+from hocket.plan.critical_path import METHODS
 from hocket.plan.list_scheduler import upward_ranks
 from hocket.profile.gpu import Fit, GpuModel, estimate_gpu
 from hocket.simulate import simulate, step_us
@@ -135,7 +136,7 @@ def measure(graph: Graph, setting: Setting, batch_size: int) -> dict[str, Any]:
     plans["graph"] = plans["eager"]
     plans["full_graph"] = _plan(graph, costs, setting.machine, METHODS, "graph")
     begin = process_time()
-    kept = plans["kept_graph"] = CriticalPath().plan(graph, costs, setting.machine)
+    kept = plans["kept_graph"] = plan(graph, costs, setting.machine, planner="critical-path")
     planning_s = process_time() - begin
     full = plans["full"]
     events = events_of(graph, full)
@@ -203,8 +204,7 @@ def _changes(setting: Setting) -> Iterator[tuple[str, Setting]]:
 def _plan(graph: Graph, costs: Costs, machine: Machine, methods: Sequence[str], launches: str) -> Plan:
     """A plan without a memory limit, as the paper's."""
     unlimited = 1e18
-    made = CriticalPath(methods=methods, launches=launches, peak_limit_bytes=unlimited)
-    return made.plan(graph, costs, machine)
+    return plan(graph, costs, machine, "critical-path", methods=methods, launches=launches, peak_limit_bytes=unlimited)
 
 
 def _takes_us(graph: Graph, made: Plan, costs: Costs, machine: Machine, label: str) -> float:

@@ -23,6 +23,7 @@ The serial plan is always among them, so the result is never longer than that, a
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from hocket.ir import Costs, Device, Graph, Lane, Machine, Plan
 from hocket.plan.critical_path.priorities import Priorities
@@ -36,7 +37,14 @@ __all__ = ["core_plans", "switches_us"]
 
 
 def core_plans(
-    graph: Graph, costs: Costs, device: Device, streams: Streams, priorities: Priorities, wait_us: float
+    graph: Graph,
+    costs: Costs,
+    device: Device,
+    streams: Streams,
+    priorities: Priorities,
+    wait_us: float,
+    *,
+    keep_order: bool = False,
 ) -> Iterator[tuple[Plan, Sequence[str]]]:
     """Plans to choose from, each with an order of all ops that its lanes keep.
 
@@ -47,33 +55,31 @@ def core_plans(
         streams: the streams of the step, made from durations at full width.
         priorities: how urgent each is.
         wait_us: how long a lane takes to notice that another one is done.
+        keep_order: only plans that hang on the order of `streams`: the others are known already.
     """
-    yield Serial().plan(graph, costs, Machine((device,))), graph.order
+    if not keep_order:
+        yield Serial().plan(graph, costs, Machine((device,))), graph.order
     if device.cores == 1:
         return
     instance = instance_of(graph, costs, device)
-    yield _own_cores(graph, instance, device), streams.order
+    yield _own_cores(graph, instance, device, streams.order), streams.order
     place = {op: at for at, op in enumerate(streams.order)}
     first = [priorities.of(*streams.stream_of[op.name]) * len(graph) - place[op.name] for op in graph.ops]
     spine = set(streams.spine.ops)
     names = [op.name for op in graph.ops]
     best = instance.best_width
-    packed = [
-        pack(instance, widths, first, wait_us=wait_us)
-        for widths in (
-            list(best),
+    widths = [list(best)]
+    number = {name: op for op, name in enumerate(names)}
+    orders = [[number[name] for name in streams.order]]
+    if not keep_order:
+        widths += [
             [width if name in spine else 1 for name, width in zip(names, best, strict=True)],
             [max(1, device.cores // 2)] * len(names),
             [1] * len(names),
-        )
-    ]
-    ranks = longest_paths(instance, [device.cores] * len(names))
-    number = {name: op for op, name in enumerate(names)}
-    orders = (
-        [number[name] for name in streams.order],
-        list(instance.order),
-        sorted(instance.order, key=lambda op: (-ranks[op], place[names[op]])),
-    )
+        ]
+        ranks = longest_paths(instance, [device.cores] * len(names))
+        orders += [list(instance.order), sorted(instance.order, key=lambda op: (-ranks[op], place[names[op]]))]
+    packed = [pack(instance, of_ops, first, wait_us=wait_us) for of_ops in widths]
     packed += [in_phases(instance, order, SWITCH_US, wait_us) for order in orders]
     for placed in packed:
         by_start = sorted(placed, key=lambda p: (p.start_us, p.end_us, place[names[p.op]]))
@@ -92,10 +98,10 @@ def switches_us(plan: Plan) -> float:
     return turns * SWITCH_US
 
 
-def _own_cores(graph: Graph, instance: Instance, device: Device) -> Plan:
+def _own_cores(graph: Graph, instance: Instance, device: Device, order: Sequence[str]) -> Plan:
     """A lane for each stream on cores that no other lane has; only as many streams as there are cores."""
     durations = {op.name: row[-1] for op, row in zip(graph.ops, instance.durations_us, strict=True)}
-    streams = streams_of(graph, durations, min(device.cores, 8))
+    streams = replace(streams_of(graph, durations, min(device.cores, 8)), order=tuple(order))
     lanes, begin = [], 0
     found = streams.lanes()
     for number, ((task, rank), ops) in enumerate(found.items()):

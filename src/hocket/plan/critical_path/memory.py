@@ -132,6 +132,7 @@ def _walk(
     for name in order:
         lane, position = place[name]
         clock = now[lane]
+        assert clock[lane] == position, f"lane {plan.lanes[lane].name!r} does not keep the order at op {name!r}"
         for other in (*graph.predecessors[name], *plan.after.get(name, ())):
             if clock[place[other][0]] <= place[other][1]:
                 clock = np.maximum(clock, ended[other])
