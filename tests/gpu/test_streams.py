@@ -11,7 +11,11 @@ from equivalence.compare import assert_same, everything, named_leaves, twins
 from equivalence.test_lanes import on_lanes, random_order
 from execute.streams.test_streams import on_streams
 from hocket.capture import capture
+from hocket.capture.captured import capture_step
 from hocket.execute.streams import GraphedLanes, StreamLanes
+from hocket.ir import Costs, Machine
+from hocket.plan import plan
+from hocket.plan.critical_path import METHODS
 from hocket.zoo import load
 
 pytestmark = pytest.mark.gpu
@@ -55,3 +59,25 @@ def test_the_next_step_may_begin_before_the_last_updates():
     planned.join()
     assert_same(everything(pair.eager), everything(pair.planned), "after 10 steps", 1e-4)
     planned.close()
+
+
+@pytest.mark.parametrize("name", ["lenet", "digits-cnn"])
+def test_loss_curves_agree_over_200_steps(name):
+    """As closely as two runs of the one-stream graph do, where these are not deterministic."""
+    curves: dict[str, list[float]] = {}
+    for label, methods in (("graph", ()), ("graph again", ()), ("planned", METHODS)):
+        torch.manual_seed(0)
+        job = load(name, device="cuda", num_batches=7)
+        job.step(job.batch(0))
+        captured = capture_step(job.step, job.model, job.optimizer, job.batch(0))
+        chance = random.Random(name)
+        costs = Costs({op.name: {"gpu0": chance.uniform(1, 50)} for op in captured.graph.ops})
+        made = plan(captured.graph, costs, Machine.known("a100"), planner="critical-path", methods=methods)
+        assert (len(made.lanes) > 1) == bool(methods)
+        step = GraphedLanes(captured, made)
+        torch.manual_seed(1)
+        curves[label] = [step(job.batch(number)).item() for number in range(1, 201)]
+        step.close()
+    spread = max(abs(a - b) / abs(a) for a, b in zip(curves["graph"], curves["graph again"], strict=True))
+    apart = max(abs(a - b) / abs(a) for a, b in zip(curves["graph"], curves["planned"], strict=True))
+    assert apart <= max(2 * spread, 1e-4), f"{apart:.1e}, and two runs of the graph differ by {spread:.1e}"

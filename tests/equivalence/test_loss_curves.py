@@ -1,0 +1,51 @@
+"""Two hundred steps, eager here and by a critical-path plan there: the same loss after every one of them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from equivalence.compare import assert_same, everything, twins
+from equivalence.test_critical_path import on_cores
+from equivalence.test_lanes import KINDS, _one_thread
+from hocket.capture.captured import capture_step
+from hocket.execute import executor
+from hocket.zoo import load
+
+__all__ = ["_one_thread"]  # a fixture of this module too
+
+STEPS = 200
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["digits-cnn", "lenet", "mlp", pytest.param("transformer", marks=pytest.mark.slow)])
+def test_loss_curves_agree(name, kind):
+    # Seven batches, so that a later one is not always seen after the same one before it.
+    pair = twins(lambda: load(name, batch_size=8, num_batches=7), scheduler=_Steady)
+    for job in pair.both():
+        torch.manual_seed(0)
+        job.step(job.batch(0))
+    captured = capture_step(pair.planned.step, pair.planned.model, pair.planned.optimizer, pair.planned.batch(0))
+    made = on_cores(captured)
+    assert len(made.lanes) > 1
+    planned = executor(captured, made, kind=kind)
+    curves: dict[str, list[float]] = {"eager": [], "planned": []}
+    for number in range(1, STEPS + 1):
+        for label, step, job in (("eager", pair.eager.step, pair.eager), ("planned", planned, pair.planned)):
+            torch.manual_seed(number)
+            curves[label].append(step(job.batch(number)).item())
+    planned.close()
+    assert curves["planned"] == curves["eager"]
+    assert_same(everything(pair.eager), everything(pair.planned))
+    first, last = sum(curves["eager"][:14]), sum(curves["eager"][-14:])
+    assert last < 0.9 * first, "nothing was learnt, so there was little to compare"
+
+
+class _Steady:
+    """A scheduler that leaves the rate alone."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        pass
+
+    def step(self) -> None:
+        pass
