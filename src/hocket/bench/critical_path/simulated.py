@@ -49,13 +49,27 @@ BATCHES = {
 
 @dataclass(frozen=True)
 class Setting:
-    """A GPU and a model of its kernels."""
+    """A GPU and a model of its kernels.
+
+    Attributes:
+        machine, model: see `hocket.profile.gpu`.
+        left: the part of its multiprocessors that a kernel cannot use, and another one beside it could.
+        barrier_us: what a barrier between layers takes beyond its events, with the host in it for instance.
+    """
 
     machine: Machine
     model: GpuModel = field(default_factory=GpuModel)
+    left: float = 0.0
+    barrier_us: float = 0.0
 
     def costs(self, graph: Graph) -> Costs:
-        return estimate_gpu(graph, self.machine, model=self.model)
+        found = estimate_gpu(graph, self.machine, model=self.model)
+        shares = {
+            op: {device: share._replace(multiprocessors=share.multiprocessors * (1 - self.left))}
+            for op, row in found.shares.items()
+            for device, share in row.items()
+        }
+        return replace(found, shares=shares)
 
 
 def simulated(*, quick: bool = False, machine: str = "p100") -> dict[str, Any]:
@@ -167,10 +181,11 @@ def sensitivity(graphs: dict[str, Graph], setting: Setting) -> dict[str, Any]:
         for graph in graphs.values():
             costs = changed.costs(graph)
             layers, full = (
-                _takes_us(graph, _plan(graph, costs, changed.machine, methods, "eager"), costs, changed.machine, "full")
-                for methods in (METHODS[:1], METHODS)
+                _plan(graph, costs, changed.machine, methods, "eager") for methods in (METHODS[:1], METHODS)
             )
-            ratios.append(layers / full)
+            layers_us = _takes_us(graph, layers, costs, changed.machine, "layers")
+            barriers_us = changed.barrier_us * len(layers.after)  # ops that wait for a whole layer on several streams
+            ratios.append((layers_us + barriers_us) / _takes_us(graph, full, costs, changed.machine, "full"))
         found[label] = _geomean(ratios)
     return found
 
@@ -193,6 +208,11 @@ def _changes(setting: Setting) -> Iterator[tuple[str, Setting]]:
         yield f"{threads} results a thread", replace(setting, model=replace(model, results_per_thread=threads))
     for part in (0.5, 0.9):
         yield f"bandwidth at {part:.0%}", replace(setting, model=replace(model, bandwidth_efficiency=part))
+    for part in (0.1, 0.25, 0.5):
+        yield f"kernels leave {part:.0%} of what they fill to others", replace(setting, left=part)
+    for us in (5.0, 20.0, 50.0):
+        yield f"a barrier takes {us:g} us", replace(setting, barrier_us=us)
+    yield "25% to others, and a barrier of 20 us", replace(setting, left=0.25, barrier_us=20.0)
     for us in (1.0, 5.0):
         yield f"{us:g} us a kernel at least", replace(setting, model=replace(model, kernel_us=us))
     for rate, values in (("launch_us", (0.0, 2.5, 10.0)), ("event_us", (0.0, 3.0)), ("priorities", (1, 6))):
