@@ -1,0 +1,79 @@
+"""The experiment on a simulated P100, in part, and the one on cores, in short."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from hocket.bench import critical_path
+from hocket.bench.critical_path.measured import on_cores
+from hocket.bench.critical_path.simulated import PAPER, Setting, _Graphs, measure, sensitivity
+from hocket.errors import InputError
+from hocket.ir import Machine
+
+SETTING = Setting(Machine.known("p100"))
+CAPTURED = _Graphs()
+
+
+def row(name: str, batch_size: int) -> dict:
+    return measure(CAPTURED(name, batch_size), SETTING, batch_size)
+
+
+def test_every_method_adds_something_and_nothing_beats_the_bound():
+    found = row("lenet", PAPER["lenet"])
+    ms = found["ms"]
+    assert ms["layers"] > ms["asynchronous"] >= ms["full"] >= found["lower_bound_ms"]
+    assert ms["graph"] > ms["kept_graph"] >= ms["full_graph"] >= found["lower_bound_ms"]
+    assert found["speedup"]["layers"] == 1.0
+    assert found["speedup"]["full"] == pytest.approx(ms["layers"] / ms["full"])
+    assert found["peak_ratio"] <= 1.05
+    assert 1 < found["streams"] <= 8
+    assert found["events"] < found["edges_across"]
+
+
+def test_the_gain_grows_with_depth():
+    gains = [row(name, 8)["speedup"]["full"] for name in ("resnet18", "resnet34")]
+    assert gains[0] < gains[1]
+
+
+@pytest.mark.parametrize(("name", "sizes"), [("caffenet", (16, 64)), ("alexnet", (8, 32, 128))])
+def test_the_gain_shrinks_with_the_batch(name, sizes):
+    gains = [row(name, size)["speedup"]["full"] for size in sizes]
+    assert gains == sorted(gains, reverse=True)
+    assert gains[0] > 1.05
+
+
+def test_each_assumption_is_varied_alone():
+    found = sensitivity({"alexnet": CAPTURED("alexnet", 32)}, SETTING)
+    assert found["as it is"] == pytest.approx(row("alexnet", 32)["speedup"]["full"], rel=1e-12)
+    assert found["a barrier takes 5 us"] < found["a barrier takes 20 us"] < found["a barrier takes 50 us"]
+    assert found["kernels leave 50% of what they fill to others"] > found["as it is"]
+    assert len(set(found.values())) > 10
+
+
+def test_what_a_kernel_leaves_is_taken_from_its_share_alone():
+    graph = CAPTURED("lenet", 64)
+    plain, leaves = SETTING.costs(graph), replace(SETTING, left=0.25).costs(graph)
+    assert leaves.durations_us == plain.durations_us
+    for op in graph.ops:
+        before, after = plain.shares[op.name]["gpu0"], leaves.shares[op.name]["gpu0"]
+        assert after.multiprocessors == pytest.approx(0.75 * before.multiprocessors)
+        assert after.bandwidth == before.bandwidth
+
+
+def test_on_cores_every_contender_has_its_turns_and_peaks_are_measured(monkeypatch):
+    monkeypatch.setattr("hocket.bench.critical_path.measured.ON_CORES", {"lenet": (16,)})
+    found = json.loads(json.dumps(on_cores(quick=True, rounds=1, block=1)))
+    (network,) = found["networks"].values()
+    assert set(network["median_ms"]) == {"eager", "serial", "concurrency", "critical-path"}
+    assert min(network["median_ms"].values()) > 0
+    memory = network["memory"]
+    assert memory["ratio"] == memory["plan_bytes"] / memory["eager_bytes"]
+    assert 0 < memory["predicted_ratio"] <= 1.05
+
+
+def test_an_unknown_device_is_named_with_those_there_are():
+    with pytest.raises(InputError, match="--device tpu is not part of this version; available: sim, cpu, cuda"):
+        critical_path.run(device="tpu")
