@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from hocket.capture.captured import Captured, Frame
+from hocket.capture.heap import trim_heap
 from hocket.capture.program import Action, Call, Slot
 from hocket.capture.scalars import TapeRef
 from hocket.errors import ExecutionError
@@ -53,7 +54,7 @@ class NativeLanes(Executor):
         self._busy = threading.Lock()
         self._core: Any = None
         self._pid = 0
-        self._ran = False
+        self._runs = 0
 
     def run(self, frame: Frame) -> None:
         if not self._busy.acquire(blocking=False):
@@ -63,7 +64,10 @@ class NativeLanes(Executor):
         try:
             if self._pid != os.getpid():
                 self._start()
-            self._ran = True
+            if self._runs == 1:
+                # The last eager step's gradients have been replaced: lanes have memory of their own.
+                trim_heap()
+            self._runs += 1
             kept = self._core.run(frame.values, frame.numbers, self._inputs, self._kept)
             for slot, value in zip(self._kept, kept, strict=True):
                 frame.values[slot] = value
@@ -74,7 +78,7 @@ class NativeLanes(Executor):
             self._busy.release()
 
     def timeline(self) -> Timeline:
-        if not self._ran:
+        if not self._runs:
             raise ExecutionError("no step has run yet")
         spans = []
         for number, (worker, times) in enumerate(zip(self._shared.workers, self._core.times(), strict=True)):
