@@ -28,7 +28,7 @@ def test_every_method_adds_something_and_nothing_beats_the_bound():
     assert ms["graph"] > ms["kept_graph"] >= ms["full_graph"] >= found["lower_bound_ms"]
     assert found["speedup"]["layers"] == 1.0
     assert found["speedup"]["full"] == pytest.approx(ms["layers"] / ms["full"])
-    assert found["peak_ratio"] <= 1.05
+    assert found["peak_ratio"] <= 1.1
     assert 1 < found["streams"] <= 8
     assert found["events"] < found["edges_across"]
 
@@ -71,7 +71,7 @@ def test_on_cores_every_contender_has_its_turns_and_peaks_are_measured(monkeypat
     assert min(network["median_ms"].values()) > 0
     memory = network["memory"]
     assert memory["ratio"] == memory["plan_bytes"] / memory["eager_bytes"]
-    assert 0 < memory["predicted_ratio"] <= 1.05
+    assert 0 < memory["predicted_ratio"] <= 1.1
 
 
 def test_an_unknown_device_is_named_with_those_there_are():

@@ -113,7 +113,7 @@ def test_a_memory_limit_is_kept_and_both_peaks_are_stated(machine, ratio):
     limit = None if ratio is None else ratio * eager * 1.002
     found = made(graph, costs, machine, peak_limit_bytes=limit)
     assert found.eager_peak_bytes == eager
-    assert most_held_bytes(graph, found, random.Random(1)) <= found.peak_bytes <= (limit or 1.05 * eager)
+    assert most_held_bytes(graph, found, random.Random(1)) <= found.peak_bytes <= (limit or 1.1 * eager)
     assert f"peak_bytes={found.peak_bytes} eager_peak_bytes={found.eager_peak_bytes}" in str(found).splitlines()[0]
 
 

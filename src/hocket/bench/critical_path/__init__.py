@@ -8,7 +8,7 @@ The networks and batch sizes are those of TurboDL's experiments (section 4). Con
 - ``asynchronous``: no barrier, streams by layer path and task;
 - ``full``: and priorities; both launched like the baseline, and like the paper's without a limit on memory;
 - ``full_graph``: the same as one CUDA graph;
-- ``kept_graph``: and within 1.05 times eager's memory, which is what the planner does when nobody says otherwise.
+- ``kept_graph``: and within 1.1 times eager's memory, which is what the planner does when nobody says otherwise.
 
 ``sim`` simulates a GPU that need not be there; ``cuda`` and ``cpu`` measure on devices that are.
 """
