@@ -36,8 +36,8 @@ __all__ = ["METHODS", "CriticalPath"]
 
 METHODS = ("streams", "asynchronous", "priorities")
 
-# Beside eager's peak, by default. What less costs is in docs/critical-path.md: at small batches, parameters are most of the
-# memory, and a limit of 1.05 keeps their gradients waiting.
+# Beside eager's peak, by default. Less costs something at small batches, where most of the memory is parameters, and
+# their gradients would have to wait for each other (docs/critical-path.md).
 PEAK_RATIO = 1.10
 
 
