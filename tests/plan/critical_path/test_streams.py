@@ -93,3 +93,12 @@ def test_plans_of_any_graph_are_legal_and_keep_the_order_they_name(graph, levels
     for lane in made.lanes:
         assert list(lane.ops) == [op for op in order if made.lane_of[op] is lane]
         assert 0 <= lane.priority < levels
+
+
+def test_a_path_that_takes_next_to_nothing_gets_no_stream_of_its_own():
+    graph, durations = branching(((50.0,), (1.0,), (0.02,)))
+    lanes = streams(graph, durations).lanes()
+    assert set(lanes["activation", 1]) == {"p1.0", "p2.0"}
+    assert ("activation", 2) not in lanes
+    graph, durations = branching(((50.0,), (0.02,)))
+    assert {rank for _, rank in streams(graph, durations).lanes()} == {0}

@@ -9,7 +9,8 @@ is, where Caffe with cuDNN makes 38 (section 4.3)::
     bias 0                                        [ dB2 ][ v2 ] [ dB1 ][ v1 ]              -1
 
 Where eight are not enough, each task keeps one stream at least, and the activation gradients get the most; paths of
-higher rank share the last stream of their task.
+higher rank share the last stream of their task. So do paths that take less than a thousandth of the spine, such as the
+draw of a dropout's mask: a stream of their own would save less than that.
 
 All lanes keep one order of the whole step, so they can never wait for each other in a circle. In it the spine has its
 program order, and everything else stands right behind the last op of the spine that it depends on: a weight gradient
@@ -32,6 +33,9 @@ from hocket.plan.critical_path.spine import Spine, spine_of
 __all__ = ["MAX_STREAMS", "Stream", "Streams", "step_order", "streams_of"]
 
 MAX_STREAMS = 8
+
+# Of the spine's time: a layer path that takes less gets no stream of its own.
+LEAST_PATH = 1e-3
 
 Stream = tuple[str, int]
 
@@ -96,10 +100,12 @@ def streams_of(
     weights = in_ns([durations_us[op] for op in spine.ops])
     blocks = tuple((block, tuple(ranked_paths(spine, block, weights))) for block in blocks_of(spine))
     rank = dict.fromkeys(spine.ops, 0)
+    least = LEAST_PATH * sum(weights)
     for _, paths in blocks:
+        wide = sum(sum(weights[op] for op in path.ops) >= least for path in paths)
         for number, path in enumerate(paths):
             for op in path.ops:
-                rank[spine.ops[op]] = number
+                rank[spine.ops[op]] = min(number, max(wide - 1, 0))
     transfers = tuple(name for name in graph.order if graph[name].role in ("send", "recv"))
     tasks = _tasks(graph, rank, set(transfers))
     if max_streams < len(TASKS):  # one for everything, or one for what is waited for and one for the rest
