@@ -7,7 +7,7 @@ import io
 
 import pytest
 import torch
-from tests.fuse.nets import NETS, Residual
+from tests.fuse.nets import NETS, VANISHING, Residual
 from tests.fuse.oracle import SIZES, check, made
 from torch import nn
 from torch.nn import functional as F
@@ -25,7 +25,7 @@ BACKENDS = ["rule", "vmap", "loop", "auto"]
 def test_nets_are_right(name, num_models, shared):
     make, given = NETS[name]
     x = given() if shared else torch.stack([given() for _ in range(num_models)])
-    check(made(make, num_models), x, shared=shared, strict=True, steps=3)
+    check(made(make, num_models), x, shared=shared, strict=True, steps=3, vanishing=VANISHING.get(name, frozenset()))
 
 
 @pytest.mark.filterwarnings("ignore:hocket.fuse")
@@ -33,7 +33,8 @@ def test_nets_are_right(name, num_models, shared):
 @pytest.mark.parametrize("name", NETS)
 def test_nets_are_right_by_every_backend(name, backend):
     make, given = NETS[name]
-    check(made(make, 3), torch.stack([given() for _ in range(3)]), shared=False, backend=backend, steps=3)
+    x = torch.stack([given() for _ in range(3)])
+    check(made(make, 3), x, shared=False, backend=backend, steps=3, vanishing=VANISHING.get(name, frozenset()))
 
 
 def trained(array, x, target):
@@ -270,5 +271,8 @@ def test_one_model_alone_is_right_however_it_runs(name, monkeypatch):
         return found | {"single": 0.0} if "single" in contenders else found
 
     monkeypatch.setattr(choose, "_contest", prefer)
-    array = check(made(make, 1), given()[None], shared=False, backend="auto", steps=3)
+    none = frozenset()
+    array = check(
+        made(make, 1), given()[None], shared=False, steps=3, backend="auto", vanishing=VANISHING.get(name, none)
+    )
     assert array.choices[-1].winner == "single"
