@@ -15,8 +15,9 @@ from hocket import zoo
 
 # Of the zoo's entries: options, and which of the job's models.
 MODELS: dict[str, tuple[str, dict[str, int], int]] = {
-    "pointnet-cls": ("pointnet-cls", {"points": 12, "width": 4}, 0),
-    "pointnet-seg": ("pointnet-seg", {"points": 12, "width": 4}, 0),
+    # So few points that no maximum over them is above zero in all examples: the shift in front of it would vanish.
+    "pointnet-cls": ("pointnet-cls", {"points": 4, "width": 4, "batch_size": 8}, 0),
+    "pointnet-seg": ("pointnet-seg", {"points": 4, "width": 4, "batch_size": 8}, 0),
     "dcgan generator": ("dcgan", {"image_size": 16, "width": 4}, 0),
     "dcgan discriminator": ("dcgan", {"image_size": 16, "width": 4}, 1),
     "resnet18": ("resnet18", {"image_size": 64}, 0),
@@ -36,7 +37,7 @@ VANISHING = {
 def load(name: str, seed: int) -> tuple[nn.Module, Any]:
     """A model in float64 without dropout, and its input."""
     entry, options, which = MODELS[name]
-    job = zoo.load(entry, seed=seed, batch_size=4, num_batches=1, **options)
+    job = zoo.load(entry, seed=seed, num_batches=1, **({"batch_size": 4} | options))
     model = job.models[which].double().train()
     for layer in model.modules():
         if isinstance(layer, nn.Dropout):
