@@ -56,7 +56,8 @@ def target_for(out: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("spoiled", ["nan", "weight", "input"])
-@pytest.mark.parametrize("backend", ["rule", "loop"])
+@pytest.mark.parametrize("backend", ["rule", "vmap", "loop"])
+@pytest.mark.filterwarnings("ignore:hocket.fuse")
 @pytest.mark.parametrize("name", NETS)
 def test_a_spoiled_model_leaves_the_others_bit_identical(name, backend, spoiled):
     make, given = NETS[name]
@@ -127,6 +128,34 @@ def test_a_broken_rule_is_caught(monkeypatch):
     monkeypatch.setitem(base._OPS, "linear", broken)
     with pytest.raises(AssertionError, match="output 0 of model 2"):
         check(made(lambda: nn.Linear(4, 3), 3), torch.randn(3, 5, 4).double(), shared=False)
+
+
+def test_a_rule_whose_gradient_is_broken_is_caught(monkeypatch):
+    right = base._OPS["linear"]
+
+    def broken(site, *args, **kwargs):
+        out = right(site, *args, **kwargs).tensor
+        return Stacked(torch.cat((out[:-1], out[-1:] * 0.5 + 0.5 * out[-1:].detach())))
+
+    monkeypatch.setitem(base._OPS, "linear", broken)
+    with pytest.raises(AssertionError, match="gradient of input 0, model 2"):
+        check(made(lambda: nn.Linear(4, 3), 3), torch.randn(3, 5, 4).double(), shared=False)
+
+
+def test_a_rule_that_forgets_the_running_statistics_of_a_model_is_caught(monkeypatch):
+    kind = nn.BatchNorm1d
+    right = base._MODULES[kind]
+
+    def broken(site, *args, **kwargs):
+        own = site.lookup("running_mean").tensor
+        before = own[1].clone()
+        out = right(site, *args, **kwargs)
+        own.data[1] = before
+        return out
+
+    monkeypatch.setitem(base._MODULES, kind, broken)
+    with pytest.raises(AssertionError, match=r"1\.running_mean"):
+        check(made(lambda: kind(4), 3), torch.randn(3, 5, 4).double(), shared=False)
 
 
 def test_a_rule_that_mixes_models_is_caught(monkeypatch):
