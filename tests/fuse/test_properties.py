@@ -265,6 +265,27 @@ def test_moves_between_types_and_copies():
     assert torch.allclose(twin(x), expected, rtol=1e-9)
 
 
+@pytest.mark.parametrize("separate", [(), ("block",)], ids=["all fused", "partly fused"])
+@pytest.mark.parametrize("how", ["copied", "saved"])
+def test_a_copy_of_an_array_trains_like_the_array(how, separate):
+    array = hocket.fuse(made(Residual, 3), backend="rule", separate=separate)
+    x = torch.randn(4, 3, 6, 6).double()
+    array(x)
+    if how == "copied":
+        twin = copy.deepcopy(array)
+    else:
+        file = io.BytesIO()
+        torch.save(array, file)
+        file.seek(0)
+        twin = torch.load(file, weights_only=False)
+    for each in (array, twin):
+        optimizer = hocket.optim.SGD(each.parameters(), lr=[0.1, 0.2, 0.3])
+        each.loss(F.cross_entropy, each(x), torch.arange(4)).backward()
+        optimizer.step()
+    for name, tensor in array.state_dict().items():
+        assert torch.equal(twin.state_dict()[name], tensor), name
+
+
 def test_train_and_eval_reach_every_layer():
     models = made(Residual, 2)
     array = hocket.fuse(models, backend="rule").eval()

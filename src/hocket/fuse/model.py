@@ -618,6 +618,13 @@ class Array(nn.Module):
         state |= {"_programs": {}, "_chosen": {}, "_ready": {}, "_per_model": {}, "gradient_memory": GradientMemory()}
         return state
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        for parameter in self.fused.parameters():  # a copied parameter does not take its marks along
+            parameter._hocket_models = self.num_models  # type: ignore[attr-defined]
+        for group in self.separate:
+            _mark(list(group.children()))
+
     # ----------------------------------------------------------------------------------------------- report
 
     def report(self) -> str:
