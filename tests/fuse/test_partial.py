@@ -116,6 +116,10 @@ def hooked():
     return models
 
 
+def normed():
+    return [nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))) for _ in range(2)]
+
+
 def half_frozen():
     models = [nn.Sequential(nn.Linear(2, 2)) for _ in range(2)]
     models[1][0].weight.requires_grad_(False)
@@ -148,6 +152,7 @@ REFUSED = {
     "a shared layer": (shared_layer, "model 1, layer 0: shared with model 0 (layer 0)"),
     "a shared weight": (shared_weight, "model 1, layer 0.weight: shared with model 0"),
     "a hook": (hooked, "model 1, layer 0: has a hook (forward_hooks)"),
+    "a parametrization": (normed, "model 0, layer 0: weight: expected a plain parameter, got a parametrization"),
     "half frozen": (half_frozen, "layer 0: weight: trained in one of model 0 and model 1 only"),
     "half in eval": (half_in_eval, "training is True in model 0, False in model 1"),
     "momentum None": (
