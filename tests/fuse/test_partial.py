@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from tests.fuse.nets import Residual
@@ -153,6 +155,10 @@ REFUSED = {
     "a shared weight": (shared_weight, "model 1, layer 0.weight: shared with model 0"),
     "a hook": (hooked, "model 1, layer 0: has a hook (forward_hooks)"),
     "a parametrization": (normed, "model 0, layer 0: weight: expected a plain parameter, got a parametrization"),
+    "compiled": (
+        lambda: [nn.Sequential(torch.compile(nn.Linear(2, 2))) for _ in range(2)],
+        "model 0, layer 0: is compiled; fuse the module that it was made from",
+    ),
     "half frozen": (half_frozen, "layer 0: weight: trained in one of model 0 and model 1 only"),
     "half in eval": (half_in_eval, "training is True in model 0, False in model 1"),
     "momentum None": (
@@ -221,6 +227,33 @@ def test_separate_blocks_of_different_shapes_say_so():
     models = [nn.Sequential(nn.Linear(4, 3), nn.Flatten(start)) for start in (0, 1)]
     with pytest.raises(InputError, match="layer 1: its output differs in shape"):
         hocket.fuse(models, backend="rule")(torch.ones(5, 4))
+
+
+@dataclasses.dataclass
+class Out:
+    scores: torch.Tensor
+
+
+class Wrapped(nn.Module):
+    """Gives an object in which nobody looks for tensors."""
+
+    def __init__(self, wrap) -> None:
+        super().__init__()
+        self.fc, self.wrap = nn.Linear(4, 3), wrap
+
+    def forward(self, x):
+        return self.wrap(self.fc(x))
+
+
+@pytest.mark.filterwarnings("ignore:hocket.fuse")
+@pytest.mark.parametrize("backend", ["rule", "vmap", "loop", "auto"])
+def test_outputs_in_objects_are_refused_rather_than_those_of_one_model(backend):
+    array = hocket.fuse(made(lambda: Wrapped(Out), 2), backend=backend)
+    with pytest.raises(
+        InputError,
+        match=r"^the model itself: expected tensors in tuples, lists and dicts, got Out; .*register_dataclass",
+    ):
+        array(torch.randn(5, 4).double())
 
 
 class Branches(nn.Module):

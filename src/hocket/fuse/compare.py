@@ -109,6 +109,8 @@ def _check_layers(models: Sequence[nn.Module]) -> None:
             lazy: Any = module if isinstance(module, nn.modules.lazy.LazyModuleMixin) else None
             if lazy is not None and lazy.has_uninitialized_params():
                 raise InputError(f"{where}: not initialised yet; run the model once")
+            if isinstance(module, torch.jit.ScriptModule) or hasattr(module, "_orig_mod"):
+                raise InputError(f"{where}: is compiled; fuse the module that it was made from")
             for kind in HOOKS:
                 if getattr(module, kind, None):
                     raise InputError(f"{where}: has a hook ({kind[1:]}); remove it before fusing")
