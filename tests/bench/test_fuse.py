@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 from pathlib import Path
+from queue import Empty
 
 import pytest
 import torch
 from torch import nn
 
 from hocket.bench import fuse as bench
+from hocket.bench.budget import Budget
 from hocket.bench.fuse import beside, counters, targets
 from hocket.bench.fuse.targets import Target
 from hocket.errors import InputError
@@ -61,12 +64,54 @@ def test_processes_and_memory_are_measured_in_processes_of_their_own():
 
 def test_memory_is_compared_with_the_sum_of_the_singles(monkeypatch):
     needs = {("serial", 1): 100.0, ("serial", 4): 380.0, ("fused", 4): 300.0}
-    monkeypatch.setattr(beside, "memory_of", lambda name, target, size, device, amp: needs[name, size])
-    rows = {"4": {"serial": {}, "fused": {}, "processes": {}}}
-    bench._add_memory(TINY["mlp-32"], rows, "cpu", False)
+
+    def memory_of(name, target, size, device, amp):
+        if (name, size) not in needs:
+            raise Empty
+        return needs[name, size]
+
+    monkeypatch.setattr(beside, "memory_of", memory_of)
+    rows = {"4": {"serial": {}, "fused": {}, "vmap": {}, "processes": {}}}
+    left_out: dict[str, str] = {}
+    bench._add_memory("mlp-32", TINY["mlp-32"], rows, "cpu", False, Budget(), left_out)
+    assert left_out == {"memory of vmap, mlp-32, 4 models": "memory of vmap, mlp-32, 4 models: its process did not end"}
+    assert rows["4"]["vmap"] == {}
     assert rows["4"]["fused"] == {"memory_bytes": 300.0, "memory_to_singles": 0.75}
     assert rows["4"]["serial"]["memory_to_singles"] == 0.95
     assert rows["4"]["processes"] == {}
+
+
+def test_what_there_is_no_time_for_is_named_and_what_was_measured_is_kept(monkeypatch):
+    now = iter(range(0, 10_000, 10))  # every look at the clock is ten seconds later
+    monkeypatch.setattr(bench, "Budget", lambda total_s: Budget(total_s, clock=lambda: next(now)))
+    monkeypatch.setattr(bench, "_measure", lambda *args: {"serial": {"step_ms": 2.0, "to_serial": 1.0}})
+    saved = []
+    found = bench.run(["mlp-32"], sizes=(1, 4, 8), memory=False, budget_s=75, save=lambda so_far: saved.append(so_far))
+    assert list(found["targets"]["mlp-32"]) == ["1"]
+    assert found["left_out"]["mlp-32, 4 models"] == "mlp-32, 4 models: no time: expected 80 s, 25 s left of 75"
+    assert "mlp-32, 8 models" in found["left_out"]
+    assert [list(so_far["targets"]["mlp-32"]) for so_far in saved] == [["1"]]
+
+
+def test_what_does_not_fit_into_memory_is_named_and_the_rest_goes_on(monkeypatch):
+    def measured(target, size, *args):
+        if size == 2:
+            raise torch.OutOfMemoryError("tried to allocate 2 GiB\nmore")
+        return {"serial": {"step_ms": 2.0, "to_serial": 1.0}}
+
+    monkeypatch.setattr(bench, "_measure", measured)
+    found = bench.run(["mlp-32"], sizes=(1, 2, 3), memory=False)
+    assert list(found["targets"]["mlp-32"]) == ["1", "3"]
+    assert found["left_out"]["mlp-32, 2 models"] == "mlp-32, 2 models: tried to allocate 2 GiB"
+
+
+def test_processes_that_fail_or_hang_hold_nobody_up():
+    wrong = Target("mlp", 4, (("width", 0),))
+    left_out: dict[str, str] = {}
+    assert bench._beside("processes", wrong, 1, "cpu", 1, False, left_out, 60.0) is None
+    assert list(left_out) == ["processes, mlp, 1 models"]
+    with pytest.raises(threading.BrokenBarrierError):
+        beside.side_by_side(TINY["mlp-32"], 1, "cpu", 1, False, patience_s=0.1)
 
 
 def test_fused_steps_train_as_serial_ones_do(monkeypatch):
@@ -174,7 +219,7 @@ def test_the_mps_daemon_is_started_and_stopped(tools):
 def test_an_mps_daemon_that_does_not_start_is_one_line(tools):
     script(tools, beside.MPS, "exit 3")
     left_out: dict[str, str] = {}
-    assert bench._beside("mps", TINY["mlp-32"], 1, "cpu", 1, False, left_out) is None
+    assert bench._beside("mps", TINY["mlp-32"], 1, "cpu", 1, False, left_out, 60.0) is None
     assert left_out["mps"].startswith("mps: its daemon does not start: ")
     assert "\n" not in left_out["mps"]
 

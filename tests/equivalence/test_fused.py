@@ -39,6 +39,11 @@ SCHEDULERS: dict[str, Callable[[Any], Any]] = {
         o, max_lr=[0.1, 0.2, 0.3], total_steps=[60, 70, 80], cycle_momentum=False
     ),
 }
+# `step` is told the losses of the last training step.
+PLATEAUS: dict[str, Callable[[Any], Any]] = {
+    "plateau": lambda o: hocket.lr_scheduler.ReduceLROnPlateau(o, patience=[0, 1, 2], factor=[0.5, 0.1, 0.9]),
+    "plateau of one number": lambda o: hocket.lr_scheduler.ReduceLROnPlateau(o, patience=0, cooldown=2),
+}
 LONG = 30  # steps until a schedule without a contest has long settled
 
 
@@ -113,8 +118,10 @@ def check(
         where = f"after step {number}"
         assert_same(named_leaves("returned", results[0]), named_leaves("returned", results[1]), where)
         assert_same(everything(pair.eager), everything(pair.planned), where)
-        for one in pair.schedulers:
-            if one is not None:
+        for one, losses in zip(pair.schedulers, results, strict=True):
+            if isinstance(one, hocket.lr_scheduler.ReduceLROnPlateau):
+                one.step(losses)
+            elif one is not None:
                 one.step()
     assert fast.verdict == "planned", fast.why
     fast.close()
@@ -131,6 +138,18 @@ def test_captured_steps_follow_every_number_of_every_model(optimizer, scheduler)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_schedule_computes_the_bits_of_the_fused_step(optimizer, kind):
     check(functools.partial(job, OPTIMIZERS[optimizer]), kind, scheduler=SCHEDULERS["cosine"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("scheduler", PLATEAUS)
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_a_schedule_follows_rates_that_fall_when_a_loss_stands_still(optimizer, scheduler, kind):
+    made = []
+    fell = PLATEAUS[scheduler]
+    check(functools.partial(job, OPTIMIZERS[optimizer]), kind, scheduler=lambda o: made.append(fell(o)) or made[-1])
+    rates = [each.get_last_lr()[0].tolist() for each in made]
+    assert rates[0] == rates[1]
+    assert sum(rate < first for rate, first in zip(rates[0], RATES, strict=True)) >= 1, "some rate has to fall"
 
 
 @pytest.mark.parametrize("kind", KINDS)

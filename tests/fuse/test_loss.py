@@ -89,3 +89,14 @@ def test_outputs_without_a_models_axis_are_refused():
     array = hocket.fuse([nn.Linear(4, 3) for _ in range(3)])
     with pytest.raises(hocket.errors.InputError, match=r"outputs of shape \(3, N, ...\)"):
         array.loss(F.mse_loss, torch.ones(5, 3), torch.ones(5, 3))
+
+
+def test_targets_that_do_not_fit_are_restated():
+    array = hocket.fuse([nn.Linear(4, 3) for _ in range(3)], backend="rule")
+    out = array(torch.ones(5, 4))
+    with pytest.raises(hocket.errors.InputError, match=r"loss: .* shapes \(3, 5, 3\), \(4,\), 3 models: .*batch_size"):
+        array.loss(F.cross_entropy, out, torch.zeros(4, dtype=torch.int64))
+    with pytest.raises(
+        hocket.errors.InputError, match=r"loss: .* \(3, 5, 3\), \(5,\), 3 models: Target 7 is out of bounds"
+    ):
+        array.loss(F.cross_entropy, out, torch.full((5,), 7))

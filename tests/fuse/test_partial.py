@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from tests.fuse.nets import Residual
@@ -57,7 +59,8 @@ def test_a_block_that_differs_stays_separate_and_the_rest_fuses(name, shared, ba
 
 
 def test_blocks_may_be_kept_separate_by_name():
-    array = check(made(Residual, 3), torch.randn(3, 4, 3, 6, 6).double(), shared=False, separate=["block"])
+    x = torch.randn(3, 4, 3, 6, 6).double()
+    array = check(made(Residual, 3), x, shared=False, separate=["block"], vanishing={"stem.bias"})
     assert "separate: block (as asked for)" in array.report()
     assert "block  Sequential" in array.report()
 
@@ -115,6 +118,10 @@ def hooked():
     return models
 
 
+def normed():
+    return [nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))) for _ in range(2)]
+
+
 def half_frozen():
     models = [nn.Sequential(nn.Linear(2, 2)) for _ in range(2)]
     models[1][0].weight.requires_grad_(False)
@@ -147,6 +154,11 @@ REFUSED = {
     "a shared layer": (shared_layer, "model 1, layer 0: shared with model 0 (layer 0)"),
     "a shared weight": (shared_weight, "model 1, layer 0.weight: shared with model 0"),
     "a hook": (hooked, "model 1, layer 0: has a hook (forward_hooks)"),
+    "a parametrization": (normed, "model 0, layer 0: weight: expected a plain parameter, got a parametrization"),
+    "compiled": (
+        lambda: [nn.Sequential(torch.compile(nn.Linear(2, 2))) for _ in range(2)],
+        "model 0, layer 0: is compiled; fuse the module that it was made from",
+    ),
     "half frozen": (half_frozen, "layer 0: weight: trained in one of model 0 and model 1 only"),
     "half in eval": (half_in_eval, "training is True in model 0, False in model 1"),
     "momentum None": (
@@ -215,6 +227,33 @@ def test_separate_blocks_of_different_shapes_say_so():
     models = [nn.Sequential(nn.Linear(4, 3), nn.Flatten(start)) for start in (0, 1)]
     with pytest.raises(InputError, match="layer 1: its output differs in shape"):
         hocket.fuse(models, backend="rule")(torch.ones(5, 4))
+
+
+@dataclasses.dataclass
+class Out:
+    scores: torch.Tensor
+
+
+class Wrapped(nn.Module):
+    """Gives an object in which nobody looks for tensors."""
+
+    def __init__(self, wrap) -> None:
+        super().__init__()
+        self.fc, self.wrap = nn.Linear(4, 3), wrap
+
+    def forward(self, x):
+        return self.wrap(self.fc(x))
+
+
+@pytest.mark.filterwarnings("ignore:hocket.fuse")
+@pytest.mark.parametrize("backend", ["rule", "vmap", "loop", "auto"])
+def test_outputs_in_objects_are_refused_rather_than_those_of_one_model(backend):
+    array = hocket.fuse(made(lambda: Wrapped(Out), 2), backend=backend)
+    with pytest.raises(
+        InputError,
+        match=r"^the model itself: expected tensors in tuples, lists and dicts, got Out; .*register_dataclass",
+    ):
+        array(torch.randn(5, 4).double())
 
 
 class Branches(nn.Module):

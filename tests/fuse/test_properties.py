@@ -7,7 +7,7 @@ import io
 
 import pytest
 import torch
-from tests.fuse.nets import NETS, Residual
+from tests.fuse.nets import NETS, VANISHING, Residual
 from tests.fuse.oracle import SIZES, check, made
 from torch import nn
 from torch.nn import functional as F
@@ -25,7 +25,7 @@ BACKENDS = ["rule", "vmap", "loop", "auto"]
 def test_nets_are_right(name, num_models, shared):
     make, given = NETS[name]
     x = given() if shared else torch.stack([given() for _ in range(num_models)])
-    check(made(make, num_models), x, shared=shared, strict=True, steps=3)
+    check(made(make, num_models), x, shared=shared, strict=True, steps=3, vanishing=VANISHING.get(name, frozenset()))
 
 
 @pytest.mark.filterwarnings("ignore:hocket.fuse")
@@ -33,7 +33,8 @@ def test_nets_are_right(name, num_models, shared):
 @pytest.mark.parametrize("name", NETS)
 def test_nets_are_right_by_every_backend(name, backend):
     make, given = NETS[name]
-    check(made(make, 3), torch.stack([given() for _ in range(3)]), shared=False, backend=backend, steps=3)
+    x = torch.stack([given() for _ in range(3)])
+    check(made(make, 3), x, shared=False, backend=backend, steps=3, vanishing=VANISHING.get(name, frozenset()))
 
 
 def trained(array, x, target):
@@ -55,7 +56,8 @@ def target_for(out: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("spoiled", ["nan", "weight", "input"])
-@pytest.mark.parametrize("backend", ["rule", "loop"])
+@pytest.mark.parametrize("backend", ["rule", "vmap", "loop"])
+@pytest.mark.filterwarnings("ignore:hocket.fuse")
 @pytest.mark.parametrize("name", NETS)
 def test_a_spoiled_model_leaves_the_others_bit_identical(name, backend, spoiled):
     make, given = NETS[name]
@@ -126,6 +128,34 @@ def test_a_broken_rule_is_caught(monkeypatch):
     monkeypatch.setitem(base._OPS, "linear", broken)
     with pytest.raises(AssertionError, match="output 0 of model 2"):
         check(made(lambda: nn.Linear(4, 3), 3), torch.randn(3, 5, 4).double(), shared=False)
+
+
+def test_a_rule_whose_gradient_is_broken_is_caught(monkeypatch):
+    right = base._OPS["linear"]
+
+    def broken(site, *args, **kwargs):
+        out = right(site, *args, **kwargs).tensor
+        return Stacked(torch.cat((out[:-1], out[-1:] * 0.5 + 0.5 * out[-1:].detach())))
+
+    monkeypatch.setitem(base._OPS, "linear", broken)
+    with pytest.raises(AssertionError, match="gradient of input 0, model 2"):
+        check(made(lambda: nn.Linear(4, 3), 3), torch.randn(3, 5, 4).double(), shared=False)
+
+
+def test_a_rule_that_forgets_the_running_statistics_of_a_model_is_caught(monkeypatch):
+    kind = nn.BatchNorm1d
+    right = base._MODULES[kind]
+
+    def broken(site, *args, **kwargs):
+        own = site.lookup("running_mean").tensor
+        before = own[1].clone()
+        out = right(site, *args, **kwargs)
+        own.data[1] = before
+        return out
+
+    monkeypatch.setitem(base._MODULES, kind, broken)
+    with pytest.raises(AssertionError, match=r"1\.running_mean"):
+        check(made(lambda: kind(4), 3), torch.randn(3, 5, 4).double(), shared=False)
 
 
 def test_a_rule_that_mixes_models_is_caught(monkeypatch):
@@ -235,6 +265,27 @@ def test_moves_between_types_and_copies():
     assert torch.allclose(twin(x), expected, rtol=1e-9)
 
 
+@pytest.mark.parametrize("separate", [(), ("block",)], ids=["all fused", "partly fused"])
+@pytest.mark.parametrize("how", ["copied", "saved"])
+def test_a_copy_of_an_array_trains_like_the_array(how, separate):
+    array = hocket.fuse(made(Residual, 3), backend="rule", separate=separate)
+    x = torch.randn(4, 3, 6, 6).double()
+    array(x)
+    if how == "copied":
+        twin = copy.deepcopy(array)
+    else:
+        file = io.BytesIO()
+        torch.save(array, file)
+        file.seek(0)
+        twin = torch.load(file, weights_only=False)
+    for each in (array, twin):
+        optimizer = hocket.optim.SGD(each.parameters(), lr=[0.1, 0.2, 0.3])
+        each.loss(F.cross_entropy, each(x), torch.arange(4)).backward()
+        optimizer.step()
+    for name, tensor in array.state_dict().items():
+        assert torch.equal(twin.state_dict()[name], tensor), name
+
+
 def test_train_and_eval_reach_every_layer():
     models = made(Residual, 2)
     array = hocket.fuse(models, backend="rule").eval()
@@ -270,5 +321,8 @@ def test_one_model_alone_is_right_however_it_runs(name, monkeypatch):
         return found | {"single": 0.0} if "single" in contenders else found
 
     monkeypatch.setattr(choose, "_contest", prefer)
-    array = check(made(make, 1), given()[None], shared=False, backend="auto", steps=3)
+    none = frozenset()
+    array = check(
+        made(make, 1), given()[None], shared=False, steps=3, backend="auto", vanishing=VANISHING.get(name, none)
+    )
     assert array.choices[-1].winner == "single"

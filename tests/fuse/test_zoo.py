@@ -15,8 +15,9 @@ from hocket import zoo
 
 # Of the zoo's entries: options, and which of the job's models.
 MODELS: dict[str, tuple[str, dict[str, int], int]] = {
-    "pointnet-cls": ("pointnet-cls", {"points": 12, "width": 4}, 0),
-    "pointnet-seg": ("pointnet-seg", {"points": 12, "width": 4}, 0),
+    # So few points that no maximum over them is above zero in all examples: the shift in front of it would vanish.
+    "pointnet-cls": ("pointnet-cls", {"points": 4, "width": 4, "batch_size": 8}, 0),
+    "pointnet-seg": ("pointnet-seg", {"points": 4, "width": 4, "batch_size": 8}, 0),
     "dcgan generator": ("dcgan", {"image_size": 16, "width": 4}, 0),
     "dcgan discriminator": ("dcgan", {"image_size": 16, "width": 4}, 1),
     "resnet18": ("resnet18", {"image_size": 64}, 0),
@@ -31,15 +32,12 @@ VANISHING = {
     "pointnet-cls": frozenset({"features.last.1.bias", "last.0.bias"}),
     "pointnet-seg": frozenset({"features.last.1.bias"}),
 }
-# Deep nets with batch norm over a few values amplify rounding from layer to layer: these are compared to 1e-9 of the
-# largest element (see test_strangers), the others to 1e-12.
-DEEP = {"resnet18": 1e-9, "mobilenet-v2": 1e-9, "mobilenet-v3-large": 1e-9}
 
 
 def load(name: str, seed: int) -> tuple[nn.Module, Any]:
     """A model in float64 without dropout, and its input."""
     entry, options, which = MODELS[name]
-    job = zoo.load(entry, seed=seed, batch_size=4, num_batches=1, **options)
+    job = zoo.load(entry, seed=seed, num_batches=1, **({"batch_size": 4} | options))
     model = job.models[which].double().train()
     for layer in model.modules():
         if isinstance(layer, nn.Dropout):
@@ -62,9 +60,11 @@ def called(model: Any, given: dict[str, Any]) -> torch.Tensor:
     return out if isinstance(out, torch.Tensor) else out.loss
 
 
-@pytest.mark.parametrize("num_models", [1, 3])
+@pytest.mark.parametrize(
+    "num_models", [1, 3, pytest.param(2, marks=pytest.mark.slow), pytest.param(7, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("name", MODELS)
-def test_fuses_unchanged(name, num_models, monkeypatch):
+def test_fuses_unchanged(name, num_models):
     if name == "bert-medium":
         pytest.importorskip("transformers")
     if name.startswith(("resnet", "mobilenet")):
@@ -72,7 +72,6 @@ def test_fuses_unchanged(name, num_models, monkeypatch):
     torch.manual_seed(0)
     models = [load(name, seed)[0] for seed in range(num_models)]
     given = load(name, 0)[1]
-    monkeypatch.setattr("tests.fuse.oracle.TOLERANCE", DEEP.get(name, 1e-12))
     array = hocket.fuse(copy.deepcopy(models), backend="rule", strict=True, shared=True)
     out = called(array, given)
     weight = torch.randn_like(out[0])

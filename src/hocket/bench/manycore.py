@@ -17,6 +17,7 @@ from time import process_time
 from typing import Any
 
 from hocket.bench.assumptions import ASSUMPTIONS, VARIANTS, Setup, timeline_of
+from hocket.bench.budget import Budget
 from hocket.errors import InputError, MissingDependencyError
 from hocket.ir import Graph, Machine, Plan
 from hocket.plan import bounds, plan
@@ -212,7 +213,12 @@ def _changed(setup: Setup) -> dict[str, float]:
 
 
 def measured(
-    *, quick: bool = False, rounds: int = 5, progress: Callable[[str], None] = lambda target: None
+    *,
+    quick: bool = False,
+    rounds: int = 5,
+    progress: Callable[[str], None] = lambda target: None,
+    budget_s: float | None = None,
+    save: Callable[[dict[str, Any]], None] = lambda _: None,
 ) -> dict[str, Any]:
     """The same on this machine's own cores: ops profiled at 1, 2, 4, ... and all cores, plans run, in turns with eager.
 
@@ -220,6 +226,8 @@ def measured(
         quick: only the targets of `QUICK`.
         rounds: blocks of two steps of each contender.
         progress: called with each target's name before it is measured.
+        budget_s: what there is no time for in so many seconds is left out.
+        save: called with the result so far, after each target.
 
     Raises:
         InputError: this machine has two cores or fewer, where there is hardly anything to divide; or all targets need a
@@ -234,23 +242,33 @@ def measured(
     import torch
 
     rows: dict[str, dict[str, Any]] = {}
-    left_out: dict[str, str] = {}
+    missing: dict[str, str] = {}
+    budget = Budget(budget_s)
+
+    def result() -> dict[str, Any]:
+        return {
+            "cores": machine.cores,
+            "torch": torch.__version__,
+            "paper": {"figure_3": FIGURE_3, "mean": 1.36},
+            "targets": rows,
+            "left_out": missing | budget.left_out,
+            "mean": {
+                label: mean(row["speedup"][label] for row in rows.values()) for label in ("s12", "s123", "all") if rows
+            },
+        }
+
     for name in QUICK if quick else TARGETS:
-        progress(name)
-        try:
-            rows[name] = _measured(name, machine, rounds)
-        except MissingDependencyError as error:  # the other targets need no more than torch
-            left_out[name] = str(error)
-    if not rows:
-        raise InputError(f"manycore: no target can be measured here: {'; '.join(left_out.values())}")
-    return {
-        "cores": machine.cores,
-        "torch": torch.__version__,
-        "paper": {"figure_3": FIGURE_3, "mean": 1.36},
-        "targets": rows,
-        "left_out": left_out,
-        "mean": {label: mean(row["speedup"][label] for row in rows.values()) for label in ("s12", "s123", "all")},
-    }
+        with budget.item(name) as begun:
+            if begun:
+                progress(name)
+                try:
+                    rows[name] = _measured(name, machine, rounds)
+                except MissingDependencyError as error:  # the other targets need no more than torch
+                    missing[name] = str(error)
+                save(result())
+    if not rows and missing:
+        raise InputError(f"manycore: no target can be measured here: {'; '.join(missing.values())}")
+    return result()
 
 
 def _measured(name: str, machine: Machine, rounds: int) -> dict[str, Any]:

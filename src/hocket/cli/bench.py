@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from argparse import Namespace
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hocket.cli.console import Bar, print_json, print_tables, table
+from hocket.cli.console import Bar, UsageError, print_json, print_tables, table
+from hocket.cli.files import output_file, written
+from hocket.errors import ExecutionError
+from hocket.report._files import write_text
 from hocket.report.words import count_text
 
 if TYPE_CHECKING:
@@ -15,10 +21,18 @@ __all__ = [
     "concurrency_bench",
     "critical_path_bench",
     "fuse_bench",
+    "gpu_bench",
     "manycore_bench",
     "overhead_bench",
     "simulate_bench",
 ]
+
+
+def _write(target: Path | None, bench: str, result: dict[str, Any], *, complete: bool = True) -> None:
+    """Into the file of ``-o``, if any, after each item: whoever stops a bench finds what it had measured."""
+    if target is not None:
+        document = {"bench": bench, "complete": complete, **result}
+        write_text(target, json.dumps(document, indent=2, allow_nan=False) + "\n")
 
 
 def concurrency_bench(args: Namespace) -> None:
@@ -52,9 +66,20 @@ def manycore_bench(args: Namespace) -> None:
     """The paper's strategies on many cores: simulated, or measured on this machine's."""
     from hocket.bench.manycore import measured, run
 
-    work = measured if args.measured else run
-    with Bar("measure each network" if args.measured else "capture, plan and simulate each network"):
-        result = work(quick=args.quick)
+    target = output_file(args.output)
+    if args.measured:
+        with Bar("measure each network"):
+            result = measured(
+                quick=args.quick,
+                budget_s=args.budget_s,
+                save=partial(_write, target, "manycore", complete=False),
+            )
+    elif args.budget_s is not None:
+        raise UsageError("--budget-s is for --measured; a simulation is as long as it is")
+    else:
+        with Bar("capture, plan and simulate each network"):
+            result = run(quick=args.quick)
+    _write(target, "manycore", result)
     if args.format == "json":
         print_json({"bench": "manycore", **result})
     elif args.measured:
@@ -108,9 +133,11 @@ def _measured_table(result: dict[str, Any]) -> Table:
 
 def fuse_bench(args: Namespace) -> None:
     """Training B models at once, every way there is."""
-    from hocket.bench.fuse import partial, run
+    from hocket.bench.fuse import partial as partly
+    from hocket.bench.fuse import run
 
     sizes = tuple(args.models) or (1, 2, 4, 8)
+    target = output_file(args.output)
     with Bar("every way of training B models in turn"):
         result = run(
             tuple(args.target),
@@ -120,12 +147,15 @@ def fuse_bench(args: Namespace) -> None:
             amp=args.amp,
             both=args.both,
             memory=not args.no_memory,
+            budget_s=args.budget_s,
+            save=partial(_write, target, "fuse", complete=False),
         )
         if args.partial:
             result["partial"] = {
-                name: partial(name, device=args.device, size=max(sizes), steps=args.steps, amp=args.amp)
+                name: partly(name, device=args.device, size=max(sizes), steps=args.steps, amp=args.amp)
                 for name in args.partial
             }
+    _write(target, "fuse", result)
     if args.format == "json":
         print_json({"bench": "fuse", **result})
         return
@@ -174,14 +204,21 @@ def critical_path_bench(args: Namespace) -> None:
     """Streams by critical path against what others do."""
     from hocket.bench.critical_path import run
 
-    options = {"machine": args.machine} if args.device == "sim" else {}
+    target = output_file(args.output)
+    options: dict[str, Any] = {"machine": args.machine}
+    if args.device != "sim":
+        save = partial(_write, target, "critical-path", complete=False)
+        options = {"budget_s": args.budget_s, "save": save}
+    elif args.budget_s is not None:
+        raise UsageError("--budget-s is for --device cpu and cuda; a simulation is as long as it is")
     with Bar("every contender on each network"):
         result = run(device=args.device, quick=args.quick, **options)
+    _write(target, "critical-path", result)
     if args.format == "json":
         print_json({"bench": "critical-path", **result})
         return
     if args.device != "sim":
-        print_tables(_measured_streams(result))
+        print_tables(_measured_streams(result), *(f"left out: {why}" for why in result["left_out"].values()))
         return
     labels = tuple(result["geomean"])
     rows = []
@@ -204,12 +241,34 @@ def critical_path_bench(args: Namespace) -> None:
 
 def _measured_streams(result: dict[str, Any]) -> Table:
     """What each contender took on a device that is there, as speedup over eager."""
-    labels = tuple(next(iter(result["networks"].values()))["over_eager"])
+    labels = tuple(dict.fromkeys(label for row in result["networks"].values() for label in row["over_eager"]))
     rows = [
-        (name, *(f"{row['over_eager'][label]:.2f}" for label in labels)) for name, row in result["networks"].items()
+        (name, *(f"{row['over_eager'][label]:.2f}" if label in row["over_eager"] else "-" for label in labels))
+        for name, row in result["networks"].items()
     ]
     where = result.get("gpu") or f"{result['cores']} cores"
     return table(f"speedup over eager, measured on {where}", ("network/batch", *labels), rows)
+
+
+def gpu_bench(args: Namespace) -> None:
+    """All that is to be measured on a machine with a GPU, in one file."""
+    from hocket.bench.gpu import run
+
+    target = output_file(args.output)
+    save = partial(_write, target, "gpu", complete=False)
+    with Bar("every bench in turn"):
+        result = run(device=args.device, budget_s=args.budget_s, save=save)
+    _write(target, "gpu", result)
+    if args.format == "json":
+        print_json({"bench": "gpu", **result})
+    else:
+        lines = [f"{name}: {found['took_s']:.0f} s" for name, found in result["parts"].items()]
+        left_out = [line for found in result["parts"].values() for line in found.get("left_out", {}).values()]
+        print_tables(
+            *lines, *(f"left out: {why}" for why in (*left_out, *result["stopped"].values())), *written(target)
+        )
+    if result["failed"]:
+        raise ExecutionError("; ".join(result["failed"].values()))
 
 
 def overhead_bench(args: Namespace) -> None:

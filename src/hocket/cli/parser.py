@@ -235,6 +235,7 @@ def _add_rest(verbs: _Verbs) -> None:
     )
     manycore.add_argument("--quick", action="store_true", help="only two of the four networks, nothing assumed anew")
     manycore.add_argument("--measured", action="store_true", help="run on this machine's own cores, if more than 2")
+    _budget(manycore)
     fuse = _verb(
         names,
         "fuse",
@@ -249,6 +250,7 @@ def _add_rest(verbs: _Verbs) -> None:
     fuse.add_argument("--both", action="store_true", help="in single precision, and again under autocast")
     fuse.add_argument("--partial", action="append", default=[], metavar="TARGET", help="fuse it block by block, too")
     fuse.add_argument("--no-memory", action="store_true", help="leave the measurement of memory out")
+    _budget(fuse)
     fuse.add_argument("target", nargs="*", metavar="TARGET", help="such as mlp-128 or pointnet-cls (a selection)")
     critical = _verb(
         names,
@@ -260,6 +262,18 @@ def _add_rest(verbs: _Verbs) -> None:
     critical.add_argument("--quick", action="store_true", help="fewer networks and batch sizes")
     critical.add_argument("--device", choices=("cpu", "cuda", "sim"), default="sim", help="what to run on (sim)")
     critical.add_argument("--machine", default="p100", metavar="NAME", help="the GPU to simulate (p100)")
+    _budget(critical)
+    gpu = _verb(
+        names,
+        "gpu",
+        bench.gpu_bench,
+        "all that is to be measured on a machine with a GPU, into one file",
+        "hocket bench gpu --budget-s 360 -o gpu.json",
+        "With --device cpu the same in small, to see that it works.",
+    )
+    gpu.add_argument("--device", choices=("cpu", "cuda"), default="cuda", help="what to measure (cuda)")
+    gpu.add_argument("--budget-s", type=_count, default=360, metavar="S", help="seconds for all of it (360)")
+    _output(gpu, "all results")
     simulate.add_argument("--ops", type=_count, default=100_000, metavar="N", help="ops in the plan (100000)")
     simulate.add_argument("--lanes", type=_count, default=8, metavar="N", help="lanes in the plan (8)")
     simulate.add_argument("--repeats", type=_count, default=5, metavar="N", help="rounds (5)")
@@ -290,6 +304,13 @@ def _inputs(parser: argparse.ArgumentParser, *names: str) -> None:
 
 def _machine(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--machine", type=_input, metavar="FILE", help="what to plan for (this machine)")
+
+
+def _budget(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--budget-s", type=_count, metavar="S", help="seconds; what they do not suffice for is left out"
+    )
+    _output(parser, "the result, after each item, as JSON")
 
 
 def _output(parser: argparse.ArgumentParser, what: str, *, required: bool = False) -> None:

@@ -102,16 +102,23 @@ def _check_shared(models: Sequence[nn.Module]) -> None:
 
 
 def _check_layers(models: Sequence[nn.Module]) -> None:
-    """What the rules would pass over: hooks; averages whose weight changes with every batch."""
+    """What the rules would pass over: hooks and parametrizations; averages whose weight changes with every batch."""
     for index, model in enumerate(models):
         for name, module in model.named_modules():
             where = f"model {index}, {_called(name)}"
             lazy: Any = module if isinstance(module, nn.modules.lazy.LazyModuleMixin) else None
             if lazy is not None and lazy.has_uninitialized_params():
                 raise InputError(f"{where}: not initialised yet; run the model once")
+            if isinstance(module, torch.jit.ScriptModule) or hasattr(module, "_orig_mod"):
+                raise InputError(f"{where}: is compiled; fuse the module that it was made from")
             for kind in HOOKS:
                 if getattr(module, kind, None):
                     raise InputError(f"{where}: has a hook ({kind[1:]}); remove it before fusing")
+            if (computed := getattr(module, "parametrizations", None)) is not None:
+                raise InputError(
+                    f"{where}: {', '.join(computed)}: expected a plain parameter, got a parametrization (weight_norm, "
+                    "spectral_norm, ...); torch.nn.utils.parametrize.remove_parametrizations makes it plain"
+                )
             is_norm = isinstance(module, (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm))
             if is_norm and module.momentum is None and module.track_running_stats:
                 raise InputError(

@@ -35,6 +35,8 @@ def vmap(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
             filled[place] = value
         inner_args, inner_kwargs = pytree.tree_unflatten(filled, spec)
         outs, out_spec = pytree.tree_flatten(target(*inner_args, **inner_kwargs))
+        if any(_holds_tensors(out) for out in outs):
+            raise ValueError("tensors in an object cannot leave vmap")
         is_tensor = [isinstance(out, Tensor) for out in outs]
         plain = [None if isinstance(out, Tensor) else out for out in outs]
         return tuple(out for out in outs if isinstance(out, Tensor))
@@ -60,12 +62,17 @@ def stack_parts(outs: Sequence[Any], where: str) -> Any:
     """The trees of all models as one tree of `Stacked`.
 
     Raises:
-        InputError: the models' tensors differ in shape.
+        InputError: the models' tensors differ in shape, or are in objects.
     """
     flat = [pytree.tree_flatten(out) for out in outs]
     spec = flat[0][1]
     columns = []
     for leaves in zip(*(leaves for leaves, _ in flat), strict=True):
+        if _holds_tensors(leaves[0]):
+            raise InputError(
+                f"{where}: expected tensors in tuples, lists and dicts, got {type(leaves[0]).__name__}; if it is a "
+                "dataclass, torch.export.register_dataclass makes it known"
+            )
         if not isinstance(leaves[0], Tensor):
             columns.append(leaves[0])
             continue
@@ -75,3 +82,10 @@ def stack_parts(outs: Sequence[Any], where: str) -> Any:
             raise InputError(f"{where}: its output differs in shape: {listed}; name a larger block in separate=[...]")
         columns.append(Stacked(torch.stack(leaves)))
     return pytree.tree_unflatten(columns, spec)
+
+
+def _holds_tensors(value: Any) -> bool:
+    """Whether a value is an object around tensors; trees are taken apart, but what is in such an object is not seen."""
+    if isinstance(value, Tensor) or not hasattr(value, "__dict__"):
+        return False
+    return any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(vars(value)))

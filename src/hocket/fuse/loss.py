@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils import _pytree as pytree
 
-from hocket.errors import InputError
+from hocket.errors import HocketError, InputError
 from hocket.fuse import fallback
 from hocket.fuse.choose import is_watched
 from hocket.fuse.stacked import Stacked, mapped, unwrap
@@ -53,7 +53,7 @@ def per_model_loss(fn: Callable[..., Any], outputs: Any, target: Any, args: tupl
         num_models: B.
 
     Raises:
-        InputError: `outputs` has no models' axis.
+        InputError: `outputs` has no models' axis, or `fn` fails; restates the shapes.
     """
     leaves, spec = pytree.tree_flatten(outputs)
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
@@ -63,9 +63,19 @@ def per_model_loss(fn: Callable[..., Any], outputs: Any, target: Any, args: tupl
     reference = tensors[0]
     stacked = pytree.tree_unflatten([Stacked(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves], spec)
     targets = pytree.tree_map_only(Tensor, lambda each: _per_model(each, reference, num_models), (target, *args))
-    losses = _alone(fn, (stacked, *targets)) if num_models == 1 else _quick(fn, stacked, targets, num_models)
-    if losses is None:
-        losses = _any(fn, (stacked, *targets), num_models)
+    try:
+        losses = _alone(fn, (stacked, *targets)) if num_models == 1 else _quick(fn, stacked, targets, num_models)
+        if losses is None:
+            losses = _any(fn, (stacked, *targets), num_models)
+    except (HocketError, torch.OutOfMemoryError):
+        raise
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        given = ", ".join(
+            str(tuple(each.shape))
+            for each in (*tensors, *pytree.tree_leaves((target, *args)))
+            if isinstance(each, Tensor)
+        )
+        raise InputError(f"loss: of outputs and targets of shapes {given}, {num_models} models: {error}") from error
     if losses.ndim > 1:
         losses = losses.flatten(1).sum(1)
     return _traced(losses) if is_watched() else losses.as_subclass(Losses)

@@ -331,9 +331,7 @@ class Array(nn.Module):
             tensors = {name: self.tensor(name) for name in self._places}
             shell = self._shells[0]
             try:
-                return fallback.vmap(
-                    lambda own, *a, **k: torch.func.functional_call(shell, own, a, k), (tensors, *args), kwargs
-                )
+                return fallback.vmap(lambda own, *a, **k: _call_with(shell, own, a, k), (tensors, *args), kwargs)
             except trace.FAILURES:
                 self._goes_one_by_one = True
         return self._one_by_one(values, spec)
@@ -618,6 +616,13 @@ class Array(nn.Module):
         state |= {"_programs": {}, "_chosen": {}, "_ready": {}, "_per_model": {}, "gradient_memory": GradientMemory()}
         return state
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        for parameter in self.fused.parameters():  # a copied parameter does not take its marks along
+            parameter._hocket_models = self.num_models  # type: ignore[attr-defined]
+        for group in self.separate:
+            _mark(list(group.children()))
+
     # ----------------------------------------------------------------------------------------------- report
 
     def report(self) -> str:
@@ -649,16 +654,31 @@ class _Plain:
         device = next(iter(self._tensors.values())).device if self._tensors else torch.device("cpu")
         generators = self._array.generators_on(device)
         if not generators:
-            return torch.func.functional_call(self._shell, self._tensors, args, kwargs)
+            return _call_with(self._shell, self._tensors, args, kwargs)
         generator = generators[self._index]
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             usual = (
                 torch.cuda.default_generators[device.index or 0] if device.type == "cuda" else torch.default_generator
             )
             usual.set_state(generator.get_state())
-            out = torch.func.functional_call(self._shell, self._tensors, args, kwargs)
+            out = _call_with(self._shell, self._tensors, args, kwargs)
             generator.set_state(usual.get_state())
         return out
+
+
+def _call_with(shell: nn.Module, tensors: dict[str, Any], args: Any, kwargs: Any) -> Any:
+    """Call a shell with these tensors; a buffer that its forward assigns anew is written into its tensor."""
+
+    def write_back(module: nn.Module, _: Any, __: Any) -> None:
+        for name, value in module.named_buffers(remove_duplicate=False):
+            if name in tensors and value is not tensors[name]:
+                tensors[name].copy_(value)
+
+    handle = shell.register_forward_hook(write_back)
+    try:
+        return torch.func.functional_call(shell, tensors, args, kwargs)
+    finally:
+        handle.remove()
 
 
 class _Teller:

@@ -289,7 +289,9 @@ def _make_step(owner: Owner, traced: Traced, node: fx.Node, place: int) -> Step:
             return conv.product(here, *args, **kwargs)
         if backend == "vmap":
             return fallback.vmap(target, args, kwargs)
-        return fallback.loop([target] * owner.num_models, args, kwargs, f"layer {layer}")
+        return fallback.loop(
+            [target] * owner.num_models, args, kwargs, f"layer {layer}" if layer else "the model itself"
+        )
 
     backends = _order(owner)
     if name == "embedding":  # under vmap (torch 2.13) padding rows get a gradient

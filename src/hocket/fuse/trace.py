@@ -10,6 +10,7 @@ looking at values.
 
 from __future__ import annotations
 
+import operator
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -23,6 +24,9 @@ from torch.utils import _pytree as pytree
 from hocket.fuse.rules import find_module
 
 __all__ = ["Call", "Traced", "exported", "symbolic"]
+
+# What torch.fx would read as ``x = x + y``, so that another name for the same tensor would keep the old value.
+IN_PLACE = ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor")
 
 FAILURES = (
     RuntimeError,
@@ -81,6 +85,18 @@ class Traced:
         return str(last[0] if isinstance(last, tuple) else last).removeprefix("L['self'].")
 
 
+class _Proxy(fx.Proxy):
+    """A value in a forward that is traced; ``x += y`` changes it in place, as it does with tensors."""
+
+
+def _written(name: str) -> Callable[[fx.Proxy, Any], fx.Proxy]:
+    return lambda self, other: self.tracer.create_proxy("call_function", getattr(operator, name), (self, other), {})
+
+
+for _name in IN_PLACE:
+    setattr(_Proxy, f"__{_name}__", _written(_name))
+
+
 class _Tracer(fx.Tracer):
     """Goes into every module but those that have a rule of their own, or stay separate."""
 
@@ -88,6 +104,15 @@ class _Tracer(fx.Tracer):
         super().__init__()
         self.proxy_buffer_attributes = True
         self._whole = separate | instead
+        self._mode = _mode()
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return _Proxy(node, self)
+
+    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
+        if _mode() != self._mode:  # a graph of ops would not know
+            raise fx.proxy.TraceError("a part of the forward runs in a grad mode or autocast of its own")
+        return super().create_node(*args, **kwargs)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return module_qualified_name in self._whole or find_module(m) is not None
@@ -108,6 +133,32 @@ class _Tracer(fx.Tracer):
                 self.graph.erase_node(node)
             self._whole |= {self.path_of_module(m)}
             return super().call_module(m, forward, args, kwargs)
+
+
+def _mode() -> tuple[bool, ...]:
+    """What a ``with`` inside of a forward may change."""
+    found = [torch.is_grad_enabled(), torch.is_inference_mode_enabled()]
+    return (*found, *(torch.is_autocast_enabled(device) for device in ("cpu", "cuda")))
+
+
+def _write_back(model: nn.Module, graph: fx.Graph) -> None:
+    """A buffer that the forward assigns anew (``self.n = self.n + 1``) gets what was assigned written into it."""
+    last = next(iter(reversed(graph.nodes)))
+    for name, value in list(model.named_buffers(remove_duplicate=False)):
+        if isinstance(value, fx.Proxy):
+            root = value.node
+            while _is_written_by(root):
+                root = root.args[0]
+            if not (root.op == "get_attr" and root.target == name):
+                with graph.inserting_before(last):
+                    graph.call_method("copy_", (graph.create_node("get_attr", name), value.node))
+
+
+def _is_written_by(node: fx.Node) -> bool:
+    """Whether a node gives back its first argument, changed."""
+    if node.op == "call_method":
+        return str(node.target).endswith("_") and not str(node.target).endswith("__")
+    return node.op == "call_function" and getattr(node.target, "__name__", "") in IN_PLACE
 
 
 def symbolic(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], separate: frozenset[str]) -> Traced:
@@ -141,10 +192,10 @@ def symbolic(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], se
     if type(model) in PLAIN:
         plain = PLAIN[type(model)]
         model.__class__ = type(type(model).__name__, (type(model),), {"forward": plain})
-    tracer = _Tracer(separate)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), torch.inference_mode(False), torch.enable_grad():
         warnings.simplefilter("ignore")
-        graph = tracer.trace(model, concrete_args=concrete)
+        graph = _Tracer(separate).trace(model, concrete_args=concrete)
+    _write_back(model, graph)
     places = [node for node in graph.nodes if node.op == "placeholder" and not str(node.target).startswith("*")]
     inputs = {node: number for node, number in zip(places, order, strict=True) if number is not None}
     tensors: dict[fx.Node, str] = {}

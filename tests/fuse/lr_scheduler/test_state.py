@@ -63,12 +63,6 @@ def test_resumed_from_an_epoch_as_torch_resumes(case):
             }
         )
         own = {key: of_model(value, model) for key, value in arguments.items()}
-        if name == "OneCycleLR":  # torch keeps these in the group
-            top = own["max_lr"]
-            other.param_groups[0] |= {"max_lr": top}
-            other.param_groups[0]["min_lr"] = other.param_groups[0]["initial_lr"] / own.get("final_div_factor", 1e4)
-            other.param_groups[0]["max_momentum"] = own.get("max_momentum", 0.95)
-            other.param_groups[0]["base_momentum"] = own.get("base_momentum", 0.85)
         singles.append(getattr(torch_schedulers, name)(other, **own, last_epoch=4))
     resumed = getattr(lr_scheduler, name)(twins.fused, **arguments, last_epoch=4)
     for _ in range(5):
@@ -136,3 +130,26 @@ def test_refilled_with_arguments_of_its_own():
         scheduler.refill(1, gama=0.5)
     with pytest.raises(InputError, match=r"step_size: expected a whole number >= 1, got 0"):
         scheduler.refill(1, step_size=0)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.startswith("one-cycle")])
+@pytest.mark.parametrize("optimizer", ["sgd-momentum", "adam"])
+def test_torchs_own_cycle_goes_on_where_the_fused_one_stopped(case, optimizer):
+    """The plain states say all that torch's scheduler reads from its groups, of a slot that was refilled, too."""
+    twins = Twins(optimizer, 3)
+    arguments = {key: cut(value, 3) for key, value in CASES[case][1].items()}
+    scheduler = lr_scheduler.OneCycleLR(twins.fused, **arguments)
+    torchs = [
+        torch_schedulers.OneCycleLR(other, **{key: of_model(value, m) for key, value in arguments.items()})
+        for m, other in enumerate(twins.torch)
+    ]
+    epochs(twins, scheduler, 2)
+    for other, single in list(zip(twins.torch, torchs, strict=True)) * 2:
+        other.step()
+        single.step()
+    for state, other in zip(twins.fused.unfuse(), twins.torch, strict=True):
+        assert state["param_groups"] == other.state_dict()["param_groups"]
+    scheduler.refill(1, max_lr=0.9)
+    again = {key: of_model(value, 1) for key, value in arguments.items()} | {"max_lr": 0.9}
+    torch_schedulers.OneCycleLR(twins.torch[1], **again)
+    assert twins.fused.unfuse()[1]["param_groups"] == twins.torch[1].state_dict()["param_groups"]

@@ -6,13 +6,15 @@ idle device, so what overlaps across the step's end does not count in its favour
 
 from __future__ import annotations
 
+import gc
 import math
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import torch
 
 from hocket import zoo
+from hocket.bench.budget import Budget
 from hocket.bench.critical_path.memory import peaks_on_cores
 from hocket.bench.turns import in_turns
 from hocket.capture.captured import Captured, capture_step
@@ -39,75 +41,156 @@ ON_GPU = {
     "resnet152": (2, 18),
 }
 PROFILE_RUNS = 5
+Save: TypeAlias = Callable[[dict[str, Any]], None]
 
 
-def on_cores(*, quick: bool = False, rounds: int = 6, block: int = 3) -> dict[str, Any]:
+def on_cores(
+    *, quick: bool = False, rounds: int = 6, block: int = 3, budget_s: float | None = None, save: Save = lambda _: None
+) -> dict[str, Any]:
     """Eager, native serial, `concurrency` and `critical-path` on this machine's cores.
+
+    Args:
+        quick: fewer networks.
+        rounds: blocks of steps of each contender.
+        block: counted steps in a block.
+        budget_s: what there is no time for in so many seconds is left out.
+        save: called with the result so far, after each network.
 
     Returns:
         ``networks``: by label the times of each contender, the speedup over eager, and ``to_concurrency``, which is the
-        time of critical-path's plan over that of concurrency's; ``geomean`` of these; and ``memory``: see
-        `hocket.bench.critical_path.memory`.
+        time of critical-path's plan over that of concurrency's; ``geomean`` of these; ``memory``: see
+        `hocket.bench.critical_path.memory`; and ``left_out``.
     """
     ground = Cores(Machine.here(), "auto")
-    rows = {}
+    budget = Budget(budget_s)
+    rows: dict[str, Any] = {}
+
+    def result() -> dict[str, Any]:
+        return {
+            "cores": ground.machine.cores,
+            "networks": rows,
+            "geomean": _geomeans({"to_concurrency": [row["to_concurrency"] for row in rows.values()]}),
+            "left_out": budget.left_out,
+        }
+
     for name, sizes in list(ON_CORES.items())[: 2 if quick else None]:
         for size in sizes:
-            job, captured, costs = _profiled(name, size, ground, "cpu")
-            contenders: dict[str, Callable[[Any], Any]] = {"eager": job.step}
-            for label in ("serial", "concurrency", "critical-path"):
-                made = plan(captured.graph, costs, ground.machine, planner=label)
-                contenders[label] = ground.lanes(captured, made)
-            rows[f"{name}/{size}"] = row = _row(contenders, job, rounds, block)
-            row["to_concurrency"] = row["median_ms"]["critical-path"] / row["median_ms"]["concurrency"]
-            row["memory"] = peaks_on_cores(name, size, plan(captured.graph, costs, ground.machine, "critical-path"))
-    return {
-        "cores": ground.machine.cores,
-        "networks": rows,
-        "geomean": {"to_concurrency": _geomean(row["to_concurrency"] for row in rows.values())},
-    }
+            with budget.item(f"{name}/{size}", units=_layers(name)) as begun:
+                if begun:
+                    rows[f"{name}/{size}"] = _cores_row(name, size, ground, rounds, block)
+                    save(result())
+    return result()
 
 
-def on_gpu(*, quick: bool = False, rounds: int = 5, block: int = 10) -> dict[str, Any]:
+def _cores_row(name: str, size: int, ground: Ground, rounds: int, block: int) -> dict[str, Any]:
+    job, captured, costs = _profiled(name, size, ground, "cpu")
+    contenders: dict[str, Callable[[Any], Any]] = {"eager": job.step}
+    for label in ("serial", "concurrency", "critical-path"):
+        contenders[label] = ground.lanes(captured, plan(captured.graph, costs, ground.machine, planner=label))
+    row = _row(contenders, job, rounds, block)
+    row["to_concurrency"] = row["median_ms"]["critical-path"] / row["median_ms"]["concurrency"]
+    row["memory"] = peaks_on_cores(name, size, plan(captured.graph, costs, ground.machine, "critical-path"))
+    return row
+
+
+def on_gpu(
+    *, quick: bool = False, rounds: int = 5, block: int = 10, budget_s: float | None = None, save: Save = lambda _: None
+) -> dict[str, Any]:
     """Every way of running a step on the current CUDA device.
 
     Contenders: ``eager``; ``graph``: one stream as a CUDA graph, which the others are held against; ``compile``:
     `torch.compile` with ``mode="reduce-overhead"``; ``layers``, ``asynchronous`` and ``full``: see the package.
 
+    Args:
+        quick: fewer networks.
+        rounds: blocks of steps of each contender.
+        block: counted steps in a block.
+        budget_s: what there is no time for in so many seconds is left out; small batches come first, and compiling
+            may take a third of the time.
+        save: called with the result so far, after each network.
+
     Returns:
         ``gpu``; ``networks``: by label the times, ``speedup`` over ``graph``, and what was planned; ``geomean`` of the
-        speedups at the smaller and at the larger batch of each network.
+        speedups at the smaller and at the larger batch of each network; ``left_out``.
 
     Raises:
         ExecutionError: there is no CUDA device.
     """
     ground = Streams(torch.cuda.current_device() if torch.cuda.is_available() else 0)
-    rows = {}
-    for name, sizes in list(ON_GPU.items())[: 3 if quick else None]:
-        for size in sizes:
-            job, captured, costs = _profiled(name, size, ground, "cuda")
-            contenders: dict[str, Callable[[Any], Any]] = {"eager": _settled(job.step, ground)}
-            lanes = {}
-            for count, label in enumerate(("graph", "layers", "asynchronous", "full")):
-                made = plan(captured.graph, costs, ground.machine, planner="critical-path", methods=METHODS[:count])
-                lanes[label] = len(made.lanes)
-                contenders[label] = _settled(ground.lanes(captured, made), ground)
-            contenders["compile"] = _settled(_compiled(name, size), ground)
-            rows[f"{name}/{size}"] = row = _row(contenders, job, rounds, block)
-            row["speedup"] = {label: row["median_ms"]["graph"] / ms for label, ms in row["median_ms"].items()}
-            row["lanes"] = lanes
-            torch.cuda.empty_cache()
-    small = [rows[f"{name}/{sizes[0]}"] for name, sizes in ON_GPU.items() if f"{name}/{sizes[0]}" in rows]
-    large = [rows[f"{name}/{sizes[-1]}"] for name, sizes in ON_GPU.items() if f"{name}/{sizes[-1]}" in rows]
-    return {
-        "gpu": ground.machine.note,
-        "torch": torch.__version__,
-        "networks": rows,
-        "geomean": {
-            batch: {label: _geomean(row["speedup"][label] for row in group) for label in group[0]["speedup"]}
-            for batch, group in (("small", small), ("large", large))
-        },
-    }
+    networks = dict(list(ON_GPU.items())[: 3 if quick else None])
+    return on_streams(ground, "cuda", networks, rounds, block, Budget(budget_s), save)
+
+
+def on_streams(
+    ground: Ground,
+    device: str,
+    networks: Mapping[str, tuple[int, int]],
+    rounds: int,
+    block: int,
+    budget: Budget,
+    save: Save,
+) -> dict[str, Any]:
+    """`on_gpu` on any ground: a test has no GPU."""
+    rows: dict[str, dict[str, dict[str, Any]]] = {"small": {}, "large": {}}
+
+    def result() -> dict[str, Any]:
+        return {
+            "gpu": ground.machine.note,
+            "torch": torch.__version__,
+            "networks": rows["small"] | rows["large"],
+            "geomean": {batch: _over_graph(group.values()) for batch, group in rows.items()},
+            "left_out": budget.left_out,
+        }
+
+    for place, (_, group) in enumerate(rows.items()):
+        for name, sizes in networks.items():
+            label = f"{name}/{sizes[place]}"
+            with budget.item(label, units=_layers(name)) as begun:
+                if begun:
+                    try:
+                        group[label] = _streams_row(name, sizes[place], ground, device, rounds, block, budget)
+                    except torch.OutOfMemoryError as error:
+                        budget.left_out[label] = f"{label}: {str(error).splitlines()[0]}"
+                    gc.collect()
+                    torch.cuda.empty_cache()
+                    save(result())
+    return result()
+
+
+def _streams_row(
+    name: str, size: int, ground: Ground, device: str, rounds: int, block: int, budget: Budget
+) -> dict[str, Any]:
+    job, captured, costs = _profiled(name, size, ground, device)
+    contenders: dict[str, Callable[[Any], Any]] = {"eager": _settled(job.step, ground)}
+    lanes: dict[str, Executor] = {}
+    for count, label in enumerate(("graph", "layers", "asynchronous", "full")):
+        made = plan(captured.graph, costs, ground.machine, planner="critical-path", methods=METHODS[:count])
+        lanes[label] = ground.lanes(captured, made)
+        contenders[label] = _settled(lanes[label], ground)
+    what = f"{name}/{size}: compile"
+    with budget.item(what, kind="compile", units=_layers(name), share=1 / 3) as begun:
+        if begun:
+            compiled = _settled(_compiled(name, size, device), ground)
+            try:
+                compiled(job.batch(0))
+                contenders["compile"] = compiled
+            except RuntimeError as error:  # no compiler on this machine, or a step that it cannot compile
+                budget.left_out[what] = f"{what}: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+    row = _row(contenders, job, rounds, block)
+    row["speedup"] = {label: row["median_ms"]["graph"] / ms for label, ms in row["median_ms"].items()}
+    row["lanes"] = {label: len(executor.plan.lanes) for label, executor in lanes.items()}
+    for executor in lanes.values():
+        executor.close()
+    return row
+
+
+def _over_graph(rows: Iterable[dict[str, Any]]) -> dict[str, float]:
+    """Geometric means of the speedups over one graph; of ``compile`` over the networks where it was measured."""
+    found: dict[str, list[float]] = {}
+    for row in rows:
+        for label, speedup in row["speedup"].items():
+            found.setdefault(label, []).append(speedup)
+    return _geomeans(found)
 
 
 def _profiled(name: str, size: int, ground: Ground, device: str) -> tuple[Job, Captured, Costs]:
@@ -134,8 +217,8 @@ def _settled(step: Callable[[Any], Any], ground: Ground) -> Callable[[Any], Any]
     return settled
 
 
-def _compiled(name: str, size: int) -> Callable[[Any], Any]:
-    job = zoo.load(name, batch_size=size, device="cuda")
+def _compiled(name: str, size: int, device: str) -> Callable[[Any], Any]:
+    job = zoo.load(name, batch_size=size, device=device)
     for model in job.models:
         # Not `model.compile()`: in torch 2.13 it leaves the call as it was and compiles nothing, without a word.
         model.forward = torch.compile(model.forward, mode="reduce-overhead")
@@ -156,6 +239,13 @@ def _row(contenders: dict[str, Callable[[Any], Any]], job: Job, rounds: int, blo
     return row
 
 
-def _geomean(values: Iterable[float]) -> float:
-    found = list(values)
-    return math.exp(sum(map(math.log, found)) / len(found)) if found else float("nan")
+def _layers(name: str) -> int:
+    """How many layers a network has, to guess what it takes; of the smallest batch that there is."""
+    with torch.device("meta"):
+        job = zoo.load(name, batch_size=1, num_batches=1)
+    return sum(1 for model in job.models for _ in model.modules())
+
+
+def _geomeans(values: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Of each that has any; JSON has no word for the mean of nothing."""
+    return {name: math.exp(sum(map(math.log, found)) / len(found)) for name, found in values.items() if found}

@@ -20,13 +20,18 @@ from __future__ import annotations
 import platform
 import subprocess
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from itertools import product
+from queue import Empty
 from statistics import median
+from threading import BrokenBarrierError
 from time import perf_counter
 from typing import Any
 
 import torch
 from torch import nn
 
+from hocket.bench.budget import Budget
 from hocket.bench.fuse import beside, counters
 from hocket.bench.fuse.targets import BACKENDS, TARGETS, Target, named, partly_fused, step_of
 from hocket.errors import InputError
@@ -35,6 +40,7 @@ __all__ = ["CONTENDERS", "TARGETS", "Target", "blocks_of", "partial", "run"]
 
 CONTENDERS = ("serial", "processes", "mps", "mig", "vmap", "fused", "auto")
 MAX_PROCESSES = 8
+PATIENCE_S = 300.0  # for processes side by side to begin, and to end
 
 
 def run(
@@ -47,8 +53,10 @@ def run(
     both: bool = False,
     memory: bool = True,
     contenders: Sequence[str] = CONTENDERS,
+    budget_s: float | None = None,
+    save: Callable[[dict[str, Any]], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Measure targets at every B.
+    """Measure targets at every B, small B first; memory at the end.
 
     Args:
         targets: names in `TARGETS` or `targets.PAPER`, or of zoo entries that classify; all of `TARGETS` by default.
@@ -59,6 +67,8 @@ def run(
         both: measure everything twice, in single precision and under autocast.
         memory: measure memory too (each contender in a new process).
         contenders: which of `CONTENDERS`; "serial", the baseline, is always among them.
+        budget_s: what there is no time for in so many seconds is left out.
+        save: called with the result so far, after each target and B.
 
     Returns:
         ``targets``: name -> B (as text) -> contender -> ``models_per_s``, ``step_ms``, ``to_serial``,
@@ -66,7 +76,7 @@ def run(
         ``crossover``: name -> contender -> ``pays_from``, the first B at which it is no slower than serial, and
         ``stops_at``, the next one at which it is; None where there is none.
         ``targets_amp``, ``crossover_amp``: the same under autocast, if `both`.
-        ``left_out``: a line for each contender that cannot be had here.
+        ``left_out``: a line for each contender that cannot be had here, and for what had no time or memory.
 
     Raises:
         InputError: the device is not there, or a target or contender is unknown.
@@ -79,18 +89,37 @@ def run(
     wanted = dict.fromkeys(("serial", *contenders))
     left_out = _absent(device, tuple(wanted))
     names = tuple(name for name in wanted if name not in left_out)
-    found: dict[str, Any] = {**_where(device), "amp": amp, "left_out": left_out}
-    for key, under in (("", False), ("_amp", True)) if both else (("", amp),):
-        measured = {
-            name: {str(size): _measure(target, size, device, steps, under, names, left_out) for size in sizes}
-            for name, target in chosen.items()
-        }
-        if memory:
-            for name, by_size in measured.items():
-                _add_memory(chosen[name], by_size, device, under)
-        found[f"targets{key}"] = measured
-        found[f"crossover{key}"] = {name: crossover(by_size) for name, by_size in measured.items()}
-    return found
+    budget = Budget(budget_s)
+    precisions = {"": False, "_amp": True} if both else {"": amp}
+    measured: dict[str, dict[str, Any]] = {key: {name: {} for name in chosen} for key in precisions}
+
+    def result() -> dict[str, Any]:
+        found: dict[str, Any] = {**_where(device), "amp": amp}
+        for key, targets in measured.items():
+            found[f"targets{key}"] = targets
+            found[f"crossover{key}"] = {name: crossover(by_size) for name, by_size in targets.items()}
+        return found | {"left_out": left_out | budget.left_out}
+
+    for size, (key, under), (name, target) in product(sizes, precisions.items(), chosen.items()):
+        what = _words(name, size, under)
+        with budget.item(what, kind=name, units=size) as begun:
+            if begun:
+                try:
+                    measured[key][name][str(size)] = _measure(
+                        target, size, device, steps, under, names, left_out, budget.left_s()
+                    )
+                except torch.OutOfMemoryError as error:
+                    left_out[what] = f"{what}: {str(error).splitlines()[0]}"
+                save(result())
+    for (key, under), (name, target) in product(precisions.items(), chosen.items()):
+        if memory and measured[key][name]:
+            _add_memory(name, target, measured[key][name], device, under, budget, left_out)
+            save(result())
+    return result()
+
+
+def _words(name: str, size: int, amp: bool) -> str:
+    return f"{name}, {size} models" + (", autocast" if amp else "")
 
 
 def crossover(by_size: dict[str, dict[str, Any]]) -> dict[str, dict[str, int | None]]:
@@ -207,6 +236,7 @@ def _measure(
     amp: bool,
     names: tuple[str, ...],
     left_out: dict[str, str],
+    left_s: float,
 ) -> dict[str, dict[str, Any]]:
     in_turn = {name: step_of(name, target, size, device, amp) for name in names if name in ("serial", *BACKENDS)}
     found: dict[str, dict[str, Any]] = {
@@ -219,7 +249,7 @@ def _measure(
     if size <= MAX_PROCESSES:
         for name in names:
             if name in ("processes", "mps", "mig") and name not in left_out:
-                took_s = _beside(name, target, size, device, steps, amp, left_out)
+                took_s = _beside(name, target, size, device, steps, amp, left_out, left_s)
                 if took_s is not None:
                     found[name] = {"step_ms": took_s * 1e3}
     serial_ms = found["serial"]["step_ms"]
@@ -230,26 +260,58 @@ def _measure(
 
 
 def _beside(
-    name: str, target: Target, size: int, device: str, steps: int, amp: bool, left_out: dict[str, str]
+    name: str,
+    target: Target,
+    size: int,
+    device: str,
+    steps: int,
+    amp: bool,
+    left_out: dict[str, str],
+    left_s: float,
 ) -> float | None:
-    if name == "processes":
-        return beside.side_by_side(target, size, device, steps, amp)
-    if name == "mig":
-        parts = [{"CUDA_VISIBLE_DEVICES": uuid} for uuid in beside.mig_devices()]
-        return beside.side_by_side(target, size, device, steps, amp, parts)
+    """Seconds of a step of processes side by side; None, and a line in `left_out`, where they do not come about."""
+    begin = perf_counter()
+    environments: Sequence[dict[str, str]] = ({},)
     try:
-        with beside.mps() as environment:
-            return beside.side_by_side(target, size, device, steps, amp, [environment])
+        with ExitStack() as stack:
+            if name == "mps":
+                environments = [stack.enter_context(beside.mps())]
+            elif name == "mig":
+                environments = [{"CUDA_VISIBLE_DEVICES": uuid} for uuid in beside.mig_devices()]
+            patience_s = min(PATIENCE_S, max(1.0, left_s - (perf_counter() - begin)))
+            return beside.side_by_side(target, size, device, steps, amp, environments, patience_s=patience_s)
+    except BrokenBarrierError:
+        what = f"{name}, {_words(target.entry, size, amp)}"
+        left_out[what] = f"{what}: not done in {perf_counter() - begin:.0f} s, or one of the processes failed"
     except (OSError, subprocess.SubprocessError) as error:
-        left_out["mps"] = f"mps: its daemon does not start: {str(error).splitlines()[0]}"
-        return None
+        left_out[name] = f"{name}: its daemon does not start: {str(error).splitlines()[0]}"
+    return None
 
 
-def _add_memory(target: Target, by_size: dict[str, dict[str, Any]], device: str, amp: bool) -> None:
-    single = beside.memory_of("serial", target, 1, device, amp)
-    for size, found in by_size.items():
-        for name, row in found.items():
-            if name in ("serial", *BACKENDS):
-                row["memory_bytes"] = beside.memory_of(name, target, int(size), device, amp)
-                if single > 0:  # so small a model that the process did not grow has no share
-                    row["memory_to_singles"] = row["memory_bytes"] / (int(size) * single)
+def _add_memory(
+    name: str,
+    target: Target,
+    by_size: dict[str, dict[str, Any]],
+    device: str,
+    amp: bool,
+    budget: Budget,
+    left_out: dict[str, str],
+) -> None:
+    single = 0.0
+    for size, found in {"1": {"serial": {}}, **by_size}.items():
+        for contender, row in found.items():
+            if contender not in ("serial", *BACKENDS):
+                continue
+            what = f"memory of {contender}, {_words(name, int(size), amp)}"
+            with budget.item(what, kind="memory") as begun:
+                if not begun:
+                    continue
+                try:
+                    row["memory_bytes"] = beside.memory_of(contender, target, int(size), device, amp)
+                except Empty:
+                    left_out[what] = f"{what}: its process did not end"
+                    continue
+            if (size, contender) == ("1", "serial"):
+                single = row["memory_bytes"]
+            if single > 0:  # so small a model that the process did not grow has no share
+                row["memory_to_singles"] = row["memory_bytes"] / (int(size) * single)

@@ -6,19 +6,21 @@ and stopped afterwards. MIG devices are used where somebody has made them: the G
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import re
-import resource
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import torch
+from torch import nn
 
 from hocket.bench.fuse.targets import Target, step_of
 
@@ -35,7 +37,14 @@ def settle(device: str) -> None:
 
 
 def side_by_side(
-    target: Target, size: int, device: str, steps: int, amp: bool, environments: Sequence[Mapping[str, str]] = ({},)
+    target: Target,
+    size: int,
+    device: str,
+    steps: int,
+    amp: bool,
+    environments: Sequence[Mapping[str, str]] = ({},),
+    *,
+    patience_s: float = 300.0,
 ) -> float:
     """Seconds that a step of `size` processes takes, each training a model, from a common start to the last end.
 
@@ -46,6 +55,10 @@ def side_by_side(
         steps: counted steps of each.
         amp: train under autocast.
         environments: variables of the processes, dealt out in turn.
+        patience_s: how long they may take to begin, and then to end.
+
+    Raises:
+        BrokenBarrierError: they took longer, or one of them failed.
     """
     context = multiprocessing.get_context("spawn")
     start = context.Barrier(size + 1)
@@ -58,22 +71,27 @@ def side_by_side(
         for number, worker in enumerate(workers):
             with _environment(environments[number % len(environments)]):
                 worker.start()
-        start.wait(timeout=300)
+        start.wait(timeout=patience_s)
         before = perf_counter()
-        end.wait(timeout=600)
+        end.wait(timeout=patience_s)
         return (perf_counter() - before) / steps
 
 
 def _one_of_many(target: Target, seed: int, device: str, steps: int, amp: bool, start: Any, end: Any) -> None:
-    step = step_of("serial", target, 1, device, amp)
-    for _ in range(WARM_UP):
-        step()
-    settle(device)
-    start.wait(timeout=300)
-    for _ in range(steps):
-        step()
-    settle(device)
-    end.wait(timeout=600)
+    try:
+        step = step_of("serial", target, 1, device, amp)
+        for _ in range(WARM_UP):
+            step()
+        settle(device)
+        start.wait()
+        for _ in range(steps):
+            step()
+        settle(device)
+        end.wait()
+    except BaseException:  # nobody shall wait for this one
+        start.abort()
+        end.abort()
+        raise
 
 
 def mps_missing() -> str:
@@ -126,6 +144,11 @@ def _stopped(workers: list[Any]) -> Iterator[None]:
     """No worker outlives the measurement."""
     try:
         yield
+    except BaseException:
+        for worker in workers:
+            if worker.pid is not None:
+                worker.terminate()
+        raise
     finally:
         for worker in workers:
             if worker.pid is None:
@@ -136,8 +159,26 @@ def _stopped(workers: list[Any]) -> Iterator[None]:
 
 
 def memory_of(name: str, target: Target, size: int, device: str, amp: bool) -> float:
-    """Peak memory of two steps, bytes, of a contender in a process of its own."""
-    return _in_process(_grown, name, target, size, device, amp)
+    """Peak memory of two steps of a contender, bytes: on a GPU above what is held now, else in a process of its own.
+
+    Raises:
+        queue.Empty: that process did not end.
+    """
+    if device == "cuda":
+        return _allocated(name, target, size, amp)
+    return _in_process(_grown, name, target, size, amp)
+
+
+def _allocated(name: str, target: Target, size: int, amp: bool) -> float:
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    step = step_of(name, target, size, "cuda", amp)
+    for _ in range(2):
+        step()
+    torch.cuda.synchronize()
+    return float(torch.cuda.max_memory_allocated() - before)
 
 
 def _in_process(function: Callable[..., None], *args: Any) -> float:
@@ -150,14 +191,23 @@ def _in_process(function: Callable[..., None], *args: Any) -> float:
         return float(queue.get(timeout=600))
 
 
-def _grown(queue: Any, name: str, target: Target, size: int, device: str, amp: bool) -> None:
-    """Above what the process held before the models were made (CPU), or the allocator's peak (CUDA)."""
-    if device == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    step = step_of(name, target, size, device, amp)
+def _grown(queue: Any, name: str, target: Target, size: int, amp: bool) -> None:
+    """The highest that the process grew by since before the models were made, choosing a backend included.
+
+    Libraries that torch loads when it first trains anything are there before: they would hide how small a model is.
+    """
+    small = nn.Sequential(nn.Conv1d(2, 2, 1), nn.BatchNorm1d(2), nn.Flatten(), nn.Linear(4, 2))
+    with torch.autocast("cpu", torch.bfloat16, enabled=amp):
+        small(torch.randn(4, 2, 2)).float().sum().backward()
+    torch.optim.SGD(small.parameters(), lr=0.1, momentum=0.9).step()
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is from now on
+    before = _status_bytes("VmRSS")
+    step = step_of(name, target, size, "cpu", amp)
     for _ in range(2):
         step()
-    settle(device)
-    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
-    queue.put(torch.cuda.max_memory_allocated() if device == "cuda" else grown)
+    queue.put(max(0.0, _status_bytes("VmHWM") - before))
+
+
+def _status_bytes(field: str) -> float:
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    return next(float(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))

@@ -10,7 +10,7 @@ from hocket.errors import InputError
 from hocket.fuse.lr_scheduler.base import FusedScheduler, check_optimizer, read_rates, widen
 from hocket.fuse.lr_scheduler.checks import number, whole, within
 from hocket.fuse.optim.base import FusedOptimizer
-from hocket.fuse.optim.hyper import one_of
+from hocket.fuse.optim.hyper import one_of, per_model
 
 __all__ = ["OneCycleLR"]
 
@@ -87,7 +87,7 @@ class OneCycleLR(FusedScheduler):
             for number_, group in enumerate(optimizer.param_groups):
                 rates = [self._first_rate(model, number_) for model in range(optimizer.num_models)]
                 optimizer.set_number(group, "lr", rates if rates.count(rates[0]) < len(rates) else rates[0])
-                group["initial_lr"] = group["lr"] if isinstance(group["lr"], float) else group["lr"].clone()
+            self._note()
         paces = (self.total_steps, self.pct_start, self.base_momentum, self.max_momentum)
         if cycle_momentum and any(argument.differs for argument in paces):
             widen(optimizer, "betas" if "betas" in optimizer.bounds else "momentum")
@@ -107,6 +107,24 @@ class OneCycleLR(FusedScheduler):
     def begin_model(self, model: int) -> None:
         for group, rates in enumerate(self.base_rates):
             rates[model] = self._first_rate(model, group)
+        self._note()
+
+    def _note(self) -> None:
+        """The ends of the cycle, in the groups: there torch's own looks for them when it goes on after `unfuse`."""
+        models = range(self.optimizer.num_models)
+        for number_, group in enumerate(self.optimizer.param_groups):
+            notes: dict[str, list[float]] = {
+                "initial_lr": [self._first_rate(model, number_) for model in models],
+                "max_lr": [self.max_lr(model, number_) for model in models],
+                "min_lr": [
+                    self._first_rate(model, number_) / self.final_div_factor(model, number_) for model in models
+                ],
+            }
+            if self.cycle_momentum:
+                notes["max_momentum"] = [self.max_momentum(model, number_) for model in models]
+                notes["base_momentum"] = [self.base_momentum(model, number_) for model in models]
+            for key, values in notes.items():
+                group[key] = values[0] if values.count(values[0]) == len(values) else per_model(values)
 
     def _first_rate(self, model: int, group: int) -> float:
         return self.max_lr(model, group) / self.div_factor(model, group)

@@ -32,7 +32,7 @@ BINARY = re.findall(
     r"\w+",
     """
     add sub subtract mul multiply div divide true_divide truediv floordiv floor_divide remainder fmod
-    mod pow rsub radd rmul iadd isub imul itruediv atan2 hypot maximum minimum fmax fmin where lerp
+    mod pow rsub radd rmul atan2 hypot maximum minimum fmax fmin where lerp
     addcmul addcdiv copysign eq ne lt le gt ge greater less greater_equal less_equal not_equal
     logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor and_ or_ xor lshift rshift
     masked_fill logaddexp xlogy heaviside ldexp nextafter isclose polar complex
@@ -55,6 +55,13 @@ def _kept(site: Site, args: tuple[Any, ...], result: Tensor) -> Any:
     if args and isinstance(args[0], Stacked) and result is args[0].tensor:
         return args[0]
     return Stacked(result)
+
+
+@rule("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor", "copy_")
+def written(site: Site, input: Any, other: Any) -> Any:
+    """``x += y``, ``x.copy_(y)``: in place; a value that all models share becomes one of each model first."""
+    own = input if isinstance(input, Stacked) else Stacked(lead(input, site.num_models).clone())
+    return pointwise(site, own, other)
 
 
 @rule("prelu", "_prelu_kernel")

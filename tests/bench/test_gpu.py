@@ -1,0 +1,170 @@
+"""`hocket bench gpu` without a GPU: the same parts in small, and parts that crash, hang and say nothing."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import textwrap
+import time
+
+import pytest
+import torch
+
+from execute.streams.deferred import Deferred
+from hocket.bench import gpu
+from hocket.bench.budget import Budget
+from hocket.bench.critical_path import measured
+from hocket.bench.gpu import PARTS, Part
+from hocket.cli import main
+from hocket.cli.parser import make_parser
+from hocket.errors import InputError
+from hocket.grounds import Streams
+from hocket.ir import Device, Machine
+
+MLP = ("fuse", "mlp-32", "--device", "cpu", "--models", "1", "--steps", "1", "--no-memory")
+
+
+@pytest.fixture
+def faked(tmp_path):
+    """A command in place of ``hocket bench``, whose parts are called by what they do."""
+    script = tmp_path / "bench.py"
+    script.write_text(
+        textwrap.dedent("""
+        import json, os, signal, sys, time
+        name, *words = sys.argv[1:]
+        path = words[words.index("-o") + 1]
+        if name != "mute":
+            with open(path, "w") as file:
+                json.dump({"budget_s": int(words[words.index("--budget-s") + 1]), "words": words}, file)
+        if name == "hanging":
+            time.sleep(600)
+        if name == "crashing":
+            print("first\\nCUDA error: an illegal memory access", file=sys.stderr)
+            sys.exit(1)
+        if name == "killed":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        """)
+    )
+    return sys.executable, str(script)
+
+
+def test_one_that_crashes_or_hangs_costs_itself_alone(faked):
+    names = ("crashing", "hanging", "killed", "mute", "good")
+    saved = []
+    begin = time.perf_counter()
+    parts = [Part((name,), 1.0) for name in names]
+    found = gpu.run(
+        device="cpu", budget_s=20.0, parts=parts, command=faked, save=lambda so_far: saved.append(len(so_far["parts"]))
+    )
+    assert time.perf_counter() - begin < 20.0
+    assert list(found["parts"]) == list(names)
+    assert saved == [1, 2, 3, 4, 5]
+    assert found["failed"] == {
+        "crashing": "crashing: exit status 1: CUDA error: an illegal memory access",
+        "killed": "killed: exit status -11: without a word",
+    }
+    assert list(found["stopped"]) == ["hanging"]
+    assert set(found["parts"]["mute"]) == {"took_s"}
+    for name in ("crashing", "hanging", "killed", "good"):
+        assert found["parts"][name]["words"], "what was saved is kept"
+
+
+def test_time_is_shared_out_and_what_one_leaves_the_next_may_use(faked):
+    found = gpu.run(device="cpu", budget_s=100.0, parts=[Part(("a",), 3.0), Part(("b",), 1.0)], command=faked)
+    assert found["parts"]["a"]["budget_s"] == pytest.approx(100 * 3 / 4 * (1 - gpu.GRACE), abs=1)
+    assert found["parts"]["b"]["budget_s"] == pytest.approx(100 * (1 - gpu.GRACE), abs=4), "the first took no time"
+
+
+@pytest.mark.parametrize("device", PARTS)
+def test_the_words_of_every_part_are_understood(device):
+    for part in PARTS[device]:
+        args = make_parser().parse_args(["bench", *part.words, "--budget-s", "9", "--format", "json", "-o", "x.json"])
+        assert args.bench == part.name
+
+
+def test_a_real_part_leaves_one_whole_file(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(gpu.PARTS, "cpu", (Part(MLP, 1.0),))
+    path = tmp_path / "gpu.json"
+    assert main(["bench", "gpu", "--device", "cpu", "--budget-s", "60", "-o", str(path)]) == 0
+    document = json.loads(path.read_text())
+    assert document["complete"]
+    row = document["parts"]["fuse"]["targets"]["mlp-32"]["1"]
+    assert row["fused"]["to_serial"] == row["serial"]["step_ms"] / row["fused"]["step_ms"]
+    assert document["parts"]["fuse"]["complete"]
+    assert list(tmp_path.iterdir()) == [path], "no half-written file beside it"
+    assert str(path) in capsys.readouterr().out
+
+
+def test_a_part_that_fails_is_told_and_the_file_is_there(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(gpu.PARTS, "cpu", (Part(("fuse", "nosuch", "--device", "cpu"), 1.0),))
+    path = tmp_path / "gpu.json"
+    assert main(["bench", "gpu", "--device", "cpu", "--budget-s", "60", "-o", str(path)]) == 1
+    assert "no zoo entry is called 'nosuch'" in capsys.readouterr().err
+    assert "nosuch" in json.loads(path.read_text())["failed"]["fuse"]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_it_says_so():
+    with pytest.raises(InputError, match="torch sees no GPU"):
+        gpu.run()
+
+
+@pytest.mark.parametrize("words", [("critical-path",), ("manycore",)])
+def test_a_simulation_takes_no_budget(words, capsys):
+    assert main(["bench", *words, "--budget-s", "9"]) == 2
+    assert "a simulation is as long as it is" in capsys.readouterr().err
+
+
+class Forgetful(Budget):
+    """Ten seconds pass at every look at the clock."""
+
+    def __init__(self, total_s):
+        now = iter(range(0, 100_000, 10))
+        super().__init__(total_s, clock=lambda: next(now))
+
+
+class Nowhere(Streams):
+    """The streams of a device that is none."""
+
+    def __init__(self) -> None:
+        self.backend = Deferred(0)
+        device = Device("gpu0", "cuda", 56, memory_bytes=16e9, priorities=2)
+        self.machine = Machine((*Machine.here().devices, device), note="nowhere")
+        self._rates = None
+
+
+def test_streams_are_measured_in_small_batches_first_and_what_is_left_out_is_named(monkeypatch):
+    """All of `on_gpu` but the device."""
+    ground = Nowhere()
+    monkeypatch.setattr(measured, "_compiled", lambda name, size, device: measured.zoo.load(name, batch_size=size).step)
+    saved = []
+    networks = {"lenet": (2, 4), "mlp": (2, 4)}
+    found = measured.on_streams(
+        ground, "cpu", networks, 1, 1, Budget(), lambda so_far: saved.append(list(so_far["networks"]))
+    )
+    assert saved == [["lenet/2"], ["lenet/2", "mlp/2"], ["lenet/2", "mlp/2", "lenet/4"], [*found["networks"]]]
+    assert set(found["geomean"]["small"]) == {"eager", "graph", "layers", "asynchronous", "full", "compile"}
+    row = found["networks"]["lenet/2"]
+    assert row["speedup"]["graph"] == 1.0
+    assert row["lanes"]["graph"] == 1 < row["lanes"]["full"]
+    assert found["gpu"] == "nowhere"
+    both = [found["networks"][f"{name}/2"]["speedup"]["full"] for name in networks]
+    assert found["geomean"]["small"]["full"] == pytest.approx(math.sqrt(both[0] * both[1]))
+    short = measured.on_streams(ground, "cpu", networks, 1, 1, Forgetful(60), lambda _: None)
+    assert list(short["networks"]) == ["lenet/2"]
+    assert set(short["left_out"]) >= {"mlp/2", "lenet/4", "mlp/4"}
+    assert short["geomean"]["large"] == {}, "of nothing there is no mean, and JSON has no word for NaN"
+
+
+def test_a_step_that_cannot_be_compiled_is_left_out(monkeypatch):
+    def broken(name, size, device):
+        def step(batch):
+            raise RuntimeError("no compiler\nat all")
+
+        return step
+
+    monkeypatch.setattr(measured, "_compiled", broken)
+    found = measured.on_streams(Nowhere(), "cpu", {"mlp": (2, 2)}, 1, 1, Budget(), lambda _: None)
+    assert found["left_out"] == {"mlp/2: compile": "mlp/2: compile: no compiler"}
+    assert "compile" not in found["networks"]["mlp/2"]["speedup"]

@@ -1,0 +1,52 @@
+"""Every example of README.md runs as it stands, and prints what stands below it, but for what only one machine says."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def examples() -> list[tuple[str, str, str]]:
+    """Of every Python block: where it stands, its text, and the output that is shown below it, if any."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    blocks = list(BLOCK.finditer(text))
+    found = []
+    for number, block in enumerate(blocks):
+        if block[1] == "python":
+            after = blocks[number + 1] if number + 1 < len(blocks) else None
+            is_output = after is not None and after[1] == "" and not text[block.end() : after.start()].strip()
+            line = text[: block.start()].count("\n") + 1
+            found.append((f"line {line}", block[2], after[2] if after is not None and is_output else ""))
+    return found
+
+
+def run(code: str, folder: Path) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "GOMP_SPINCOUNT": "10000", "PYTHONWARNINGS": "error"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, text=True, timeout=500
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_there_are_examples_with_outputs():
+    assert len(examples()) >= 2
+    assert all(shown for _, _, shown in examples())
+
+
+@pytest.mark.parametrize(("where", "code", "shown"), [pytest.param(*each, id=each[0]) for each in examples()])
+def test_an_example_prints_what_is_shown(where, code, shown, tmp_path):
+    printed = run(code, tmp_path)
+    if "fast.verdict" in code:  # that of this machine
+        assert re.fullmatch(r"(planned|eager) because .*\n", printed), printed
+        assert re.fullmatch(r"planned because plan '\w+' on \d lane\(s\) takes 0\.\d+x of eager's time .*\n", shown)
+    else:
+        assert printed == shown, where
