@@ -21,6 +21,7 @@ from hocket.fuse.plain import Plain
 from hocket.fuse.program import Owner, Program, make_program
 from hocket.fuse.rules.base import is_watched
 from hocket.fuse.shares import GradientMemory, shares
+from hocket.fuse.single import Single
 from hocket.fuse.stacked import Stacked, lead
 from hocket.fuse.trace import Traced
 
@@ -87,6 +88,8 @@ class Groups:
         self._programs = [make_program(part, traced) for part in self._parts]
         self._plain = [Plain(program) if program.owner.num_models == 1 else None for program in self._programs]
 
+        self._single = Single()
+
     def run(self, leaves: list[Any]) -> Any:
         """As `Program.run`: the output for these leaves, `Stacked` where models have their own."""
         if self._owner.num_models == 1:
@@ -114,7 +117,7 @@ class Groups:
         """Of one model: as little around it as can be."""
         part, plain = self._parts[0], self._plain[0]
         assert plain is not None
-        part.tensors = {name: whole.squeeze(0) for name, whole in self._owner.all_tensors().items()}
+        part.tensors = self._single.tensors(self._owner.all_tensors())
         try:
             out = plain(
                 [leaf.tensor.squeeze(0) if isinstance(leaf, Stacked) else leaf for leaf in leaves], part.tensors

@@ -55,6 +55,17 @@ def per_model_loss(fn: Callable[..., Any], outputs: Any, target: Any, args: tupl
     Raises:
         InputError: `outputs` has no models' axis.
     """
+    if (
+        num_models == 1
+        and not args
+        and type(outputs) is Tensor
+        and type(target) is Tensor
+        and outputs.shape[:1] == (1,)
+    ):
+        own = _per_model(target, outputs, 1)
+        loss = fn(outputs.squeeze(0), own.tensor.squeeze(0) if isinstance(own, Stacked) else own)
+        if isinstance(loss, Tensor) and loss.ndim == 0 and not is_watched():
+            return loss.unsqueeze(0)  # one number: its own `backward` needs no argument
     leaves, spec = pytree.tree_flatten(outputs)
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     if not tensors or any(leaf.ndim == 0 or leaf.shape[0] != num_models for leaf in tensors):
