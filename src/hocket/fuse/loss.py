@@ -55,17 +55,10 @@ def per_model_loss(fn: Callable[..., Any], outputs: Any, target: Any, args: tupl
     Raises:
         InputError: `outputs` has no models' axis.
     """
-    if (
-        num_models == 1
-        and not args
-        and type(outputs) is Tensor
-        and type(target) is Tensor
-        and outputs.shape[:1] == (1,)
-    ):
-        own = _per_model(target, outputs, 1)
-        loss = fn(outputs.squeeze(0), own.tensor.squeeze(0) if isinstance(own, Stacked) else own)
-        if isinstance(loss, Tensor) and loss.ndim == 0 and not is_watched():
-            return loss.unsqueeze(0)  # one number: its own `backward` needs no argument
+    if num_models == 1 and not args and _are_plain(outputs, target) and outputs.shape[:1] == (1,):
+        alone = _alone(fn, (Stacked(outputs), _per_model(target, outputs, 1)))
+        if alone is not None:
+            return alone if alone.ndim == 1 else alone.flatten(1).sum(1)
     leaves, spec = pytree.tree_flatten(outputs)
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     if not tensors or any(leaf.ndim == 0 or leaf.shape[0] != num_models for leaf in tensors):
@@ -80,6 +73,11 @@ def per_model_loss(fn: Callable[..., Any], outputs: Any, target: Any, args: tupl
     if losses.ndim > 1:
         losses = losses.flatten(1).sum(1)
     return _traced(losses) if is_watched() else losses.as_subclass(Losses)
+
+
+def _are_plain(outputs: Any, target: Any) -> bool:
+    """One tensor each, and nobody traces: the only model's loss is one number, which needs no class of its own."""
+    return type(outputs) is Tensor and type(target) is Tensor and not is_watched()
 
 
 def _traced(losses: Tensor) -> Tensor:
