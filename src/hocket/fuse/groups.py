@@ -27,7 +27,7 @@ from hocket.fuse.trace import Traced
 
 __all__ = ["Groups"]
 
-LARGE = 4 * 2**20  # bytes of a stacked parameter, from which its gradients go straight to their places
+LARGE = 2**20  # bytes of a stacked parameter, from which its gradients go straight to their places
 
 
 class Part:
@@ -140,10 +140,10 @@ class Groups:
 
     def _split(self, whole: Tensor) -> tuple[Tensor, ...]:
         """Each group's part; of a group of one, without the models' axis."""
-        large = self._size == 1 and whole.nbytes >= LARGE and whole.is_leaf and whole.requires_grad
+        large = whole.nbytes >= LARGE and whole.is_leaf and whole.requires_grad
         watched = is_watched() or torch._C._are_functorch_transforms_active()
         if large and torch.is_grad_enabled() and not watched:
-            return shares(whole, self._owner.gradient_memory)
+            return shares(whole, self._owner.gradient_memory, self._size)
         return whole.unbind(0) if self._size == 1 else whole.split(self._size)
 
     def _joined(self, leaves: tuple[Any, ...]) -> Any:
