@@ -22,8 +22,6 @@ def _pair(**options):
     return model, hocket.fuse([copy.deepcopy(model)], **options)
 
 
-
-
 def _alone(array):
     """The stacked parameters as `Single` gives them."""
     return Single().tensors(array.all_tensors())
