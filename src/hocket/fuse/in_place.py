@@ -20,7 +20,9 @@ __all__ = ["in_place"]
 
 ACTIVATIONS: dict[str, Callable[..., Tensor]] = {"relu": functional.relu, "relu6": functional.relu6}
 # Ops that give new memory, and whose backward does not look at what is in it.
-FRESH = frozenset("conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d linear add".split())
+FRESH = frozenset(
+    ["conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "linear", "add"]
+)
 
 
 def in_place(

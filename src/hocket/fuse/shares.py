@@ -6,8 +6,9 @@ memory, and cold. Here each part's gradient is copied as soon as it is known, wh
     whole --hub--> parts --model i--> ...        forward
     whole.grad <--hub-- buffer[i].copy_(grad)    backward; the hub hands on the buffer when all parts are through
 
-Buffers, and the last gradient of each parameter's parts, are kept from step to step, because malloc gives large blocks back to the system, and what a step then pays in
-page faults is more than the copy. A buffer is used again once nobody else holds its memory.
+Buffers, and the last gradient of each parameter's parts, are kept from step to step, because malloc gives large blocks
+back to the system, and what a step then pays in page faults is more than the copy. A buffer is used again once nobody
+else holds its memory.
 """
 
 from __future__ import annotations
@@ -36,7 +37,6 @@ class GradientMemory:
         fresh = torch.empty(whole.shape, dtype=whole.dtype, device=whole.device)
         self._storages[key] = fresh.untyped_storage()
         return fresh
-
 
     def hold(self, whole: Tensor, part: Tensor) -> None:
         """Keep a part's gradient, whose content is not needed any more, until the next part's is there.
