@@ -209,8 +209,8 @@ def _contest(contenders: dict[str, Callable[[], None]]) -> dict[str, float]:
 
     Block after block, in turns. Neighbours on a shared machine only add time, and sometimes much: where a pass is
     parallel, a busy core makes it ten times as long. Hence the fastest quarter; and nobody leaves for one slow pass,
-    only when even its fastest is too slow, ever more strictly. The first pass of a block finds the caches and the heap as
-    another contender left them, and does not count.
+    only when even its fastest is too slow, ever more strictly. The first pass of a block finds the caches and the heap
+    as another contender left them, and does not count.
     """
     times: dict[str, list[float]] = {name: [] for name in contenders}
     racing = list(contenders)

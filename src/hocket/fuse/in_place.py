@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
 
@@ -18,7 +19,10 @@ from hocket.fuse.rules.norm import BATCH_NORMS
 
 __all__ = ["in_place"]
 
-ACTIVATIONS: dict[str, Callable[..., Tensor]] = {"relu": functional.relu, "relu6": functional.relu6}
+ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
+    "relu": (torch.relu_, torch.relu),
+    "relu6": (torch._C._nn.relu6_, functional.relu6),
+}
 # Ops that give new memory, and whose backward does not look at what is in it.
 FRESH = frozenset(
     ["conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "linear", "add"]
@@ -41,11 +45,11 @@ def in_place(
     source = node.args[0]
     if not isinstance(source, fx.Node) or len(source.users) > 1 or not _is_fresh(source, layers, known):
         return None
-    function = ACTIVATIONS[name]
+    over, beside = ACTIVATIONS[name]
 
     def activate(x: Any, *options: Any, **named: Any) -> Tensor:
         # To write over a view, autograd would have to put it back into its base.
-        return function(x, inplace=not x._is_view() and not is_watched())
+        return beside(x) if x._is_view() or is_watched() else over(x)
 
     return activate
 
