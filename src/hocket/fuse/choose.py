@@ -36,9 +36,9 @@ ROUNDS = 8  # of the contest of whole models
 BLOCK = 8  # counted passes of each contender in a round,
 BLOCK_US = 30_000.0  # fewer if they take longer than this
 CONTEST_S = 10.0  # after which the round at hand is the last
-HANDICAP = {"rule": 1.0, "loop": 1.0, "single": 1.0, "mixed": 1.03}  # others have to win clearly:
-GROUPED = 1.06  # groups join their gradients, which also costs what comes after the pass
-HOPELESS = (2.0, 1.5, 1.3, 1.2)  # times the fastest pass so far, in one round after another
+HANDICAP = {"rule": 1.0, "loop": 1.0, "single": 1.0, "mixed": 1.05}  # others have to win clearly:
+GROUPED = 1.10  # groups join their gradients, which also costs what comes after the pass
+HOPELESS = (4.0, 2.0, 1.5, 1.3)  # times the fastest pass so far, in one round after another
 BUDGET_S = 20.0  # of op by op timing, after which the remaining ops keep their rules
 FAILURES = (RuntimeError, ValueError, TypeError, NotImplementedError)
 
