@@ -32,12 +32,13 @@ from hocket.fuse.stacked import Stacked, mapped
 __all__ = ["Choice", "choose", "is_watched", "put_back"]
 
 OP_ROUNDS = 3
-ROUNDS = 6  # of the contest of whole models
-BLOCK = 6  # counted passes of each contender in a round,
+ROUNDS = 8  # of the contest of whole models
+BLOCK = 8  # counted passes of each contender in a round,
 BLOCK_US = 30_000.0  # fewer if they take longer than this
 CONTEST_S = 10.0  # after which the round at hand is the last
-GROUPED = 1.08  # groups join their gradients, which also costs what comes after the pass: they have to win clearly
-HOPELESS = 1.4  # times the fastest pass so far
+HANDICAP = {"rule": 1.0, "loop": 1.0, "single": 1.0, "mixed": 1.05}  # others have to win clearly:
+GROUPED = 1.10  # groups join their gradients, which also costs what comes after the pass
+HOPELESS = (4.0, 2.0, 1.5, 1.3)  # times the fastest pass so far, in one round after another
 BUDGET_S = 20.0  # of op by op timing, after which the remaining ops keep their rules
 FAILURES = (RuntimeError, ValueError, TypeError, NotImplementedError)
 
@@ -95,7 +96,7 @@ def choose(program: Program, leaves: list[Any], state: Callable[[], Any]) -> tup
     with state():
         contenders = {name: _pass(partial(run, leaves), params) for name, run in runs.items()}
         whole_us = _contest(contenders)
-    winner = min(whole_us, key=lambda name: whole_us[name] * (GROUPED if "time" in name else 1.0))
+    winner = min(whole_us, key=lambda name: whole_us[name] * HANDICAP.get(name, GROUPED))
     for step in program.steps:
         step.backends = (mixed if winner == "mixed" else usual)[step.index]
     run = program.run if winner in ("rule", "mixed") else runs[winner]
@@ -204,24 +205,32 @@ def _pass(run: Callable[[], Any], wanted: list[Tensor]) -> Callable[[], None]:
 
 
 def _contest(contenders: dict[str, Callable[[], None]]) -> dict[str, float]:
-    """Microseconds of each: lower quartiles of passes in blocks, block after block in turns.
+    """Microseconds of each that ran to the end: of its passes' fastest quarter the middle one.
 
-    Neighbours on a shared machine only add time, hence the lower quartile. The first pass of a block finds the caches
-    and the heap as another contender left them, and does not count. Who is hopeless after a first look leaves.
+    Block after block, in turns. Neighbours on a shared machine only add time, and sometimes much: where a pass is
+    parallel, a busy core makes it ten times as long. Hence the fastest quarter; and nobody leaves for one slow pass,
+    only when even its fastest is too slow, ever more strictly. The first pass of a block finds the caches and the heap
+    as another contender left them, and does not count.
     """
-    times = {name: [_timed(run) for _ in range(2)][1:] for name, run in contenders.items()}
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    racing = list(contenders)
     until = perf_counter() + CONTEST_S
-    for _ in range(ROUNDS):
-        fastest = min(min(each) for each in times.values())
-        racing = [name for name, each in times.items() if min(each) <= HOPELESS * fastest]
-        if len(racing) == 1 or perf_counter() > until:
-            break
-        block = max(1, min(BLOCK, int(BLOCK_US / fastest)))
+    fastest = float("inf")
+    for round_number in range(ROUNDS):
+        block = max(2, min(BLOCK, int(BLOCK_US / fastest)))
         for name in racing:
             contenders[name]()
             times[name] += [_timed(contenders[name]) for _ in range(block)]
-    most = max(map(len, times.values()))
-    return {name: _lower_quartile(each) for name, each in times.items() if 2 * len(each) > most}
+        fastest = min(min(times[name]) for name in racing)
+        hopeless = HOPELESS[min(round_number, len(HOPELESS) - 1)]
+        racing = [name for name in racing if min(times[name]) <= hopeless * fastest]
+        if len(racing) == 1 or perf_counter() > until:
+            break
+    return {name: _low(times[name]) for name in contenders if name in racing}
+
+
+def _low(times: list[float]) -> float:
+    return sorted(times)[len(times) // 8]
 
 
 def _timed(run: Callable[[], None]) -> float:

@@ -21,12 +21,13 @@ from hocket.fuse.plain import Plain
 from hocket.fuse.program import Owner, Program, make_program
 from hocket.fuse.rules.base import is_watched
 from hocket.fuse.shares import GradientMemory, shares
+from hocket.fuse.single import Single
 from hocket.fuse.stacked import Stacked, lead
 from hocket.fuse.trace import Traced
 
 __all__ = ["Groups"]
 
-LARGE = 4 * 2**20  # bytes of a stacked parameter, from which its gradients go straight to their places
+LARGE = 2**20  # bytes of a stacked parameter, from which its gradients go straight to their places
 
 
 class Part:
@@ -87,6 +88,8 @@ class Groups:
         self._programs = [make_program(part, traced) for part in self._parts]
         self._plain = [Plain(program) if program.owner.num_models == 1 else None for program in self._programs]
 
+        self._single = Single()
+
     def run(self, leaves: list[Any]) -> Any:
         """As `Program.run`: the output for these leaves, `Stacked` where models have their own."""
         if self._owner.num_models == 1:
@@ -114,7 +117,7 @@ class Groups:
         """Of one model: as little around it as can be."""
         part, plain = self._parts[0], self._plain[0]
         assert plain is not None
-        part.tensors = {name: whole.squeeze(0) for name, whole in self._owner.all_tensors().items()}
+        part.tensors = self._single.tensors(self._owner.all_tensors())
         try:
             out = plain(
                 [leaf.tensor.squeeze(0) if isinstance(leaf, Stacked) else leaf for leaf in leaves], part.tensors
@@ -137,10 +140,10 @@ class Groups:
 
     def _split(self, whole: Tensor) -> tuple[Tensor, ...]:
         """Each group's part; of a group of one, without the models' axis."""
-        large = self._size == 1 and whole.nbytes >= LARGE and whole.is_leaf and whole.requires_grad
+        large = whole.nbytes >= LARGE and whole.is_leaf and whole.requires_grad
         watched = is_watched() or torch._C._are_functorch_transforms_active()
         if large and torch.is_grad_enabled() and not watched:
-            return shares(whole, self._owner.gradient_memory)
+            return shares(whole, self._owner.gradient_memory, self._size)
         return whole.unbind(0) if self._size == 1 else whole.split(self._size)
 
     def _joined(self, leaves: tuple[Any, ...]) -> Any:

@@ -55,6 +55,10 @@ def per_model_loss(fn: Callable[..., Any], outputs: Any, target: Any, args: tupl
     Raises:
         InputError: `outputs` has no models' axis, or `fn` fails; restates the shapes.
     """
+    if num_models == 1 and not args and _are_plain(outputs, target) and outputs.shape[:1] == (1,):
+        alone = _alone(fn, (Stacked(outputs), _per_model(target, outputs, 1)))
+        if alone is not None:
+            return alone if alone.ndim == 1 else alone.flatten(1).sum(1)
     leaves, spec = pytree.tree_flatten(outputs)
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     if not tensors or any(leaf.ndim == 0 or leaf.shape[0] != num_models for leaf in tensors):
@@ -79,6 +83,11 @@ def per_model_loss(fn: Callable[..., Any], outputs: Any, target: Any, args: tupl
     if losses.ndim > 1:
         losses = losses.flatten(1).sum(1)
     return _traced(losses) if is_watched() else losses.as_subclass(Losses)
+
+
+def _are_plain(outputs: Any, target: Any) -> bool:
+    """One tensor each, and nobody traces: the only model's loss is one number, which needs no class of its own."""
+    return type(outputs) is Tensor and type(target) is Tensor and not is_watched()
 
 
 def _traced(losses: Tensor) -> Tensor:

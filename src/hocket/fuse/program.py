@@ -16,6 +16,7 @@ from torch import Tensor, fx, nn
 from hocket.errors import HocketError, InputError
 from hocket.fuse import fallback
 from hocket.fuse.chains import Chain, find_chain, plain_lookup
+from hocket.fuse.in_place import in_place
 from hocket.fuse.rules import Site, conv, find, find_module, norm, reduction
 from hocket.fuse.rules.base import op_name
 from hocket.fuse.rules.random import DRAWS
@@ -207,6 +208,9 @@ def make_program(owner: Owner, traced: Traced) -> Program:
             program.constants.append((places[node], traced.constants[node]))
         elif node.op.startswith("call_") and not _is_assertion(node):
             step = _make_step(owner, traced, node, places[node])
+            activate = in_place(node, owner.layers, lambda name: owner.separate_block(name) is None)
+            if activate is not None:
+                _activate_in_place(step, activate)
             step.args = refer(node.args)
             step.kwargs = refer(dict(node.kwargs))
             step.dead = [places[used] for used in node.all_input_nodes if last_use[used] is node]
@@ -256,6 +260,18 @@ def _chain_step(program: Program, chain: Chain, steps: list[Step]) -> Step:
     op = "+".join(step.op for step in steps)
     last = steps[-1].index
     return Step(last, steps[0].layer, op, call, (), {}, _order(owner), plain=plain, takes_tensors=True)
+
+
+def _activate_in_place(step: Step, activate: Callable[..., Tensor]) -> None:
+    """Let a step write over its input; see `hocket.fuse.in_place`."""
+    usual = step.call
+
+    def call(backend: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if backend == "rule" and isinstance(args[0], Stacked):
+            return Stacked(activate(args[0].tensor))
+        return usual(backend, args, kwargs)
+
+    step.call, step.plain = call, activate
 
 
 def _is_assertion(node: fx.Node) -> bool:

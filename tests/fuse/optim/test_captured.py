@@ -58,5 +58,5 @@ def test_schedules_with_an_argument_for_each_model(case, scheduler):
 
 @pytest.mark.parametrize("case", ["sgd-nesterovs", "adam-all", "adam"])
 def test_parameters_that_go_a_few_models_at_a_time(case, monkeypatch):
-    monkeypatch.setattr(import_module("hocket.fuse.optim.base"), "CHUNK_BYTES", 200)
+    monkeypatch.setattr(import_module("hocket.fuse.optim.chunks"), "CHUNK_BYTES", 200)
     check_twins(functools.partial(job, case))

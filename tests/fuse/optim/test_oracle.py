@@ -157,7 +157,7 @@ def test_no_matter_how_the_parameters_are_cut_into_chunks(case, chunk_bytes, non
     """One model at a time, or a few."""
     whole, cut = (Twins(case, 7, nonfinite=nonfinite) for _ in range(2))
     whole.step(5)
-    monkeypatch.setattr(import_module("hocket.fuse.optim.base"), "CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr(import_module("hocket.fuse.optim.chunks"), "CHUNK_BYTES", chunk_bytes)
     cut.step(5)
     cut.check(1e-11)
     for p, q in zip(whole.params, cut.params, strict=True):

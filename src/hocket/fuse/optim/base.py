@@ -21,47 +21,24 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
 
 from hocket.errors import InputError
 from hocket.fuse.optim import carry
-from hocket.fuse.optim.arithmetic import Factor, Tensors, add
-from hocket.fuse.optim.hyper import Bound, Number, PerModel, numbers_of, one_of, per_model, plain
-from hocket.fuse.optim.slots import Slots, largest, slots_of
+from hocket.fuse.optim.arithmetic import Tensors
+from hocket.fuse.optim.chunks import Chunk, Columns, Layout, Piece, lay_out
+from hocket.fuse.optim.hyper import Number, one_of, plain
+from hocket.fuse.optim.options import Options, groups_of
+from hocket.fuse.optim.slots import slots_of
 
 __all__ = ["Chunk", "FusedOptimizer"]
 
 NONFINITE = ("step", "skip", "freeze")
-FLAGS = ("amsgrad", "centered", "decoupled_weight_decay", "maximize", "nesterov")  # they choose code, not numbers
-CHUNK_BYTES = 1 << 20  # parameters of one chunk on a CPU; an update reads and writes a few times as much
 
 
-@dataclass(frozen=True)
-class Chunk:
-    """Parameters that are updated together: their values, their gradients (negated to maximize) and their state."""
-
-    params: Tensors
-    grads: Tensors
-    states: Sequence[dict[str, Any]]
-
-    is_complex: bool = False  # then everything here is seen as real, with one more dimension of 2
-
-    def state(self, key: str) -> Tensors:
-        """This entry of each parameter's state."""
-        found = [state[key] for state in self.states]
-        return [torch.view_as_real(tensor) for tensor in found] if found[0].is_complex() else found
-
-    def decayed(self, weight_decay: Factor) -> Chunk:
-        """With `weight_decay` times the parameters added to the gradients."""
-        if not isinstance(weight_decay, list) and weight_decay == 0:
-            return self
-        return replace(self, grads=add(self.grads, self.params, weight_decay))
-
-
-class FusedOptimizer(torch.optim.Optimizer, ABC):
+class FusedOptimizer(Options, ABC):
     """An optimizer over fused parameters; all of torch's machinery (groups, hooks, schedulers) works on it.
 
     Attributes:
@@ -81,24 +58,19 @@ class FusedOptimizer(torch.optim.Optimizer, ABC):
         InputError: no parameters, parameters of other numbers of models, options out of bounds or of a wrong length.
     """
 
-    bounds: ClassVar[Mapping[str, Bound]]
     torch_class: ClassVar[type[torch.optim.Optimizer]]
 
     def __init__(
         self, params: Any, defaults: dict[str, Any], *, num_models: int | None = None, nonfinite: str = "step"
     ) -> None:
         self.nonfinite = one_of("nonfinite", nonfinite, NONFINITE)
-        groups = _groups(params)
+        groups = groups_of(params)
         self._slots = slots_of([p for group in groups for p in group["params"]], num_models)
         self._frozen = [False] * self.num_models
         self._hocket_version = 0  # whoever captured a step sees by it that another one is needed
         self._apart = nonfinite != "step"
+        self._layouts: dict[int, Layout] = {}  # of each group, by its number
         super().__init__(groups, defaults)
-
-    @property
-    def num_models(self) -> int:
-        """B, the number of models."""
-        return self._slots.num_models
 
     @property
     def frozen(self) -> tuple[bool, ...]:
@@ -115,86 +87,6 @@ class FusedOptimizer(torch.optim.Optimizer, ABC):
         """Let this model take part in the steps again."""
         self._frozen[self.checked_model(model)] = False
         self._hocket_version += 1
-
-    def checked_model(self, model: int) -> int:
-        """`model`, which must be one of ``0 ... B - 1``."""
-        if isinstance(model, bool) or not isinstance(model, int) or not 0 <= model < self.num_models:
-            raise InputError(f"model: expected one of 0 ... {self.num_models - 1}, got {model!r}")
-        return model
-
-    # ------------------------------------------------------------------------------------------ hyper-parameters
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group; its options may be one number or B, whatever the other groups' are."""
-        [group] = _groups([param_group])
-        self._slots = slots_of(group["params"], self.num_models, known=self._slots)
-        options = {**self.defaults, **group}
-        device = largest(options["params"]).device
-        checked = {key: self._settled(key, value, device) for key, value in options.items() if key != "params"}
-        self.check_group(checked)
-        super().add_param_group({**checked, "params": group["params"]})
-        self._hocket_version += 1
-
-    def check_group(self, group: dict[str, Any]) -> None:
-        """Check what the options of a group demand of each other."""
-
-    def set_number(self, group: dict[str, Any], key: str, value: Any) -> None:
-        """Set an option of a group; where there are B numbers already, in place.
-
-        Raises:
-            InputError: `value` is neither a number within bounds nor B of them.
-        """
-        new = self._settled(key, value, largest(group["params"]).device)
-        old = group.get(key)
-        for place, (was, now) in enumerate(zip(_parts(old), _parts(new), strict=False)):
-            if isinstance(was, PerModel):
-                was.fill_(now)
-                new = (*new[:place], was, *new[place + 1 :]) if isinstance(new, tuple) else was
-        group[key] = new
-
-    def widened(self, group: dict[str, Any], number: Any) -> PerModel:
-        """One number for all models as a number of each, where the group keeps such."""
-        device = largest(group["params"]).device
-        return number if isinstance(number, PerModel) else per_model([float(number)] * self.num_models, device)
-
-    def set_for_model(self, group: dict[str, Any], key: str, model: int, value: Any) -> None:
-        """Set an option of a group for one model, and for no other."""
-        slot = self.checked_model(model)
-        pieces = []
-        for was, now in zip(_parts(group[key]), _parts(value), strict=True):
-            numbers = carry.as_list(was, self.num_models)
-            numbers[slot] = now
-            pieces.append(numbers)
-        self.set_number(group, key, tuple(pieces) if isinstance(group[key], tuple) else pieces[0])
-
-    def _settled(self, key: str, value: Any, device: torch.device) -> Any:
-        """An option as a group keeps it: a float, a `PerModel`, a pair of them, or what is no number as it stands."""
-        if key == "betas":
-            return tuple(
-                self._number(f"betas[{place}]", "betas", beta, device)
-                for place, beta in enumerate(_pair(value, self.num_models))
-            )
-        if key in self.bounds:
-            return self._number(key, key, value, device)
-        if key in FLAGS and not isinstance(value, bool):
-            raise InputError(f"{key}: expected True or False, the same for all models of a group, got {value!r}")
-        return value
-
-    def _number(self, name: str, key: str, value: Any, device: torch.device) -> float | PerModel:
-        if type(value) is float or (isinstance(value, PerModel) and value.device == device):
-            if type(value) is float and not self.bounds[key].holds(value):
-                raise InputError(f"{name}: expected {self.bounds[key]}, got {value!r}")
-            return value
-        found = numbers_of(name, value, self.num_models, self.bounds[key])
-        return per_model(found, device) if isinstance(found, list) else found
-
-    def _settle(self, group: dict[str, Any]) -> None:
-        # `group["lr"] = [...]`, as people write it, between two steps
-        for key in self.bounds:
-            for part in _parts(group[key]):
-                if isinstance(part, (list, tuple)) or (isinstance(part, torch.Tensor) and type(part) is not PerModel):
-                    group[key] = self._settled(key, group[key], largest(group["params"]).device)
-                    break
 
     # ------------------------------------------------------------------------------------------------- the step
 
@@ -242,7 +134,9 @@ class FusedOptimizer(torch.optim.Optimizer, ABC):
         work = []
         for group in self.param_groups:
             self._settle(group)
-            ready = [p for p in group["params"] if p.grad is not None and self._slots[p] not in resting]
+            ready = [p for p in group["params"] if p.grad is not None]
+            if resting:
+                ready = [p for p in ready if self._slots[p] not in resting]
             for p in ready:
                 if p.grad.is_sparse:
                     raise InputError(
@@ -254,16 +148,23 @@ class FusedOptimizer(torch.optim.Optimizer, ABC):
             return
         if resting:
             self.part()
-        for group, ready in work:
-            self._prepare(group, ready)
+        laid = [self._laid_out(number, group, ready) for number, (group, ready) in enumerate(work)]
         kept = [list(self._kept(p, resting)) for _, ready in work for p in ready] if resting else []
-        for group, ready in work:
-            self._count(group, ready)
-            self._update_group(group, ready)
+        for (group, _), layout in zip(work, laid, strict=True):
+            self._update_group(group, self._counted(group, layout))
         for tensor, index, values in (one for several in kept for one in several):
             tensor.index_copy_(0, index, values)
-        for _, ready in work:
-            self.finish([(self.state[p], self._slots[p]) for p in ready], resting)
+        for layout in laid:
+            self.finish(layout.states, [self._slots[p] for p in layout.params] if resting else [], resting)
+
+    def _laid_out(self, number: int, group: dict[str, Any], ready: Tensors) -> Layout:
+        """The layout of a group's parameters that have gradients, whose states are complete from here on."""
+        states = [self.state[p] for p in ready]
+        self._prepare(group, ready, states)
+        layout = self._layouts.get(number)
+        if layout is None or not layout.is_of(ready, states):
+            layout = self._layouts[number] = lay_out(ready, states, self._slots)
+        return layout
 
     def _kept(
         self, p: torch.Tensor, resting: Sequence[int]
@@ -275,11 +176,10 @@ class FusedOptimizer(torch.optim.Optimizer, ABC):
         for tensor in (p, *(value for key, value in self.state[p].items() if key != "step")):
             yield tensor, index, tensor.index_select(0, index)
 
-    def _prepare(self, group: dict[str, Any], ready: Sequence[torch.Tensor]) -> None:
+    def _prepare(self, group: dict[str, Any], ready: Tensors, states: Sequence[dict[str, Any]]) -> None:
         """Make what state is missing; parameters that begin together share one step count."""
         fresh: dict[bool, torch.Tensor] = {}
-        for p in ready:
-            state = self.state[p]
+        for p, state in zip(ready, states, strict=True):
             if not state and self.counts:
                 fused = self._slots[p] is None and self._apart
                 if fused not in fresh:
@@ -292,35 +192,36 @@ class FusedOptimizer(torch.optim.Optimizer, ABC):
             return torch.zeros(self.num_models, dtype=torch.float64)
         return torch.tensor(0.0, dtype=carry.count_dtype())
 
-    def _count(self, group: dict[str, Any], ready: Sequence[torch.Tensor]) -> None:
+    def _counted(self, group: dict[str, Any], layout: Layout) -> Layout:
+        """Count this step, of the parameters that take part."""
         if not self.counts:
-            return
-        steps = {id(step): step for step in (self.state[p]["step"] for p in ready)}
-        taking_part = set(ready)
-        for p in group["params"]:
-            # A parameter that stays behind can no longer share the count of those that go on.
-            if p not in taking_part and id(self.state.get(p, {}).get("step")) in steps:
-                self.state[p]["step"] = self.state[p]["step"].clone()
+            return layout
+        steps = {id(step): step for step in layout.counts}
+        if len(layout.params) < len(group["params"]):
+            taking_part = set(layout.params)
+            for p in group["params"]:
+                # A parameter that stays behind can no longer share the count of those that go on.
+                if p not in taking_part and id(self.state.get(p, {}).get("step")) in steps:
+                    self.state[p]["step"] = self.state[p]["step"].clone()
         for step in steps.values():
+            assert step is not None
             step += 1
+        return layout
 
     def part(self) -> None:
         """From now on count the steps of each model on its own."""
         self._apart = True
         carry.part_counts(self.state, self._slots)
 
-    def _update_group(self, group: dict[str, Any], ready: Sequence[torch.Tensor]) -> None:
-        for bucket in self._buckets(ready):
-            step: Number | None = None
-            if self.counts:
-                count = self.state[bucket[0]]["step"]
-                step = count if count.dim() else count.item()
-            numbers = self.coefficients(group, step)
-            columns = _Columns(numbers, bucket[0], self._slots)
-            for pieces in _chunks(bucket, self._slots):
+    def _update_group(self, group: dict[str, Any], layout: Layout) -> None:
+        for bucket in layout.buckets:
+            count = bucket.count
+            step: Number | None = None if count is None else count if count.dim() else count.item()
+            columns = Columns(self.coefficients(group, step), bucket.first, self._slots)
+            for pieces in bucket.chunks:
                 self.update(self._chunk(pieces, group), group, columns.beside(pieces))
 
-    def _chunk(self, pieces: Sequence[_Piece], group: dict[str, Any]) -> Chunk:
+    def _chunk(self, pieces: Sequence[Piece], group: dict[str, Any]) -> Chunk:
         params = [piece.of(piece.p) for piece in pieces]
         grads = [piece.of(piece.p.grad) for piece in pieces if piece.p.grad is not None]
         states = [piece.state(self.state[piece.p]) for piece in pieces]
@@ -330,14 +231,6 @@ class FusedOptimizer(torch.optim.Optimizer, ABC):
         if group["maximize"]:
             grads = list(torch._foreach_neg(grads))
         return Chunk(params, grads, states, is_complex)
-
-    def _buckets(self, ready: Sequence[torch.Tensor]) -> Iterable[Tensors]:
-        """Parameters of one device, dtype and step count."""
-        found: dict[Any, Tensors] = {}
-        for p in ready:
-            count = id(self.state[p]["step"]) if self.counts else 0
-            found.setdefault((p.device, p.dtype, count), []).append(p)
-        return found.values()
 
     counts: ClassVar[bool] = True  # whether its state holds a step count
 
@@ -353,10 +246,13 @@ class FusedOptimizer(torch.optim.Optimizer, ABC):
     def update(self, chunk: Chunk, group: dict[str, Any], by: Mapping[str, Any]) -> None:
         """Update a chunk in place, by the coefficients: each a float, or for each parameter a tensor beside it."""
 
-    def finish(self, states: Sequence[tuple[dict[str, Any], int | None]], resting: Sequence[int]) -> None:
-        """After a step, give back to the models that rested what is not in slices: their step counts."""
+    def finish(self, states: Sequence[dict[str, Any]], slots: Sequence[int | None], resting: Sequence[int]) -> None:
+        """After a step, give back to the models that rested what is not in slices: their step counts.
+
+        `slots` is empty where no model rested.
+        """
         if resting and self.counts:
-            for step in {id(state["step"]): state["step"] for state, _ in states}.values():
+            for step in {id(state["step"]): state["step"] for state in states}.values():
                 if step.dim():
                     step[list(resting)] -= 1
 
@@ -397,7 +293,7 @@ class FusedOptimizer(torch.optim.Optimizer, ABC):
 
     def __getstate__(self) -> dict[str, Any]:
         own = ("nonfinite", "_slots", "_frozen", "_apart", "_hocket_version")
-        return {**super().__getstate__(), **{key: getattr(self, key) for key in own}}
+        return {**super().__getstate__(), **{key: getattr(self, key) for key in own}, "_layouts": {}}
 
     def unfuse(self) -> list[dict[str, Any]]:
         """B plain state dicts, one for each model, that `torch_class` over that model's parameters loads.
@@ -457,119 +353,8 @@ class FusedOptimizer(torch.optim.Optimizer, ABC):
         self._hocket_version += 1
 
 
-class _Columns:
-    """The coefficients of a bucket: floats as they are, B numbers as columns beside a parameter, cast once."""
-
-    def __init__(self, numbers: dict[str, Number], like: torch.Tensor, slots: Slots) -> None:
-        self._slots = slots
-        self._floats = {name: value for name, value in numbers.items() if not isinstance(value, torch.Tensor)}
-        rows = {name: plain(value) for name, value in numbers.items() if isinstance(value, torch.Tensor)}
-        real = like.real.dtype if like.is_complex() else like.dtype
-        # Half precision would round a rate to three digits; torch's scalars are float32 there.
-        dtype = torch.float32 if real in (torch.float16, torch.bfloat16) else real
-        on_host = [value for value in rows.values() if value.device != like.device]
-        if on_host and len(rows) > 1:
-            stacked = torch.stack([value.to(like.device, torch.float64) for value in rows.values()]).to(dtype)
-            self._rows = dict(zip(rows, stacked.unbind(0), strict=True))
-        else:
-            self._rows = {name: value.to(like.device, dtype) for name, value in rows.items()}
-        self._views: dict[Any, dict[str, torch.Tensor]] = {}
-
-    def beside(self, pieces: Sequence[_Piece]) -> dict[str, Any]:
-        """For each coefficient a float, or a list with a tensor that broadcasts against each of the pieces."""
-        if not self._rows:
-            return self._floats
-        views = [self._viewed(self._slots[piece.p], piece) for piece in pieces]
-        return {**self._floats, **{name: [view[name] for view in views] for name in self._rows}}
-
-    def _viewed(self, slot: int | None, piece: _Piece) -> dict[str, torch.Tensor]:
-        dims = piece.p.dim() + piece.p.is_complex()
-        key = (slot, dims, piece.begin, piece.end)
-        if key not in self._views:
-            self._views[key] = {
-                name: piece.of(row).view(-1, *(1,) * (dims - 1)) if slot is None else row[slot]
-                for name, row in self._rows.items()
-            }
-        return self._views[key]
-
-
-@dataclass(frozen=True)
-class _Piece:
-    """A parameter, or of a large one the models from `begin` to before `end`."""
-
-    p: torch.Tensor
-    begin: int = 0
-    end: int | None = None
-
-    def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """These models' part of a tensor whose first dimension is B."""
-        return tensor if self.end is None else tensor[self.begin : self.end]
-
-    def state(self, entries: dict[str, Any]) -> dict[str, Any]:
-        """Their part of the parameter's state, in which all but the count is of all models."""
-        if self.end is None:
-            return entries
-        return {key: self.of(value) for key, value in entries.items() if key != "step"}
-
-
-def _chunks(bucket: Tensors, slots: Slots) -> Iterator[list[_Piece]]:
-    if bucket[0].device.type != "cpu":
-        yield [_Piece(p) for p in bucket]
-        return
-    chunk: list[_Piece] = []
-    size_bytes = 0
-    for p in bucket:
-        bytes_of_p = p.numel() * p.element_size()
-        if bytes_of_p > CHUNK_BYTES and slots[p] is None:
-            # A large one goes by itself, as many models at a time as fit.
-            at_once = max(1, CHUNK_BYTES * p.shape[0] // bytes_of_p)
-            for begin in range(0, p.shape[0], at_once):
-                yield [_Piece(p, begin, begin + at_once)]
-            continue
-        if chunk and size_bytes + bytes_of_p > CHUNK_BYTES:
-            yield chunk
-            chunk, size_bytes = [], 0
-        chunk.append(_Piece(p))
-        size_bytes += bytes_of_p
-    if chunk:
-        yield chunk
-
-
 def _float(grad: torch.Tensor | None) -> torch.Tensor:
     """A gradient in which sums neither cancel in the complex plane nor overflow early."""
     assert grad is not None
     real = torch.view_as_real(grad) if grad.is_complex() else grad
     return real.float() if real.dtype in (torch.float16, torch.bfloat16) else real
-
-
-def _groups(params: Any) -> list[dict[str, Any]]:
-    """Parameter groups with their parameters in lists; a name beside a parameter stays there."""
-    if isinstance(params, torch.Tensor):
-        raise InputError(f"params: expected parameters in a list, or groups of them, got one of shape {params.shape}")
-    found = list(params)
-    if not found:
-        raise InputError("params: expected at least one parameter, got an empty list")
-    groups = found if isinstance(found[0], dict) else [{"params": found}]
-    checked = []
-    for number, group in enumerate(groups):
-        if not isinstance(group, dict) or "params" not in group:
-            raise InputError(f"params: expected group {number} to be a dict with 'params', got {group!r}")
-        inside = group["params"]
-        listed = [inside] if isinstance(inside, torch.Tensor) else list(inside)
-        checked.append({**group, "params": listed})
-    return checked
-
-
-def _parts(value: Any) -> tuple[Any, ...]:
-    return value if type(value) is tuple else (value,)
-
-
-def _pair(value: Any, num_models: int) -> tuple[Any, Any]:
-    """``betas``: ``(beta1, beta2)``, each one number or B in a list; or in a list B tuples of two numbers."""
-    if isinstance(value, list) and value and all(isinstance(pair, tuple) and len(pair) == 2 for pair in value):
-        if len(value) != num_models:
-            raise InputError(f"betas: expected {num_models} pairs, one for each model, got {len(value)}: {value!r}")
-        return [first for first, _ in value], [second for _, second in value]
-    if not isinstance(value, (list, tuple)) or len(value) != 2:
-        raise InputError(f"betas: expected a pair, each one number or {num_models} in a list, got {value!r}")
-    return value[0], value[1]

@@ -111,15 +111,17 @@ class SGD(FusedOptimizer):
         torch._foreach_mul_(buffers, by["momentum"])
         add_(buffers, chunk.grads, share)
 
-    def finish(self, states: Sequence[tuple[dict[str, Any], int | None]], resting: Sequence[int]) -> None:
-        for state, slot in states:
-            if "fresh" in state and resting and slot is None:
+    def finish(self, states: Sequence[dict[str, Any]], slots: Sequence[int | None], resting: Sequence[int]) -> None:
+        for state, slot in zip(states, slots or [None] * len(states), strict=True):
+            if "fresh" not in state:
+                continue
+            if resting and slot is None:
                 still = torch.zeros_like(state["fresh"])
                 still[list(resting)] = state["fresh"][list(resting)]
                 state["fresh"] = still
                 self.tidy_state(state)
             else:
-                state.pop("fresh", None)
+                del state["fresh"]
 
     def tidy_state(self, state: dict[str, Any]) -> None:
         if "fresh" in state and not bool(state["fresh"].any()):

@@ -1,0 +1,82 @@
+"""Activations write over their input only where nobody else needs it, and it shows in nothing but memory."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import hocket
+
+
+class Net(nn.Module):
+    """Readers of what an activation reads: none, another op, the output."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind = kind
+        self.fc = nn.Linear(4, 4)
+        self.norm = nn.BatchNorm1d(4)
+        self.out = nn.Linear(4, 3)
+
+    def forward(self, x):
+        y = self.fc(x)
+        if self.kind == "linear":
+            y = functional.relu(y)
+        elif self.kind == "norm":
+            y = functional.relu6(self.norm(y))
+        elif self.kind == "residual":
+            y = torch.relu(y + x)
+        elif self.kind == "input":
+            y = torch.relu(x) + x + y
+        elif self.kind == "two readers":
+            y = torch.relu(y) + y
+        elif self.kind == "exp":
+            y = torch.relu(torch.exp(y))
+        elif self.kind == "output":
+            return y, self.out(torch.relu(y))
+        return self.out(y), y
+
+
+KINDS = ("linear", "norm", "residual", "input", "two readers", "exp", "output")
+
+
+@pytest.mark.parametrize("num_models", [1, 3])
+@pytest.mark.parametrize("backend", ["rule", "auto"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_outputs_and_gradients_are_the_models_own(kind, backend, num_models):
+    torch.manual_seed(0)
+    models = [Net(kind).double() for _ in range(num_models)]
+    array = hocket.fuse([copy.deepcopy(model) for model in models], backend=backend, shared=True)
+    x = torch.randn(5, 4, dtype=torch.float64, requires_grad=True)
+    before = x.detach().clone()
+    for _ in range(2):
+        outs = array(x)
+        expected = [model(x) for model in models]
+        for place in range(2):
+            wanted = torch.stack([each[place] for each in expected])
+            torch.testing.assert_close(outs[place], wanted, rtol=1e-12, atol=1e-14)
+    sum(out.square().sum() for out in outs).backward()
+    grad, x.grad = x.grad, None
+    sum(out.square().sum() for each in expected for out in each).backward()
+    torch.testing.assert_close(grad, x.grad, rtol=1e-11, atol=1e-13)
+    assert torch.equal(x, before)
+    for index, model in enumerate(models):
+        for (name, p), q in zip(model.named_parameters(), array.parameters(), strict=True):
+            if p.grad is not None:
+                torch.testing.assert_close(q.grad[index], p.grad, rtol=1e-10, atol=1e-13, msg=name)
+
+
+@pytest.mark.parametrize("num_models", [1, 2])
+def test_it_saves_a_tensor(num_models):
+    """The activation's output is where its input was."""
+    array = hocket.fuse([nn.Sequential(nn.Linear(3, 2), nn.ReLU()) for _ in range(num_models)], backend="rule")
+    array(torch.ones(num_models, 5, 3))
+    with torch.profiler.profile() as profile:
+        array(torch.ones(num_models, 5, 3))
+    names = {event.key for event in profile.key_averages()}
+    assert "aten::relu_" in names
+    assert "aten::relu" not in names
