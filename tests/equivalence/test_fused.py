@@ -72,8 +72,10 @@ class Net(nn.Module):
         return self.head(self.drop(x + self.second(x)).flatten(1))
 
 
-def job(make_optimizer: Callable[[Any], Any], make: Callable[[], nn.Module] = Net, **options: Any) -> Job:
-    array = hocket.fuse([make() for _ in range(3)], shared=True, **({"backend": "rule"} | options))
+def job(
+    make_optimizer: Callable[[Any], Any], make: Callable[[], nn.Module] = Net, num_models: int = 3, **options: Any
+) -> Job:
+    array = hocket.fuse([make() for _ in range(num_models)], shared=True, **({"backend": "rule"} | options))
     optimizer = make_optimizer(array.parameters())
     batches = [(torch.randn(4, 1, 4, 4), torch.randint(0, 3, (4,))) for _ in range(3)]
 
@@ -138,6 +140,22 @@ def test_captured_steps_follow_every_number_of_every_model(optimizer, scheduler)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_schedule_computes_the_bits_of_the_fused_step(optimizer, kind):
     check(functools.partial(job, OPTIMIZERS[optimizer]), kind, scheduler=SCHEDULERS["cosine"])
+
+
+ALONE: dict[str, Callable[[Any], Any]] = {
+    "sgd": lambda p: hocket.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
+    "plain sgd": lambda p: hocket.optim.SGD(p, lr=0.1),
+    "adam": lambda p: hocket.optim.Adam(p, lr=0.01, betas=(0.8, 0.9), amsgrad=True),
+    "adamw": lambda p: hocket.optim.AdamW(p, lr=0.01, weight_decay=0.1),
+    "rmsprop": lambda p: hocket.optim.RMSprop(p, lr=0.01),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("optimizer", ALONE)
+def test_one_model_alone_whose_rate_falls(optimizer, kind):
+    alone = functools.partial(job, ALONE[optimizer], num_models=1)
+    check(alone, kind, scheduler=lambda o: torch.optim.lr_scheduler.ExponentialLR(o, gamma=0.9))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -16,6 +16,7 @@ from torch.nn import functional
 from hocket import zoo
 from hocket.errors import InputError
 from hocket.fuse import fuse
+from hocket.fuse import optim as fused_optim
 from hocket.fuse.model import Array
 
 __all__ = ["BACKENDS", "PAPER", "TARGETS", "Target", "named", "partly_fused", "step_of"]
@@ -92,8 +93,8 @@ class _Net:
         self.model: Any = model
         self.device = next(model.parameters()).device.type
         self.amp = amp
-        # With the same rates in all models, torch's own does for stacked parameters what it does for each.
-        self.optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+        optim = fused_optim if isinstance(model, Array) else torch.optim
+        self.optimizer = optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with torch.autocast(self.device, torch.bfloat16, enabled=self.amp):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
 
-from hocket.fuse.optim.arithmetic import addcdiv_, addcmul_, counted, divided, is_on, lerp_, power
+from hocket.fuse.optim.arithmetic import Tensors, addcdiv_, addcmul_, counted, divided, is_on, lerp_, power
 from hocket.fuse.optim.base import Chunk, FusedOptimizer
 from hocket.fuse.optim.hyper import Bound, Number
 
@@ -107,3 +107,14 @@ class Adam(FusedOptimizer):
         torch._foreach_div_(below, by["root"])
         torch._foreach_add_(below, by["eps"])
         addcdiv_(chunk.params, first, list(below), by["size"])
+
+    def update_alone(
+        self, params: Tensors, grads: Tensors, states: Sequence[dict[str, Any]], group: dict[str, Any], count: Any
+    ) -> bool:
+        first, second = ([state[key] for state in states] for key in ("exp_avg", "exp_avg_sq"))
+        largest = [state["max_exp_avg_sq"] for state in states] if group["amsgrad"] else []
+        beta1, beta2 = group["betas"]
+        numbers = {key: group[key] for key in ("lr", "weight_decay", "eps", "amsgrad", "maximize")}
+        kernel = torch._fused_adamw_ if group["decoupled_weight_decay"] else torch._fused_adam_
+        kernel(params, grads, first, second, largest, [count] * len(params), beta1=beta1, beta2=beta2, **numbers)
+        return True

@@ -28,9 +28,9 @@ import torch
 from hocket.errors import InputError
 from hocket.fuse.optim import carry
 from hocket.fuse.optim.arithmetic import Tensors
-from hocket.fuse.optim.chunks import Chunk, Columns, Layout, Piece, lay_out
+from hocket.fuse.optim.chunks import Bucket, Chunk, Columns, Layout, Piece, lay_out
 from hocket.fuse.optim.hyper import Number, one_of, plain
-from hocket.fuse.optim.options import Options, groups_of
+from hocket.fuse.optim.options import Options, as_tuple, groups_of
 from hocket.fuse.optim.slots import slots_of
 
 __all__ = ["Chunk", "FusedOptimizer"]
@@ -215,11 +215,33 @@ class FusedOptimizer(Options, ABC):
 
     def _update_group(self, group: dict[str, Any], layout: Layout) -> None:
         for bucket in layout.buckets:
+            if self.num_models == 1 and self._updated_alone(bucket, group):
+                continue
             count = bucket.count
             step: Number | None = None if count is None else count if count.dim() else count.item()
             columns = Columns(self.coefficients(group, step), bucket.first, self._slots)
             for pieces in bucket.chunks:
                 self.update(self._chunk(pieces, group), group, columns.beside(pieces))
+
+    def _updated_alone(self, bucket: Bucket, group: dict[str, Any]) -> bool:
+        """Whether the only model could be updated by one kernel.
+
+        Not for more models: such kernels round a tensor's last elements otherwise, so a model's place would show.
+        """
+        if bucket.first.device.type != "cpu" or bucket.first.dtype not in (torch.float32, torch.float64):
+            return False
+        numbers = [part for key in self.bounds for part in as_tuple(group[key])]
+        if not all(isinstance(number, (int, float)) for number in numbers) or (
+            bucket.count is not None and bucket.count.dim()
+        ):
+            return False
+        params = [piece.p for pieces in bucket.chunks for piece in pieces]
+        grads = [p.grad for p in params if p.grad is not None]
+        if not all(
+            p.is_contiguous() and g.is_contiguous() and g.dtype == p.dtype for p, g in zip(params, grads, strict=True)
+        ):
+            return False
+        return self.update_alone(params, grads, [self.state[p] for p in params], group, bucket.count)
 
     def _chunk(self, pieces: Sequence[Piece], group: dict[str, Any]) -> Chunk:
         params = [piece.of(piece.p) for piece in pieces]
@@ -231,6 +253,12 @@ class FusedOptimizer(Options, ABC):
         if group["maximize"]:
             grads = list(torch._foreach_neg(grads))
         return Chunk(params, grads, states, is_complex)
+
+    def update_alone(
+        self, params: Tensors, grads: Tensors, states: Sequence[dict[str, Any]], group: dict[str, Any], count: Any
+    ) -> bool:
+        """Update the only model's parameters by one kernel, options being numbers; False if there is none for that."""
+        return False
 
     counts: ClassVar[bool] = True  # whether its state holds a step count
 

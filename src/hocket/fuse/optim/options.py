@@ -12,7 +12,7 @@ from hocket.fuse.optim import carry
 from hocket.fuse.optim.hyper import Bound, PerModel, numbers_of, per_model
 from hocket.fuse.optim.slots import Slots, largest, slots_of
 
-__all__ = ["Options", "groups_of"]
+__all__ = ["Options", "as_tuple", "groups_of"]
 
 FLAGS = ("amsgrad", "centered", "decoupled_weight_decay", "maximize", "nesterov")  # they choose code, not numbers
 
@@ -57,7 +57,7 @@ class Options(torch.optim.Optimizer):
         """
         new = self._settled(key, value, largest(group["params"]).device)
         old = group.get(key)
-        for place, (was, now) in enumerate(zip(_parts(old), _parts(new), strict=False)):
+        for place, (was, now) in enumerate(zip(as_tuple(old), as_tuple(new), strict=False)):
             if isinstance(was, PerModel):
                 was.fill_(now)
                 new = (*new[:place], was, *new[place + 1 :]) if isinstance(new, tuple) else was
@@ -72,7 +72,7 @@ class Options(torch.optim.Optimizer):
         """Set an option of a group for one model, and for no other."""
         slot = self.checked_model(model)
         pieces = []
-        for was, now in zip(_parts(group[key]), _parts(value), strict=True):
+        for was, now in zip(as_tuple(group[key]), as_tuple(value), strict=True):
             numbers = carry.as_list(was, self.num_models)
             numbers[slot] = now
             pieces.append(numbers)
@@ -102,7 +102,7 @@ class Options(torch.optim.Optimizer):
     def _settle(self, group: dict[str, Any]) -> None:
         # `group["lr"] = [...]`, as people write it, between two steps
         for key in self.bounds:
-            for part in _parts(group[key]):
+            for part in as_tuple(group[key]):
                 if isinstance(part, (list, tuple)) or (isinstance(part, torch.Tensor) and type(part) is not PerModel):
                     group[key] = self._settled(key, group[key], largest(group["params"]).device)
                     break
@@ -126,7 +126,8 @@ def groups_of(params: Any) -> list[dict[str, Any]]:
     return checked
 
 
-def _parts(value: Any) -> tuple[Any, ...]:
+def as_tuple(value: Any) -> tuple[Any, ...]:
+    """The numbers of an option: one, or two of ``betas``."""
     return value if type(value) is tuple else (value,)
 
 

@@ -101,6 +101,16 @@ class SGD(FusedOptimizer):
             steps = add(chunk.grads, buffers, by["momentum"]) if group["nesterov"] else buffers
         add_(chunk.params, steps, by["size"])
 
+    def update_alone(
+        self, params: Tensors, grads: Tensors, states: Sequence[dict[str, Any]], group: dict[str, Any], count: Any
+    ) -> bool:
+        if any("fresh" in state for state in states):
+            return False
+        buffers = [state["momentum_buffer"] for state in states] if group["momentum"] else []
+        numbers = {key: group[key] for key in ("weight_decay", "momentum", "lr", "dampening", "nesterov", "maximize")}
+        torch._fused_sgd_(params, grads, buffers, **numbers, is_first_step=False)
+        return True
+
     def _gather(self, chunk: Chunk, buffers: Tensors, by: Mapping[str, Any]) -> None:
         """Bring the buffers up to date."""
         share = by["share"]
