@@ -117,6 +117,26 @@ def test_a_memory_limit_is_kept_and_both_peaks_are_stated(machine, ratio):
     assert f"peak_bytes={found.peak_bytes} eager_peak_bytes={found.eager_peak_bytes}" in str(found).splitlines()[0]
 
 
+@settings(max_examples=150)
+@given(data=st.data())
+def test_on_cores_too_a_limit_is_kept_in_whatever_order_is_tried(data):
+    graph = data.draw(touching_graphs())
+    graph = Graph(
+        tuple(
+            Op(op.name, role=data.draw(st.sampled_from(COMPUTE)), reads=op.reads, writes=op.writes) for op in graph.ops
+        ),
+        graph.edges,
+        buffers=graph.buffers,
+    )
+    machine = Machine.of(cores=data.draw(st.integers(2, 4)))
+    limit = serial_peak_bytes(graph) * data.draw(st.sampled_from([1.0, 1.1]))
+    found = made(graph, data.draw(costs_of(graph, widths=4)), machine, peak_limit_bytes=limit)
+    check(graph, found, machine)
+    if graph.buffers:
+        held = most_held_bytes(graph, found, random.Random(0))
+        assert held <= found.peak_bytes <= limit * (1 + 1e-9) + 1
+
+
 def test_below_eagers_peak_another_order_helps_as_long_as_there_is_one():
     graph = network(8)
     costs = gpu_costs(graph)
