@@ -80,7 +80,7 @@ def _uncollected() -> Iterator[None]:
     """Keep Python from looking for circular garbage, as `timeit` does; reference counts free as ever.
 
     Planning makes objects by the hundred thousand and hardly a circle. Looking through all of them again and again,
-    and through torch's, is some 40% of the time that a step of 3,000 ops takes to plan.
+    and through torch's, is about a third of the time that a step of 3,000 ops takes to plan.
     """
     was_on = gc.isenabled()
     gc.disable()
