@@ -22,23 +22,20 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
+from hocket.fuse.contest import contest, in_turns, make_pass, those_that_run
 from hocket.fuse.groups import Groups
+from hocket.fuse.plain import has_images
 from hocket.fuse.program import Program, Step
 from hocket.fuse.rules.base import is_watched
 from hocket.fuse.stacked import Stacked, mapped
 
 __all__ = ["Choice", "choose", "is_watched", "put_back"]
 
-OP_ROUNDS = 3
-ROUNDS = 8  # of the contest of whole models
-BLOCK = 8  # counted passes of each contender in a round,
-BLOCK_US = 30_000.0  # fewer if they take longer than this
-CONTEST_S = 10.0  # after which the round at hand is the last
+CHANNELS_LAST = ", channels last"
 HANDICAP = {"rule": 1.0, "loop": 1.0, "single": 1.0, "mixed": 1.05}  # others have to win clearly:
+HANDICAP |= {f"{name}{CHANNELS_LAST}": 1.02 for name in ("loop", "single")}
 GROUPED = 1.10  # groups join their gradients, which also costs what comes after the pass
-HOPELESS = (4.0, 2.0, 1.5, 1.3)  # times the fastest pass so far, in one round after another
 BUDGET_S = 20.0  # of op by op timing, after which the remaining ops keep their rules
 FAILURES = (RuntimeError, ValueError, TypeError, NotImplementedError)
 
@@ -51,7 +48,8 @@ class Choice:
 
     Attributes:
         winner: "rule", "mixed" (each op its own way), "2 at a time" and so on (by rules, in groups of models), "loop"
-            (the plain models one after another) or, of one model, "single" (its ops as they are).
+            (the plain models one after another) or, of one model, "single" (its ops as they are); the latter two also
+            with convolutions ", channels last".
         whole_us: time of one pass of each of them, microseconds, as long as it was in the contest.
         ops_us: time of each op by each backend, by layer and op, microseconds.
     """
@@ -91,11 +89,16 @@ def choose(program: Program, leaves: list[Any], state: Callable[[], Any]) -> tup
     for size in range(num_models - 1, 1, -1):
         if num_models % size == 0:
             runs[f"{size} at a time"] = Groups(program.owner, program.traced, size).run
-    runs["single" if num_models == 1 else "loop"] = Groups(program.owner, program.traced, 1).run
+    alone = "single" if num_models == 1 else "loop"
+    runs[alone] = Groups(program.owner, program.traced, 1).run
     params = _trained(program)
     with state():
-        contenders = {name: _pass(partial(run, leaves), params) for name, run in runs.items()}
-        whole_us = _contest(contenders)
+        contenders = {name: make_pass(partial(run, leaves), params) for name, run in runs.items()}
+        if has_images(program):  # a forward that sees strides may fail with others
+            name = f"{alone}{CHANNELS_LAST}"
+            runs[name] = Groups(program.owner, program.traced, 1, channels_last=True).run
+            contenders |= those_that_run({name: make_pass(partial(runs[name], leaves), params)})
+        whole_us = contest(contenders)
     winner = min(whole_us, key=lambda name: whole_us[name] * HANDICAP.get(name, GROUPED))
     for step in program.steps:
         step.backends = (mixed if winner == "mixed" else usual)[step.index]
@@ -172,13 +175,13 @@ def _time_op(program: Program, step: Step, args: tuple[Any, ...], kwargs: dict[s
     wanted = [*inputs, *(param for param in params if param.requires_grad)]
     contenders = {}
     for backend in backends:
-        run = _pass(partial(_call_step, step, backend, own_args, own_kwargs), wanted)
+        run = make_pass(partial(_call_step, step, backend, own_args, own_kwargs), wanted)
         try:
             run()
         except FAILURES:
             continue
         contenders[backend] = run
-    return _in_turns(contenders, OP_ROUNDS) if len(contenders) > 1 else {}
+    return in_turns(contenders) if len(contenders) > 1 else {}
 
 
 def _call_step(step: Step, backend: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -186,79 +189,6 @@ def _call_step(step: Step, backend: str, args: tuple[Any, ...], kwargs: dict[str
     if result is NotImplemented:
         raise NotImplementedError
     return result
-
-
-def _pass(run: Callable[[], Any], wanted: list[Tensor]) -> Callable[[], None]:
-    """A forward and, where gradients are wanted, a backward that leaves ``.grad`` alone."""
-
-    def once() -> None:
-        outs = []
-        for leaf in pytree.tree_leaves(run(), is_leaf=lambda value: isinstance(value, Stacked)):
-            tensor = leaf.tensor if isinstance(leaf, Stacked) else leaf
-            if isinstance(tensor, Tensor) and tensor.requires_grad:
-                outs.append(tensor)
-        if outs and wanted and torch.is_grad_enabled():
-            ones = [torch.ones_like(out) for out in outs]
-            torch.autograd.grad(outs, wanted, ones, allow_unused=True)
-
-    return once
-
-
-def _contest(contenders: dict[str, Callable[[], None]]) -> dict[str, float]:
-    """Microseconds of each that ran to the end: of its passes' fastest quarter the middle one.
-
-    Block after block, in turns. Neighbours on a shared machine only add time, and sometimes much: where a pass is
-    parallel, a busy core makes it ten times as long. Hence the fastest quarter; and nobody leaves for one slow pass,
-    only when even its fastest is too slow, ever more strictly. The first pass of a block finds the caches and the heap
-    as another contender left them, and does not count.
-    """
-    times: dict[str, list[float]] = {name: [] for name in contenders}
-    racing = list(contenders)
-    until = perf_counter() + CONTEST_S
-    fastest = float("inf")
-    for round_number in range(ROUNDS):
-        block = max(2, min(BLOCK, int(BLOCK_US / fastest)))
-        for name in racing:
-            contenders[name]()
-            times[name] += [_timed(contenders[name]) for _ in range(block)]
-        fastest = min(min(times[name]) for name in racing)
-        hopeless = HOPELESS[min(round_number, len(HOPELESS) - 1)]
-        racing = [name for name in racing if min(times[name]) <= hopeless * fastest]
-        if len(racing) == 1 or perf_counter() > until:
-            break
-    return {name: _low(times[name]) for name in contenders if name in racing}
-
-
-def _low(times: list[float]) -> float:
-    return sorted(times)[len(times) // 8]
-
-
-def _timed(run: Callable[[], None]) -> float:
-    _settle()
-    start = perf_counter()
-    run()
-    _settle()
-    return (perf_counter() - start) * 1e6
-
-
-def _lower_quartile(times: list[float]) -> float:
-    return sorted(times)[len(times) // 4]
-
-
-def _in_turns(contenders: dict[str, Callable[[], None]], rounds: int) -> dict[str, float]:
-    """Lower quartile of microseconds of each, one after another, round after round; the first round does not count."""
-    times: dict[str, list[float]] = {name: [] for name in contenders}
-    for round_number in range(rounds + 1):
-        for name, run in contenders.items():
-            took_us = _timed(run)
-            if round_number:
-                times[name].append(took_us)
-    return {name: _lower_quartile(each) for name, each in times.items()}
-
-
-def _settle() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from hocket.fuse.plain import Plain
-from hocket.fuse.program import Owner, Program, make_program
+from hocket.fuse.program import Owner, make_program
 from hocket.fuse.rules.base import is_watched
 from hocket.fuse.shares import GradientMemory, shares
 from hocket.fuse.single import Single
@@ -78,16 +78,18 @@ class Groups:
         owner: of all models.
         traced: the model.
         size: models in a group, from 1 to B; the last group may be smaller.
+        channels_last: whether convolutions of single models get their images with the channels last; see `plain`.
     """
 
-    def __init__(self, owner: Owner, traced: Traced, size: int) -> None:
+    def __init__(self, owner: Owner, traced: Traced, size: int, channels_last: bool = False) -> None:
         self._owner = owner
         self._size = size
         starts = range(0, owner.num_models, size)
         self._parts = [Part(owner, start, min(start + size, owner.num_models)) for start in starts]
         self._programs = [make_program(part, traced) for part in self._parts]
-        self._plain = [Plain(program) if program.owner.num_models == 1 else None for program in self._programs]
-
+        self._plain = [
+            Plain(program, channels_last) if program.owner.num_models == 1 else None for program in self._programs
+        ]
         self._single = Single()
 
     def run(self, leaves: list[Any]) -> Any:
@@ -102,16 +104,37 @@ class Groups:
                 parts_of[id(whole)] = self._split(whole)
             tensors[name] = parts_of[id(whole)]
         outs = []
-        for index, (part, program, plain) in enumerate(zip(self._parts, self._programs, self._plain, strict=True)):
-            part.tensors = {name: parts[index] for name, parts in tensors.items()}
+        for index in range(len(self._parts)):
             own = [each[index] if isinstance(leaf, Stacked) else leaf for leaf, each in zip(leaves, given, strict=True)]
-            try:
-                outs.append(self._run(program, plain, part, own, leaves))
-            finally:
-                part.tensors = {}
+            outs.append(self.run_one(index, own, leaves, {name: parts[index] for name, parts in tensors.items()}))
         flat = [pytree.tree_flatten(out) for out in outs]
         columns = zip(*(each for each, _ in flat), strict=True)
         return pytree.tree_unflatten([self._joined(column) for column in columns], flat[0][1])
+
+    def run_one(self, index: int, own: list[Any], leaves: list[Any], tensors: Mapping[str, Tensor]) -> Any:
+        """The output of one group, of plain tensors, with the models first if it is a group of several.
+
+        Args:
+            index: which group.
+            own: its part of each leaf.
+            leaves: the leaves of all models, `Stacked` where models have their own.
+            tensors: its part of each parameter and buffer.
+        """
+        part, plain = self._parts[index], self._plain[index]
+        part.tensors = tensors
+        try:
+            if plain is not None:
+                return plain(own, tensors)
+            stacked = [
+                Stacked(each) if isinstance(leaf, Stacked) else each for leaf, each in zip(leaves, own, strict=True)
+            ]
+            return pytree.tree_map(
+                lambda leaf: lead(leaf, part.num_models) if isinstance(leaf, (Stacked, Tensor)) else leaf,
+                self._programs[index].run(stacked),
+                is_leaf=lambda leaf: isinstance(leaf, Stacked),
+            )
+        finally:
+            part.tensors = {}
 
     def _run_single(self, leaves: list[Any]) -> Any:
         """Of one model: as little around it as can be."""
@@ -127,16 +150,6 @@ class Groups:
         if isinstance(out, Tensor):
             return Stacked(out.unsqueeze(0))
         return pytree.tree_map(lambda leaf: Stacked(leaf.unsqueeze(0)) if isinstance(leaf, Tensor) else leaf, out)
-
-    def _run(self, program: Program, plain: Plain | None, part: Part, own: list[Any], leaves: list[Any]) -> Any:
-        if plain is not None:
-            return plain(own, part.tensors)
-        stacked = [Stacked(each) if isinstance(leaf, Stacked) else each for leaf, each in zip(leaves, own, strict=True)]
-        return pytree.tree_map(
-            lambda leaf: lead(leaf, part.num_models) if isinstance(leaf, (Stacked, Tensor)) else leaf,
-            program.run(stacked),
-            is_leaf=lambda leaf: isinstance(leaf, Stacked),
-        )
 
     def _split(self, whole: Tensor) -> tuple[Tensor, ...]:
         """Each group's part; of a group of one, without the models' axis."""

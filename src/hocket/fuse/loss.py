@@ -8,7 +8,7 @@ finite cannot reach the others.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,7 +22,7 @@ from hocket.fuse import fallback
 from hocket.fuse.choose import is_watched
 from hocket.fuse.stacked import Stacked, mapped, unwrap
 
-__all__ = ["Losses", "per_model_loss"]
+__all__ = ["Losses", "per_model_loss", "stacked_loss", "stacked_targets"]
 
 
 class Losses(Tensor):
@@ -41,22 +41,21 @@ class Losses(Tensor):
         plain.backward(torch.ones_like(plain) if gradient is None else gradient, *args, **kwargs)
 
 
-def per_model_loss(fn: Callable[..., Any], outputs: Any, target: Any, args: tuple[Any, ...], num_models: int) -> Tensor:
-    """``fn(output, target)`` of each model.
+def per_model_loss(fn: Callable[..., Any], outputs: Any, targets: tuple[Any, ...], num_models: int) -> Tensor:
+    """``fn(output, *targets)`` of each model.
 
     Args:
         fn: any loss function or module of one model's output and target; gives one number, or several, which are
             summed up.
         outputs: the fused model's output, ``(B, N, ...)``, or a tree of such.
-        target: ``(B, N, ...)``, or ``(N, ...)`` for all models; or a tree of such.
-        args: more targets, or whatever `fn` takes.
+        targets: ``(B, N, ...)``, or ``(N, ...)`` for all models; or trees of such, or whatever `fn` takes.
         num_models: B.
 
     Raises:
         InputError: `outputs` has no models' axis, or `fn` fails; restates the shapes.
     """
-    if num_models == 1 and not args and _are_plain(outputs, target) and outputs.shape[:1] == (1,):
-        alone = _alone(fn, (Stacked(outputs), _per_model(target, outputs, 1)))
+    if num_models == 1 and len(targets) == 1 and _are_plain(outputs, *targets) and outputs.shape[:1] == (1,):
+        alone = _alone(fn, (Stacked(outputs), _per_model(targets[0], outputs.shape, 1)))
         if alone is not None:
             return alone if alone.ndim == 1 else alone.flatten(1).sum(1)
     leaves, spec = pytree.tree_flatten(outputs)
@@ -64,25 +63,34 @@ def per_model_loss(fn: Callable[..., Any], outputs: Any, target: Any, args: tupl
     if not tensors or any(leaf.ndim == 0 or leaf.shape[0] != num_models for leaf in tensors):
         shapes = [tuple(leaf.shape) for leaf in tensors]
         raise InputError(f"loss: expected outputs of shape ({num_models}, N, ...), got {shapes}")
-    reference = tensors[0]
     stacked = pytree.tree_unflatten([Stacked(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves], spec)
-    targets = pytree.tree_map_only(Tensor, lambda each: _per_model(each, reference, num_models), (target, *args))
+    losses = stacked_loss(fn, stacked, stacked_targets(targets, tensors[0].shape, num_models), num_models)
+    return _traced(losses) if is_watched() else losses.as_subclass(Losses)
+
+
+def stacked_targets(targets: tuple[Any, ...], shape: Sequence[int], num_models: int) -> tuple[Any, ...]:
+    """Targets, `Stacked` where models have their own, beside an output of this shape ``(B, N, ...)``."""
+    found: tuple[Any, ...] = pytree.tree_map_only(Tensor, lambda each: _per_model(each, shape, num_models), targets)
+    return found
+
+
+def stacked_loss(fn: Callable[..., Any], output: Any, targets: tuple[Any, ...], num_models: int) -> Tensor:
+    """``fn(output, *targets)`` of each model, ``(B,)``, of `Stacked` values.
+
+    Raises:
+        InputError: `fn` fails; restates the shapes.
+    """
     try:
-        losses = _alone(fn, (stacked, *targets)) if num_models == 1 else _quick(fn, stacked, targets, num_models)
+        losses = _alone(fn, (output, *targets)) if num_models == 1 else _quick(fn, output, targets, num_models)
         if losses is None:
-            losses = _any(fn, (stacked, *targets), num_models)
+            losses = _any(fn, (output, *targets), num_models)
     except (HocketError, torch.OutOfMemoryError):
         raise
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        given = ", ".join(
-            str(tuple(each.shape))
-            for each in (*tensors, *pytree.tree_leaves((target, *args)))
-            if isinstance(each, Tensor)
-        )
+        values = map(unwrap, pytree.tree_leaves((output, targets), is_leaf=lambda value: isinstance(value, Stacked)))
+        given = ", ".join(str(tuple(each.shape)) for each in values if isinstance(each, Tensor))
         raise InputError(f"loss: of outputs and targets of shapes {given}, {num_models} models: {error}") from error
-    if losses.ndim > 1:
-        losses = losses.flatten(1).sum(1)
-    return _traced(losses) if is_watched() else losses.as_subclass(Losses)
+    return losses.flatten(1).sum(1) if losses.ndim > 1 else losses
 
 
 def _are_plain(outputs: Any, target: Any) -> bool:
@@ -102,9 +110,9 @@ def _backward(losses: weakref.ref[Tensor], gradient: Tensor | None = None, **opt
     torch.autograd.backward(plain, torch.ones_like(plain) if gradient is None else gradient, **options)
 
 
-def _per_model(target: Tensor, output: Tensor, num_models: int) -> Any:
+def _per_model(target: Tensor, output: Sequence[int], num_models: int) -> Any:
     """A target as `Stacked` or as it is, by its shape beside the output's ``(B, N, ...)``."""
-    shape, out = tuple(target.shape), tuple(output.shape)
+    shape, out = tuple(target.shape), tuple(output)
     if shape == out[1:] and shape != out:
         is_own = False
     elif shape == out or (len(shape) >= 2 and shape[:2] == out[:2]):

@@ -91,7 +91,7 @@ class Array(Calls):
             torch.Size([2])
             >>> loss.backward()
         """
-        return per_model_loss(fn, out, target, args, self.num_models)
+        return per_model_loss(fn, out, (target, *args), self.num_models)
 
     def unfuse(self) -> list[nn.Module]:
         """B plain modules of the user's class, with parameters and buffers of their own.

@@ -9,6 +9,10 @@
 
 It runs models one after another where fusing does not pay. The tracer has left out the modules around the ops, so a
 small op costs less than in the model itself.
+
+Convolutions may get their images with the channels last. oneDNN computes on blocks of channels; images that come plane
+by plane it turns around before each convolution and back after it, and what comes out of one with the channels last
+stays so until the next. Same numbers in another order in memory; strides are all that a model could see of it.
 """
 
 from __future__ import annotations
@@ -23,9 +27,15 @@ from hocket.errors import HocketError, InputError
 from hocket.fuse.program import Program, Ref, Step
 from hocket.fuse.stacked import Stacked, mapped
 
-__all__ = ["Plain"]
+__all__ = ["Plain", "has_images"]
 
 FILENAME = "<hocket.fuse: one model>"
+CHANNELS_LAST = {
+    "conv2d": torch.channels_last,
+    "conv_transpose2d": torch.channels_last,
+    "conv3d": torch.channels_last_3d,
+    "conv_transpose3d": torch.channels_last_3d,
+}
 
 
 class Plain:
@@ -33,11 +43,13 @@ class Plain:
 
     Args:
         program: of one model (``num_models`` of its owner is 1).
+        channels_last: whether convolutions get their images with the channels last.
     """
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, channels_last: bool = False) -> None:
         assert program.owner.num_models == 1
         self._program = program
+        self._channels_last = channels_last
         self._names: dict[str, Any] = {}
         self._steps_by_line: dict[int, Step] = {}
         lines = ["def run(leaves, tensors):"]
@@ -83,6 +95,8 @@ class Plain:
 
     def _call(self, step: Step) -> str:
         function = step.plain or _by_rule(self._program, step)
+        if self._channels_last and step.op in CHANNELS_LAST:
+            function = _channels_last(function, CHANNELS_LAST[step.op])
         args = ["tensors"] if step.takes_tensors else []
         args += [self._source(each) for each in step.args]
         args += [f"{name}={self._source(each)}" for name, each in step.kwargs.items()]
@@ -108,6 +122,20 @@ class Plain:
         if tree is None or type(tree) in (bool, int, str):
             return repr(tree)
         return self._name(tree)
+
+
+def has_images(program: Program) -> bool:
+    """Whether a program has convolutions for which it matters where the channels are."""
+    return any(step.op in CHANNELS_LAST for step in program.steps)
+
+
+def _channels_last(function: Callable[..., Any], layout: torch.memory_format) -> Callable[..., Any]:
+    dims = 4 if layout is torch.channels_last else 5
+
+    def run(input: Tensor, *args: Any, **kwargs: Any) -> Any:
+        return function(input.contiguous(memory_format=layout) if input.ndim == dims else input, *args, **kwargs)
+
+    return run
 
 
 def _by_rule(program: Program, step: Step) -> Callable[..., Any]:
