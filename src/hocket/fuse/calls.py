@@ -21,11 +21,11 @@ from hocket.fuse.compare import Blocks
 from hocket.fuse.inputs import is_per_model
 from hocket.fuse.program import Program, Step, make_program
 from hocket.fuse.shares import GradientMemory
-from hocket.fuse.stacked import Stacked, lead
+from hocket.fuse.stacked import Stacked, lead, unwrap
 from hocket.fuse.state import Saved
 from hocket.fuse.store import mark
 
-__all__ = ["Calls"]
+__all__ = ["Calls", "autocast_state"]
 
 MAX_PROGRAMS = 32
 
@@ -80,17 +80,14 @@ class Calls(Saved):
         if known in self._ready:
             own, run = self._ready[known]
             return self._out(run([Stacked(arg) if each else arg for arg, each in zip(args, own, strict=True)]))
-        call, leaves = trace.Call.of(args, kwargs)
-        shapes = tuple((leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else None for leaf in leaves)
-        own = self._own_leaves(call, leaves, shapes)
-        values = [Stacked(leaf) if each else leaf for leaf, each in zip(leaves, own, strict=True)]
+        call, values, shapes, own = self._prepared(args, kwargs)
         if self.backend == "loop":
             return self._out(self._one_by_one(values, call.spec))
         program = self._program(call, values, shapes, own)
         if program is None:
             return self._out(self._whole(values, call.spec))
         if self.backend == "auto" and not is_watched():
-            key = (id(program), shapes, own, torch.is_grad_enabled(), _autocast(), *_devices(leaves))
+            key = (id(program), shapes, own, torch.is_grad_enabled(), autocast_state(), *_devices(values))
             if key not in self._chosen:
                 choice, self._chosen[key] = choose(program, values, self._put_back)
                 self.choices.append(choice)
@@ -99,12 +96,21 @@ class Calls(Saved):
             return self._out(self._chosen[key](values))
         return self._out(program.run(values))
 
+    def _prepared(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[trace.Call, list[Any], Any, tuple[bool, ...]]:
+        """The kind of call, the leaves of its arguments, their shapes, and which are of each model."""
+        call, leaves = trace.Call.of(args, kwargs)
+        shapes = tuple((leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else None for leaf in leaves)
+        own = self._own_leaves(call, leaves, shapes)
+        return call, [Stacked(leaf) if each else leaf for leaf, each in zip(leaves, own, strict=True)], shapes, own
+
     def _known(self, args: tuple[Any, ...]) -> Any:
         """What a choice depends on, where all arguments are tensors; else None."""
         if self.backend != "auto" or not all(type(arg) is Tensor for arg in args) or is_watched():
             return None
         kinds = tuple([(arg.shape, arg.dtype, arg.device) for arg in args])
-        return (kinds, self._version, torch.is_grad_enabled(), _autocast())
+        return (kinds, self._version, torch.is_grad_enabled(), autocast_state())
 
     def _own_leaves(self, call: trace.Call, leaves: list[Any], shapes: Any) -> tuple[bool, ...]:
         key = (call.spec, shapes, self._version)
@@ -299,9 +305,10 @@ def _pads(model: nn.Module) -> bool:
     return any(getattr(module, "padding_idx", None) is not None for module in model.modules())
 
 
-def _autocast() -> tuple[Any, ...]:
+def autocast_state() -> tuple[tuple[bool, torch.dtype], ...]:
+    """Whether autocast is on, and to which dtype, on the CPU and on CUDA."""
     return tuple((torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda"))
 
 
-def _devices(leaves: list[Any]) -> tuple[str, ...]:
-    return tuple(str(leaf.device) for leaf in leaves if isinstance(leaf, Tensor))
+def _devices(values: list[Any]) -> tuple[str, ...]:
+    return tuple(str(unwrap(value).device) for value in values if isinstance(value, (Stacked, Tensor)))

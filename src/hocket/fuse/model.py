@@ -17,16 +17,16 @@ from torch import Tensor, nn
 
 from hocket.errors import InputError
 from hocket.fuse import trace
-from hocket.fuse.calls import Calls
 from hocket.fuse.compare import compare
 from hocket.fuse.loss import per_model_loss
+from hocket.fuse.training import Training
 
 __all__ = ["Array"]
 
 BACKENDS = ("auto", "rule", "vmap", "loop")
 
 
-class Array(Calls):
+class Array(Training):
     """B models fused; see `hocket.fuse.fuse`.
 
     Attributes:

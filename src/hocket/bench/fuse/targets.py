@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -97,13 +98,27 @@ class _Net:
         self.optimizer = optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with torch.autocast(self.device, torch.bfloat16, enabled=self.amp):
+        with self._autocast():
             return self.model(*args, **kwargs)
 
-    def loss(self, fn: Callable[..., Tensor], out: Tensor, target: Tensor) -> Tensor:
-        """In single precision, as torch's losses are under autocast."""
-        out = out.float()
-        return self.model.loss(fn, out, target) if isinstance(self.model, Array) else fn(out, target)
+    def loss(self, fn: Callable[..., Tensor], inputs: Any, *targets: Tensor) -> Tensor:
+        """The loss, or B losses, of what the model gives for these inputs."""
+        if not isinstance(self.model, Array):
+            return self.loss_of(fn, self(**inputs) if isinstance(inputs, dict) else self(inputs), *targets)
+        with self._autocast():
+            return self.model.losses(partial(_in_single, fn) if self.amp else fn, inputs, *targets)
+
+    def loss_of(self, fn: Callable[..., Tensor], out: Any, *targets: Tensor) -> Tensor:
+        """The loss, or B losses, of this output, in single precision, as torch's losses are under autocast."""
+        fn = partial(_in_single, fn) if self.amp else fn
+        return self.model.loss(fn, out, *targets) if isinstance(self.model, Array) else fn(out, *targets)
+
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast(self.device, torch.bfloat16, enabled=self.amp)
+
+
+def _in_single(fn: Callable[..., Tensor], out: Any, *targets: Tensor) -> Tensor:
+    return fn(out.float() if isinstance(out, Tensor) else out, *targets)
 
 
 def step_of(name: str, target: Target, size: int, device: str, amp: bool) -> Callable[[], None]:
@@ -139,19 +154,24 @@ def _step(target: Target, models: list[Any], batch: Any, amp: bool) -> Callable[
 
 
 def _classify(nets: list[_Net], batch: tuple[Tensor, Tensor]) -> None:
-    _update(nets[0], lambda net: net.loss(functional.cross_entropy, net(batch[0]), batch[1]))
+    _update(nets[0], lambda net: net.loss(functional.cross_entropy, batch[0], batch[1]))
 
 
 def _words(nets: list[_Net], batch: tuple[Tensor, Tensor]) -> None:
-    _update(nets[0], lambda net: net.loss(_cross_entropy_of_words, net(batch[0]), batch[1]))
+    _update(nets[0], lambda net: net.loss(_cross_entropy_of_words, batch[0], batch[1]))
 
 
 def _cross_entropy_of_words(scores: Tensor, words: Tensor) -> Tensor:
     return functional.cross_entropy(scores.flatten(0, 1), words.flatten())
 
 
+def _loss_of(out: Any) -> Tensor:
+    loss: Tensor = out.loss
+    return loss
+
+
 def _own_loss(nets: list[_Net], batch: dict[str, Tensor]) -> None:
-    _update(nets[0], lambda net: net(**batch).loss)
+    _update(nets[0], lambda net: net.loss(_loss_of, batch))
 
 
 def _gan(nets: list[_Net], images: Tensor) -> None:
@@ -160,12 +180,12 @@ def _gan(nets: list[_Net], images: Tensor) -> None:
     noise = torch.randn(len(images), NOISE_WIDTH, 1, 1, device=images.device)
     loss = functional.binary_cross_entropy
     discriminator.optimizer.zero_grad()
-    discriminator.loss(loss, discriminator(images), real).sum().backward()
+    discriminator.loss(loss, images, real).sum().backward()
     fake = generator(noise)
-    discriminator.loss(loss, discriminator(fake.detach()), 1 - real).sum().backward()
+    discriminator.loss(loss, fake.detach(), 1 - real).sum().backward()
     discriminator.optimizer.step()
     generator.optimizer.zero_grad()
-    generator.loss(loss, discriminator(fake), real).sum().backward()
+    discriminator.loss_of(loss, discriminator(fake), real).sum().backward()
     generator.optimizer.step()
 
 

@@ -1,0 +1,261 @@
+r"""Forward, loss and backward of a few models in one go, then of the next: no activations wait for the others.
+
+    array(x), then loss, then backward          in one go
+    forward 0, forward 1, ... forward B-1       forward 0, loss 0, backward 0
+    loss                                        forward 1, loss 1, backward 1
+    backward B-1, ... backward 0                ...
+    in memory: B models' activations            one model's, in the memory of the one before it
+
+What B models hold at once leaves the caches, and the heap grows and shrinks by it in every step: malloc gives it back
+to the system, and page faults take a fifth of a step of large models. The price is that gradients are there before
+somebody asks for them: they wait in the stacked buffers until ``losses.backward()`` hands them over, times whatever
+gradient the losses get there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from hocket.errors import HocketError, InputError
+from hocket.fuse.groups import LARGE, Groups
+from hocket.fuse.loss import stacked_loss, stacked_targets
+from hocket.fuse.program import Owner
+from hocket.fuse.shares import GradientMemory
+from hocket.fuse.stacked import Stacked
+from hocket.fuse.trace import Traced
+
+__all__ = ["OneGo"]
+
+
+class _Gather:
+    """The stacked gradients of one step, while they come together.
+
+    Attributes:
+        places: of each stacked parameter by its id: where each group's gradient belongs.
+        missing: the groups that have not brought theirs yet.
+    """
+
+    def __init__(self, memory: GradientMemory, wholes: list[Tensor], size: int) -> None:
+        self.memory = memory
+        self.buffers = {id(whole): memory.like(whole) for whole in wholes}
+        self.places = {key: _split(buffer, size) for key, buffer in self.buffers.items()}
+        self.missing = {key: set(range(len(places))) for key, places in self.places.items()}
+
+    def bring(self, index: int, grads: Mapping[int, Tensor]) -> None:
+        """Copy a group's gradients to their places."""
+        for key in grads:
+            self.missing[key].discard(index)
+        torch._foreach_copy_([self.places[key][index] for key in grads], list(grads.values()))
+
+    def whole(self, key: int) -> Tensor | None:
+        """The gradient of all models; None where none of them has one."""
+        missing = self.missing[key]
+        if len(missing) == len(self.places[key]):
+            return None
+        for index in missing:
+            self.places[key][index].zero_()
+        return self.buffers[key]
+
+
+class _Part:
+    """One group's tensors, leaves of a graph of their own.
+
+    Args:
+        tensors: by name.
+        trained: those that get a gradient, by the id of the stacked parameter.
+    """
+
+    def __init__(self, tensors: dict[str, Tensor], trained: dict[int, Tensor]) -> None:
+        self.tensors = tensors
+        self.trained = trained
+
+
+class OneGo:
+    """A traced model and its loss, run for `size` models at a time, each group to the end of its backward.
+
+    Args:
+        owner: of all models.
+        traced: the model.
+        size: models in a group.
+        channels_last: as of `Groups`.
+    """
+
+    def __init__(self, owner: Owner, traced: Traced, size: int, channels_last: bool = False) -> None:
+        self._owner = owner
+        self._size = size
+        self._groups = Groups(owner, traced, size, channels_last)
+        self._gathers: list[_Gather] = []  # the one of the step at hand, for the hooks of large parameters
+        self._parts: list[_Part] = []
+        self._made_of: list[tuple[Tensor, int, bool]] = []
+
+    def run(self, fn: Callable[..., Any], leaves: list[Any], targets: tuple[Any, ...]) -> Tensor:
+        """The loss of each model, ``(B,)``; its backward hands over gradients that are there already.
+
+        Args:
+            fn: a loss function of one model's output and targets.
+            leaves: the leaves of the arguments, `Stacked` where models have their own.
+            targets: as of `per_model_loss`.
+
+        Raises:
+            InputError: `fn` fails.
+        """
+        parts = self._current_parts()
+        wholes = self._trained()
+        gather = _Gather(self._owner.gradient_memory, wholes, self._size)
+        self._gathers[:] = [gather]
+        given = [_split(leaf.tensor, self._size) if isinstance(leaf, Stacked) else leaf for leaf in leaves]
+        losses: list[Tensor] = []
+        own_targets: tuple[Any, ...] | None = None
+        try:
+            for index, part in enumerate(parts):
+                own = [
+                    each[index] if isinstance(leaf, Stacked) else leaf for leaf, each in zip(leaves, given, strict=True)
+                ]
+                out = self._groups.run_one(index, own, leaves, part.tensors)
+                if own_targets is None:
+                    own_targets = stacked_targets(targets, self._shape_of(out), self._owner.num_models)
+                loss = self._loss(fn, out, own_targets, index)
+                del out  # the graph holds what the backward needs
+                losses.append(loss.detach())
+                self._backward(loss, part, gather, index)
+                del loss
+        finally:
+            self._gathers.clear()
+        values = torch.stack(losses) if self._size == 1 else torch.cat(losses)
+        found: Tensor = _Ready.apply(_Grads(values, [gather.whole(id(whole)) for whole in wholes]), *wholes)
+        return found
+
+    def _loss(self, fn: Callable[..., Any], out: Any, targets: tuple[Any, ...], index: int) -> Tensor:
+        """The loss of one model, or the losses of a group."""
+        start = index * self._size
+        if self._size > 1:
+            stop = min(start + self._size, self._owner.num_models)
+            own = _mapped(targets, lambda each: Stacked(each[start:stop]))
+            stacked = pytree.tree_map_only(Tensor, Stacked, out)
+            return stacked_loss(fn, stacked, own, stop - start)
+        own = _mapped(targets, lambda each: each[start])
+        try:
+            loss = fn(out, *own)
+        except (HocketError, torch.OutOfMemoryError):
+            raise
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            raise InputError(f"loss: of model {start}: {error}") from error
+        if not isinstance(loss, Tensor):
+            raise InputError(f"loss: expected one tensor from the loss function, got {type(loss).__name__}")
+        return loss.sum() if loss.ndim else loss
+
+    def _backward(self, loss: Tensor, part: _Part, gather: _Gather, index: int) -> None:
+        with _without_autocast(loss.device.type):
+            torch.autograd.backward([loss], [torch.ones_like(loss)], inputs=list(part.trained.values()))
+        grads = {key: leaf.grad for key, leaf in part.trained.items() if leaf.grad is not None}
+        gather.bring(index, grads)
+        for leaf in part.trained.values():
+            leaf.grad = None
+
+    def _shape_of(self, out: Any) -> tuple[int, ...]:
+        """What the first tensor of all models' output would have for a shape."""
+        first = next((leaf for leaf in pytree.tree_leaves(out) if isinstance(leaf, Tensor)), None)
+        if first is None:
+            raise InputError("losses: the model gives no tensor")
+        return (self._owner.num_models, *(first.shape if self._size == 1 else first.shape[1:]))
+
+    def _trained(self) -> list[Tensor]:
+        wholes = {id(whole): whole for whole in self._owner.all_tensors().values() if whole.requires_grad}
+        return list(wholes.values())
+
+    def _current_parts(self) -> list[_Part]:
+        """Each group's tensors; made anew when the stacked ones are others, or lie elsewhere."""
+        now = list(self._owner.all_tensors().values())
+        if len(now) != len(self._made_of) or any(
+            whole is not made or whole.data_ptr() != address or whole.requires_grad != trained
+            for whole, (made, address, trained) in zip(now, self._made_of, strict=True)
+        ):
+            self._parts = self._made_parts()
+            self._made_of = [(whole, whole.data_ptr(), whole.requires_grad) for whole in now]
+        return self._parts
+
+    def _made_parts(self) -> list[_Part]:
+        wholes = self._owner.all_tensors()
+        count = -(-self._owner.num_models // self._size)
+        parts = [_Part({}, {}) for _ in range(count)]
+        made: dict[int, list[Tensor]] = {}  # tied tensors once
+        for name, whole in wholes.items():
+            key = id(whole)
+            if key not in made:
+                made[key] = [piece.detach() for piece in _split(whole.detach(), self._size)]
+                for index, own in enumerate(made[key]):
+                    if whole.requires_grad:
+                        parts[index].trained[key] = own.requires_grad_()
+                        if own.nbytes >= LARGE:
+                            own.register_post_accumulate_grad_hook(_bring_now(self._gathers, whole, index))
+            for index, own in enumerate(made[key]):
+                parts[index].tensors[name] = own
+        return parts
+
+
+def _bring_now(gathers: list[_Gather], whole: Tensor, index: int) -> Callable[[Tensor], None]:
+    """A large gradient goes to its place while it is in the cache."""
+
+    def bring(leaf: Tensor) -> None:
+        assert leaf.grad is not None
+        gathers[0].bring(index, {id(whole): leaf.grad})
+        gathers[0].memory.hold(whole, leaf.grad)
+        leaf.grad = None
+
+    return bring
+
+
+class _Grads:
+    """Losses and the gradients that belong to them, until somebody takes these."""
+
+    def __init__(self, losses: Tensor, grads: list[Tensor | None]) -> None:
+        self.losses = losses
+        self.grads: list[Tensor | None] | None = grads
+
+
+class _Ready(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, ready: _Grads, *wholes: Tensor) -> Tensor:
+        ctx.ready = ready
+        return ready.losses
+
+    @staticmethod
+    def backward(ctx: Any, *by: Tensor) -> tuple[Tensor | None, ...]:
+        grads, ctx.ready.grads = ctx.ready.grads, None
+        if grads is None or torch.is_grad_enabled():
+            raise InputError(
+                "losses: gradients come with the losses and are handed over once; to differentiate twice or again, "
+                "use array.loss(fn, array(x), y)"
+            )
+        factor = by[0]
+        if factor.device.type == "cpu" and bool((factor == 1).all()):
+            return (None, *grads)
+        for grad in grads:
+            if grad is not None:
+                grad.mul_(factor.view(-1, *(1,) * (grad.ndim - 1)))
+        return (None, *grads)
+
+
+def _split(whole: Tensor, size: int) -> tuple[Tensor, ...]:
+    return whole.unbind(0) if size == 1 else whole.split(size)
+
+
+def _mapped(targets: tuple[Any, ...], change: Callable[[Tensor], Any]) -> tuple[Any, ...]:
+    """Targets with those that models have of their own changed."""
+    found: tuple[Any, ...] = pytree.tree_map(
+        lambda leaf: change(leaf.tensor) if isinstance(leaf, Stacked) else leaf,
+        targets,
+        is_leaf=lambda leaf: isinstance(leaf, Stacked),
+    )
+    return found
+
+
+def _without_autocast(device: str) -> AbstractContextManager[Any]:
+    """A backward runs outside of autocast, as torch advises."""
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()

@@ -1,0 +1,167 @@
+r"""Losses from inputs: of all models at once, or of a few at a time that go on to the end of their backward.
+
+inputs, targets --may go?--> contest: all forward, loss, all backward | k at a time in one go --> what runs from now on
+    \--no: somebody traces, or gradients go further than the parameters--> array.loss(fn, array(inputs), targets)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from hocket.errors import InputError
+from hocket.fuse.calls import Calls, autocast_state
+from hocket.fuse.choose import CHANNELS_LAST, Choice, is_watched
+from hocket.fuse.contest import contest, make_pass, those_that_run
+from hocket.fuse.loss import Losses, per_model_loss
+from hocket.fuse.one_go import OneGo
+from hocket.fuse.plain import has_images
+from hocket.fuse.program import Program
+
+__all__ = ["Training"]
+
+Run = Callable[[Callable[..., Any], list[Any], tuple[Any, ...]], Tensor]
+
+
+class Training(Calls):
+    """Models that can be called, and that know how a step of training goes."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._goes: dict[Any, Run | None] = {}  # None: all models forward, then loss, then backward
+
+    def losses(self, fn: Callable[..., Any], inputs: Any, *targets: Any) -> Tensor:
+        """The loss of each model, ``(B,)``, from its inputs: `loss` of what the models give for them.
+
+        With ``backend="auto"``, where it is faster, a few models at a time go forward, through their loss and backward
+        before the next ones begin: one model's activations are in memory, not all. Their gradients are there before
+        ``losses.backward()``, which hands them over; so call it once, and where no gradients are wanted, say
+        ``torch.no_grad()``.
+
+        Args:
+            fn: any loss function or module of one model's output and targets.
+            inputs: what one model takes: a tensor, a tuple of arguments, or a dict of named ones; tensors
+                ``(B, N, ...)``, or ``(N, ...)`` for all models.
+            targets: more arguments of `fn`: ``(B, N, ...)``, or ``(N, ...)`` for all models.
+
+        Raises:
+            InputError: an op or `fn` fails, or a shape fits no model; names the layer.
+
+        Example:
+            >>> array = hocket.fuse([nn.Linear(3, 2), nn.Linear(3, 2)])
+            >>> losses = array.losses(nn.functional.mse_loss, torch.ones(5, 3), torch.zeros(5, 2))
+            >>> losses.shape
+            torch.Size([2])
+            >>> losses.backward()
+        """
+        args, kwargs = _arguments(inputs)
+        if not self._may_go(args, kwargs, targets):
+            return per_model_loss(fn, self(*args, **kwargs), targets, self.num_models)
+        key = self._kind(fn, args, kwargs, targets)
+        if key not in self._goes:
+            self._goes[key] = self._choose_go(fn, args, kwargs, targets)
+        run = self._goes[key]
+        if run is None:
+            return per_model_loss(fn, self(*args, **kwargs), targets, self.num_models)
+        _, values, _, _ = self._prepared(args, kwargs)
+        return run(fn, values, targets).as_subclass(Losses)
+
+    def _may_go(self, args: tuple[Any, ...], kwargs: dict[str, Any], targets: tuple[Any, ...]) -> bool:
+        """Whether gradients may be taken at once: nobody watches, and they end at stacked parameters."""
+        if self.backend != "auto" or self.num_models == 1 or self._separate_index or not torch.is_grad_enabled():
+            return False
+        if is_watched() or torch._C._are_functorch_transforms_active() or torch.is_inference_mode_enabled():
+            return False
+        given = [leaf for leaf in pytree.tree_leaves((args, kwargs, targets)) if isinstance(leaf, Tensor)]
+        if any(leaf.requires_grad for leaf in given):
+            return False
+        params = self.all_parameters()
+        # Half precision needs a scaled loss before the backward, not scaled gradients after it.
+        half = any(param.dtype == torch.float16 for param in params)
+        for enabled, dtype in autocast_state():
+            half = half or (enabled and dtype == torch.float16)
+        return not half and any(param.requires_grad for param in params)
+
+    def _kind(self, fn: Callable[..., Any], args: Any, kwargs: Any, targets: Any) -> Any:
+        """What a choice depends on."""
+        leaves, spec = pytree.tree_flatten((args, kwargs, targets))
+        kinds = tuple([(leaf.shape, leaf.dtype, leaf.device) if isinstance(leaf, Tensor) else None for leaf in leaves])
+        return (_kind_of(fn), kinds, spec, self._version, autocast_state())
+
+    def _choose_go(self, fn: Callable[..., Any], args: Any, kwargs: Any, targets: Any) -> Run | None:
+        """Time and choose."""
+        call, values, shapes, own = self._prepared(args, kwargs)
+        with self._put_back():
+            losses = per_model_loss(fn, self(*args, **kwargs), targets, self.num_models)  # a user's error shows here
+        program = self._program(call, values, shapes, own)
+        params = [param for param in self.all_parameters() if param.requires_grad]
+        if program is None or not _end_at(losses, params):
+            return None
+        del losses
+        runs = self._runs(program)
+        with self._put_back():
+            contenders = {
+                "whole": make_pass(lambda: per_model_loss(fn, self(*args, **kwargs), targets, self.num_models), params)
+            }
+            contenders |= those_that_run(
+                {name: make_pass(partial(run, fn, values, targets), params) for name, run in runs.items()}
+            )
+            times_us = contest(contenders)
+        winner = min(times_us, key=lambda name: times_us[name])
+        self.choices.append(Choice(winner, times_us))
+        return runs.get(winner)
+
+    def _runs(self, program: Program) -> dict[str, Run]:
+        sizes = [size for size in range(self.num_models - 1, 0, -1) if self.num_models % size == 0]
+        runs: dict[str, Run] = {f"{size} in one go": OneGo(self, program.traced, size).run for size in sizes}
+        if has_images(program):
+            runs[f"1 in one go{CHANNELS_LAST}"] = OneGo(self, program.traced, 1, channels_last=True).run
+        return runs
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._goes.clear()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_goes": {}}
+
+
+def _arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(inputs, dict):
+        return (), inputs
+    if isinstance(inputs, tuple):
+        return inputs, {}
+    if isinstance(inputs, Tensor):
+        return (inputs,), {}
+    raise InputError(
+        f"losses: inputs: expected a tensor, a tuple of arguments, or a dict of named ones, got {type(inputs).__name__}"
+    )
+
+
+def _kind_of(fn: Callable[..., Any]) -> Any:
+    """What tells loss functions apart, and is the same for one that is written anew in each step."""
+    if isinstance(fn, nn.Module):
+        return (type(fn), tuple(map(id, fn.parameters())))
+    if isinstance(fn, partial):
+        return (_kind_of(fn.func), *[_kind_of(arg) for arg in fn.args if callable(arg)])
+    return getattr(fn, "__code__", None) or type(fn)
+
+
+def _end_at(losses: Tensor, params: list[Tensor]) -> bool:
+    """Whether the gradients of losses go to these parameters and nowhere else."""
+    known = set(map(id, params))
+    nodes, seen = [losses.grad_fn], set()
+    while nodes:
+        node: Any = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if id(getattr(node, "variable", None)) not in known and hasattr(node, "variable"):
+            return False
+        nodes += [each for each, _ in node.next_functions]
+    return losses.grad_fn is not None
