@@ -314,13 +314,13 @@ def test_one_model_alone_is_right_however_it_runs(name, monkeypatch):
     from hocket.fuse import choose
 
     make, given = NETS[name]
-    right = choose._contest
+    right = choose.contest
 
     def prefer(contenders):
         found = right(contenders)
         return found | {"single": 0.0} if "single" in contenders else found
 
-    monkeypatch.setattr(choose, "_contest", prefer)
+    monkeypatch.setattr(choose, "contest", prefer)
     none = frozenset()
     array = check(
         made(make, 1), given()[None], shared=False, steps=3, backend="auto", vanishing=VANISHING.get(name, none)
