@@ -32,6 +32,7 @@ TINY = {
 def tiny(monkeypatch):
     for name, target in TINY.items():
         monkeypatch.setitem(bench.TARGETS, name, target)
+    monkeypatch.setattr(bench, "SHORT_S", 0.0)  # as many steps as are asked for, no more
 
 
 @pytest.mark.parametrize("name", TINY)
@@ -50,6 +51,21 @@ def test_every_kind_of_target_has_its_fields_and_its_baseline(name):
                 assert row["models_per_s"] == pytest.approx(size / row["step_ms"] * 1e3)
     assert set(found["crossover"][name]) == set(contenders)
     assert found["device"] == "cpu"
+
+
+def test_a_loop_with_channels_last_is_a_contender_where_there_are_images():
+    found = bench.run(["mlp-32", "dcgan"], sizes=(2,), steps=3, memory=False, contenders=("channels-last",))
+    assert set(found["targets"]["mlp-32"]["2"]) == {"serial"}
+    row = found["targets"]["dcgan"]["2"]["channels-last"]
+    assert row["steps"] == 3
+    assert row["quartiles_ms"][0] <= row["step_ms"] <= row["quartiles_ms"][1]
+
+
+def test_short_steps_are_taken_more_often(monkeypatch):
+    monkeypatch.setattr(bench, "SHORT_S", 1e9)
+    monkeypatch.setattr(bench, "MAX_STEPS", 5)
+    assert [len(each) for each in bench._timed({"a": lambda: None, "b": lambda: None}, "cpu", 2).values()] == [5, 5]
+    assert [len(each) for each in bench._timed({"a": lambda: None}, "cpu", 8).values()] == [8]
 
 
 def test_processes_and_memory_are_measured_in_processes_of_their_own():

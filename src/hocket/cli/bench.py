@@ -133,8 +133,8 @@ def _measured_table(result: dict[str, Any]) -> Table:
 
 def fuse_bench(args: Namespace) -> None:
     """Training B models at once, every way there is."""
+    from hocket.bench.fuse import CONTENDERS, run
     from hocket.bench.fuse import partial as partly
-    from hocket.bench.fuse import run
 
     sizes = tuple(args.models) or (1, 2, 4, 8)
     target = output_file(args.output)
@@ -147,6 +147,7 @@ def fuse_bench(args: Namespace) -> None:
             amp=args.amp,
             both=args.both,
             memory=not args.no_memory,
+            contenders=tuple(args.contender) or CONTENDERS,
             budget_s=args.budget_s,
             save=partial(_write, target, "fuse", complete=False),
         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from torch.utils import _pytree as pytree
 from hocket.errors import HocketError, InputError
 from hocket.fuse import fallback
 from hocket.fuse.choose import is_watched
-from hocket.fuse.stacked import Stacked, mapped, unwrap
+from hocket.fuse.stacked import Stacked, unwrap
 
 __all__ = ["Losses", "per_model_loss", "stacked_loss", "stacked_targets"]
 
@@ -126,15 +127,26 @@ def _per_model(target: Tensor, output: Sequence[int], num_models: int) -> Any:
 
 def _alone(fn: Callable[..., Any], args: tuple[Any, ...]) -> Tensor | None:
     """The loss of the only model, as it is without fusing; None if it is not one tensor."""
-    result = fn(*mapped(args, lambda value: value.tensor.squeeze(0) if isinstance(value, Stacked) else value))
+    result = fn(*_of_one(args, lambda tensor: tensor.squeeze(0)))
     return result.unsqueeze(0) if isinstance(result, Tensor) else None
+
+
+def _of_one(args: tuple[Any, ...], change: Callable[[Tensor], Tensor]) -> tuple[Any, ...]:
+    """Arguments as one model sees them; an output stays of its class, since a loss function may ask for ``out.loss``."""
+    found: tuple[Any, ...] = pytree.tree_map(
+        lambda leaf: change(leaf.tensor) if isinstance(leaf, Stacked) else leaf,
+        args,
+        is_leaf=lambda leaf: isinstance(leaf, Stacked),
+    )
+    return found
 
 
 def _any(fn: Callable[..., Any], args: tuple[Any, ...], num_models: int) -> Tensor:
     try:
         result = fallback.vmap(fn, args, {})
     except (RuntimeError, ValueError, TypeError):
-        result = fallback.loop([fn] * num_models, args, {}, "loss")
+        outs = [fn(*_of_one(args, itemgetter(index))) for index in range(num_models)]
+        result = fallback.stack_parts(outs, "loss")
     if isinstance(result, Tensor):
         return result.expand(num_models)
     losses = unwrap(result)

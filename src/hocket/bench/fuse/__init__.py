@@ -1,12 +1,13 @@
 """Training B models at once: throughput against B of everything that can do it, side by side in one run.
 
-    serial       a loop over B models, each with its optimizer
-    processes    B processes side by side, each with its model (HFTA calls it concurrent)
-    mps          such processes whose kernels share a GPU (where MPS can be started)
-    mig          such processes on the parts of a GPU (where somebody made such parts)
-    vmap         `hocket.fuse` with ``backend="vmap"``
-    fused        with rules everywhere
-    auto         with whatever was timed to be the fastest
+    serial         a loop over B models, each with its optimizer
+    channels-last  the same with weights and images that have their channels last (where there are images)
+    processes      B processes side by side, each with its model (HFTA calls it concurrent)
+    mps            such processes whose kernels share a GPU (where MPS can be started)
+    mig            such processes on the parts of a GPU (where somebody made such parts)
+    vmap           `hocket.fuse` with ``backend="vmap"``
+    fused          with rules everywhere
+    auto           with whatever was timed to be the fastest
 
 Throughput is models times steps per second; what counts is the ratio to serial, of steps taken in turns. Where fusing
 stops paying is the first B at which a ratio falls below one. All models share the batch, as in a search over seeds or
@@ -23,7 +24,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from itertools import product
 from queue import Empty
-from statistics import median
+from statistics import median, quantiles
 from threading import BrokenBarrierError
 from time import perf_counter
 from typing import Any
@@ -38,8 +39,10 @@ from hocket.errors import InputError
 
 __all__ = ["CONTENDERS", "TARGETS", "Target", "blocks_of", "partial", "run"]
 
-CONTENDERS = ("serial", "processes", "mps", "mig", "vmap", "fused", "auto")
+CONTENDERS = ("serial", "channels-last", "processes", "mps", "mig", "vmap", "fused", "auto")
 MAX_PROCESSES = 8
+SHORT_S = 2.0  # short steps are taken as often as fits in this time,
+MAX_STEPS = 300  # or so often
 PATIENCE_S = 300.0  # for processes side by side to begin, and to end
 
 
@@ -62,7 +65,7 @@ def run(
         targets: names in `TARGETS` or `targets.PAPER`, or of zoo entries that classify; all of `TARGETS` by default.
         device: "cpu" or "cuda".
         sizes: the numbers of models, B.
-        steps: counted steps of each contender; medians are taken.
+        steps: counted steps of each contender, more where they are short; medians are taken.
         amp: train under autocast to bfloat16.
         both: measure everything twice, in single precision and under autocast.
         memory: measure memory too (each contender in a new process).
@@ -71,8 +74,8 @@ def run(
         save: called with the result so far, after each target and B.
 
     Returns:
-        ``targets``: name -> B (as text) -> contender -> ``models_per_s``, ``step_ms``, ``to_serial``,
-        ``memory_bytes``, ``memory_to_singles`` (to B times what one model alone needs), ``counters``.
+        ``targets``: name -> B (as text) -> contender -> ``models_per_s``, ``step_ms``, ``quartiles_ms``, ``steps``,
+        ``to_serial``, ``memory_bytes``, ``memory_to_singles`` (to B times what one model alone needs), ``counters``.
         ``crossover``: name -> contender -> ``pays_from``, the first B at which it is no slower than serial, and
         ``stops_at``, the next one at which it is; None where there is none.
         ``targets_amp``, ``crossover_amp``: the same under autocast, if `both`.
@@ -170,8 +173,8 @@ def partial(
         in_turn[str(row["fused"])] = partly_fused(chosen, size, device, amp, tuple(blocks[row["fused"] :]))
     times = _timed(in_turn, device, steps)
     for row in rows:
-        row["step_ms"] = times[str(row["fused"])]
-        row["to_serial"] = times["serial"] / row["step_ms"]
+        row |= _row(times[str(row["fused"])])
+        row["to_serial"] = median(times["serial"]) / row["step_ms"]
     return rows
 
 
@@ -215,17 +218,28 @@ def _absent(device: str, wanted: tuple[str, ...]) -> dict[str, str]:
     return found
 
 
-def _timed(in_turn: dict[str, Callable[[], None]], device: str, steps: int) -> dict[str, float]:
-    """The median of each one's steps, taken in turns, in ms."""
+def _timed(in_turn: dict[str, Callable[[], None]], device: str, steps: int) -> dict[str, list[float]]:
+    """What each one's steps took, in ms, taken in turns: there and back, so that nobody always follows the same one."""
     times: dict[str, list[float]] = {name: [] for name in in_turn}
-    for number in range(-beside.WARM_UP, steps):
-        for name, step in in_turn.items():
-            start = perf_counter()
-            step()
-            beside.settle(device)
-            if number >= 0:
-                times[name].append(perf_counter() - start)
-    return {name: median(each) * 1e3 for name, each in times.items()}
+    turn_s = 0.0
+    for _ in range(beside.WARM_UP):
+        turn_s = sum([_took_s(step, device) for step in in_turn.values()])
+    for number in range(max(steps, min(MAX_STEPS, int(SHORT_S / turn_s)))):
+        for name in in_turn if number % 2 else reversed(in_turn):
+            times[name].append(_took_s(in_turn[name], device) * 1e3)
+    return times
+
+
+def _took_s(step: Callable[[], None], device: str) -> float:
+    start = perf_counter()
+    step()
+    beside.settle(device)
+    return perf_counter() - start
+
+
+def _row(times_ms: list[float]) -> dict[str, Any]:
+    lower, middle, upper = quantiles(times_ms, n=4) if len(times_ms) > 1 else times_ms * 3
+    return {"step_ms": middle, "quartiles_ms": [lower, upper], "steps": len(times_ms)}
 
 
 def _measure(
@@ -238,9 +252,12 @@ def _measure(
     left_out: dict[str, str],
     left_s: float,
 ) -> dict[str, dict[str, Any]]:
-    in_turn = {name: step_of(name, target, size, device, amp) for name in names if name in ("serial", *BACKENDS)}
+    here = [name for name in names if name in ("serial", *BACKENDS)]
+    if "channels-last" in names and target.has_images():
+        here.insert(1, "channels-last")
+    in_turn = {name: step_of(name, target, size, device, amp) for name in here}
     found: dict[str, dict[str, Any]] = {
-        name: {"step_ms": each} for name, each in _timed(in_turn, device, steps).items()
+        name: _row(times_ms) for name, times_ms in _timed(in_turn, device, steps).items()
     }
     if device == "cuda" and "counters" not in left_out:
         for name, step in in_turn.items():
@@ -300,7 +317,7 @@ def _add_memory(
     single = 0.0
     for size, found in {"1": {"serial": {}}, **by_size}.items():
         for contender, row in found.items():
-            if contender not in ("serial", *BACKENDS):
+            if contender not in ("serial", "channels-last", *BACKENDS):
                 continue
             what = f"memory of {contender}, {_words(name, int(size), amp)}"
             with budget.item(what, kind="memory") as begun:

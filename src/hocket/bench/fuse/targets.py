@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils import _pytree as pytree
 
 from hocket import zoo
 from hocket.errors import InputError
@@ -53,6 +54,11 @@ class Target:
         if self.kind == "classifier" and not (isinstance(batch, tuple) and len(batch) == 2):
             raise InputError(f"bench fuse: {self.entry}: expected a classifier, whose batches are inputs and labels")
         return batch
+
+    def has_images(self) -> bool:
+        """Whether there are convolutions for which it matters where the channels are."""
+        convolutions = (nn.Conv2d, nn.ConvTranspose2d)
+        return any(isinstance(each, convolutions) for model in self.models(0, "cpu") for each in model.modules())
 
     def _job(self, seed: int, device: str) -> Any:
         size: dict[str, Any] = dict(self.options)
@@ -125,7 +131,11 @@ def step_of(name: str, target: Target, size: int, device: str, amp: bool) -> Cal
     """One training step of B models, by the contender of that name."""
     jobs = [target.models(seed, device) for seed in range(size)]
     batch = target.batch(device)
-    if name == "serial":
+    if name == "channels-last":
+        layout: Any = {"memory_format": torch.channels_last}
+        jobs = [[model.to(**layout) for model in models] for models in jobs]
+        batch = pytree.tree_map_only(Tensor, lambda each: each.contiguous(**layout) if each.ndim == 4 else each, batch)
+    if name in ("serial", "channels-last"):
         steps = [_step(target, models, batch, amp) for models in jobs]
 
         def one_after_another() -> None:
