@@ -140,7 +140,6 @@ def test_fused_steps_train_as_serial_ones_do(monkeypatch):
         return right(model, amp)
 
     monkeypatch.setattr(targets, "_Net", kept)
-    monkeypatch.setattr(right, "loss", lambda net, fn, out, y: _loss(net.model, fn, out, y))
     target = TINY["pointnet-seg"]
     inputs, labels = target.batch("cpu")
     monkeypatch.setattr(Target, "batch", lambda self, device: (inputs.double(), labels))
@@ -152,10 +151,6 @@ def test_fused_steps_train_as_serial_ones_do(monkeypatch):
     for fused, single in zip(array.unfuse(), plain, strict=True):
         for key, tensor in single.state_dict().items():
             torch.testing.assert_close(fused.state_dict()[key], tensor, rtol=1e-9, atol=1e-12)
-
-
-def _loss(model, fn, out, target):
-    return model.loss(fn, out, target) if hasattr(model, "unfuse") else fn(out, target)
 
 
 @pytest.mark.parametrize(

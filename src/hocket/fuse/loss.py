@@ -132,7 +132,7 @@ def _alone(fn: Callable[..., Any], args: tuple[Any, ...]) -> Tensor | None:
 
 
 def _of_one(args: tuple[Any, ...], change: Callable[[Tensor], Tensor]) -> tuple[Any, ...]:
-    """Arguments as one model sees them; an output stays of its class, since a loss function may ask for ``out.loss``."""
+    """Arguments as one model sees them; an output stays of its class (a loss may be ``out.loss``)."""
     found: tuple[Any, ...] = pytree.tree_map(
         lambda leaf: change(leaf.tensor) if isinstance(leaf, Stacked) else leaf,
         args,
