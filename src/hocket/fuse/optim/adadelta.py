@@ -56,8 +56,11 @@ class Adadelta(FusedOptimizer):
         defaults = {"lr": lr, "rho": rho, "eps": eps, "weight_decay": weight_decay, "maximize": maximize}
         super().__init__(params, defaults, num_models=num_models, nonfinite=nonfinite)
 
+    def entries(self, group: dict[str, Any]) -> tuple[str, ...]:
+        return ("square_avg", "acc_delta")
+
     def make_state(self, p: torch.Tensor, group: dict[str, Any], state: dict[str, Any]) -> None:
-        for key in ("square_avg", "acc_delta"):
+        for key in self.entries(group):
             if key not in state:
                 state[key] = torch.zeros_like(p)
 

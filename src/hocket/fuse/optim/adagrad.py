@@ -61,6 +61,9 @@ class Adagrad(FusedOptimizer):
         }
         super().__init__(params, defaults, num_models=num_models, nonfinite=nonfinite)
 
+    def entries(self, group: dict[str, Any]) -> tuple[str, ...]:
+        return ("sum",)
+
     def make_state(self, p: torch.Tensor, group: dict[str, Any], state: dict[str, Any]) -> None:
         if "sum" in state:
             return

@@ -64,8 +64,11 @@ class Adam(FusedOptimizer):
         }
         super().__init__(params, defaults, num_models=num_models, nonfinite=nonfinite)
 
+    def entries(self, group: dict[str, Any]) -> tuple[str, ...]:
+        return ("exp_avg", "exp_avg_sq", *(("max_exp_avg_sq",) if group["amsgrad"] else ()))
+
     def make_state(self, p: torch.Tensor, group: dict[str, Any], state: dict[str, Any]) -> None:
-        for key in ("exp_avg", "exp_avg_sq", *(("max_exp_avg_sq",) if group["amsgrad"] else ())):
+        for key in self.entries(group):
             if key not in state:
                 state[key] = torch.zeros_like(p)
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, ClassVar
 
 import torch
@@ -137,12 +138,12 @@ class FusedOptimizer(Options, ABC):
             ready = [p for p in group["params"] if p.grad is not None]
             if resting:
                 ready = [p for p in ready if self._slots[p] not in resting]
-            for p in ready:
-                if p.grad.is_sparse:
-                    raise InputError(
-                        f"{type(self).__name__}: a parameter of shape {tuple(p.shape)} has a sparse gradient; "
-                        "make its embedding with sparse=False"
-                    )
+            if any(map(attrgetter("grad.is_sparse"), ready)):
+                shape = next(tuple(p.shape) for p in ready if p.grad.is_sparse)
+                raise InputError(
+                    f"{type(self).__name__}: a parameter of shape {shape} has a sparse gradient; "
+                    "make its embedding with sparse=False"
+                )
             work.append((group, ready))
         if len(resting) == self.num_models:
             return
@@ -160,10 +161,13 @@ class FusedOptimizer(Options, ABC):
     def _laid_out(self, number: int, group: dict[str, Any], ready: Tensors) -> Layout:
         """The layout of a group's parameters that have gradients, whose states are complete from here on."""
         states = [self.state[p] for p in ready]
-        self._prepare(group, ready, states)
         layout = self._layouts.get(number)
-        if layout is None or not layout.is_of(ready, states):
+        known = layout is not None and layout.is_of(ready, states)
+        entries = set(self.entries(group))
+        if not known or not all(map(entries.issubset, states)):
+            self._prepare(group, ready, states)
             layout = self._layouts[number] = lay_out(ready, states, self._slots)
+        assert layout is not None
         return layout
 
     def _kept(
@@ -235,13 +239,12 @@ class FusedOptimizer(Options, ABC):
             bucket.count is not None and bucket.count.dim()
         ):
             return False
-        params = [piece.p for pieces in bucket.chunks for piece in pieces]
-        grads = [p.grad for p in params if p.grad is not None]
-        if not all(
-            p.is_contiguous() and g.is_contiguous() and g.dtype == p.dtype for p, g in zip(params, grads, strict=True)
-        ):
+        grads = [p.grad for p in bucket.params if p.grad is not None]
+        if not all(map(torch.Tensor.is_contiguous, (*bucket.params, *grads))):
             return False
-        return self.update_alone(params, grads, [self.state[p] for p in params], group, bucket.count)
+        if {grad.dtype for grad in grads} != {bucket.first.dtype}:
+            return False
+        return self.update_alone(bucket.params, grads, bucket.states, group, bucket.count)
 
     def _chunk(self, pieces: Sequence[Piece], group: dict[str, Any]) -> Chunk:
         params = [piece.of(piece.p) for piece in pieces]
@@ -261,6 +264,10 @@ class FusedOptimizer(Options, ABC):
         return False
 
     counts: ClassVar[bool] = True  # whether its state holds a step count
+
+    @abstractmethod
+    def entries(self, group: dict[str, Any]) -> tuple[str, ...]:
+        """The tensors that a parameter's state holds under these options."""
 
     @abstractmethod
     def make_state(self, p: torch.Tensor, group: dict[str, Any], state: dict[str, Any]) -> None:

@@ -126,11 +126,17 @@ def chunks(bucket: Tensors, slots: Slots) -> Iterator[list[Piece]]:
 
 @dataclass(frozen=True)
 class Bucket:
-    """Parameters of one device, dtype and step count, which is None where the optimizer has none."""
+    """Parameters of one device, dtype and step count, which is None where the optimizer has none; and their states."""
 
-    first: torch.Tensor
+    params: Tensors
+    states: Sequence[dict[str, Any]]
     count: torch.Tensor | None
     chunks: Sequence[Sequence[Piece]]
+
+    @property
+    def first(self) -> torch.Tensor:
+        """One parameter for all that they have in common."""
+        return self.params[0]
 
 
 @dataclass(frozen=True)
@@ -158,18 +164,18 @@ class Layout:
             and all(map(is_, params, self.params))
             and all(map(is_, states, self.states))
             and all(map(is_, [state.get("step") for state in states], self.counts))
-            and [p.numel() for p in params] == self.sizes
+            and list(map(torch.Tensor.numel, params)) == self.sizes
         )
 
 
 def lay_out(params: Tensors, states: Sequence[dict[str, Any]], slots: Slots) -> Layout:
     """Bucket and cut these parameters, whose states are complete."""
     counts = [state.get("step") for state in states]
-    found: dict[Any, Tensors] = {}
-    count_of: dict[Any, torch.Tensor | None] = {}
-    for p, count in zip(params, counts, strict=True):
-        key = (p.device, p.dtype, id(count))
-        found.setdefault(key, []).append(p)
-        count_of[key] = count
-    buckets = [Bucket(own[0], count_of[key], list(chunks(own, slots))) for key, own in found.items()]
+    found: dict[Any, list[tuple[torch.Tensor, dict[str, Any]]]] = {}
+    for p, state, count in zip(params, states, counts, strict=True):
+        found.setdefault((p.device, p.dtype, id(count)), []).append((p, state))
+    buckets = []
+    for rows in found.values():
+        own = [p for p, _ in rows]
+        buckets.append(Bucket(own, [state for _, state in rows], rows[0][1].get("step"), list(chunks(own, slots))))
     return Layout(params, states, counts, [p.numel() for p in params], buckets)

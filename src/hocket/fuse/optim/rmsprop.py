@@ -61,14 +61,13 @@ class RMSprop(FusedOptimizer):
         }
         super().__init__(params, defaults, num_models=num_models, nonfinite=nonfinite)
 
+    def entries(self, group: dict[str, Any]) -> tuple[str, ...]:
+        momentum = ("momentum_buffer",) if is_on(group["momentum"]) else ()
+        return ("square_avg", *momentum, *(("grad_avg",) if group["centered"] else ()))
+
     def make_state(self, p: torch.Tensor, group: dict[str, Any], state: dict[str, Any]) -> None:
-        wanted = {
-            "square_avg": True,
-            "momentum_buffer": is_on(group["momentum"]),
-            "grad_avg": group["centered"],
-        }
-        for key, needed in wanted.items():
-            if needed and key not in state:
+        for key in self.entries(group):
+            if key not in state:
                 state[key] = torch.zeros_like(p)
 
     def coefficients(self, group: dict[str, Any], step: Number | None) -> dict[str, Number]:

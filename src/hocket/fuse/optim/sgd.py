@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -78,6 +79,9 @@ class SGD(FusedOptimizer):
                     f"got momentum {momenta.tolist()} and dampening {dampenings.tolist()}"
                 )
 
+    def entries(self, group: dict[str, Any]) -> tuple[str, ...]:
+        return ("momentum_buffer",) if is_on(group["momentum"]) else ()
+
     def make_state(self, p: torch.Tensor, group: dict[str, Any], state: dict[str, Any]) -> None:
         if is_on(group["momentum"]) and "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros_like(p)
@@ -104,9 +108,11 @@ class SGD(FusedOptimizer):
     def update_alone(
         self, params: Tensors, grads: Tensors, states: Sequence[dict[str, Any]], group: dict[str, Any], count: Any
     ) -> bool:
-        if any("fresh" in state for state in states):
-            return False
-        buffers = [state["momentum_buffer"] for state in states] if group["momentum"] else []
+        buffers: list[torch.Tensor] = []
+        if group["momentum"]:
+            if not {"fresh"}.isdisjoint(chain.from_iterable(states)):
+                return False
+            buffers = [state["momentum_buffer"] for state in states]
         numbers = {key: group[key] for key in ("weight_decay", "momentum", "lr", "dampening", "nesterov", "maximize")}
         torch._fused_sgd_(params, grads, buffers, **numbers, is_first_step=False)
         return True
