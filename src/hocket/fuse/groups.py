@@ -95,7 +95,7 @@ class Groups:
     def run(self, leaves: list[Any]) -> Any:
         """As `Program.run`: the output for these leaves, `Stacked` where models have their own."""
         if self._owner.num_models == 1:
-            return self._run_single(leaves)
+            return pytree.tree_map_only(Tensor, lambda leaf: Stacked(leaf.unsqueeze(0)), self.run_alone(leaves))
         given = [self._split(leaf.tensor) if isinstance(leaf, Stacked) else leaf for leaf in leaves]
         parts_of: dict[int, tuple[Tensor, ...]] = {}  # tied tensors are split once
         tensors: dict[str, tuple[Tensor, ...]] = {}
@@ -136,20 +136,17 @@ class Groups:
         finally:
             part.tensors = {}
 
-    def _run_single(self, leaves: list[Any]) -> Any:
-        """Of one model: as little around it as can be."""
+    def run_alone(self, leaves: list[Any]) -> Any:
+        """The only model's output, without a models' axis."""
         part, plain = self._parts[0], self._plain[0]
         assert plain is not None
         part.tensors = self._single.tensors(self._owner.all_tensors())
         try:
-            out = plain(
+            return plain(
                 [leaf.tensor.squeeze(0) if isinstance(leaf, Stacked) else leaf for leaf in leaves], part.tensors
             )
         finally:
             part.tensors = {}
-        if isinstance(out, Tensor):
-            return Stacked(out.unsqueeze(0))
-        return pytree.tree_map(lambda leaf: Stacked(leaf.unsqueeze(0)) if isinstance(leaf, Tensor) else leaf, out)
 
     def _split(self, whole: Tensor) -> tuple[Tensor, ...]:
         """Each group's part; of a group of one, without the models' axis."""

@@ -71,6 +71,8 @@ def per_model_loss(fn: Callable[..., Any], outputs: Any, targets: tuple[Any, ...
 
 def stacked_targets(targets: tuple[Any, ...], shape: Sequence[int], num_models: int) -> tuple[Any, ...]:
     """Targets, `Stacked` where models have their own, beside an output of this shape ``(B, N, ...)``."""
+    if set(map(type, targets)) <= {Tensor}:
+        return tuple([_per_model(target, shape, num_models) for target in targets])
     found: tuple[Any, ...] = pytree.tree_map_only(Tensor, lambda each: _per_model(each, shape, num_models), targets)
     return found
 

@@ -24,13 +24,33 @@ from torch.utils import _pytree as pytree
 
 from hocket.errors import HocketError, InputError
 from hocket.fuse.groups import LARGE, Groups
-from hocket.fuse.loss import stacked_loss, stacked_targets
+from hocket.fuse.loss import Losses, stacked_loss, stacked_targets
 from hocket.fuse.program import Owner
 from hocket.fuse.shares import GradientMemory
 from hocket.fuse.stacked import Stacked
 from hocket.fuse.trace import Traced
 
-__all__ = ["OneGo"]
+__all__ = ["Alone", "OneGo"]
+
+
+class Alone:
+    """The only model and its loss: as in plain torch, with nothing around them but an axis of one loss.
+
+    Args:
+        owner: of one model.
+        traced: the model.
+        channels_last: as of `Groups`.
+    """
+
+    def __init__(self, owner: Owner, traced: Traced, channels_last: bool = False) -> None:
+        self._groups = Groups(owner, traced, 1, channels_last)
+
+    def run(self, fn: Callable[..., Any], leaves: list[Any], targets: tuple[Any, ...]) -> Tensor:
+        """As `OneGo.run`, ``(1,)``, but its backward computes the gradients."""
+        out = self._groups.run_alone(leaves)
+        shape = (1, *_first(out).shape)
+        own = _mapped(stacked_targets(targets, shape, 1), lambda each: each.squeeze(0))
+        return _loss_of_one(fn, out, own, 0).unsqueeze(0)
 
 
 class _Gather:
@@ -128,27 +148,17 @@ class OneGo:
         finally:
             self._gathers.clear()
         values = torch.stack(losses) if self._size == 1 else torch.cat(losses)
-        found: Tensor = _Ready.apply(_Grads(values, [gather.whole(id(whole)) for whole in wholes]), *wholes)
-        return found
+        ready: Tensor = _Ready.apply(_Grads(values, [gather.whole(id(whole)) for whole in wholes]), *wholes)
+        return ready.as_subclass(Losses)
 
     def _loss(self, fn: Callable[..., Any], out: Any, targets: tuple[Any, ...], index: int) -> Tensor:
         """The loss of one model, or the losses of a group."""
         start = index * self._size
-        if self._size > 1:
-            stop = min(start + self._size, self._owner.num_models)
-            own = _mapped(targets, lambda each: Stacked(each[start:stop]))
-            stacked = pytree.tree_map_only(Tensor, Stacked, out)
-            return stacked_loss(fn, stacked, own, stop - start)
-        own = _mapped(targets, lambda each: each[start])
-        try:
-            loss = fn(out, *own)
-        except (HocketError, torch.OutOfMemoryError):
-            raise
-        except (RuntimeError, ValueError, TypeError, IndexError) as error:
-            raise InputError(f"loss: of model {start}: {error}") from error
-        if not isinstance(loss, Tensor):
-            raise InputError(f"loss: expected one tensor from the loss function, got {type(loss).__name__}")
-        return loss.sum() if loss.ndim else loss
+        if self._size == 1:
+            return _loss_of_one(fn, out, _mapped(targets, lambda each: each[start]), start)
+        stop = min(start + self._size, self._owner.num_models)
+        own = _mapped(targets, lambda each: Stacked(each[start:stop]))
+        return stacked_loss(fn, pytree.tree_map_only(Tensor, Stacked, out), own, stop - start)
 
     def _backward(self, loss: Tensor, part: _Part, gather: _Gather, index: int) -> None:
         with _without_autocast(loss.device.type):
@@ -160,9 +170,7 @@ class OneGo:
 
     def _shape_of(self, out: Any) -> tuple[int, ...]:
         """What the first tensor of all models' output would have for a shape."""
-        first = next((leaf for leaf in pytree.tree_leaves(out) if isinstance(leaf, Tensor)), None)
-        if first is None:
-            raise InputError("losses: the model gives no tensor")
+        first = _first(out)
         return (self._owner.num_models, *(first.shape if self._size == 1 else first.shape[1:]))
 
     def _trained(self) -> list[Tensor]:
@@ -242,12 +250,36 @@ class _Ready(torch.autograd.Function):
         return (None, *grads)
 
 
+def _loss_of_one(fn: Callable[..., Any], out: Any, targets: tuple[Any, ...], model: int) -> Tensor:
+    try:
+        loss = fn(out, *targets)
+    except (HocketError, torch.OutOfMemoryError):
+        raise
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        raise InputError(f"loss: of model {model}: {error}") from error
+    if not isinstance(loss, Tensor):
+        raise InputError(f"loss: expected one tensor from the loss function, got {type(loss).__name__}")
+    return loss.sum() if loss.ndim else loss
+
+
+def _first(out: Any) -> Tensor:
+    """The first tensor of an output."""
+    if isinstance(out, Tensor):
+        return out
+    found = next((leaf for leaf in pytree.tree_leaves(out) if isinstance(leaf, Tensor)), None)
+    if found is None:
+        raise InputError("losses: the model gives no tensor")
+    return found
+
+
 def _split(whole: Tensor, size: int) -> tuple[Tensor, ...]:
     return whole.unbind(0) if size == 1 else whole.split(size)
 
 
 def _mapped(targets: tuple[Any, ...], change: Callable[[Tensor], Any]) -> tuple[Any, ...]:
     """Targets with those that models have of their own changed."""
+    if set(map(type, targets)) <= {Stacked, Tensor}:
+        return tuple([change(target.tensor) if type(target) is Stacked else target for target in targets])
     found: tuple[Any, ...] = pytree.tree_map(
         lambda leaf: change(leaf.tensor) if isinstance(leaf, Stacked) else leaf,
         targets,

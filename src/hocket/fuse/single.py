@@ -11,6 +11,7 @@ between forward and backward is an error as ever.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import attrgetter, is_
 from typing import Any
 
 import torch
@@ -19,6 +20,8 @@ from torch import Tensor
 from hocket.fuse.rules.base import is_watched
 
 __all__ = ["Single"]
+
+REQUIRES_GRAD = attrgetter("requires_grad")
 
 
 class _Boundary(torch.autograd.Function):
@@ -29,7 +32,7 @@ class _Boundary(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        return tuple([None if grad is None else grad.unsqueeze(0) for grad in grads])
+        return tuple([None if grad is None else grad[None] for grad in grads])
 
 
 class Single:
@@ -45,7 +48,7 @@ class Single:
 
     def __init__(self) -> None:
         self._wholes: list[Tensor] = []
-        self._seen: list[tuple[int, bool]] = []
+        self._seen: tuple[list[int], list[bool]] = ([], [])
         self._tensors: dict[str, Tensor] = {}
 
     def tensors(self, wholes: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -53,9 +56,9 @@ class Single:
         if is_watched() or torch._C._are_functorch_transforms_active() or torch.is_inference_mode_enabled():
             return {name: whole.squeeze(0) for name, whole in wholes.items()}
         now = list(wholes.values())
-        seen = [(whole.data_ptr(), whole.requires_grad) for whole in now]
+        seen = (list(map(Tensor.data_ptr, now)), list(map(REQUIRES_GRAD, now)))
         # What is kept holds on to its memory: another tensor in the same place has another address.
-        if seen != self._seen or any(a is not b for a, b in zip(now, self._wholes, strict=True)):
+        if seen != self._seen or not all(map(is_, now, self._wholes)):
             if not all(whole.is_leaf for whole in now):
                 return {name: whole.squeeze(0) for name, whole in wholes.items()}
             self._tensors = _made(wholes)
