@@ -34,7 +34,7 @@ __all__ = ["Choice", "choose", "is_watched", "put_back"]
 
 CHANNELS_LAST = ", channels last"
 HANDICAP = {"rule": 1.0, "loop": 1.0, "single": 1.0, "mixed": 1.05}  # others have to win clearly:
-HANDICAP |= {f"{name}{CHANNELS_LAST}": 1.02 for name in ("loop", "single")}
+HANDICAP |= {f"{name}{CHANNELS_LAST}": 1.05 for name in ("loop", "single")}
 GROUPED = 1.10  # groups join their gradients, which also costs what comes after the pass
 BUDGET_S = 20.0  # of op by op timing, after which the remaining ops keep their rules
 FAILURES = (RuntimeError, ValueError, TypeError, NotImplementedError)

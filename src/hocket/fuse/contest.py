@@ -39,8 +39,10 @@ def make_pass(run: Callable[[], Any], wanted: list[Tensor]) -> Callable[[], None
             if isinstance(tensor, Tensor) and tensor.requires_grad:
                 outs.append(tensor)
         if outs and wanted and torch.is_grad_enabled():
-            ones = [torch.ones_like(out) for out in outs]
-            torch.autograd.grad(outs, wanted, ones, allow_unused=True)
+            ones = [torch.ones_like(out, memory_format=torch.contiguous_format) for out in outs]
+            for param, grad in zip(wanted, torch.autograd.grad(outs, wanted, ones, allow_unused=True), strict=True):
+                if grad is not None and grad.stride() != param.stride():
+                    grad.contiguous()  # a `.grad` is laid out as its parameter, so another layout costs a copy
 
     return once
 

@@ -95,7 +95,10 @@ class Groups:
     def run(self, leaves: list[Any]) -> Any:
         """As `Program.run`: the output for these leaves, `Stacked` where models have their own."""
         if self._owner.num_models == 1:
-            return pytree.tree_map_only(Tensor, lambda leaf: Stacked(leaf.unsqueeze(0)), self.run_alone(leaves))
+            out = self.run_alone(leaves)
+            if isinstance(out, Tensor):
+                return Stacked(out.unsqueeze(0))
+            return pytree.tree_map_only(Tensor, lambda leaf: Stacked(leaf.unsqueeze(0)), out)
         given = [self._split(leaf.tensor) if isinstance(leaf, Stacked) else leaf for leaf in leaves]
         parts_of: dict[int, tuple[Tensor, ...]] = {}  # tied tensors are split once
         tensors: dict[str, tuple[Tensor, ...]] = {}
