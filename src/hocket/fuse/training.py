@@ -36,7 +36,7 @@ class Training(Calls):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._goes: dict[Any, Run | None] = {}  # None: all models forward, then loss, then backward
-        self._ready_goes: dict[Any, tuple[bool, Run]] = {}
+        self._ready_goes: dict[Any, tuple[bool, Run | None]] = {}
 
     def losses(self, fn: Callable[..., Any], inputs: Any, *targets: Any) -> Tensor:
         """The loss of each model, ``(B,)``, from its inputs: `loss` of what the models give for them.
@@ -65,7 +65,9 @@ class Training(Calls):
         known = self._known_go(fn, inputs, targets)
         if known is not None and known in self._ready_goes:
             is_own, ready = self._ready_goes[known]
-            return ready(fn, [Stacked(inputs) if is_own else inputs], targets)
+            if ready is not None:
+                return ready(fn, [Stacked(inputs) if is_own else inputs], targets)
+            return per_model_loss(fn, self(inputs), targets, self.num_models)
         args, kwargs = _arguments(inputs)
         if not self._may_go(args, kwargs, targets):
             return per_model_loss(fn, self(*args, **kwargs), targets, self.num_models)
@@ -73,12 +75,12 @@ class Training(Calls):
         if key not in self._goes:
             self._goes[key] = self._choose_go(fn, args, kwargs, targets)
         run = self._goes[key]
-        if run is None:
-            return per_model_loss(fn, self(*args, **kwargs), targets, self.num_models)
         _, values, _, own = self._prepared(args, kwargs)
         if known is not None:
             self._ready_goes[known] = own[0], run
-        return run(fn, values, targets)
+        if run is not None:
+            return run(fn, values, targets)
+        return per_model_loss(fn, self(*args, **kwargs), targets, self.num_models)
 
     def _known_go(self, fn: Callable[..., Any], inputs: Any, targets: tuple[Any, ...]) -> Any:
         """What a choice depends on, where all is tensors and nobody watches; else None."""
