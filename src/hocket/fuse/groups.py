@@ -20,27 +20,25 @@ from torch.utils import _pytree as pytree
 from hocket.fuse.plain import Plain
 from hocket.fuse.program import Owner, make_program
 from hocket.fuse.rules.base import is_watched
-from hocket.fuse.shares import GradientMemory, shares
+from hocket.fuse.shares import LARGE, GradientMemory, shares
 from hocket.fuse.single import Single
 from hocket.fuse.stacked import Stacked, lead
 from hocket.fuse.trace import Traced
 
 __all__ = ["Groups"]
 
-LARGE = 2**20  # bytes of a stacked parameter, from which its gradients go straight to their places
-
 
 class Part:
     """Models `start` to `stop` of a fused module, as the owner of a program."""
 
-    def __init__(self, owner: Owner, start: int, stop: int) -> None:
+    def __init__(self, owner: Owner, start: int, stop: int, memory: GradientMemory) -> None:
         self._owner = owner
         self._slice = slice(start, stop)
         self.num_models = stop - start
         self.strict = owner.strict
         self.backend = owner.backend
         self.told = owner.told
-        self.gradient_memory: GradientMemory = owner.gradient_memory
+        self.gradient_memory = memory
         self.tensors: Mapping[str, Tensor] = {}
 
     @property
@@ -79,13 +77,22 @@ class Groups:
         traced: the model.
         size: models in a group, from 1 to B; the last group may be smaller.
         channels_last: whether convolutions of single models get their images with the channels last; see `plain`.
+        memory: where rules write gradients of the groups' parameters; by default the owner's.
     """
 
-    def __init__(self, owner: Owner, traced: Traced, size: int, channels_last: bool = False) -> None:
+    def __init__(
+        self,
+        owner: Owner,
+        traced: Traced,
+        size: int,
+        channels_last: bool = False,
+        memory: GradientMemory | None = None,
+    ) -> None:
         self._owner = owner
         self._size = size
         starts = range(0, owner.num_models, size)
-        self._parts = [Part(owner, start, min(start + size, owner.num_models)) for start in starts]
+        memory = owner.gradient_memory if memory is None else memory
+        self._parts = [Part(owner, start, min(start + size, owner.num_models), memory) for start in starts]
         self._programs = [make_program(part, traced) for part in self._parts]
         self._plain = [
             Plain(program, channels_last) if program.owner.num_models == 1 else None for program in self._programs

@@ -23,10 +23,10 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from hocket.errors import HocketError, InputError
-from hocket.fuse.groups import LARGE, Groups
+from hocket.fuse.groups import Groups
 from hocket.fuse.loss import Losses, stacked_loss, stacked_targets
 from hocket.fuse.program import Owner
-from hocket.fuse.shares import GradientMemory
+from hocket.fuse.shares import LARGE, GradientMemory
 from hocket.fuse.stacked import Stacked
 from hocket.fuse.trace import Traced
 
@@ -66,12 +66,20 @@ class _Gather:
         self.buffers = {id(whole): memory.like(whole) for whole in wholes}
         self.places = {key: _split(buffer, size) for key, buffer in self.buffers.items()}
         self.missing = {key: set(range(len(places))) for key, places in self.places.items()}
+        self.given: set[tuple[int, int]] = set()  # places that a rule has got, by stacked parameter and group
 
     def bring(self, index: int, grads: Mapping[int, Tensor]) -> None:
-        """Copy a group's gradients to their places."""
-        for key in grads:
+        """Copy a group's gradients to their places, where they are not there already."""
+        places: list[Tensor] = []
+        others: list[Tensor] = []
+        for key, grad in grads.items():
             self.missing[key].discard(index)
-        torch._foreach_copy_([self.places[key][index] for key in grads], list(grads.values()))
+            place = self.places[key][index]
+            if grad.data_ptr() != place.data_ptr():
+                places.append(place)
+                others.append(grad)
+        if places:
+            torch._foreach_copy_(places, others)
 
     def whole(self, key: int) -> Tensor | None:
         """The gradient of all models; None where none of them has one."""
@@ -81,6 +89,25 @@ class _Gather:
         for index in missing:
             self.places[key][index].zero_()
         return self.buffers[key]
+
+
+class _Places(GradientMemory):
+    """The places of the groups' gradients in the stacked ones, as memory for a rule that writes gradients itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gather: _Gather | None = None  # of the step at hand
+        self.of: dict[int, tuple[int, int]] = {}  # by the id of a group's leaf: the stacked parameter's, and the group
+
+    def place(self, whole: Tensor) -> Tensor | None:
+        """Where the gradient of a group's leaf belongs; None if that is known already to hold a part of it."""
+        if self.gather is None or id(whole) not in self.of:
+            return None
+        key, index = self.of[id(whole)]
+        if (key, index) in self.gather.given:
+            return None
+        self.gather.given.add((key, index))
+        return self.gather.places[key][index].detach()  # nobody else holds this one, so it becomes the leaf's `.grad`
 
 
 class _Part:
@@ -109,8 +136,8 @@ class OneGo:
     def __init__(self, owner: Owner, traced: Traced, size: int, channels_last: bool = False) -> None:
         self._owner = owner
         self._size = size
-        self._groups = Groups(owner, traced, size, channels_last)
-        self._gathers: list[_Gather] = []  # the one of the step at hand, for the hooks of large parameters
+        self._places = _Places()
+        self._groups = Groups(owner, traced, size, channels_last, self._places)
         self._parts: list[_Part] = []
         self._made_of: list[tuple[Tensor, int, bool]] = []
 
@@ -128,7 +155,7 @@ class OneGo:
         parts = self._current_parts()
         wholes = self._trained()
         gather = _Gather(self._owner.gradient_memory, wholes, self._size)
-        self._gathers[:] = [gather]
+        self._places.gather = gather
         given = [_split(leaf.tensor, self._size) if isinstance(leaf, Stacked) else leaf for leaf in leaves]
         losses: list[Tensor] = []
         own_targets: tuple[Any, ...] | None = None
@@ -146,7 +173,7 @@ class OneGo:
                 self._backward(loss, part, gather, index)
                 del loss
         finally:
-            self._gathers.clear()
+            self._places.gather = None
         values = torch.stack(losses) if self._size == 1 else torch.cat(losses)
         ready: Tensor = _Ready.apply(_Grads(values, [gather.whole(id(whole)) for whole in wholes]), *wholes)
         return ready.as_subclass(Losses)
@@ -192,6 +219,7 @@ class OneGo:
         wholes = self._owner.all_tensors()
         count = -(-self._owner.num_models // self._size)
         parts = [_Part({}, {}) for _ in range(count)]
+        self._places.of.clear()
         made: dict[int, list[Tensor]] = {}  # tied tensors once
         for name, whole in wholes.items():
             key = id(whole)
@@ -200,20 +228,22 @@ class OneGo:
                 for index, own in enumerate(made[key]):
                     if whole.requires_grad:
                         parts[index].trained[key] = own.requires_grad_()
+                        self._places.of[id(own)] = key, index
                         if own.nbytes >= LARGE:
-                            own.register_post_accumulate_grad_hook(_bring_now(self._gathers, whole, index))
+                            own.register_post_accumulate_grad_hook(_bring_now(self._places, whole, index))
             for index, own in enumerate(made[key]):
                 parts[index].tensors[name] = own
         return parts
 
 
-def _bring_now(gathers: list[_Gather], whole: Tensor, index: int) -> Callable[[Tensor], None]:
+def _bring_now(places: _Places, whole: Tensor, index: int) -> Callable[[Tensor], None]:
     """A large gradient goes to its place while it is in the cache."""
 
     def bring(leaf: Tensor) -> None:
         assert leaf.grad is not None
-        gathers[0].bring(index, {id(whole): leaf.grad})
-        gathers[0].memory.hold(whole, leaf.grad)
+        assert places.gather is not None
+        places.gather.bring(index, {id(whole): leaf.grad})
+        places.gather.memory.hold(whole, leaf.grad)
         leaf.grad = None
 
     return bring

@@ -290,7 +290,7 @@ def _make_step(owner: Owner, traced: Traced, node: fx.Node, place: int) -> Step:
     found = find(target)
     if node.op == "call_method":
         target = getattr(Tensor, str(node.target), None) or _method(str(node.target))
-    site = Site(layer, name, owner.num_models, target)
+    site = Site(layer, name, owner.num_models, target, memory=owner.gradient_memory)
     draws = name in DRAWS or "dropout" in name
 
     def call(backend: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

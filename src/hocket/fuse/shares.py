@@ -18,7 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["GradientMemory", "shares"]
+__all__ = ["LARGE", "GradientMemory", "shares"]
+
+LARGE = 2**20  # bytes of a parameter, from which its gradient has a place of its own
 
 
 class GradientMemory:
@@ -37,6 +39,10 @@ class GradientMemory:
         fresh = torch.empty(whole.shape, dtype=whole.dtype, device=whole.device)
         self._storages[key] = fresh.untyped_storage()
         return fresh
+
+    def place(self, whole: Tensor) -> Tensor | None:
+        """As `like`, for a large parameter in the CPU's memory; None for any other."""
+        return self.like(whole) if whole.is_leaf and whole.nbytes >= LARGE and whole.device.type == "cpu" else None
 
     def hold(self, whole: Tensor, part: Tensor) -> None:
         """Keep a part's gradient, whose content is not needed any more, until the next part's is there.

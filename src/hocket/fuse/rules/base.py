@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from hocket.fuse.shares import GradientMemory
 from hocket.fuse.stacked import Stacked
 
 __all__ = ["Rule", "Site", "find", "find_module", "is_watched", "module_rule", "op_name", "rule"]
@@ -42,6 +43,7 @@ class Site:
         modules: the layer of each model, without its tensors, where the op is a whole module; else empty.
         lookup: gives a parameter or buffer of that module by name, or None.
         generators: one random generator per model, or empty where all draw from torch's own.
+        memory: for gradients of parameters, kept from step to step; None where there is none.
     """
 
     layer: str
@@ -51,6 +53,7 @@ class Site:
     modules: tuple[nn.Module, ...] = ()
     lookup: Callable[[str], Stacked | None] = lambda _: None
     generators: tuple[torch.Generator, ...] = field(default=(), repr=False)
+    memory: GradientMemory | None = field(default=None, repr=False)
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:

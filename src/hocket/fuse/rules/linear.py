@@ -2,18 +2,21 @@
 
     y_i = x_i W_i^T + b_i, i < B     ->     baddbmm(b, x, W^T):  (B, N, in) x (B, in, out)
 
-Where all models read the same input, their weights stand side by side in one product: (N, in) x (in, B*out).
+HFTA puts the weights side by side where all models read the same input, (N, in) x (in, B*out). The batched product
+reads that input B times, from the cache, and its output and gradients lie model by model, as what follows wants them.
 """
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hocket.fuse.rules.base import Site, rule
+from hocket.fuse.rules.base import Site, is_watched, rule
+from hocket.fuse.shares import GradientMemory
 from hocket.fuse.stacked import Stacked, align, lead
 
 
@@ -21,11 +24,14 @@ class _Product(torch.autograd.Function):
     """``baddbmm(bias, x, weight^T)`` whose weight gradient comes in the weight's own layout.
 
     torch's own is the transpose of ``x^T g``, so that accumulating it costs a copy of all weights, across the grain;
-    ``g^T x`` costs none. On a batch of small models that copy is as long as the product.
+    ``g^T x`` costs none. On a batch of small models that copy is as long as the product. It is written into memory that
+    is kept from step to step, since malloc gives large blocks back to the system, and zeroing fresh pages takes as long
+    as writing the gradient.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, memory: GradientMemory | None) -> Tensor:
+        ctx.memory, ctx.whole = memory, weakref.ref(weight)
         columns = weight.transpose(1, 2)
         y = torch.bmm(x, columns) if bias is None else torch.baddbmm(bias.unsqueeze(1), x, columns)
         ctx.save_for_backward(x.to(y.dtype), weight.to(y.dtype))  # under autocast the product is of another type
@@ -37,11 +43,18 @@ class _Product(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         (grad,) = grads
         x_type, weight_type, bias_type = ctx.types
-        wants_x, wants_weight, wants_bias = ctx.needs_input_grad
+        wants_x, wants_weight, wants_bias, _ = ctx.needs_input_grad
+        of_weight = None
+        if wants_weight:
+            whole = ctx.whole()
+            is_plain = not torch.is_grad_enabled() and weight.dtype == weight_type and not is_watched()
+            place = ctx.memory.place(whole) if ctx.memory is not None and whole is not None and is_plain else None
+            of_weight = torch.bmm(grad.transpose(1, 2), x, out=place).to(weight_type)
         return (
             torch.bmm(grad, weight).to(x_type) if wants_x else None,
-            torch.bmm(grad.transpose(1, 2), x).to(weight_type) if wants_weight else None,
+            of_weight,
             grad.sum(1).to(bias_type) if wants_bias else None,
+            None,
         )
 
 
@@ -54,15 +67,15 @@ def linear(site: Site, input: Any, weight: Any, bias: Any = None) -> Any:
             return NotImplemented
         return Stacked(functional.linear(input.tensor, weight, bias))
     out_features, in_features = weight.shape
-    if not isinstance(input, Stacked):
-        flat_bias = None if bias is None else bias.tensor.flatten()
-        together = functional.linear(input, weight.tensor.flatten(0, 1), flat_bias)
-        return Stacked(together.unflatten(-1, (num_models, out_features)).movedim(-2, 0))
-    x = input.tensor
-    rows = x.unsqueeze(1) if x.ndim == 2 else x if x.ndim == 3 else x.reshape(num_models, -1, in_features)
+    if isinstance(input, Stacked):
+        x = input.tensor
+        rows = x.unsqueeze(1) if x.ndim == 2 else x if x.ndim == 3 else x.reshape(num_models, -1, in_features)
+    else:  # what all models read is there once
+        x = input.expand(num_models, *input.shape)
+        rows = input.reshape(-1, in_features).expand(num_models, -1, in_features)
     columns = weight.tensor.transpose(1, 2)
     if torch.is_grad_enabled() and weight.tensor.requires_grad:
-        y = _Product.apply(rows, weight.tensor, None if bias is None else bias.tensor)
+        y = _Product.apply(rows, weight.tensor, None if bias is None else bias.tensor, site.memory)
     else:
         y = torch.bmm(rows, columns) if bias is None else torch.baddbmm(bias.tensor.unsqueeze(1), rows, columns)
     return Stacked(y if x.ndim == 3 else y.reshape(*x.shape[:-1], out_features))
