@@ -111,7 +111,7 @@ class Adam(FusedOptimizer):
         torch._foreach_add_(below, by["eps"])
         addcdiv_(chunk.params, first, list(below), by["size"])
 
-    def update_alone(
+    def update_at_once(
         self, params: Tensors, grads: Tensors, states: Sequence[dict[str, Any]], group: dict[str, Any], count: Any
     ) -> bool:
         first, second = ([state[key] for state in states] for key in ("exp_avg", "exp_avg_sq"))

@@ -166,7 +166,7 @@ class FusedOptimizer(Options, ABC):
         entries = set(self.entries(group))
         if not known or not all(map(entries.issubset, states)):
             self._prepare(group, ready, states)
-            layout = self._layouts[number] = lay_out(ready, states, self._slots)
+            layout = self._layouts[number] = lay_out(ready, states, self._slots, self.num_models)
         assert layout is not None
         return layout
 
@@ -219,7 +219,7 @@ class FusedOptimizer(Options, ABC):
 
     def _update_group(self, group: dict[str, Any], layout: Layout) -> None:
         for bucket in layout.buckets:
-            if self.num_models == 1 and self._updated_alone(bucket, group):
+            if bucket.is_even and self._updated_at_once(bucket, group):
                 continue
             count = bucket.count
             step: Number | None = None if count is None else count if count.dim() else count.item()
@@ -227,11 +227,8 @@ class FusedOptimizer(Options, ABC):
             for pieces in bucket.chunks:
                 self.update(self._chunk(pieces, group), group, columns.beside(pieces))
 
-    def _updated_alone(self, bucket: Bucket, group: dict[str, Any]) -> bool:
-        """Whether the only model could be updated by one kernel.
-
-        Not for more models: such kernels round a tensor's last elements otherwise, so a model's place would show.
-        """
+    def _updated_at_once(self, bucket: Bucket, group: dict[str, Any]) -> bool:
+        """Whether one kernel could update a bucket, in one pass over its memory."""
         if bucket.first.device.type != "cpu" or bucket.first.dtype not in (torch.float32, torch.float64):
             return False
         numbers = [part for key in self.bounds for part in as_tuple(group[key])]
@@ -244,7 +241,7 @@ class FusedOptimizer(Options, ABC):
             return False
         if {grad.dtype for grad in grads} != {bucket.first.dtype}:
             return False
-        return self.update_alone(bucket.params, grads, bucket.states, group, bucket.count)
+        return self.update_at_once(bucket.params, grads, bucket.states, group, bucket.count)
 
     def _chunk(self, pieces: Sequence[Piece], group: dict[str, Any]) -> Chunk:
         params = [piece.of(piece.p) for piece in pieces]
@@ -257,10 +254,10 @@ class FusedOptimizer(Options, ABC):
             grads = list(torch._foreach_neg(grads))
         return Chunk(params, grads, states, is_complex)
 
-    def update_alone(
+    def update_at_once(
         self, params: Tensors, grads: Tensors, states: Sequence[dict[str, Any]], group: dict[str, Any], count: Any
     ) -> bool:
-        """Update the only model's parameters by one kernel, options being numbers; False if there is none for that."""
+        """Update these parameters by one kernel, options being the same for all; False if there is none for that."""
         return False
 
     counts: ClassVar[bool] = True  # whether its state holds a step count

@@ -1,7 +1,11 @@
 """Parameters of an update laid out: in buckets of one step count, cut into chunks that fit a core's cache.
 
     parameters of a group that have gradients --bucket--> one device, dtype and step count
-        --chunk--> small ones together, up to `CHUNK_BYTES`; a large one by itself, a few models at a time
+        --even, options the same for all models--> one kernel for the bucket
+        --else, chunk--> small ones together, up to `CHUNK_BYTES`; a large one by itself, a few models at a time
+
+torch's fused kernels round what is left over after the last whole vector otherwise than the vectors before it. A bucket
+is even where that cannot show a model's place: each model's part fills whole cache lines, by which the kernels count.
 
 What a step lays out the next one finds again: as long as parameters, states and counts are the same objects.
 """
@@ -21,6 +25,7 @@ from hocket.fuse.optim.slots import Slots
 
 __all__ = ["Bucket", "Chunk", "Columns", "Layout", "Piece", "lay_out"]
 
+LINE_BYTES = 64
 CHUNK_BYTES = 1 << 20  # parameters of one chunk on a CPU; an update reads and writes a few times as much
 
 
@@ -128,6 +133,7 @@ def chunks(bucket: Tensors, slots: Slots) -> Iterator[list[Piece]]:
 class Bucket:
     """Parameters of one device, dtype and step count, which is None where the optimizer has none; and their states."""
 
+    is_even: bool
     params: Tensors
     states: Sequence[dict[str, Any]]
     count: torch.Tensor | None
@@ -168,14 +174,20 @@ class Layout:
         )
 
 
-def lay_out(params: Tensors, states: Sequence[dict[str, Any]], slots: Slots) -> Layout:
+def lay_out(params: Tensors, states: Sequence[dict[str, Any]], slots: Slots, num_models: int) -> Layout:
     """Bucket and cut these parameters, whose states are complete."""
+
+    def is_even(p: torch.Tensor) -> bool:
+        return num_models == 1 or slots[p] is not None or p.nbytes // num_models % LINE_BYTES == 0
+
     counts = [state.get("step") for state in states]
     found: dict[Any, list[tuple[torch.Tensor, dict[str, Any]]]] = {}
     for p, state, count in zip(params, states, counts, strict=True):
-        found.setdefault((p.device, p.dtype, id(count)), []).append((p, state))
+        found.setdefault((is_even(p), p.device, p.dtype, id(count)), []).append((p, state))
     buckets = []
-    for rows in found.values():
+    for (even, *_), rows in found.items():
         own = [p for p, _ in rows]
-        buckets.append(Bucket(own, [state for _, state in rows], rows[0][1].get("step"), list(chunks(own, slots))))
+        buckets.append(
+            Bucket(even, own, [state for _, state in rows], rows[0][1].get("step"), list(chunks(own, slots)))
+        )
     return Layout(params, states, counts, [p.numel() for p in params], buckets)

@@ -105,7 +105,7 @@ class SGD(FusedOptimizer):
             steps = add(chunk.grads, buffers, by["momentum"]) if group["nesterov"] else buffers
         add_(chunk.params, steps, by["size"])
 
-    def update_alone(
+    def update_at_once(
         self, params: Tensors, grads: Tensors, states: Sequence[dict[str, Any]], group: dict[str, Any], count: Any
     ) -> bool:
         buffers: list[torch.Tensor] = []
