@@ -49,6 +49,8 @@ class _Gather:
 
     def bring(self, index: int, grads: Mapping[int, Tensor]) -> None:
         """Copy a group's gradients to their places."""
+        if not grads:
+            return
         for key in grads:
             self.missing[key].discard(index)
         torch._foreach_copy_([self.places[key][index] for key in grads], list(grads.values()))
@@ -121,6 +123,11 @@ class OneGo:
                 if own_targets is None:
                     own_targets = stacked_targets(targets, self._shape_of(out), self._owner.num_models)
                 loss = self._loss(fn, out, own_targets, index)
+                if not index and _goes_further(loss, out):
+                    raise InputError(
+                        "losses: the gradient of a tensor that the loss function brings along would be lost; use "
+                        "array.loss(fn, array(x), y)"
+                    )
                 del out  # the graph holds what the backward needs
                 losses.append(loss.detach())
                 self._backward(loss, part, gather, index)
@@ -128,7 +135,10 @@ class OneGo:
         finally:
             self._gathers.clear()
         values = torch.stack(losses) if self._size == 1 else torch.cat(losses)
-        found: Tensor = _Ready.apply(_Grads(values, [gather.whole(id(whole)) for whole in wholes]), *wholes)
+        grads = [gather.whole(id(whole)) for whole in wholes]
+        if all(grad is None for grad in grads):  # nothing that trains has a part in the losses
+            return values
+        found: Tensor = _Ready.apply(_Grads(values, grads), *wholes)
         return found
 
     def _loss(self, fn: Callable[..., Any], out: Any, targets: tuple[Any, ...], index: int) -> Tensor:
@@ -145,18 +155,23 @@ class OneGo:
         except (HocketError, torch.OutOfMemoryError):
             raise
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
-            raise InputError(f"loss: of model {start}: {error}") from error
+            given = ", ".join(str(tuple(each.shape)) for each in pytree.tree_leaves((out, own)) if isinstance(each, Tensor))
+            raise InputError(f"loss: of outputs and targets of shapes {given}, model {start}: {error}") from error
         if not isinstance(loss, Tensor):
             raise InputError(f"loss: expected one tensor from the loss function, got {type(loss).__name__}")
         return loss.sum() if loss.ndim else loss
 
     def _backward(self, loss: Tensor, part: _Part, gather: _Gather, index: int) -> None:
-        with _without_autocast(loss.device.type):
-            torch.autograd.backward([loss], [torch.ones_like(loss)], inputs=list(part.trained.values()))
-        grads = {key: leaf.grad for key, leaf in part.trained.items() if leaf.grad is not None}
-        gather.bring(index, grads)
-        for leaf in part.trained.values():
-            leaf.grad = None
+        if not loss.requires_grad:
+            return
+        try:
+            with _without_autocast(loss.device.type):
+                torch.autograd.backward([loss], [torch.ones_like(loss)], inputs=list(part.trained.values()))
+            grads = {key: leaf.grad for key, leaf in part.trained.items() if leaf.grad is not None}
+            gather.bring(index, grads)
+        finally:
+            for leaf in part.trained.values():
+                leaf.grad = None
 
     def _shape_of(self, out: Any) -> tuple[int, ...]:
         """What the first tensor of all models' output would have for a shape."""
@@ -240,6 +255,21 @@ class _Ready(torch.autograd.Function):
             if grad is not None:
                 grad.mul_(factor.view(-1, *(1,) * (grad.ndim - 1)))
         return (None, *grads)
+
+
+def _goes_further(loss: Tensor, out: Any) -> bool:
+    """Whether a loss has gradients for anything but the model's output."""
+    ends = {leaf.grad_fn for leaf in pytree.tree_leaves(out) if isinstance(leaf, Tensor)}
+    nodes, seen = [loss.grad_fn], set(ends)
+    while nodes:
+        node: Any = nodes.pop()
+        if node is None or node in seen:
+            continue
+        if hasattr(node, "variable"):
+            return True
+        seen.add(node)
+        nodes += [each for each, _ in node.next_functions]
+    return False
 
 
 def _split(whole: Tensor, size: int) -> tuple[Tensor, ...]:
