@@ -266,3 +266,44 @@ def test_step_counts_that_differ_between_models_leave_the_step_eager():
     assert "could not be captured" in fast.why
     assert_same(everything(pair.eager), everything(made), tolerance=1e-6)
     fast.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_losses_in_one_go_are_captured_the_ordinary_way(kind, monkeypatch):
+    """What goes in one go outside of a schedule has, within it, the bits of the ordinary way."""
+    from hocket.fuse import choose, training
+
+    def won_by(name):
+        return lambda contenders: {each: float(each != name) for each in contenders}
+
+    monkeypatch.setattr(choose, "contest", won_by("rule"))
+    monkeypatch.setattr(choose, "_choose_ops", lambda program, leaves: ({}, {}))
+    monkeypatch.setattr(training, "contest", won_by("1 in one go"))
+
+    def with_losses(made: Job) -> Job:
+        def step(batch):
+            made.optimizer.zero_grad()
+            losses = made.model.losses(nn.functional.cross_entropy, batch[0], batch[1])
+            losses.backward()
+            made.optimizer.step()
+            return losses.detach()
+
+        return Job(step, made.model, made.optimizer, made.batches)
+
+    pair = twins(functools.partial(job, OPTIMIZERS["adam"]), lambda optimizer: None)
+    torch.manual_seed(0)
+    fused = with_losses(job(OPTIMIZERS["adam"], backend="auto"))
+    inputs, targets = fused.batch(0)
+    fused.model.losses(nn.functional.cross_entropy, inputs, targets)
+    assert fused.model.choices[-1].winner == "1 in one go"
+    fused.model.load_state_dict(pair.eager.model.state_dict())
+    fast = planned(fused, kind)
+    for number in range(LONG):
+        torch.manual_seed(100 + number)
+        expected = pair.eager.step(pair.eager.batch(number))
+        torch.manual_seed(100 + number)
+        found = fast(fused.batch(number))
+        assert_same(named_leaves("returned", expected), named_leaves("returned", found), f"after step {number}")
+        assert_same(everything(pair.eager), everything(fused), f"after step {number}")
+    assert fast.verdict == "planned", fast.why
+    fast.close()

@@ -155,7 +155,9 @@ class OneGo:
         except (HocketError, torch.OutOfMemoryError):
             raise
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
-            given = ", ".join(str(tuple(each.shape)) for each in pytree.tree_leaves((out, own)) if isinstance(each, Tensor))
+            given = ", ".join(
+                str(tuple(each.shape)) for each in pytree.tree_leaves((out, own)) if isinstance(each, Tensor)
+            )
             raise InputError(f"loss: of outputs and targets of shapes {given}, model {start}: {error}") from error
         if not isinstance(loss, Tensor):
             raise InputError(f"loss: expected one tensor from the loss function, got {type(loss).__name__}")

@@ -12,8 +12,8 @@ small op costs less than in the model itself.
 
 Convolutions may get their images with the channels last. oneDNN computes on blocks of channels; images that come plane
 by plane it turns around before each convolution and back after it, and what comes out of one with the channels last
-stays so until the next. Same numbers in another order in memory; strides are all that a model could see of it. Whoever calls
-the model sees nothing: what comes out lies as usual.
+stays so until the next. Same numbers in another order in memory; strides are all that a model could see of it. Whoever
+calls the model sees nothing of it: what comes out lies as usual.
 """
 
 from __future__ import annotations

@@ -61,7 +61,8 @@ def linear(site: Site, input: Any, weight: Any, bias: Any = None) -> Any:
     x = input.tensor
     rows = x.unsqueeze(1) if x.ndim == 2 else x if x.ndim == 3 else x.reshape(num_models, -1, in_features)
     columns = weight.tensor.transpose(1, 2)
-    if torch.is_grad_enabled() and weight.tensor.requires_grad:
+    transformed = torch._C._are_functorch_transforms_active()
+    if torch.is_grad_enabled() and weight.tensor.requires_grad and not transformed:
         y = _Product.apply(rows, weight.tensor, None if bias is None else bias.tensor)
     else:
         y = torch.bmm(rows, columns) if bias is None else torch.baddbmm(bias.tensor.unsqueeze(1), rows, columns)
