@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import hocket
-from equivalence.compare import assert_same, check_twins, everything, named_leaves, twins
+from equivalence.compare import Planned, assert_same, check_twins, everything, named_leaves, twins
 from hocket.execute.native import available
 from hocket.job import Job
 from hocket.session import Schedule
@@ -268,9 +268,14 @@ def test_step_counts_that_differ_between_models_leave_the_step_eager():
     fast.close()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_losses_in_one_go_are_captured_the_ordinary_way(kind, monkeypatch):
-    """What goes in one go outside of a schedule has, within it, the bits of the ordinary way."""
+def stateless(parameters: Any) -> Any:
+    """Can be captured before it has taken a step."""
+    return hocket.optim.SGD(parameters, lr=RATES)
+
+
+@pytest.fixture
+def by_losses(monkeypatch):
+    """Makes jobs that step by `array.losses`, in one go wherever nobody traces."""
     from hocket.fuse import choose, training
 
     def won_by(name):
@@ -280,7 +285,9 @@ def test_losses_in_one_go_are_captured_the_ordinary_way(kind, monkeypatch):
     monkeypatch.setattr(choose, "_choose_ops", lambda program, leaves: ({}, {}))
     monkeypatch.setattr(training, "contest", won_by("1 in one go"))
 
-    def with_losses(made: Job) -> Job:
+    def make(state: dict[str, Any], net: Callable[[], nn.Module]) -> Job:
+        made = job(stateless, net, backend="auto")
+
         def step(batch):
             made.optimizer.zero_grad()
             losses = made.model.losses(nn.functional.cross_entropy, batch[0], batch[1])
@@ -288,22 +295,41 @@ def test_losses_in_one_go_are_captured_the_ordinary_way(kind, monkeypatch):
             made.optimizer.step()
             return losses.detach()
 
+        made.model.losses(nn.functional.cross_entropy, *made.batch(0))
+        assert made.model.choices[-1].winner == "1 in one go"
+        made.model.load_state_dict(state)
         return Job(step, made.model, made.optimizer, made.batches)
 
-    pair = twins(functools.partial(job, OPTIMIZERS["adam"]), lambda optimizer: None)
-    torch.manual_seed(0)
-    fused = with_losses(job(OPTIMIZERS["adam"], backend="auto"))
-    inputs, targets = fused.batch(0)
-    fused.model.losses(nn.functional.cross_entropy, inputs, targets)
-    assert fused.model.choices[-1].winner == "1 in one go"
-    fused.model.load_state_dict(pair.eager.model.state_dict())
-    fast = planned(fused, kind)
+    return make
+
+
+def test_captured_losses_have_the_bits_of_the_ordinary_way(by_losses):
+    eager = job(stateless)
+    made = by_losses(eager.model.state_dict(), Net)
+    run = Planned(made)
+    for number in range(5):
+        batch = eager.batch(number)
+        results = []
+        for step in (eager.step, run):
+            torch.manual_seed(100 + number)
+            results.append(step(batch))
+        where = f"after step {number}"
+        assert_same(named_leaves("returned", results[0]), named_leaves("returned", results[1]), where)
+        assert_same(everything(eager), everything(made), where)
+    assert run.captures == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_losses_in_one_go_can_be_scheduled(kind, by_losses):
+    """A schedule also steps eagerly, and then in one go: not the same bits."""
+    eager = job(stateless, Plain)
+    made = by_losses(eager.model.state_dict(), Plain)
+    fast = planned(made, kind)
     for number in range(LONG):
-        torch.manual_seed(100 + number)
-        expected = pair.eager.step(pair.eager.batch(number))
-        torch.manual_seed(100 + number)
-        found = fast(fused.batch(number))
-        assert_same(named_leaves("returned", expected), named_leaves("returned", found), f"after step {number}")
-        assert_same(everything(pair.eager), everything(fused), f"after step {number}")
+        batch = eager.batch(number)
+        results = [eager.step(batch), fast(batch)]
+        where = f"after step {number}"
+        assert_same(named_leaves("returned", results[0]), named_leaves("returned", results[1]), where, 1e-5)
+        assert_same(everything(eager), everything(made), where, 1e-5)
     assert fast.verdict == "planned", fast.why
     fast.close()

@@ -249,6 +249,33 @@ def test_models_that_give_their_own_loss_in_a_tree(way, num_models, monkeypatch)
     assert runs.array.choices[-1].winner == way
 
 
+class Penalised(nn.Module):
+    """Gives its own weight too, for a loss that holds it small."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.layer(x), self.layer.weight
+
+
+@pytest.mark.parametrize("way", ["whole", "2 in one go", GO])
+def test_models_that_give_a_weight(way, monkeypatch):
+    prefer(monkeypatch, way)
+    runs = Runs(made(Penalised, 4), shared=True)
+    for _ in range(2):
+        x, y = torch.randn(5, 6, dtype=D), torch.randint(0, 3, (5,))
+        runs.step(
+            lambda found, y: F.cross_entropy(found[0], y) + 0.1 * found[1].square().sum(),
+            x,
+            (y,),
+            lambda _, x=x: (x,),
+            lambda _, y=y: (y,),
+        )
+    assert runs.array.choices[-1].winner == way
+
+
 X, Y = torch.linspace(-1, 1, 24, dtype=D).view(4, 6), torch.tensor([0, 1, 2, 1])
 W = torch.tensor([0.5, -2.0, 3.0], dtype=D)
 

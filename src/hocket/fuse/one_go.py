@@ -123,7 +123,7 @@ class OneGo:
                 if own_targets is None:
                     own_targets = stacked_targets(targets, self._shape_of(out), self._owner.num_models)
                 loss = self._loss(fn, out, own_targets, index)
-                if not index and _goes_further(loss, out):
+                if not index and _goes_further(loss, out, part):
                     raise InputError(
                         "losses: the gradient of a tensor that the loss function brings along would be lost; use "
                         "array.loss(fn, array(x), y)"
@@ -259,15 +259,16 @@ class _Ready(torch.autograd.Function):
         return (None, *grads)
 
 
-def _goes_further(loss: Tensor, out: Any) -> bool:
-    """Whether a loss has gradients for anything but the model's output."""
+def _goes_further(loss: Tensor, out: Any, part: _Part) -> bool:
+    """Whether a loss has gradients for anything but the model's output and parameters."""
+    known = set(map(id, part.trained.values()))
     ends = {leaf.grad_fn for leaf in pytree.tree_leaves(out) if isinstance(leaf, Tensor)}
     nodes, seen = [loss.grad_fn], set(ends)
     while nodes:
         node: Any = nodes.pop()
         if node is None or node in seen:
             continue
-        if hasattr(node, "variable"):
+        if id(getattr(node, "variable", None)) not in known and hasattr(node, "variable"):
             return True
         seen.add(node)
         nodes += [each for each, _ in node.next_functions]
