@@ -893,6 +893,9 @@ def test_transforms_around(monkeypatch):
     found = torch.vmap(lambda x: array.losses(F.cross_entropy, x, Y).as_subclass(Tensor))(xs)
     for index, x in enumerate(xs):
         assert_close(found[index].detach(), plain(ordinary(other, x=x)), "torch.vmap")
+    found.sum().backward()
+    sum(ordinary(other, x=x) for x in xs).sum().backward()
+    same_gradients(array, other)
 
 
 def test_hooks_on_parameters_run_at_the_backward(monkeypatch):
