@@ -99,8 +99,9 @@ class Training(Calls):
         """What a choice depends on."""
         leaves, spec = pytree.tree_flatten((args, kwargs, targets))
         kinds = tuple([(leaf.shape, leaf.dtype, leaf.device) if isinstance(leaf, Tensor) else None for leaf in leaves])
-        # A trace holds for these numbers only; those of targets go to `fn` as they are.
-        numbers = tuple([leaf for leaf in pytree.tree_leaves((args, kwargs)) if not isinstance(leaf, Tensor)])
+        numbers: tuple[Any, ...] = ()
+        if None in kinds:  # a trace holds for these numbers only; those of targets go to `fn` as they are
+            numbers = tuple([leaf for leaf in pytree.tree_leaves((args, kwargs)) if not isinstance(leaf, Tensor)])
         try:
             hash(numbers)
         except TypeError:
@@ -195,7 +196,10 @@ def _held(fn: Any, depth: int = DEPTH) -> Iterator[Tensor | nn.Module]:
         except ValueError:  # not assigned yet
             continue
     for each in held:
-        yield from _held(each, depth - 1)
+        if isinstance(each, (Tensor, nn.Module)):
+            yield each
+        elif callable(each):
+            yield from _held(each, depth - 1)
 
 
 def _trains(held: Tensor | nn.Module) -> bool:
