@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import hocket
-from equivalence.compare import assert_same, check_twins, everything, named_leaves, twins
+from equivalence.compare import Planned, assert_same, check_twins, everything, named_leaves, twins
 from hocket.execute.native import available
 from hocket.job import Job
 from hocket.session import Schedule
@@ -265,4 +265,71 @@ def test_step_counts_that_differ_between_models_leave_the_step_eager():
     assert fast.verdict == "eager", fast.why
     assert "could not be captured" in fast.why
     assert_same(everything(pair.eager), everything(made), tolerance=1e-6)
+    fast.close()
+
+
+def stateless(parameters: Any) -> Any:
+    """Can be captured before it has taken a step."""
+    return hocket.optim.SGD(parameters, lr=RATES)
+
+
+@pytest.fixture
+def by_losses(monkeypatch):
+    """Makes jobs that step by `array.losses`, in one go wherever nobody traces."""
+    from hocket.fuse import choose, training
+
+    def won_by(name):
+        return lambda contenders: {each: float(each != name) for each in contenders}
+
+    monkeypatch.setattr(choose, "contest", won_by("rule"))
+    monkeypatch.setattr(choose, "_choose_ops", lambda program, leaves: ({}, {}))
+    monkeypatch.setattr(training, "contest", won_by("1 in one go"))
+
+    def make(state: dict[str, Any], net: Callable[[], nn.Module]) -> Job:
+        made = job(stateless, net, backend="auto")
+
+        def step(batch):
+            made.optimizer.zero_grad()
+            losses = made.model.losses(nn.functional.cross_entropy, batch[0], batch[1])
+            losses.backward()
+            made.optimizer.step()
+            return losses.detach()
+
+        made.model.losses(nn.functional.cross_entropy, *made.batch(0))
+        assert made.model.choices[-1].winner == "1 in one go"
+        made.model.load_state_dict(state)
+        return Job(step, made.model, made.optimizer, made.batches)
+
+    return make
+
+
+def test_captured_losses_have_the_bits_of_the_ordinary_way(by_losses):
+    eager = job(stateless)
+    made = by_losses(eager.model.state_dict(), Net)
+    run = Planned(made)
+    for number in range(5):
+        batch = eager.batch(number)
+        results = []
+        for step in (eager.step, run):
+            torch.manual_seed(100 + number)
+            results.append(step(batch))
+        where = f"after step {number}"
+        assert_same(named_leaves("returned", results[0]), named_leaves("returned", results[1]), where)
+        assert_same(everything(eager), everything(made), where)
+    assert run.captures == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_losses_in_one_go_can_be_scheduled(kind, by_losses):
+    """A schedule also steps eagerly, and then in one go: not the same bits."""
+    eager = job(stateless, Plain)
+    made = by_losses(eager.model.state_dict(), Plain)
+    fast = planned(made, kind)
+    for number in range(LONG):
+        batch = eager.batch(number)
+        results = [eager.step(batch), fast(batch)]
+        where = f"after step {number}"
+        assert_same(named_leaves("returned", results[0]), named_leaves("returned", results[1]), where, 1e-5)
+        assert_same(everything(eager), everything(made), where, 1e-5)
+    assert fast.verdict == "planned", fast.why
     fast.close()

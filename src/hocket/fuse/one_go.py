@@ -74,12 +74,15 @@ class _Gather:
         others: list[Tensor] = []
         for key, grad in grads.items():
             self.missing[key].discard(index)
-            place = self.places[key][index]
-            if grad.data_ptr() != place.data_ptr():
-                places.append(place)
+            if not self.is_at_place(key, index, grad):
+                places.append(self.places[key][index])
                 others.append(grad)
         if places:
             torch._foreach_copy_(places, others)
+
+    def is_at_place(self, key: int, index: int, grad: Tensor) -> bool:
+        """Whether a rule has written a group's gradient where it belongs."""
+        return grad.data_ptr() == self.places[key][index].data_ptr()
 
     def whole(self, key: int) -> Tensor | None:
         """The gradient of all models; None where none of them has one."""
@@ -168,6 +171,11 @@ class OneGo:
                 if own_targets is None:
                     own_targets = stacked_targets(targets, self._shape_of(out), self._owner.num_models)
                 loss = self._loss(fn, out, own_targets, index)
+                if not index and _goes_further(loss, out, part):
+                    raise InputError(
+                        "losses: the gradient of a tensor that the loss function brings along would be lost; use "
+                        "array.loss(fn, array(x), y)"
+                    )
                 del out  # the graph holds what the backward needs
                 losses.append(loss.detach())
                 self._backward(loss, part, gather, index)
@@ -175,7 +183,10 @@ class OneGo:
         finally:
             self._places.gather = None
         values = torch.stack(losses) if self._size == 1 else torch.cat(losses)
-        ready: Tensor = _Ready.apply(_Grads(values, [gather.whole(id(whole)) for whole in wholes]), *wholes)
+        grads = [gather.whole(id(whole)) for whole in wholes]
+        if all(grad is None for grad in grads):  # nothing that trains has a part in the losses
+            return values
+        ready: Tensor = _Ready.apply(_Grads(values, grads), *wholes)
         return ready.as_subclass(Losses)
 
     def _loss(self, fn: Callable[..., Any], out: Any, targets: tuple[Any, ...], index: int) -> Tensor:
@@ -188,12 +199,16 @@ class OneGo:
         return stacked_loss(fn, pytree.tree_map_only(Tensor, Stacked, out), own, stop - start)
 
     def _backward(self, loss: Tensor, part: _Part, gather: _Gather, index: int) -> None:
-        with _without_autocast(loss.device.type):
-            torch.autograd.backward([loss], [torch.ones_like(loss)], inputs=list(part.trained.values()))
-        grads = {key: leaf.grad for key, leaf in part.trained.items() if leaf.grad is not None}
-        gather.bring(index, grads)
-        for leaf in part.trained.values():
-            leaf.grad = None
+        if not loss.requires_grad:
+            return
+        try:
+            with _without_autocast(loss.device.type):
+                torch.autograd.backward([loss], [torch.ones_like(loss)], inputs=list(part.trained.values()))
+            grads = {key: leaf.grad for key, leaf in part.trained.items() if leaf.grad is not None}
+            gather.bring(index, grads)
+        finally:
+            for leaf in part.trained.values():
+                leaf.grad = None
 
     def _shape_of(self, out: Any) -> tuple[int, ...]:
         """What the first tensor of all models' output would have for a shape."""
@@ -242,9 +257,10 @@ def _bring_now(places: _Places, whole: Tensor, index: int) -> Callable[[Tensor],
     def bring(leaf: Tensor) -> None:
         assert leaf.grad is not None
         assert places.gather is not None
-        places.gather.bring(index, {id(whole): leaf.grad})
-        places.gather.memory.hold(whole, leaf.grad)
-        leaf.grad = None
+        gather, grad, leaf.grad = places.gather, leaf.grad, None
+        gather.bring(index, {id(whole): grad})
+        if not gather.is_at_place(id(whole), index, grad):
+            gather.memory.hold(whole, grad)
 
     return bring
 
@@ -286,7 +302,10 @@ def _loss_of_one(fn: Callable[..., Any], out: Any, targets: tuple[Any, ...], mod
     except (HocketError, torch.OutOfMemoryError):
         raise
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        raise InputError(f"loss: of model {model}: {error}") from error
+        given = ", ".join(
+            str(tuple(each.shape)) for each in pytree.tree_leaves((out, targets)) if isinstance(each, Tensor)
+        )
+        raise InputError(f"loss: of outputs and targets of shapes {given}, model {model}: {error}") from error
     if not isinstance(loss, Tensor):
         raise InputError(f"loss: expected one tensor from the loss function, got {type(loss).__name__}")
     return loss.sum() if loss.ndim else loss
@@ -300,6 +319,22 @@ def _first(out: Any) -> Tensor:
     if found is None:
         raise InputError("losses: the model gives no tensor")
     return found
+
+
+def _goes_further(loss: Tensor, out: Any, part: _Part) -> bool:
+    """Whether a loss has gradients for anything but the model's output and parameters."""
+    known = set(map(id, part.trained.values()))
+    ends = {leaf.grad_fn for leaf in pytree.tree_leaves(out) if isinstance(leaf, Tensor)}
+    nodes, seen = [loss.grad_fn], set(ends)
+    while nodes:
+        node: Any = nodes.pop()
+        if node is None or node in seen:
+            continue
+        if id(getattr(node, "variable", None)) not in known and hasattr(node, "variable"):
+            return True
+        seen.add(node)
+        nodes += [each for each, _ in node.next_functions]
+    return False
 
 
 def _split(whole: Tensor, size: int) -> tuple[Tensor, ...]:

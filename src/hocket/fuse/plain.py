@@ -12,7 +12,8 @@ small op costs less than in the model itself.
 
 Convolutions may get their images with the channels last. oneDNN computes on blocks of channels; images that come plane
 by plane it turns around before each convolution and back after it, and what comes out of one with the channels last
-stays so until the next. Same numbers in another order in memory; strides are all that a model could see of it.
+stays so until the next. Same numbers in another order in memory; strides are all that a model could see of it. Whoever
+calls the model sees nothing of it: what comes out lies as usual.
 """
 
 from __future__ import annotations
@@ -81,6 +82,8 @@ class Plain:
                 raise
             where = f"layer {step.layer}" if step.layer else "the model itself"
             raise InputError(f"{where}: {step.op}: {error}") from error
+        if self._channels_last:
+            out = mapped(out, _as_usual)
         unflatten = self._program.traced.unflatten
         return out if unflatten is None else unflatten(out)
 
@@ -136,6 +139,14 @@ def _channels_last(function: Callable[..., Any], layout: torch.memory_format) ->
         return function(input.contiguous(memory_format=layout) if input.ndim == dims else input, *args, **kwargs)
 
     return run
+
+
+def _as_usual(value: Any) -> Any:
+    """A tensor with the channels last, plane by plane again."""
+    if not isinstance(value, Tensor) or value.ndim not in (4, 5) or value.is_contiguous():
+        return value
+    layout = torch.channels_last if value.ndim == 4 else torch.channels_last_3d
+    return value.contiguous() if value.is_contiguous(memory_format=layout) else value
 
 
 def _by_rule(program: Program, step: Step) -> Callable[..., Any]:

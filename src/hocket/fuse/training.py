@@ -6,17 +6,19 @@ inputs, targets --may go?--> contest: all forward, loss, all backward | k at a t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 from torch.utils import _pytree as pytree
 
 from hocket.errors import InputError
 from hocket.fuse.calls import Calls, autocast_state
-from hocket.fuse.choose import CHANNELS_LAST, Choice, is_watched
+from hocket.fuse.choose import CHANNELS_LAST, Choice, is_watched, put_back
 from hocket.fuse.contest import contest, make_pass, those_that_run
 from hocket.fuse.loss import per_model_loss
 from hocket.fuse.one_go import Alone, OneGo
@@ -28,6 +30,8 @@ __all__ = ["Training"]
 
 HANDICAP = 1.05  # of channels last, which has to win clearly
 Run = Callable[[Callable[..., Any], list[Any], tuple[Any, ...]], Tensor]
+
+DEPTH = 4  # of functions that hold functions
 
 
 class Training(Calls):
@@ -88,6 +92,8 @@ class Training(Calls):
             return None
         if is_watched() or torch._C._are_functorch_transforms_active() or torch.is_inference_mode_enabled():
             return None
+        if self._is_hooked():
+            return None
         kinds = tuple([(each.shape, each.dtype, each.device, each.requires_grad) for each in (inputs, *targets)])
         return (_kind_of(fn), kinds, self._version, torch.is_grad_enabled(), autocast_state())
 
@@ -96,6 +102,8 @@ class Training(Calls):
         if self.backend != "auto" or self._separate_index or not torch.is_grad_enabled():
             return False
         if is_watched() or torch._C._are_functorch_transforms_active() or torch.is_inference_mode_enabled():
+            return False
+        if self._is_hooked():
             return False
         given = [leaf for leaf in pytree.tree_leaves((args, kwargs, targets)) if isinstance(leaf, Tensor)]
         if any(leaf.requires_grad for leaf in given):
@@ -107,16 +115,37 @@ class Training(Calls):
             half = half or (enabled and dtype == torch.float16)
         return not half and any(param.requires_grad for param in params)
 
+    def _is_hooked(self) -> bool:
+        """Whether hooks belong to a call of the array."""
+        own = self._forward_hooks or self._forward_pre_hooks or self._backward_hooks or self._backward_pre_hooks
+        return bool(own) or _has_any_global_hook()
+
     def _kind(self, fn: Callable[..., Any], args: Any, kwargs: Any, targets: Any) -> Any:
         """What a choice depends on."""
         leaves, spec = pytree.tree_flatten((args, kwargs, targets))
         kinds = tuple([(leaf.shape, leaf.dtype, leaf.device) if isinstance(leaf, Tensor) else None for leaf in leaves])
-        return (_kind_of(fn), kinds, spec, self._version, autocast_state())
+        numbers: tuple[Any, ...] = ()
+        if None in kinds:  # a trace holds for these numbers only; those of targets go to `fn` as they are
+            numbers = tuple([leaf for leaf in pytree.tree_leaves((args, kwargs)) if not isinstance(leaf, Tensor)])
+        try:
+            hash(numbers)
+        except TypeError:
+            numbers = (repr(numbers),)
+        return (_kind_of(fn), kinds, numbers, spec, self._version, autocast_state())
+
+    def _no_trace(self, fn: Callable[..., Any]) -> AbstractContextManager[Any]:
+        """Buffers, also of modules in `fn`, and random numbers are afterwards what they were before."""
+        stack = ExitStack()
+        stack.enter_context(self._put_back())
+        for each in _held(fn):
+            if isinstance(each, nn.Module):
+                stack.enter_context(put_back(each, {}))
+        return stack
 
     def _choose_go(self, fn: Callable[..., Any], args: Any, kwargs: Any, targets: Any) -> Run | None:
         """Time and choose."""
         call, values, shapes, own = self._prepared(args, kwargs)
-        with self._put_back():
+        with self._no_trace(fn):
             losses = per_model_loss(fn, self(*args, **kwargs), targets, self.num_models)  # a user's error shows here
         program = self._program(call, values, shapes, own)
         params = [param for param in self.all_parameters() if param.requires_grad]
@@ -124,7 +153,7 @@ class Training(Calls):
             return None
         del losses
         runs = self._runs(program)
-        with self._put_back():
+        with self._no_trace(fn):
             contenders = {
                 "whole": make_pass(lambda: per_model_loss(fn, self(*args, **kwargs), targets, self.num_models), params)
             }
@@ -171,11 +200,43 @@ def _arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 def _kind_of(fn: Callable[..., Any]) -> Any:
     """What tells loss functions apart, and is the same for one that is written anew in each step."""
-    if isinstance(fn, nn.Module):
-        return (type(fn), tuple(map(id, fn.parameters())))
+    return (_code_of(fn), any(map(_trains, _held(fn))))
+
+
+def _code_of(fn: Any) -> Any:
     if isinstance(fn, partial):
-        return (_kind_of(fn.func), *[_kind_of(arg) for arg in fn.args if callable(arg)])
+        return (_code_of(fn.func), *[_code_of(arg) for arg in fn.args if callable(arg)])
     return getattr(fn, "__code__", None) or type(fn)
+
+
+def _held(fn: Any, depth: int = DEPTH) -> Iterator[Tensor | nn.Module]:
+    """Tensors and modules that a loss function brings along, as far as can be seen."""
+    if isinstance(fn, (Tensor, nn.Module)):
+        yield fn
+        return
+    if not callable(fn) or not depth:
+        return
+    held: list[Any] = [getattr(fn, "__self__", None)]
+    if isinstance(fn, partial):
+        held += [fn.func, *fn.args, *fn.keywords.values()]
+    held += getattr(fn, "__defaults__", None) or ()
+    held += (getattr(fn, "__kwdefaults__", None) or {}).values()
+    for cell in getattr(fn, "__closure__", None) or ():
+        try:
+            held.append(cell.cell_contents)
+        except ValueError:  # not assigned yet
+            continue
+    for each in held:
+        if isinstance(each, (Tensor, nn.Module)):
+            yield each
+        elif callable(each):
+            yield from _held(each, depth - 1)
+
+
+def _trains(held: Tensor | nn.Module) -> bool:
+    if isinstance(held, Tensor):
+        return held.requires_grad
+    return any(param.requires_grad for param in held.parameters())
 
 
 def _end_at(losses: Tensor, params: list[Tensor]) -> bool:

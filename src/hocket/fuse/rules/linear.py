@@ -74,7 +74,8 @@ def linear(site: Site, input: Any, weight: Any, bias: Any = None) -> Any:
         x = input.expand(num_models, *input.shape)
         rows = input.reshape(-1, in_features).expand(num_models, -1, in_features)
     columns = weight.tensor.transpose(1, 2)
-    if torch.is_grad_enabled() and weight.tensor.requires_grad:
+    transformed = torch._C._are_functorch_transforms_active()
+    if torch.is_grad_enabled() and weight.tensor.requires_grad and not transformed:
         y = _Product.apply(rows, weight.tensor, None if bias is None else bias.tensor, site.memory)
     else:
         y = torch.bmm(rows, columns) if bias is None else torch.baddbmm(bias.tensor.unsqueeze(1), rows, columns)
