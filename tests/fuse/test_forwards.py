@@ -119,3 +119,42 @@ def test_a_first_call_without_gradients_does_not_hide_a_part_that_never_has_any(
     for index, model in enumerate(models):
         model(x).sum().backward()
         assert torch.allclose(array.tensor("a.weight").tensor.grad[index], model.a.weight.grad, rtol=1e-12)
+
+
+class WritesOver(nn.Module):
+    """Begins with an activation in place, on the input that it is given."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.LeakyReLU(0.5, inplace=True)
+        self.fc = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.fc(self.first(x))
+
+
+@pytest.mark.parametrize("num_models", [1, 3])
+def test_a_model_that_begins_with_dropout_in_place_can_be_called(num_models):
+    models = made(lambda: nn.Sequential(nn.Dropout(0.5, inplace=True), nn.Linear(4, 3)), num_models)
+    array = hocket.fuse(models, shared=True)
+    x = torch.ones(5, 4).double()
+    array.losses(nn.functional.mse_loss, x, torch.zeros(5, 3).double()).backward()
+    assert all(p.grad.isfinite().all() for p in array.parameters())
+    assert set(x.unique().tolist()) <= {0.0, 1.0, 2.0}, "dropped once at most"
+
+
+@pytest.mark.parametrize("num_models", [1, 3])
+@pytest.mark.parametrize("way", ["call", "losses"])
+def test_a_model_that_writes_over_its_input_does_so_once(way, num_models):
+    models = made(WritesOver, num_models)
+    x = torch.randn(5, 4).double()
+    array = hocket.fuse(models, shared=True)
+    given, y = x.clone(), torch.randn(5, 3).double()
+    if way == "call":
+        array.loss(nn.functional.mse_loss, array(given), y).backward()
+    else:
+        array.losses(nn.functional.mse_loss, given, y).backward()
+    assert torch.equal(given, nn.functional.leaky_relu(x, 0.5))
+    for index, model in enumerate(models):
+        nn.functional.mse_loss(model(x.clone()), y).backward()
+        torch.testing.assert_close(array.get_parameter("fused.fc.weight").grad[index], model.fc.weight.grad)

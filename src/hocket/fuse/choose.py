@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hocket.fuse.contest import contest, in_turns, make_pass, those_that_run
+from hocket.fuse.contest import Copies, contest, in_turns, make_pass, those_that_run
 from hocket.fuse.groups import Groups
 from hocket.fuse.plain import has_images
 from hocket.fuse.program import Program, Step
@@ -71,8 +71,12 @@ def choose(program: Program, leaves: list[Any], state: Callable[[], Any]) -> tup
     """
     num_models = program.owner.num_models
     usual = {step.index: list(step.backends) for step in program.steps}
+    copies = Copies(leaves)
+    leaves = copies.leaves
     with state():
         ops_us, best = _choose_ops(program, leaves)
+    if copies.are_written():  # then models cannot read one input in turn
+        return Choice("rule", {}, ops_us), program.run
     mixed = {step.index: best.get(step.index, usual[step.index]) for step in program.steps}
 
     def run_with(backends: dict[int, list[str]]) -> Run:
@@ -92,13 +96,13 @@ def choose(program: Program, leaves: list[Any], state: Callable[[], Any]) -> tup
     alone = "single" if num_models == 1 else "loop"
     runs[alone] = Groups(program.owner, program.traced, 1).run
     params = _trained(program)
+    if has_images(program):
+        runs[f"{alone}{CHANNELS_LAST}"] = Groups(program.owner, program.traced, 1, channels_last=True).run
     with state():
         contenders = {name: make_pass(partial(run, leaves), params) for name, run in runs.items()}
-        if has_images(program):  # a forward that sees strides may fail with others
-            name = f"{alone}{CHANNELS_LAST}"
-            runs[name] = Groups(program.owner, program.traced, 1, channels_last=True).run
-            contenders |= those_that_run({name: make_pass(partial(runs[name], leaves), params)})
-        whole_us = contest(contenders)
+        # A forward that sees strides, or writes over its input, may fail in another layout or in turns.
+        others = those_that_run({name: run for name, run in contenders.items() if name != "rule"})
+        whole_us = contest({"rule": contenders["rule"]} | ({} if copies.are_written() else others))
     winner = min(whole_us, key=lambda name: whole_us[name] * HANDICAP.get(name, GROUPED))
     for step in program.steps:
         step.backends = (mixed if winner == "mixed" else usual)[step.index]

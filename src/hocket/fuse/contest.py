@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from hocket.errors import HocketError
-from hocket.fuse.stacked import Stacked
+from hocket.fuse.stacked import Stacked, unwrap
 
-__all__ = ["contest", "in_turns", "make_pass", "those_that_run"]
+__all__ = ["Copies", "contest", "in_turns", "make_pass", "those_that_run"]
 
 OP_ROUNDS = 3
 ROUNDS = 8  # of the contest of whole models
@@ -27,6 +27,32 @@ BLOCK_US = 30_000.0  # fewer if they take longer than this
 CONTEST_S = 10.0  # after which the round at hand is the last
 HOPELESS = (4.0, 2.0, 1.5, 1.3)  # times the fastest pass so far, in one round after another
 FAILURES = (HocketError, RuntimeError, ValueError, TypeError, NotImplementedError)
+
+
+class Copies:
+    """The leaves of arguments to run a model on more than once: some models write over their inputs.
+
+    Args:
+        leaves: anything; tensors and `Stacked` are copied.
+    """
+
+    def __init__(self, leaves: list[Any]) -> None:
+        self.leaves = [_copy(leaf) for leaf in leaves]
+        self._versions = self._now()
+
+    def are_written(self) -> bool:
+        """Whether a model has written over any of them."""
+        return self._now() != self._versions
+
+    def _now(self) -> list[int]:
+        tensors = [unwrap(leaf) for leaf in self.leaves if isinstance(leaf, (Stacked, Tensor))]
+        return [0 if tensor.is_inference() else tensor._version for tensor in tensors]  # those count no versions
+
+
+def _copy(leaf: Any) -> Any:
+    if isinstance(leaf, Stacked):
+        return Stacked(leaf.tensor.clone())
+    return leaf.clone() if isinstance(leaf, Tensor) else leaf
 
 
 def make_pass(run: Callable[[], Any], wanted: list[Tensor]) -> Callable[[], None]:

@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from hocket.errors import InputError
 from hocket.fuse.calls import Calls, autocast_state
 from hocket.fuse.choose import CHANNELS_LAST, Choice, is_watched, put_back
-from hocket.fuse.contest import contest, make_pass, those_that_run
+from hocket.fuse.contest import Copies, contest, make_pass, those_that_run
 from hocket.fuse.loss import per_model_loss
 from hocket.fuse.one_go import Alone, OneGo
 from hocket.fuse.plain import has_images
@@ -144,12 +144,15 @@ class Training(Calls):
 
     def _choose_go(self, fn: Callable[..., Any], args: Any, kwargs: Any, targets: Any) -> Run | None:
         """Time and choose."""
+        given, spec = pytree.tree_flatten((args, kwargs))
+        copies = Copies(given)
+        args, kwargs = pytree.tree_unflatten(copies.leaves, spec)
         call, values, shapes, own = self._prepared(args, kwargs)
         with self._no_trace(fn):
             losses = per_model_loss(fn, self(*args, **kwargs), targets, self.num_models)  # a user's error shows here
         program = self._program(call, values, shapes, own)
         params = [param for param in self.all_parameters() if param.requires_grad]
-        if program is None or not _end_at(losses, params):
+        if program is None or not _end_at(losses, params) or copies.are_written():
             return None
         del losses
         runs = self._runs(program)
