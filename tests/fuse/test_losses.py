@@ -514,7 +514,7 @@ def test_a_fault_in_one_group_is_caught(fault, monkeypatch):
     from hocket.fuse import one_go
 
     prefer(monkeypatch, GO)
-    right_bring, right_loss = one_go._Gather.bring, one_go.OneGo._loss
+    right_bring, right_loss = one_go.Gather.bring, one_go.OneGo._loss
 
     def bring(self, index, grads):
         if fault == "gradient" and index == 1:
@@ -525,7 +525,7 @@ def test_a_fault_in_one_group_is_caught(fault, monkeypatch):
         found = right_loss(self, fn, out, targets, index)
         return found * (1 + 1e-9) if fault == "loss" and index == 1 else found
 
-    monkeypatch.setattr(one_go._Gather, "bring", bring)
+    monkeypatch.setattr(one_go.Gather, "bring", bring)
     monkeypatch.setattr(one_go.OneGo, "_loss", loss)
     runs = Runs(linears(), shared=True)
     named = "loss of model 1" if fault == "loss" else "gradient of .*, model 0" if fault == "order" else "model 1"

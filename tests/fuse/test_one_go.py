@@ -13,9 +13,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import hocket
-from hocket.fuse.groups import LARGE
-from hocket.fuse.one_go import _Gather
-from hocket.fuse.shares import GradientMemory
+from hocket.fuse.gather import Gather
+from hocket.fuse.shares import LARGE, GradientMemory
 
 D = torch.float64
 WIDE = 370  # squared, in float64, more than a MiB
@@ -43,6 +42,11 @@ def expected(array, x=X, y=Y):
     return [p.grad for p in twin.parameters()]
 
 
+def large(array):
+    """The parameters whose gradients have memory that is kept."""
+    return [p for p in array.parameters() if p.nbytes >= LARGE]
+
+
 def close(found, wanted):
     for one, two in zip(found, wanted, strict=True):
         assert (one - two).abs().max() <= 1e-12 * two.abs().max()
@@ -52,7 +56,7 @@ def test_memory_of_gradients_is_used_again_when_nobody_holds_it(array):
     places = []
     for number in range(4):
         array.losses(F.cross_entropy, X * (number + 1), Y).backward()
-        places.append([p.grad.data_ptr() for p in array.parameters()])
+        places.append([p.grad.data_ptr() for p in large(array)])
         array.zero_grad()
     assert places[0] == places[1] == places[2] == places[3]
 
@@ -61,7 +65,7 @@ def test_gradients_are_handed_over_without_a_copy(array):
     losses = array.losses(F.cross_entropy, X, Y)
     kept = {storage.data_ptr() for storage in array.gradient_memory._storages.values()}
     losses.backward()
-    assert {p.grad.data_ptr() for p in array.parameters()} <= kept
+    assert {p.grad.data_ptr() for p in large(array)} <= kept
 
 
 @pytest.mark.parametrize("how", ["grad", "detached", "row", "numpy"])
@@ -102,7 +106,7 @@ def test_losses_let_go_of_gradients_once_handed_over(array):
         array.zero_grad()
         history.append(array.losses(F.cross_entropy, X * (number + 1), Y))
         history[-1].backward()
-        places.add(tuple(p.grad.data_ptr() for p in array.parameters()))
+        places.add(tuple(p.grad.data_ptr() for p in large(array)))
     assert len(places) == 1
 
 
@@ -176,17 +180,19 @@ def test_the_parts_are_made_once_and_follow_updates(array):
     assert run.__self__._current_parts() is not first
 
 
-def test_gather_fills_what_nobody_brings():
-    first, second, third = (nn.Parameter(torch.ones(4, 2)) for _ in range(3))
-    gather = _Gather(GradientMemory(), [first, second, third], 2)
-    for buffer in gather.buffers.values():
-        buffer.fill_(torch.nan)
-    gather.bring(0, {id(first): torch.full((2, 2), 5.0)})
-    gather.bring(1, {id(first): torch.full((2, 2), 7.0), id(second): torch.full((2, 2), 3.0)})
+@pytest.mark.parametrize("columns", [2, LARGE // 16])  # kept as they come, and in buffers
+@pytest.mark.parametrize("size", [1, 2])
+def test_gather_fills_what_nobody_brings(size, columns, monkeypatch):
+    monkeypatch.setattr(torch, "empty", lambda *args, **kwargs: torch.full(*args, torch.nan, **kwargs))
+    first, second, third = (nn.Parameter(torch.ones(2 * size, columns, dtype=D)) for _ in range(3))
+    gather = Gather(GradientMemory(), [first, second, third], 2, size)
+    shape = (columns,) if size == 1 else (size, columns)
+    gather.bring(0, {id(first): torch.full(shape, 5.0, dtype=D)})
+    gather.bring(1, {id(first): torch.full(shape, 7.0, dtype=D), id(second): torch.full(shape, 3.0, dtype=D)})
     gather.bring(1, {})
-    assert gather.whole(id(first)).tolist() == [[5.0, 5.0]] * 2 + [[7.0, 7.0]] * 2
-    assert gather.whole(id(second)).tolist() == [[0.0, 0.0]] * 2 + [[3.0, 3.0]] * 2
-    assert gather.whole(id(third)) is None
+    assert gather.whole(first).mean(1).tolist() == [5.0] * size + [7.0] * size
+    assert gather.whole(second).mean(1).tolist() == [0.0] * size + [3.0] * size
+    assert gather.whole(third) is None
 
 
 def test_blocks_of_memory_are_told_apart():

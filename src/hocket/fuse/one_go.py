@@ -14,8 +14,9 @@ gradient the losses get there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -23,14 +24,17 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from hocket.errors import HocketError, InputError
+from hocket.fuse.gather import Gather, Places, split
 from hocket.fuse.groups import Groups
 from hocket.fuse.loss import Losses, stacked_loss, stacked_targets
 from hocket.fuse.program import Owner
-from hocket.fuse.shares import LARGE, GradientMemory
+from hocket.fuse.shares import LARGE
 from hocket.fuse.stacked import Stacked
 from hocket.fuse.trace import Traced
 
 __all__ = ["Alone", "OneGo"]
+
+REQUIRES_GRAD = attrgetter("requires_grad")
 
 
 class Alone:
@@ -51,66 +55,6 @@ class Alone:
         shape = (1, *_first(out).shape)
         own = _mapped(stacked_targets(targets, shape, 1), lambda each: each.squeeze(0))
         return _loss_of_one(fn, out, own, 0).unsqueeze(0)
-
-
-class _Gather:
-    """The stacked gradients of one step, while they come together.
-
-    Attributes:
-        places: of each stacked parameter by its id: where each group's gradient belongs.
-        missing: the groups that have not brought theirs yet.
-    """
-
-    def __init__(self, memory: GradientMemory, wholes: list[Tensor], size: int) -> None:
-        self.memory = memory
-        self.buffers = {id(whole): memory.like(whole) for whole in wholes}
-        self.places = {key: _split(buffer, size) for key, buffer in self.buffers.items()}
-        self.missing = {key: set(range(len(places))) for key, places in self.places.items()}
-        self.given: set[tuple[int, int]] = set()  # places that a rule has got, by stacked parameter and group
-
-    def bring(self, index: int, grads: Mapping[int, Tensor]) -> None:
-        """Copy a group's gradients to their places, where they are not there already."""
-        places: list[Tensor] = []
-        others: list[Tensor] = []
-        for key, grad in grads.items():
-            self.missing[key].discard(index)
-            if not self.is_at_place(key, index, grad):
-                places.append(self.places[key][index])
-                others.append(grad)
-        if places:
-            torch._foreach_copy_(places, others)
-
-    def is_at_place(self, key: int, index: int, grad: Tensor) -> bool:
-        """Whether a rule has written a group's gradient where it belongs."""
-        return grad.data_ptr() == self.places[key][index].data_ptr()
-
-    def whole(self, key: int) -> Tensor | None:
-        """The gradient of all models; None where none of them has one."""
-        missing = self.missing[key]
-        if len(missing) == len(self.places[key]):
-            return None
-        for index in missing:
-            self.places[key][index].zero_()
-        return self.buffers[key]
-
-
-class _Places(GradientMemory):
-    """The places of the groups' gradients in the stacked ones, as memory for a rule that writes gradients itself."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gather: _Gather | None = None  # of the step at hand
-        self.of: dict[int, tuple[int, int]] = {}  # by the id of a group's leaf: the stacked parameter's, and the group
-
-    def place(self, whole: Tensor) -> Tensor | None:
-        """Where the gradient of a group's leaf belongs; None if that is known already to hold a part of it."""
-        if self.gather is None or id(whole) not in self.of:
-            return None
-        key, index = self.of[id(whole)]
-        if (key, index) in self.gather.given:
-            return None
-        self.gather.given.add((key, index))
-        return self.gather.places[key][index].detach()  # nobody else holds this one, so it becomes the leaf's `.grad`
 
 
 class _Part:
@@ -139,10 +83,11 @@ class OneGo:
     def __init__(self, owner: Owner, traced: Traced, size: int, channels_last: bool = False) -> None:
         self._owner = owner
         self._size = size
-        self._places = _Places()
+        self._places = Places()
         self._groups = Groups(owner, traced, size, channels_last, self._places)
         self._parts: list[_Part] = []
-        self._made_of: list[tuple[Tensor, int, bool]] = []
+        self._trained: list[Tensor] = []
+        self._seen: Any = None  # what the parts were made of, which they keep alive
 
     def run(self, fn: Callable[..., Any], leaves: list[Any], targets: tuple[Any, ...]) -> Tensor:
         """The loss of each model, ``(B,)``; its backward hands over gradients that are there already.
@@ -156,10 +101,10 @@ class OneGo:
             InputError: `fn` fails.
         """
         parts = self._current_parts()
-        wholes = self._trained()
-        gather = _Gather(self._owner.gradient_memory, wholes, self._size)
+        wholes = self._trained
+        gather = Gather(self._owner.gradient_memory, wholes, len(parts), self._size)
         self._places.gather = gather
-        given = [_split(leaf.tensor, self._size) if isinstance(leaf, Stacked) else leaf for leaf in leaves]
+        given = [split(leaf.tensor, self._size) if isinstance(leaf, Stacked) else leaf for leaf in leaves]
         losses: list[Tensor] = []
         own_targets: tuple[Any, ...] | None = None
         try:
@@ -183,7 +128,7 @@ class OneGo:
         finally:
             self._places.gather = None
         values = torch.stack(losses) if self._size == 1 else torch.cat(losses)
-        grads = [gather.whole(id(whole)) for whole in wholes]
+        grads = [gather.whole(whole) for whole in wholes]
         if all(grad is None for grad in grads):  # nothing that trains has a part in the losses
             return values
         ready: Tensor = _Ready.apply(_Grads(values, grads), *wholes)
@@ -198,7 +143,7 @@ class OneGo:
         own = _mapped(targets, lambda each: Stacked(each[start:stop]))
         return stacked_loss(fn, pytree.tree_map_only(Tensor, Stacked, out), own, stop - start)
 
-    def _backward(self, loss: Tensor, part: _Part, gather: _Gather, index: int) -> None:
+    def _backward(self, loss: Tensor, part: _Part, gather: Gather, index: int) -> None:
         if not loss.requires_grad:
             return
         try:
@@ -215,19 +160,14 @@ class OneGo:
         first = _first(out)
         return (self._owner.num_models, *(first.shape if self._size == 1 else first.shape[1:]))
 
-    def _trained(self) -> list[Tensor]:
-        wholes = {id(whole): whole for whole in self._owner.all_tensors().values() if whole.requires_grad}
-        return list(wholes.values())
-
     def _current_parts(self) -> list[_Part]:
         """Each group's tensors; made anew when the stacked ones are others, or lie elsewhere."""
         now = list(self._owner.all_tensors().values())
-        if len(now) != len(self._made_of) or any(
-            whole is not made or whole.data_ptr() != address or whole.requires_grad != trained
-            for whole, (made, address, trained) in zip(now, self._made_of, strict=True)
-        ):
+        seen = (list(map(id, now)), list(map(Tensor.data_ptr, now)), list(map(REQUIRES_GRAD, now)))
+        if seen != self._seen:
             self._parts = self._made_parts()
-            self._made_of = [(whole, whole.data_ptr(), whole.requires_grad) for whole in now]
+            self._seen = seen
+            self._trained = list({id(whole): whole for whole in now if whole.requires_grad}.values())
         return self._parts
 
     def _made_parts(self) -> list[_Part]:
@@ -239,7 +179,7 @@ class OneGo:
         for name, whole in wholes.items():
             key = id(whole)
             if key not in made:
-                made[key] = [piece.detach() for piece in _split(whole.detach(), self._size)]
+                made[key] = [piece.detach() for piece in split(whole.detach(), self._size)]
                 for index, own in enumerate(made[key]):
                     if whole.requires_grad:
                         parts[index].trained[key] = own.requires_grad_()
@@ -251,7 +191,7 @@ class OneGo:
         return parts
 
 
-def _bring_now(places: _Places, whole: Tensor, index: int) -> Callable[[Tensor], None]:
+def _bring_now(places: Places, whole: Tensor, index: int) -> Callable[[Tensor], None]:
     """A large gradient goes to its place while it is in the cache."""
 
     def bring(leaf: Tensor) -> None:
@@ -335,10 +275,6 @@ def _goes_further(loss: Tensor, out: Any, part: _Part) -> bool:
         seen.add(node)
         nodes += [each for each, _ in node.next_functions]
     return False
-
-
-def _split(whole: Tensor, size: int) -> tuple[Tensor, ...]:
-    return whole.unbind(0) if size == 1 else whole.split(size)
 
 
 def _mapped(targets: tuple[Any, ...], change: Callable[[Tensor], Any]) -> tuple[Any, ...]:

@@ -22,7 +22,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from hocket.bench.fuse.targets import Target, step_of
+from hocket.bench.fuse.targets import BACKENDS, Target, step_of
+from hocket.fuse import fuse
+from hocket.fuse import optim as fused_optim
 
 __all__ = ["WARM_UP", "memory_of", "mig_devices", "mps", "mps_missing", "settle", "side_by_side"]
 
@@ -194,12 +196,18 @@ def _in_process(function: Callable[..., None], *args: Any) -> float:
 def _grown(queue: Any, name: str, target: Target, size: int, amp: bool) -> None:
     """The highest that the process grew by since before the models were made, choosing a backend included.
 
-    Libraries that torch loads when it first trains anything are there before: they would hide how small a model is.
+    Libraries and code that are loaded when anything is first trained, or fused, are there before, for each contender:
+    they would hide how small a model is.
     """
-    small = nn.Sequential(nn.Conv1d(2, 2, 1), nn.BatchNorm1d(2), nn.Flatten(), nn.Linear(4, 2))
+    x = torch.randn(4, 2, 2)
+    small = [nn.Sequential(nn.Conv1d(2, 2, 1), nn.BatchNorm1d(2), nn.Flatten(), nn.Linear(4, 2)) for _ in range(2)]
     with torch.autocast("cpu", torch.bfloat16, enabled=amp):
-        small(torch.randn(4, 2, 2)).float().sum().backward()
-    torch.optim.SGD(small.parameters(), lr=0.1, momentum=0.9).step()
+        small[0](x).float().sum().backward()
+        torch.optim.SGD(small[0].parameters(), lr=0.1, momentum=0.9).step()
+        if name in BACKENDS:
+            array = fuse(small, backend=BACKENDS[name], shared=True)
+            array.losses(nn.functional.mse_loss, x, torch.zeros(4, 2)).backward()
+            fused_optim.SGD(array.parameters(), lr=0.1, momentum=0.9).step()
     Path("/proc/self/clear_refs").write_text("5")  # the peak is from now on
     before = _status_bytes("VmRSS")
     step = step_of(name, target, size, "cpu", amp)
