@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import platform
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import product
 from queue import Empty
@@ -77,7 +77,8 @@ def run(
 
     Returns:
         ``targets``: name -> B (as text) -> contender -> ``models_per_s``, ``step_ms``, ``quartiles_ms``, ``steps``,
-        ``to_serial``, ``memory_bytes``, ``memory_to_singles`` (to B times what one model alone needs), ``counters``.
+        ``to_serial``, ``chosen`` (by auto, in the order of its choices), ``memory_bytes``, ``memory_to_singles`` (to B
+        times what one model alone needs), ``counters``.
         ``crossover``: name -> contender -> ``pays_from``, the first B at which it is no slower than serial, and
         ``stops_at``, the next one at which it is; None where there is none.
         ``targets_amp``, ``crossover_amp``: the same under autocast, if `both`.
@@ -170,7 +171,7 @@ def partial(
     rows: list[dict[str, Any]] = [
         {"fused": number, "separate": list(blocks[number:])} for number in range(1, len(blocks) + 1)
     ]
-    in_turn = {"serial": step_of("serial", chosen, size, device, amp)}
+    in_turn: dict[str, Callable[[], None]] = {"serial": step_of("serial", chosen, size, device, amp)}
     for row in rows:
         in_turn[str(row["fused"])] = partly_fused(chosen, size, device, amp, tuple(blocks[row["fused"] :]))
     times = _timed(in_turn, device, steps)
@@ -220,7 +221,7 @@ def _absent(device: str, wanted: tuple[str, ...]) -> dict[str, str]:
     return found
 
 
-def _timed(in_turn: dict[str, Callable[[], None]], device: str, steps: int) -> dict[str, list[float]]:
+def _timed(in_turn: Mapping[str, Callable[[], None]], device: str, steps: int) -> dict[str, list[float]]:
     """What each one's steps took, in ms: in blocks, in turns there and back, so nobody always follows the same one.
 
     The first step of a block finds the caches and the heap as another contender left them, and does not count.
@@ -231,7 +232,7 @@ def _timed(in_turn: dict[str, Callable[[], None]], device: str, steps: int) -> d
         turn_s = sum([_took_s(step, device) for step in in_turn.values()])
     wanted = max(steps, min(MAX_STEPS, int(SHORT_S / turn_s)))
     for first in range(0, wanted, BLOCK):
-        for name in in_turn if first // BLOCK % 2 else reversed(in_turn):
+        for name in list(in_turn)[:: 1 if first // BLOCK % 2 else -1]:
             _took_s(in_turn[name], device)
             for _ in range(first, min(wanted, first + BLOCK)):
                 times[name].append(_took_s(in_turn[name], device) * 1e3)
@@ -267,6 +268,9 @@ def _measure(
     found: dict[str, dict[str, Any]] = {
         name: _row(times_ms) for name, times_ms in _timed(in_turn, device, steps).items()
     }
+    for name, step in in_turn.items():
+        if step.chosen():
+            found[name]["chosen"] = step.chosen()
     if device == "cuda" and "counters" not in left_out:
         for name, step in in_turn.items():
             found[name]["counters"] = counters.counted(step)

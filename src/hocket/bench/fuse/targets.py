@@ -127,7 +127,28 @@ def _in_single(fn: Callable[..., Tensor], out: Any, *targets: Tensor) -> Tensor:
     return fn(out.float() if isinstance(out, Tensor) else out, *targets)
 
 
-def step_of(name: str, target: Target, size: int, device: str, amp: bool) -> Callable[[], None]:
+@dataclass(frozen=True)
+class Step:
+    """One training step of B models.
+
+    Attributes:
+        run: takes it.
+        arrays: the fused models in it, if there are any.
+    """
+
+    run: Callable[[], None]
+    arrays: tuple[Array, ...] = ()
+
+    def __call__(self) -> None:
+        """Take the step."""
+        self.run()
+
+    def chosen(self) -> list[str]:
+        """What ``backend="auto"`` has chosen so far, in the order of the choices."""
+        return [choice.winner for array in self.arrays for choice in array.choices]
+
+
+def step_of(name: str, target: Target, size: int, device: str, amp: bool) -> Step:
     """One training step of B models, by the contender of that name."""
     jobs = [target.models(seed, device) for seed in range(size)]
     batch = target.batch(device)
@@ -142,11 +163,11 @@ def step_of(name: str, target: Target, size: int, device: str, amp: bool) -> Cal
             for step in steps:
                 step()
 
-        return one_after_another
+        return Step(one_after_another)
     # A discriminator sees the same real images in all models, and other generated ones in each: that is seen by shape.
     shared = None if target.kind == "gan" else True
     fused = [fuse(list(models), backend=BACKENDS[name], shared=shared) for models in zip(*jobs, strict=True)]
-    return _step(target, fused, batch, amp)
+    return Step(_step(target, fused, batch, amp), tuple(fused))
 
 
 def partly_fused(target: Target, size: int, device: str, amp: bool, separate: tuple[str, ...]) -> Callable[[], None]:
