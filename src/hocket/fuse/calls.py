@@ -16,10 +16,11 @@ from torch.utils import _pytree as pytree
 
 from hocket.errors import InputError
 from hocket.fuse import fallback, trace
-from hocket.fuse.choose import Choice, choose, is_watched, put_back
+from hocket.fuse.choose import Choice, choose, put_back
 from hocket.fuse.compare import Blocks
 from hocket.fuse.inputs import is_per_model
 from hocket.fuse.program import Program, Step, make_program
+from hocket.fuse.rules.base import is_watched
 from hocket.fuse.shares import GradientMemory
 from hocket.fuse.stacked import Stacked, lead, unwrap
 from hocket.fuse.state import Saved

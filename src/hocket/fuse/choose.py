@@ -27,10 +27,9 @@ from hocket.fuse.contest import Copies, contest, in_turns, make_pass, those_that
 from hocket.fuse.groups import Groups
 from hocket.fuse.plain import has_images
 from hocket.fuse.program import Program, Step
-from hocket.fuse.rules.base import is_watched
 from hocket.fuse.stacked import Stacked, mapped
 
-__all__ = ["Choice", "choose", "is_watched", "put_back"]
+__all__ = ["CHANNELS_LAST", "Choice", "choose", "put_back"]
 
 CHANNELS_LAST = ", channels last"
 HANDICAP = {"rule": 1.0, "loop": 1.0, "single": 1.0, "mixed": 1.05}  # others have to win clearly:

@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 from hocket.errors import HocketError, InputError
 from hocket.fuse import fallback
-from hocket.fuse.choose import is_watched
+from hocket.fuse.rules.base import is_watched
 from hocket.fuse.stacked import Stacked, unwrap
 
 __all__ = ["Losses", "per_model_loss", "stacked_loss", "stacked_targets"]

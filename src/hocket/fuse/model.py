@@ -1,6 +1,7 @@
 r"""The fused module: B models as one, their parameters stacked, their ops fused where a rule, ``vmap`` or a loop can.
 
-    models --compare--> blocks --trace--> graph --rules--> program --choose--> what runs     (`hocket.fuse.calls`)
+    models --compare--> blocks --trace--> graph --rules--> program --choose--> what runs     (`hocket.fuse.calls`),
+       |                                                                 or runs with its loss (`hocket.fuse.training`)
        \--tensors, stacked--> parameters (B, *shape)
         \--without tensors--> shells, from which `unfuse` makes plain modules again
 

@@ -18,12 +18,13 @@ from torch.utils import _pytree as pytree
 
 from hocket.errors import InputError
 from hocket.fuse.calls import Calls, autocast_state
-from hocket.fuse.choose import CHANNELS_LAST, Choice, is_watched, put_back
+from hocket.fuse.choose import CHANNELS_LAST, Choice, put_back
 from hocket.fuse.contest import Copies, contest, make_pass, those_that_run
 from hocket.fuse.loss import per_model_loss
 from hocket.fuse.one_go import Alone, OneGo
 from hocket.fuse.plain import has_images
 from hocket.fuse.program import Program
+from hocket.fuse.rules.base import is_watched
 from hocket.fuse.stacked import Stacked
 
 __all__ = ["Training"]
