@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from tests.fuse.losses import GO, D, Runs, W, X, Y, ordinary, pair, plain, same_gradients
+from tests.fuse.losses import GO, D, Runs, W, X, Y, linears, ordinary, pair, plain, same_gradients
 from tests.fuse.nets import NETS, VANISHING, Residual
 from tests.fuse.oracle import assert_close, check_state, made
 from tests.fuse.prefer import in_one_go, prefer, ways
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import hocket
 from hocket.errors import InputError
 
 
@@ -355,3 +356,21 @@ def test_evaluation_and_back_to_training(way, monkeypatch):
         moved = not torch.equal(before, array.get_buffer("fused.norm.running_mean"))
         assert moved is training, number
     assert {choice.winner for choice in array.choices} == {way, "rule"}
+
+
+@pytest.mark.parametrize("large", [True, False])
+def test_models_too_large_to_fuse_never_run_all_at_once(large, monkeypatch):
+    from hocket.fuse import training
+
+    monkeypatch.setattr(training, "LARGE_S", 0.0 if large else 1e9)
+    array = hocket.fuse(linears(), shared=True)
+    called = []
+    forward = array.forward
+    monkeypatch.setattr(array, "forward", lambda *args, **kwargs: called.append(args) or forward(*args, **kwargs))
+    twin = hocket.fuse(array.unfuse(), backend="rule", shared=True)
+    array.losses(F.cross_entropy, X, Y).backward()
+    ordinary(twin).backward()
+    same_gradients(array, twin)
+    assert bool(called) is not large
+    if large:
+        assert array.choices[-1].winner == "1 in one go"

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from hocket.errors import HocketError
 from hocket.fuse.stacked import Stacked, unwrap
 
-__all__ = ["Copies", "contest", "in_turns", "make_pass", "those_that_run"]
+__all__ = ["Copies", "contest", "in_turns", "make_pass", "those_that_run", "took_s"]
 
 OP_ROUNDS = 3
 ROUNDS = 8  # of the contest of whole models
@@ -100,12 +100,17 @@ def _low(times: list[float]) -> float:
     return sorted(times)[len(times) // 8]
 
 
-def _timed(run: Callable[[], None]) -> float:
+def took_s(run: Callable[[], None]) -> float:
+    """How long a pass takes, to its end on the device."""
     _settle()
     start = perf_counter()
     run()
     _settle()
-    return (perf_counter() - start) * 1e6
+    return perf_counter() - start
+
+
+def _timed(run: Callable[[], None]) -> float:
+    return took_s(run) * 1e6
 
 
 def _lower_quartile(times: list[float]) -> float:

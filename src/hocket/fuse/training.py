@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from hocket.errors import InputError
 from hocket.fuse.calls import Calls, autocast_state
 from hocket.fuse.choose import CHANNELS_LAST, Choice, put_back
-from hocket.fuse.contest import Copies, contest, make_pass, those_that_run
+from hocket.fuse.contest import Copies, contest, make_pass, those_that_run, took_s
 from hocket.fuse.loss import per_model_loss
 from hocket.fuse.one_go import Alone, OneGo
 from hocket.fuse.plain import has_images
@@ -30,6 +30,7 @@ from hocket.fuse.stacked import Stacked
 __all__ = ["Training"]
 
 HANDICAP = 1.05  # of channels last, which has to win clearly
+LARGE_S = 0.2  # forward, loss and backward of a model on a CPU, from which models are not fused
 Run = Callable[[Callable[..., Any], list[Any], tuple[Any, ...]], Tensor]
 
 DEPTH = 4  # of functions that hold functions
@@ -149,6 +150,9 @@ class Training(Calls):
         copies = Copies(given)
         args, kwargs = pytree.tree_unflatten(copies.leaves, spec)
         call, values, shapes, own = self._prepared(args, kwargs)
+        large = self._choose_for_large(fn, self._program(call, values, shapes, own), values, targets, copies)
+        if large is not None:
+            return large
         with self._no_trace(fn):
             losses = per_model_loss(fn, self(*args, **kwargs), targets, self.num_models)  # a user's error shows here
         program = self._program(call, values, shapes, own)
@@ -165,9 +169,36 @@ class Training(Calls):
                 {name: make_pass(partial(run, fn, values, targets), params) for name, run in runs.items()}
             )
             times_us = contest(contenders)
-        winner = min(times_us, key=lambda name: times_us[name] * (HANDICAP if name.endswith(CHANNELS_LAST) else 1.0))
+        winner = _fastest(times_us)
         self.choices.append(Choice(winner, times_us))
         return runs.get(winner)
+
+    def _choose_for_large(
+        self, fn: Callable[..., Any], program: Program | None, values: list[Any], targets: Any, copies: Copies
+    ) -> Run | None:
+        """How models go that are too large to fuse, without ever running all of them at once; None if they are not.
+
+        What fusing saves is the time around ops, and nothing of that is left to save in an op of many milliseconds. But
+        the activations of all models would be in memory, only to find that out.
+        """
+        on_cpu = all(param.device.type == "cpu" for param in self.all_parameters())
+        if program is None or self.num_models == 1 or not on_cpu:
+            return None
+        runs = {name: run for name, run in self._runs(program).items() if name.startswith("1 in one go")}
+        params = [param for param in self.all_parameters() if param.requires_grad]
+        with self._no_trace(fn):
+            contenders = those_that_run(
+                {name: make_pass(partial(run, fn, values, targets), params) for name, run in runs.items()}
+            )
+            if "1 in one go" not in contenders or copies.are_written():
+                return None
+            # The fastest of a few: neighbours can hold up any one of them.
+            if not all(took_s(contenders["1 in one go"]) / self.num_models >= LARGE_S for _ in range(3)):
+                return None
+            times_us = contest(contenders)
+        winner = _fastest(times_us)
+        self.choices.append(Choice(winner, times_us))
+        return runs[winner]
 
     def _runs(self, program: Program) -> dict[str, Run]:
         if self.num_models == 1:
@@ -188,6 +219,10 @@ class Training(Calls):
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_goes": {}, "_ready_goes": {}}
+
+
+def _fastest(times_us: dict[str, float]) -> str:
+    return min(times_us, key=lambda name: times_us[name] * (HANDICAP if name.endswith(CHANNELS_LAST) else 1.0))
 
 
 def _arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
