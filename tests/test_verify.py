@@ -103,6 +103,13 @@ def test_what_is_no_number_is_equal_to_itself_and_hides_nothing(first, second, e
             assert found.relative > 0
 
 
+def test_strides_where_there_is_one_element_do_not_matter() -> None:
+    odd = torch.arange(6.0).as_strided((2, 3, 1), (3, 1, 32))
+    assert odd.is_contiguous()
+    assert differ([("a", odd)], [("a", odd.clone())]).bitwise
+    assert not differ([("a", odd)], [("a", odd + 1)]).equal
+
+
 def test_a_loss_that_is_no_number_is_the_same_by_plan() -> None:
     job, captured, executor = setup_step()
     inputs, targets = job.batch(0)

@@ -3,7 +3,7 @@
 Every call is a real training step of the user's::
 
     call 1          eager; then the step is captured (and that is undone)
-    call 2          verified: eager, and once more by plan from the same state
+    call 2          verified: eager, and once more by plan from the same state (one call for each form of the step)
     calls 3 ...     profiled: the captured step op by op, at each width          <---+
     next calls      tried: eager and the best plans in turn                          |
     perhaps more    pairs of ops that interfered are kept apart: that plan is tried  |
@@ -22,6 +22,7 @@ import torch
 
 from hocket.adapt import CoRun, Drift, DriftLimits, StepWatch, co_runs, interfering
 from hocket.capture.captured import Captured, capture_step, relowered
+from hocket.capture.forms import forms_of, in_form
 from hocket.capture.state import Inventory
 from hocket.check import check
 from hocket.errors import CaptureError, StaleCaptureError
@@ -45,6 +46,8 @@ TRIAL_STEPS = 4
 HOPELESS = 1.4
 # Candidates that come to the contest by their prediction; serial plans always do.
 CONTENDERS = 3
+# A step's less likely forms are not worth a plan of so many ops.
+MAX_OPS = 4000
 
 
 class Verdict(str):
@@ -80,11 +83,12 @@ class Setting:
 
 @dataclass
 class Candidate:
-    """One plan that may win: what it runs on, what was predicted of it, and how long its steps took.
+    """One plan that may win: of which form of the step, on what it runs, what was predicted, how long its steps took.
 
     `timelines` are those of the contest's steps, kept for plans in which ops run side by side.
     """
 
+    form: str
     captured: Captured
     costs: Costs
     plan: Plan
@@ -147,7 +151,7 @@ class Life:
             what it will find again.
 
     Attributes:
-        captured: the step as a graph, once it is captured.
+        captured: the step as a graph, once it is captured; in its likeliest form (see `hocket.capture.forms`).
         settled: whether a verdict stands and nothing is being searched.
         standing: the last verdict, and what it was found on.
         history: all verdicts, the first one first.
@@ -164,6 +168,7 @@ class Life:
         self._ground: Ground = Cores(setting.machine, setting.executor)
         self._refused = refused
         self._capture_first = capture_first
+        self._forms: dict[str, Captured] = {}  # those that compute what eager computes
         self._begin: Callable[[Any], Generator[Any, Any, None]] = self._first
         self._search: Generator[Any, Any, None] | None = None
         self._searched_s = 0.0
@@ -211,7 +216,7 @@ class Life:
         log.info("hocket: %s: the step is profiled and plans are tried again", drift)
         self.settled = False
         self._drift = drift
-        self._begin, self._search = self._again, None
+        self._begin, self._search = self._decided, None
         self._searched_s = 0.0
 
     def _rest(self) -> None:
@@ -221,45 +226,59 @@ class Life:
             self._watch = StepWatch(self.standing.expected_ms, self._searched_s * 1e3, self._setting.drift)
 
     def _first(self, batch: Any) -> Generator[Any, Any, None]:
-        captured = self._captured(batch) if self._capture_first else None
+        forms = self._captured(batch) if self._capture_first else {}
         result = self._setting.step(batch)
         if not self._capture_first:
-            captured = self._captured(batch)
-        if captured is None:
+            forms = self._captured(batch)
+        if not forms:
             yield result
             return
-        self.captured = captured
-        batch = yield result
-        if not captured.holds():
-            raise StaleCaptureError("captured at a threshold")
-        plain = self._ground.lanes(captured, self._ground.plain(captured))
-        self.difference, (result,) = verify(captured, plain, [batch])
-        plain.close()
-        if not self.difference.equal:
-            d = self.difference
-            self._settle(Standing(), None, f"the captured step differs from eager by {d.max_abs_diff:.3g} in {d.where}")
+        self.captured = next(iter(forms.values()))
+        failed = ""
+        for form, captured in forms.items():
+            batch = yield result
+            if not captured.holds():
+                raise StaleCaptureError("captured at a threshold")
+            plain = self._ground.lanes(captured, self._ground.plain(captured))
+            with in_form(self._setting.places, form):
+                found, (result,) = verify(captured, plain, [batch])
+            plain.close()
+            if found.equal:
+                self._forms[form] = captured
+            else:
+                failed = failed or f"the captured step differs from eager by {found.max_abs_diff:.3g} in {found.where}"
+            if self.difference is None or (found.equal and len(self._forms) == 1):
+                self.difference, self.captured = found, captured
+        if not self._forms:
+            self._settle(Standing(), None, failed)
             yield result
             return
         batch = yield result
-        yield from self._decided(captured, batch)
+        yield from self._decided(batch)
 
-    def _again(self, batch: Any) -> Generator[Any, Any, None]:
-        assert self.captured is not None
-        return self._decided(self.captured, batch)
-
-    def _captured(self, batch: Any) -> Captured | None:
+    def _captured(self, batch: Any) -> dict[str, Captured]:
+        """The step in each of its forms; none if it has to stay eager, and then that is settled."""
         setting = self._setting
         reason = self._refused or self._placed()
-        if not reason:
+        failure: CaptureError | None = None
+        found: dict[str, Captured] = {}
+        for form in () if reason else forms_of(setting.places):
             try:
-                return capture_step(setting.step, setting.model, setting.optimizer, batch, split=False)
+                with in_form(setting.places, form):
+                    made = capture_step(setting.step, setting.model, setting.optimizer, batch, split=False)
             except CaptureError as error:
-                if setting.strict:
-                    raise
-                reason = f"it could not be captured: {error}"
+                failure = failure or error
+                continue
+            if not found or len(made.graph) <= MAX_OPS:
+                found[form] = made
+        if found:
+            return found
+        if failure is not None and setting.strict:
+            raise failure
+        reason = reason or f"it could not be captured: {failure}"
         log.warning("hocket: the step stays eager: %s", reason)
         self._settle(Standing(), None, reason)
-        return None
+        return found
 
     def _placed(self) -> str:
         """Find out what the step stands on; why it cannot be planned there, if so."""
@@ -271,10 +290,11 @@ class Life:
             return f"its parameters are on {names}; a step is planned on CPU cores or on one GPU"
         return ""
 
-    def _decided(self, captured: Captured, batch: Any) -> Generator[Any, Any, None]:
+    def _decided(self, batch: Any) -> Generator[Any, Any, None]:
         """Profile, plan, try, and settle; the last result is given back after the verdict stands."""
         found = Standing()
-        batch = yield from self._profiled(found, captured, batch)
+        for form, captured in self._forms.items():
+            batch = yield from self._profiled(found, form, captured, batch)
         if not self._setting.guard:
             best = min(found.candidates, key=_rank)
             self._settle(found, best, "guard=False: the plan runs whatever it costs")
@@ -293,7 +313,7 @@ class Life:
         self._decide(found, contenders, apart)
         yield result
 
-    def _profiled(self, found: Standing, captured: Captured, batch: Any) -> Generator[Any, Any, Any]:
+    def _profiled(self, found: Standing, form: str, captured: Captured, batch: Any) -> Generator[Any, Any, Any]:
         """Profile with real steps, at every width, joint and split; then make the candidates."""
         for variant in self._variants(captured):
             measured: dict[str, list[Timeline]] = {}
@@ -304,7 +324,7 @@ class Life:
                         measured.setdefault(key, []).append(lanes.timeline())
                     batch = yield result
                 lanes.close()
-            self._propose(found, variant, self._ground.costs(variant, measured))
+            self._propose(found, form, variant, self._ground.costs(variant, measured))
         return batch
 
     def _variants(self, captured: Captured) -> list[Captured]:
@@ -313,14 +333,14 @@ class Life:
         taken_apart = relowered(captured, split=True)
         return [captured, taken_apart] if len(taken_apart.graph) > len(captured.graph) else [captured]
 
-    def _propose(self, found: Standing, captured: Captured, costs: Costs) -> None:
+    def _propose(self, found: Standing, form: str, captured: Captured, costs: Costs) -> None:
         for name, options in self._ground.tried(self._setting.planner):
-            made = self._candidate(found, captured, costs, name, options)
+            made = self._candidate(found, form, captured, costs, name, options)
             if made is not None:
                 found.candidates.append(made)
 
     def _candidate(
-        self, found: Standing, captured: Captured, costs: Costs, planner: str, options: dict[str, Any]
+        self, found: Standing, form: str, captured: Captured, costs: Costs, planner: str, options: dict[str, Any]
     ) -> Candidate | None:
         """A plan with all that is needed to run it; None if there is one like it."""
         machine = self._ground.machine
@@ -329,7 +349,7 @@ class Life:
             return None
         check(captured.graph, made, machine)
         predicted = simulate(captured.graph, made, costs, machine)
-        return Candidate(captured, costs, made, predicted, self._ground.lanes(captured, made))
+        return Candidate(form, captured, costs, made, predicted, self._ground.lanes(captured, made))
 
     def _contest(self, found: Standing, contenders: Sequence[Candidate], batch: Any) -> Generator[Any, Any, Any]:
         """Eager and every contender in turn, on real steps; the last one's result is returned, not yielded."""
@@ -369,7 +389,7 @@ class Life:
             candidate.timelines.clear()
         if not avoid or self._setting.planner not in ("auto", "concurrency"):
             return None
-        made = self._candidate(found, judged.captured, judged.costs, "concurrency", {"avoid": avoid})
+        made = self._candidate(found, judged.form, judged.captured, judged.costs, "concurrency", {"avoid": avoid})
         fastest_ms = min(lower_quartile(found.eager_ms), *(candidate.rank_ms for candidate in found.candidates))
         if made is None or made.rank_ms >= fastest_ms:
             return None  # not even its prediction, which knows of no interference, beats what was measured
@@ -379,7 +399,10 @@ class Life:
     def _decide(self, found: Standing, contenders: Sequence[Candidate], apart: Candidate | None) -> None:
         best = min(contenders, key=_rank)
         ratio = best.rank_ms / lower_quartile(found.eager_ms)
-        what = f"plan {best.plan.planner!r} on {len(best.plan.lanes)} lane(s) takes {ratio:.2f}x of eager's time"
+        what = f"plan {best.plan.planner!r} on {len(best.plan.lanes)} lane(s)"
+        if len(self._forms) > 1:
+            what += f" by {best.form!r}"
+        what += f" takes {ratio:.2f}x of eager's time"
         what += f" (lower quartiles of {len(best.steps_ms)} steps each, in turns)"
         if best is apart:
             pairs = interfering(found.co_runs)

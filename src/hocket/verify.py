@@ -115,13 +115,12 @@ def _same(a: Any, b: Any) -> bool:
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     # NaN in the same places is the same result; -0.0 is not 0.0.
-    return (
-        torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8)) if a.dim() else _same_item(a, b)
-    )
+    return torch.equal(_bytes_of(a), _bytes_of(b))
 
 
-def _same_item(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return _same(a.reshape(1), b.reshape(1))
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    # Flattened first: a contiguous tensor may have any stride where it has one element.
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
 def _distance(a: Any, b: Any) -> tuple[float, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +13,9 @@ from torch import nn
 
 import hocket
 from equivalence.compare import Planned, assert_same, check_twins, everything, named_leaves, twins
+from hocket import life
 from hocket.execute.native import available
+from hocket.fuse.choose import Choice
 from hocket.job import Job
 from hocket.session import Schedule
 
@@ -279,7 +282,7 @@ def by_losses(monkeypatch):
     from hocket.fuse import choose, training
 
     def won_by(name):
-        return lambda contenders: {each: float(each != name) for each in contenders}
+        return lambda contenders: {each: 1.0 + (each != name) for each in contenders}
 
     monkeypatch.setattr(choose, "contest", won_by("rule"))
     monkeypatch.setattr(choose, "_choose_ops", lambda program, leaves: ({}, {}))
@@ -332,4 +335,87 @@ def test_losses_in_one_go_can_be_scheduled(kind, by_losses):
         assert_same(named_leaves("returned", results[0]), named_leaves("returned", results[1]), where, 1e-5)
         assert_same(everything(eager), everything(made), where, 1e-5)
     assert fast.verdict == "planned", fast.why
+    fast.close()
+
+
+def formed(fn: Callable[[Job], None] | None = None) -> Job:
+    """A job whose array has been timed: by rules and one by one alike, so that both forms are worth a try."""
+    made = job(stateless, Plain, backend="auto")
+    made.model(made.batch(0)[0])
+    made.model.choices[:] = [Choice("rule", {"rule": 1.0, "loop": 1.5})]
+    if fn:
+        fn(made)
+    return made
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_schedule_tries_rules_and_models_one_by_one(kind):
+    eager, made = formed(), formed()
+    made.model.load_state_dict(eager.model.state_dict())
+    fast = hocket.schedule(made.step, made.model, made.optimizer, executor=kind, strict=True)
+    number = 0
+    while not fast.decided or number < LONG:
+        batch = eager.batch(number)
+        results = [eager.step(batch), fast(batch)]
+        where = f"after step {number}"
+        assert_same(named_leaves("returned", results[0]), named_leaves("returned", results[1]), where, 1e-5)
+        assert_same(everything(eager), everything(made), where, 1e-5)
+        number += 1
+        assert number < 1000
+    assert "by 'rule'" in fast.why or "by 'loop'" in fast.why, fast.why
+    lives = list(fast._lives.values())
+    graphs = {form: captured.graph for form, captured in lives[-1]._forms.items()}
+    assert list(graphs) == ["rule", "loop"]
+    assert len(graphs["loop"]) > len(graphs["rule"]), "one op for each model, not one for all"
+    assert made.model._hocket_form is None
+    fast.close()
+
+
+def refuse_form(form: str) -> Callable[[Job], None]:
+    """Nobody can capture this form: it looks at a value."""
+
+    def refuse(made: Job) -> None:
+        usual = made.model.forward
+
+        def forward(x):
+            out = usual(x)
+            if made.model._hocket_form == form and out.sum() > -1e30:
+                out = out * 1.0
+            return out
+
+        made.model.forward = forward
+
+    return refuse
+
+
+@pytest.mark.parametrize("refused", ["rule", "loop"])
+def test_a_form_that_cannot_be_captured_leaves_the_other(refused):
+    made = formed(refuse_form(refused))
+    fast = planned(made, "python")
+    for number in range(LONG):
+        fast(made.batch(number))
+    assert fast.verdict == "planned", fast.why
+    (life,) = [each for each in fast._lives.values() if each.settled]
+    assert list(life._forms) == [{"rule": "loop", "loop": "rule"}[refused]]
+    fast.close()
+
+
+def test_a_form_whose_capture_differs_from_its_own_eager_step_is_left_out(monkeypatch):
+    usual = life.verify
+
+    def verify(captured, run, batches):
+        found, results = usual(captured, run, batches)
+        if made.model._hocket_form == "loop":
+            found = dataclasses.replace(found, bitwise=False, relative=1.0)
+        return found, results
+
+    made = formed()
+    monkeypatch.setattr(life, "verify", verify)
+    fast = planned(made, "python")
+    for number in range(LONG):
+        fast(made.batch(number))
+    assert fast.verdict == "planned", fast.why
+    (settled,) = [each for each in fast._lives.values() if each.settled]
+    assert list(settled._forms) == ["rule"]
+    assert fast.difference.equal
     fast.close()

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from hocket.errors import InputError
 from hocket.fuse import fallback, trace
-from hocket.fuse.choose import Choice, choose, put_back
+from hocket.fuse.choose import CHANNELS_LAST, Choice, choose, put_back
 from hocket.fuse.compare import Blocks
 from hocket.fuse.inputs import is_per_model
 from hocket.fuse.program import Program, Step, make_program
@@ -29,6 +29,8 @@ from hocket.fuse.store import mark
 __all__ = ["Calls", "autocast_state"]
 
 MAX_PROGRAMS = 32
+NEAR = 3.0  # times the fastest: what lanes can win back on models one by one
+FORMS = {"rule": "rule", "mixed": "rule", "loop": "loop", "1 in one go": "loop"}
 
 
 class Calls(Saved):
@@ -66,6 +68,7 @@ class Calls(Saved):
         self._goes_one_by_one = False  # nothing can trace or batch the model
         self._per_model: dict[Any, tuple[bool, ...]] = {}
         self._version = 0
+        self._hocket_form: str | None = None  # which of `_hocket_forms` is wanted
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The outputs of all models, the models first.
@@ -82,12 +85,12 @@ class Calls(Saved):
             own, run = self._ready[known]
             return self._out(run([Stacked(arg) if each else arg for arg, each in zip(args, own, strict=True)]))
         call, values, shapes, own = self._prepared(args, kwargs)
-        if self.backend == "loop":
+        if self.backend == "loop" or self._hocket_form == "loop":
             return self._out(self._one_by_one(values, call.spec))
         program = self._program(call, values, shapes, own)
         if program is None:
             return self._out(self._whole(values, call.spec))
-        if self.backend == "auto" and not is_watched():
+        if self.backend == "auto" and self._hocket_form is None and not is_watched():
             key = (id(program), shapes, own, torch.is_grad_enabled(), autocast_state(), *_devices(values))
             if key not in self._chosen:
                 choice, self._chosen[key] = choose(program, values, self._put_back)
@@ -108,7 +111,7 @@ class Calls(Saved):
 
     def _known(self, args: tuple[Any, ...]) -> Any:
         """What a choice depends on, where all arguments are tensors; else None."""
-        if self.backend != "auto" or not all(type(arg) is Tensor for arg in args) or is_watched():
+        if self.backend != "auto" or self._hocket_form or not all(type(arg) is Tensor for arg in args) or is_watched():
             return None
         kinds = tuple([(arg.shape, arg.dtype, arg.device) for arg in args])
         return (kinds, self._version, torch.is_grad_enabled(), autocast_state())
@@ -121,6 +124,23 @@ class Calls(Saved):
                     raise InputError("input: expected a models' axis, got a tensor without axes")
             self._per_model[key] = is_per_model(self._shells[0], leaves, call.spec, self.num_models, self.shared)
         return self._per_model[key]
+
+    def _hocket_forms(self) -> tuple[str, ...]:
+        """In which forms a step is worth capturing, the one that was faster so far first; `_hocket_form` asks for one.
+
+        "rule", or "loop", the models one by one: for what was timed, that is slower by the time that passes around so
+        many small ops, or on one of two cores. Lanes may win that back, but not everything.
+        """
+        if self.backend != "auto" or self.num_models == 1 or self._seeds is not None:
+            return ("rule",)
+        behind: dict[str, float] = {}  # how many times the fastest, in the choice where it fared best
+        for choice in self.choices:
+            fastest_us = min(choice.whole_us.values(), default=1.0)
+            for name, time_us in choice.whole_us.items():
+                form = FORMS.get(name.removesuffix(CHANNELS_LAST))
+                if form is not None:
+                    behind[form] = min(behind.get(form, NEAR), time_us / fastest_us)
+        return tuple(sorted([form for form in behind if behind[form] < NEAR], key=behind.__getitem__)) or ("rule",)
 
     def _put_back(self) -> AbstractContextManager[None]:
         return put_back(self, self._generators)

@@ -90,7 +90,7 @@ class Training(Calls):
 
     def _known_go(self, fn: Callable[..., Any], inputs: Any, targets: tuple[Any, ...]) -> Any:
         """What a choice depends on, where all is tensors and nobody watches; else None."""
-        if set(map(type, (inputs, *targets))) != {Tensor}:
+        if self._hocket_form or set(map(type, (inputs, *targets))) != {Tensor}:
             return None
         if is_watched() or torch._C._are_functorch_transforms_active() or torch.is_inference_mode_enabled():
             return None
@@ -101,7 +101,7 @@ class Training(Calls):
 
     def _may_go(self, args: tuple[Any, ...], kwargs: dict[str, Any], targets: tuple[Any, ...]) -> bool:
         """Whether gradients may be taken at once: nobody watches, and they end at stacked parameters."""
-        if self.backend != "auto" or self._separate_index or not torch.is_grad_enabled():
+        if self.backend != "auto" or self._hocket_form or self._separate_index or not torch.is_grad_enabled():
             return False
         if is_watched() or torch._C._are_functorch_transforms_active() or torch.is_inference_mode_enabled():
             return False
