@@ -61,6 +61,32 @@ def test_a_loop_with_channels_last_is_a_contender_where_there_are_images():
     assert row["quartiles_ms"][0] <= row["step_ms"] <= row["quartiles_ms"][1]
 
 
+@pytest.mark.parametrize("target", ["mlp-32", "dcgan"])
+@pytest.mark.parametrize("name", ["scheduled", "lanes"])
+def test_scheduled_contenders_have_their_verdict_and_train(name, target):
+    step = targets.step_of(name, TINY[target], 2, "cpu", amp=False)
+    assert step.schedule is not None
+    assert step.schedule.decided
+    assert step.chosen()[-1] == f"{step.schedule.verdict}: {step.schedule.why}"
+    assert bool(step.arrays) == (name == "scheduled")
+    places = step.schedule._places
+    before = [entry.get().detach().clone() for entry in places.parameters]
+    step()
+    step.close()
+    step()
+    for old, entry in zip(before, places.parameters, strict=True):
+        assert not torch.equal(old, entry.get())
+    step.close()
+
+
+def test_lanes_end_after_each_block(monkeypatch):
+    closed = []
+    step = targets.Step(lambda: None)
+    monkeypatch.setattr(targets.Step, "close", lambda self: closed.append(self))
+    bench._timed({"a": step, "b": lambda: None}, "cpu", 2 * bench.BLOCK)
+    assert len(closed) == 3, "after the warm-up, and after each block"
+
+
 def test_short_steps_are_taken_more_often(monkeypatch):
     monkeypatch.setattr(bench, "SHORT_S", 1e9)
     monkeypatch.setattr(bench, "MAX_STEPS", 5)

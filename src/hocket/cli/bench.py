@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hocket.cli.console import Bar, UsageError, print_json, print_tables, table
 from hocket.cli.files import output_file, written
+from hocket.cli.steps import wait_policy
 from hocket.errors import ExecutionError
 from hocket.report._files import write_text
 from hocket.report.words import count_text
@@ -133,6 +134,7 @@ def _measured_table(result: dict[str, Any]) -> Table:
 
 def fuse_bench(args: Namespace) -> None:
     """Training B models at once, every way there is."""
+    policy = wait_policy()
     from hocket.bench.fuse import CONTENDERS, run
     from hocket.bench.fuse import partial as partly
 
@@ -156,6 +158,7 @@ def fuse_bench(args: Namespace) -> None:
                 name: partly(name, device=args.device, size=max(sizes), steps=args.steps, amp=args.amp)
                 for name in args.partial
             }
+    result["wait_policy"] = policy
     _write(target, "fuse", result)
     if args.format == "json":
         print_json({"bench": "fuse", **result})

@@ -8,6 +8,8 @@
     vmap           `hocket.fuse` with ``backend="vmap"``
     fused          with rules everywhere
     auto           with whatever was timed to be the fastest
+    scheduled      the same, and its step by a plan of `hocket.schedule`
+    lanes          the loop by such a plan, nothing fused
 
 Throughput is models times steps per second; what counts is the ratio to serial, of blocks of steps taken in turns.
 Where fusing stops paying is the first B at which a ratio falls below one. All models share the batch, as in a search
@@ -35,12 +37,13 @@ from torch import nn
 
 from hocket.bench.budget import Budget
 from hocket.bench.fuse import beside, counters
-from hocket.bench.fuse.targets import BACKENDS, TARGETS, Target, named, partly_fused, step_of
+from hocket.bench.fuse.targets import BACKENDS, TARGETS, Step, Target, named, partly_fused, step_of
 from hocket.errors import InputError
 
 __all__ = ["CONTENDERS", "TARGETS", "Target", "blocks_of", "partial", "run"]
 
-CONTENDERS = ("serial", "channels-last", "processes", "mps", "mig", "vmap", "fused", "auto")
+CONTENDERS = ("serial", "channels-last", "processes", "mps", "mig", "vmap", "fused", "auto", "scheduled", "lanes")
+IN_TURNS = ("serial", "channels-last", *BACKENDS, "lanes")  # in this process
 MAX_PROCESSES = 8
 SHORT_S = 2.0  # short steps are taken as often as fits in this time,
 MAX_STEPS = 300  # or so often
@@ -77,8 +80,8 @@ def run(
 
     Returns:
         ``targets``: name -> B (as text) -> contender -> ``models_per_s``, ``step_ms``, ``quartiles_ms``, ``steps``,
-        ``to_serial``, ``chosen`` (by auto, in the order of its choices), ``memory_bytes``, ``memory_to_singles`` (to B
-        times what one model alone needs), ``counters``.
+        ``to_serial``, ``chosen`` (by auto, in the order of its choices, and why a plan was kept or not),
+        ``memory_bytes``, ``memory_to_singles`` (to B times what one model alone needs), ``counters``.
         ``crossover``: name -> contender -> ``pays_from``, the first B at which it is no slower than serial, and
         ``stops_at``, the next one at which it is; None where there is none.
         ``targets_amp``, ``crossover_amp``: the same under autocast, if `both`.
@@ -230,13 +233,22 @@ def _timed(in_turn: Mapping[str, Callable[[], None]], device: str, steps: int) -
     turn_s = 0.0
     for _ in range(beside.WARM_UP):
         turn_s = sum([_took_s(step, device) for step in in_turn.values()])
+    for step in in_turn.values():
+        _close(step)
     wanted = max(steps, min(MAX_STEPS, int(SHORT_S / turn_s)))
     for first in range(0, wanted, BLOCK):
         for name in list(in_turn)[:: 1 if first // BLOCK % 2 else -1]:
             _took_s(in_turn[name], device)
             for _ in range(first, min(wanted, first + BLOCK)):
                 times[name].append(_took_s(in_turn[name], device) * 1e3)
+            _close(in_turn[name])
     return times
+
+
+def _close(step: Callable[[], None]) -> None:
+    """End a step's lanes, of whose threads libgomp would think while others run (see `bench.turns`)."""
+    if isinstance(step, Step):
+        step.close()
 
 
 def _took_s(step: Callable[[], None], device: str) -> float:
@@ -261,9 +273,7 @@ def _measure(
     left_out: dict[str, str],
     left_s: float,
 ) -> dict[str, dict[str, Any]]:
-    here = [name for name in names if name in ("serial", *BACKENDS)]
-    if "channels-last" in names and target.has_images():
-        here.insert(1, "channels-last")
+    here = [name for name in IN_TURNS if name in names and (name != "channels-last" or target.has_images())]
     in_turn = {name: step_of(name, target, size, device, amp) for name in here}
     found: dict[str, dict[str, Any]] = {
         name: _row(times_ms) for name, times_ms in _timed(in_turn, device, steps).items()
@@ -329,7 +339,7 @@ def _add_memory(
     single = 0.0
     for size, found in {"1": {"serial": {}}, **by_size}.items():
         for contender, row in found.items():
-            if contender not in ("serial", "channels-last", *BACKENDS):
+            if contender not in IN_TURNS:
                 continue
             what = f"memory of {contender}, {_words(name, int(size), amp)}"
             with budget.item(what, kind="memory") as begun:

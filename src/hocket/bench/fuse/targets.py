@@ -20,10 +20,11 @@ from hocket.errors import InputError
 from hocket.fuse import fuse
 from hocket.fuse import optim as fused_optim
 from hocket.fuse.model import Array
+from hocket.session import Schedule, schedule
 
 __all__ = ["BACKENDS", "PAPER", "TARGETS", "Target", "named", "partly_fused", "step_of"]
 
-BACKENDS = {"vmap": "vmap", "fused": "rule", "auto": "auto"}
+BACKENDS = {"vmap": "vmap", "fused": "rule", "auto": "auto", "scheduled": "auto"}  # of the contenders that fuse
 NOISE_WIDTH = 100  # of DCGAN's generator
 
 
@@ -134,62 +135,86 @@ class Step:
     Attributes:
         run: takes it.
         arrays: the fused models in it, if there are any.
+        schedule: what planned it, if it is run by plan.
     """
 
-    run: Callable[[], None]
+    run: Callable[[], Any]
     arrays: tuple[Array, ...] = ()
+    schedule: Schedule | None = None
 
     def __call__(self) -> None:
         """Take the step."""
         self.run()
 
     def chosen(self) -> list[str]:
-        """What ``backend="auto"`` has chosen so far, in the order of the choices."""
-        return [choice.winner for array in self.arrays for choice in array.choices]
+        """What ``backend="auto"`` has chosen so far, in the order of the choices, and why a plan runs or does not."""
+        chosen = [choice.winner for array in self.arrays for choice in array.choices]
+        return chosen + ([f"{self.schedule.verdict}: {self.schedule.why}"] if self.schedule else [])
+
+    def close(self) -> None:
+        """End the lanes' threads, of which others would have to think; the next step starts them again."""
+        if self.schedule is not None:
+            self.schedule.close()
 
 
 def step_of(name: str, target: Target, size: int, device: str, amp: bool) -> Step:
-    """One training step of B models, by the contender of that name."""
+    """One training step of B models, by the contender of that name; one that is scheduled has its verdict already."""
     jobs = [target.models(seed, device) for seed in range(size)]
     batch = target.batch(device)
     if name == "channels-last":
         layout: Any = {"memory_format": torch.channels_last}
         jobs = [[model.to(**layout) for model in models] for models in jobs]
         batch = pytree.tree_map_only(Tensor, lambda each: each.contiguous(**layout) if each.ndim == 4 else each, batch)
-    if name in ("serial", "channels-last"):
-        steps = [_step(target, models, batch, amp) for models in jobs]
+    if name in ("serial", "channels-last", "lanes"):
+        loop = [[_Net(model, amp) for model in models] for models in jobs]
+        train = _trainer(target)
 
-        def one_after_another() -> None:
-            for step in steps:
-                step()
+        def one_after_another(batch: Any) -> list[Tensor]:
+            return [train(nets, batch) for nets in loop]
 
-        return Step(one_after_another)
+        if name == "lanes":
+            return _scheduled(one_after_another, [net for nets in loop for net in nets], batch)
+        return Step(lambda: one_after_another(batch))
     # A discriminator sees the same real images in all models, and other generated ones in each: that is seen by shape.
     shared = None if target.kind == "gan" else True
     fused = [fuse(list(models), backend=BACKENDS[name], shared=shared) for models in zip(*jobs, strict=True)]
-    return Step(_step(target, fused, batch, amp), tuple(fused))
+    nets = [_Net(model, amp) for model in fused]
+    step = partial(_trainer(target), nets)
+    if name == "scheduled":
+        return _scheduled(step, nets, batch, tuple(fused))
+    return Step(lambda: step(batch), tuple(fused))
 
 
-def partly_fused(target: Target, size: int, device: str, amp: bool, separate: tuple[str, ...]) -> Callable[[], None]:
+def _scheduled(step: Callable[[Any], Any], nets: list[_Net], batch: Any, arrays: tuple[Array, ...] = ()) -> Step:
+    """A step by the plan that `hocket.schedule` decides on, or as it is if none is faster."""
+    fast = schedule(step, [net.model for net in nets], [net.optimizer for net in nets])
+    while not fast.decided:
+        fast(batch)
+    planned = fast.candidate.executor if fast.verdict == "planned" and fast.candidate else step
+    return Step(lambda: planned(batch), arrays, fast)
+
+
+def partly_fused(target: Target, size: int, device: str, amp: bool, separate: tuple[str, ...]) -> Step:
     """One training step of B models of which some blocks stay separate."""
     jobs = [target.models(seed, device)[0] for seed in range(size)]
     array = fuse(jobs, backend="rule", shared=True, separate=separate)
-    return _step(target, [array], target.batch(device), amp)
+    train, nets, batch = _trainer(target), [_Net(array, amp)], target.batch(device)
+    return Step(lambda: train(nets, batch))
 
 
-def _step(target: Target, models: list[Any], batch: Any, amp: bool) -> Callable[[], None]:
-    nets = [_Net(model, amp) for model in models]
-    trainers: dict[str, Callable[..., None]] = {"classifier": _classify, "words": _words, "own": _own_loss, "gan": _gan}
-    train = trainers[target.kind]
-    return lambda: train(nets, batch)
+def _trainer(target: Target) -> Callable[[list[_Net], Any], Tensor]:
+    """One training step of one job's nets on a batch, which gives their loss."""
+    trainers: dict[str, Callable[..., Tensor]]
+    trainers = {"classifier": _classify, "words": _words, "own": _own_loss, "gan": _gan}
+    return trainers[target.kind]
 
 
-def _classify(nets: list[_Net], batch: tuple[Tensor, Tensor]) -> None:
-    _update(nets[0], lambda net: net.loss(functional.cross_entropy, batch[0], batch[1]))
+def _classify(nets: list[_Net], batch: tuple[Tensor, Tensor]) -> Tensor:
+    return _update(nets[0], lambda net: net.loss(functional.cross_entropy, batch[0], batch[1]))
 
 
-def _words(nets: list[_Net], batch: tuple[Tensor, Tensor]) -> None:
-    _update(nets[0], lambda net: net.loss(_cross_entropy_of_words, batch[0], batch[1]))
+def _words(nets: list[_Net], batch: tuple[Tensor, Tensor]) -> Tensor:
+    return _update(nets[0], lambda net: net.loss(_cross_entropy_of_words, batch[0], batch[1]))
 
 
 def _cross_entropy_of_words(scores: Tensor, words: Tensor) -> Tensor:
@@ -201,11 +226,11 @@ def _loss_of(out: Any) -> Tensor:
     return loss
 
 
-def _own_loss(nets: list[_Net], batch: dict[str, Tensor]) -> None:
-    _update(nets[0], lambda net: net.loss(_loss_of, batch))
+def _own_loss(nets: list[_Net], batch: dict[str, Tensor]) -> Tensor:
+    return _update(nets[0], lambda net: net.loss(_loss_of, batch))
 
 
-def _gan(nets: list[_Net], images: Tensor) -> None:
+def _gan(nets: list[_Net], images: Tensor) -> Tensor:
     generator, discriminator = nets
     real = torch.ones(len(images), device=images.device)
     noise = torch.randn(len(images), NOISE_WIDTH, 1, 1, device=images.device)
@@ -216,11 +241,15 @@ def _gan(nets: list[_Net], images: Tensor) -> None:
     discriminator.loss(loss, fake.detach(), 1 - real).sum().backward()
     discriminator.optimizer.step()
     generator.optimizer.zero_grad()
-    discriminator.loss_of(loss, discriminator(fake), real).sum().backward()
+    fooled = discriminator.loss_of(loss, discriminator(fake), real)
+    fooled.sum().backward()
     generator.optimizer.step()
+    return fooled.detach()
 
 
-def _update(net: _Net, loss: Callable[[_Net], Tensor]) -> None:
+def _update(net: _Net, loss: Callable[[_Net], Tensor]) -> Tensor:
     net.optimizer.zero_grad()
-    loss(net).sum().backward()
+    losses = loss(net)
+    losses.sum().backward()
     net.optimizer.step()
+    return losses.detach()
