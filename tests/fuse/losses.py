@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 from typing import Any
 
 import torch
@@ -25,6 +26,16 @@ OPTIMIZERS: dict[str, tuple[Any, Any]] = {
     "Adam": (lambda p, n: hocket.optim.Adam(p, lr=RATES[:n]), lambda p, m: torch.optim.Adam(p, lr=RATES[m])),
 }
 GO = "1 in one go"
+
+
+def twin_of(array: Any, how: str) -> Any:
+    """The same array once more: "copied", or "saved" and loaded."""
+    if how == "copied":
+        return copy.deepcopy(array)
+    file = io.BytesIO()
+    torch.save(array, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
 
 
 def plain(losses: Tensor) -> Tensor:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import copy
-import io
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from tests.fuse.losses import GO, OPTIMIZERS, D, Runs, X, Y, linears, pair, plain
+from tests.fuse.losses import GO, OPTIMIZERS, D, Runs, X, Y, linears, pair, plain, twin_of
 from tests.fuse.nets import NETS, Residual
 from tests.fuse.oracle import assert_close, made
 from tests.fuse.prefer import in_one_go, prefer, ways
@@ -335,13 +334,7 @@ def test_a_copy_goes_its_own_way(how, way, monkeypatch):
     x, y = torch.randn(3, 3, 6, 6, dtype=D), torch.randint(0, 5, (3,))
     array.losses(F.cross_entropy, x, y).backward()
     array.zero_grad()
-    if how == "copied":
-        twin = copy.deepcopy(array)
-    else:
-        file = io.BytesIO()
-        torch.save(array, file)
-        file.seek(0)
-        twin = torch.load(file, weights_only=False)
+    twin = twin_of(array, how)
     before = {name: tensor.clone() for name, tensor in array.state_dict().items()}
     found = trained(twin, x, y)
     for name, tensor in array.state_dict().items():

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 import hocket
 from hocket.fuse.gather import Gather
-from hocket.fuse.shares import LARGE, GradientMemory
+from hocket.fuse.shares import LARGE_BYTES, GradientMemory
 
 D = torch.float64
 WIDE = 370  # squared, in float64, more than a MiB
@@ -32,7 +32,7 @@ def array(request, monkeypatch):
     made_ = hocket.fuse(made(net, 4), shared=True)
     made_.losses(F.cross_entropy, X, Y)
     assert in_one_go(made_)
-    assert any(p[0].nbytes >= LARGE for p in made_.parameters())
+    assert any(p[0].nbytes >= LARGE_BYTES for p in made_.parameters())
     return made_
 
 
@@ -44,7 +44,7 @@ def expected(array, x=X, y=Y):
 
 def large(array):
     """The parameters whose gradients have memory that is kept."""
-    return [p for p in array.parameters() if p.nbytes >= LARGE]
+    return [p for p in array.parameters() if p.nbytes >= LARGE_BYTES]
 
 
 def close(found, wanted):
@@ -180,7 +180,7 @@ def test_the_parts_are_made_once_and_follow_updates(array):
     assert run.__self__._current_parts() is not first
 
 
-@pytest.mark.parametrize("columns", [2, LARGE // 16])  # kept as they come, and in buffers
+@pytest.mark.parametrize("columns", [2, LARGE_BYTES // 16])  # kept as they come, and in buffers
 @pytest.mark.parametrize("size", [1, 2])
 def test_gather_fills_what_nobody_brings(size, columns, monkeypatch):
     monkeypatch.setattr(torch, "empty", lambda *args, **kwargs: torch.full(*args, torch.nan, **kwargs))

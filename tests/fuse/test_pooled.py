@@ -10,7 +10,7 @@ from tests.fuse.oracle import assert_close, check, made
 from torch import nn
 
 import hocket
-from hocket.fuse.groups import LARGE, Groups
+from hocket.fuse.groups import LARGE_BYTES, Groups
 from hocket.fuse.rules.pooled import Norm, pooled, pooled_plainly
 from hocket.fuse.rules.reduction import amax
 from hocket.fuse.shares import GradientMemory, shares
@@ -119,7 +119,7 @@ def test_groups_of_any_size_are_right(size):
 
 
 def test_large_parameters_gather_their_gradients_in_memory_that_is_used_again():
-    whole = nn.Parameter(torch.randn(3, LARGE // 32, 2).double())
+    whole = nn.Parameter(torch.randn(3, LARGE_BYTES // 32, 2).double())
     memory = GradientMemory()
     for _ in range(2):
         whole.grad = None

@@ -7,6 +7,7 @@ import io
 
 import pytest
 import torch
+from tests.fuse.losses import twin_of
 from tests.fuse.nets import NETS, VANISHING, Residual
 from tests.fuse.oracle import SIZES, check, made
 from torch import nn
@@ -271,13 +272,7 @@ def test_a_copy_of_an_array_trains_like_the_array(how, separate):
     array = hocket.fuse(made(Residual, 3), backend="rule", separate=separate)
     x = torch.randn(4, 3, 6, 6).double()
     array(x)
-    if how == "copied":
-        twin = copy.deepcopy(array)
-    else:
-        file = io.BytesIO()
-        torch.save(array, file)
-        file.seek(0)
-        twin = torch.load(file, weights_only=False)
+    twin = twin_of(array, how)
     for each in (array, twin):
         optimizer = hocket.optim.SGD(each.parameters(), lr=[0.1, 0.2, 0.3])
         each.loss(F.cross_entropy, each(x), torch.arange(4)).backward()

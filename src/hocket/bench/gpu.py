@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -47,11 +48,12 @@ class Part:
 
 _HFTA = ("pointnet-cls-paper", "pointnet-seg-paper", "dcgan-paper")
 _SIZES = ("--models", "4", "--models", "16", "--models", "32", "--steps", "5")
+_RIVALS = [("--contender", name) for name in ("processes", "mps", "mig", "vmap", "fused", "auto", "scheduled")]
 _CORES = Part(("manycore", "--measured", "--quick"), 1.0)
 PARTS = {
     "cuda": (
         Part(("critical-path", "--device", "cuda"), 3.0),
-        Part(("fuse", *_HFTA, "--device", "cuda", "--both", *_SIZES), 3.0),
+        Part(("fuse", *_HFTA, "--device", "cuda", "--both", *_SIZES, *chain(*_RIVALS)), 3.0),
         _CORES,
     ),
     "cpu": (

@@ -6,6 +6,7 @@ arguments --which are of each model--> leaves --trace--> graph --rules--> progra
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Self
@@ -16,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from hocket.errors import InputError
 from hocket.fuse import fallback, trace
-from hocket.fuse.choose import CHANNELS_LAST, Choice, choose, put_back
+from hocket.fuse.choose import CHANNELS_LAST, Choice, as_before, choose, put_back
 from hocket.fuse.compare import Blocks
 from hocket.fuse.inputs import is_per_model
 from hocket.fuse.program import Program, Step, make_program
@@ -26,9 +27,11 @@ from hocket.fuse.stacked import Stacked, lead, unwrap
 from hocket.fuse.state import Saved
 from hocket.fuse.store import mark
 
-__all__ = ["Calls", "autocast_state"]
+__all__ = ["MAX_KINDS", "Calls", "autocast_state"]
 
 MAX_PROGRAMS = 32
+MAX_KINDS = 256  # of calls whose choice is remembered
+MAX_TIMED = 8  # of such that are timed: sequences of ever other lengths would be timed for ever
 NEAR = 3.0  # times the fastest: what lanes can win back on models one by one
 FORMS = {"rule": "rule", "mixed": "rule", "loop": "loop", "1 in one go": "loop"}
 
@@ -65,6 +68,7 @@ class Calls(Saved):
         self._programs: dict[Any, Program | None] = {}
         self._chosen: dict[Any, Callable[[list[Any]], Any]] = {}
         self._ready: dict[Any, tuple[tuple[bool, ...], Callable[[list[Any]], Any]]] = {}
+        self._won: dict[Any, list[str]] = {}
         self._goes_one_by_one = False  # nothing can trace or batch the model
         self._per_model: dict[Any, tuple[bool, ...]] = {}
         self._version = 0
@@ -93,12 +97,31 @@ class Calls(Saved):
         if self.backend == "auto" and self._hocket_form is None and not is_watched():
             key = (id(program), shapes, own, torch.is_grad_enabled(), autocast_state(), *_devices(values))
             if key not in self._chosen:
-                choice, self._chosen[key] = choose(program, values, self._put_back)
-                self.choices.append(choice)
+                self._chosen[key] = self._choose(program, values)
             if known is not None:
                 self._ready[known] = own, self._chosen[key]
             return self._out(self._chosen[key](values))
         return self._out(program.run(values))
+
+    def _choose(self, program: Program, values: list[Any]) -> Callable[[list[Any]], Any]:
+        """What runs for arguments of this kind: by timing, or, after many kinds, as most of them."""
+        if len(self._chosen) >= MAX_KINDS:
+            self._chosen.clear()
+            self._ready.clear()
+            self._per_model.clear()
+        call = ("forward", torch.is_grad_enabled())
+        winner = self._most_often(call)
+        if winner is not None:
+            return as_before(program, winner)
+        choice, run = choose(program, values, self._put_back)
+        self._won.setdefault(call, []).append(choice.winner)
+        self.choices.append(choice)
+        return run
+
+    def _most_often(self, call: Any) -> str | None:
+        """Who won most often for such calls, once they were timed for many kinds of arguments."""
+        winners = self._won.get(call, [])
+        return Counter(winners).most_common(1)[0][0] if len(winners) >= MAX_TIMED else None
 
     def _prepared(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -256,12 +279,13 @@ class Calls(Saved):
         self._programs.clear()
         self._chosen.clear()
         self._ready.clear()
+        self._won.clear()
         self._per_model.clear()
         self.gradient_memory = GradientMemory()
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
-        state |= {"_programs": {}, "_chosen": {}, "_ready": {}, "_per_model": {}, "gradient_memory": GradientMemory()}
+        state |= {"_programs": {}, "_chosen": {}, "_ready": {}, "_won": {}, "_per_model": {}, "gradient_memory": GradientMemory()}
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -29,7 +29,7 @@ from hocket.fuse.plain import has_images
 from hocket.fuse.program import Program, Step
 from hocket.fuse.stacked import Stacked, mapped
 
-__all__ = ["CHANNELS_LAST", "Choice", "choose", "put_back"]
+__all__ = ["CHANNELS_LAST", "Choice", "as_before", "choose", "put_back"]
 
 CHANNELS_LAST = ", channels last"
 HANDICAP = {"rule": 1.0, "loop": 1.0, "single": 1.0, "mixed": 1.05}  # others have to win clearly:
@@ -107,6 +107,15 @@ def choose(program: Program, leaves: list[Any], state: Callable[[], Any]) -> tup
         step.backends = (mixed if winner == "mixed" else usual)[step.index]
     run = program.run if winner in ("rule", "mixed") else runs[winner]
     return Choice(winner, whole_us, ops_us), run
+
+
+def as_before(program: Program, winner: str) -> Run:
+    """What `choose` gave with this winner, for arguments of another kind; by rules where each op went its own way."""
+    if winner in ("rule", "mixed"):
+        return program.run
+    name = winner.removesuffix(CHANNELS_LAST)
+    size = 1 if name in ("loop", "single") else int(name.split()[0])
+    return Groups(program.owner, program.traced, size, channels_last=name != winner).run
 
 
 def _trained(program: Program) -> list[Tensor]:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from hocket.fuse.shares import LARGE, GradientMemory
+from hocket.fuse.shares import LARGE_BYTES, GradientMemory
 
 __all__ = ["Gather", "Places", "split"]
 
@@ -39,7 +39,7 @@ class Gather:
         self.memory = memory
         self._size = size
         self._missing = {id(whole): set(range(num_groups)) for whole in wholes}
-        self._buffers = {id(whole): memory.like(whole) for whole in wholes if whole.nbytes >= LARGE}
+        self._buffers = {id(whole): memory.like(whole) for whole in wholes if whole.nbytes >= LARGE_BYTES}
         self._places = {key: split(buffer, size) for key, buffer in self._buffers.items()}
         self._kept: dict[int, list[Tensor | None]] = {
             id(whole): [None] * num_groups for whole in wholes if id(whole) not in self._buffers

@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 from hocket.fuse.plain import Plain
 from hocket.fuse.program import Owner, make_program
 from hocket.fuse.rules.base import is_watched
-from hocket.fuse.shares import LARGE, GradientMemory, shares
+from hocket.fuse.shares import LARGE_BYTES, GradientMemory, shares
 from hocket.fuse.single import Single
 from hocket.fuse.stacked import Stacked, lead
 from hocket.fuse.trace import Traced
@@ -160,7 +160,7 @@ class Groups:
 
     def _split(self, whole: Tensor) -> tuple[Tensor, ...]:
         """Each group's part; of a group of one, without the models' axis."""
-        large = whole.nbytes >= LARGE and whole.is_leaf and whole.requires_grad
+        large = whole.nbytes >= LARGE_BYTES and whole.is_leaf and whole.requires_grad
         watched = is_watched() or torch._C._are_functorch_transforms_active()
         if large and torch.is_grad_enabled() and not watched:
             return shares(whole, self._owner.gradient_memory, self._size)

@@ -20,6 +20,7 @@ from hocket.errors import InputError
 from hocket.fuse import trace
 from hocket.fuse.compare import compare
 from hocket.fuse.loss import per_model_loss
+from hocket.fuse.report import report
 from hocket.fuse.training import Training
 
 __all__ = ["Array"]
@@ -115,8 +116,6 @@ class Array(Training):
             0  linear  rule
             1  relu    rule
         """
-        from hocket.fuse.report import report
-
         return report(self)
 
 

@@ -28,7 +28,7 @@ from hocket.fuse.gather import Gather, Places, split
 from hocket.fuse.groups import Groups
 from hocket.fuse.loss import Losses, stacked_loss, stacked_targets
 from hocket.fuse.program import Owner
-from hocket.fuse.shares import LARGE
+from hocket.fuse.shares import LARGE_BYTES
 from hocket.fuse.stacked import Stacked
 from hocket.fuse.trace import Traced
 
@@ -184,7 +184,7 @@ class OneGo:
                     if whole.requires_grad:
                         parts[index].trained[key] = own.requires_grad_()
                         self._places.of[id(own)] = key, index
-                        if own.nbytes >= LARGE:
+                        if own.nbytes >= LARGE_BYTES:
                             own.register_post_accumulate_grad_hook(_bring_now(self._places, whole, index))
             for index, own in enumerate(made[key]):
                 parts[index].tensors[name] = own

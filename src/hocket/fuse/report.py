@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from hocket.fuse.model import Array
+from hocket.fuse.calls import Calls
 
 __all__ = ["report"]
 
 
-def report(array: Array) -> str:
+def report(array: Calls) -> str:
     """One line in all, then one for each op of the last traced program, then the reasons of separate blocks."""
     programs = [program for program in array._programs.values() if program is not None]
     lines = []

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["LARGE", "GradientMemory", "shares"]
+__all__ = ["LARGE_BYTES", "GradientMemory", "shares"]
 
-LARGE = 2**20  # bytes of a parameter, from which its gradient has a place of its own
+LARGE_BYTES = 2**20  # of a parameter, from which its gradient has a place of its own
 
 
 class GradientMemory:
@@ -42,7 +42,7 @@ class GradientMemory:
 
     def place(self, whole: Tensor) -> Tensor | None:
         """As `like`, for a large parameter in the CPU's memory; None for any other."""
-        return self.like(whole) if whole.is_leaf and whole.nbytes >= LARGE and whole.device.type == "cpu" else None
+        return self.like(whole) if whole.is_leaf and whole.nbytes >= LARGE_BYTES and whole.device.type == "cpu" else None
 
     def hold(self, whole: Tensor, part: Tensor) -> None:
         """Keep a part's gradient, whose content is not needed any more, until the next part's is there.

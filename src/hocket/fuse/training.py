@@ -17,7 +17,7 @@ from torch.nn.modules.module import _has_any_global_hook
 from torch.utils import _pytree as pytree
 
 from hocket.errors import InputError
-from hocket.fuse.calls import Calls, autocast_state
+from hocket.fuse.calls import MAX_KINDS, Calls, autocast_state
 from hocket.fuse.choose import CHANNELS_LAST, Choice, put_back
 from hocket.fuse.contest import Copies, contest, make_pass, those_that_run, took_s
 from hocket.fuse.loss import per_model_loss
@@ -79,6 +79,9 @@ class Training(Calls):
             return per_model_loss(fn, self(*args, **kwargs), targets, self.num_models)
         key = self._kind(fn, args, kwargs, targets)
         if key not in self._goes:
+            if len(self._goes) >= MAX_KINDS:
+                self._goes.clear()
+                self._ready_goes.clear()
             self._goes[key] = self._choose_go(fn, args, kwargs, targets)
         run = self._goes[key]
         _, values, _, own = self._prepared(args, kwargs)
@@ -145,17 +148,23 @@ class Training(Calls):
         return stack
 
     def _choose_go(self, fn: Callable[..., Any], args: Any, kwargs: Any, targets: Any) -> Run | None:
-        """Time and choose."""
+        """What runs for calls of this kind: by timing, or, after many kinds with this loss, as most of them."""
         given, spec = pytree.tree_flatten((args, kwargs))
         copies = Copies(given)
         args, kwargs = pytree.tree_unflatten(copies.leaves, spec)
         call, values, shapes, own = self._prepared(args, kwargs)
-        large = self._choose_for_large(fn, self._program(call, values, shapes, own), values, targets, copies)
+        program, with_loss = self._program(call, values, shapes, own), ("losses", _kind_of(fn))
+        winner = self._most_often(with_loss)
+        if winner is not None and program is not None:
+            return self._runs(program).get(winner)
+        won = self._won.setdefault(with_loss, [])
+        large = self._choose_for_large(fn, program, values, targets, copies)
         if large is not None:
+            won.append(self.choices[-1].winner)
             return large
         with self._no_trace(fn):
             losses = per_model_loss(fn, self(*args, **kwargs), targets, self.num_models)  # a user's error shows here
-        program = self._program(call, values, shapes, own)
+        program = self._program(call, values, shapes, own)  # the call above may have found that there is none
         params = [param for param in self.all_parameters() if param.requires_grad]
         if program is None or not _end_at(losses, params) or copies.are_written():
             return None
@@ -171,6 +180,7 @@ class Training(Calls):
             times_us = contest(contenders)
         winner = _fastest(times_us)
         self.choices.append(Choice(winner, times_us))
+        won.append(winner)
         return runs.get(winner)
 
     def _choose_for_large(
