@@ -285,7 +285,8 @@ class Calls(Saved):
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
-        state |= {"_programs": {}, "_chosen": {}, "_ready": {}, "_won": {}, "_per_model": {}, "gradient_memory": GradientMemory()}
+        state |= {name: {} for name in ("_programs", "_chosen", "_ready", "_won", "_per_model")}
+        state["gradient_memory"] = GradientMemory()
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:

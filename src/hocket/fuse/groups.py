@@ -31,6 +31,8 @@ __all__ = ["Groups"]
 class Part:
     """Models `start` to `stop` of a fused module, as the owner of a program."""
 
+    _hocket_form: str | None = None
+
     def __init__(self, owner: Owner, start: int, stop: int, memory: GradientMemory) -> None:
         self._owner = owner
         self._slice = slice(start, stop)

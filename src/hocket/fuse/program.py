@@ -39,6 +39,7 @@ class Owner(Protocol):
     backend: str
     told: set[tuple[str, str]]  # ops without a rule that a warning has named
     gradient_memory: GradientMemory
+    _hocket_form: str | None  # named while a captured step is compared with: as somebody who watches would see it
 
     @property
     def is_seeded(self) -> bool: ...
@@ -241,7 +242,8 @@ def _chain_step(program: Program, chain: Chain, steps: list[Step]) -> Step:
         return value
 
     def call(backend: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        whole = chain.pool_all(args, lookup, owner.num_models) if backend == "rule" else NotImplemented
+        in_one = backend == "rule" and owner._hocket_form is None
+        whole = chain.pool_all(args, lookup, owner.num_models) if in_one else NotImplemented
         if whole is not NotImplemented:
             return whole
         return one_by_one(program.perform(steps[0], args, {}), program.perform)

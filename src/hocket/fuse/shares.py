@@ -42,7 +42,8 @@ class GradientMemory:
 
     def place(self, whole: Tensor) -> Tensor | None:
         """As `like`, for a large parameter in the CPU's memory; None for any other."""
-        return self.like(whole) if whole.is_leaf and whole.nbytes >= LARGE_BYTES and whole.device.type == "cpu" else None
+        is_large = whole.is_leaf and whole.nbytes >= LARGE_BYTES and whole.device.type == "cpu"
+        return self.like(whole) if is_large else None
 
     def hold(self, whole: Tensor, part: Tensor) -> None:
         """Keep a part's gradient, whose content is not needed any more, until the next part's is there.
