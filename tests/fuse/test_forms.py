@@ -29,6 +29,7 @@ def make(**options) -> hocket.fuse.model.Array:
         ({"rule": 1.0, "loop": 5.0}, ("rule",)),
         ({"rule": 5.0, "mixed": 1.0, "loop": 5.0}, ("rule",)),
         ({"rule": 9.0, "loop": 1.0}, ("loop",)),
+        ({"rule": 1.1, "single": 1.0}, ("loop", "rule")),
         ({"1 in one go": 1.2, "1 in one go, channels last": 1.0}, ("loop",)),  # too large to be timed by rules
         ({}, ("rule",)),
     ],

@@ -33,7 +33,7 @@ MAX_PROGRAMS = 32
 MAX_KINDS = 256  # of calls whose choice is remembered
 MAX_TIMED = 8  # of such that are timed: sequences of ever other lengths would be timed for ever
 NEAR = 3.0  # times the fastest: what lanes can win back on models one by one
-FORMS = {"rule": "rule", "mixed": "rule", "loop": "loop", "1 in one go": "loop"}
+FORMS = {"rule": "rule", "mixed": "rule", "loop": "loop", "1 in one go": "loop", "single": "loop"}
 
 
 class Calls(Saved):
@@ -154,7 +154,7 @@ class Calls(Saved):
         "rule", or "loop", the models one by one: for what was timed, that is slower by the time that passes around so
         many small ops, or on one of two cores. Lanes may win that back, but not everything.
         """
-        if self.backend != "auto" or self.num_models == 1 or self._seeds is not None:
+        if self.backend != "auto" or self._seeds is not None:
             return ("rule",)
         behind: dict[str, float] = {}  # how many times the fastest, in the choice where it fared best
         for choice in self.choices:
