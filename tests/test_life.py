@@ -263,3 +263,27 @@ def test_without_the_guard_a_plan_stays_whatever_it_costs():
         assert fast.decided
     assert fast.history == ("planned",)
     fast.close()
+
+
+def test_while_eager_has_its_turn_nobody_elses_lanes_are_there():
+    """Their threads would slow down eager's, and the plan would look better than it is."""
+    torch.manual_seed(0)
+    job = zoo.load("mlp", depth=2, width=16, batch_size=4)
+    beside: list[int] = []
+
+    def lanes() -> int:
+        return sum(thread.name.startswith("hocket-") for thread in threading.enumerate())
+
+    def step(batch):
+        until = time.monotonic() + 2.0
+        while lanes() and time.monotonic() < until:
+            time.sleep(0.001)  # a thread that was told to end needs a moment
+        beside.append(lanes())
+        return job.step(batch)
+
+    fast = hocket.schedule(step, job.model, job.optimizer, executor="python")
+    decide(fast, job)
+    several = [candidate for candidate in fast._current.standing.candidates if len(candidate.plan.lanes) > 1]
+    assert several, "there was somebody who had threads"
+    assert set(beside) == {0}
+    fast.close()

@@ -57,6 +57,10 @@ class Ground(ABC):
     def settle(self) -> None:
         """Wait until what has been launched is done."""
 
+    @abstractmethod
+    def rest(self, lanes: Executor) -> None:
+        """After a turn of these lanes, let others have the device as if they were alone."""
+
     @property
     def splits(self) -> bool:
         """Whether a joint backward may be worth taking apart."""
@@ -92,6 +96,11 @@ class Cores(Ground):
 
     def settle(self) -> None:
         """Nothing: on cores a step is over when its call returns."""
+
+    def rest(self, lanes: Executor) -> None:
+        # Where teams have more threads than there are cores, those of libgomp hardly spin: eager would look slow beside
+        # other lanes. And what all contenders keep in memory would add up.
+        lanes.close()
 
     @property
     def splits(self) -> bool:
@@ -151,3 +160,6 @@ class Streams(Ground):
 
     def settle(self) -> None:
         self.backend.synchronize()
+
+    def rest(self, lanes: Executor) -> None:
+        """Nothing: streams that have no work cost nobody anything."""

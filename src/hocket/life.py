@@ -371,6 +371,8 @@ class Life:
                         (found.eager_ms if turn is None else turn.steps_ms).append(took_ms)
                         if turn is not None and turn.co_runs and turn.executor.keeps_time:
                             turn.timelines.append(turn.executor.timeline())
+                    if number == TRIAL_STEPS - 1 and turn is not None:
+                        self._ground.rest(turn.executor)
                     if (round_, turn, number) != (TRIAL_ROUNDS - 1, left[-1], TRIAL_STEPS - 1):
                         batch = yield result
             limit_ms = HOPELESS * min(candidate.rank_ms for candidate in contenders)
