@@ -193,3 +193,28 @@ def test_models_that_hold_the_same_tensors_are_trained_as_one():
     model = mlp()
     places = inventory([model, model], adam(model))
     assert len(places.parameters) == 4
+
+
+def test_what_is_there_now_is_told_in_the_order_of_what_was_saved():
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model(torch.randn(3, 2)).sum().backward()
+    optimizer.step()
+    places, closed_over = inventory(model, optimizer), torch.zeros(3)
+    momentum = next(iter(optimizer.state.values()))["momentum_buffer"]
+    saved = Saved(places, [momentum, closed_over, model[0].weight])
+    names = [name for name, _ in saved.values()]
+    assert [name for name in names if name.startswith("closed over")] == ["closed over 0"], "the others have a place"
+    assert [name for name, _ in saved.current()] == names
+    assert_same(dict(saved.values()).items(), dict(saved.current()).items())
+    closed_over += 1
+    with torch.no_grad():
+        model[0].weight += 1
+    model[0].bias.grad = None
+    now = dict(saved.current())
+    assert torch.equal(now["closed over 0"], torch.ones(3))
+    assert torch.equal(now["0.weight"], model[0].weight)
+    assert now["0.bias.grad"] is None
+    saved.restore()
+    assert torch.equal(closed_over, torch.zeros(3))
+    assert_same(dict(saved.values()).items(), dict(saved.current()).items())

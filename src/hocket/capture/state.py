@@ -272,7 +272,9 @@ class Saved:
         self._entries = [(e, e.get(), e.get().detach().clone()) for e in (*places.parameters, *places.tensors)]
         self._gradients = [(g, g.get(), _copy(g.get())) for g in map(Gradient, places.parameters)]
         self._numbers = [(entry, entry.get()) for entry in places.numbers]
-        self._further = [(tensor, tensor.detach().clone()) for tensor in further]
+        # What a step writes is often at a place, too: once is enough, and a copy of the momenta is not small.
+        known = {id(tensor) for _, tensor, _ in (*self._entries, *self._gradients)}
+        self._further = [(tensor, tensor.detach().clone()) for tensor in further if id(tensor) not in known]
         self._states = [{p: set(s) for p, s in o.state.items() if isinstance(s, dict)} for o in places.optimizers]
         self._random = torch.get_rng_state()
         self._cuda = {d: torch.cuda.get_rng_state(d) for d in sorted(_cuda_devices(self._entries))}
@@ -308,6 +310,15 @@ class Saved:
         yield from ((gradient.name, value) for gradient, _, value in self._gradients)
         yield from ((entry.name, number) for entry, number in self._numbers)
         yield from ((f"closed over {place}", value) for place, (_, value) in enumerate(self._further))
+
+    def current(self) -> Iterator[tuple[str, Any]]:
+        """What is at these places now, by name and in the order of `values`; no copies."""
+        yield from ((entry.name, entry.get().detach()) for entry, _, _ in self._entries)
+        for gradient, _, _ in self._gradients:
+            tensor = gradient.get()
+            yield gradient.name, None if tensor is None else tensor.detach()
+        yield from ((entry.name, entry.get()) for entry, _ in self._numbers)
+        yield from ((f"closed over {place}", tensor.detach()) for place, (tensor, _) in enumerate(self._further))
 
 
 def _copy(tensor: torch.Tensor | None) -> torch.Tensor | None:
