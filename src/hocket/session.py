@@ -304,8 +304,8 @@ def schedule(
     Returns:
         A `Schedule`, called like the step. The first calls (about 40 to 60, twice as many where fused models may go by
         rules or one by one) are ordinary training steps that capture, verify, profile and try; ``verdict`` then says
-        what runs and why. When the step time later drifts, the step is
-        profiled and tried again; ``history`` has all verdicts.
+        what runs and why. When the step time later drifts, the step is profiled and tried again; ``history`` has all
+        verdicts.
 
     Example:
         >>> fast = hocket.schedule(step, model, optimizer)  # doctest: +SKIP
