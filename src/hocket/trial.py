@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from hocket.capture.forms import in_form
 from hocket.errors import HocketError
 from hocket.execute import executor
 from hocket.ir import Timeline
@@ -107,11 +108,13 @@ def try_out(
         return Trial(_unplanned(job, fast, [*eager_ms, *planned_ms]), fast, {})
     batches = list(itertools.islice(following, VERIFIED_STEPS))
     width = max(lane.width for lane in candidate.plan.lanes)
-    found, _ = verify(candidate.captured, planned, batches, width=width)
+    with in_form(candidate.captured.trace.places, candidate.form):
+        found, _ = verify(candidate.captured, planned, batches, width=width)
     comparison = compare(job.name or "step", fast, eager_ms, planned_ms, found)
     notes = [f"compared with eager at {width} thread(s) over {found.steps} steps: parameters, buffers, state, loss"]
     if width != torch.get_num_threads():
-        other, _ = verify(candidate.captured, planned, batches)
+        with in_form(candidate.captured.trace.places, candidate.form):
+            other, _ = verify(candidate.captured, planned, batches)
         notes.append(
             f"against eager at {torch.get_num_threads()} threads the largest difference is {other.max_abs_diff:.3g} "
             f"({other.relative:.1g} relative): what another number of threads does to sums"

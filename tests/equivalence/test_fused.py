@@ -13,7 +13,7 @@ from torch import nn
 
 import hocket
 from equivalence.compare import Planned, assert_same, check_twins, everything, named_leaves, twins
-from hocket import life
+from hocket import life, trial
 from hocket.execute.native import available
 from hocket.fuse.choose import Choice
 from hocket.job import Job
@@ -419,3 +419,22 @@ def test_a_form_whose_capture_differs_from_its_own_eager_step_is_left_out(monkey
     assert list(settled._forms) == ["rule"]
     assert fast.difference.equal
     fast.close()
+
+
+def test_a_trial_compares_a_plan_with_eager_of_its_own_form(monkeypatch):
+    """Among them are tensors of rounding noise, which differ from form to form."""
+    seen = []
+    usual = trial.verify
+
+    def verify(captured, run, batches, **options):
+        seen.append(made.model._hocket_form)
+        return usual(captured, run, batches, **options)
+
+    made = formed()
+    monkeypatch.setattr(trial, "verify", verify)
+    result = trial.try_out(made, planner="serial", runs=2, strict=True)
+    assert seen
+    assert set(seen) == {result.fast.candidate.form}
+    assert seen[0] in ("rule", "loop")
+    assert made.model._hocket_form is None
+    result.fast.close()
