@@ -86,9 +86,8 @@ def test_what_was_chosen_before_does_not_stand_in_the_way_of_a_form(monkeypatch)
     assert len(array.choices) == chosen
 
 
-def test_a_copy_keeps_no_form_but_its_own():
+def test_a_copy_made_meanwhile_is_asked_for_no_form():
     array = make(backend="auto")
     array._hocket_form = "loop"
-    other = copy.deepcopy(array)
-    array._hocket_form = None
-    assert other._hocket_form == "loop"
+    assert copy.deepcopy(array)._hocket_form is None
+    assert array._hocket_form == "loop"

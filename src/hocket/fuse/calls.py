@@ -287,6 +287,7 @@ class Calls(Saved):
         state = dict(self.__dict__)
         state |= {name: {} for name in ("_programs", "_chosen", "_ready", "_won", "_per_model")}
         state["gradient_memory"] = GradientMemory()
+        state["_hocket_form"] = None  # it was asked of this array, for as long as somebody captures it
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
