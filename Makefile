@@ -40,23 +40,22 @@ format: install  ## format in place, and mend what ruff can mend
 	$(BIN)/ruff check --fix-only --quiet
 	$(BIN)/ruff format
 
-# With another PY nothing is installed: the sources are read from src. Under nine minutes: 150 s for the tests, 360 s for
-# all benches together, which write what they measured and name what they had no time for. The benches run even if a test
-# fails; the status is that of both.
-gpu: $(if $(filter $(BIN)/python,$(PY)),install)  ## tests and benches on a GPU, results in bench/results/gpu.json; PY=python3 for a python that has torch
-	mkdir -p bench/results
-	failed=0; export PYTHONPATH=src; \
+# With another PY nothing is installed: the sources are read from src and benchmarks. Under nine minutes: 150 s for the
+# tests, 360 s for all benches together, which write what they measured and name what they had no time for. The benches
+# run even if a test fails; the status is that of both.
+gpu: $(if $(filter $(BIN)/python,$(PY)),install)  ## tests and benches on a GPU, results in benchmarks/results/gpu.json; PY=python3 for a python that has torch
+	failed=0; export PYTHONPATH=src:.; \
 	timeout --kill-after=10 150 $(PY) -m pytest tests/gpu || failed=$$?; \
 	if $(PY) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then \
-		$(PY) -m hocket bench gpu --budget-s 360 -o bench/results/gpu.json || failed=$$?; \
+		$(PY) -m benchmarks gpu --budget-s 360 -o benchmarks/results/gpu.json || failed=$$?; \
 	else echo "no GPU: nothing is measured"; fi; \
 	exit $$failed
 
 bench: install  ## planned against eager, side by side, on this machine
-	$(BIN)/hocket bench overhead
-	$(BIN)/hocket bench concurrency --quick
-	$(BIN)/hocket bench manycore --quick
+	$(BIN)/python -m benchmarks overhead
+	$(BIN)/python -m benchmarks concurrency --quick
+	$(BIN)/python -m benchmarks manycore --quick
 
 clean:  ## remove what was built and cached; .venv stays
 	rm -rf build dist src/*.egg-info .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
-	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import sys
@@ -22,6 +23,12 @@ else:
     settings.register_profile("default", quiet)
     settings.register_profile("ci", quiet, derandomize=True, max_examples=50, print_blob=True)
     settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+def pytest_collection_finish() -> None:
+    """What collecting has made (torch, thousands of tests) stays: a collection of garbage need not look through it."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -281,7 +281,7 @@ def shared_core_simulation(
 
 
 def placement_faults(instance, placed, wait_us: float = 0.0, apart=None) -> list[str]:
-    """How placements of moldable ops (see `hocket.plan.moldable`) break the rules; empty if they do not.
+    """How placements of moldable ops (see `hocket.planning.moldable`) break the rules; empty if they do not.
 
     Each op once, for as long as its width says; nobody on a core that another has; after all it waits for, and later
     by `wait_us` than what ran on another lane, be it waited for or on the same core; never beside one it is kept
@@ -392,7 +392,8 @@ def naive_gpu_simulation(graph: Graph, plan: Plan, costs: Costs, machine: Machin
                     mine[at] = max(0.0, mine[at] - rate[op] * asked)
             if rate[op]:
                 started.setdefault(op, now_us)
-        done = [op for op in running if rate[op] and left[op] <= 1e-9]
+        # What has nothing left is over, even if another one takes its place at this very moment.
+        done = [op for op in running if op in started and left[op] <= 1e-9]
         if done:
             for op in done:
                 ended[op] = now_us

@@ -21,8 +21,8 @@ def modules(*packages: str) -> list[str]:
     "name",
     [
         "hocket.errors",
-        "hocket.profile.gpu",
-        *modules("hocket.ir", "hocket.plan", "hocket.check", "hocket.simulate", "hocket.adapt"),
+        "hocket.profiling.gpu",
+        *modules("hocket.ir", "hocket.planning", "hocket.checking", "hocket.simulation", "hocket.adaptation"),
     ],
 )
 def test_examples(name):

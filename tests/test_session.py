@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
+import re
 import threading
 from collections.abc import Callable, Iterator
 
@@ -11,12 +14,14 @@ import torch
 from torch import nn
 
 import hocket
-from execute.probe import KINDS, looks, meanwhile, probing_job
+from execution.probe import KINDS, forget, meanwhile, probing_job
 from hocket import zoo
+from hocket.autotune.admission import WATCHED_STEPS
+from hocket.autotune.verification import differ
 from hocket.errors import CaptureError, ExecutionError, InputError
-from hocket.verify import differ
+from hocket.session import MAX_VARIANTS
 
-# More calls than any life takes until its verdict.
+# More calls than any variant takes until its verdict.
 MANY = 200
 
 
@@ -36,8 +41,7 @@ def state(job: hocket.Job) -> list[tuple[str, torch.Tensor]]:
 @pytest.fixture(autouse=True)
 def _nothing_meanwhile() -> Iterator[None]:
     yield
-    meanwhile.clear()
-    looks.clear()
+    forget()
 
 
 def decide(fast: hocket.Schedule, job: hocket.Job) -> int:
@@ -47,6 +51,16 @@ def decide(fast: hocket.Schedule, job: hocket.Job) -> int:
         if fast.decided:
             return number + 1
     raise AssertionError(f"no verdict after {MANY} steps")
+
+
+def pass_audits(fast: hocket.Schedule, job: hocket.Job) -> None:
+    """Call until the next planned step is not compared with eager (see `hocket.autotune.audit`)."""
+    for _ in range(MANY):
+        audit = fast._current._auditor.audit
+        if not fast.decided or audit.num_steps + 1 < audit.due:
+            return
+        fast(job.batch(0))
+    raise AssertionError(f"each of {MANY} steps was audited")
 
 
 @pytest.mark.parametrize("planner", ["auto", "serial", "list"])
@@ -106,18 +120,22 @@ def test_what_cannot_be_captured_stays_eager_with_a_reason() -> None:
         return loss
 
     fast = hocket.schedule(step, model, optimizer)
-    before = model.weight.detach().clone()
-    fast(torch.randn(8, 4))
-    assert not torch.equal(before, model.weight)
-    assert fast.decided
-    assert fast.verdict == "eager"
-    assert "test_session.py" in fast.why
-    fast(torch.randn(8, 4))
+    for number in range(1, 7):
+        before = model.weight.detach().clone()
+        fast(torch.randn(8, 4))
+        assert not torch.equal(before, model.weight)
+        assert fast.decided == (number > WATCHED_STEPS)
+        assert fast.verdict == "eager"
+    assert re.search(r"could not be captured: .*test_session\.py:\d+ .*data-dependent", fast.why)
     with pytest.raises(InputError, match="there is no plan"):
         _ = fast.plan
     strict = hocket.schedule(step, model, optimizer, strict=True)
+    for _ in range(WATCHED_STEPS):
+        strict(torch.randn(8, 4))
+    before = model.weight.detach().clone()
     with pytest.raises(CaptureError, match=r"test_session\.py:\d+ .*data-dependent"):
         strict(torch.randn(8, 4))
+    assert torch.equal(before, model.weight), "it was not made, and can be made otherwise"
 
 
 def test_a_new_shape_is_captured_again_and_remembered() -> None:
@@ -160,8 +178,9 @@ def test_an_error_in_the_step_reaches_the_caller_and_the_schedule_survives() -> 
     _, job = twin()
     fast = hocket.schedule(job.step, job.model, job.optimizer, planner="serial", guard=False)
     inputs, targets = job.batch(0)
-    for number in range(15):
-        fast(job.batch(number))
+    decide(fast, job)
+    fast(job.batch(0))
+    pass_audits(fast, job)
     wrong = targets.clone()
     wrong[0] = 10_000
     with pytest.raises(IndexError) as caught:
@@ -261,9 +280,11 @@ def test_shapes_that_never_settle_end_eager_and_say_so() -> None:
     fast = hocket.schedule(step, model, optimizer)
     for size in range(1, 20):
         fast(torch.randn(size, 4))
-    assert fast.decided
+        assert fast.decided == (size > MAX_VARIANTS)
     assert fast.verdict == "eager"
-    assert "captured 8 times" in fast.why
+    assert fast.why == (
+        f"it was watched for {MAX_VARIANTS} variants of its state and batch, and its shapes or modes still change"
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -294,6 +315,7 @@ def test_an_op_that_raises_is_named_with_its_layer_wherever_the_step_is_in_its_l
         fast(job.batch(0))
     assert fast.decided == (calls == 50)
     for _ in range(2):
+        pass_audits(fast, job)
         with pytest.raises(IndexError, match="out of range") as caught:
             fast((torch.tensor([0, 2, 7, 1]),))
         notes = getattr(caught.value, "__notes__", [])
@@ -433,3 +455,97 @@ def test_bad_arguments_are_named() -> None:
         hocket.schedule(None, job.model, job.optimizer)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="optimizer: expected"):
         hocket.schedule(job.step, job.model, job.model)
+
+
+def test_a_schedule_is_a_context_and_says_what_it_is():
+    _, job = twin()
+    with hocket.schedule(job.step, job.model, job.optimizer, planner="serial") as fast:
+        assert "not decided yet" in repr(fast)
+        decide(fast, job)
+        assert str(fast.verdict) in repr(fast)
+        assert fast.decision.kind == fast.verdict
+        assert fast.decision.low <= fast.decision.speedup <= fast.decision.high
+    fast(job.batch(0))  # closed lanes begin anew
+
+
+def test_a_copy_of_its_owner_shares_it_and_it_is_never_pickled():
+    _, job = twin()
+    fast = hocket.schedule(job.step, job.model, job.optimizer)
+    assert copy.deepcopy({"step": fast})["step"] is fast
+    with pytest.raises(TypeError, match="belongs to its process"):
+        pickle.dumps(fast)
+
+
+def test_parameters_for_a_model_are_refused_with_a_hint():
+    _, job = twin()
+    with pytest.raises(InputError, match=r"expected a torch.nn.Module, got generator; give the model itself"):
+        hocket.schedule(job.step, job.model.parameters(), job.optimizer)
+
+
+@pytest.mark.parametrize("guard", [True, False])
+def test_a_step_takes_what_arguments_it_likes(guard):
+    def made():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+        def step(x, y, *, weight=1.0, mask=None):
+            optimizer.zero_grad()
+            out = model(x) if mask is None else model(x) * mask
+            loss = weight * nn.functional.mse_loss(out, y)
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        return model, optimizer, step
+
+    model, optimizer, step = made()
+    twin_model, _, twin_step = made()
+    machine = hocket.Machine.of(cores=1)
+    with hocket.schedule(step, model, optimizer, guard=guard, planner="serial", machine=machine) as fast:
+        for number in range(90):
+            x, y = torch.randn(3, 4), torch.randn(3, 2)
+            given = {"weight": 1.0 + number % 3} if number % 2 else {"y": y, "mask": torch.ones(3, 1)}
+            args = (x, y) if number % 2 else (x,)
+            assert torch.equal(fast(*args, **given), twin_step(*args, **given))
+        assert all(map(torch.equal, model.parameters(), twin_model.parameters()))
+        assert guard or fast.verdict == "planned", fast.why
+        with pytest.raises(TypeError, match="missing 1 required positional argument: 'y'"):
+            fast(torch.randn(3, 4))
+
+
+def test_a_step_without_arguments_is_called_without():
+    model = nn.Linear(3, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.randn(2, 3)
+
+    def step():
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    fast = hocket.schedule(step, model, optimizer, guard=False, machine=hocket.Machine.of(cores=1))
+    losses = [fast().item() for _ in range(30)]
+    assert fast.verdict == "planned", fast.why
+    assert losses == sorted(losses, reverse=True)
+
+
+def test_progress_is_told_stage_by_stage_and_a_callback_may_raise(caplog):
+    _, job = twin()
+    told: list[tuple[str, int]] = []
+    fast = hocket.schedule(
+        job.step, job.model, job.optimizer, planner="serial", on_progress=lambda *news: told.append(news)
+    )
+    calls = decide(fast, job)
+    assert len(told) == calls
+    assert [number for _, number in told[1:]] == list(range(1, calls)), "counted anew where there is a new variant"
+    assert list(dict.fromkeys(stage for stage, _ in told)) == ["watch", "verify", "profile", "compare"]
+
+    def fail(stage, number):
+        raise ValueError(f"no more after {number}")
+
+    fast = hocket.schedule(job.step, job.model, job.optimizer, planner="serial", on_progress=fail)
+    decide(fast, job)
+    assert caplog.text.count("on_progress raised ValueError: no more after 1") == 1

@@ -9,22 +9,26 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from hocket import errors
-from hocket.capture import capture
-from hocket.check import check
-from hocket.fuse import fuse
+from hocket.adaptation import DriftLimits
+from hocket.checking import check
+from hocket.fusion import fuse
 from hocket.ir import Costs, Graph, Machine, Plan, Timeline
 from hocket.job import Job
-from hocket.plan import Bounds, bounds, efficiency, plan
-from hocket.profile import profile
-from hocket.simulate import simulate
+from hocket.planning import Bounds, bounds, efficiency, plan, planners
+from hocket.profiling import profile
+from hocket.simulation import simulate
+from hocket.tracing import capture
 
 if TYPE_CHECKING:
-    from hocket.fuse import lr_scheduler, optim
-    from hocket.session import Schedule, Verdict, schedule
+    from hocket.autotune.decision import Decision, Verdict
+    from hocket.fusion import lr_scheduler, optim
+    from hocket.session import Schedule, schedule
 
 __all__ = [
     "Bounds",
     "Costs",
+    "Decision",
+    "DriftLimits",
     "Graph",
     "Job",
     "Machine",
@@ -41,6 +45,7 @@ __all__ = [
     "lr_scheduler",
     "optim",
     "plan",
+    "planners",
     "profile",
     "schedule",
     "simulate",
@@ -50,10 +55,10 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("schedule", "Schedule", "Verdict"):
+    if name in ("schedule", "Schedule", "Decision", "Verdict"):
         from hocket import session
 
         return getattr(session, name)
     if name in ("optim", "lr_scheduler"):
-        return importlib.import_module(f"hocket.fuse.{name}")
+        return importlib.import_module(f"hocket.fusion.{name}")
     raise AttributeError(f"module 'hocket' has no attribute {name!r}")

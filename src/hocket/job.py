@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hocket.errors import InputError
@@ -51,6 +51,7 @@ class Job:
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
     batches: Iterable[Any]
     name: str = ""
+    _reader: _Reader = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not callable(self.step):
@@ -60,6 +61,7 @@ class Job:
         _check_batches(self.batches)
         if not isinstance(self.name, str):
             raise InputError(f"Job.name: expected a string, got {_kind(self.name)}")
+        object.__setattr__(self, "_reader", _Reader(self.batches))
 
     @property
     def models(self) -> tuple[torch.nn.Module, ...]:
@@ -74,23 +76,47 @@ class Job:
     def batch(self, index: int) -> Any:
         """The batch for step ``index`` (0, 1, 2, ...), starting over after the last one.
 
-        Batches that can only be iterated are read from their beginning each time, and in whatever order they
-        then come (a shuffling ``DataLoader`` shuffles again): give a list where that matters.
+        Batches that can only be iterated are read on from the last one that was asked for; an earlier one, and the
+        end of them, begins anew (a shuffling ``DataLoader`` shuffles again): give a list where that matters.
         """
         if index < 0:
             raise InputError(f"Job.batch: expected an index of 0 or more, got {index}")
         batches: Any = self.batches
-        length = _length(batches)
-        position = index if length is None else index % length
-        if length is not None and hasattr(batches, "__getitem__"):
-            return batches[position]
-        count = 0
-        for count, batch in enumerate(batches, start=1):
-            if count == position + 1:
-                return batch
-        if count == 0:
-            raise InputError("Job.batches: there is no batch left to read")
-        return self.batch(position % count)
+        if (length := _length(batches)) and hasattr(batches, "__getitem__"):
+            return batches[index % length]
+        return self._reader.read(index)
+
+
+class _Reader:
+    """Batches that can only be iterated, by their number. One iterator is kept, and read on."""
+
+    def __init__(self, batches: Iterable[Any]) -> None:
+        self._batches = batches
+        self._length = _length(batches)
+        self._iterator: Iterator[Any] | None = None
+        self._num_read = 0
+        self._last: Any = None
+
+    def read(self, index: int) -> Any:
+        position = index if self._length is None else index % self._length
+        if self._iterator is not None and self._num_read == position + 1:
+            return self._last
+        if self._iterator is None or self._num_read > position:
+            self._begin()
+        while True:
+            for batch in self._iterator:  # type: ignore[union-attr]
+                self._num_read += 1
+                self._last = batch
+                if self._num_read == position + 1:
+                    return batch
+            if not self._num_read:
+                raise InputError("Job.batches: there is no batch left to read")
+            self._length = self._num_read
+            position = index % self._length
+            self._begin()
+
+    def _begin(self) -> None:
+        self._iterator, self._num_read, self._last = iter(self._batches), 0, None
 
 
 def _as_tuple(value: Any) -> tuple[Any, ...]:

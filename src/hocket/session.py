@@ -1,7 +1,8 @@
 """`hocket.schedule`: the one place that joins capture, profile, plan, check and execute.
 
 A schedule is called like the step. It tells calls apart by what a graph would be good for (the shapes of the batch, the
-modes of the modules), and each such signature goes through a life of its own (see `hocket.life`) and is remembered.
+modes of the modules) and, among calls of one signature, by the Python state that the step reads. Each such variant is
+searched by itself (see `hocket.autotune.variant`) and remembered.
 """
 
 from __future__ import annotations
@@ -17,28 +18,31 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import torch
-
-from hocket.adapt import CoRun, DriftLimits
-from hocket.capture.captured import Captured, signature_of
-from hocket.capture.state import inventory
+from hocket.adaptation import CoRun, DriftLimits
+from hocket.arguments import packed, spreading
+from hocket.autotune.candidate import Candidate, Setting
+from hocket.autotune.decision import Decision, Verdict
+from hocket.autotune.variant import Variant
+from hocket.autotune.verification import Difference
 from hocket.errors import ExecutionError, InputError, StaleCaptureError
-from hocket.execute import EXECUTORS, foreign
-from hocket.ir import Costs, Graph, Machine, Plan, Span, Timeline
-from hocket.life import Candidate, Life, Setting, Verdict
-from hocket.plan import Bounds, bounds, efficiency, planners
-from hocket.report import Comparison, Sample, write_report
-from hocket.verify import Difference
+from hocket.execution import EXECUTORS, foreign
+from hocket.interrupts import native_holders
+from hocket.ir import Costs, Graph, Machine, Plan, Timeline
+from hocket.planning import Bounds, planners
+from hocket.reporting import Comparison, write_report
+from hocket.summary import bounds_of, comparison_of, notes_of
+from hocket.tracing.captured import Captured, signature_of
+from hocket.tracing.purity import PurityWatch, named
+from hocket.tracing.state import inventory
 
-__all__ = ["Candidate", "Schedule", "Verdict", "schedule"]
+__all__ = ["Candidate", "Decision", "Schedule", "Verdict", "schedule"]
 
-log = logging.getLogger("hocket")
+log = logging.getLogger(__name__)
 
-# A step whose shapes never settle would be captured for ever.
-MAX_CAPTURES = 8
-
-# Pairs of ops that a report names, of those that ran side by side and gained most.
-REPORTED_PAIRS = 5
+# A step whose shapes, or whose state, never settle would be captured for ever.
+MAX_VARIANTS = 8
+# Kinds of batches of which a schedule remembers the plain values.
+MAX_MET = 1000
 
 
 class Schedule:
@@ -53,7 +57,7 @@ class Schedule:
 
     def __init__(
         self,
-        step: Callable[[Any], Any],
+        step: Callable[..., Any],
         model: Any,
         optimizer: Any,
         *,
@@ -62,6 +66,7 @@ class Schedule:
         strict: bool = False,
         machine: Machine | None = None,
         executor: str = "auto",
+        on_progress: Callable[[str, int], object] | None = None,
         clock: Callable[[], float] = perf_counter,
         drift: DriftLimits | None = None,
     ) -> None:
@@ -79,94 +84,176 @@ class Schedule:
         self._places = inventory(model, optimizer)
         self._versions = self._places.versions()
         limits = drift or DriftLimits()
+        watch = PurityWatch(step, (*self._places.models, *self._places.optimizers))
         self._setting = Setting(
-            step, model, optimizer, self._places, planner, guard, strict, self.machine, executor, clock, limits
+            step=spreading(step),
+            model=model,
+            optimizer=optimizer,
+            places=self._places,
+            watch=watch,
+            planner=planner,
+            guard=guard,
+            strict=strict,
+            machine=self.machine,
+            executor=executor,
+            clock=clock,
+            drift=limits,
+            on_progress=on_progress,
         )
-        self._lives: dict[Any, Life] = {}
-        self._current = Life(self._setting)
-        self._last: Any = None
-        self._moved_on: set[Any] = set()
-        self._captures = 0
+        self._variants: dict[Any, list[Variant]] = {}
+        self._current = Variant(self._setting)
+        self._last_resort: Variant | None = None  # runs what comes when there are too many variants
+        self._num_lost = 0  # variants whose capture was one of the past before it was verified
+        self._met: dict[Any, Any] = {}  # plain values of the first batch of each kind
         self._busy = threading.Lock()
+        self._failed = False  # the last call raised
+        self._has_plan = False  # some variant was captured
+        self._held = False
+        self._hold, self._release = native_holders()
 
-    def __call__(self, batch: Any) -> Any:
-        """One training step.
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """One training step, called as the user's own is.
 
         Raises:
             ExecutionError: the step is running already, in another thread or further up in this one.
             Exception: whatever the step raises, from a planned op with the op and its layer in a note.
         """
-        if not self._busy.acquire(blocking=False):
-            raise ExecutionError("this step is already running; give each thread a schedule of its own")
+        # A Ctrl-C waits until the step is whole (a second one does not).
+        held = self._hold()
         try:
-            return self._run(batch)
+            if not self._busy.acquire(blocking=False):
+                raise ExecutionError("this step is already running; give each thread a schedule of its own")
+            self._held = held
+            try:
+                return self._run(packed(args, kwargs))
+            finally:
+                held = self._held
+                self._busy.release()
         finally:
-            self._busy.release()
+            if held:
+                self._release()
 
     def _run(self, batch: Any) -> Any:
+        if self._current.is_final and not self._has_plan:
+            return self._live(self._current, batch)  # one variant was refused before any was planned: eager for good
         if self._places.versions() != self._versions:
             self._look_around()
-        key = signature_of(self._places, batch)
-        life = self._lives.get(key)
-        last, self._last = self._last, key
-        if life is None and key in self._moved_on and key != last:
-            # It was followed by another kind last time (there are no gradients yet, as after a step that failed): that
-            # is not worth a capture, unless it comes again at once.
-            return self.step(batch)
-        life = self._current = life or self._new_life(key)
+        live = self._setting.watch.live_leaves
         try:
-            return self._live(life, key, batch)
-        except StaleCaptureError:
-            # A number that the step branches on has crossed its threshold: this graph is of the past.
-            self._forget(life)
-            life = self._current = self._new_life(key)
-            return self._live(life, key, batch)
+            key = signature_of(self._places, batch, live)
+        except KeyError:
+            key = self._signature_anew(batch)  # a parameter goes by another name now, or is gone
+        if key not in self._variants and self._find_live_leaves(key):
+            key = signature_of(self._places, batch, live)
+        failed, self._failed = self._failed, False
+        if failed and self._has_plan and not any(variant.captured for variant in self._variants.get(key, ())):
+            return self._setting.step(batch)  # a step that failed has left no gradients; that is not worth a capture
+        variants = self._variants.get(key, [])
+        for variant in variants:
+            if not variant.fits(batch):
+                continue
+            try:
+                return self._live(variant, batch)
+            except StaleCaptureError:
+                # A number that the step branches on has crossed its threshold: this graph is of the past.
+                if not variant.settled:
+                    self._num_lost += variant.captured is not None
+                    self._forget(variant)
+        return self._live(self._another(key, batch), batch)
+
+    def _signature_anew(self, batch: Any) -> Any:
+        self._places = inventory(self._setting.model, self._setting.optimizer)
+        self._setting = replace(self._setting, places=self._places)
+        return signature_of(self._places, batch, self._setting.watch.live_leaves)
+
+    def _find_live_leaves(self, key: Any) -> bool:
+        """Whether a batch that was met differs from one of this signature by numbers only: they are read anew then."""
+        shape, values = (*key[:2], *key[3:], tuple(kind for kind, _ in key[2])), key[2]
+        if len(self._met) > MAX_MET:
+            self._met.clear()
+        before = self._met.setdefault(shape, values)
+        if before == values or not self._setting.watch.follows_numbers:
+            return False
+        known = self._setting.watch.live_leaves
+        moved = [n for n, (a, b) in enumerate(zip(before, values, strict=True)) if a != b and n not in known]
+        if not moved or not all(values[n][0] in (int, float) for n in moved):
+            return False
+        self._setting.watch.live_leaves.update(moved)
+        self.close()
+        self._variants.clear()
+        return True
 
     def _look_around(self) -> None:
         """Models were dropped, refilled or frozen: every tensor may be another one, and no graph stands any more."""
         self.close()
-        self._lives.clear()
-        self._moved_on.clear()
+        self._variants.clear()
+        self._last_resort = None
         self._places = inventory(self._setting.model, self._setting.optimizer)
         self._versions = self._places.versions()
         self._setting = replace(self._setting, places=self._places)
 
-    def _live(self, life: Life, key: Any, batch: Any) -> Any:
-        first = life.captured is None and not life.settled
+    def _live(self, variant: Variant, batch: Any) -> Any:
+        self._current = variant
+        if self._held and variant.is_eager:
+            self._held = False
+            self._release()
         try:
-            result = life(batch)
+            result = variant(batch)
+            self._has_plan = self._has_plan or variant.captured is not None
+            return result
+        except StaleCaptureError:
+            raise
         except BaseException:
             # The step itself failed, or was interrupted; if that was on the way to a verdict, begin anew next time.
-            if not life.settled:
-                self._forget(life)
+            self._failed = True
+            if not variant.settled:
+                self._forget(variant)
             raise
-        if first:
-            self._captures += 1
-            if life.captured is not None:
-                # The first step may have left gradients where there were none; the next call finds what was captured.
-                if life.captured.signature != key:
-                    self._moved_on.add(key)
-                    self._lives.pop(key, None)
-                self._lives[life.captured.signature] = life
-        return result
 
-    def _new_life(self, key: Any) -> Life:
-        often = f"the step was captured {MAX_CAPTURES} times and its shapes or modes still change"
-        life = self._lives[key] = Life(
-            self._setting,
-            refused=often if self._captures >= MAX_CAPTURES else "",
-            capture_first=key in self._moved_on,
-        )
-        return life
+    def _another(self, key: Any, batch: Any) -> Variant:
+        """A new variant, where none of those of this signature stands for the step as it is."""
+        variants = self._variants.get(key, [])
+        if variants and variants[-1].renew():
+            return variants[-1]
+        place = self._what_changed(variants)
+        key = self._signature_anew(batch)
+        if sum(map(len, self._variants.values())) + self._num_lost >= MAX_VARIANTS:
+            if self._last_resort is None:
+                what = f"{place} still changes" if place else "its shapes or modes still change"
+                reason = f"it was watched for {MAX_VARIANTS} variants of its state and batch, and {what}"
+                self._last_resort = Variant(self._setting, refused=reason)
+            return self._last_resort
+        variant = Variant(self._setting)
+        self._variants.setdefault(key, []).append(variant)
+        return variant
 
-    def _forget(self, life: Life) -> None:
-        self._lives = {key: other for key, other in self._lives.items() if other is not life}
-        life.close()
+    def _what_changed(self, variants: list[Variant]) -> str:
+        """Which state keeps the last of these from standing for the step; numbers are read anew from now on."""
+        variant, guards = (variants[-1], variants[-1].guards) if variants else (None, None)
+        if variant is None or guards is None:
+            return ""
+        changes = guards.changes()
+        if changes and not self._setting.watch.note_moving(changes):
+            self._forget(variant)  # the next capture stands for every value of these numbers
+        return named(changes)
+
+    def _forget(self, variant: Variant) -> None:
+        for key, variants in list(self._variants.items()):
+            if variant in variants:
+                variants.remove(variant)
+                if not variants:
+                    del self._variants[key]
+        variant.close()
+
+    @property
+    def decision(self) -> Decision:
+        """The last decision for the batches of the last call's shape, with what it stands on."""
+        return self._current.decision
 
     @property
     def verdict(self) -> Verdict:
         """``"planned"`` or ``"eager"`` for the batches of the last call's shape; ``.why`` tells the reason."""
-        return self._current.standing.verdict
+        return self._current.decision.verdict
 
     @property
     def why(self) -> str:
@@ -186,7 +273,7 @@ class Schedule:
     @property
     def candidate(self) -> Candidate | None:
         """The plan that is run, or would be the best one to run; None before there is a verdict."""
-        return self._current.standing.candidate
+        return self._current.decision.candidate
 
     @property
     def captured(self) -> Captured:
@@ -206,14 +293,18 @@ class Schedule:
 
     @property
     def co_runs(self) -> tuple[CoRun, ...]:
-        """Pairs of ops that ran side by side in the contest, as measured; those that lost most by it first."""
-        return self._current.standing.co_runs
+        """Pairs of ops that ran side by side in the comparison, as measured; those that lost most by it first."""
+        return self._current.decision.co_runs
+
+    @property
+    def current_machine(self) -> Machine:
+        """What plans for the last call's shape run on: cores, or one GPU."""
+        return self._current.machine
 
     @property
     def bounds(self) -> Bounds:
         """Between which times any plan of this graph lies, by the measured costs."""
-        found = self._found()
-        return bounds(found.captured.graph, found.costs, self.machine)
+        return bounds_of(self._found(), self._current.machine)
 
     @property
     def difference(self) -> Difference | None:
@@ -225,17 +316,16 @@ class Schedule:
         return self._found().executor.timeline()
 
     def comparison(self, target: str = "step") -> Comparison:
-        """Eager and planned side by side, from the steps of the contest."""
-        found, eager_ms = self._found(), self._current.standing.eager_ms
-        if not eager_ms or not found.steps_ms:
-            raise InputError("no contest has been run yet: it follows the profiling steps, and needs guard=True")
-        return compare(target, self, eager_ms, found.steps_ms, self.difference)
+        """Eager and planned side by side, from the steps that the decision stands on."""
+        if not self.decision.eager_ms or not self._found().steps_ms:
+            raise InputError("nothing has been compared yet: that follows the profiling steps, and needs guard=True")
+        return comparison_of(target, self.decision, self._current.machine, self.difference)
 
     def report(self, directory: str | os.PathLike[str]) -> Mapping[str, Path]:
         """Write the page, the trace, the drawing and all files behind them into `directory`."""
         found = self._found()
         limits = self.bounds
-        contested = bool(self._current.standing.eager_ms and found.steps_ms)
+        contested = bool(self._current.decision.eager_ms and found.steps_ms)
         return write_report(
             Path(directory),
             title="Hocket report",
@@ -252,23 +342,30 @@ class Schedule:
     @property
     def notes(self) -> tuple[str, ...]:
         """What a report adds in words: earlier verdicts, and how pairs of ops fared side by side."""
-        lines = [f"before that: {verdict}, because {verdict.why}" for verdict in self.history[-2::-1]]
-        bad = [pair for pair in self.co_runs if pair.interfered]
-        good = [pair for pair in reversed(self.co_runs) if pair.faster_together][:REPORTED_PAIRS]
-        for words, pairs in (("faster side by side", good), ("interfered", bad[:REPORTED_PAIRS])):
-            lines += [
-                f"{words}: {pair.first} and {pair.second}, together for {pair.overlap_us:.0f} us that take "
-                f"{pair.in_turn_us:.0f} us in turn"
-                for pair in pairs
-            ]
-        if len(bad) > REPORTED_PAIRS:
-            lines.append(f"interfered: {len(bad) - REPORTED_PAIRS} further pairs")
-        return tuple(lines)
+        return notes_of(self.decision, self.history)
+
+    def __enter__(self) -> Schedule:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        name = getattr(self.step, "__qualname__", type(self.step).__name__)
+        state = f"{self.verdict}: {self.why}" if self.decided else self.why
+        return f"<hocket schedule of {name}, {state}>"
+
+    def __deepcopy__(self, memo: Any) -> Schedule:
+        return self  # as a function: it trains its own model, whoever copies its owner
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a schedule belongs to its process: pickle model and optimizer, and schedule the step again")
 
     def close(self) -> None:
         """End the lanes' threads."""
-        for life in self._lives.values():
-            life.close()
+        for variants in self._variants.values():
+            for variant in variants:
+                variant.close()
 
     def _found(self) -> Candidate:
         found = self.candidate
@@ -278,7 +375,7 @@ class Schedule:
 
 
 def schedule(
-    step: Callable[[Any], Any],
+    step: Callable[..., Any],
     model: Any,
     optimizer: Any,
     *,
@@ -287,19 +384,22 @@ def schedule(
     strict: bool = False,
     machine: Machine | None = None,
     executor: str = "auto",
+    on_progress: Callable[[str, int], object] | None = None,
 ) -> Schedule:
     """Make a training step use everything the machine has, without changing what it computes.
 
     Args:
-        step: ``step(batch) -> loss``, the user's own, unchanged. It must do its work in tensors: what it prints or
-            appends to Python lists happens only while it runs eagerly.
+        step: the user's own, unchanged, with any arguments and any result. One that writes Python state, prints or asks
+            a clock stays eager (see ``docs/eager.md``).
         model: the module it trains, or a list of modules.
         optimizer: the optimizer it steps, or a list of optimizers.
-        planner: ``auto`` tries every planner; or one of `hocket.plan.planners`.
+        planner: ``auto`` tries every planner; or one of `hocket.planning.planners`.
         guard: measure the plan against eager and keep the faster; without it the plan runs in any case.
         strict: raise `CaptureError` where a step cannot be captured, instead of staying eager.
         machine: what to run on; `Machine.here()` when not given.
         executor: ``native`` lanes, ``python`` threads, or ``auto``: native where they can be built.
+        on_progress: called after each step of a search with its stage (``watch``, ``verify``, ``profile`` or
+            ``compare``) and how many there were. One that raises is named in the log and not called again.
 
     Returns:
         A `Schedule`, called like the step. The first calls (about 40 to 60, twice as many where fused models may go by
@@ -316,7 +416,13 @@ def schedule(
     """
     _advise()
     return Schedule(
-        step, model, optimizer, planner=planner, guard=guard, strict=strict, machine=machine, executor=executor
+        *(step, model, optimizer),
+        planner=planner,
+        guard=guard,
+        strict=strict,
+        machine=machine,
+        executor=executor,
+        on_progress=on_progress,
     )
 
 
@@ -328,29 +434,3 @@ def _advise() -> None:
             "hocket: set GOMP_SPINCOUNT=10000 in the environment before torch is loaded, so that idle OpenMP threads "
             "do not spin for milliseconds on cores that other lanes need"
         )
-
-
-def compare(
-    target: str, fast: Schedule, eager_ms: list[float], planned_ms: list[float], difference: Difference | None
-) -> Comparison:
-    """The comparison of a schedule's plan with eager, from times of interleaved steps."""
-    eager, planned = Sample.of(eager_ms), Sample.of(planned_ms)
-    limits = fast.bounds
-    measured = Timeline((Span("step", "step", 0.0, planned.median * 1e3),), ("step",), "measured")
-    return Comparison(
-        target=target,
-        device="cpu",
-        cores=fast.machine.cores,
-        ops=len(fast.graph),
-        eager_ms=eager,
-        planned_ms=planned,
-        lower_bound_ms=limits.lower_us / 1e3,
-        efficiency=efficiency(measured, limits),
-        speedup=eager.median / planned.median,
-        verdict=str(fast.verdict),
-        why=fast.why,
-        max_abs_diff=difference.max_abs_diff if difference else None,
-        bitwise=difference is not None and difference.bitwise,
-        planner=fast.plan.planner,
-        versions={"torch": torch.__version__},
-    )

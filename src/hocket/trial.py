@@ -16,21 +16,22 @@ from typing import Any
 
 import torch
 
-from hocket.capture.forms import in_form
+from hocket.autotune.verification import verify
 from hocket.errors import HocketError
-from hocket.execute import executor
+from hocket.execution import executor
 from hocket.ir import Timeline
 from hocket.job import Job
-from hocket.profile.tracer import one_lane
-from hocket.report import Comparison, Sample, write_report
-from hocket.session import Schedule, compare, schedule
-from hocket.verify import verify
+from hocket.profiling.tracer import one_lane
+from hocket.reporting import Comparison, Sample, write_report
+from hocket.session import Schedule, schedule
+from hocket.summary import comparison_of
+from hocket.tracing.forms import in_form
 
 __all__ = ["Trial", "try_out"]
 
 VERIFIED_STEPS = 5
 
-# A rough count of the steps before the verdict, for a progress bar: profiling and contests.
+# A rough count of the steps before the verdict, for a progress bar: profiling and comparisons.
 EXPECTED_STEPS = 60
 
 # Where shapes hardly ever repeat, the search for one that fits comes to an end.
@@ -61,7 +62,7 @@ class Trial:
             comparison=self.comparison,
             lower_us=limits.lower_us,
             upper_us=limits.upper_us,
-            baseline_plan=one_lane(candidate.captured, torch.get_num_threads(), self.fast.machine),
+            baseline_plan=one_lane(candidate.captured, torch.get_num_threads(), self.fast.current_machine),
             notes=self.fast.notes,
         )
 
@@ -110,7 +111,8 @@ def try_out(
     width = max(lane.width for lane in candidate.plan.lanes)
     with in_form(candidate.captured.trace.places, candidate.form):
         found, _ = verify(candidate.captured, planned, batches, width=width)
-    comparison = compare(job.name or "step", fast, eager_ms, planned_ms, found)
+    name, machine = job.name or "step", fast.current_machine
+    comparison = comparison_of(name, fast.decision, machine, found, eager_ms, planned_ms)
     notes = [f"compared with eager at {width} thread(s) over {found.steps} steps: parameters, buffers, state, loss"]
     if width != torch.get_num_threads():
         with in_form(candidate.captured.trace.places, candidate.form):
@@ -120,7 +122,9 @@ def try_out(
             f"({other.relative:.1g} relative): what another number of threads does to sums"
         )
     serial = executor(
-        candidate.captured, one_lane(candidate.captured, torch.get_num_threads(), fast.machine), fast.machine
+        candidate.captured,
+        one_lane(candidate.captured, torch.get_num_threads(), fast.current_machine),
+        fast.current_machine,
     )
     serial(batches[0])
     timelines = {"serial": serial.timeline()}

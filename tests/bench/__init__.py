@@ -1,0 +1,1 @@
+"""Tests of the package `benchmarks`; a folder of tests with that name would shadow it."""

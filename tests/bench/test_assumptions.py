@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hocket.bench.assumptions import (
+from benchmarks.assumptions import (
     LAUNCH_US,
     MKL_DNN,
     VARIANTS,
@@ -19,10 +19,11 @@ from hocket.bench.assumptions import (
     siblings,
     timeline_of,
 )
+from benchmarks.curves import for_graph, kind_of
+from benchmarks.knl import published_knl
 from hocket.ir import Costs, Edge, Graph, Lane, Machine, Op, Plan
-from hocket.plan import plan
-from hocket.profile.curves import for_graph, kind_of, published_knl
-from hocket.simulate import simulate
+from hocket.planning import plan
+from hocket.simulation import simulate
 
 TARGETS = ("aten.convolution", "aten.mm", "aten.relu", "aten.add", "aten.native_batch_norm")
 CORES = 8

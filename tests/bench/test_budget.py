@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hocket.bench.budget import Budget
+from benchmarks.budget import Budget
 
 
 class Clock:

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from hocket.bench import critical_path
-from hocket.bench.critical_path.measured import on_cores
-from hocket.bench.critical_path.simulated import PAPER, Setting, _Graphs, measure, sensitivity
+from benchmarks import critical_path
+from benchmarks.critical_path.measured import on_cores
+from benchmarks.critical_path.simulated import PAPER, Setting, _Graphs, measure, sensitivity
 from hocket.errors import InputError
 from hocket.ir import Machine
 
@@ -33,6 +33,7 @@ def test_every_method_adds_something_and_nothing_beats_the_bound():
     assert found["events"] < found["edges_across"]
 
 
+@pytest.mark.slow
 def test_the_gain_grows_with_depth():
     gains = [row(name, 8)["speedup"]["full"] for name in ("resnet18", "resnet34")]
     assert gains[0] < gains[1]
@@ -45,6 +46,7 @@ def test_the_gain_shrinks_with_the_batch(name, sizes):
     assert gains[0] > 1.05
 
 
+@pytest.mark.slow
 def test_each_assumption_is_varied_alone():
     found = sensitivity({"alexnet": CAPTURED("alexnet", 32)}, SETTING)
     assert found["as it is"] == pytest.approx(row("alexnet", 32)["speedup"]["full"], rel=1e-12)
@@ -64,7 +66,7 @@ def test_what_a_kernel_leaves_is_taken_from_its_share_alone():
 
 
 def test_on_cores_every_contender_has_its_turns_and_peaks_are_measured(monkeypatch):
-    monkeypatch.setattr("hocket.bench.critical_path.measured.ON_CORES", {"lenet": (16,)})
+    monkeypatch.setattr("benchmarks.critical_path.measured.ON_CORES", {"lenet": (16,)})
     found = json.loads(json.dumps(on_cores(quick=True, rounds=1, block=1)))
     (network,) = found["networks"].values()
     assert set(network["median_ms"]) == {"eager", "serial", "concurrency", "critical-path"}

@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import nn
 
-from hocket.bench import fuse as bench
-from hocket.bench.budget import Budget
-from hocket.bench.fuse import beside, counters, targets
-from hocket.bench.fuse.targets import Target
+from benchmarks import fuse as bench
+from benchmarks.budget import Budget
+from benchmarks.fuse import beside, counters, targets
+from benchmarks.fuse.targets import Target
 from hocket.errors import InputError
 
 _TINY = (("width", 64), ("depth", 1), ("steps", 4), ("vocab", 20))
@@ -64,7 +64,10 @@ def test_a_loop_with_channels_last_is_a_contender_where_there_are_images():
 @pytest.mark.parametrize(
     ("name", "target"),
     [
-        *(("scheduled", TINY[target]) for target in TINY),
+        *(
+            pytest.param("scheduled", TINY[target], marks=() if target == "mlp-32" else pytest.mark.slow)
+            for target in TINY
+        ),
         ("lanes", TINY["mlp-32"]),
         ("lanes", TINY["dcgan"]),
         pytest.param("scheduled", targets.TARGETS["mobilenet-v2"], marks=pytest.mark.slow),
@@ -105,6 +108,7 @@ def test_short_steps_are_taken_more_often(monkeypatch):
     assert [len(each) for each in bench._timed({"a": lambda: None}, "cpu", 8).values()] == [8]
 
 
+@pytest.mark.slow
 def test_processes_and_memory_are_measured_in_processes_of_their_own():
     found = bench.run(["mlp-32"], sizes=(1,), steps=1, contenders=("processes", "fused", "mps", "mig"))
     rows = found["targets"]["mlp-32"]["1"]

@@ -1,4 +1,4 @@
-"""`hocket bench gpu` without a GPU: the same parts in small, and parts that crash, hang and say nothing."""
+"""`python -m benchmarks gpu` without a GPU: the same parts in small, and parts that crash, hang and say nothing."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ import time
 import pytest
 import torch
 
-from execute.streams.deferred import Deferred
-from hocket.bench import gpu
-from hocket.bench.budget import Budget
-from hocket.bench.critical_path import measured
-from hocket.bench.gpu import PARTS, Part
-from hocket.cli import main
-from hocket.cli.parser import make_parser
+from benchmarks import gpu
+from benchmarks.budget import Budget
+from benchmarks.cli import main, make_parser
+from benchmarks.critical_path import measured
+from benchmarks.gpu import PARTS, Part
+from execution.streams.deferred import Deferred
+from hocket.backends import CudaBackend
 from hocket.errors import InputError
-from hocket.grounds import Streams
 from hocket.ir import Device, Machine
 
 MLP = ("fuse", "mlp-32", "--device", "cpu", "--models", "1", "--steps", "1", "--no-memory")
@@ -27,7 +26,7 @@ MLP = ("fuse", "mlp-32", "--device", "cpu", "--models", "1", "--steps", "1", "--
 
 @pytest.fixture
 def faked(tmp_path):
-    """A command in place of ``hocket bench``, whose parts are called by what they do."""
+    """A command in place of ``python -m benchmarks``, whose parts are called by what they do."""
     script = tmp_path / "bench.py"
     script.write_text(
         textwrap.dedent("""
@@ -79,14 +78,15 @@ def test_time_is_shared_out_and_what_one_leaves_the_next_may_use(faked):
 @pytest.mark.parametrize("device", PARTS)
 def test_the_words_of_every_part_are_understood(device):
     for part in PARTS[device]:
-        args = make_parser().parse_args(["bench", *part.words, "--budget-s", "9", "--format", "json", "-o", "x.json"])
+        args = make_parser().parse_args([*part.words, "--budget-s", "9", "--format", "json", "-o", "x.json"])
         assert args.bench == part.name
 
 
+@pytest.mark.slow
 def test_a_real_part_leaves_one_whole_file(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(gpu.PARTS, "cpu", (Part(MLP, 1.0),))
     path = tmp_path / "gpu.json"
-    assert main(["bench", "gpu", "--device", "cpu", "--budget-s", "60", "-o", str(path)]) == 0
+    assert main(["gpu", "--device", "cpu", "--budget-s", "60", "-o", str(path)]) == 0
     document = json.loads(path.read_text())
     assert document["complete"]
     row = document["parts"]["fuse"]["targets"]["mlp-32"]["1"]
@@ -99,7 +99,7 @@ def test_a_real_part_leaves_one_whole_file(tmp_path, monkeypatch, capsys):
 def test_a_part_that_fails_is_told_and_the_file_is_there(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(gpu.PARTS, "cpu", (Part(("fuse", "nosuch", "--device", "cpu"), 1.0),))
     path = tmp_path / "gpu.json"
-    assert main(["bench", "gpu", "--device", "cpu", "--budget-s", "60", "-o", str(path)]) == 1
+    assert main(["gpu", "--device", "cpu", "--budget-s", "60", "-o", str(path)]) == 1
     assert "no zoo entry is called 'nosuch'" in capsys.readouterr().err
     assert "nosuch" in json.loads(path.read_text())["failed"]["fuse"]
 
@@ -112,7 +112,7 @@ def test_without_a_gpu_it_says_so():
 
 @pytest.mark.parametrize("words", [("critical-path",), ("manycore",)])
 def test_a_simulation_takes_no_budget(words, capsys):
-    assert main(["bench", *words, "--budget-s", "9"]) == 2
+    assert main([*words, "--budget-s", "9"]) == 2
     assert "a simulation is as long as it is" in capsys.readouterr().err
 
 
@@ -124,7 +124,7 @@ class Forgetful(Budget):
         super().__init__(total_s, clock=lambda: next(now))
 
 
-class Nowhere(Streams):
+class Nowhere(CudaBackend):
     """The streams of a device that is none."""
 
     def __init__(self) -> None:
@@ -136,12 +136,12 @@ class Nowhere(Streams):
 
 def test_streams_are_measured_in_small_batches_first_and_what_is_left_out_is_named(monkeypatch):
     """All of `on_gpu` but the device."""
-    ground = Nowhere()
+    backend = Nowhere()
     monkeypatch.setattr(measured, "_compiled", lambda name, size, device: measured.zoo.load(name, batch_size=size).step)
     saved = []
     networks = {"lenet": (2, 4), "mlp": (2, 4)}
     found = measured.on_streams(
-        ground, "cpu", networks, 1, 1, Budget(), lambda so_far: saved.append(list(so_far["networks"]))
+        backend, "cpu", networks, 1, 1, Budget(), lambda so_far: saved.append(list(so_far["networks"]))
     )
     assert saved == [["lenet/2"], ["lenet/2", "mlp/2"], ["lenet/2", "mlp/2", "lenet/4"], [*found["networks"]]]
     assert set(found["geomean"]["small"]) == {"eager", "graph", "layers", "asynchronous", "full", "compile"}
@@ -151,7 +151,7 @@ def test_streams_are_measured_in_small_batches_first_and_what_is_left_out_is_nam
     assert found["gpu"] == "nowhere"
     both = [found["networks"][f"{name}/2"]["speedup"]["full"] for name in networks]
     assert found["geomean"]["small"]["full"] == pytest.approx(math.sqrt(both[0] * both[1]))
-    short = measured.on_streams(ground, "cpu", networks, 1, 1, Forgetful(60), lambda _: None)
+    short = measured.on_streams(backend, "cpu", networks, 1, 1, Forgetful(60), lambda _: None)
     assert list(short["networks"]) == ["lenet/2"]
     assert set(short["left_out"]) >= {"mlp/2", "lenet/4", "mlp/4"}
     assert short["geomean"]["large"] == {}, "of nothing there is no mean, and JSON has no word for NaN"

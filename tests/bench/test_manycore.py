@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from hocket.bench import manycore
-from hocket.bench.assumptions import VARIANTS
+from benchmarks import manycore
+from benchmarks.assumptions import VARIANTS
 from hocket.errors import InputError, MissingDependencyError
 from hocket.ir import Costs, Graph, Machine, Op
 

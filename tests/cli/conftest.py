@@ -113,7 +113,6 @@ def linear():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     def step(batch):
-        print("stepping")
         inputs, targets = batch
         optimizer.zero_grad()
         loss = torch.nn.functional.mse_loss(model(inputs), targets)
@@ -133,6 +132,14 @@ def uneven():
 def instead(step):
     job = linear()
     return hocket.Job(lambda batch: step(job, batch), job.model, job.optimizer, job.batches)
+
+
+def printing():
+    def step(job, batch):
+        print("stepping")
+        return job.step(batch)
+
+    return instead(step)
 
 
 def branching():

@@ -192,34 +192,3 @@ def test_zoo_lists_names_settings_and_sources(hocket):
     assert entries["resnet20"]["extra"] == "zoo"
     assert entries["mlp"]["batch_size"] == 32
     assert [setting["name"] for setting in entries["mlp"]["settings"]] == ["depth", "width"]
-
-
-def test_bench_manycore(hocket, monkeypatch):
-    from hocket.bench import manycore
-
-    monkeypatch.setattr(manycore, "TARGETS", {"mlp": {"width": 16, "depth": 2, "batch_size": 4}})
-    monkeypatch.setattr(manycore, "QUICK", ("mlp",))
-    told = hocket("bench", "manycore", "--quick", "--format", "json").json
-    assert told["bench"] == "manycore"
-    assert list(told["machines"]) == ["68", "16"]
-    found = hocket("bench", "manycore", "--quick")
-    assert "68 cores, simulated on published curves: speedup over recommended" in found.out
-    assert max(map(len, found.out.splitlines())) <= 80
-    assert f"{told['machines']['16']['mean']['uniform']:.2f}" in found.out
-
-
-def test_bench_manycore_measured_takes_more_than_two_cores(hocket, monkeypatch):
-    from hocket.bench import manycore
-
-    monkeypatch.setattr(manycore, "FEWEST_CORES", 1000)
-    found = hocket("bench", "manycore", "--measured")
-    assert found.status == 1
-    assert "with --measured it takes more than 2" in found.error
-
-
-def test_bench_simulate(hocket):
-    words = ("bench", "simulate", "--ops", 50, "--lanes", 2, "--repeats", 1)
-    assert hocket(*words).out.startswith("simulate 50 ops on 2 lanes, medians of 1 round")
-    told = hocket(*words, "--format", "json").json
-    assert told["bench"] == "simulate"
-    assert told["questions"]["first"]["ratio"]["median"] > 0

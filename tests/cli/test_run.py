@@ -77,10 +77,19 @@ def test_options_of_the_zoo_reach_the_entry(hocket):
 
 
 def test_a_function_in_a_file_is_a_target_and_what_it_prints_goes_to_stderr(hocket, steps):
+    found = hocket("run", "train.py:printing", "--runs", 1, "--format", "json")
+    assert found.status == 0
+    assert found.json["target"] == "train.py:printing"
+    assert found.err.startswith("importing\nstepping\n")
+    assert (found.json["verdict"], found.json["why"]) == ("eager", "it asks print in printing.<locals>.step")
+
+
+def test_a_function_in_a_file_is_planned(hocket, steps):
     found = hocket("run", "train.py:linear", "--runs", 1, "--format", "json")
     assert found.status == 0
     assert found.json["target"] == "train.py:linear"
-    assert found.err.startswith("importing\nstepping\n")
+    assert "x of eager's time" in found.json["why"]
+    assert found.err == "importing\n"
 
 
 def test_a_file_in_another_folder_finds_its_neighbours(hocket, steps, tmp_path, monkeypatch):

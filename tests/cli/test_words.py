@@ -19,14 +19,14 @@ def test_alone_it_prints_its_help(hocket):
     found = hocket()
     assert found.status == 0
     assert found.out.startswith("usage: hocket ")
-    assert all(f"\n    {verb} " in found.out for verb in (*VERBS, "bench"))
+    assert all(f"\n    {verb} " in found.out for verb in VERBS)
 
 
-@pytest.mark.parametrize("words", [*((verb,) for verb in VERBS), ("bench", "simulate")])
-def test_every_verb_has_an_example(hocket, words):
-    found = hocket(*words, "--help")
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_has_an_example(hocket, verb):
+    found = hocket(verb, "--help")
     assert found.status == 0
-    assert f"example:\n  hocket {' '.join(words)}" in found.out
+    assert f"example:\n  hocket {verb}" in found.out
     assert "--format {table,json}" in found.out
     assert max(map(len, found.out.splitlines())) <= 80
 
@@ -37,18 +37,11 @@ def test_version(hocket):
     assert hocket("--version").out == f"hocket {__version__}\n"
 
 
-def test_bench_lists_what_there_is(hocket):
-    listed = hocket("bench").out
-    assert all(name in listed for name in ("simulate", "overhead", "concurrency", "manycore"))
-    found = hocket("bench", "nosuch")
-    assert found.status == 2
-    assert "'nosuch' (choose from" in found.err
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (("nosuch",), "invalid choice: 'nosuch'"),
+        (("bench",), "invalid choice: 'bench'"),
         (("run",), "TARGET"),
         (("run", "mlp", "--nosuch"), "--nosuch"),
         (("run", "mlp", "--plan", "list"), "--plan"),
@@ -90,7 +83,9 @@ def test_an_option_of_another_planner(hocket, made):
     assert (found.status, found.err) == (2, "hocket: error: --lanes is no option of the planner serial\n")
 
 
-NAMES = "linear, uneven, instead, branching, failing, interrupted, raising, leaving, refused, nothing, needing"
+NAMES = (
+    "linear, uneven, instead, printing, branching, failing, interrupted, raising, leaving, refused, nothing, needing"
+)
 
 
 @pytest.mark.parametrize(
@@ -246,7 +241,6 @@ def test_what_needs_no_torch_does_not_load_it(made):
         ["simulate", "graph.json", "p.txt", "costs.json", "-o", "t.json", "--trace", "trace.json"],
         ["bounds", "graph.json", "costs.json"],
         ["report", "graph.json", "p.txt", "costs.json", "t.json", "-o", "report"],
-        ["bench", "simulate", "--ops", "9", "--repeats", "1"],
         ["run", "--help"],
         ["plan", "nosuch", "nosuch"],
     ]
@@ -256,7 +250,7 @@ def test_what_needs_no_torch_does_not_load_it(made):
         "assert 'torch' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stderr.splitlines()[-1] == "[0, 0, 0, 0, 0, 0, 0, 0, 2]"
+    assert done.stderr.splitlines()[-1] == "[0, 0, 0, 0, 0, 0, 0, 2]"
 
 
 @pytest.mark.parametrize("words", [("plan", "graph.json", "costs.json"), ("bounds", "graph.json", "costs.json")])

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten
 
-from hocket.capture import capture
-from hocket.capture.captured import Captured
-from hocket.execute.threads import ThreadLanes
+from hocket.execution.threads import ThreadLanes
 from hocket.ir import Lane, Plan
 from hocket.job import Job
+from hocket.tracing import capture
+from hocket.tracing.captured import Captured
 
 STEPS = 5
 

@@ -11,13 +11,13 @@ import torch
 
 from equivalence.compare import assert_same, everything, named_leaves, serial
 from equivalence.test_lanes import CASES, JOBS, KINDS, _one_thread, cached_twins, captured_twins
-from hocket.capture.captured import Captured, Frame
-from hocket.check import check, hazards
-from hocket.execute import executor
-from hocket.execute.threads import ThreadLanes
+from hocket.checking import check, hazards
+from hocket.execution import executor
+from hocket.execution.threads import ThreadLanes
 from hocket.ir import Costs, Lane, Machine, Plan
-from hocket.plan import plan
-from hocket.plan.critical_path.hardware import METHODS
+from hocket.planning import plan
+from hocket.planning.critical_path.hardware import METHODS
+from hocket.tracing.captured import Captured, Frame
 
 __all__ = ["_one_thread"]  # a fixture of this module too
 

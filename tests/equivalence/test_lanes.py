@@ -12,13 +12,13 @@ from torch import nn
 
 from equivalence.compare import Twins, assert_same, copied, everything, named_leaves, twins
 from equivalence.test_zoo import load
-from hocket.capture import capture
-from hocket.capture.captured import Captured
-from hocket.check import check
-from hocket.execute import executor
-from hocket.execute.native import available
+from hocket.checking import check
+from hocket.execution import executor
 from hocket.ir import Graph, Lane, Plan
 from hocket.job import Job
+from hocket.native import available
+from hocket.tracing import capture
+from hocket.tracing.captured import Captured
 
 
 def small_net() -> Job:

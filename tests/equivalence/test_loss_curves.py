@@ -8,8 +8,8 @@ import torch
 from equivalence.compare import assert_same, everything, twins
 from equivalence.test_critical_path import on_cores
 from equivalence.test_lanes import KINDS, _one_thread
-from hocket.capture.captured import capture_step
-from hocket.execute import executor
+from hocket.execution import executor
+from hocket.tracing.captured import capture_step
 from hocket.zoo import load
 
 __all__ = ["_one_thread"]  # a fixture of this module too

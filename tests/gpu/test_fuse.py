@@ -6,8 +6,8 @@ import copy
 
 import pytest
 import torch
-from tests.fuse.nets import NETS
-from tests.fuse.oracle import made
+from tests.fusion.nets import NETS
+from tests.fusion.oracle import made
 from torch.nn import functional as F
 
 import hocket

@@ -9,13 +9,13 @@ import torch
 
 from equivalence.compare import assert_same, everything, named_leaves, twins
 from equivalence.test_lanes import on_lanes, random_order
-from execute.streams.test_streams import on_streams
-from hocket.capture import capture
-from hocket.capture.captured import capture_step
-from hocket.execute.streams import GraphedLanes, StreamLanes
+from execution.streams.test_streams import on_streams
+from hocket.execution.streams import GraphedLanes, StreamLanes
 from hocket.ir import Costs, Machine
-from hocket.plan import plan
-from hocket.plan.critical_path import METHODS
+from hocket.planning import plan
+from hocket.planning.critical_path import METHODS
+from hocket.tracing import capture
+from hocket.tracing.captured import capture_step
 from hocket.zoo import load
 
 pytestmark = pytest.mark.gpu

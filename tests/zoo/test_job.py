@@ -123,3 +123,25 @@ def test_errors_belong_to_one_family():
 def test_job_does_not_load_torch():
     code = "import sys, hocket.job; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+class Counting:
+    """Batches 0 to 4 that can only be iterated, and how many were read."""
+
+    def __init__(self):
+        self.num_read = 0
+
+    def __iter__(self):
+        for number in range(5):
+            self.num_read += 1
+            yield number
+
+
+def test_batches_that_are_iterated_are_read_once_a_pass():
+    batches = Counting()
+    made = Job(**parts(batches=batches))
+    batches.num_read = 0
+    assert [made.batch(index) for index in range(12)] == [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 0, 1]
+    assert batches.num_read == 12
+    assert [made.batch(index) for index in (12, 12, 14, 11, 3)] == [2, 2, 4, 1, 3]
+    assert batches.num_read == 12 + 1 + 2 + 2 + 2

@@ -13,16 +13,16 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-from hocket.check import check
+from hocket.checking import check
 from hocket.cli.console import Bar, UsageError, note, print_json, print_tables, table
 from hocket.errors import InputError, PlanError
 from hocket.ir import Costs, Graph, Machine, Plan, Timeline
-from hocket.plan import Bounds, bounds, efficiency, plan, planners
-from hocket.report import plan_table, timeline_table, write_report, write_trace
-from hocket.report._files import write_text
-from hocket.report.summary import lane_uses
-from hocket.report.words import duration_text, quantity_text
-from hocket.simulate import simulate
+from hocket.planning import Bounds, bounds, efficiency, plan, planners
+from hocket.reporting import plan_table, timeline_table, write_report, write_trace
+from hocket.reporting._files import write_text
+from hocket.reporting.summary import lane_uses
+from hocket.reporting.words import duration_text, quantity_text
+from hocket.simulation import simulate
 
 __all__ = [
     "bounds_verb",
@@ -164,7 +164,7 @@ def machine_verb(args: Namespace) -> None:
     target = output_file(args.output)
     machine = Machine.here()
     if args.measure:
-        from hocket.profile.analytic import measure_rates
+        from hocket.profiling.analytic import measure_rates
 
         with Bar("measure rates"):
             machine = measure_rates(machine)

@@ -16,8 +16,8 @@ from hocket.cli.console import Bar, UsageError, print_json, print_tables, table
 from hocket.cli.files import output_file, output_folder, written
 from hocket.cli.targets import Target
 from hocket.ir import ROLES, Costs, Graph, Machine
-from hocket.report import comparison_table, ops_table, plan_table
-from hocket.report.words import count_text, duration_text, quantity_text
+from hocket.reporting import comparison_table, ops_table, plan_table
+from hocket.reporting.words import count_text, duration_text, quantity_text
 
 if TYPE_CHECKING:
     from hocket.job import Job
@@ -32,7 +32,7 @@ def run_verb(args: Namespace) -> None:
     with _working(args, "load the step") as (target, job, bar):
         import torch
 
-        from hocket.execute.native.build import available
+        from hocket.native import available
         from hocket.trial import try_out
 
         bar.update("load the native lanes (they are compiled once)")
@@ -71,7 +71,7 @@ def capture_verb(args: Namespace) -> None:
     wait_policy()
     path = output_file(args.output)
     with _working(args, "load the step", moving=True) as (target, job, bar):
-        from hocket.capture import capture
+        from hocket.tracing import capture
 
         bar.update("capture")
         start = perf_counter()
@@ -107,9 +107,9 @@ def profile_verb(args: Namespace) -> None:
     if args.widths is not None and max(args.widths) > machine.cores:
         raise UsageError(f"--widths: this machine has {count_text(machine.cores, 'core')}, got {max(args.widths)}")
     with _working(args, "load the step") as (target, job, bar):
-        from hocket.capture import capture
-        from hocket.profile import profile
-        from hocket.profile.tracer import default_widths
+        from hocket.profiling import profile
+        from hocket.profiling.tracer import default_widths
+        from hocket.tracing import capture
 
         bar.update("capture")
         start = perf_counter()

@@ -4,6 +4,15 @@ from hocket.ir.costs import Costs, Duration, Share
 from hocket.ir.graph import BUFFER_LIVES, ROLES, Buffer, Carried, Edge, Graph, Op
 from hocket.ir.machine import Device, Link, Machine
 from hocket.ir.plan import Lane, Plan
+from hocket.ir.semantics import (
+    check_ops,
+    clocks_of,
+    deadlock,
+    execution_order,
+    hardware_threads,
+    names_threads,
+    waits_of,
+)
 from hocket.ir.timeline import Span, Timeline
 from hocket.ir.waits import Synchronisation, carried_waits, launch_order, synchronisation
 
@@ -27,6 +36,13 @@ __all__ = [
     "Synchronisation",
     "Timeline",
     "carried_waits",
+    "check_ops",
+    "clocks_of",
+    "deadlock",
+    "execution_order",
+    "hardware_threads",
     "launch_order",
+    "names_threads",
     "synchronisation",
+    "waits_of",
 ]

@@ -5,7 +5,7 @@ along it; an edge of 0 bytes is an order without data, as between a reader and t
 *carried* edge ``(src, dst)`` orders `src` of one step before `dst` of the next: an update feeds the next forward.
 
 A graph may also say which memory its ops touch: its *buffers*, and for each op those that it reads and writes. The
-edges follow from that, so it is there for those who check them (`hocket.check.hazards`) and who count bytes.
+edges follow from that, so it is there for those who check them (`hocket.checking.hazards`) and who count bytes.
 """
 
 from __future__ import annotations

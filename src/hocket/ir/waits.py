@@ -17,9 +17,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
-from hocket.errors import PlanError
 from hocket.ir.graph import Graph
 from hocket.ir.plan import Plan
+from hocket.ir.semantics import check_ops, execution_order
 
 __all__ = ["Synchronisation", "carried_waits", "launch_order", "synchronisation"]
 
@@ -63,41 +63,17 @@ def synchronisation(graph: Graph, plan: Plan) -> Synchronisation:
         {'b': ('a',), 'c': ('b',)}
     """
     place = {op: (number, at) for number, lane in enumerate(plan.lanes) for at, op in enumerate(lane.ops)}
-    for op in graph.ops:
-        if op.name not in place:
-            raise PlanError(f"the plan does not run op {op.name!r}", op=op.name)
-    for name in place:
-        if name not in graph.by_name:
-            raise PlanError(f"the plan runs op {name!r}, which the graph does not have", op=name)
-    reached = [0] * len(plan.lanes)
+    check_ops(graph, plan)
     current = [(0,) * len(plan.lanes)] * len(plan.lanes)
     clocks: dict[str, tuple[int, ...]] = {}
     waits: dict[str, tuple[str, ...]] = {}
-    progress = True
-    while progress:
-        progress = False
-        for number, lane in enumerate(plan.lanes):
-            while reached[number] < len(lane.ops):
-                name = lane.ops[reached[number]]
-                needed = (*graph.predecessors[name], *plan.after.get(name, ()))
-                if any(before not in clocks for before in needed):
-                    break
-                clock, waited = _join(current[number], needed, number, clocks, place)
-                reached[number] += 1
-                current[number] = clocks[name] = (*clock[:number], reached[number], *clock[number + 1 :])
-                if waited:
-                    waits[name] = waited
-                progress = True
-    for number, lane in enumerate(plan.lanes):
-        if reached[number] < len(lane.ops):
-            name = lane.ops[reached[number]]
-            needed = (*graph.predecessors[name], *plan.after.get(name, ()))
-            missing = next(before for before in needed if before not in clocks)
-            raise PlanError(
-                f"lane {lane.name!r} stops at op {name!r}: it waits for {missing!r}, which cannot run before it",
-                op=name,
-                lane=lane.name,
-            )
+    for name in execution_order(graph, plan):
+        number, position = place[name]
+        needed = (*graph.predecessors[name], *plan.after.get(name, ()))
+        clock, waited = _join(current[number], needed, number, clocks, place)
+        current[number] = clocks[name] = (*clock[:number], position + 1, *clock[number + 1 :])
+        if waited:
+            waits[name] = waited
     return Synchronisation(waits, clocks, place)
 
 

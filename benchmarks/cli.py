@@ -1,0 +1,171 @@
+"""The command line: ``python -m benchmarks NAME ...``, one name for each bench."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from benchmarks import commands, schedule_commands
+from hocket.cli.arguments import Parser, Verbs, add_output, add_verb, count, run_command
+
+__all__ = ["main", "make_parser"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the bench of `argv`, of the process's own arguments if None; returns the exit status.
+
+    0 done, 1 the work failed, 2 a usage error, 130 interrupted.
+    """
+    return run_command(make_parser(), argv)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of all benches; the function that runs one is the ``work`` of what it returns."""
+    parser = Parser(
+        prog="python -m benchmarks",
+        description="Measure Hocket itself, each time against a baseline in the same run.",
+        epilog="`python -m benchmarks NAME --help` has an example for each name.\n"
+        "Exit status: 0 done, 1 the work failed, 2 a usage error.",
+    )
+    names = parser.add_subparsers(metavar="NAME", title="benches", dest="bench")
+    _add_simulate(names)
+    _add_overhead(names)
+    _add_guards(names)
+    _add_decision(names)
+    _add_concurrency(names)
+    _add_manycore(names)
+    _add_fuse(names)
+    _add_critical_path(names)
+    _add_gpu(names)
+    return parser
+
+
+def _add_simulate(names: Verbs) -> None:
+    simulate = add_verb(
+        names,
+        "simulate",
+        commands.simulate_bench,
+        "the simulator against SimPy, on one random plan",
+        "python -m benchmarks simulate --ops 10000",
+    )
+    simulate.add_argument("--ops", type=count, default=100_000, metavar="N", help="ops in the plan (100000)")
+    simulate.add_argument("--lanes", type=count, default=8, metavar="N", help="lanes in the plan (8)")
+    simulate.add_argument("--repeats", type=count, default=5, metavar="N", help="rounds (5)")
+    simulate.add_argument("--seed", type=int, default=0, metavar="N", help="draws another plan (0)")
+
+
+def _add_overhead(names: Verbs) -> None:
+    overhead = add_verb(
+        names,
+        "overhead",
+        commands.overhead_bench,
+        "what capture, profile and the time between ops cost",
+        "python -m benchmarks overhead mlp resnet20",
+    )
+    overhead.add_argument("target", nargs="*", metavar="TARGET", help="zoo names (a selection)")
+
+
+def _add_guards(names: Verbs) -> None:
+    guards = add_verb(
+        names,
+        "guards",
+        schedule_commands.guards_bench,
+        "what guards, watching and audits cost on zoo steps",
+        "python -m benchmarks guards mlp digits-cnn -o guards.json",
+    )
+    add_output(guards, "the result, after each target, as JSON")
+    guards.add_argument("target", nargs="*", metavar="TARGET", help="zoo names (all of them)")
+
+
+def _add_decision(names: Verbs) -> None:
+    decision = add_verb(
+        names,
+        "decision",
+        schedule_commands.decision_bench,
+        "calls and seconds until a schedule has decided",
+        "python -m benchmarks decision mlp digits-cnn -o decision.json",
+    )
+    add_output(decision, "the result, after each target, as JSON")
+    decision.add_argument("target", nargs="*", metavar="TARGET", help="zoo names (all of them)")
+
+
+def _add_concurrency(names: Verbs) -> None:
+    concurrency = add_verb(
+        names,
+        "concurrency",
+        commands.concurrency_bench,
+        "every way of running a step on these cores, side by side",
+        "python -m benchmarks concurrency --quick",
+    )
+    concurrency.add_argument("--quick", action="store_true", help="only the steps of small ops")
+    concurrency.add_argument("--no-compile", action="store_true", help="leave torch.compile out (it takes minutes)")
+    concurrency.add_argument("--rounds", type=count, metavar="N", help="blocks of steps of each contender")
+    concurrency.add_argument("--report", metavar="DIR", help="draw how many ops run side by side, one picture a step")
+    concurrency.add_argument("target", nargs="*", metavar="TARGET", help="only these, such as mlp or resnet20/64")
+
+
+def _add_manycore(names: Verbs) -> None:
+    manycore = add_verb(
+        names,
+        "manycore",
+        commands.manycore_bench,
+        "the paper's strategies on 16 and 68 cores, simulated, or on this machine's",
+        "python -m benchmarks manycore --quick",
+        "Simulated on published curves; docs/concurrency.md says what that assumes.",
+    )
+    manycore.add_argument("--quick", action="store_true", help="only two of the four networks, nothing assumed anew")
+    manycore.add_argument("--measured", action="store_true", help="run on this machine's own cores, if more than 2")
+    _add_budget(manycore)
+
+
+def _add_fuse(names: Verbs) -> None:
+    fuse = add_verb(
+        names,
+        "fuse",
+        commands.fuse_bench,
+        "training B models at once, against one after another",
+        "python -m benchmarks fuse mlp-32 --device cpu --models 8 --models 64",
+    )
+    fuse.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where to train (cpu)")
+    fuse.add_argument("--models", type=count, action="append", default=[], metavar="B", help="models (1, 2, 4, 8)")
+    fuse.add_argument("--contender", action="append", default=[], metavar="NAME", help="serial and this one only (all)")
+    fuse.add_argument("--steps", type=count, default=7, metavar="N", help="steps of each contender, at least (7)")
+    fuse.add_argument("--amp", action="store_true", help="train under autocast to bfloat16")
+    fuse.add_argument("--both", action="store_true", help="in single precision, and again under autocast")
+    fuse.add_argument("--partial", action="append", default=[], metavar="TARGET", help="fuse it block by block, too")
+    fuse.add_argument("--no-memory", action="store_true", help="leave the measurement of memory out")
+    _add_budget(fuse)
+    fuse.add_argument("target", nargs="*", metavar="TARGET", help="such as mlp-128 or pointnet-cls (a selection)")
+
+
+def _add_critical_path(names: Verbs) -> None:
+    critical = add_verb(
+        names,
+        "critical-path",
+        commands.critical_path_bench,
+        "streams by critical path against layer by layer, on TurboDL's networks",
+        "python -m benchmarks critical-path --quick --device sim",
+    )
+    critical.add_argument("--quick", action="store_true", help="fewer networks and batch sizes")
+    critical.add_argument("--device", choices=("cpu", "cuda", "sim"), default="sim", help="what to run on (sim)")
+    critical.add_argument("--machine", default="p100", metavar="NAME", help="the GPU to simulate (p100)")
+    _add_budget(critical)
+
+
+def _add_gpu(names: Verbs) -> None:
+    gpu = add_verb(
+        names,
+        "gpu",
+        commands.gpu_bench,
+        "all that is to be measured on a machine with a GPU, into one file",
+        "python -m benchmarks gpu --budget-s 360 -o gpu.json",
+        "With --device cpu the same in small, to see that it works.",
+    )
+    gpu.add_argument("--device", choices=("cpu", "cuda"), default="cuda", help="what to measure (cuda)")
+    gpu.add_argument("--budget-s", type=count, default=360, metavar="S", help="seconds for all of it (360)")
+    add_output(gpu, "all results")
+
+
+def _add_budget(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--budget-s", type=count, metavar="S", help="seconds; what they do not suffice for is left out")
+    add_output(parser, "the result, after each item, as JSON")

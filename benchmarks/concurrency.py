@@ -1,0 +1,309 @@
+"""Every way of running a step on the cores of this machine, side by side: ``python -m benchmarks concurrency``.
+
+Contenders, all in one process, each on a twin of the same job, in turns (`benchmarks.turns`), medians with spread:
+
+- ``eager``: torch as recommended, threads = cores; ``eager_1`` and so on: the same with fewer threads;
+- ``compile``: `torch.compile` of the model, with what it really compiled: graphs, breaks, recompiles;
+- ``uniform_2x1`` and so on: every inter x intra combination (lanes by threads each), ops in program order on equal
+  native lanes, too many threads for the cores included (the paper's manual optimisation);
+- ``serial``: native lanes, one lane of all cores, program order;
+- ``s1``, ``s12``, ``s123`` (and ``s1234`` where cores have siblings): the paper's strategies, added in turn;
+- ``lookahead``: the search on top of them; ``phases``: see `hocket.planning.phases`;
+- ``all``: what `hocket.schedule` kept, its guard included.
+
+The bound is that of the graph that ``all`` runs, from median times of its ops on native lanes, one lane at a time.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+from statistics import mean
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from benchmarks.turns import Turns, in_turns
+from hocket import zoo
+from hocket.errors import HocketError
+from hocket.execution import executor
+from hocket.execution.lanes import Executor
+from hocket.ir import Costs, Lane, Machine, Plan, Timeline
+from hocket.job import Job
+from hocket.planning import bounds, plan
+from hocket.profiling import profile
+from hocket.profiling.tracer import one_lane
+from hocket.reporting import corunning_of, write_corunning
+from hocket.session import Schedule, schedule
+from hocket.tracing.captured import Captured, capture_step
+
+__all__ = ["LARGE", "SMALL", "measure", "run"]
+
+SMALL: dict[str, dict[str, Any]] = {
+    "mlp": {},
+    # The width, depth, heads, steps and characters of nanoGPT's model for CPUs (github.com/karpathy/nanoGPT, README).
+    "transformer": {"batch_size": 4, "width": 128, "depth": 4, "heads": 4, "steps": 64, "vocab": 65},
+    "lstm-cells": {"batch_size": 20},
+    "resnet20": {"batch_size": 4},
+}
+LARGE: dict[str, dict[str, Any]] = {
+    "resnet20": {"batch_size": 64},
+    "densenet40": {"batch_size": 32},
+    "inception-v3": {"batch_size": 4},
+    "resnet50": {"batch_size": 8},
+    "dcgan": {"batch_size": 64},
+}
+# Blocks per contender, and counted steps in each.
+ROUNDS = {"small": (12, 8), "large": (4, 2)}
+
+
+def run(
+    *,
+    quick: bool = False,
+    compiled: bool = True,
+    rounds: int | None = None,
+    targets: tuple[str, ...] = (),
+    report: str | os.PathLike[str] | None = None,
+    progress: Callable[[str], None] = lambda target: None,
+) -> dict[str, Any]:
+    """Measure the small-op steps, and unless `quick` the large-op steps.
+
+    Args:
+        quick: leave out the large-op steps.
+        compiled: measure `torch.compile` too (it takes minutes on large models).
+        rounds: blocks of steps for each contender; by default 12 for small steps and 4 for large ones.
+        targets: only these, by name or label (``resnet20`` or ``resnet20/64``).
+        report: a directory for pictures of how many ops run side by side (Figure 4 of the paper), one a target.
+        progress: called with each target's label before it is measured.
+
+    Returns:
+        By group and target what `measure` returns, and for each group geometric means over its targets.
+    """
+    result: dict[str, Any] = {
+        "machine": _processor(),
+        "cores": Machine.here().cores,
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "wait_policy": {name: os.environ.get(name, "") for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")},
+        "small": {},
+        "large": {},
+    }
+    for group, entries in (("small", SMALL), ("large", {} if quick else LARGE)):
+        for name, size in entries.items():
+            label = f"{name}/{size['batch_size']}" if size else name
+            if targets and not {name, label} & set(targets):
+                continue
+            progress(label)
+            blocks, block = ROUNDS[group]
+            result[group][label] = measure(
+                name,
+                size,
+                compiled=compiled,
+                rounds=rounds or blocks,
+                block=block,
+                report=Path(report) if report else None,
+            )
+        rows = list(result[group].values())
+        if rows:
+            result[f"{group}_geomean"] = {
+                "speedup": _geomean(row["speedup"]["all"] for row in rows),
+                "to_bound": _geomean(row["to_bound"]["all"] for row in rows),
+            }
+    return result
+
+
+def measure(
+    name: str,
+    size: dict[str, Any],
+    *,
+    compiled: bool = True,
+    rounds: int = 12,
+    block: int = 8,
+    report: Path | None = None,
+) -> dict[str, Any]:
+    """One target: times in milliseconds, ratios to eager and to the bound, and what `torch.compile` did."""
+    machine = Machine.here()
+    usual = torch.get_num_threads()
+    contenders: dict[str, Callable[[Any], Any]] = {}
+    eager = zoo.load(name, **size)
+    contenders["eager"] = eager.step
+    for threads in range(1, machine.cores):
+        contenders[f"eager_{threads}"] = _at_width(zoo.load(name, **size).step, threads, usual)
+    notes: dict[str, Any] = {}
+    if compiled:
+        step, notes = _compiled(zoo.load(name, **size))
+        if step is not None:
+            contenders["compile"] = step
+    captured = _captured(name, size)
+    costs = profile(captured, machine=machine, runs=5)
+    plans = {
+        f"uniform_{lanes}x{width}": _in_program_order(captured, lanes, width, machine.cores)
+        for lanes in _halvings(machine.cores)
+        for width in _halvings(machine.cores)
+    }
+    plans["serial"] = one_lane(captured, machine.cores, machine)
+    strategies = [(1,), (1, 2), (1, 2, 3)]
+    if machine.devices[0].smt > 1:
+        strategies.append((1, 2, 3, 4))
+    for added in strategies:
+        options: dict[str, Any] = {"strategies": added, "lookahead_ms": 0.0}
+        label = "s" + "".join(map(str, added))
+        plans[label] = plan(captured.graph, costs, machine, planner="concurrency", **options)
+    plans["lookahead"] = plan(captured.graph, costs, machine, planner="concurrency")
+    plans["phases"] = plan(captured.graph, costs, machine, planner="phases")
+    lanes_of = {label: executor(captured, made, machine) for label, made in plans.items()}
+    contenders |= lanes_of
+    fast_job = zoo.load(name, **size)
+    fast = schedule(fast_job.step, fast_job.model, fast_job.optimizer)
+    number = 0
+    while not fast.decided:
+        fast(fast_job.batch(number))
+        number += 1
+    contenders["all"] = fast.candidate.executor if fast.verdict == "planned" and fast.candidate else fast_job.step
+    found = in_turns(contenders, eager.batch, rounds=rounds, block=block)
+    corunning: dict[str, Timeline] = {}
+    for label in ("s123", "lookahead", "all"):
+        step = contenders[label]
+        if isinstance(step, Executor):
+            step(eager.batch(0))
+            corunning[label] = step.timeline()
+    row = _summary(found, fast, machine, len(captured.graph)) | {"compile": notes}
+    counts = {label: corunning_of(timeline) for label, timeline in corunning.items()}
+    row["corunning"] = {label: {"most": max(found), "mean": mean(found)} for label, found in counts.items() if found}
+    if report is not None and corunning:
+        report.mkdir(parents=True, exist_ok=True)
+        label = f"{name}-{size['batch_size']}" if "batch_size" in size else name
+        write_corunning(report / f"{label}.svg", corunning, title=f"{label}: ops side by side, from event to event")
+    for lanes in lanes_of.values():
+        lanes.close()
+    fast.close()
+    return row
+
+
+def _summary(found: dict[str, Turns], fast: Schedule, machine: Machine, ops: int) -> dict[str, Any]:
+    medians = {label: turns.median_ms for label, turns in found.items()}
+    eager = medians["eager"]
+    uniform = {label: value for label, value in medians.items() if label.startswith("uniform_")}
+    best = min(uniform, key=uniform.__getitem__)
+    row: dict[str, Any] = {
+        "ops": ops,
+        "contenders": {label: turns.summary() for label, turns in found.items()},
+        "speedup": {label: eager / value for label, value in medians.items()},
+        "uniform_best": best,
+        "uniform_over_all": uniform[best] / medians["all"],
+        "faults_to_eager": found["all"].summary()["page_faults"] / max(1.0, found["eager"].summary()["page_faults"]),
+        "verdict": str(fast.verdict),
+        "why": fast.why,
+        "lower_bound_ms": None,
+        "to_bound": {},
+    }
+    if fast.candidate is not None:
+        captured = fast.candidate.captured
+        costs = profile(captured, machine=machine, runs=9)
+        lower_ms = bounds(captured.graph, _medians(costs), machine).lower_us / 1e3
+        row["lower_bound_ms"] = lower_ms
+        row["to_bound"] = {label: value / lower_ms for label, value in medians.items()}
+        row["plan"] = {"planner": fast.plan.planner, "lanes": [(lane.width, len(lane.ops)) for lane in fast.plan.lanes]}
+    return row
+
+
+def _medians(costs: Costs) -> Costs:
+    """Costs of a usual run, where `Costs` has the fastest."""
+    return Costs(
+        {
+            op: {key: us + costs.spread_us.get(op, {}).get(key, 0.0) for key, us in found.items()}
+            for op, found in costs.durations_us.items()
+        }
+    )
+
+
+def _geomean(values: Any) -> float:
+    found = [value for value in values if value]
+    return math.exp(sum(map(math.log, found)) / len(found)) if found else float("nan")
+
+
+def _halvings(cores: int) -> list[int]:
+    """All cores, half of them, and so on down to one."""
+    found = [cores]
+    while found[-1] > 1:
+        found.append(found[-1] // 2)
+    return found[::-1]
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return "unknown"
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
+
+
+def _at_width(step: Callable[[Any], Any], threads: int, usual: int) -> Callable[[Any], Any]:
+    def narrow(batch: Any) -> Any:
+        torch.set_num_threads(threads)
+        try:
+            return step(batch)
+        finally:
+            torch.set_num_threads(usual)
+
+    return narrow
+
+
+def _captured(name: str, size: dict[str, Any]) -> Captured:
+    job = zoo.load(name, **size)
+    job.step(job.batch(0))
+    return capture_step(job.step, job.model, job.optimizer, job.batch(0), split=False)
+
+
+def _in_program_order(captured: Captured, lanes: int, width: int, cores: int) -> Plan:
+    """The ops in program order, each to the lane of what it waits for if that is one lane, else to the shortest queue.
+
+    Lanes that want more cores than there are share them all, as a framework's pools would.
+    """
+    dealt: list[list[str]] = [[] for _ in range(lanes)]
+    place: dict[str, int] = {}
+    for op in captured.graph.order:
+        before = {place[other] for other in captured.graph.predecessors[op]}
+        lane = before.pop() if len(before) == 1 else min(range(lanes), key=lambda number: len(dealt[number]))
+        dealt[lane].append(op)
+        place[op] = lane
+    pinned = lanes * width <= cores
+    return Plan(
+        tuple(
+            Lane(f"lane{n}", tuple(ops), width=width, cores=tuple(range(n * width, (n + 1) * width)) if pinned else ())
+            for n, ops in enumerate(dealt)
+        ),
+        planner="uniform",
+    )
+
+
+def _compiled(job: Job) -> tuple[Callable[[Any], Any] | None, dict[str, Any]]:
+    """The job's step with its models compiled, and what the compiler says it did; None where it fails."""
+    import torch._dynamo
+
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    for model in job.models:
+        # Not `model.compile()`: in torch 2.13 it leaves the call as it was and compiles nothing, without a word.
+        # Every batch has the same shape; left to guess, it makes dynamic kernels for DCGAN, and fails on them.
+        model.forward = torch.compile(model.forward, dynamic=False)
+    start = perf_counter()
+    try:
+        for number in range(3):
+            job.step(job.batch(number))
+    except Exception as error:  # noqa: BLE001 (whatever the compiler raises is its result)
+        first = (str(error).strip().splitlines() or [""])[0]
+        return None, {"failed": f"{type(error).__name__}: {first}"}
+    counters = torch._dynamo.utils.counters
+    graphs = counters["stats"].get("unique_graphs", 0)
+    if not graphs:
+        raise HocketError(f"torch.compile compiled nothing of {job.name!r}; it is no baseline")
+    return job.step, {
+        "graphs": graphs,
+        "graph_breaks": dict(counters["graph_break"]),
+        "recompiles": sum(counters["recompiles"].values()) if "recompiles" in counters else 0,
+        "seconds": perf_counter() - start,
+    }

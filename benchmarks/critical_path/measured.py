@@ -1,0 +1,251 @@
+"""The experiment on devices that are there: whole training steps, contenders in turns (`benchmarks.turns`).
+
+On cores (``--device cpu``) streams are lanes. On a GPU (``--device cuda``) a step is timed from an idle device to an
+idle device, so what overlaps across the step's end does not count in its favour.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import torch
+
+from benchmarks.budget import Budget
+from benchmarks.critical_path.memory import peaks_on_cores
+from benchmarks.turns import in_turns
+from hocket import zoo
+from hocket.backends import Backend, CpuBackend, CudaBackend
+from hocket.execution.lanes import Executor
+from hocket.ir import Costs, Machine, Timeline
+from hocket.job import Job
+from hocket.planning import plan
+from hocket.planning.critical_path import METHODS
+from hocket.tracing.captured import Captured, capture_step
+
+__all__ = ["on_cores", "on_gpu"]
+
+# What two cores train in a second or less.
+ON_CORES = {"lenet": (16, 64), "resnet18": (2,), "googlenet": (2,), "alexnet": (8,)}
+# TurboDL's networks, at a batch that leaves room on a GPU of today and at one that does not.
+ON_GPU = {
+    "lenet": (64, 1024),
+    "alexnet": (8, 128),
+    "caffenet": (16, 256),
+    "vgg16": (4, 100),
+    "googlenet": (2, 32),
+    "resnet18": (2, 32),
+    "resnet50": (2, 32),
+    "resnet152": (2, 18),
+}
+PROFILE_RUNS = 5
+Save: TypeAlias = Callable[[dict[str, Any]], None]
+
+
+def on_cores(
+    *, quick: bool = False, rounds: int = 6, block: int = 3, budget_s: float | None = None, save: Save = lambda _: None
+) -> dict[str, Any]:
+    """Eager, native serial, `concurrency` and `critical-path` on this machine's cores.
+
+    Args:
+        quick: fewer networks.
+        rounds: blocks of steps of each contender.
+        block: counted steps in a block.
+        budget_s: what there is no time for in so many seconds is left out.
+        save: called with the result so far, after each network.
+
+    Returns:
+        ``networks``: by label the times of each contender, the speedup over eager, and ``to_concurrency``, which is the
+        time of critical-path's plan over that of concurrency's; ``geomean`` of these; ``memory``: see
+        `benchmarks.critical_path.memory`; and ``left_out``.
+    """
+    backend = CpuBackend(Machine.here(), "auto")
+    budget = Budget(budget_s)
+    rows: dict[str, Any] = {}
+
+    def result() -> dict[str, Any]:
+        return {
+            "cores": backend.machine.cores,
+            "networks": rows,
+            "geomean": _geomeans({"to_concurrency": [row["to_concurrency"] for row in rows.values()]}),
+            "left_out": budget.left_out,
+        }
+
+    for name, sizes in list(ON_CORES.items())[: 2 if quick else None]:
+        for size in sizes:
+            with budget.item(f"{name}/{size}", units=_layers(name)) as begun:
+                if begun:
+                    rows[f"{name}/{size}"] = _cores_row(name, size, backend, rounds, block)
+                    save(result())
+    return result()
+
+
+def _cores_row(name: str, size: int, backend: Backend, rounds: int, block: int) -> dict[str, Any]:
+    job, captured, costs = _profiled(name, size, backend, "cpu")
+    contenders: dict[str, Callable[[Any], Any]] = {"eager": job.step}
+    for label in ("serial", "concurrency", "critical-path"):
+        contenders[label] = backend.lanes(captured, plan(captured.graph, costs, backend.machine, planner=label))
+    row = _row(contenders, job, rounds, block)
+    row["to_concurrency"] = row["median_ms"]["critical-path"] / row["median_ms"]["concurrency"]
+    row["memory"] = peaks_on_cores(name, size, plan(captured.graph, costs, backend.machine, "critical-path"))
+    return row
+
+
+def on_gpu(
+    *, quick: bool = False, rounds: int = 5, block: int = 10, budget_s: float | None = None, save: Save = lambda _: None
+) -> dict[str, Any]:
+    """Every way of running a step on the current CUDA device.
+
+    Contenders: ``eager``; ``graph``: one stream as a CUDA graph, which the others are held against; ``compile``:
+    `torch.compile` with ``mode="reduce-overhead"``; ``layers``, ``asynchronous`` and ``full``: see the package.
+
+    Args:
+        quick: fewer networks.
+        rounds: blocks of steps of each contender.
+        block: counted steps in a block.
+        budget_s: what there is no time for in so many seconds is left out; small batches come first, and compiling
+            may take a third of the time.
+        save: called with the result so far, after each network.
+
+    Returns:
+        ``gpu``; ``networks``: by label the times, ``speedup`` over ``graph``, and what was planned; ``geomean`` of the
+        speedups at the smaller and at the larger batch of each network; ``left_out``.
+
+    Raises:
+        ExecutionError: there is no CUDA device.
+    """
+    backend = CudaBackend(torch.cuda.current_device() if torch.cuda.is_available() else 0)
+    networks = dict(list(ON_GPU.items())[: 3 if quick else None])
+    return on_streams(backend, "cuda", networks, rounds, block, Budget(budget_s), save)
+
+
+def on_streams(
+    backend: Backend,
+    device: str,
+    networks: Mapping[str, tuple[int, int]],
+    rounds: int,
+    block: int,
+    budget: Budget,
+    save: Save,
+) -> dict[str, Any]:
+    """`on_gpu` on any backend: a test has no GPU."""
+    rows: dict[str, dict[str, dict[str, Any]]] = {"small": {}, "large": {}}
+
+    def result() -> dict[str, Any]:
+        return {
+            "gpu": backend.machine.note,
+            "torch": torch.__version__,
+            "networks": rows["small"] | rows["large"],
+            "geomean": {batch: _over_graph(group.values()) for batch, group in rows.items()},
+            "left_out": budget.left_out,
+        }
+
+    for place, (_, group) in enumerate(rows.items()):
+        for name, sizes in networks.items():
+            label = f"{name}/{sizes[place]}"
+            with budget.item(label, units=_layers(name)) as begun:
+                if begun:
+                    try:
+                        group[label] = _streams_row(name, sizes[place], backend, device, rounds, block, budget)
+                    except torch.OutOfMemoryError as error:
+                        budget.left_out[label] = f"{label}: {str(error).splitlines()[0]}"
+                    gc.collect()
+                    torch.cuda.empty_cache()
+                    save(result())
+    return result()
+
+
+def _streams_row(
+    name: str, size: int, backend: Backend, device: str, rounds: int, block: int, budget: Budget
+) -> dict[str, Any]:
+    job, captured, costs = _profiled(name, size, backend, device)
+    contenders: dict[str, Callable[[Any], Any]] = {"eager": _settled(job.step, backend)}
+    lanes: dict[str, Executor] = {}
+    for count, label in enumerate(("graph", "layers", "asynchronous", "full")):
+        made = plan(captured.graph, costs, backend.machine, planner="critical-path", methods=METHODS[:count])
+        lanes[label] = backend.lanes(captured, made)
+        contenders[label] = _settled(lanes[label], backend)
+    what = f"{name}/{size}: compile"
+    with budget.item(what, kind="compile", units=_layers(name), share=1 / 3) as begun:
+        if begun:
+            compiled = _settled(_compiled(name, size, device), backend)
+            try:
+                compiled(job.batch(0))
+                contenders["compile"] = compiled
+            except RuntimeError as error:  # no compiler on this machine, or a step that it cannot compile
+                budget.left_out[what] = f"{what}: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+    row = _row(contenders, job, rounds, block)
+    row["speedup"] = {label: row["median_ms"]["graph"] / ms for label, ms in row["median_ms"].items()}
+    row["lanes"] = {label: len(executor.plan.lanes) for label, executor in lanes.items()}
+    for executor in lanes.values():
+        executor.close()
+    return row
+
+
+def _over_graph(rows: Iterable[dict[str, Any]]) -> dict[str, float]:
+    """Geometric means of the speedups over one graph; of ``compile`` over the networks where it was measured."""
+    found: dict[str, list[float]] = {}
+    for row in rows:
+        for label, speedup in row["speedup"].items():
+            found.setdefault(label, []).append(speedup)
+    return _geomeans(found)
+
+
+def _profiled(name: str, size: int, backend: Backend, device: str) -> tuple[Job, Captured, Costs]:
+    """A job, its captured step (convolutions' backward taken apart), and what its ops take."""
+    job = zoo.load(name, batch_size=size, device=device)
+    job.step(job.batch(0))
+    captured = capture_step(job.step, job.model, job.optimizer, job.batch(0))
+    measured: dict[str, list[Timeline]] = {}
+    for key, lanes in backend.profilers(captured):
+        for run in range(PROFILE_RUNS + 1):
+            lanes(job.batch(run))
+            if run:
+                measured.setdefault(key, []).append(lanes.timeline())
+        lanes.close()
+    return job, captured, backend.costs(captured, measured)
+
+
+def _settled(step: Callable[[Any], Any], backend: Backend) -> Callable[[Any], Any]:
+    def settled(batch: Any) -> Any:
+        result = step(batch)
+        backend.settle()
+        return result
+
+    return settled
+
+
+def _compiled(name: str, size: int, device: str) -> Callable[[Any], Any]:
+    job = zoo.load(name, batch_size=size, device=device)
+    for model in job.models:
+        # Not `model.compile()`: in torch 2.13 it leaves the call as it was and compiles nothing, without a word.
+        model.forward = torch.compile(model.forward, mode="reduce-overhead")
+    return job.step
+
+
+def _row(contenders: dict[str, Callable[[Any], Any]], job: Job, rounds: int, block: int) -> dict[str, Any]:
+    found = in_turns(contenders, job.batch, rounds=rounds, block=block)
+    medians = {label: turns.median_ms for label, turns in found.items()}
+    row: dict[str, Any] = {
+        "median_ms": medians,
+        "over_eager": {label: medians["eager"] / ms for label, ms in medians.items()},
+        "contenders": {label: turns.summary() for label, turns in found.items()},
+    }
+    for step in contenders.values():
+        if isinstance(step, Executor):
+            step.close()
+    return row
+
+
+def _layers(name: str) -> int:
+    """How many layers a network has, to guess what it takes; of the smallest batch that there is."""
+    with torch.device("meta"):
+        job = zoo.load(name, batch_size=1, num_batches=1)
+    return sum(1 for model in job.models for _ in model.modules())
+
+
+def _geomeans(values: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Of each that has any; JSON has no word for the mean of nothing."""
+    return {name: math.exp(sum(map(math.log, found)) / len(found)) for name, found in values.items() if found}

@@ -1,0 +1,91 @@
+"""Peak memory of whole processes: a step run eagerly, and by plan, each in a process of its own.
+
+What counts is what the process grew by since before the model was made, at its highest while steps are run, as the
+kernel sees it (``VmHWM`` of /proc/self/status, set back after the warm-up). So memory that a lane keeps between steps
+counts, and what capturing has left behind, too. What loading torch's tracer and Hocket takes, once for a process and
+whatever it trains, is stated apart: both processes capture and run a step of one layer before the model is made.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hocket import zoo
+from hocket.execution import executor
+from hocket.ir import Lane, Machine, Plan
+from hocket.tracing.captured import capture_step
+
+__all__ = ["peaks_on_cores"]
+
+WARM_UP = 3
+STEPS = 5
+TIMEOUT_S = 300
+
+
+def peaks_on_cores(name: str, batch_size: int, plan: Plan) -> dict[str, float]:
+    """Peaks of a zoo model's step, eager and by plan.
+
+    Returns:
+        ``eager_bytes`` and ``plan_bytes``; ``ratio`` of the second to the first; what the plan predicts of that,
+        ``predicted_ratio``; and ``loading_bytes``, which is in neither. Empty where the operating system does not tell.
+    """
+    if not Path("/proc/self/clear_refs").exists():
+        return {}
+    eager, _ = _in_a_process(name, batch_size, None)
+    planned, loading = _in_a_process(name, batch_size, str(plan))
+    found = {"eager_bytes": eager, "plan_bytes": planned, "ratio": planned / eager, "loading_bytes": loading}
+    if plan.peak_bytes and plan.eager_peak_bytes:
+        found["predicted_ratio"] = plan.peak_bytes / plan.eager_peak_bytes
+    return found
+
+
+def _in_a_process(*args: Any) -> tuple[float, float]:
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(1) as pool:
+        return pool.apply_async(_peak_bytes, args).get(TIMEOUT_S)
+
+
+def _peak_bytes(name: str, batch_size: int, plan: str | None) -> tuple[float, float]:
+    bare = _status_bytes("VmRSS")
+    _run_one_layer()
+    before = _status_bytes("VmRSS")
+    job = zoo.load(name, batch_size=batch_size)
+    step = job.step
+    if plan is not None:
+        job.step(job.batch(0))
+        captured = capture_step(job.step, job.model, job.optimizer, job.batch(0))
+        step = executor(captured, Plan.parse(plan), Machine.here())
+    for number in range(WARM_UP):
+        step(job.batch(number))
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is from now on
+    for number in range(STEPS):
+        step(job.batch(number))
+    return _status_bytes("VmHWM") - before, before - bare
+
+
+def _run_one_layer() -> None:
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(batch: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(batch).sum()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    batch = torch.randn(2, 2)
+    captured = capture_step(step, model, optimizer, batch)
+    lanes = executor(captured, Plan((Lane("cpu0", captured.graph.order, cores=(0,)),)), Machine.here())
+    for _ in range(2):
+        lanes(batch)
+    lanes.close()
+
+
+def _status_bytes(field: str) -> float:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(float(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))

@@ -1,0 +1,244 @@
+"""The experiment on a simulated GPU: captured networks, kernel times from the analytic model, published constants.
+
+Each network is captured as it is trained (on ``meta`` tensors, so no memory is needed), its convolutions' backward
+split into activation, weight and bias gradients. Kernel times and shares are `hocket.profiling.gpu`'s; a step's time is
+what one more step in a row of steps adds (`hocket.simulation.steps`), except where a step is one CUDA graph: those do
+not overlap, so there it is the makespan. docs/critical-path.md tells what is assumed, and what the result hangs on
+most.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from time import process_time
+from typing import Any
+
+from hocket import zoo
+from hocket.checking import events_of, hazards
+from hocket.ir import Costs, Graph, Machine, Plan
+from hocket.planning import plan
+from hocket.planning.critical_path import METHODS
+from hocket.planning.ranks import graph_ranks
+from hocket.profiling.gpu import Fit, GpuModel, estimate_gpu
+from hocket.simulation import simulate, step_us
+from hocket.tracing.captured import capture_step
+
+__all__ = ["BATCHES", "DEPTHS", "PAPER", "PAPER_SPEEDUP", "measure", "sensitivity", "simulated"]
+
+# TurboDL, section 4.2: the batch of each network in Fig. 7, and what was measured over Caffe with cuDNN on a P100.
+PAPER = {"lenet": 64, "alexnet": 128, "caffenet": 256, "vgg16": 100, "googlenet": 32, "resnet50": 32}
+PAPER_SPEEDUP = {"lenet": 1.38, "alexnet": 1.21, "caffenet": 1.31, "vgg16": 1.27, "googlenet": 1.30, "resnet50": 1.35}
+
+# Fig. 9 and the speedups the paper gives with it; its batches shrink with depth, so one batch for all is tried, too.
+DEPTHS = {"resnet18": 32, "resnet34": 32, "resnet50": 32, "resnet101": 28, "resnet152": 18}
+EQUAL_BATCH = 8
+PAPER_DEPTH_SPEEDUP = {"resnet18": 1.27, "resnet34": 1.29, "resnet50": 1.35, "resnet101": 1.38, "resnet152": 1.40}
+
+# Fig. 8 asks what the batch size does; its bars' sizes are not in the text, but for VGG-16's 100 to 400.
+BATCHES = {
+    "lenet": (16, 64, 256, 1024),
+    "alexnet": (8, 32, 128, 512),
+    "caffenet": (16, 64, 256, 1024),
+    "vgg16": (4, 25, 100, 400),
+    "googlenet": (2, 8, 32, 128),
+    "resnet50": (2, 8, 32, 128),
+}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A GPU and a model of its kernels.
+
+    Attributes:
+        machine, model: see `hocket.profiling.gpu`.
+        left: the part of its multiprocessors that a kernel cannot use, and another one beside it could.
+        barrier_us: what a barrier between layers takes beyond its events, with the host in it for instance.
+    """
+
+    machine: Machine
+    model: GpuModel = field(default_factory=GpuModel)
+    left: float = 0.0
+    barrier_us: float = 0.0
+
+    def costs(self, graph: Graph) -> Costs:
+        found = estimate_gpu(graph, self.machine, model=self.model)
+        shares = {
+            op: {device: share._replace(multiprocessors=share.multiprocessors * (1 - self.left))}
+            for op, row in found.shares.items()
+            for device, share in row.items()
+        }
+        return replace(found, shares=shares)
+
+
+def simulated(*, quick: bool = False, machine: str = "p100") -> dict[str, Any]:
+    """The whole experiment, or with `quick` the six networks at the paper's batch sizes and ResNet-18 and 152.
+
+    Returns:
+        ``machine`` and its ``note``; ``networks``, ``depths`` (and ``depths_at_equal_batch``) and ``batches``: rows of
+        `measure` by label;
+        ``geomean`` of the six networks: speedup of each contender over ``layers``, beside ``paper``; ``contribution``:
+        what asynchrony and priorities add to each (the paper's Fig. 11); ``sensitivity``, not with `quick`.
+    """
+    setting = Setting(Machine.known(machine))
+    graphs = _Graphs()
+    networks = {name: measure(graphs(name, batch), setting, batch) for name, batch in PAPER.items()}
+
+    def row(name: str, batch: int) -> dict[str, Any]:
+        return networks[name] if PAPER.get(name) == batch else measure(graphs(name, batch), setting, batch)
+
+    ends = {name: batch for name, batch in DEPTHS.items() if not quick or name in ("resnet18", "resnet152")}
+    depths = {name: row(name, batch) for name, batch in ends.items()}
+    equal_batch = {name: row(name, EQUAL_BATCH) for name in ends}
+    batches = {
+        name: {str(batch): row(name, batch) for batch in sizes} for name, sizes in ({} if quick else BATCHES).items()
+    }
+    result: dict[str, Any] = {
+        "machine": machine,
+        "note": setting.machine.note,
+        "networks": networks,
+        "depths": depths,
+        "depths_at_equal_batch": equal_batch,
+        "batches": batches,
+        "geomean": {
+            label: _geomean(row["speedup"][label] for row in networks.values())
+            for label in networks["lenet"]["speedup"]
+        },
+        "paper": {"networks": PAPER_SPEEDUP, "geomean": 1.30, "depths": PAPER_DEPTH_SPEEDUP},
+        "contribution": {
+            name: {
+                "asynchronous": row["speedup"]["asynchronous"] - 1.0,
+                "priorities": row["speedup"]["full"] - row["speedup"]["asynchronous"],
+            }
+            for name, row in networks.items()
+        },
+    }
+    if not quick:
+        result["sensitivity"] = sensitivity({name: graphs(name, batch) for name, batch in PAPER.items()}, setting)
+    return result
+
+
+class _Graphs:
+    """Captured graphs, each captured once."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[str, int], Graph] = {}
+
+    def __call__(self, name: str, batch_size: int) -> Graph:
+        key = (name, batch_size)
+        if key not in self._found:
+            job = zoo.load(name, batch_size=batch_size, num_batches=1, device="meta")
+            self._found[key] = capture_step(job.step, job.model, job.optimizer, job.batch(0)).graph
+        return self._found[key]
+
+
+def measure(graph: Graph, setting: Setting, batch_size: int) -> dict[str, Any]:
+    """All contenders on one network.
+
+    Returns:
+        ``ops``; ``ms`` of each contender; ``speedup`` of each over ``layers``; ``lower_bound_ms``: the longest chain,
+        or all multiprocessor time, whichever is longer; of the full plan: ``to_bound``, ``images_per_s``, ``streams``,
+        ``events`` (``edges_across``: edges that cross streams); of the one that keeps the memory limit:
+        ``planning_s`` (process time) and ``peak_ratio`` (its peak over eager's).
+    """
+    costs = setting.costs(graph)
+    plans = {
+        label: _plan(graph, costs, setting.machine, METHODS[:count], "eager")
+        for label, count in (("eager", 0), ("layers", 1), ("asynchronous", 2), ("full", 3))
+    }
+    plans["graph"] = plans["eager"]
+    plans["full_graph"] = _plan(graph, costs, setting.machine, METHODS, "graph")
+    begin = process_time()
+    kept = plans["kept_graph"] = plan(graph, costs, setting.machine, planner="critical-path")
+    planning_s = process_time() - begin
+    full = plans["full"]
+    events = events_of(graph, full)
+    hazards(graph, full, events)
+    takes_us = {label: _takes_us(graph, made, costs, setting.machine, label) for label, made in plans.items()}
+    lower_us = _lower_us(graph, costs)
+    return {
+        "ops": len(graph),
+        "batch_size": batch_size,
+        "ms": {label: us / 1e3 for label, us in takes_us.items()},
+        "speedup": {label: takes_us["layers"] / us for label, us in takes_us.items()},
+        "lower_bound_ms": lower_us / 1e3,
+        "to_bound": takes_us["full"] / lower_us,
+        "images_per_s": batch_size / takes_us["full"] * 1e6,
+        "streams": len(full.lanes),
+        "events": sum(len(sources) for sources in events.waits.values()),
+        "edges_across": sum(full.lane_of[edge.src] is not full.lane_of[edge.dst] for edge in graph.edges),
+        "planning_s": planning_s,
+        "peak_ratio": kept.peak_bytes / kept.eager_peak_bytes if kept.peak_bytes and kept.eager_peak_bytes else 1.0,
+    }
+
+
+def sensitivity(graphs: dict[str, Graph], setting: Setting) -> dict[str, Any]:
+    """The six networks' mean speedup of ``full`` over ``layers``, with one assumption changed at a time."""
+    found = {}
+    for label, changed in _changes(setting):
+        ratios = []
+        for graph in graphs.values():
+            costs = changed.costs(graph)
+            layers, full = (
+                _plan(graph, costs, changed.machine, methods, "eager") for methods in (METHODS[:1], METHODS)
+            )
+            layers_us = _takes_us(graph, layers, costs, changed.machine, "layers")
+            barriers_us = changed.barrier_us * len(layers.after)  # ops that wait for a whole layer on several streams
+            ratios.append((layers_us + barriers_us) / _takes_us(graph, full, costs, changed.machine, "full"))
+        found[label] = _geomean(ratios)
+    return found
+
+
+def _changes(setting: Setting) -> Iterator[tuple[str, Setting]]:
+    model, machine = setting.model, setting.machine
+    yield "as it is", setting
+
+    def faster(fit: Fit, factor: float) -> Fit:
+        return fit._replace(at_50=fit.at_50 * factor)
+
+    for label, factor in (("products 1.5 times as fast", 1.5), ("products 1.5 times as slow", 1 / 1.5)):
+        fits = {role: faster(getattr(model, role), factor) for role in ("forward", "activation_grad", "weight_grad")}
+        yield label, replace(setting, model=replace(model, most=model.most * factor, **fits))  # type: ignore[arg-type]
+    for label, factor in (("weight gradients 1.4 times as fast", 1.4), ("weight gradients 1.4 times as slow", 1 / 1.4)):
+        yield label, replace(setting, model=replace(model, weight_grad=faster(model.weight_grad, factor)))
+    for blocks in (1, 4):
+        yield f"{blocks} blocks a multiprocessor", replace(setting, model=replace(model, blocks_per_core=blocks))
+    for threads in (1, 16):
+        yield f"{threads} results a thread", replace(setting, model=replace(model, results_per_thread=threads))
+    for part in (0.5, 0.9):
+        yield f"bandwidth at {part:.0%}", replace(setting, model=replace(model, bandwidth_efficiency=part))
+    for part in (0.1, 0.25, 0.5):
+        yield f"kernels leave {part:.0%} of what they fill to others", replace(setting, left=part)
+    for us in (5.0, 20.0, 50.0):
+        yield f"a barrier takes {us:g} us", replace(setting, barrier_us=us)
+    yield "25% to others, and a barrier of 20 us", replace(setting, left=0.25, barrier_us=20.0)
+    for us in (1.0, 5.0):
+        yield f"{us:g} us a kernel at least", replace(setting, model=replace(model, kernel_us=us))
+    for rate, values in (("launch_us", (0.0, 2.5, 10.0)), ("event_us", (0.0, 3.0)), ("priorities", (1, 6))):
+        for value in values:
+            device = replace(machine.devices[0], **{rate: value})  # type: ignore[arg-type]
+            yield f"{rate} {value:g}", replace(setting, machine=replace(machine, devices=(device,)))
+
+
+def _plan(graph: Graph, costs: Costs, machine: Machine, methods: Sequence[str], launches: str) -> Plan:
+    """A plan without a memory limit, as the paper's."""
+    unlimited = 1e18
+    return plan(graph, costs, machine, "critical-path", methods=methods, launches=launches, peak_limit_bytes=unlimited)
+
+
+def _takes_us(graph: Graph, made: Plan, costs: Costs, machine: Machine, label: str) -> float:
+    if label.endswith("graph"):
+        return simulate(graph, made, costs, machine, launches="graph").makespan_us
+    return step_us(graph, made, costs, machine, launches="eager")
+
+
+def _lower_us(graph: Graph, costs: Costs) -> float:
+    durations_us = [costs.duration_us(op.name, device="gpu0") for op in graph.ops]
+    areas = [us * costs.shares[op.name]["gpu0"].multiprocessors for op, us in zip(graph.ops, durations_us, strict=True)]
+    return max(*graph_ranks(graph, durations_us), math.fsum(areas))
+
+
+def _geomean(values: Any) -> float:
+    found = list(values)
+    return math.exp(math.fsum(map(math.log, found)) / len(found))

@@ -1,0 +1,356 @@
+"""Training B models at once: throughput against B of everything that can do it, side by side in one run.
+
+    serial         a loop over B models, each with its optimizer
+    channels-last  the same with weights and images that have their channels last (where there are images)
+    processes      B processes side by side, each with its model (HFTA calls it concurrent)
+    mps            such processes whose kernels share a GPU (where MPS can be started)
+    mig            such processes on the parts of a GPU (where somebody made such parts)
+    vmap           `hocket.fuse` with ``backend="vmap"``
+    fused          with rules everywhere
+    auto           with whatever was timed to be the fastest
+    scheduled      the same, and its step by a plan of `hocket.schedule`
+    lanes          the loop by such a plan, nothing fused
+
+Throughput is models times steps per second; what counts is the ratio to serial, of blocks of steps taken in turns.
+Where fusing stops paying is the first B at which a ratio falls below one. All models share the batch, as in a search
+over seeds or rates. Memory is what the process grew by (CPU) or the allocator's peak (CUDA), each contender in a
+process of its own.
+
+Source: S. Wang et al., "Horizontally Fused Training Array", MLSys 2021, sections 4 and 5.
+"""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from itertools import product
+from queue import Empty
+from statistics import median, quantiles
+from threading import BrokenBarrierError
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import nn
+
+from benchmarks.budget import Budget
+from benchmarks.fuse import beside, counters
+from benchmarks.fuse.targets import BACKENDS, TARGETS, Step, Target, named, partly_fused, step_of
+from hocket.errors import InputError
+
+__all__ = ["CONTENDERS", "TARGETS", "Target", "blocks_of", "partial", "run"]
+
+CONTENDERS = ("serial", "channels-last", "processes", "mps", "mig", "vmap", "fused", "auto", "scheduled", "lanes")
+IN_TURNS = ("serial", "channels-last", *BACKENDS, "lanes")  # in this process
+MAX_PROCESSES = 8
+SHORT_S = 2.0  # short steps are taken as often as fits in this time,
+MAX_STEPS = 300  # or so often
+BLOCK = 4  # counted steps of one contender after another
+PATIENCE_S = 300.0  # for processes side by side to begin, and to end
+
+
+def run(
+    targets: Sequence[str] = (),
+    *,
+    device: str = "cpu",
+    sizes: Sequence[int] = (1, 2, 4, 8),
+    steps: int = 7,
+    amp: bool = False,
+    both: bool = False,
+    memory: bool = True,
+    contenders: Sequence[str] = CONTENDERS,
+    budget_s: float | None = None,
+    save: Callable[[dict[str, Any]], None] = lambda _: None,
+) -> dict[str, Any]:
+    """Measure targets at every B, small B first; memory at the end.
+
+    Args:
+        targets: names in `TARGETS` or `targets.PAPER`, or of zoo entries that classify; all of `TARGETS` by default.
+        device: "cpu" or "cuda".
+        sizes: the numbers of models, B.
+        steps: counted steps of each contender, more where they are short; medians are taken.
+        amp: train under autocast to bfloat16.
+        both: measure everything twice, in single precision and under autocast.
+        memory: measure memory too (each contender in a new process).
+        contenders: which of `CONTENDERS`; "serial", the baseline, is always among them.
+        budget_s: what there is no time for in so many seconds is left out.
+        save: called with the result so far, after each target and B.
+
+    Returns:
+        ``targets``: name -> B (as text) -> contender -> ``models_per_s``, ``step_ms``, ``quartiles_ms``, ``steps``,
+        ``to_serial``, ``chosen`` (by auto, in the order of its choices, and why a plan was kept or not),
+        ``memory_bytes``, ``memory_to_singles`` (to B times what one model alone needs), ``counters``.
+        ``crossover``: name -> contender -> ``pays_from``, the first B at which it is no slower than serial, and
+        ``stops_at``, the next one at which it is; None where there is none.
+        ``targets_amp``, ``crossover_amp``: the same under autocast, if `both`.
+        ``left_out``: a line for each contender that cannot be had here, and for what had no time or memory.
+
+    Raises:
+        InputError: the device is not there, or a target or contender is unknown.
+    """
+    _check_device(device)
+    unknown = set(contenders) - set(CONTENDERS)
+    if unknown:
+        raise InputError(f"bench fuse: expected contenders among {', '.join(CONTENDERS)}, got {sorted(unknown)}")
+    chosen = {name: named(name) for name in (targets or TARGETS)}
+    wanted = dict.fromkeys(("serial", *contenders))
+    left_out = _absent(device, tuple(wanted))
+    names = tuple(name for name in wanted if name not in left_out)
+    budget = Budget(budget_s)
+    precisions = {"": False, "_amp": True} if both else {"": amp}
+    measured: dict[str, dict[str, Any]] = {key: {name: {} for name in chosen} for key in precisions}
+
+    def result() -> dict[str, Any]:
+        found: dict[str, Any] = {**_where(device), "amp": amp}
+        for key, targets in measured.items():
+            found[f"targets{key}"] = targets
+            found[f"crossover{key}"] = {name: crossover(by_size) for name, by_size in targets.items()}
+        return found | {"left_out": left_out | budget.left_out}
+
+    for size, (key, under), (name, target) in product(sizes, precisions.items(), chosen.items()):
+        what = _words(name, size, under)
+        with budget.item(what, kind=name, units=size) as begun:
+            if begun:
+                try:
+                    measured[key][name][str(size)] = _measure(
+                        target, size, device, steps, under, names, left_out, budget.left_s()
+                    )
+                except torch.OutOfMemoryError as error:
+                    left_out[what] = f"{what}: {str(error).splitlines()[0]}"
+                save(result())
+    for (key, under), (name, target) in product(precisions.items(), chosen.items()):
+        if memory and measured[key][name]:
+            _add_memory(name, target, measured[key][name], device, under, budget, left_out)
+            save(result())
+    return result()
+
+
+def _words(name: str, size: int, amp: bool) -> str:
+    return f"{name}, {size} models" + (", autocast" if amp else "")
+
+
+def crossover(by_size: dict[str, dict[str, Any]]) -> dict[str, dict[str, int | None]]:
+    """For each contender the first B, of those measured, at which it beats serial, and the next at which it loses."""
+    names = dict.fromkeys(name for found in by_size.values() for name in found if name != "serial")
+    return {
+        name: _pays({int(b): found[name]["to_serial"] for b, found in by_size.items() if name in found})
+        for name in names
+    }
+
+
+def _pays(to_serial: dict[int, float]) -> dict[str, int | None]:
+    begins = min((size for size, ratio in to_serial.items() if ratio >= 1), default=None)
+    loses = [size for size, ratio in to_serial.items() if begins is not None and size > begins and ratio < 1]
+    return {"pays_from": begins, "stops_at": min(loses, default=None)}
+
+
+def partial(
+    target: str, *, device: str = "cpu", size: int = 4, steps: int = 7, amp: bool = False
+) -> list[dict[str, Any]]:
+    """Partial fusion: at first only one block is fused, then one more at a time (HFTA, section 5.4).
+
+    Args:
+        target: a name in `TARGETS` with one model, or of a zoo entry that classifies.
+        device: as of `run`.
+        size: B.
+        steps: as of `run`.
+        amp: as of `run`.
+
+    Returns:
+        A row for each number of fused blocks: ``fused``, ``separate`` (the blocks' names), ``step_ms``,
+        ``to_serial``.
+
+    Raises:
+        InputError: the device is not there, the target is unknown, or is two models.
+    """
+    _check_device(device)
+    chosen = named(target)
+    models = chosen.models(0, device)
+    if len(models) != 1:
+        raise InputError(f"bench fuse: {target}: expected one model for partial fusion, got {len(models)}")
+    blocks = blocks_of(models[0])
+    rows: list[dict[str, Any]] = [
+        {"fused": number, "separate": list(blocks[number:])} for number in range(1, len(blocks) + 1)
+    ]
+    in_turn: dict[str, Callable[[], None]] = {"serial": step_of("serial", chosen, size, device, amp)}
+    for row in rows:
+        in_turn[str(row["fused"])] = partly_fused(chosen, size, device, amp, tuple(blocks[row["fused"] :]))
+    times = _timed(in_turn, device, steps)
+    for row in rows:
+        row |= _row(times[str(row["fused"])])
+        row["to_serial"] = median(times["serial"]) / row["step_ms"]
+    return rows
+
+
+def blocks_of(model: nn.Module) -> tuple[str, ...]:
+    """The names of a model's blocks: of its parts with parameters, down to where there are three or more."""
+    parts = [(name, part) for name, part in model.named_children() if any(True for _ in part.parameters())]
+    if len(parts) >= 3 or not parts:
+        return tuple(name for name, _ in parts)
+    found: list[str] = []
+    for name, part in parts:
+        inner = [f"{name}.{inside}" for inside in blocks_of(part)]
+        found += inner if len(inner) > 1 else [name]
+    return tuple(found)
+
+
+def _check_device(device: str) -> None:
+    if device == "cuda" and not torch.cuda.is_available():
+        raise InputError("bench fuse: device: expected one that is there, got 'cuda', and torch sees no GPU")
+
+
+def _where(device: str) -> dict[str, Any]:
+    return {
+        "machine": torch.cuda.get_device_name() if device == "cuda" else platform.processor() or platform.machine(),
+        "device": device,
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+    }
+
+
+def _absent(device: str, wanted: tuple[str, ...]) -> dict[str, str]:
+    """What cannot be had here, and why, in one line each."""
+    if device != "cuda":
+        return {name: f"{name}: needs a GPU" for name in ("mps", "mig") if name in wanted}
+    found = {}
+    if "mps" in wanted and (why := beside.mps_missing()):
+        found["mps"] = why
+    if "mig" in wanted and not beside.mig_devices():
+        found["mig"] = "mig: nvidia-smi lists no MIG device"
+    if why := counters.counters_missing():
+        found["counters"] = why
+    return found
+
+
+def _timed(in_turn: Mapping[str, Callable[[], None]], device: str, steps: int) -> dict[str, list[float]]:
+    """What each one's steps took, in ms: in blocks, in turns there and back, so nobody always follows the same one.
+
+    The first step of a block finds the caches and the heap as another contender left them, and does not count.
+    """
+    times: dict[str, list[float]] = {name: [] for name in in_turn}
+    turn_s = 0.0
+    for _ in range(beside.WARM_UP):
+        turn_s = sum([_took_s(step, device) for step in in_turn.values()])
+    for step in in_turn.values():
+        _close(step)
+    wanted = max(steps, min(MAX_STEPS, int(SHORT_S / turn_s)))
+    for first in range(0, wanted, BLOCK):
+        for name in list(in_turn)[:: 1 if first // BLOCK % 2 else -1]:
+            _took_s(in_turn[name], device)
+            for _ in range(first, min(wanted, first + BLOCK)):
+                times[name].append(_took_s(in_turn[name], device) * 1e3)
+            _close(in_turn[name])
+    return times
+
+
+def _close(step: Callable[[], None]) -> None:
+    """End a step's lanes, of whose threads libgomp would think while others run (see `bench.turns`)."""
+    if isinstance(step, Step):
+        step.close()
+
+
+def _took_s(step: Callable[[], None], device: str) -> float:
+    start = perf_counter()
+    step()
+    beside.settle(device)
+    return perf_counter() - start
+
+
+def _row(times_ms: list[float]) -> dict[str, Any]:
+    lower, middle, upper = quantiles(times_ms, n=4) if len(times_ms) > 1 else times_ms * 3
+    return {"step_ms": middle, "quartiles_ms": [lower, upper], "steps": len(times_ms)}
+
+
+def _measure(
+    target: Target,
+    size: int,
+    device: str,
+    steps: int,
+    amp: bool,
+    names: tuple[str, ...],
+    left_out: dict[str, str],
+    left_s: float,
+) -> dict[str, dict[str, Any]]:
+    here = [name for name in IN_TURNS if name in names and (name != "channels-last" or target.has_images())]
+    in_turn = {name: step_of(name, target, size, device, amp) for name in here}
+    found: dict[str, dict[str, Any]] = {
+        name: _row(times_ms) for name, times_ms in _timed(in_turn, device, steps).items()
+    }
+    for name, step in in_turn.items():
+        if step.chosen():
+            found[name]["chosen"] = step.chosen()
+    if device == "cuda" and "counters" not in left_out:
+        for name, step in in_turn.items():
+            found[name]["counters"] = counters.counted(step)
+    in_turn.clear()  # their memory is needed
+    if size <= MAX_PROCESSES:
+        for name in names:
+            if name in ("processes", "mps", "mig") and name not in left_out:
+                took_s = _beside(name, target, size, device, steps, amp, left_out, left_s)
+                if took_s is not None:
+                    found[name] = {"step_ms": took_s * 1e3}
+    serial_ms = found["serial"]["step_ms"]
+    for row in found.values():
+        row["models_per_s"] = size / row["step_ms"] * 1e3
+        row["to_serial"] = serial_ms / row["step_ms"]
+    return found
+
+
+def _beside(
+    name: str,
+    target: Target,
+    size: int,
+    device: str,
+    steps: int,
+    amp: bool,
+    left_out: dict[str, str],
+    left_s: float,
+) -> float | None:
+    """Seconds of a step of processes side by side; None, and a line in `left_out`, where they do not come about."""
+    begin = perf_counter()
+    environments: Sequence[dict[str, str]] = ({},)
+    try:
+        with ExitStack() as stack:
+            if name == "mps":
+                environments = [stack.enter_context(beside.mps())]
+            elif name == "mig":
+                environments = [{"CUDA_VISIBLE_DEVICES": uuid} for uuid in beside.mig_devices()]
+            patience_s = min(PATIENCE_S, max(1.0, left_s - (perf_counter() - begin)))
+            return beside.side_by_side(target, size, device, steps, amp, environments, patience_s=patience_s)
+    except BrokenBarrierError:
+        what = f"{name}, {_words(target.entry, size, amp)}"
+        left_out[what] = f"{what}: not done in {perf_counter() - begin:.0f} s, or one of the processes failed"
+    except (OSError, subprocess.SubprocessError) as error:
+        left_out[name] = f"{name}: its daemon does not start: {str(error).splitlines()[0]}"
+    return None
+
+
+def _add_memory(
+    name: str,
+    target: Target,
+    by_size: dict[str, dict[str, Any]],
+    device: str,
+    amp: bool,
+    budget: Budget,
+    left_out: dict[str, str],
+) -> None:
+    single = 0.0
+    for size, found in {"1": {"serial": {}}, **by_size}.items():
+        for contender, row in found.items():
+            if contender not in IN_TURNS:
+                continue
+            what = f"memory of {contender}, {_words(name, int(size), amp)}"
+            with budget.item(what, kind="memory") as begun:
+                if not begun:
+                    continue
+                try:
+                    row["memory_bytes"] = beside.memory_of(contender, target, int(size), device, amp)
+                except Empty:
+                    left_out[what] = f"{what}: its process did not end"
+                    continue
+            if (size, contender) == ("1", "serial"):
+                single = row["memory_bytes"]
+            if single > 0:  # so small a model that the process did not grow has no share
+                row["memory_to_singles"] = row["memory_bytes"] / (int(size) * single)

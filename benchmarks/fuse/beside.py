@@ -1,0 +1,223 @@
+"""Processes of the fuse bench: models side by side (plain, under MPS, on MIG devices), and memory, each in its own.
+
+MPS lets kernels of several processes run on a GPU at once; its control daemon is started here in a folder of its own,
+and stopped afterwards. MIG devices are used where somebody has made them: the GPU's setting is left as it is.
+"""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import nn
+
+from benchmarks.fuse.targets import BACKENDS, TARGETS, Target, step_of
+from hocket.fusion import fuse
+from hocket.fusion import optim as fused_optim
+
+__all__ = ["WARM_UP", "memory_of", "mig_devices", "mps", "mps_missing", "settle", "side_by_side"]
+
+WARM_UP = 2
+MPS = "nvidia-cuda-mps-control"
+
+
+def settle(device: str) -> None:
+    """Wait for all that was begun."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def side_by_side(
+    target: Target,
+    size: int,
+    device: str,
+    steps: int,
+    amp: bool,
+    environments: Sequence[Mapping[str, str]] = ({},),
+    *,
+    patience_s: float = 300.0,
+) -> float:
+    """Seconds that a step of `size` processes takes, each training a model, from a common start to the last end.
+
+    Args:
+        target: what they train.
+        size: how many there are.
+        device: "cpu" or "cuda".
+        steps: counted steps of each.
+        amp: train under autocast.
+        environments: variables of the processes, dealt out in turn.
+        patience_s: how long they may take to begin, and then to end.
+
+    Raises:
+        BrokenBarrierError: they took longer, or one of them failed.
+    """
+    context = multiprocessing.get_context("spawn")
+    start = context.Barrier(size + 1)
+    end = context.Barrier(size + 1)
+    workers = [
+        context.Process(target=_one_of_many, args=(target, seed, device, steps, amp, start, end), daemon=True)
+        for seed in range(size)
+    ]
+    with _stopped(workers):
+        for number, worker in enumerate(workers):
+            with _environment(environments[number % len(environments)]):
+                worker.start()
+        start.wait(timeout=patience_s)
+        before = perf_counter()
+        end.wait(timeout=patience_s)
+        return (perf_counter() - before) / steps
+
+
+def _one_of_many(target: Target, seed: int, device: str, steps: int, amp: bool, start: Any, end: Any) -> None:
+    try:
+        step = step_of("serial", target, 1, device, amp)
+        for _ in range(WARM_UP):
+            step()
+        settle(device)
+        start.wait()
+        for _ in range(steps):
+            step()
+        settle(device)
+        end.wait()
+    except BaseException:  # nobody shall wait for this one
+        start.abort()
+        end.abort()
+        raise
+
+
+def mps_missing() -> str:
+    """Why no MPS can be had here; empty where it can."""
+    return "" if shutil.which(MPS) else f"mps: {MPS} is not installed"
+
+
+@contextmanager
+def mps() -> Iterator[dict[str, str]]:
+    """A control daemon of our own; gives what its clients need in their environment.
+
+    Raises:
+        OSError, subprocess.SubprocessError: it does not start.
+    """
+    with tempfile.TemporaryDirectory(prefix="hocket-mps-") as folder:
+        found = {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
+        environment = {**os.environ, **found}
+        subprocess.run([MPS, "-d"], env=environment, check=True, capture_output=True, timeout=30)
+        try:
+            yield found
+        finally:
+            subprocess.run([MPS], input="quit\n", text=True, env=environment, capture_output=True, timeout=60)
+
+
+def mig_devices() -> list[str]:
+    """The names of the MIG devices that are there."""
+    if not shutil.which("nvidia-smi"):
+        return []
+    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30).stdout
+    return re.findall(r"UUID: (MIG-[^)\s]+)", listed)
+
+
+@contextmanager
+def _environment(changes: Mapping[str, str]) -> Iterator[None]:
+    """A new process takes these variables along."""
+    before = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+@contextmanager
+def _stopped(workers: list[Any]) -> Iterator[None]:
+    """No worker outlives the measurement."""
+    try:
+        yield
+    except BaseException:
+        for worker in workers:
+            if worker.pid is not None:
+                worker.terminate()
+        raise
+    finally:
+        for worker in workers:
+            if worker.pid is None:
+                continue  # never started
+            worker.join(timeout=10)
+            if worker.is_alive():
+                worker.terminate()
+
+
+def memory_of(name: str, target: Target, size: int, device: str, amp: bool) -> float:
+    """Peak memory of two steps of a contender, bytes: on a GPU above what is held now, else in a process of its own.
+
+    Raises:
+        queue.Empty: that process did not end.
+    """
+    if device == "cuda":
+        return _allocated(name, target, size, amp)
+    return _in_process(_grown, name, target, size, amp)
+
+
+def _allocated(name: str, target: Target, size: int, amp: bool) -> float:
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    step = step_of(name, target, size, "cuda", amp)
+    for _ in range(2):
+        step()
+    torch.cuda.synchronize()
+    return float(torch.cuda.max_memory_allocated() - before)
+
+
+def _in_process(function: Callable[..., None], *args: Any) -> float:
+    """What a function puts into a queue, from a new process."""
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    worker = context.Process(target=function, args=(queue, *args), daemon=True)
+    with _stopped([worker]):
+        worker.start()
+        return float(queue.get(timeout=600))
+
+
+def _grown(queue: Any, name: str, target: Target, size: int, amp: bool) -> None:
+    """The highest that the process grew by since before the models were made, choosing a backend included.
+
+    Libraries and code that are loaded when anything is first trained, or fused, are there before, for each contender:
+    they would hide how small a model is.
+    """
+    x = torch.randn(4, 2, 2)
+    small = [nn.Sequential(nn.Conv1d(2, 2, 1), nn.BatchNorm1d(2), nn.Flatten(), nn.Linear(4, 2)) for _ in range(2)]
+    with torch.autocast("cpu", torch.bfloat16, enabled=amp):
+        small[0](x).float().sum().backward()
+        torch.optim.SGD(small[0].parameters(), lr=0.1, momentum=0.9).step()
+        if name in BACKENDS:
+            array = fuse(small, backend=BACKENDS[name], shared=True)
+            array.losses(nn.functional.mse_loss, x, torch.zeros(4, 2)).backward()
+            fused_optim.SGD(array.parameters(), lr=0.1, momentum=0.9).step()
+    if name in ("scheduled", "lanes"):
+        step_of(name, TARGETS["mlp-32"], 1, "cpu", amp)
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is from now on
+    before = _status_bytes("VmRSS")
+    step = step_of(name, target, size, "cpu", amp)
+    for _ in range(2):
+        step()
+    queue.put(max(0.0, _status_bytes("VmHWM") - before))
+
+
+def _status_bytes(field: str) -> float:
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    return next(float(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))

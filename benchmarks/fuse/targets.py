@@ -1,0 +1,255 @@
+"""What the fuse bench trains: entries of the zoo in suitable sizes, and one training step of B of them at once.
+
+The same lines train one plain model and B fused ones: a `Net` is either, and knows how its loss is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils import _pytree as pytree
+
+from hocket import zoo
+from hocket.errors import InputError
+from hocket.fusion import fuse
+from hocket.fusion import optim as fused_optim
+from hocket.fusion.model import Array
+from hocket.session import Schedule, schedule
+
+__all__ = ["BACKENDS", "PAPER", "TARGETS", "Target", "named", "partly_fused", "step_of"]
+
+BACKENDS = {"vmap": "vmap", "fused": "rule", "auto": "auto", "scheduled": "auto"}  # of the contenders that fuse
+NOISE_WIDTH = 100  # of DCGAN's generator
+
+
+@dataclass(frozen=True)
+class Target:
+    """An entry of the zoo, and how large.
+
+    Attributes:
+        entry: its name.
+        batch_size: examples in a batch; the entry's own if None.
+        options: the entry's options.
+        kind: how it is trained: "classifier", "words" (scores for each token), "own" (the model computes its own loss),
+            or "gan" (a generator and a discriminator, each with its optimizer).
+    """
+
+    entry: str
+    batch_size: int | None = None
+    options: tuple[tuple[str, int], ...] = ()
+    kind: str = "classifier"
+
+    def models(self, seed: int, device: str) -> list[nn.Module]:
+        """The models of one job."""
+        return list(self._job(seed, device).models)
+
+    def batch(self, device: str) -> Any:
+        """A batch, the same for every seed."""
+        batch = self._job(0, device).batch(0)
+        if self.kind == "classifier" and not (isinstance(batch, tuple) and len(batch) == 2):
+            raise InputError(f"bench fuse: {self.entry}: expected a classifier, whose batches are inputs and labels")
+        return batch
+
+    def has_images(self) -> bool:
+        """Whether there are convolutions for which it matters where the channels are."""
+        convolutions = (nn.Conv2d, nn.ConvTranspose2d)
+        return any(isinstance(each, convolutions) for model in self.models(0, "cpu") for each in model.modules())
+
+    def _job(self, seed: int, device: str) -> Any:
+        size: dict[str, Any] = dict(self.options)
+        return zoo.load(self.entry, seed=seed, batch_size=self.batch_size, num_batches=1, device=device, **size)
+
+
+_WORDS = (("width", 64), ("depth", 2), ("steps", 32), ("vocab", 1000))
+TARGETS = {
+    "mlp-32": Target("mlp", options=(("width", 32),)),
+    "mlp-128": Target("mlp", options=(("width", 128),)),
+    "digits-cnn": Target("digits-cnn"),
+    "pointnet-cls": Target("pointnet-cls", 8, (("points", 256),)),
+    "pointnet-seg": Target("pointnet-seg", 8, (("points", 256),)),
+    "dcgan": Target("dcgan", 8, (("image_size", 32), ("width", 16)), "gan"),
+    "transformer": Target("transformer", 4, _WORDS, "words"),
+    "bert-medium": Target("bert-medium", 4, _WORDS, "own"),
+    "resnet20": Target("resnet20", 16),
+    "mobilenet-v2": Target("mobilenet-v2", 4, (("image_size", 64),)),
+}
+
+
+# HFTA's three, in its sizes: for GPUs.
+PAPER = {
+    "pointnet-cls-paper": Target("pointnet-cls"),
+    "pointnet-seg-paper": Target("pointnet-seg"),
+    "dcgan-paper": Target("dcgan", kind="gan"),
+}
+
+
+def named(name: str) -> Target:
+    """One of those above, or a zoo entry that classifies, in its own size."""
+    return TARGETS.get(name) or PAPER.get(name) or Target(name)
+
+
+class _Net:
+    """A plain model or B fused ones, and its optimizer."""
+
+    def __init__(self, model: Any, amp: bool) -> None:
+        self.model: Any = model
+        self.device = next(model.parameters()).device.type
+        self.amp = amp
+        optim = fused_optim if isinstance(model, Array) else torch.optim
+        self.optimizer = optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with self._autocast():
+            return self.model(*args, **kwargs)
+
+    def loss(self, fn: Callable[..., Tensor], inputs: Any, *targets: Tensor) -> Tensor:
+        """The loss, or B losses, of what the model gives for these inputs."""
+        if not isinstance(self.model, Array):
+            return self.loss_of(fn, self(**inputs) if isinstance(inputs, dict) else self(inputs), *targets)
+        with self._autocast():
+            return self.model.losses(partial(_in_single, fn) if self.amp else fn, inputs, *targets)
+
+    def loss_of(self, fn: Callable[..., Tensor], out: Any, *targets: Tensor) -> Tensor:
+        """The loss, or B losses, of this output, in single precision, as torch's losses are under autocast."""
+        fn = partial(_in_single, fn) if self.amp else fn
+        return self.model.loss(fn, out, *targets) if isinstance(self.model, Array) else fn(out, *targets)
+
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast(self.device, torch.bfloat16, enabled=self.amp)
+
+
+def _in_single(fn: Callable[..., Tensor], out: Any, *targets: Tensor) -> Tensor:
+    return fn(out.float() if isinstance(out, Tensor) else out, *targets)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One training step of B models.
+
+    Attributes:
+        run: takes it.
+        arrays: the fused models in it, if there are any.
+        schedule: what planned it, if it is run by plan.
+    """
+
+    run: Callable[[], Any]
+    arrays: tuple[Array, ...] = ()
+    schedule: Schedule | None = None
+
+    def __call__(self) -> None:
+        """Take the step."""
+        self.run()
+
+    def chosen(self) -> list[str]:
+        """What ``backend="auto"`` has chosen so far, in the order of the choices, and why a plan runs or does not."""
+        chosen = [choice.winner for array in self.arrays for choice in array.choices]
+        return chosen + ([f"{self.schedule.verdict}: {self.schedule.why}"] if self.schedule else [])
+
+    def close(self) -> None:
+        """End the lanes' threads, of which others would have to think; the next step starts them again."""
+        if self.schedule is not None:
+            self.schedule.close()
+
+
+def step_of(name: str, target: Target, size: int, device: str, amp: bool) -> Step:
+    """One training step of B models, by the contender of that name; one that is scheduled has its verdict already."""
+    jobs = [target.models(seed, device) for seed in range(size)]
+    batch = target.batch(device)
+    if name == "channels-last":
+        layout: Any = {"memory_format": torch.channels_last}
+        jobs = [[model.to(**layout) for model in models] for models in jobs]
+        batch = pytree.tree_map_only(Tensor, lambda each: each.contiguous(**layout) if each.ndim == 4 else each, batch)
+    if name in ("serial", "channels-last", "lanes"):
+        loop = [[_Net(model, amp) for model in models] for models in jobs]
+        train = _trainer(target)
+
+        def one_after_another(batch: Any) -> list[Tensor]:
+            return [train(nets, batch) for nets in loop]
+
+        if name == "lanes":
+            return _scheduled(one_after_another, [net for nets in loop for net in nets], batch)
+        return Step(lambda: one_after_another(batch))
+    # A discriminator sees the same real images in all models, and other generated ones in each: that is seen by shape.
+    shared = None if target.kind == "gan" else True
+    fused = [fuse(list(models), backend=BACKENDS[name], shared=shared) for models in zip(*jobs, strict=True)]
+    nets = [_Net(model, amp) for model in fused]
+    step = partial(_trainer(target), nets)
+    if name == "scheduled":
+        return _scheduled(step, nets, batch, tuple(fused))
+    return Step(lambda: step(batch), tuple(fused))
+
+
+def _scheduled(step: Callable[[Any], Any], nets: list[_Net], batch: Any, arrays: tuple[Array, ...] = ()) -> Step:
+    """A step by the plan that `hocket.schedule` decides on, or as it is if none is faster."""
+    fast = schedule(step, [net.model for net in nets], [net.optimizer for net in nets])
+    while not fast.decided:
+        fast(batch)
+    planned = fast.candidate.executor if fast.verdict == "planned" and fast.candidate else step
+    return Step(lambda: planned(batch), arrays, fast)
+
+
+def partly_fused(target: Target, size: int, device: str, amp: bool, separate: tuple[str, ...]) -> Step:
+    """One training step of B models of which some blocks stay separate."""
+    jobs = [target.models(seed, device)[0] for seed in range(size)]
+    array = fuse(jobs, backend="rule", shared=True, separate=separate)
+    train, nets, batch = _trainer(target), [_Net(array, amp)], target.batch(device)
+    return Step(lambda: train(nets, batch))
+
+
+def _trainer(target: Target) -> Callable[[list[_Net], Any], Tensor]:
+    """One training step of one job's nets on a batch, which gives their loss."""
+    trainers: dict[str, Callable[..., Tensor]]
+    trainers = {"classifier": _classify, "words": _words, "own": _own_loss, "gan": _gan}
+    return trainers[target.kind]
+
+
+def _classify(nets: list[_Net], batch: tuple[Tensor, Tensor]) -> Tensor:
+    return _update(nets[0], lambda net: net.loss(functional.cross_entropy, batch[0], batch[1]))
+
+
+def _words(nets: list[_Net], batch: tuple[Tensor, Tensor]) -> Tensor:
+    return _update(nets[0], lambda net: net.loss(_cross_entropy_of_words, batch[0], batch[1]))
+
+
+def _cross_entropy_of_words(scores: Tensor, words: Tensor) -> Tensor:
+    return functional.cross_entropy(scores.flatten(0, 1), words.flatten())
+
+
+def _loss_of(out: Any) -> Tensor:
+    loss: Tensor = out.loss
+    return loss
+
+
+def _own_loss(nets: list[_Net], batch: dict[str, Tensor]) -> Tensor:
+    return _update(nets[0], lambda net: net.loss(_loss_of, batch))
+
+
+def _gan(nets: list[_Net], images: Tensor) -> Tensor:
+    generator, discriminator = nets
+    real = torch.ones(len(images), device=images.device)
+    noise = torch.randn(len(images), NOISE_WIDTH, 1, 1, device=images.device)
+    loss = functional.binary_cross_entropy
+    discriminator.optimizer.zero_grad()
+    discriminator.loss(loss, images, real).sum().backward()
+    fake = generator(noise)
+    discriminator.loss(loss, fake.detach(), 1 - real).sum().backward()
+    discriminator.optimizer.step()
+    generator.optimizer.zero_grad()
+    fooled = discriminator.loss_of(loss, discriminator(fake), real)
+    fooled.sum().backward()
+    generator.optimizer.step()
+    return fooled.detach()
+
+
+def _update(net: _Net, loss: Callable[[_Net], Tensor]) -> Tensor:
+    net.optimizer.zero_grad()
+    losses = loss(net)
+    losses.sum().backward()
+    net.optimizer.step()
+    return losses.detach()

@@ -1,0 +1,90 @@
+"""What Hocket itself costs: capturing a step, profiling it, and the time between ops in the Python executor.
+
+    python -m benchmarks overhead mlp resnet20
+
+The overhead of an op is a step's time, less the time that native lanes spend inside ops, over the number of ops: for
+eager, for Python lanes, and for native lanes.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from hocket import zoo
+from hocket.execution import executor
+from hocket.ir import Machine
+from hocket.job import Job
+from hocket.profiling import profile
+from hocket.profiling.tracer import one_lane
+from hocket.tracing import capture
+
+__all__ = ["TARGETS", "run"]
+
+TARGETS = ("mlp", "digits-cnn", "lenet", "lstm-cells", "transformer", "resnet20")
+
+
+def run(targets: tuple[str, ...] = TARGETS, *, rounds: int = 15) -> dict[str, Any]:
+    """Measure each target, eager and planned in turn; see `measure` for the fields."""
+    return {
+        "machine": platform.processor() or platform.machine(),
+        "cores": Machine.here().cores,
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "targets": {target: measure(target, rounds=rounds) for target in targets},
+    }
+
+
+def measure(target: str, *, rounds: int = 15) -> dict[str, float]:
+    """Times of one target.
+
+    Returns:
+        ``ops``; ``eager_ms``, ``python_ms`` and ``native_ms`` (medians of interleaved steps on one thread, so that no
+        thread waits for another); ``capture_steps`` and ``profile_steps`` (time to capture, and to profile with its
+        defaults, in eager steps); ``op_us`` (mean time inside an op on native lanes); and for each way of running the
+        time of a step that is not spent inside ops, by the number of ops: ``eager_overhead_us`` and so on.
+    """
+    usual = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return _measure(zoo.load(target), Machine.here(), rounds)
+    finally:
+        torch.set_num_threads(usual)
+
+
+def _measure(job: Job, machine: Machine, rounds: int) -> dict[str, float]:
+    for number in range(3):
+        job.step(job.batch(number))
+    start = perf_counter()
+    captured = capture(job.step, job.model, job.optimizer, job.batch(0), split=False)
+    capture_s = perf_counter() - start
+    start = perf_counter()
+    profile(captured, machine=machine)
+    profile_s = perf_counter() - start
+    plan = one_lane(captured, 1, machine)
+    python, native = (executor(captured, plan, machine, kind=kind) for kind in ("python", "auto"))
+    work: dict[str, Callable[[Any], Any]] = {"eager": job.step, "python": python, "native": native}
+    times: dict[str, list[float]] = {label: [] for label in work}
+    inside_ms: list[float] = []
+    for number in range(rounds + 2):
+        for label, step in work.items():
+            start = perf_counter()
+            step(job.batch(number))
+            times[label].append((perf_counter() - start) * 1e3)
+        inside_ms.append(sum(span.duration_us for span in native.timeline().spans) / 1e3)
+    ops = len(captured.graph)
+    inside = median(inside_ms[2:])
+    found = {label: median(values[2:]) for label, values in times.items()}
+    return {
+        "ops": ops,
+        **{f"{label}_ms": value for label, value in found.items()},
+        "capture_steps": capture_s * 1e3 / found["eager"],
+        "profile_steps": profile_s * 1e3 / found["eager"],
+        "op_us": inside / ops * 1e3,
+        **{f"{label}_overhead_us": (value - inside) / ops * 1e3 for label, value in found.items()},
+    }

@@ -1,0 +1,75 @@
+"""The benches of a schedule itself: what it costs beside its plan, and what it takes until it has decided."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from functools import partial
+
+from benchmarks.commands import write_so_far
+from hocket.cli.console import Bar, print_json, print_tables, table
+from hocket.cli.files import output_file, written
+
+__all__ = ["decision_bench", "guards_bench"]
+
+
+def decision_bench(args: Namespace) -> None:
+    """What it takes until a schedule has decided."""
+    from benchmarks.decision import run
+    from hocket import zoo
+
+    target = output_file(args.output)
+    with Bar("schedule each target until it is decided"):
+        result = run(
+            tuple(args.target) or tuple(zoo.entries()), save=partial(write_so_far, target, "decision", complete=False)
+        )
+    write_so_far(target, "decision", result)
+    if args.format == "json":
+        print_json({"bench": "decision", **result})
+        return
+    rows = [
+        (
+            name,
+            f"{row['eager_ms']:.1f}",
+            str(row["calls"]),
+            f"{row['seconds']:.1f}",
+            f"{row['over_eager_s']:.1f}",
+            row["verdict"],
+        )
+        for name, row in result["targets"].items()
+    ]
+    columns = ("target", "eager ms", "calls", "seconds", "over eager s", "verdict")
+    print_tables(table("what it takes until a schedule has decided", columns, rows), *written(target))
+
+
+def guards_bench(args: Namespace) -> None:
+    """What guards, watching and audits cost."""
+    from benchmarks.guards import run
+    from hocket import zoo
+
+    target = output_file(args.output)
+    with Bar("watch, guard and audit each target"):
+        result = run(
+            tuple(args.target) or tuple(zoo.entries()),
+            save=partial(write_so_far, target, "guards", complete=False),
+        )
+    write_so_far(target, "guards", result)
+    if args.format == "json":
+        print_json({"bench": "guards", **result})
+        return
+    rows = [
+        (
+            name,
+            str(row["groups"]),
+            str(row["values"]),
+            f"{row['check_us']:.2f}",
+            f"{row['after_step_us']:.0f}",
+            f"{100 * row['check_share']:.2f}%",
+            f"{row['watch_steps']:.1f}",
+            f"{row['audit_steps']:.1f}",
+            f"{100 * row['audit_share']:.2f}%",
+        )
+        for name, row in result["targets"].items()
+    ]
+    columns = ("target", "groups", "values", "us", "after", "share", "watch", "audit", "of 10,000")
+    title = "what guards, watching and audits cost (us of a check, in a row and after a step; steps)"
+    print_tables(table(title, columns, rows), *written(target))

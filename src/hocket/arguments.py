@@ -1,0 +1,39 @@
+"""Arguments of a step as one value, the batch, whose tensors and numbers are found by torch's pytree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+__all__ = ["Arguments", "packed", "spreading"]
+
+
+class Arguments(NamedTuple):
+    """What a step is called with, where that is not one positional argument."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+def packed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """One value for all arguments; a single positional one stands for itself.
+
+    Example:
+        >>> packed((1,), {}), packed((1, 2), {"key": 3})
+        (1, Arguments(args=(1, 2), kwargs={'key': 3}))
+    """
+    return args[0] if len(args) == 1 and not kwargs else Arguments(args, kwargs)
+
+
+def spreading(step: Callable[..., Any]) -> Callable[[Any], Any]:
+    """`step` as a function of what `packed` makes.
+
+    Example:
+        >>> spreading(max)(packed((1, 2), {"key": abs}))
+        2
+    """
+
+    def spread(batch: Any) -> Any:
+        return step(*batch.args, **batch.kwargs) if type(batch) is Arguments else step(batch)
+
+    return spread

@@ -1,0 +1,117 @@
+"""The first steps of a variant: is the step pure, what is its graph, does the graph compute what it computes?
+
+Every call makes one ordinary training step, and runs the user's Python once::
+
+    calls 1 to 3    watched: what does the step write, what does it read, does it ask the outside world
+    call 4          captured (one more run of the Python, which cannot advance anything; it is undone), then verified
+    calls 4 to 6    verified: eager, and from the same state once more by plan, eager's results being kept
+
+A step that is not pure, or that no graph can stand for, is refused with the reason; it stays eager.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Generator
+from typing import Any
+
+from hocket.autotune.items import CaptureRequest, Item, VerifiedStep, WatchedStep
+from hocket.autotune.verification import Difference
+from hocket.backends import Backend
+from hocket.errors import HocketError
+from hocket.tracing.captured import Captured
+from hocket.tracing.guards import Guards
+from hocket.tracing.purity import MAX_WATCHED, PurityWatch, in_words, named
+
+__all__ = ["Admission", "RefusedError"]
+
+log = logging.getLogger(__name__)
+
+# Watched steps before a capture: the first one imports and allocates, the second and the third are compared.
+WATCHED_STEPS = 3
+VERIFIED_STEPS = 3
+
+
+class RefusedError(HocketError):
+    """The step stays eager, for this reason."""
+
+
+class Admission:
+    """Watches, captures and verifies one variant of a step.
+
+    Args:
+        watch: what is known of the step's purity, from all of its variants.
+        backend: what it runs on.
+
+    Attributes:
+        guards: what has to hold for this variant; None until a step was watched.
+        forms: the captured forms that compute what eager computes, the likeliest first.
+        difference: what the verification found.
+    """
+
+    def __init__(self, watch: PurityWatch, backend: Backend) -> None:
+        self.guards: Guards | None = None
+        self.forms: dict[str, Captured] = {}
+        self.difference: Difference | None = None
+        self._watch = watch
+        self._backend = backend
+
+    def search(self) -> Generator[Item, Any, None]:
+        """Ask for the steps that it takes.
+
+        Raises:
+            RefusedError: the step stays eager.
+        """
+        yield from self._watched()
+        forms: dict[str, Captured] = yield CaptureRequest()
+        self.forms = dict(forms)
+        for number in range(VERIFIED_STEPS):
+            for form, captured in forms.items():
+                if form in self.forms:
+                    yield from self._verified(form, captured)
+            if number == 0 and len(self.forms) < len(forms):
+                log.info("hocket: of the forms %s, %s compute what eager does", list(forms), list(self.forms))
+
+    def _watched(self) -> Generator[Item, Any, None]:
+        for _ in range(MAX_WATCHED):
+            seen = yield WatchedStep()
+            if self._watch.num_watched > 1:
+                if seen.findings:
+                    raise RefusedError(in_words(seen.findings))
+                self.guards = Guards(seen.after, self._watch)
+            if seen.settled and self._watch.num_watched >= WATCHED_STEPS:
+                return
+        raise RefusedError(f"it ran code for the first time in each of {MAX_WATCHED} steps")
+
+    def _verified(self, form: str, captured: Captured) -> Generator[Item, Any, None]:
+        """One ordinary step, made again by the plan of eager's order."""
+        plain = self._backend.lanes(captured, self._backend.plain(captured))
+        try:
+            found: Difference = yield VerifiedStep(form, captured, plain)
+        finally:
+            plain.close()
+        self.expect_no_writes()
+        if not found.equal:
+            del self.forms[form]
+            if not self.forms:
+                raise RefusedError(
+                    f"the captured step differs from eager by {found.max_abs_diff:.3g} in {found.where}"
+                    if not found.error
+                    else f"the captured step failed where eager did not: {found.error}"
+                )
+        elif self.difference is None or found.relative > self.difference.relative:
+            self.difference = found
+
+    def renew_guards(self) -> bool:
+        """Make the guards anew; False if they failed for a reason."""
+        if self.guards is None or self.guards.hold() or self.guards.changes():
+            return False
+        self.guards = Guards(self._watch.look(), self._watch)
+        return self.guards.hold()
+
+    def expect_no_writes(self) -> None:
+        """Raise if an eager step that was just made has changed what the guards are about."""
+        if self.guards is not None and not self.guards.hold():
+            changes = self.guards.changes()
+            if changes:
+                raise RefusedError(f"it changes {named(changes)} in some steps")

@@ -1,0 +1,133 @@
+"""A planned step goes on being compared with eager: at steps 1, 2, 4, 8, ..., and then rarely.
+
+What was verified before the decision may stop being so: a branch that no watched step took, state that no guard can see
+(in a C extension, say). An audited step is made by the user's own Python and, from the same state, by the plan; eager's
+results are kept. The first audits may cost as much as `START_STEPS` planned steps together, all others `MAX_SHARE` of
+the time.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from hocket.autotune.candidate import Candidate
+from hocket.autotune.verification import Difference, verify
+from hocket.backends import Backend
+from hocket.errors import StaleCaptureError
+from hocket.ir import Plan
+from hocket.tracing.captured import Captured
+from hocket.tracing.forms import in_form
+
+__all__ = ["Audit", "Auditor", "audited", "narrowed"]
+
+START_STEPS = 25
+MAX_SHARE = 0.0025
+
+
+@dataclass
+class Audit:
+    """When the next audit is due, by what audits have cost so far.
+
+    Attributes:
+        num_steps: planned steps since the decision.
+        due: the step that is audited next.
+        num_audits: how many there were.
+    """
+
+    num_steps: int = 0
+    due: int = 1
+    num_audits: int = 0
+    _spent_steps: float = 0.0
+    _pid: int = field(default_factory=os.getpid)
+
+    def counts(self) -> bool:
+        """Count a planned step; whether it is to be audited.
+
+        Never in a forked child: eager ops on several threads of OpenMP wait there for threads that are gone.
+        """
+        self.num_steps += 1
+        return self.num_steps >= self.due and os.getpid() == self._pid
+
+    def ended(self, duration_s: float, step_s: float) -> None:
+        """Note what an audit took, where a planned step takes `step_s`, and when the next one is due."""
+        self.num_audits += 1
+        self._spent_steps += max(duration_s / step_s - 1, 0.0) if step_s > 0 else 0.0
+        each = self._spent_steps / self.num_audits
+        over = self._spent_steps + each - START_STEPS
+        self.due = max(2 * self.num_steps, int(over / MAX_SHARE)) if over > 0 else 2 * self.num_steps
+
+
+class Auditor:
+    """Audits the plan of one variant.
+
+    Args:
+        backend: what plans run on.
+        clock: counts seconds.
+    """
+
+    def __init__(self, backend: Backend, clock: Callable[[], float]) -> None:
+        self.audit = Audit()
+        self._backend = backend
+        self._clock = clock
+        self._doubted: Plan | None = None  # differed by what may be rounding; asked again on narrow lanes
+
+    def step(self, best: Candidate, batch: Any, eager: Callable[[Any], Any]) -> tuple[Any, str]:
+        """One step by eager and by plan from the same state: eager's result, and what differs (empty: nothing).
+
+        Raises:
+            StaleCaptureError: the capture does not stand for this step; nothing was run.
+        """
+        if not best.captured.holds(batch):
+            raise StaleCaptureError("captured for another branch of the step, or for state that is gone")
+        start = self._clock()
+        made, executor = best.plan, best.executor
+        if self._doubted is not None:
+            made = self._doubted
+            executor = self._backend.lanes(best.captured, made)
+        try:
+            with in_form(best.captured.trace.places, best.form):
+                found, result = audited(best.captured, made, executor, batch, eager)
+        finally:
+            if executor is not best.executor:
+                executor.close()
+        widths = {lane.width for lane in made.lanes if lane.ops}
+        if not found.equal and not found.error and len(widths) > 1:
+            self._doubted = narrowed(made)
+            self.audit.due = self.audit.num_steps + 1
+            return result, ""
+        self._doubted = None
+        self.audit.ended(self._clock() - start, best.step_ms / 1e3)
+        if found.equal:
+            return result, ""
+        what = found.error or f"{found.where} by {found.max_abs_diff:.3g}"
+        return result, (
+            f"planned step {self.audit.num_steps} does not compute what eager computes ({what}); eager's result was "
+            "kept. Earlier planned steps may have been wrong, too: look for state that the step reads or writes in a C "
+            "extension, a thread or another process"
+        )
+
+
+def audited(
+    captured: Captured, plan: Plan, executor: Any, batch: Any, eager: Callable[[Any], Any]
+) -> tuple[Difference, Any]:
+    """One step by eager and by `executor` from the same state: their difference, and eager's result.
+
+    A plan whose lanes all have one width is compared with eager at that width, which is bitwise where the kernels are.
+    """
+    widths = {lane.width for lane in plan.lanes if lane.ops and lane.kind == "cores"}
+    width = widths.pop() if len(widths) == 1 else None
+    found, (result,) = verify(captured, executor, [batch], width=width, eager=eager)
+    return found, result
+
+
+def narrowed(plan: Plan) -> Plan:
+    """The same order on the same lanes, one thread each: sums are then those of eager at one thread.
+
+    Where lanes have several widths, rounding differs from eager's at any number of threads, and an optimizer may make
+    much of little (Adam takes a full step for a gradient that is all rounding). This plan tells that from an error.
+    """
+    lanes = tuple(replace(lane, width=1, cores=lane.cores[:1]) if lane.kind == "cores" else lane for lane in plan.lanes)
+    return replace(plan, lanes=lanes)

@@ -1,0 +1,87 @@
+"""What a tuner works with: what was asked for, the plans that may win, and how their steps went."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from hocket.adaptation import DriftLimits
+from hocket.execution.lanes import Executor
+from hocket.ir import Costs, Machine, Plan, Timeline
+from hocket.tracing.captured import Captured
+from hocket.tracing.purity import PurityWatch
+from hocket.tracing.state import Inventory
+
+__all__ = ["Candidate", "Setting", "lower_quartile", "rank_of"]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a schedule was asked for; see `hocket.schedule`. `clock` counts seconds, as `time.perf_counter` does."""
+
+    step: Callable[[Any], Any]
+    model: Any
+    optimizer: Any
+    places: Inventory
+    watch: PurityWatch
+    planner: str
+    guard: bool
+    strict: bool
+    machine: Machine
+    executor: str
+    clock: Callable[[], float]
+    drift: DriftLimits
+    on_progress: Callable[[str, int], object] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """One plan that may win.
+
+    Attributes:
+        form: of the step; see `hocket.tracing.forms`.
+        captured, costs, plan, predicted: the step in that form, what its ops take, the plan and its simulation.
+        executor: what runs it.
+        steps_ms: what its steps took in the comparison; empty before one.
+        timelines: of these steps, where ops may run side by side.
+    """
+
+    form: str
+    captured: Captured
+    costs: Costs
+    plan: Plan
+    predicted: Timeline
+    executor: Executor
+    steps_ms: tuple[float, ...] = ()
+    timelines: tuple[Timeline, ...] = ()
+
+    @property
+    def step_ms(self) -> float:
+        """The median of its steps; what was predicted, as long as there are none."""
+        return median(self.steps_ms) if self.steps_ms else self.predicted.makespan_us / 1e3
+
+    @property
+    def rank_ms(self) -> float:
+        """What it is ranked by: the lower quartile of its steps, or what was predicted."""
+        return lower_quartile(self.steps_ms) if self.steps_ms else self.predicted.makespan_us / 1e3
+
+    @property
+    def co_runs(self) -> bool:
+        """Whether ops may run side by side."""
+        return sum(bool(lane.ops) for lane in self.plan.lanes) > 1
+
+
+def lower_quartile(steps_ms: Sequence[float]) -> float:
+    """A quarter of the steps took no longer.
+
+    On a shared machine somebody else's work makes whole blocks of steps slower, and nothing makes one faster. A median
+    of a few steps then says who was unlucky.
+    """
+    return sorted(steps_ms)[(len(steps_ms) - 1) // 4]
+
+
+def rank_of(candidate: Candidate) -> float:
+    """What candidates are compared by."""
+    return candidate.rank_ms

@@ -1,0 +1,127 @@
+"""Eager and the best plans in turns, on real steps, until it is clear who is faster.
+
+Everybody has a few steps in a row, round after round; the first of them is not counted, since it finds caches and
+threads as another one left them. After each round the interval of the speedup (eager over the best plan) is asked: a
+comparison that is clear ends, one that is not goes on, and one that is never clear says so, and eager stays.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, replace
+
+from hocket.adaptation import CoRun
+from hocket.autotune.candidate import Candidate, lower_quartile, rank_of
+from hocket.autotune.items import TimedStep
+from hocket.backends import Backend
+from hocket.ir import Timeline
+
+__all__ = ["StepComparison", "compare_steps", "speedup_interval"]
+
+MIN_ROUNDS = 3
+MAX_ROUNDS = 6
+STEPS_IN_A_ROW = 4
+# Who is so much slower than the fastest after a round leaves.
+HOPELESS = 1.4
+RESAMPLES = 500
+
+
+@dataclass(frozen=True)
+class StepComparison:
+    """What a comparison found.
+
+    Attributes:
+        eager_ms: times of eager steps.
+        candidates: all plans that took part, with the times of their steps.
+        low, high: the interval of the speedup of the best one.
+        co_runs: pairs of ops that ran side by side in the best plan that has such, as they were measured.
+    """
+
+    eager_ms: tuple[float, ...]
+    candidates: tuple[Candidate, ...]
+    low: float
+    high: float
+    co_runs: tuple[CoRun, ...] = ()
+
+    @property
+    def best(self) -> Candidate:
+        return min(self.candidates, key=rank_of)
+
+    @property
+    def speedup(self) -> float:
+        """Of the best candidate over eager: the ratio of lower quartiles."""
+        return lower_quartile(self.eager_ms) / self.best.rank_ms
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether one is faster: 1 is no part of the interval."""
+        return not self.low <= 1 <= self.high
+
+
+def compare_steps(
+    candidates: Sequence[Candidate], backend: Backend, after_eager: Callable[[], None]
+) -> Generator[TimedStep, float, StepComparison]:
+    """Compare eager with these candidates; asks for steps, and takes what each took.
+
+    Args:
+        candidates: the plans.
+        backend: what they run on.
+        after_eager: called after every eager step.
+    """
+    eager_ms: list[float] = []
+    steps_ms: list[list[float]] = [[] for _ in candidates]
+    timelines: list[list[Timeline]] = [[] for _ in candidates]
+    left = list(range(len(candidates)))
+    for round_ in range(MAX_ROUNDS):
+        eager_ms += yield from _turn(None, after_eager)
+        for number in left:
+            candidate = candidates[number]
+            steps_ms[number] += yield from _turn(candidate, _keeping(candidate, timelines[number]))
+            backend.rest(candidate.executor)
+        best = min(left, key=lambda number: lower_quartile(steps_ms[number]))
+        low, high = speedup_interval(eager_ms, steps_ms[best])
+        left = [n for n in left if lower_quartile(steps_ms[n]) <= HOPELESS * lower_quartile(steps_ms[best])]
+        if round_ + 1 >= MIN_ROUNDS:
+            if not low <= 1 <= high:
+                break
+            left = sorted(left, key=lambda number: lower_quartile(steps_ms[number]))[:2]
+    measured = tuple(
+        replace(candidate, steps_ms=tuple(times), timelines=tuple(lines))
+        for candidate, times, lines in zip(candidates, steps_ms, timelines, strict=True)
+    )
+    return StepComparison(tuple(eager_ms), measured, low, high)
+
+
+def _turn(candidate: Candidate | None, after_each: Callable[[], None]) -> Generator[TimedStep, float, list[float]]:
+    times = []
+    for number in range(STEPS_IN_A_ROW):
+        took_ms = yield TimedStep(candidate.executor if candidate else None)
+        if number or candidate is None:
+            after_each()
+        if number:
+            times.append(took_ms)
+    return times
+
+
+def _keeping(candidate: Candidate, timelines: list[Timeline]) -> Callable[[], None]:
+    """Keep the timeline of each counted step, where ops may run side by side."""
+    if not (candidate.co_runs and candidate.executor.keeps_time):
+        return lambda: None
+    return lambda: timelines.append(candidate.executor.timeline())
+
+
+def speedup_interval(eager_ms: Sequence[float], planned_ms: Sequence[float]) -> tuple[float, float]:
+    """Between which ratios of lower quartiles the speedup lies in 19 of 20 resamplings (bootstrap; Efron 1979).
+
+    Example:
+        >>> speedup_interval([3.0, 3.0, 3.0], [2.0, 2.0, 2.0])
+        (1.5, 1.5)
+    """
+    draw = random.Random(0)
+    ratios = sorted(
+        lower_quartile(draw.choices(eager_ms, k=len(eager_ms)))
+        / lower_quartile(draw.choices(planned_ms, k=len(planned_ms)))
+        for _ in range(RESAMPLES)
+    )
+    return ratios[RESAMPLES // 40], ratios[-1 - RESAMPLES // 40]

@@ -1,0 +1,73 @@
+"""What a search ends with: run this plan, or stay eager, and on what grounds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import median
+
+from hocket.adaptation import CoRun
+from hocket.autotune.candidate import Candidate, rank_of
+
+__all__ = ["UNDECIDED", "Decision", "Verdict"]
+
+
+class Verdict(str):
+    """``"planned"`` or ``"eager"``; `why` says on what grounds."""
+
+    why: str
+
+    def __new__(cls, choice: str, why: str) -> Verdict:
+        verdict = super().__new__(cls, choice)
+        verdict.why = why
+        return verdict
+
+    def __repr__(self) -> str:
+        return f"{str(self)!r}, because {self.why}"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """One decision; the next search makes another one.
+
+    Attributes:
+        kind: ``planned`` or ``eager``.
+        reason: on what grounds, in one line.
+        speedup: of the best plan over eager, by lower quartiles of their steps in turns; None where none was timed.
+        low, high: the interval of the speedup (19 of 20 resamplings).
+        best: the plan that runs; None: eager does.
+        candidates: all plans that were compared, with the times of their steps.
+        eager_ms: the times of eager's steps.
+        co_runs: pairs of ops that ran side by side, as they were measured.
+    """
+
+    kind: str
+    reason: str
+    speedup: float | None = None
+    low: float | None = None
+    high: float | None = None
+    best: Candidate | None = None
+    candidates: tuple[Candidate, ...] = ()
+    eager_ms: tuple[float, ...] = ()
+    co_runs: tuple[CoRun, ...] = ()
+
+    @property
+    def verdict(self) -> Verdict:
+        return Verdict(self.kind, self.reason)
+
+    @property
+    def candidate(self) -> Candidate | None:
+        """The plan that runs, or would be the best one to run."""
+        return self.best or min(self.candidates, key=rank_of, default=None)
+
+    @property
+    def expected_ms(self) -> float:
+        """The median step time that the decision stands on."""
+        return self.best.step_ms if self.best else median(self.eager_ms)
+
+    def close(self) -> None:
+        """End the threads of all executors."""
+        for candidate in self.candidates:
+            candidate.executor.close()
+
+
+UNDECIDED = Decision("eager", "not decided yet")

@@ -1,0 +1,54 @@
+"""What a tuner asks for, one item at a time. No batch and no result enters a tuner.
+
+A variant of a schedule makes each item on the user's real step and sends back what it showed; see `Tuner.search`::
+
+    tuner    WatchedStep  VerifiedStep  TimedStep ...        Decision
+               |   ^         |   ^        |   ^
+    variant    step purity   two steps    step milliseconds
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from hocket.execution.lanes import Executor
+from hocket.tracing.captured import Captured
+
+__all__ = ["CaptureRequest", "Item", "TimedStep", "VerifiedStep", "WatchedStep"]
+
+
+@dataclass(frozen=True)
+class WatchedStep:
+    """An ordinary step, watched. Back comes what it showed, a `hocket.tracing.purity.Watched`."""
+
+    stage: ClassVar[str] = "watch"
+
+
+@dataclass(frozen=True)
+class CaptureRequest:
+    """A trace with the batch of the coming step, which is not made yet. Back comes form -> `Captured`."""
+
+    stage: ClassVar[str] = "capture"
+
+
+@dataclass(frozen=True, eq=False)
+class VerifiedStep:
+    """An ordinary step, and from the same state the same by `executor`. Back comes a `Difference`."""
+
+    stage: ClassVar[str] = "verify"
+
+    form: str
+    captured: Captured
+    executor: Executor
+
+
+@dataclass(frozen=True, eq=False)
+class TimedStep:
+    """A step by `executor`; an ordinary one where there is none. Back come its milliseconds."""
+
+    executor: Executor | None = None
+    stage: str = "compare"
+
+
+Item = WatchedStep | CaptureRequest | VerifiedStep | TimedStep

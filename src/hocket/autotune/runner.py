@@ -1,0 +1,124 @@
+"""Makes the step of one call as a tuner asks for it, and remembers whether it has been made.
+
+Whatever fails on the way to a decision (a capture, a plan, an executor), the call still has to make its training step
+exactly once, and an error of the user's own step has to reach him. So every step of a search goes through here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakSet
+
+from hocket.autotune.candidate import Setting
+from hocket.autotune.capturing import captured_forms
+from hocket.autotune.items import CaptureRequest, Item, TimedStep, VerifiedStep, WatchedStep
+from hocket.autotune.verification import verify
+from hocket.backends import Backend
+from hocket.errors import HocketError, StaleCaptureError
+from hocket.execution.lanes import Executor
+from hocket.tracing.forms import in_form
+from hocket.tracing.state import Saved
+
+__all__ = ["PlanFailedError", "StepRunner"]
+
+
+class PlanFailedError(HocketError):
+    """A plan raised in its first step; the state is what it was before it."""
+
+
+class StepRunner:
+    """Makes the steps of one variant's search.
+
+    Args:
+        setting: the user's step, and the clock.
+        backend: what plans run on.
+
+    Attributes:
+        is_done: the step of this call has been made.
+        result: what it returned.
+        failed: the step of this call raised; that error is the user's.
+    """
+
+    def __init__(self, setting: Setting, backend: Backend) -> None:
+        self.is_done = False
+        self.failed = False
+        self.result: Any = None
+        self._setting = setting
+        self._backend = backend
+        self._proven: WeakSet[Executor] = WeakSet()
+
+    def start(self) -> None:
+        """A call begins."""
+        self.is_done = self.failed = False
+        self.result = None
+
+    def perform(self, item: Item, batch: Any) -> Any:
+        """Do what a tuner asked for, and return what it showed.
+
+        Raises:
+            StaleCaptureError: the capture is one of the past; nothing was run.
+            CaptureError, RefusedError, PlanFailedError: the step of this call is not made yet.
+            Exception: whatever the user's step raises; `failed` is set then.
+        """
+        match item:
+            case WatchedStep():
+                self.result, seen = self._setting.watch.run(self.eager, batch)
+                return seen
+            case CaptureRequest():
+                return captured_forms(self._setting, batch)
+            case VerifiedStep(form, captured, executor):
+                if not captured.holds(batch):
+                    raise StaleCaptureError("captured at a threshold")
+                with in_form(captured.trace.places, form):
+                    found, (self.result,) = verify(captured, executor, [batch], eager=self.eager)
+                return found
+            case TimedStep(executor):
+                return self._timed(executor, batch)
+
+    def eager(self, batch: Any) -> Any:
+        """The user's own step."""
+        try:
+            self.result = self._setting.step(batch)
+        except BaseException:
+            self.failed = True
+            raise
+        self.is_done = True
+        return self.result
+
+    def _timed(self, executor: Executor | None, batch: Any) -> float:
+        clock: Callable[[], float] = self._setting.clock
+        self._backend.settle()
+        start = clock()
+        if executor is None:
+            self.eager(batch)
+        elif executor in self._proven:
+            self._planned(executor, batch)
+        else:
+            self._first_planned(executor, batch)
+        self._backend.settle()
+        return (clock() - start) * 1e3
+
+    def _planned(self, executor: Executor, batch: Any) -> None:
+        try:
+            self.result = executor(batch)
+        except StaleCaptureError:
+            raise
+        except BaseException:
+            self.failed = True  # an op that has run before: eager would have failed in it, too
+            raise
+        self.is_done = True
+
+    def _first_planned(self, executor: Executor, batch: Any) -> None:
+        """A step of an executor that may turn out not to work at all: the state is kept, to go on eagerly."""
+        captured = executor.captured
+        saved = Saved(captured.trace.places.again(), captured.written())
+        try:
+            self.result = executor(batch)
+        except StaleCaptureError:
+            raise
+        except Exception as error:  # whatever it is, eager can still make this step
+            saved.restore()
+            raise PlanFailedError(f"a plan failed in its first step ({type(error).__name__}: {error})") from error
+        self._proven.add(executor)
+        self.is_done = True

@@ -1,0 +1,195 @@
+"""The search for the fastest way of making a step, as a coroutine that yields what to run next.
+
+No batch and no result enters it: a variant of the schedule makes each item on the user's real step (see
+`hocket.autotune.items`) and sends back what it showed::
+
+    admission    watched, captured, verified     is the step pure, what is its graph, is the graph right
+    profile      each op's time, at each width, joint and split
+    plans        every planner's, checked and simulated; those predicted to be fastest go on
+    comparison   eager and these plans in turns
+    once more    without the pairs of ops that disturbed each other side by side
+    Decision
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from hocket.adaptation import Drift, co_runs, interfering
+from hocket.autotune.admission import Admission
+from hocket.autotune.candidate import Candidate, Setting, lower_quartile, rank_of
+from hocket.autotune.comparison import StepComparison, compare_steps
+from hocket.autotune.decision import Decision
+from hocket.autotune.items import Item, TimedStep
+from hocket.backends import Backend
+from hocket.checking import check
+from hocket.ir import Costs, Plan, Timeline
+from hocket.planning import plan
+from hocket.simulation import simulate
+from hocket.tracing.captured import Captured, relowered
+
+__all__ = ["Tuner"]
+
+log = logging.getLogger(__name__)
+
+# Real training steps spent on a profile: timed runs at each width, after one that is not counted.
+PROFILE_RUNS = 3
+# Candidates that come to the comparison by their prediction; serial plans always do.
+FINALISTS = 3
+
+
+class Tuner:
+    """Searches for one variant of a step.
+
+    Args:
+        setting: what was asked for.
+        backend: what plans run on.
+
+    Attributes:
+        admission: what is known of the step.
+    """
+
+    def __init__(self, setting: Setting, backend: Backend) -> None:
+        self.admission = Admission(setting.watch, backend)
+        self._setting = setting
+        self._backend = backend
+
+    def search(self) -> Generator[Item, Any, Decision]:
+        """Ask for steps until it is decided.
+
+        Raises:
+            RefusedError: the step stays eager, for this reason.
+        """
+        yield from self.admission.search()
+        return (yield from self.search_again(None))
+
+    def search_again(self, drift: Drift | None) -> Generator[Item, Any, Decision]:
+        """The same for a step that is admitted; `drift` is why."""
+        candidates: list[Candidate] = []
+        for form, captured in self.admission.forms.items():
+            for variant in self._variants(captured):
+                costs = yield from self._profiled(variant)
+                candidates += self._planned(form, variant, costs, candidates)
+        if not self._setting.guard:
+            best = min(candidates, key=rank_of)
+            reason = "guard=False: the plan runs whatever it costs"
+            return Decision("planned", reason, best=best, candidates=tuple(candidates))
+        finalists = _finalists(candidates)
+        found = yield from compare_steps(finalists, self._backend, self.admission.expect_no_writes)
+        apart, pairs = self._kept_apart(found)
+        if apart is not None:
+            second = yield from compare_steps([found.best, apart], self._backend, self.admission.expect_no_writes)
+            others = [candidate for candidate in found.candidates if candidate is not found.best]
+            second = replace(second, candidates=(*second.candidates, *others))
+            found = replace(second, co_runs=pairs)
+        else:
+            found = replace(found, co_runs=pairs)
+        return self._decided(found, apart, drift)
+
+    def _variants(self, captured: Captured) -> list[Captured]:
+        if not self._backend.splits or self._setting.planner == "serial":
+            return [captured]
+        taken_apart = relowered(captured, split=True)
+        return [captured, taken_apart] if len(taken_apart.graph) > len(captured.graph) else [captured]
+
+    def _profiled(self, captured: Captured) -> Generator[TimedStep, float, Costs]:
+        """Costs from real steps, at every width."""
+        measured: dict[str, list[Timeline]] = {}
+        for key, executor in self._backend.profilers(captured):
+            for run in range(PROFILE_RUNS + 1):
+                yield TimedStep(executor, "profile")
+                if run:
+                    measured.setdefault(key, []).append(executor.timeline())
+            executor.close()
+        return self._backend.costs(captured, measured)
+
+    def _planned(self, form: str, captured: Captured, costs: Costs, known: Sequence[Candidate]) -> Iterator[Candidate]:
+        made: list[Candidate] = list(known)
+        for name, options in self._backend.tried(self._setting.planner):
+            candidate = self._candidate(form, captured, costs, made, name, options)
+            if candidate is not None:
+                made.append(candidate)
+                yield candidate
+
+    def _candidate(
+        self,
+        form: str,
+        captured: Captured,
+        costs: Costs,
+        known: Sequence[Candidate],
+        name: str,
+        options: dict[str, Any],
+    ) -> Candidate | None:
+        """A plan with all that is needed to run it; None if there is one like it."""
+        machine = self._backend.machine
+        made = plan(captured.graph, costs, machine, planner=name, **options)
+        if any(_alike(made, other.plan) for other in known if other.captured is captured):
+            return None
+        check(captured.graph, made, machine)
+        predicted = simulate(captured.graph, made, costs, machine)
+        return Candidate(form, captured, costs, made, predicted, self._backend.lanes(captured, made))
+
+    def _kept_apart(self, found: StepComparison) -> tuple[Candidate | None, Any]:
+        """The best plan with ops side by side, made anew without the pairs that interfered (None if there are none).
+
+        Also returns the pairs that ran side by side.
+        """
+        several = [candidate for candidate in found.candidates if candidate.timelines]
+        if not several:
+            return None, ()
+        judged = min(several, key=rank_of)
+        pairs = co_runs(judged.timelines, judged.plan, judged.costs)
+        avoid = interfering(pairs)
+        if not avoid or self._setting.planner not in ("auto", "concurrency"):
+            return None, pairs
+        made = self._candidate(
+            judged.form, judged.captured, judged.costs, found.candidates, "concurrency", {"avoid": avoid}
+        )
+        fastest_ms = min(lower_quartile(found.eager_ms), found.best.rank_ms)
+        if made is None or made.rank_ms >= fastest_ms:
+            return None, pairs  # not even its prediction, which knows of no interference, beats what was measured
+        log.info("hocket: %d pair(s) of ops interfered: a plan that keeps them apart is tried", len(avoid))
+        return made, pairs
+
+    def _decided(self, found: StepComparison, apart: Candidate | None, drift: Drift | None) -> Decision:
+        best = found.best
+        reason = f"plan {best.plan.planner!r} on {len(best.plan.lanes)} lane(s)"
+        if len(self.admission.forms) > 1:
+            reason += f" by {best.form!r}"
+        reason += f" takes {1 / found.speedup:.2f}x of eager's time ({1 / found.high:.2f} to {1 / found.low:.2f}"
+        reason += f", lower quartiles of {len(best.steps_ms)} steps each, in turns)"
+        if not found.is_clear:
+            reason += ": no difference"
+        if apart is not None and best.executor is apart.executor:
+            reason += f", with {len(interfering(found.co_runs))} pair(s) of ops kept apart that interfered"
+        if drift is not None:
+            reason += f"; measured again because the {drift}"
+        planned = found.is_clear and found.speedup > 1
+        return Decision(
+            "planned" if planned else "eager",
+            reason,
+            found.speedup,
+            found.low,
+            found.high,
+            replace(best, timelines=()) if planned else None,
+            tuple(replace(candidate, timelines=()) for candidate in found.candidates),
+            found.eager_ms,
+            found.co_runs,
+        )
+
+
+def _finalists(candidates: Sequence[Candidate]) -> list[Candidate]:
+    ranked = sorted(candidates, key=lambda candidate: candidate.predicted.makespan_us)
+    finalists = [c for n, c in enumerate(ranked) if n < FINALISTS or c.plan.planner == "serial"]
+    for candidate in candidates:
+        if candidate not in finalists:
+            candidate.executor.close()
+    return finalists
+
+
+def _alike(first: Plan, second: Plan) -> bool:
+    lanes = [[(lane.ops, lane.width) for lane in made.lanes] for made in (first, second)]
+    return lanes[0] == lanes[1] and first.after == second.after

@@ -1,0 +1,256 @@
+"""One variant of a scheduled step: its search, its guards, its plan, the audits and the watch for drift.
+
+Every call is a real training step of the user's. Until it is decided the variant makes what its tuner asks for (see
+`hocket.autotune.tuner`); ever after it runs whatever was fastest, plan or eager. Planned steps are audited, the step
+time is watched, and when it has drifted the search begins again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Generator
+from typing import Any
+
+from hocket.adaptation import Drift, StepWatch
+from hocket.autotune.admission import RefusedError
+from hocket.autotune.audit import Auditor
+from hocket.autotune.candidate import Candidate, Setting
+from hocket.autotune.decision import UNDECIDED, Decision, Verdict
+from hocket.autotune.items import Item
+from hocket.autotune.runner import StepRunner
+from hocket.autotune.tuner import Tuner
+from hocket.autotune.verification import Difference
+from hocket.backends import Backend, CpuBackend, CudaBackend
+from hocket.errors import CaptureError, StaleCaptureError
+from hocket.ir import Machine
+from hocket.tracing.captured import Captured
+from hocket.tracing.guards import Guards
+from hocket.tracing.purity import named
+from hocket.tracing.state import Inventory
+
+__all__ = ["Variant"]
+
+log = logging.getLogger(__name__)
+
+
+class Variant:
+    """Called like the step.
+
+    Args:
+        setting: what the schedule was asked for.
+        refused: why this step may not be captured (any more); empty if it may.
+
+    Attributes:
+        settled: whether a decision stands and nothing is being searched.
+        is_final: the step stays eager for good, whatever its state.
+        decision: the last decision.
+        history: all verdicts, the first one first.
+        machine: what plans run on.
+    """
+
+    def __init__(self, setting: Setting, *, refused: str = "") -> None:
+        self.settled = False
+        self.is_final = False
+        self.decision: Decision = UNDECIDED
+        self.history: tuple[Verdict, ...] = ()
+        self._setting = setting
+        self._refused = refused or _unplannable(setting.places)
+        backend = _backend_of(setting)
+        self.machine: Machine = backend.machine
+        self._runner = StepRunner(setting, backend)
+        self._tuner = Tuner(setting, backend)
+        self._auditor = Auditor(backend, setting.clock)
+        self._search: Generator[Item, Any, Decision] | None = None
+        self._item: Item | None = None  # what the search asks for next
+        self._drift: Drift | None = None
+        self._searched_s = 0.0
+        self._num_searched = 0
+        self._is_mute = False  # the callback for progress has raised
+        self._watch: StepWatch | None = None
+
+    @property
+    def guards(self) -> Guards | None:
+        return self._tuner.admission.guards
+
+    @property
+    def forms(self) -> dict[str, Captured]:
+        """The step as graphs, the likeliest form first (see `hocket.tracing.forms`); empty until it is captured."""
+        return self._tuner.admission.forms
+
+    @property
+    def captured(self) -> Captured | None:
+        """The step as a graph, in its likeliest form; None until it is captured."""
+        return next(iter(self.forms.values()), None)
+
+    @property
+    def difference(self) -> Difference | None:
+        """What the verification found."""
+        return self._tuner.admission.difference
+
+    def fits(self, batch: Any) -> bool:
+        """Whether this variant stands for the step as it is now. One that runs a plan asks its numbers in the call."""
+        if self.is_final:
+            return True
+        guards = self.guards
+        if guards is not None and not guards.hold():
+            return False
+        return self.settled or self.captured is None or self.captured.holds(batch)
+
+    @property
+    def is_eager(self) -> bool:
+        """Whether a call runs the user's own step and nothing else."""
+        return self.settled and self.decision.best is None
+
+    def renew(self) -> bool:
+        """Make the guards anew where they failed though nothing has changed (the code that ran since names more)."""
+        return self._tuner.admission.renew_guards()
+
+    def __call__(self, batch: Any) -> Any:
+        """One training step.
+
+        Raises:
+            StaleCaptureError: the capture is one of the past; nothing was run, and a search is over.
+            Exception: whatever the step raises. A variant without a decision is over then; a search for a new one is
+                given up, and the old one stands.
+        """
+        if not self.settled:
+            return self._searched(batch)
+        best = self.decision.best
+        if best is None:
+            return self._setting.step(batch) if self._watch is None else self._observed(self._setting.step, batch)
+        if self._auditor.audit.counts():
+            return self._audited(best, batch)
+        return self._observed(best.executor, batch)
+
+    def close(self) -> None:
+        """End the threads of all lanes."""
+        self.decision.close()
+
+    def _observed(self, run: Callable[[Any], Any], batch: Any) -> Any:
+        clock = self._setting.clock
+        start = clock()
+        result = run(batch)
+        if self._watch is not None and (drift := self._watch.observe((clock() - start) * 1e3)):
+            log.info("hocket: %s: the step is profiled and plans are tried again", drift)
+            self.settled = False
+            self._drift = drift
+            self._searched_s = 0.0
+        return result
+
+    def _audited(self, best: Candidate, batch: Any) -> Any:
+        """One planned step compared with eager; eager's results are kept, and it stays with eager if they differ."""
+        self._runner.start()
+        result, problem = self._auditor.step(best, batch, self._runner.eager)
+        changes = self.guards.changes() if self.guards is not None and not self.guards.hold() else []
+        if changes:
+            problem = f"it changes {named(changes)} in some steps; planned steps before this one did not"
+        if problem:
+            self._refuse(RefusedError(problem))
+        return result
+
+    def _searched(self, batch: Any) -> Any:
+        """A step of the search. Whatever fails in it that is not the user's own: the step stays eager, and says why."""
+        clock, runner = self._setting.clock, self._runner
+        start = clock()
+        runner.start()
+        try:
+            if self._search is None:
+                self._begin()
+            while not runner.is_done and not self.settled:
+                assert self._item is not None
+                stage = self._item.stage
+                self._go_on(runner.perform(self._item, batch))
+                if runner.is_done:
+                    self._tell(stage)
+        except StaleCaptureError:
+            self._give_up()
+            if not runner.is_done:
+                raise
+        except Exception as error:  # noqa: BLE001  # whatever fails in a search, eager can still make the step
+            if runner.failed or (self._setting.strict and isinstance(error, (CaptureError, RefusedError))):
+                self._give_up()
+                raise (CaptureError(str(error)) if isinstance(error, RefusedError) else error) from error.__cause__
+            if not runner.is_done:
+                try:
+                    runner.eager(batch)
+                except BaseException:
+                    self._give_up()  # eager fails, too: it was the batch
+                    raise
+            self._refuse(error)
+        except BaseException:
+            self._give_up()
+            raise
+        finally:
+            self._searched_s += clock() - start
+            if self.settled and self._setting.guard and self.decision.eager_ms:
+                # Another search could find another answer.
+                self._watch = StepWatch(self.decision.expected_ms, self._searched_s * 1e3, self._setting.drift)
+        return runner.result
+
+    def _tell(self, stage: str) -> None:
+        """Call back after a step of the search; a callback that raises is said once, and not called again."""
+        self._num_searched += 1
+        if self._setting.on_progress is None or self._is_mute:
+            return
+        try:
+            self._setting.on_progress(stage, self._num_searched)
+        except Exception as error:  # noqa: BLE001  # training goes on
+            self._is_mute = True
+            log.warning("hocket: on_progress raised %s: %s; it is not called again", type(error).__name__, error)
+
+    def _begin(self) -> None:
+        if self._refused:
+            raise RefusedError(self._refused)
+        self._search = self._tuner.search_again(self._drift) if self.history else self._tuner.search()
+        self._item = next(self._search)
+
+    def _go_on(self, outcome: Any) -> None:
+        """Send the tuner what its item showed."""
+        assert self._search is not None
+        try:
+            self._item = self._search.send(outcome)
+        except StopIteration as end:
+            self._settle(end.value)
+
+    def _give_up(self) -> None:
+        self._search = self._item = None
+        self.settled = bool(self.history)
+
+    def _refuse(self, error: Exception) -> None:
+        """Eager for good."""
+        reason = str(error)
+        if isinstance(error, CaptureError):
+            reason = f"it could not be captured: {error}"
+        elif not isinstance(error, RefusedError):
+            reason = f"the search for a plan failed: {type(error).__name__}: {error}"
+            log.debug("hocket: the search for a plan failed", exc_info=error)
+        log.warning("hocket: the step stays eager: %s", reason)
+        self.is_final = True
+        self._settle(Decision("eager", reason))
+
+    def _settle(self, decision: Decision) -> None:
+        chosen = decision.candidate
+        for candidate in (*self.decision.candidates, *decision.candidates):
+            if chosen is None or candidate.executor is not chosen.executor:
+                candidate.executor.close()
+        self._search = self._item = None
+        self.decision = decision
+        self.history = (*self.history, decision.verdict)
+        self.settled = True
+        log.info("hocket: %s: %s", decision.kind, decision.reason)
+
+
+def _backend_of(setting: Setting) -> Backend:
+    devices = {entry.get().device for entry in setting.places.parameters}
+    if len(devices) == 1 and (device := next(iter(devices))).type == "cuda":
+        return CudaBackend(device.index or 0)
+    return CpuBackend(setting.machine, setting.executor)
+
+
+def _unplannable(places: Inventory) -> str:
+    """Why no plan can run where this step's parameters are; empty if one can."""
+    devices = {entry.get().device for entry in places.parameters}
+    if len(devices) == 1 and next(iter(devices)).type in ("cpu", "cuda"):
+        return ""
+    names = ", ".join(sorted(map(str, devices)))
+    return f"its parameters are on {names}; a step is planned on CPU cores or on one GPU" if devices else ""

@@ -1,0 +1,182 @@
+"""Does the planned step compute what the eager step computes? Tried from the same state, on the same batches.
+
+The first promise: bitwise where the same kernels run at the same width, else within rounding. Parameters, buffers,
+gradients, optimizer state and what the step returns are all compared.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten
+
+from hocket.errors import StaleCaptureError
+from hocket.tracing.captured import Captured
+from hocket.tracing.state import Saved
+
+__all__ = ["TOLERANCE", "Difference", "differ", "verify"]
+
+# Relative to the largest value of a tensor: what another number of threads does to sums in single precision, with
+# room for a few steps to carry it on. A wrong rate or a lost gradient is orders of magnitude beyond it.
+TOLERANCE = 1e-4
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How far two runs are apart.
+
+    Attributes:
+        max_abs_diff: the largest difference of any number.
+        relative: the same, relative to the largest magnitude of its tensor.
+        bitwise: no bit differs.
+        where: name of the value with the largest relative difference.
+        steps: how many steps were compared.
+        error: what the plan raised, if it did.
+    """
+
+    max_abs_diff: float
+    relative: float
+    bitwise: bool
+    where: str
+    steps: int
+    error: str = ""
+
+    @property
+    def equal(self) -> bool:
+        """Bitwise, or within rounding."""
+        return not self.error and (self.bitwise or self.relative <= TOLERANCE)
+
+
+def verify(
+    captured: Captured,
+    planned: Callable[[Any], Any],
+    batches: Sequence[Any],
+    *,
+    width: int | None = None,
+    eager: Callable[[Any], Any] | None = None,
+) -> tuple[Difference, list[Any]]:
+    """Run every batch eagerly, then from the same state by `planned`; compare, and keep eager's state.
+
+    What the two runs return is compared after every step, the state after the last. `width` is the number of threads
+    of the eager steps, so that a plan of narrow lanes is held against what torch computes at that width; `eager` makes
+    them, the captured step itself where it is not given. What the plan raises is told, not raised.
+
+    Returns:
+        The difference, and what the eager steps returned.
+    """
+    places, lists = captured.trace.places.again(), captured.trace.appended
+    contents = [each.content() for each in lists]
+    further = captured.written()
+    before = Saved(places, further)
+    with _threads(width):
+        returned = [(eager or captured.step)(batch) for batch in batches]
+    returned_values = [(f"result of step {n}", _detached(result)) for n, result in enumerate(returned, 1)]
+    after = Saved(places, further)
+    grown = [each.content() for each in lists]
+    for each, content in zip(lists, contents, strict=True):
+        each.restore(content)
+    before.restore()
+    del before  # the state is not small
+    try:
+        results = []
+        for n, batch in enumerate(batches, 1):
+            try:
+                result = planned(batch)
+            except StaleCaptureError:
+                # Nothing was run; a scheduled step goes on eagerly here, too.
+                result = captured.step(batch)
+            results.append((f"result of step {n}", _detached(result)))
+        returned_values += [
+            (f"what is appended to {each.name}", list_) for each, list_ in zip(lists, grown, strict=True)
+        ]
+        results += [(f"what is appended to {each.name}", each.content()) for each in lists]
+        found = differ(
+            [*_leaves(returned_values), *after.values()], [*_leaves(results), *after.current()], steps=len(batches)
+        )
+    except Exception as error:  # noqa: BLE001  # whatever it is: eager's state is kept, and the step stays eager
+        found = Difference(math.inf, math.inf, False, "", len(batches), f"{type(error).__name__}: {error}")
+    finally:
+        after.restore()
+        for each, content in zip(lists, grown, strict=True):
+            each.restore(content)
+    return found, returned
+
+
+@contextmanager
+def _threads(width: int | None) -> Iterator[None]:
+    usual = torch.get_num_threads()
+    torch.set_num_threads(width or usual)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(usual)
+
+
+def differ(first: Iterable[tuple[str, Any]], second: Iterable[tuple[str, Any]], *, steps: int = 1) -> Difference:
+    """Compare two lists of named values."""
+    worst, relative, where, bitwise = 0.0, 0.0, "", True
+    for (name, a), (_, b) in zip(first, second, strict=True):
+        if _same(a, b):
+            continue
+        bitwise = False
+        absolute, scaled = _distance(a, b)
+        worst = max(worst, absolute)
+        if scaled >= relative:
+            relative, where = scaled, name
+    return Difference(worst, relative, bitwise, where, steps)
+
+
+def _same(a: Any, b: Any) -> bool:
+    if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)):
+        return bool(a == b or (a != a and b != b)) if not isinstance(a, torch.Tensor) else False
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    # NaN in the same places is the same result; -0.0 is not 0.0.
+    return torch.equal(_bytes_of(a), _bytes_of(b))
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    # Flattened first: a contiguous tensor may have any stride where it has one element.
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
+
+
+def _distance(a: Any, b: Any) -> tuple[float, float]:
+    """The largest difference, and the same relative to the largest finite magnitude.
+
+    NaN against NaN and an infinity against the same one are no difference, and do not hide one elsewhere.
+    """
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and a.shape == b.shape:
+        x, y = _real(a), _real(b)
+        alike = (x == y) | (x.isnan() & y.isnan())
+        gap = torch.where(alike, 0.0, (x - y).abs())
+        absolute = float(gap.max()) if gap.numel() else 0.0
+        both = torch.cat([x.flatten(), y.flatten()])
+        finite = both[both.isfinite()].abs()
+        scale = float(finite.max()) if finite.numel() else 0.0
+    elif isinstance(a, (int, float)) and isinstance(b, (int, float)):
+        absolute, scale = abs(a - b), max(abs(a), abs(b))
+    else:
+        return math.inf, math.inf
+    if not math.isfinite(absolute):
+        return math.inf, math.inf
+    return absolute, absolute / scale if scale else absolute
+
+
+def _real(tensor: torch.Tensor) -> torch.Tensor:
+    value = tensor.detach()
+    return torch.view_as_real(value.to(torch.complex128)) if value.is_complex() else value.to(torch.float64)
+
+
+def _detached(result: Any) -> Any:
+    leaves, _ = tree_flatten(result)
+    return [leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+
+
+def _leaves(named: Iterable[tuple[str, list[Any]]]) -> Iterator[tuple[str, Any]]:
+    for name, leaves in named:
+        yield from ((name, leaf) for leaf in leaves)

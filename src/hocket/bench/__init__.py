@@ -1,1 +1,0 @@
-"""Measurements of Hocket itself, each against its baseline in the same run."""

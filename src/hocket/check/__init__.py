@@ -1,6 +1,0 @@
-"""Is this plan legal, and is all memory it touches safe? Asked before anything runs. No torch."""
-
-from hocket.check.hazards import Event, Events, events_of, hazards, needed_events
-from hocket.check.legal import check
-
-__all__ = ["Event", "Events", "check", "events_of", "hazards", "needed_events"]

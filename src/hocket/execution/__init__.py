@@ -1,0 +1,57 @@
+"""Runs any plan: on native lanes, on Python threads (the reference that stays forever), or on CUDA streams."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from hocket.errors import ExecutionError, InputError
+from hocket.execution.here import foreign
+from hocket.ir import Machine, Plan
+
+if TYPE_CHECKING:
+    from hocket.execution.lanes import Executor
+    from hocket.tracing.captured import Captured
+
+__all__ = ["EXECUTORS", "executor", "foreign"]
+
+EXECUTORS = ("auto", "native", "python")
+
+log = logging.getLogger(__name__)
+
+
+def executor(captured: Captured, plan: Plan, machine: Machine | None = None, *, kind: str = "auto") -> Executor:
+    """An executor for `plan`.
+
+    Args:
+        captured: the step.
+        plan: what to run.
+        machine: tells which hardware threads a core has; without it lanes are not pinned.
+        kind: ``native`` lanes, ``python`` threads, or ``auto``: native where they can be built, else Python; and for a
+            plan on streams a CUDA graph of them.
+
+    Raises:
+        PlanError: the plan is not one for this step.
+        ExecutionError: the kind that was asked for cannot be had here, or the machine is another one; says why.
+    """
+    if kind not in EXECUTORS:
+        raise InputError(f"executor: expected one of {', '.join(EXECUTORS)}, got {kind!r}")
+    if kind == "auto" and any(lane.kind == "stream" for lane in plan.lanes):
+        from hocket.execution.streams import GraphedLanes
+
+        return GraphedLanes(captured, plan, machine)
+    if kind != "python":
+        from hocket.execution.native import NativeLanes
+        from hocket.native import available
+
+        ready = available()
+        if ready or kind == "native":
+            try:
+                return NativeLanes(captured, plan, machine)
+            except ExecutionError as error:
+                if kind == "native":
+                    raise
+                log.info("hocket: Python lanes are used: %s", error)
+    from hocket.execution.threads import ThreadLanes
+
+    return ThreadLanes(captured, plan, machine)

@@ -1,0 +1,104 @@
+"""The interface of an executor, and when the memory of each value goes back.
+
+Who waits for whom is worked out in `hocket.ir.waits`, which every executor reads.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hocket.errors import StaleCaptureError
+from hocket.ir import Graph, Plan, Synchronisation, Timeline, synchronisation
+from hocket.tracing.captured import Captured
+from hocket.tracing.program import Program
+
+__all__ = ["Executor", "Releases", "Synchronisation", "below_autograd", "releases", "synchronisation"]
+
+
+@dataclass(frozen=True)
+class Releases:
+    """When the memory of each value goes back.
+
+    Attributes:
+        frees: op -> slots whose last reader it always is.
+        shared: slot -> ops that read or fill it, where none of them is always the last: each counts itself off, and
+            who comes last frees the slot.
+    """
+
+    frees: dict[str, tuple[int, ...]]
+    shared: dict[int, tuple[str, ...]]
+
+
+def releases(program: Program, sync: Synchronisation) -> Releases:
+    """Work out, from what happens before what, who frees which slot."""
+    readers = program.readers()
+    frees: dict[str, list[int]] = {}
+    shared: dict[int, tuple[str, ...]] = {}
+    for action in program.actions:
+        for slot in action.fills:
+            if slot in program.kept:
+                continue
+            users = tuple(dict.fromkeys([action.name, *readers.get(slot, ())]))
+            last = sync.last_of(users)
+            if last is None:
+                shared[slot] = users
+            else:
+                frees.setdefault(last, []).append(slot)
+    return Releases({op: tuple(slots) for op, slots in frees.items()}, shared)
+
+
+@contextmanager
+def below_autograd() -> Iterator[None]:
+    """Run ops as they were traced: below autograd, in no grad mode unless an op sets it."""
+    with torch.no_grad(), torch._C._AutoDispatchBelowAutograd():
+        yield
+
+
+class Executor(ABC):
+    """Runs one plan of one captured step, again and again.
+
+    `starts_with_prologue` says that the executor makes the views of inputs itself, in `run`; `keeps_time` that it knows
+    when the ops of every step ran.
+    """
+
+    starts_with_prologue = False
+    keeps_time = True
+
+    def __init__(self, captured: Captured, plan: Plan, graph: Graph | None = None) -> None:
+        self.captured = captured
+        self.plan = plan
+        self.sync = synchronisation(graph or captured.graph, plan)
+
+    def __call__(self, batch: Any) -> Any:
+        """One training step on live parameters and state.
+
+        Raises:
+            StaleCaptureError: the step was captured under other numbers (a guard failed), or state that it needs is
+                missing; nothing was run.
+            Exception: whatever an op raises, with the op and its layer in a note.
+        """
+        frame = self.captured.begin(batch, prologue=not self.starts_with_prologue)
+        if frame is None:
+            raise StaleCaptureError(
+                "a number that the step branches on has changed, or its state is gone; run it eagerly"
+            )
+        self.run(frame)
+        return self.captured.finish(frame)
+
+    @abstractmethod
+    def run(self, frame: Any) -> None:
+        """Run all ops on the values of `frame`."""
+
+    @abstractmethod
+    def timeline(self) -> Timeline:
+        """When each op of the last step ran."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give threads and memory back; a closed executor starts anew when it is called again."""

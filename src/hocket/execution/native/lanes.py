@@ -1,0 +1,186 @@
+"""`NativeLanes`: a plan on lanes that never wait for the interpreter."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+import torch
+
+from hocket.errors import ExecutionError
+from hocket.execution.here import forked
+from hocket.execution.lanes import Executor, releases
+from hocket.execution.native.workers import Workers, workers_of
+from hocket.execution.threads import cpus_of
+from hocket.heap import trim_heap
+from hocket.ir import Graph, Machine, Plan, Span, Timeline
+from hocket.native import available, load
+from hocket.tracing.captured import Captured, Frame
+from hocket.tracing.program import Action, Call, Slot
+from hocket.tracing.scalars import TapeRef
+
+__all__ = ["NativeLanes"]
+
+
+class NativeLanes(Executor):
+    """Runs a plan on native lanes: the same rules and errors as `ThreadLanes`, without Python between ops.
+
+    Args:
+        captured, plan, machine, graph: as for `ThreadLanes`.
+
+    Raises:
+        ExecutionError: native lanes are not available here, or an op is none of torch's dispatcher.
+    """
+
+    starts_with_prologue = True
+
+    def __init__(
+        self, captured: Captured, plan: Plan, machine: Machine | None = None, graph: Graph | None = None
+    ) -> None:
+        super().__init__(captured, plan, graph)
+        ready = available()
+        if not ready:
+            raise ExecutionError(ready.why)
+        lanes = [lane for lane in plan.lanes if lane.ops]
+        for lane in lanes:
+            if lane.kind != "cores":
+                raise ExecutionError(f"lane {lane.name!r} is a {lane.kind}; native lanes are lanes of cores only")
+        self._cpus = {lane.name: sorted(cpus_of(lane, machine)) for lane in lanes}
+        self._graph = graph or captured.graph
+        self._shared = self._divided()
+        self._inputs = [slot for slot, _ in captured.inputs]
+        self._kept = sorted(slot for slot in captured.program.kept if slot not in captured.program.inputs)
+        self._busy = threading.Lock()
+        self._core: Any = None
+        self._pid = 0
+        self._runs = 0
+        self._times: list[Any] = []  # of the last step, once the lanes are closed
+
+    def run(self, frame: Frame) -> None:
+        if not self._busy.acquire(blocking=False):
+            raise ExecutionError(
+                "this step is already running in another thread; give each thread a schedule of its own"
+            )
+        try:
+            if self._pid != os.getpid():
+                self._start()
+            if self._runs == 1:
+                # The last eager step's gradients have been replaced: lanes have memory of their own.
+                trim_heap()
+            self._runs += 1
+            kept = self._core.run(frame.values, frame.numbers, self._inputs, self._kept)
+            for slot, value in zip(self._kept, kept, strict=True):
+                frame.values[slot] = value
+        except BaseException as error:
+            self._annotate(error)
+            raise
+        finally:
+            self._busy.release()
+
+    def timeline(self) -> Timeline:
+        if not self._runs or (self._core is None and not self._times):
+            raise ExecutionError("no step has run yet")
+        spans = []
+        measured = self._times if self._core is None else self._core.times()
+        for number, (worker, times) in enumerate(zip(self._shared.workers, measured, strict=True)):
+            first = 1 if number == 0 else 0  # the prologue is not an op of the plan
+            for at, (op, lane) in enumerate(zip(worker.ops, worker.lanes, strict=True), first):
+                spans.append(Span(op, lane.name, times[2 * at] / 1000, times[2 * at + 1] / 1000))
+        return Timeline(tuple(spans), tuple(lane.name for lane in self.plan.lanes), "measured")
+
+    def close(self) -> None:
+        if self._core is not None and self._pid == os.getpid():
+            self._times = self._core.times() if self._runs else []
+            self._core.close()
+        self._core, self._pid = None, 0
+
+    def __del__(self) -> None:
+        if getattr(self, "_core", None) is not None:
+            self.close()
+
+    def _annotate(self, error: BaseException) -> None:
+        worker, at = self._core.failed() if self._core is not None else (-1, -1)
+        if worker < 0 or at < 0:
+            return
+        names = (["the prologue"] if worker == 0 else []) + list(self._shared.workers[worker].ops)
+        action = self.captured.program.by_name.get(names[at])
+        layer = action.layer if action is not None else ""
+        error.add_note(f"in op {names[at]!r} of layer {layer!r} of the planned step")
+
+    def _divided(self) -> Workers:
+        # In a forked child the caller's team of threads stayed behind: there it runs ops of one thread only.
+        usual = 1 if forked() else torch.get_num_threads()
+        return workers_of(self._graph, self.plan, self.sync, usual)
+
+    def _start(self) -> None:
+        self._shared = self._divided()
+        program, sync, asleep = self.captured.program, self._shared.sync, self._shared.asleep
+        release = releases(program, sync)
+        counter = {slot: number for number, slot in enumerate(release.shared)}
+        counted: dict[str, list[tuple[int, int]]] = {}
+        for slot, users in release.shared.items():
+            for user in users:
+                counted.setdefault(user, []).append((counter[slot], slot))
+        awaited = {before for waited in (*sync.waits.values(), *asleep.values()) for before in waited}
+        # Whoever reads a view of an input waits for the prologue, on whatever worker it is.
+        words = {name: number + 1 for number, name in enumerate(sorted(awaited))}
+        core = load().Core(program.num_slots, len(words) + 1, [len(users) for users in release.shared.values()])
+        early = set(program.prologue.fills)
+        for number, worker in enumerate(self._shared.workers):
+            core.add_worker()
+            if number == 0:
+                width, cpus = torch.get_num_threads(), []
+                if worker.lanes:
+                    width, cpus = worker.lanes[0].width, self._cpus[worker.lanes[0].name]
+                core.add_action(width, cpus, False, [], [], 0, [], [])
+                _add_calls(core, program.prologue)
+            told = number == 0
+            for name, lane in zip(worker.ops, worker.lanes, strict=True):
+                action = program.by_name[name]
+                sleeps = [words[before] for before in asleep.get(name, ())]
+                waits = [words[before] for before in sync.waits.get(name, ())]
+                if not told and early.intersection(action.reads):
+                    waits.append(0)
+                    told = True
+                own, frees = words.get(name, -1), list(release.frees.get(name, ()))
+                cpus = self._cpus[lane.name]
+                core.add_action(lane.width, cpus, action.grad_mode, sleeps, waits, own, frees, counted.get(name, []))
+                _add_calls(core, action)
+        core.start()
+        self._core, self._pid = core, os.getpid()
+
+
+def _add_calls(core: Any, action: Action) -> None:
+    for call in action.calls:
+        schema = getattr(call.func, "_schema", None)
+        if schema is None:
+            raise ExecutionError(f"op {action.name!r}: {call.func} is not an op of torch's dispatcher")
+        outs = [(-1 if position is None else position, slot) for position, slot in call.outs.items()]
+        core.add_call(schema.name, schema.overload_name, _arguments(call, schema), outs)
+
+
+def _arguments(call: Call, schema: Any) -> list[Any]:
+    """The call's arguments in the schema's order, as the core wants them; None where the default stands."""
+    given: list[Any] = []
+    for position, argument in enumerate(schema.arguments):
+        if position < len(call.args) and not argument.kwarg_only:
+            given.append(_argument(call.args[position]))
+        elif argument.name in call.kwargs:
+            given.append(_argument(call.kwargs[argument.name]))
+        else:
+            given.append(None)
+    return given
+
+
+def _argument(value: Any) -> tuple[str, Any]:
+    if isinstance(value, Slot):
+        return ("s", value.index)
+    if isinstance(value, TapeRef):
+        return ("n", value.index)
+    if isinstance(value, (list, tuple)):
+        elements = [_argument(element) for element in value]
+        if any(kind != "c" for kind, _ in elements):
+            return ("l", elements)
+        return ("c", list(value))
+    return ("c", value)

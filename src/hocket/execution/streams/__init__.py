@@ -1,0 +1,13 @@
+"""Lanes as CUDA streams: one host thread launches all ops, streams run them side by side, events order them.
+
+`StreamLanes` launches every op in every step and is the reference; `GraphedLanes` does so once, into a CUDA graph, and
+replays that.
+"""
+
+from __future__ import annotations
+
+from hocket.execution.streams.backend import Backend, Cuda
+from hocket.execution.streams.graphs import GraphedLanes
+from hocket.execution.streams.lanes import StreamLanes
+
+__all__ = ["Backend", "Cuda", "GraphedLanes", "StreamLanes"]

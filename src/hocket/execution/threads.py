@@ -1,0 +1,285 @@
+"""Lanes as Python threads: the reference executor, which stays forever.
+
+Each lane is a thread of fixed width, pinned to its cores, with a queue of one step at a time. A plan with one lane
+that is as wide as the caller runs on the caller's own thread. Torch gives the interpreter lock back inside an op, so
+lanes overlap wherever ops last longer than the few microseconds that Python takes between them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from time import perf_counter_ns
+from typing import Any, TypeAlias
+
+import torch
+
+from hocket.errors import ExecutionError
+from hocket.execution.here import foreign, forked
+from hocket.execution.lanes import Executor, below_autograd, releases
+from hocket.ir import Graph, Lane, Machine, Plan, Span, Timeline, hardware_threads, names_threads
+from hocket.tracing.captured import Captured, Frame
+from hocket.tracing.program import compile_action
+
+__all__ = ["ThreadLanes", "cpus_of"]
+
+
+@dataclass
+class _Action:
+    """One op on its lane: what it waits for, what it does, whom it wakes, what it leaves to be freed."""
+
+    name: str
+    run: Callable[[list[Any], list[Any]], None]
+    grad_mode: bool
+    waits: list[Any] = field(default_factory=list)
+    wakes: list[Any] = field(default_factory=list)
+    shared: tuple[tuple[int, int], ...] = ()
+
+
+_Inbox: TypeAlias = "SimpleQueue[tuple[ThreadLanes, Frame, list[int]] | None]"
+
+
+class ThreadLanes(Executor):
+    """Runs a plan on Python threads.
+
+    Args:
+        captured: the step.
+        plan: any plan that runs all its ops on lanes of cores.
+        machine: tells which hardware threads a core has; without it lanes are not pinned.
+        graph: the orders to keep, when they are not `captured.graph`'s (for tests of broken plans).
+
+    Raises:
+        PlanError: the plan is not one for this graph.
+        ExecutionError: a lane is pinned to cores that this process may not use.
+    """
+
+    def __init__(
+        self, captured: Captured, plan: Plan, machine: Machine | None = None, graph: Graph | None = None
+    ) -> None:
+        super().__init__(captured, plan, graph)
+        self._lanes = [lane for lane in plan.lanes if lane.ops]
+        for lane in self._lanes:
+            if lane.kind != "cores":
+                raise ExecutionError(f"lane {lane.name!r} is a {lane.kind}; Python threads run lanes of cores only")
+        self._cpus = [cpus_of(lane, machine) for lane in self._lanes]
+        self._actions = self._compile()
+        self._times: list[list[tuple[int, int]]] = [[] for _ in self._lanes]
+        self._began_ns = 0
+        self._counters: dict[int, Any] = {}
+        self._failure: tuple[str, BaseException] | None = None
+        self._stop = False
+        self._busy = threading.Lock()
+        self._queues: list[_Inbox] = []
+        self._done: SimpleQueue[int] = SimpleQueue()
+        self._pid = 0
+
+    def run(self, frame: Frame) -> None:
+        if not self._busy.acquire(blocking=False):
+            raise ExecutionError(
+                "this step is already running in another thread; give each thread a schedule of its own"
+            )
+        try:
+            self._counters = {slot: itertools.count(1) for slot, _ in self._shared_slots}
+            self._began_ns = perf_counter_ns()
+            if len(self._lanes) == 1 and self._lanes[0].width == torch.get_num_threads() and not forked():
+                self._run_lane(0, frame)
+            else:
+                self._run_threads(frame)
+            if self._failure is not None:
+                raise self._failed()
+        finally:
+            self._busy.release()
+
+    def timeline(self) -> Timeline:
+        if not any(self._times):
+            raise ExecutionError("no step has run yet")
+        spans = []
+        for lane, actions, times in zip(self._lanes, self._actions, self._times, strict=True):
+            for action, (start, end) in zip(actions, times, strict=False):
+                began = self._began_ns
+                spans.append(Span(action.name, lane.name, (start - began) / 1000, (end - began) / 1000))
+        return Timeline(tuple(spans), tuple(lane.name for lane in self.plan.lanes), "measured")
+
+    def close(self) -> None:
+        for queue in self._queues:
+            queue.put(None)
+        self._queues = []
+        self._pid = 0
+
+    def __del__(self) -> None:
+        if getattr(self, "_queues", ()):
+            self.close()
+
+    def _compile(self) -> list[list[_Action]]:
+        program = self.captured.program
+        release = releases(program, self.sync)
+        self._shared_slots = tuple((slot, len(users)) for slot, users in release.shared.items())
+        shared: dict[str, list[tuple[int, int]]] = {}
+        for slot, users in release.shared.items():
+            for user in users:
+                shared.setdefault(user, []).append((slot, len(users)))
+        actions = {
+            name: _Action(
+                name,
+                compile_action(program.by_name[name], release.frees.get(name, ())),
+                program.by_name[name].grad_mode,
+                shared=tuple(shared.get(name, ())),
+            )
+            for lane in self._lanes
+            for name in lane.ops
+        }
+        self._locks: list[tuple[_Action, _Action]] = []
+        for name, waited in self.sync.waits.items():
+            self._locks += [(actions[before], actions[name]) for before in waited]
+        compiled = [[actions[name] for name in lane.ops] for lane in self._lanes]
+        self._arm(compiled)
+        return compiled
+
+    def _arm(self, compiled: list[list[_Action]]) -> None:
+        """Fresh locks, all held: the op that is waited for releases its lock, the one that waits takes it again."""
+        for actions in compiled:
+            for action in actions:
+                action.waits, action.wakes = [], []
+        for before, after in self._locks:
+            lock = threading.Lock()
+            lock.acquire()
+            before.wakes.append(lock)
+            after.waits.append(lock)
+
+    def _run_lane(self, number: int, frame: Frame) -> None:
+        values, numbers = frame.values, frame.numbers
+        times = self._times[number] = []
+        counters = self._counters
+        name = ""
+        try:
+            with below_autograd():
+                grad_mode = False
+                for action in self._actions[number]:
+                    for lock in action.waits:
+                        lock.acquire()
+                    if self._stop:
+                        return
+                    name = action.name
+                    if action.grad_mode is not grad_mode:
+                        grad_mode = action.grad_mode
+                        torch._C._set_grad_enabled(grad_mode)
+                    start = perf_counter_ns()
+                    action.run(values, numbers)
+                    times.append((start, perf_counter_ns()))
+                    for lock in action.wakes:
+                        lock.release()
+                    for slot, users in action.shared:
+                        if next(counters[slot]) == users:
+                            values[slot] = None
+        except BaseException as error:  # noqa: BLE001
+            # The caller must see it, whichever thread it happened in; `run` raises it there.
+            self._abort(name, error)
+
+    def _abort(self, name: str, error: BaseException) -> None:
+        if self._failure is None:
+            self._failure = (name, error)
+        self._stop = True
+        for actions in self._actions:
+            for action in actions:
+                for lock in action.waits:
+                    with suppress(RuntimeError):  # the op that is waited for ended at this moment
+                        lock.release()
+
+    def _failed(self) -> BaseException:
+        assert self._failure is not None
+        name, error = self._failure
+        self._failure = None
+        self._stop = False
+        self._arm(self._actions)
+        action = self.captured.program.by_name.get(name)
+        if action is not None:
+            error.add_note(f"in op {name!r} of layer {action.layer!r} of the planned step")
+        return error
+
+    def _run_threads(self, frame: Frame) -> None:
+        if self._pid != os.getpid():
+            # First step, or the first one after a fork: threads do not come along into the child.
+            self._start()
+        finished: list[int] = []
+        for queue in self._queues:
+            queue.put((self, frame, finished))
+        # Who has finished stands in the list; the queue only wakes. An interrupt may swallow what it brought.
+        while len(finished) < len(self._queues):
+            try:
+                self._done.get()
+            except KeyboardInterrupt as interrupt:
+                self._abort("", interrupt)
+
+    def _start(self) -> None:
+        width = torch.get_num_threads()
+        self._done = SimpleQueue()
+        self._queues = [SimpleQueue() for _ in self._lanes]
+        self._pid = os.getpid()
+        problems: list[BaseException] = []
+        for number, (lane, queue) in enumerate(zip(self._lanes, self._queues, strict=True)):
+            ready = threading.Event()
+            arguments = (number, lane.width, self._cpus[number], queue, self._done, ready, problems)
+            threading.Thread(target=_serve, args=arguments, name=f"hocket-{lane.name}", daemon=True).start()
+            ready.wait()
+        # `set_num_threads` in a lane also sets what threads that torch starts later begin with.
+        torch.set_num_threads(width)
+        if problems:
+            self.close()
+            raise problems[0]
+
+
+def _serve(
+    number: int,
+    width: int,
+    cpus: set[int],
+    inbox: _Inbox,
+    done: SimpleQueue[int],
+    ready: threading.Event,
+    problems: list[BaseException],
+) -> None:
+    """The life of a lane's thread. While it waits it holds nothing of its executor, which may be forgotten."""
+    try:
+        if cpus:
+            os.sched_setaffinity(0, cpus)
+        # Asking first makes torch initialise this thread; otherwise the first op would undo the setting.
+        torch.get_num_threads()
+        torch.set_num_threads(width)
+    except BaseException as error:  # noqa: BLE001 (raised by `_start`, in the caller's thread)
+        problems.append(error)
+    finally:
+        ready.set()
+    while (work := inbox.get()) is not None:
+        lanes, frame, finished = work
+        lanes._run_lane(number, frame)
+        del work, lanes, frame
+        finished.append(number)
+        done.put(number)
+
+
+def cpus_of(lane: Lane, machine: Machine | None) -> set[int]:
+    """The hardware threads a lane is pinned to: the first of each of its cores, and siblings only when it is wider."""
+    if machine is None:
+        return set()
+    device = machine.by_name.get(lane.device)
+    if device is None:
+        names = ", ".join(machine.by_name)
+        raise ExecutionError(f"lane {lane.name!r} runs on device {lane.device!r}; the machine has only {names}")
+    if not device.cpus and (problem := foreign(device)):
+        raise ExecutionError(f"lane {lane.name!r}: {problem}")
+    if not device.cpus or not lane.cores:
+        return set()
+    places = [divmod(thread, device.cores) for thread in hardware_threads(lane, device)]
+    lacking = [core for sibling, core in places if sibling >= len(device.cpus[core])]
+    if lacking and names_threads(lane, device):
+        raise ExecutionError(f"lane {lane.name!r} is pinned to a hardware thread that core {lacking[0]} lacks")
+    wanted = {cpu for sibling, core in places for cpu in device.cpus[core][sibling : sibling + 1]}
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else wanted
+    if not wanted <= allowed:
+        missing = ", ".join(map(str, sorted(wanted - allowed)))
+        raise ExecutionError(f"lane {lane.name!r} is pinned to CPUs {missing}, which this process may not use")
+    return wanted

@@ -1,0 +1,58 @@
+"""Many small models train as one: ``hocket.fuse`` gives a list of models a leading model axis.
+
+Source: S. Wang et al., "Horizontally Fused Training Array", MLSys 2021.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hocket.fusion.model import Array
+
+__all__ = ["fuse"]
+
+
+def fuse(
+    models: Sequence[Any],
+    *,
+    backend: str = "auto",
+    strict: bool = False,
+    separate: Sequence[str] = (),
+    seeds: Sequence[int] | None = None,
+    shared: bool | None = None,
+) -> Array:
+    """Fuse models of one class into one module that trains them all; the models themselves are not touched.
+
+    Every parameter of the fused module is an ``nn.Parameter`` of shape ``(B, *shape)``, the models first. An input is
+    ``(B, N, ...)``, one batch for each model, or ``(N, ...)``, one batch for all; the output is ``(B, N, ...)``.
+
+    Blocks that differ between the models (another class, other options, a parameter of another shape inside a
+    container) stay separate, and the rest fuses; ``array.report()`` says what fused.
+
+    Args:
+        models: B initialised modules of the same class, none of them shared.
+        backend: "rule" (grouped convolutions, batched matrix products, ...), "vmap", "loop" (model by model), or
+            "auto", which times them on the first call and keeps the fastest, op by op and as a whole.
+        strict: raise instead of falling back where an op has no rule or a block stays separate.
+        separate: names of blocks, such as ``"layer4"``, that shall not fuse.
+        seeds: B seeds of random numbers, one for each model: dropout then draws in each model what the plain model
+            draws after ``torch.manual_seed(seed)``. Without seeds, all models draw from torch's generator.
+        shared: whether inputs are ``(N, ...)`` (True) or ``(B, N, ...)`` (False); None looks at the shapes.
+
+    Returns:
+        An `hocket.fusion.model.Array`.
+
+    Raises:
+        InputError: the models cannot fuse; names the layer and says why.
+
+    Example:
+        >>> import torch
+        >>> array = fuse([torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)])
+        >>> array(torch.ones(5, 3)).shape, array(torch.ones(2, 5, 3)).shape
+        (torch.Size([2, 5, 2]), torch.Size([2, 5, 2]))
+    """
+    from hocket.fusion.model import Array
+
+    return Array(models, backend=backend, strict=strict, separate=separate, seeds=seeds, shared=shared)

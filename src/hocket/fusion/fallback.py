@@ -1,0 +1,91 @@
+"""What serves any op: ``torch.vmap`` over the models, and, where that fails, the models one after another."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from hocket.errors import InputError
+from hocket.fusion.stacked import Stacked, part
+
+__all__ = ["loop", "stack_parts", "vmap"]
+
+
+def vmap(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call `target` for all models through ``torch.vmap``; every model draws its own random numbers.
+
+    Raises:
+        RuntimeError, ValueError: vmap cannot do it.
+    """
+    leaves, spec = pytree.tree_flatten((args, kwargs), is_leaf=lambda value: isinstance(value, Stacked))
+    places = [index for index, leaf in enumerate(leaves) if isinstance(leaf, Stacked)]
+    out_spec: Any = None
+    is_tensor: list[bool] = []
+    plain: list[Any] = []
+
+    def of_one(*own: Tensor) -> tuple[Tensor, ...]:
+        nonlocal out_spec, is_tensor, plain
+        filled = list(leaves)
+        for place, value in zip(places, own, strict=True):
+            filled[place] = value
+        inner_args, inner_kwargs = pytree.tree_unflatten(filled, spec)
+        outs, out_spec = pytree.tree_flatten(target(*inner_args, **inner_kwargs))
+        if any(_holds_tensors(out) for out in outs):
+            raise ValueError("tensors in an object cannot leave vmap")
+        is_tensor = [isinstance(out, Tensor) for out in outs]
+        plain = [None if isinstance(out, Tensor) else out for out in outs]
+        return tuple(out for out in outs if isinstance(out, Tensor))
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "There is a performance drop")
+        results = torch.vmap(of_one, randomness="different")(*(leaves[place].tensor for place in places))
+    given = iter(results)
+    filled = [Stacked(next(given)) if tensor else value for tensor, value in zip(is_tensor, plain, strict=True)]
+    return pytree.tree_unflatten(filled, out_spec)
+
+
+def loop(targets: Sequence[Callable[..., Any]], args: tuple[Any, ...], kwargs: dict[str, Any], where: str) -> Any:
+    """Call ``targets[i]`` with model i's part of the arguments."""
+    outs = [
+        target(*part(args, index), **{name: part(value, index) for name, value in kwargs.items()})
+        for index, target in enumerate(targets)
+    ]
+    return stack_parts(outs, where)
+
+
+def stack_parts(outs: Sequence[Any], where: str) -> Any:
+    """The trees of all models as one tree of `Stacked`.
+
+    Raises:
+        InputError: the models' tensors differ in shape, or are in objects.
+    """
+    flat = [pytree.tree_flatten(out) for out in outs]
+    spec = flat[0][1]
+    columns = []
+    for leaves in zip(*(leaves for leaves, _ in flat), strict=True):
+        if _holds_tensors(leaves[0]):
+            raise InputError(
+                f"{where}: expected tensors in tuples, lists and dicts, got {type(leaves[0]).__name__}; if it is a "
+                "dataclass, torch.export.register_dataclass makes it known"
+            )
+        if not isinstance(leaves[0], Tensor):
+            columns.append(leaves[0])
+            continue
+        shapes = {tuple(leaf.shape): index for index, leaf in reversed(list(enumerate(leaves)))}
+        if len(shapes) > 1:
+            listed = ", ".join(f"{shape} in model {index}" for shape, index in shapes.items())
+            raise InputError(f"{where}: its output differs in shape: {listed}; name a larger block in separate=[...]")
+        columns.append(Stacked(torch.stack(leaves)))
+    return pytree.tree_unflatten(columns, spec)
+
+
+def _holds_tensors(value: Any) -> bool:
+    """Whether a value is an object around tensors; trees are taken apart, but what is in such an object is not seen."""
+    if isinstance(value, Tensor) or not hasattr(value, "__dict__"):
+        return False
+    return any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(vars(value)))

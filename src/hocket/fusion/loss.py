@@ -1,0 +1,187 @@
+"""One loss per model, whose backward gives every model its own gradient (HFTA, section 3 and Appendix C).
+
+HFTA takes the mean over everything and multiplies it by B. Here the loss stays a vector ``(B,)``, one number a model,
+and ``backward()`` starts from a one for each: the same gradients, for any reduction, and a model whose loss is not
+finite cannot reach the others.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from functools import partial
+from operator import itemgetter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils import _pytree as pytree
+
+from hocket.errors import HocketError, InputError
+from hocket.fusion import fallback
+from hocket.fusion.rules.base import is_watched
+from hocket.fusion.stacked import Stacked, unwrap
+
+__all__ = ["Losses", "per_model_loss", "stacked_loss", "stacked_targets"]
+
+
+class Losses(Tensor):
+    """Losses ``(B,)``. ``backward()`` needs no argument: each model's loss counts once.
+
+    Example:
+        >>> w = torch.ones(2, requires_grad=True)
+        >>> (w * torch.tensor([3.0, 5.0])).as_subclass(Losses).backward()
+        >>> w.grad
+        tensor([3., 5.])
+    """
+
+    def backward(self, gradient: Any = None, *args: Any, **kwargs: Any) -> None:
+        """As `Tensor.backward`, from ones."""
+        plain = self.as_subclass(Tensor)
+        plain.backward(torch.ones_like(plain) if gradient is None else gradient, *args, **kwargs)
+
+
+def per_model_loss(fn: Callable[..., Any], outputs: Any, targets: tuple[Any, ...], num_models: int) -> Tensor:
+    """``fn(output, *targets)`` of each model.
+
+    Args:
+        fn: any loss function or module of one model's output and target; gives one number, or several, which are
+            summed up.
+        outputs: the fused model's output, ``(B, N, ...)``, or a tree of such.
+        targets: ``(B, N, ...)``, or ``(N, ...)`` for all models; or trees of such, or whatever `fn` takes.
+        num_models: B.
+
+    Raises:
+        InputError: `outputs` has no models' axis, or `fn` fails; restates the shapes.
+    """
+    if num_models == 1 and len(targets) == 1 and _are_plain(outputs, *targets) and outputs.shape[:1] == (1,):
+        alone = _alone(fn, (Stacked(outputs), _per_model(targets[0], outputs.shape, 1)))
+        if alone is not None:
+            return alone if alone.ndim == 1 else alone.flatten(1).sum(1)
+    leaves, spec = pytree.tree_flatten(outputs)
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    if not tensors or any(leaf.ndim == 0 or leaf.shape[0] != num_models for leaf in tensors):
+        shapes = [tuple(leaf.shape) for leaf in tensors]
+        raise InputError(f"loss: expected outputs of shape ({num_models}, N, ...), got {shapes}")
+    stacked = pytree.tree_unflatten([Stacked(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves], spec)
+    losses = stacked_loss(fn, stacked, stacked_targets(targets, tensors[0].shape, num_models), num_models)
+    return _traced(losses) if is_watched() else losses.as_subclass(Losses)
+
+
+def stacked_targets(targets: tuple[Any, ...], shape: Sequence[int], num_models: int) -> tuple[Any, ...]:
+    """Targets, `Stacked` where models have their own, beside an output of this shape ``(B, N, ...)``."""
+    if set(map(type, targets)) <= {Tensor}:
+        return tuple([_per_model(target, shape, num_models) for target in targets])
+    found: tuple[Any, ...] = pytree.tree_map_only(Tensor, lambda each: _per_model(each, shape, num_models), targets)
+    return found
+
+
+def stacked_loss(fn: Callable[..., Any], output: Any, targets: tuple[Any, ...], num_models: int) -> Tensor:
+    """``fn(output, *targets)`` of each model, ``(B,)``, of `Stacked` values.
+
+    Raises:
+        InputError: `fn` fails; restates the shapes.
+    """
+    try:
+        losses = _alone(fn, (output, *targets)) if num_models == 1 else _quick(fn, output, targets, num_models)
+        if losses is None:
+            losses = _any(fn, (output, *targets), num_models)
+    except (HocketError, torch.OutOfMemoryError):
+        raise
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        values = map(unwrap, pytree.tree_leaves((output, targets), is_leaf=lambda value: isinstance(value, Stacked)))
+        given = ", ".join(str(tuple(each.shape)) for each in values if isinstance(each, Tensor))
+        raise InputError(f"loss: of outputs and targets of shapes {given}, {num_models} models: {error}") from error
+    return losses.flatten(1).sum(1) if losses.ndim > 1 else losses
+
+
+def _are_plain(outputs: Any, target: Any) -> bool:
+    """One tensor each, and nobody traces: the only model's loss is one number, which needs no class of its own."""
+    return type(outputs) is Tensor and type(target) is Tensor and not is_watched()
+
+
+def _traced(losses: Tensor) -> Tensor:
+    """While somebody traces: a plain tensor with the same backward; tracers refuse classes they do not know."""
+    losses.backward = partial(_backward, weakref.ref(losses))  # type: ignore[method-assign]
+    return losses
+
+
+def _backward(losses: weakref.ref[Tensor], gradient: Tensor | None = None, **options: Any) -> None:
+    plain = losses()
+    assert plain is not None
+    torch.autograd.backward(plain, torch.ones_like(plain) if gradient is None else gradient, **options)
+
+
+def _per_model(target: Tensor, output: Sequence[int], num_models: int) -> Any:
+    """A target as `Stacked` or as it is, by its shape beside the output's ``(B, N, ...)``."""
+    shape, out = tuple(target.shape), tuple(output)
+    if shape == out[1:] and shape != out:
+        is_own = False
+    elif shape == out or (len(shape) >= 2 and shape[:2] == out[:2]):
+        is_own = True
+    elif shape and len(out) > 1 and shape[0] == out[1]:
+        is_own = False
+    else:
+        is_own = len(shape) > 0 and shape[0] == num_models
+    return Stacked(target) if is_own else target
+
+
+def _alone(fn: Callable[..., Any], args: tuple[Any, ...]) -> Tensor | None:
+    """The loss of the only model, as it is without fusing; None if it is not one tensor."""
+    result = fn(*_of_one(args, lambda tensor: tensor.squeeze(0)))
+    return result.unsqueeze(0) if isinstance(result, Tensor) else None
+
+
+def _of_one(args: tuple[Any, ...], change: Callable[[Tensor], Tensor]) -> tuple[Any, ...]:
+    """Arguments as one model sees them; an output stays of its class (a loss may be ``out.loss``)."""
+    found: tuple[Any, ...] = pytree.tree_map(
+        lambda leaf: change(leaf.tensor) if isinstance(leaf, Stacked) else leaf,
+        args,
+        is_leaf=lambda leaf: isinstance(leaf, Stacked),
+    )
+    return found
+
+
+def _any(fn: Callable[..., Any], args: tuple[Any, ...], num_models: int) -> Tensor:
+    try:
+        result = fallback.vmap(fn, args, {})
+    except (RuntimeError, ValueError, TypeError):
+        outs = [fn(*_of_one(args, itemgetter(index))) for index in range(num_models)]
+        result = fallback.stack_parts(outs, "loss")
+    if isinstance(result, Tensor):
+        return result.expand(num_models)
+    losses = unwrap(result)
+    if not isinstance(losses, Tensor):
+        raise InputError(f"loss: expected one tensor from the loss function, got {type(losses).__name__}")
+    return losses
+
+
+def _quick(fn: Any, output: Any, targets: tuple[Any, ...], num_models: int) -> Tensor | None:
+    """The two commonest losses, with plain options, without vmap's overhead; else None."""
+    if len(targets) != 1 or not isinstance(output, Stacked) or not isinstance(targets[0], (Stacked, Tensor)):
+        return None
+    target = targets[0]
+    if _is_plain(fn, functional.cross_entropy, nn.CrossEntropyLoss) and output.ndim == 2 and target.ndim == 1:
+        rows, classes = output.shape
+        if rows == 0 or target.shape[0] != rows:
+            return None
+        labels = target.tensor if isinstance(target, Stacked) else target.expand(num_models, rows)
+        each = functional.cross_entropy(output.tensor.reshape(-1, classes), labels.reshape(-1), reduction="none")
+        labelled = labels != -100
+        counts = labelled.sum(1)
+        return each.view(num_models, rows).sum(1) / counts
+    if _is_plain(fn, functional.mse_loss, nn.MSELoss) and tuple(target.shape) == tuple(output.shape):
+        other = target.tensor if isinstance(target, Stacked) else target
+        return (output.tensor - other).square().flatten(1).mean(1)
+    return None
+
+
+def _is_plain(fn: Any, function: Any, cls: type[nn.Module]) -> bool:
+    """The function itself, or the module without options."""
+    if fn is function:
+        return True
+    if type(fn) is not cls:
+        return False
+    options: tuple[Any, ...] = (getattr(fn, "weight", None), fn.reduction, getattr(fn, "ignore_index", -100))
+    return options == (None, "mean", -100) and getattr(fn, "label_smoothing", 0.0) == 0.0

@@ -1,0 +1,128 @@
+r"""The fused module: B models as one, their parameters stacked, their ops fused where a rule, ``vmap`` or a loop can.
+
+    models --compare--> blocks --trace--> graph --rules--> program --choose--> what runs    (`hocket.fusion.calls`),
+       |                                                            or runs with its loss (`hocket.fusion.training`)
+       \--tensors, stacked--> parameters (B, *shape)
+        \--without tensors--> shells, from which `unfuse` makes plain modules again
+
+Source: S. Wang et al., "Horizontally Fused Training Array", MLSys 2021, section 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hocket.errors import InputError
+from hocket.fusion import trace
+from hocket.fusion.compare import compare
+from hocket.fusion.loss import per_model_loss
+from hocket.fusion.report import report
+from hocket.fusion.training import Training
+
+__all__ = ["Array"]
+
+BACKENDS = ("auto", "rule", "vmap", "loop")
+
+
+class Array(Training):
+    """B models fused; see `hocket.fusion.fuse`.
+
+    Attributes:
+        num_models: B.
+        backend: "auto", "rule", "vmap" or "loop".
+        choices: what was timed and chosen, one for each kind of call so far (``backend="auto"``).
+    """
+
+    def __init__(
+        self,
+        models: Sequence[nn.Module],
+        *,
+        backend: str = "auto",
+        strict: bool = False,
+        separate: Sequence[str] = (),
+        seeds: Sequence[int] | None = None,
+        shared: bool | None = None,
+    ) -> None:
+        if backend not in BACKENDS:
+            raise InputError(f"backend: expected one of {', '.join(BACKENDS)}, got {backend!r}")
+        blocks = compare(models, separate)
+        models = list(models)
+        if strict and blocks.separate:
+            named = "; ".join(f"{name}: {reason}" for name, reason in blocks.separate.items())
+            raise InputError(f"blocks that cannot fuse (strict=True): {named}")
+        if seeds is not None and len(seeds) != len(models):
+            raise InputError(f"seeds: expected {len(models)}, one for each model, got {len(seeds)}")
+        super().__init__(models, blocks, seeds, backend=backend, strict=strict, shared=shared)
+        self._check_doubts()
+
+    def _check_doubts(self) -> None:
+        """Layers of the user's whose attributes differ: harmless if all models trace to the same graph."""
+        if not self._blocks.doubts:
+            return
+        path, reason = next(iter(self._blocks.doubts.items()))
+        where = f"layer {path}" if path else "the model itself"
+        graphs: list[Any] = []
+        for index in range(self.num_models):
+            try:
+                sample = _required_arguments(self._shells[index])
+                traced = trace.symbolic(self._shells[index], sample, {}, frozenset(self._separate_index))
+            except (torch.fx.proxy.TraceError, *trace.FAILURES) as error:
+                raise InputError(f"models differ: {where}: {reason}; and whether it matters cannot be seen") from error
+            described = [(node.op, str(node.target), str(node.args), str(node.kwargs)) for node in traced.graph.nodes]
+            if graphs and described != graphs[0]:
+                raise InputError(f"models differ: {where}: {reason}")
+            graphs.append(described)
+
+    def loss(self, fn: Callable[..., Any], out: Any, target: Any, *args: Any) -> Tensor:
+        """The loss of each model, ``(B,)``; its ``backward()`` gives each model its own gradient.
+
+        Args:
+            fn: any loss function or module of one model's output and target.
+            out: what the array gave, ``(B, N, ...)``.
+            target: ``(B, N, ...)``, or ``(N, ...)`` for all models.
+            args: more arguments of `fn`.
+
+        Example:
+            >>> array = Array([nn.Linear(3, 2), nn.Linear(3, 2)])
+            >>> loss = array.loss(nn.functional.mse_loss, array(torch.ones(5, 3)), torch.zeros(5, 2))
+            >>> loss.shape
+            torch.Size([2])
+            >>> loss.backward()
+        """
+        return per_model_loss(fn, out, (target, *args), self.num_models)
+
+    def unfuse(self) -> list[nn.Module]:
+        """B plain modules of the user's class, with parameters and buffers of their own.
+
+        Example:
+            >>> array = Array([nn.Linear(3, 2), nn.Linear(3, 2)])
+            >>> [type(model).__name__ for model in array.unfuse()]
+            ['Linear', 'Linear']
+        """
+        return [self._plain(index) for index in range(self.num_models)]
+
+    def report(self) -> str:
+        """What fused, line by line: layer, op, and what computed it in the last call.
+
+        Example:
+            >>> array = Array([nn.Sequential(nn.Linear(3, 2), nn.ReLU()) for _ in range(2)], backend="rule")
+            >>> _ = array(torch.ones(5, 3))
+            >>> print(array.report())
+            2 models, 2 ops: 2 by rule
+            0  linear  rule
+            1  relu    rule
+        """
+        return report(self)
+
+
+def _required_arguments(model: nn.Module) -> tuple[Any, ...]:
+    """A tensor for each argument that a forward must have."""
+    import inspect
+
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = inspect.signature(model.forward).parameters.values()
+    return tuple(torch.empty(0) for each in parameters if each.kind in kinds and each.default is each.empty)

@@ -1,0 +1,36 @@
+"""Optimizers of fused models: torch's, with hyper-parameters that are one number, or one for each model.
+
+    >>> import torch
+    >>> weights = torch.nn.Parameter(torch.ones(3, 4))          # of 3 models; hocket.fuse makes such parameters
+    >>> optimizer = SGD([weights], lr=[0.1, 0.2, 0.3], momentum=0.9, num_models=3)
+    >>> weights.sum().backward()
+    >>> optimizer.step()
+
+Each model gets exactly what an optimizer of its own would give it. `unfuse` gives B plain state dicts that torch.optim
+loads, `load_unfused` takes them; `freeze`, `drop` and `refill` change single slots in mid-training.
+"""
+
+from __future__ import annotations
+
+from hocket.fusion.optim.adadelta import Adadelta
+from hocket.fusion.optim.adagrad import Adagrad
+from hocket.fusion.optim.adam import Adam
+from hocket.fusion.optim.adamw import AdamW
+from hocket.fusion.optim.base import FusedOptimizer
+from hocket.fusion.optim.clip import clip_grad_norm_, clip_grad_value_
+from hocket.fusion.optim.grad_scaler import GradScaler
+from hocket.fusion.optim.rmsprop import RMSprop
+from hocket.fusion.optim.sgd import SGD
+
+__all__ = [
+    "SGD",
+    "Adadelta",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "FusedOptimizer",
+    "GradScaler",
+    "RMSprop",
+    "clip_grad_norm_",
+    "clip_grad_value_",
+]

@@ -1,0 +1,193 @@
+"""Parameters of an update laid out: in buckets of one step count, cut into chunks that fit a core's cache.
+
+    parameters of a group that have gradients --bucket--> one device, dtype and step count
+        --even, options the same for all models--> one kernel for the bucket
+        --else, chunk--> small ones together, up to `CHUNK_BYTES`; a large one by itself, a few models at a time
+
+torch's fused kernels round what is left over after the last whole vector otherwise than the vectors before it. A bucket
+is even where that cannot show a model's place: each model's part fills whole cache lines, by which the kernels count.
+
+What a step lays out the next one finds again: as long as parameters, states and counts are the same objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from operator import is_
+from typing import Any
+
+import torch
+
+from hocket.fusion.optim.arithmetic import Factor, Tensors, add
+from hocket.fusion.optim.hyper import Number, plain
+from hocket.fusion.optim.slots import Slots
+
+__all__ = ["Bucket", "Chunk", "Columns", "Layout", "Piece", "lay_out"]
+
+LINE_BYTES = 64
+CHUNK_BYTES = 1 << 20  # parameters of one chunk on a CPU; an update reads and writes a few times as much
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Parameters that are updated together: their values, their gradients (negated to maximize) and their state."""
+
+    params: Tensors
+    grads: Tensors
+    states: Sequence[dict[str, Any]]
+
+    is_complex: bool = False  # then everything here is seen as real, with one more dimension of 2
+
+    def state(self, key: str) -> Tensors:
+        """This entry of each parameter's state."""
+        found = [state[key] for state in self.states]
+        return [torch.view_as_real(tensor) for tensor in found] if found[0].is_complex() else found
+
+    def decayed(self, weight_decay: Factor) -> Chunk:
+        """With `weight_decay` times the parameters added to the gradients."""
+        if not isinstance(weight_decay, list) and weight_decay == 0:
+            return self
+        return replace(self, grads=add(self.grads, self.params, weight_decay))
+
+
+class Columns:
+    """The coefficients of a bucket: floats as they are, B numbers as columns beside a parameter, cast once."""
+
+    def __init__(self, numbers: dict[str, Number], like: torch.Tensor, slots: Slots) -> None:
+        self._slots = slots
+        self._floats = {name: value for name, value in numbers.items() if not isinstance(value, torch.Tensor)}
+        rows = {name: plain(value) for name, value in numbers.items() if isinstance(value, torch.Tensor)}
+        real = like.real.dtype if like.is_complex() else like.dtype
+        # Half precision would round a rate to three digits; torch's scalars are float32 there.
+        dtype = torch.float32 if real in (torch.float16, torch.bfloat16) else real
+        on_host = [value for value in rows.values() if value.device != like.device]
+        if on_host and len(rows) > 1:
+            stacked = torch.stack([value.to(like.device, torch.float64) for value in rows.values()]).to(dtype)
+            self._rows = dict(zip(rows, stacked.unbind(0), strict=True))
+        else:
+            self._rows = {name: value.to(like.device, dtype) for name, value in rows.items()}
+        self._views: dict[Any, dict[str, torch.Tensor]] = {}
+
+    def beside(self, pieces: Sequence[Piece]) -> dict[str, Any]:
+        """For each coefficient a float, or a list with a tensor that broadcasts against each of the pieces."""
+        if not self._rows:
+            return self._floats
+        views = [self._viewed(self._slots[piece.p], piece) for piece in pieces]
+        return {**self._floats, **{name: [view[name] for view in views] for name in self._rows}}
+
+    def _viewed(self, slot: int | None, piece: Piece) -> dict[str, torch.Tensor]:
+        dims = piece.p.dim() + piece.p.is_complex()
+        key = (slot, dims, piece.begin, piece.end)
+        if key not in self._views:
+            self._views[key] = {
+                name: piece.of(row).view(-1, *(1,) * (dims - 1)) if slot is None else row[slot]
+                for name, row in self._rows.items()
+            }
+        return self._views[key]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A parameter, or of a large one the models from `begin` to before `end`."""
+
+    p: torch.Tensor
+    begin: int = 0
+    end: int | None = None
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """These models' part of a tensor whose first dimension is B."""
+        return tensor if self.end is None else tensor[self.begin : self.end]
+
+    def state(self, entries: dict[str, Any]) -> dict[str, Any]:
+        """Their part of the parameter's state, in which all but the count is of all models."""
+        if self.end is None:
+            return entries
+        return {key: self.of(value) for key, value in entries.items() if key != "step"}
+
+
+def chunks(bucket: Tensors, slots: Slots) -> Iterator[list[Piece]]:
+    if bucket[0].device.type != "cpu":
+        yield [Piece(p) for p in bucket]
+        return
+    chunk: list[Piece] = []
+    size_bytes = 0
+    for p in bucket:
+        bytes_of_p = p.numel() * p.element_size()
+        if bytes_of_p > CHUNK_BYTES and slots[p] is None:
+            # A large one goes by itself, as many models at a time as fit.
+            at_once = max(1, CHUNK_BYTES * p.shape[0] // bytes_of_p)
+            for begin in range(0, p.shape[0], at_once):
+                yield [Piece(p, begin, begin + at_once)]
+            continue
+        if chunk and size_bytes + bytes_of_p > CHUNK_BYTES:
+            yield chunk
+            chunk, size_bytes = [], 0
+        chunk.append(Piece(p))
+        size_bytes += bytes_of_p
+    if chunk:
+        yield chunk
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Parameters of one device, dtype and step count, which is None where the optimizer has none; and their states."""
+
+    is_even: bool
+    params: Tensors
+    states: Sequence[dict[str, Any]]
+    count: torch.Tensor | None
+    chunks: Sequence[Sequence[Piece]]
+
+    @property
+    def first(self) -> torch.Tensor:
+        """One parameter for all that they have in common."""
+        return self.params[0]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the parameters of a group that have gradients are updated.
+
+    Attributes:
+        params: these parameters.
+        states: their states.
+        counts: their step counts, None where there are none.
+        sizes: their numbers of elements.
+        buckets: all of them, in buckets.
+    """
+
+    params: Tensors
+    states: Sequence[dict[str, Any]]
+    counts: Sequence[torch.Tensor | None]
+    sizes: Sequence[int]
+    buckets: Sequence[Bucket]
+
+    def is_of(self, params: Tensors, states: Sequence[dict[str, Any]]) -> bool:
+        """Whether these are still the same parameters, states and counts."""
+        return (
+            len(params) == len(self.params)
+            and all(map(is_, params, self.params))
+            and all(map(is_, states, self.states))
+            and all(map(is_, [state.get("step") for state in states], self.counts))
+            and list(map(torch.Tensor.numel, params)) == self.sizes
+        )
+
+
+def lay_out(params: Tensors, states: Sequence[dict[str, Any]], slots: Slots, num_models: int) -> Layout:
+    """Bucket and cut these parameters, whose states are complete."""
+
+    def is_even(p: torch.Tensor) -> bool:
+        return num_models == 1 or slots[p] is not None or p.nbytes // num_models % LINE_BYTES == 0
+
+    counts = [state.get("step") for state in states]
+    found: dict[Any, list[tuple[torch.Tensor, dict[str, Any]]]] = {}
+    for p, state, count in zip(params, states, counts, strict=True):
+        found.setdefault((is_even(p), p.device, p.dtype, id(count)), []).append((p, state))
+    buckets = []
+    for (even, *_), rows in found.items():
+        own = [p for p, _ in rows]
+        buckets.append(
+            Bucket(even, own, [state for _, state in rows], rows[0][1].get("step"), list(chunks(own, slots)))
+        )
+    return Layout(params, states, counts, [p.numel() for p in params], buckets)

@@ -1,0 +1,142 @@
+"""Options of an optimizer over fused parameters: in each group, each one number for all models or one for each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+
+from hocket.errors import InputError
+from hocket.fusion.optim import carry
+from hocket.fusion.optim.hyper import Bound, PerModel, numbers_of, per_model
+from hocket.fusion.optim.slots import Slots, largest, slots_of
+
+__all__ = ["Options", "as_tuple", "groups_of"]
+
+FLAGS = ("amsgrad", "centered", "decoupled_weight_decay", "maximize", "nesterov")  # they choose code, not numbers
+
+
+class Options(torch.optim.Optimizer):
+    """The part of `hocket.fusion.optim.base.FusedOptimizer` that keeps options, and checks them."""
+
+    bounds: ClassVar[Mapping[str, Bound]]
+    _slots: Slots
+    _hocket_version: int
+
+    @property
+    def num_models(self) -> int:
+        """B, the number of models."""
+        return self._slots.num_models
+
+    def checked_model(self, model: int) -> int:
+        """`model`, which must be one of ``0 ... B - 1``."""
+        if isinstance(model, bool) or not isinstance(model, int) or not 0 <= model < self.num_models:
+            raise InputError(f"model: expected one of 0 ... {self.num_models - 1}, got {model!r}")
+        return model
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group; its options may be one number or B, whatever the other groups' are."""
+        [group] = groups_of([param_group])
+        self._slots = slots_of(group["params"], self.num_models, known=self._slots)
+        options = {**self.defaults, **group}
+        device = largest(options["params"]).device
+        checked = {key: self._settled(key, value, device) for key, value in options.items() if key != "params"}
+        self.check_group(checked)
+        super().add_param_group({**checked, "params": group["params"]})
+        self._hocket_version += 1
+
+    def check_group(self, group: dict[str, Any]) -> None:
+        """Check what the options of a group demand of each other."""
+
+    def set_number(self, group: dict[str, Any], key: str, value: Any) -> None:
+        """Set an option of a group; where there are B numbers already, in place.
+
+        Raises:
+            InputError: `value` is neither a number within bounds nor B of them.
+        """
+        new = self._settled(key, value, largest(group["params"]).device)
+        old = group.get(key)
+        for place, (was, now) in enumerate(zip(as_tuple(old), as_tuple(new), strict=False)):
+            if isinstance(was, PerModel):
+                was.fill_(now)
+                new = (*new[:place], was, *new[place + 1 :]) if isinstance(new, tuple) else was
+        group[key] = new
+
+    def widened(self, group: dict[str, Any], number: Any) -> PerModel:
+        """One number for all models as a number of each, where the group keeps such."""
+        device = largest(group["params"]).device
+        return number if isinstance(number, PerModel) else per_model([float(number)] * self.num_models, device)
+
+    def set_for_model(self, group: dict[str, Any], key: str, model: int, value: Any) -> None:
+        """Set an option of a group for one model, and for no other."""
+        slot = self.checked_model(model)
+        pieces = []
+        for was, now in zip(as_tuple(group[key]), as_tuple(value), strict=True):
+            numbers = carry.as_list(was, self.num_models)
+            numbers[slot] = now
+            pieces.append(numbers)
+        self.set_number(group, key, tuple(pieces) if isinstance(group[key], tuple) else pieces[0])
+
+    def _settled(self, key: str, value: Any, device: torch.device) -> Any:
+        """An option as a group keeps it: a float, a `PerModel`, a pair of them, or what is no number as it stands."""
+        if key == "betas":
+            return tuple(
+                self._number(f"betas[{place}]", "betas", beta, device)
+                for place, beta in enumerate(_pair(value, self.num_models))
+            )
+        if key in self.bounds:
+            return self._number(key, key, value, device)
+        if key in FLAGS and not isinstance(value, bool):
+            raise InputError(f"{key}: expected True or False, the same for all models of a group, got {value!r}")
+        return value
+
+    def _number(self, name: str, key: str, value: Any, device: torch.device) -> float | PerModel:
+        if type(value) is float or (isinstance(value, PerModel) and value.device == device):
+            if type(value) is float and not self.bounds[key].holds(value):
+                raise InputError(f"{name}: expected {self.bounds[key]}, got {value!r}")
+            return value
+        found = numbers_of(name, value, self.num_models, self.bounds[key])
+        return per_model(found, device) if isinstance(found, list) else found
+
+    def _settle(self, group: dict[str, Any]) -> None:
+        # `group["lr"] = [...]`, as people write it, between two steps
+        for key in self.bounds:
+            for part in as_tuple(group[key]):
+                if isinstance(part, (list, tuple)) or (isinstance(part, torch.Tensor) and type(part) is not PerModel):
+                    group[key] = self._settled(key, group[key], largest(group["params"]).device)
+                    break
+
+
+def groups_of(params: Any) -> list[dict[str, Any]]:
+    """Parameter groups with their parameters in lists; a name beside a parameter stays there."""
+    if isinstance(params, torch.Tensor):
+        raise InputError(f"params: expected parameters in a list, or groups of them, got one of shape {params.shape}")
+    found = list(params)
+    if not found:
+        raise InputError("params: expected at least one parameter, got an empty list")
+    groups = found if isinstance(found[0], dict) else [{"params": found}]
+    checked = []
+    for number, group in enumerate(groups):
+        if not isinstance(group, dict) or "params" not in group:
+            raise InputError(f"params: expected group {number} to be a dict with 'params', got {group!r}")
+        inside = group["params"]
+        listed = [inside] if isinstance(inside, torch.Tensor) else list(inside)
+        checked.append({**group, "params": listed})
+    return checked
+
+
+def as_tuple(value: Any) -> tuple[Any, ...]:
+    """The numbers of an option: one, or two of ``betas``."""
+    return value if type(value) is tuple else (value,)
+
+
+def _pair(value: Any, num_models: int) -> tuple[Any, Any]:
+    """``betas``: ``(beta1, beta2)``, each one number or B in a list; or in a list B tuples of two numbers."""
+    if isinstance(value, list) and value and all(isinstance(pair, tuple) and len(pair) == 2 for pair in value):
+        if len(value) != num_models:
+            raise InputError(f"betas: expected {num_models} pairs, one for each model, got {len(value)}: {value!r}")
+        return [first for first, _ in value], [second for _, second in value]
+    if not isinstance(value, (list, tuple)) or len(value) != 2:
+        raise InputError(f"betas: expected a pair, each one number or {num_models} in a list, got {value!r}")
+    return value[0], value[1]

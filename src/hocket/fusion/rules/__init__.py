@@ -1,0 +1,42 @@
+"""How each op is computed for all models at once, one family a file."""
+
+from __future__ import annotations
+
+from hocket.fusion.rules import (
+    attention,
+    conv,
+    dropout,
+    embedding,
+    indexing,
+    linear,
+    losses,
+    norm,
+    pointwise,
+    pooling,
+    random,
+    recurrent,
+    reduction,
+    shape,
+)
+from hocket.fusion.rules.base import Rule, Site, find, find_module
+
+__all__ = [
+    "Rule",
+    "Site",
+    "attention",
+    "conv",
+    "dropout",
+    "embedding",
+    "find",
+    "find_module",
+    "indexing",
+    "linear",
+    "losses",
+    "norm",
+    "pointwise",
+    "pooling",
+    "random",
+    "recurrent",
+    "reduction",
+    "shape",
+]

@@ -1,0 +1,172 @@
+"""Attention: the projections are linear layers; between them, every model's heads are more rows of one batch.
+
+q, k, v   (B, N, heads, L, E)  ->  scaled_dot_product_attention over (B*N, heads, L, E)
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from hocket.fusion.rules.base import Site, module_rule, rule
+from hocket.fusion.rules.dropout import dropped
+from hocket.fusion.stacked import Stacked, lead
+
+
+@rule("scaled_dot_product_attention")
+def sdpa(
+    site: Site,
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """``(N, ..., L, E)``; a mask may be one for all models or one for each."""
+    if enable_gqa or min(value.ndim for value in (query, key, value)) < 3:
+        return NotImplemented
+    num_models = site.num_models
+    q, k, v = (lead(each, num_models) for each in (query, key, value))
+    if dropout_p > 0.0:
+        return Stacked(_weighted(site, q, k, v, _mask(site, attn_mask, q.ndim - 1), is_causal, dropout_p, scale)[0])
+    mask = _mask(site, attn_mask, q.ndim - 1)
+    if mask is not None and mask.ndim == q.ndim:
+        mask = mask.expand(num_models, q.shape[1], *mask.shape[2:]).flatten(0, 1)
+    q, k, v = (each.flatten(0, 1) for each in (q, k, v))
+    y = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal, scale=scale)
+    return Stacked(y.unflatten(0, (num_models, -1)))
+
+
+def _mask(site: Site, mask: Any, rank: int) -> Tensor | None:
+    """A shared mask, or ``(B, 1, ..., L, S)`` where models have their own."""
+    if not isinstance(mask, Stacked):
+        return mask.unsqueeze(0) if mask is not None and mask.ndim == rank else mask
+    missing = rank - mask.ndim
+    return mask.tensor.reshape(site.num_models, *([1] * missing), *mask.shape)
+
+
+def _weighted(
+    site: Site,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    is_causal: bool,
+    dropout_p: float,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Attention written out, for where the weights are asked for or dropped: the result and the weights."""
+    factor = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
+    scores = torch.matmul(q * factor, k.transpose(-2, -1))
+    if is_causal:
+        below = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
+        scores = scores.masked_fill(~below, -math.inf)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+    weights = torch.softmax(scores, -1)
+    if dropout_p > 0.0:
+        weights = dropped(site, Stacked(weights), [dropout_p] * site.num_models).tensor
+    return torch.matmul(weights, v), weights
+
+
+@module_rule(nn.MultiheadAttention)
+def multihead(
+    site: Site,
+    query: Any,
+    key: Any,
+    value: Any,
+    key_padding_mask: Any = None,
+    need_weights: bool = True,
+    attn_mask: Any = None,
+    average_attn_weights: bool = True,
+    is_causal: bool = False,
+) -> Any:
+    """Batched input, equal or different widths of keys and values; masks shared or per model."""
+    module = site.modules[0]
+    assert isinstance(module, nn.MultiheadAttention)
+    if query.ndim != 3 or module.bias_k is not None or module.add_zero_attn:
+        return NotImplemented
+    num_models, heads = site.num_models, module.num_heads
+    q, k, v = _projected(site, module, query, key, value)  # (B, N, L, E) each
+    q, k, v = (each.unflatten(-1, (heads, -1)).transpose(2, 3) for each in (q, k, v))  # (B, N, heads, L, E/heads)
+    mask = _joined_mask(site, attn_mask, key_padding_mask, q, k)
+    rate = module.dropout if module.training else 0.0
+    weights = None
+    if need_weights or rate:
+        y, weights = _weighted(site, q, k, v, mask, False, rate)
+    else:
+        flat_q, flat_k, flat_v = (each.flatten(0, 1) for each in (q, k, v))
+        flat_mask = None if mask is None else mask.expand(num_models, q.shape[1], *mask.shape[2:]).flatten(0, 1)
+        y = functional.scaled_dot_product_attention(flat_q, flat_k, flat_v, attn_mask=flat_mask).unflatten(
+            0, (num_models, -1)
+        )
+    y = y.transpose(2, 3).flatten(3)
+    y = _linear(y, _tensor(site, "out_proj.weight"), _tensor(site, "out_proj.bias"))
+    out = Stacked(y if module.batch_first else y.transpose(1, 2))
+    if not need_weights or weights is None:
+        return out, None
+    return out, Stacked(weights.mean(2) if average_attn_weights else weights)
+
+
+def _tensor(site: Site, name: str) -> Tensor | None:
+    found = site.lookup(name)
+    return None if found is None else found.tensor
+
+
+def _linear(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    """``(B, N, L, in)`` with weights ``(B, out, in)``."""
+    assert weight is not None
+    rows, columns = x.reshape(x.shape[0], -1, x.shape[-1]), weight.transpose(1, 2)
+    y = torch.bmm(rows, columns) if bias is None else torch.baddbmm(bias.unsqueeze(1), rows, columns)
+    return y.view(*x.shape[:-1], -1)
+
+
+def _projected(site: Site, module: nn.MultiheadAttention, query: Any, key: Any, value: Any) -> tuple[Tensor, ...]:
+    inputs = []
+    for each in (query, key, value):
+        x = lead(each, site.num_models)
+        inputs.append(x if module.batch_first else x.transpose(1, 2))
+    bias = _tensor(site, "in_proj_bias")
+    biases: Any = (None, None, None) if bias is None else bias.chunk(3, 1)
+    together = _tensor(site, "in_proj_weight")
+    if together is None:
+        names = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
+        weights: Any = tuple(_tensor(site, name) for name in names)
+    else:
+        if query is key and key is value:
+            return _linear(inputs[0], together, bias).chunk(3, -1)
+        weights = together.chunk(3, 1)
+    return tuple(_linear(x, weight, own) for x, weight, own in zip(inputs, weights, biases, strict=True))
+
+
+def _joined_mask(site: Site, attn_mask: Any, padding: Any, q: Tensor, k: Tensor) -> Tensor | None:
+    """Both masks as one to be added, ``(B or 1, N or 1, heads or 1, L, S)``. True means: not this one."""
+    num_models, batch, heads = q.shape[:3]
+    joined = None
+    if attn_mask is not None:
+        mask = attn_mask.tensor if isinstance(attn_mask, Stacked) else attn_mask.unsqueeze(0)
+        if mask.ndim == 4:  # (B, N*heads, L, S)
+            mask = mask.unflatten(1, (batch, heads))
+        else:
+            mask = mask.unsqueeze(1).unsqueeze(1)
+        joined = _added(mask, q)
+    if padding is not None:
+        mask = padding.tensor if isinstance(padding, Stacked) else padding.unsqueeze(0)
+        mask = _added(mask[:, :, None, None, :], q)
+        joined = mask if joined is None else joined + mask
+    if joined is not None and joined.shape[0] != num_models:
+        joined = joined.expand(num_models, *joined.shape[1:])
+    return joined
+
+
+def _added(mask: Tensor, like: Tensor) -> Tensor:
+    if mask.dtype != torch.bool:
+        return mask.to(like.dtype)
+    return torch.zeros(mask.shape, dtype=like.dtype, device=like.device).masked_fill_(mask, -math.inf)

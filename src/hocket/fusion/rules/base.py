@@ -1,0 +1,120 @@
+"""What a rule is, and where rules are found.
+
+A rule computes one op for all models at once. It gets a `Site`, and the op's own arguments, in which a value that
+differs between models is a `Stacked`; it gives a tensor with the models first wrapped in `Stacked` (or a tree of them),
+or ``NotImplemented`` where it does not apply, and the op falls back to ``vmap`` or to a loop.
+
+Rules are found by the op's name, so one serves ``torch.relu``, ``F.relu``, ``Tensor.relu`` and ``aten.relu.default``.
+Modules that hold state or draw random numbers have rules of their own, found by class.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from hocket.fusion.shares import GradientMemory
+from hocket.fusion.stacked import Stacked
+
+__all__ = ["Rule", "Site", "find", "find_module", "is_watched", "module_rule", "op_name", "rule"]
+
+Rule = Callable[..., Any]
+
+_OPS: dict[str, Rule] = {}
+_MODULES: dict[type[nn.Module], Rule] = {}
+
+_TORCH = ("torch", "torch._C._nn", "torch.nn.functional", "torch.functional", "torch._VF", "torch._C", "torch.special")
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where in the models an op stands.
+
+    Attributes:
+        layer: the name of the layer it belongs to, for messages and the report.
+        name: the op's name, as `op_name` gives it.
+        num_models: B.
+        target: the op as the model calls it, a function of plain tensors.
+        modules: the layer of each model, without its tensors, where the op is a whole module; else empty.
+        lookup: gives a parameter or buffer of that module by name, or None.
+        generators: one random generator per model, or empty where all draw from torch's own.
+        memory: for gradients of parameters, kept from step to step; None where there is none.
+    """
+
+    layer: str
+    name: str
+    num_models: int
+    target: Callable[..., Any]
+    modules: tuple[nn.Module, ...] = ()
+    lookup: Callable[[str], Stacked | None] = lambda _: None
+    generators: tuple[torch.Generator, ...] = field(default=(), repr=False)
+    memory: GradientMemory | None = field(default=None, repr=False)
+
+
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    """Register a rule for the ops of these names."""
+
+    def register(function: Rule) -> Rule:
+        for name in names:
+            _OPS[name] = function
+        return function
+
+    return register
+
+
+def module_rule(*classes: type[nn.Module]) -> Callable[[Rule], Rule]:
+    """Register a rule for these module classes, exactly (a subclass may compute something else)."""
+
+    def register(function: Rule) -> Rule:
+        for cls in classes:
+            _MODULES[cls] = function
+        return function
+
+    return register
+
+
+def op_name(target: Any) -> str | None:
+    """The name under which an op's rule is found, or None for a function that is not torch's.
+
+    Example:
+        >>> op_name(torch.nn.functional.relu), op_name(torch.ops.aten.add.Tensor), op_name("view")
+        ('relu', 'add', 'view')
+    """
+    if isinstance(target, str):
+        return target
+    if isinstance(target, torch._ops.OpOverload):
+        return target._schema.name.removeprefix("aten::") if target.namespace == "aten" else None
+    own_name: str = getattr(target, "__name__", "")
+    if target is getattr or getattr(operator, own_name, None) is target:
+        return own_name
+    module = getattr(target, "__module__", None) or ""
+    if module in _TORCH or type(target).__name__ in ("builtin_function_or_method", "method_descriptor"):
+        return own_name
+    return None
+
+
+def is_watched() -> bool:
+    """Whether somebody traces this call, so that nothing may be timed and no value looked at."""
+    return torch._C._len_torch_dispatch_stack() > 0 or torch.compiler.is_compiling()
+
+
+def find(target: Any) -> Rule | None:
+    """The rule for an op, or None."""
+    name = op_name(target)
+    if name is None:
+        return None
+    if name in _OPS:
+        return _OPS[name]
+    if isinstance(target, torch._ops.OpOverload) and torch.Tag.pointwise in target.tags:
+        return _OPS["pointwise"]
+    return None
+
+
+def find_module(module: nn.Module) -> Rule | None:
+    """The rule for a module of exactly this class, or None."""
+    return _MODULES.get(type(module))

@@ -1,0 +1,99 @@
+"""Convolutions: B convolutions with g groups become one with B*g groups (HFTA, section 3 and Appendix B).
+
+    x_i (N, C, ...)      ->  x (N, B*C, ...)          channels of the models side by side
+    W_i (O, C/g, ...)    ->  W (B*O, C/g, ...)        filters of the models one after another
+    groups = g           ->  groups = B*g
+
+Where all models read the same input, and g is 1, the filters stand one after another and there is one group. A
+convolution whose filter is one element wide, without stride, is a matrix product (B, O, C) x (B, C, N*L).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from hocket.fusion.rules.base import Site, rule
+from hocket.fusion.stacked import Stacked, from_channels, lead, to_channels
+
+
+def _channels(site: Site, input: Any) -> Tensor:
+    """``(N, B*C, ...)`` of a stacked or a shared input."""
+    return to_channels(lead(input, site.num_models))
+
+
+def _flat(value: Any) -> Any:
+    return None if value is None else value.tensor.flatten(0, 1)
+
+
+@rule("conv1d", "conv2d", "conv3d")
+def conv(
+    site: Site,
+    input: Any,
+    weight: Any,
+    bias: Any = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Any:
+    """``(N, C, ...)`` to ``(N, O, ...)``."""
+    rank = weight.ndim if isinstance(weight, (Stacked, Tensor)) else 0
+    if not isinstance(weight, Stacked) or not (bias is None or isinstance(bias, Stacked)) or input.ndim != rank:
+        return NotImplemented
+    shared = not isinstance(input, Stacked) and groups == 1
+    x = input if shared else _channels(site, input)
+    groups = 1 if shared else site.num_models * groups
+    y = getattr(functional, site.name)(x, _flat(weight), _flat(bias), stride, padding, dilation, groups)
+    return Stacked(from_channels(y, site.num_models))
+
+
+@rule("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
+def conv_transpose(
+    site: Site,
+    input: Any,
+    weight: Any,
+    bias: Any = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    output_padding: Any = 0,
+    groups: int = 1,
+    dilation: Any = 1,
+) -> Any:
+    """``(N, C, ...)`` to ``(N, O, ...)``; the filters are ``(C, O/g, ...)``, so they too stand one after another."""
+    rank = weight.ndim if isinstance(weight, (Stacked, Tensor)) else 0
+    if not isinstance(weight, Stacked) or not (bias is None or isinstance(bias, Stacked)) or input.ndim != rank:
+        return NotImplemented
+    groups = site.num_models * groups
+    x = _channels(site, input)
+    y = getattr(functional, site.name)(x, _flat(weight), _flat(bias), stride, padding, output_padding, groups, dilation)
+    return Stacked(from_channels(y, site.num_models))
+
+
+def is_product(input: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0, *rest: Any) -> bool:
+    """Whether a convolution is a matrix product: one element wide, stride one, no padding, one group."""
+    groups = rest[1] if len(rest) > 1 else 1
+    ones = all(size == 1 for size in weight.shape[2:])
+    strides = (stride,) if isinstance(stride, int) else stride
+    paddings = (0,) if padding == "valid" else (padding,) if isinstance(padding, (int, str)) else padding
+    return ones and groups == 1 and all(s == 1 for s in strides) and all(p in (0, "same") for p in paddings)
+
+
+def product(site: Site, input: Any, weight: Any, bias: Any = None, *options: Any) -> Any:
+    """A convolution that `is_product`, as one: ``(B, O, C) x (B, C, N*L)``, its output in the layout (B, C, N, ...)."""
+    num_models, filters = site.num_models, weight.tensor.flatten(2)
+    if isinstance(input, Stacked):
+        x = input.tensor.transpose(1, 2)  # (B, C, N, ...)
+        batch = x.shape[2:]
+        columns = x.flatten(2)
+        y = torch.bmm(filters, columns) if bias is None else torch.baddbmm(bias.tensor.unsqueeze(2), filters, columns)
+    else:
+        x = input.transpose(0, 1)
+        batch = x.shape[1:]
+        rows, columns = filters.flatten(0, 1), x.flatten(1)
+        y = torch.mm(rows, columns) if bias is None else torch.addmm(bias.tensor.view(-1, 1), rows, columns)
+        y = y.unflatten(0, (num_models, -1))
+    return Stacked(y.unflatten(2, batch).transpose(1, 2))

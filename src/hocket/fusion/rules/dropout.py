@@ -1,0 +1,89 @@
+"""Dropout: a rate and, where seeds were given, a generator for each model.
+
+With seeds, every model draws exactly what the plain model draws after ``torch.manual_seed(seed)``: the same kernel,
+from a generator in the same state. Without, one draw serves all models.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hocket.errors import InputError
+from hocket.fusion.rules.base import Site, module_rule, rule
+from hocket.fusion.stacked import Stacked, lead
+
+ALPHA = 1.7580993408473766  # of self-normalising networks, as torch has it
+
+
+def drawn(site: Site, shape: tuple[int, ...], like: Tensor, keep: list[float]) -> Tensor:
+    """``(B, *shape)`` of zeros and ones, each one with the chance `keep` of its model."""
+    if site.generators:
+        own = [
+            torch.empty(shape, dtype=like.dtype, device=like.device).bernoulli_(chance, generator=generator)
+            for chance, generator in zip(keep, site.generators, strict=True)
+        ]
+        return torch.stack(own)
+    noise = torch.empty((site.num_models, *shape), dtype=like.dtype, device=like.device)
+    if len(set(keep)) == 1:
+        return noise.bernoulli_(keep[0])
+    chances = torch.tensor(keep, dtype=like.dtype, device=like.device)
+    return noise.copy_(torch.rand_like(noise) < chances.reshape(-1, *([1] * len(shape))))
+
+
+def _per_model(values: list[float], like: Tensor) -> Any:
+    """A number, or ``(B, 1, ...)`` where models differ."""
+    if len(set(values)) == 1:
+        return values[0]
+    return torch.tensor(values, dtype=like.dtype, device=like.device).reshape(-1, *([1] * (like.ndim - 1)))
+
+
+def dropped(site: Site, input: Any, rates: list[float], *, whole_channels: bool = False, alpha: bool = False) -> Any:
+    """Apply dropout with B rates; of whole channels ``(N, C, 1, ...)``, or keeping mean and variance (alpha)."""
+    if not all(0.0 <= rate <= 1.0 for rate in rates):
+        raise InputError(f"layer {site.layer}: expected dropout rates from 0 to 1, got {rates}")
+    x = lead(input, site.num_models)
+    shape = tuple(x.shape[1:])
+    if whole_channels:
+        shape = (*shape[:2], *([1] * (len(shape) - 2)))
+    keep = [1.0 - rate for rate in rates]
+    noise = drawn(site, shape, x, keep)
+    if not alpha:
+        scale = _per_model([chance or 1.0 for chance in keep], x)
+        return Stacked(x * noise.div_(scale))
+    a = [1.0 / ((ALPHA * ALPHA * rate + 1.0) * (1.0 - rate)) ** 0.5 if rate < 1.0 else 0.0 for rate in rates]
+    shift = noise.sub(1.0).mul_(_per_model([ALPHA * each for each in a], x))
+    shift = shift.add_(_per_model([ALPHA * each * rate for each, rate in zip(a, rates, strict=True)], x))
+    return Stacked(x * noise.mul_(_per_model(a, x)) + shift)
+
+
+CHANNELS = {"dropout1d", "dropout2d", "dropout3d", "feature_dropout", "feature_alpha_dropout"}
+
+
+@rule("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_dropout", "feature_alpha_dropout")
+def dropout(site: Site, input: Any, p: float = 0.5, training: bool = True, inplace: bool = False, **named: Any) -> Any:
+    """Called as a function, with one rate for all models."""
+    training = named.get("train", training)
+    name = site.name
+    if not training:
+        return input
+    whole = name in CHANNELS
+    if whole and input.ndim < 3:
+        return NotImplemented  # torch's own special cases for examples without a batch
+    return dropped(site, input, [p] * site.num_models, whole_channels=whole, alpha="alpha" in name)
+
+
+@module_rule(nn.Dropout, nn.AlphaDropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.FeatureAlphaDropout)
+def dropout_module(site: Site, input: Any) -> Any:
+    """A rate per model."""
+    module = site.modules[0]
+    if not module.training:
+        return input
+    whole = not isinstance(module, (nn.Dropout, nn.AlphaDropout))
+    if whole and input.ndim < 3:
+        return NotImplemented
+    rates = [float(each.p) for each in site.modules]  # type: ignore[arg-type]
+    alpha = isinstance(module, (nn.AlphaDropout, nn.FeatureAlphaDropout))
+    return dropped(site, input, rates, whole_channels=whole, alpha=alpha)

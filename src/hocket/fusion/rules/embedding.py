@@ -1,0 +1,116 @@
+"""Embeddings: the tables of all models stand one after another, and model i's indices move by i times the rows.
+
+table_i (V, D)   ->  table (B*V, D)
+index_i          ->  index + i*V
+padding_idx      ->  one row in every model's part: its rows get no gradient
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from hocket.errors import InputError
+from hocket.fusion.rules.base import Site, rule
+from hocket.fusion.stacked import Stacked, lead
+
+
+def _moved(indices: Tensor, num_rows: int) -> Tensor:
+    """``(B, ...)`` indices, model i's by i times `num_rows`."""
+    num_models = indices.shape[0]
+    first_rows = torch.arange(num_models, device=indices.device, dtype=indices.dtype) * num_rows
+    return indices + first_rows.reshape(-1, *([1] * (indices.ndim - 1)))
+
+
+def _check(site: Site, indices: Any) -> None:
+    tensor = indices.tensor if isinstance(indices, Stacked) else indices
+    if tensor.is_floating_point():
+        raise InputError(f"layer {site.layer}: expected indices (int64), got {tensor.dtype}")
+
+
+@rule("embedding")
+def embedding(site: Site, *args: Any, **kwargs: Any) -> Any:
+    """``F.embedding`` takes indices first, ``aten.embedding`` the table."""
+    if site.target is functional.embedding:
+        names: tuple[str, ...] = (
+            "input",
+            "weight",
+            "padding_idx",
+            "max_norm",
+            "norm_type",
+            "scale_grad_by_freq",
+            "sparse",
+        )
+    else:
+        names = ("weight", "input", "padding_idx", "scale_grad_by_freq", "sparse")
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    indices: Any = given.get("input", given.get("indices"))
+    weight = given["weight"]
+    _check(site, indices)
+    if given.get("sparse"):
+        raise InputError(f"layer {site.layer}: sparse gradients cannot be fused; expected sparse=False")
+    if not isinstance(weight, Stacked):
+        return Stacked(functional.embedding(indices.tensor, weight))
+    num_rows = weight.shape[0]
+    moved = lead(indices, site.num_models)
+    in_table = _within(site, moved, num_rows)
+    max_norm, norm_type = given.get("max_norm"), given.get("norm_type", 2.0)
+    by_freq = given.get("scale_grad_by_freq", False)
+    y = functional.embedding(in_table, weight.tensor.flatten(0, 1), None, max_norm, norm_type, by_freq)
+    padding_idx = given.get("padding_idx")
+    if padding_idx is not None and (padding_idx >= 0 or site.target is functional.embedding):
+        is_padding = (moved == padding_idx % num_rows).unsqueeze(-1)
+        y = torch.where(is_padding, y.detach(), y)
+    return Stacked(y)
+
+
+def _within(site: Site, indices: Tensor, num_rows: int) -> Tensor:
+    """Indices into the common table. One out of range would read a neighbour's row, so it must not pass."""
+    if indices.device.type == "cpu" and indices.numel() and not _is_traced(indices):
+        lowest, highest = torch.aminmax(indices)
+        if lowest < 0 or highest >= num_rows:
+            raise InputError(
+                f"layer {site.layer}: expected indices from 0 to {num_rows - 1}, got {int(lowest)} to {int(highest)}"
+            )
+    else:  # where looking costs a synchronisation: a wrong index goes far beyond the table and fails there
+        is_wrong = (indices < 0) | (indices >= num_rows)
+        indices = indices.masked_fill(is_wrong, 2**31)
+    return _moved(indices, num_rows)
+
+
+def _is_traced(tensor: Tensor) -> bool:
+    """Whether a tracer is looking on, to whom no value may be asked."""
+    return torch._C._len_torch_dispatch_stack() > 0 or type(tensor) is not Tensor or tensor.is_meta
+
+
+@rule("embedding_bag")
+def embedding_bag(
+    site: Site,
+    input: Any,
+    weight: Any,
+    offsets: Any = None,
+    max_norm: float | None = None,
+    norm_type: float = 2,
+    scale_grad_by_freq: bool = False,
+    mode: str = "mean",
+    sparse: bool = False,
+    per_sample_weights: Any = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> Any:
+    """Bags of equal length, ``(N, L)``; those given by offsets, or with padding, go model by model."""
+    if site.target is not functional.embedding_bag or offsets is not None or padding_idx is not None:
+        return NotImplemented
+    if input.ndim != 2 or not isinstance(weight, Stacked) or sparse:
+        return NotImplemented
+    _check(site, input)
+    moved = _within(site, lead(input, site.num_models), weight.shape[0]).flatten(0, 1)
+    weights = None if per_sample_weights is None else lead(per_sample_weights, site.num_models).flatten(0, 1)
+    table = weight.tensor.flatten(0, 1)
+    y = functional.embedding_bag(
+        moved, table, None, max_norm, norm_type, scale_grad_by_freq, mode, False, per_sample_weights=weights
+    )
+    return Stacked(y.unflatten(0, (site.num_models, -1)))

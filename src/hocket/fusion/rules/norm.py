@@ -1,0 +1,206 @@
+"""Normalisation. Statistics are per channel, so the models' channels side by side keep their statistics apart.
+
+batch norm      (N, B*C, ...)   weights, running statistics (B, C) seen as (B*C)
+instance norm   the same
+group norm      (N, B*C, ...)   with B*G groups
+layer norm      over the last axes, then each model's own scale and shift
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from hocket.errors import InputError
+from hocket.fusion.rules.base import Site, module_rule, rule
+from hocket.fusion.stacked import Stacked, from_channels, lead, to_channels
+
+
+def _flat(value: Any, num_models: int) -> Tensor | None:
+    """``(B, C)`` as ``(B*C)``: a view, so that running statistics are written where they belong."""
+    if value is None:
+        return None
+    return value.tensor.view(-1) if isinstance(value, Stacked) else value.repeat(num_models)
+
+
+@rule("batch_norm")
+def batch_norm(site: Site, input: Any, *args: Any, **kwargs: Any) -> Any:
+    """Called as a function: ``F.batch_norm`` has the statistics first, ``aten.batch_norm`` the weights."""
+    names = ["running_mean", "running_var", "weight", "bias", "training", "momentum", "eps"]
+    if site.target is not functional.batch_norm:
+        names = ["weight", "bias", "running_mean", "running_var", "training", "momentum", "eps", "cudnn_enabled"]
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    statistics = (given.get("running_mean"), given.get("running_var"))
+    if any(isinstance(value, Tensor) for value in statistics):
+        return NotImplemented
+    training = given.get("training", False)
+    return _batch_norm(
+        site,
+        input,
+        *statistics,
+        given.get("weight"),
+        given.get("bias"),
+        training,
+        given.get("momentum", 0.1),
+        given.get("eps", 1e-5),
+    )
+
+
+def _batch_norm(
+    site: Site, input: Any, mean: Any, var: Any, weight: Any, bias: Any, training: bool, momentum: float, eps: float
+) -> Any:
+    x, num_models = lead(input, site.num_models), site.num_models
+    flat: Any = [_flat(value, num_models) for value in (mean, var, weight, bias)]
+    if x.ndim < 3:
+        return NotImplemented
+    swapped = x.transpose(1, 2)
+    if x.ndim > 3 and swapped.is_contiguous() and not x.is_contiguous():  # (B, C, N, ...): one example, B*C channels
+        _check_enough(site, swapped, training)
+        one = swapped.reshape(1, x.shape[0] * x.shape[2], -1)
+        y = functional.batch_norm(one, flat[0], flat[1], flat[2], flat[3], training, momentum, eps)
+        return Stacked(y.view(swapped.shape).transpose(1, 2))
+    together = x.transpose(0, 1).flatten(1) if x.ndim == 3 else to_channels(x)
+    y = functional.batch_norm(together, flat[0], flat[1], flat[2], flat[3], training, momentum, eps)
+    return Stacked(from_channels(y, num_models))
+
+
+def _check_enough(site: Site, swapped: Tensor, training: bool) -> None:
+    """Torch's own check, of one model's ``(C, N, ...)``."""
+    if training and swapped[0, 0].numel() == 1:
+        raise InputError(f"layer {site.layer}: expected more than one value per channel when training")
+
+
+@module_rule(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+def batch_norm_module(site: Site, input: Any) -> Any:
+    """With running statistics and a count of batches of its own in each model."""
+    module = site.modules[0]
+    assert isinstance(module, nn.modules.batchnorm._BatchNorm)
+    _check_rank(site, module, input.ndim)
+    mean, var = site.lookup("running_mean"), site.lookup("running_var")
+    counted = site.lookup("num_batches_tracked")
+    if module.training and module.track_running_stats and counted is not None:
+        counted.tensor.add_(1)
+    training = module.training or mean is None
+    if not (not module.training or module.track_running_stats):
+        mean = var = None
+    momentum = 0.0 if module.momentum is None else module.momentum
+    weight, bias = site.lookup("weight"), site.lookup("bias")
+    return _batch_norm(site, input, mean, var, weight, bias, training, momentum, module.eps)
+
+
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+def plain_batch_norm(
+    module: nn.Module, prefix: str, names: frozenset[str]
+) -> Callable[[Mapping[str, Tensor], Tensor], Tensor]:
+    """One model's layer, as a function of its tensors and the input.
+
+    Args:
+        module: the layer, without its tensors.
+        prefix: what its tensors' names begin with.
+        names: those of its tensors that there are.
+    """
+    assert isinstance(module, nn.modules.batchnorm._BatchNorm)
+    own = [prefix + name if name in names else None for name in ("running_mean", "running_var", "weight", "bias")]
+    counted = f"{prefix}num_batches_tracked"
+    counts = module.training and module.track_running_stats and "num_batches_tracked" in names
+    training = module.training or own[0] is None
+    if not (not module.training or module.track_running_stats):
+        own[:2] = None, None
+    momentum, eps = 0.0 if module.momentum is None else module.momentum, module.eps
+
+    def norm(tensors: Mapping[str, Tensor], input: Tensor) -> Tensor:
+        module._check_input_dim(input)
+        if counts:
+            tensors[counted].add_(1)
+        mean, var, weight, bias = [None if name is None else tensors[name] for name in own]
+        return functional.batch_norm(input, mean, var, weight, bias, training, momentum, eps)
+
+    return norm
+
+
+RANKS: dict[type[nn.Module], tuple[int, ...]] = {
+    nn.BatchNorm1d: (2, 3),
+    nn.BatchNorm2d: (4,),
+    nn.BatchNorm3d: (5,),
+    nn.InstanceNorm1d: (3,),
+    nn.InstanceNorm2d: (4,),
+    nn.InstanceNorm3d: (5,),
+}
+
+
+def _check_rank(site: Site, module: nn.Module, rank: int) -> None:
+    expected = RANKS[type(module)]
+    if rank not in expected:
+        axes = " or ".join(map(str, expected))
+        raise InputError(f"layer {site.layer}: {type(module).__name__} expects {axes} axes in each model, got {rank}")
+
+
+@module_rule(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
+def instance_norm_module(site: Site, input: Any) -> Any:
+    """Every example and channel by itself; running statistics, where kept, per model."""
+    module = site.modules[0]
+    assert isinstance(module, nn.modules.instancenorm._InstanceNorm)
+    if input.ndim not in RANKS[type(module)]:
+        return NotImplemented  # without a batch axis
+    mean, var = site.lookup("running_mean"), site.lookup("running_var")
+    use_input_stats = module.training or not module.track_running_stats
+    weight, bias = site.lookup("weight"), site.lookup("bias")
+    flat: Any = [_flat(value, site.num_models) for value in (mean, var, weight, bias)]
+    together = to_channels(lead(input, site.num_models))
+    momentum = 0.0 if module.momentum is None else module.momentum
+    y = functional.instance_norm(together, flat[0], flat[1], flat[2], flat[3], use_input_stats, momentum, module.eps)
+    return Stacked(from_channels(y, site.num_models))
+
+
+@rule("group_norm")
+def group_norm(
+    site: Site, input: Any, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any
+) -> Any:
+    """B models with G groups are one with B*G groups."""
+    if input.ndim < 2:
+        return NotImplemented
+    num_models = site.num_models
+    x = lead(input, num_models)
+    together = x.transpose(0, 1).flatten(1) if x.ndim == 3 else to_channels(x)
+    y = functional.group_norm(
+        together, num_models * num_groups, _flat(weight, num_models), _flat(bias, num_models), eps
+    )
+    return Stacked(from_channels(y, num_models))
+
+
+@rule("layer_norm")
+def layer_norm(
+    site: Site, input: Any, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any
+) -> Any:
+    """The last axes of every example, then a scale and a shift per model."""
+    shape = tuple(normalized_shape)
+    x = lead(input, site.num_models)
+    y = functional.layer_norm(x, shape, None, None, eps)
+    return Stacked(_scaled(site, y, weight, bias, len(shape)))
+
+
+@rule("rms_norm")
+def rms_norm(site: Site, input: Any, normalized_shape: Any, weight: Any = None, eps: float | None = None) -> Any:
+    """The last axes of every example, then a scale per model."""
+    shape = tuple(normalized_shape)
+    y = functional.rms_norm(lead(input, site.num_models), shape, None, eps)
+    return Stacked(_scaled(site, y, weight, None, len(shape)))
+
+
+def _scaled(site: Site, y: Tensor, weight: Any, bias: Any, rank: int) -> Tensor:
+    """Weights ``(B, *normalized_shape)`` against ``(B, ..., *normalized_shape)``."""
+
+    def spread(value: Any) -> Tensor:
+        tensor = lead(value, site.num_models)
+        return tensor.reshape(site.num_models, *([1] * (y.ndim - 1 - rank)), *tensor.shape[1:])
+
+    if weight is not None and bias is not None:
+        return spread(bias).addcmul(y, spread(weight))
+    if weight is not None:
+        return y * spread(weight)
+    return y if bias is None else y + spread(bias)

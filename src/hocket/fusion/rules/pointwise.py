@@ -1,0 +1,110 @@
+"""Activations, arithmetic and everything else that works element by element: the op itself, with ranks made to agree.
+
+PReLU has a weight per model. Parameters of the options (a slope, a threshold) are the same in all models: where they
+differ, the block stays separate.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hocket.fusion.rules.base import Site, rule
+from hocket.fusion.stacked import Stacked, align, lead
+
+UNARY = re.findall(
+    r"\w+",
+    """
+    abs neg negative positive exp exp2 expm1 log log2 log10 log1p sqrt rsqrt square sin cos tan asin
+    acos atan sinh cosh tanh asinh acosh atanh erf erfc erfinv sigmoid logit floor ceil round trunc frac
+    sign sgn reciprocal isnan isinf isfinite lgamma digamma sinc nan_to_num bitwise_not logical_not relu
+    relu6 elu selu celu gelu silu mish hardtanh hardswish hardsigmoid leaky_relu rrelu softplus softsign
+    softshrink hardshrink tanhshrink logsigmoid threshold clamp clip clamp_min clamp_max contiguous
+    clone detach detach_ float double half bfloat16 int long bool to type alias requires_grad_ _to_copy
+    lift_fresh_copy type_as invert inv not_ pos cpu cuda zeros_like ones_like full_like fill_ zero_
+    empty_like log_sigmoid
+    """,
+)
+BINARY = re.findall(
+    r"\w+",
+    """
+    add sub subtract mul multiply div divide true_divide truediv floordiv floor_divide remainder fmod
+    mod pow rsub radd rmul atan2 hypot maximum minimum fmax fmin where lerp
+    addcmul addcdiv copysign eq ne lt le gt ge greater less greater_equal less_equal not_equal
+    logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor and_ or_ xor lshift rshift
+    masked_fill logaddexp xlogy heaviside ldexp nextafter isclose polar complex
+    """,
+)
+
+
+@rule("pointwise", *UNARY, *BINARY, *(name + "_" for name in (*UNARY, *BINARY) if not name.endswith("_")))
+def pointwise(site: Site, *args: Any, **kwargs: Any) -> Any:
+    """Any function of elements, of as many tensors as it takes."""
+    if not kwargs:
+        return _kept(site, args, site.target(*align(args)))
+    values = align((*args, *kwargs.values()))
+    named = dict(zip(kwargs, values[len(args) :], strict=True))
+    return _kept(site, args, site.target(*values[: len(args)], **named))
+
+
+def _kept(site: Site, args: tuple[Any, ...], result: Tensor) -> Any:
+    """The result, stacked; an in-place op gives back the very value that it changed."""
+    if args and isinstance(args[0], Stacked) and result is args[0].tensor:
+        return args[0]
+    return Stacked(result)
+
+
+@rule("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor", "copy_")
+def written(site: Site, input: Any, other: Any) -> Any:
+    """``x += y``, ``x.copy_(y)``: in place; a value that all models share becomes one of each model first."""
+    own = input if isinstance(input, Stacked) else Stacked(lead(input, site.num_models).clone())
+    return pointwise(site, own, other)
+
+
+@rule("prelu", "_prelu_kernel")
+def prelu(site: Site, input: Any, weight: Any) -> Any:
+    """``(N, C, ...)`` with a slope per channel or one for all, in every model."""
+    x, slope = lead(input, site.num_models), lead(weight, site.num_models)
+    spatial = max(x.ndim - 3, 0)
+    slope = slope.reshape(site.num_models, *([1] * min(1, x.ndim - 2)), -1, *([1] * spatial)) if x.ndim > 1 else slope
+    return Stacked(torch.where(x > 0, x, slope * x))
+
+
+@rule("glu")
+def glu(site: Site, input: Any, dim: int = -1) -> Any:
+    """Gated linear unit along one axis."""
+    return Stacked(site.target(input.tensor, dim + 1 if dim >= 0 else dim))
+
+
+@rule(
+    "size", "numel", "nelement", "dim", "ndimension", "is_floating_point", "is_contiguous", "get_device", "is_complex"
+)
+def asked(site: Site, input: Any, *args: Any, **kwargs: Any) -> Any:
+    """What a model asks about one of its tensors, answered as for a tensor of its own."""
+    probe = input.tensor[0]
+    return site.target(probe, *args, **kwargs)
+
+
+@rule("sym_size")
+def sym_size(site: Site, input: Any, dim: int) -> int:
+    """An axis's length, as exported programs ask for it."""
+    return input.shape[dim]
+
+
+@rule("getattr")
+def attribute(site: Site, input: Any, name: str) -> Any:
+    """``x.shape``, ``x.dtype``, ``x.device``, ``x.T``, ..."""
+    if name == "T":
+        if input.ndim != 2:
+            return NotImplemented
+        return Stacked(input.tensor.transpose(1, 2))
+    if name in ("mT", "real", "imag"):
+        return Stacked(getattr(input.tensor, name))
+    if name in ("shape", "ndim"):
+        return getattr(input, name)
+    if name in ("dtype", "device", "requires_grad", "is_cuda", "layout"):
+        return getattr(input.tensor, name)
+    return NotImplemented

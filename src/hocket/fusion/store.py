@@ -1,0 +1,218 @@
+r"""The tensors of B models, stacked, and the models without theirs.
+
+models --tensors, stacked--> parameters (B, *shape), under the names that they have in a model
+    \--without tensors--> shells, from which plain modules are made again
+    \--blocks that differ--> B modules each, as they are
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from hocket.errors import InputError
+from hocket.fusion.compare import Blocks
+from hocket.fusion.stacked import Stacked
+
+__all__ = ["Store", "mark", "named_tensors", "shell_of"]
+
+
+class _Store(nn.Module):
+    """Holds stacked tensors under the names they have in the models; its state is the array's to save."""
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        return
+
+
+class Store(nn.Module):
+    """What programs ask for, and plain modules from it.
+
+    Args:
+        models: B of them, compared already.
+        blocks: how they compare.
+        seeds: of each model's random numbers.
+    """
+
+    def __init__(self, models: list[nn.Module], blocks: Blocks, seeds: Sequence[int] | None) -> None:
+        super().__init__()
+        self.num_models = len(models)
+        self.training = models[0].training
+        self._blocks: Blocks = blocks
+        self._seeds = None if seeds is None else [int(seed) for seed in seeds]
+        self._generators: dict[torch.device, tuple[torch.Generator, ...]] = {}
+        self._hocket_version = 0  # whoever captured a step sees by it that another one is needed
+        self._fill(models)
+
+    def _fill(self, models: list[nn.Module]) -> None:
+        """Stack the tensors; keep the models without theirs."""
+        self._shells = [shell_of(model, index) for index, model in enumerate(models)]
+        self.fused = _Store()
+        self.separate = nn.ModuleList()
+        self._places: dict[str, tuple[nn.Module, str]] = {}
+        self._separate_index: dict[str, int] = {}
+        first_name: dict[int, str] = {}
+        columns = [
+            dict((*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)))
+            for model in models
+        ]
+        for name, tensor in columns[0].items():
+            if any(name.startswith(block + ".") for block in self._blocks.separate):
+                continue
+            if id(tensor) in first_name:  # tied: one tensor under several names
+                self._places[name] = self._places[first_name[id(tensor)]]
+                continue
+            first_name[id(tensor)] = name
+            stacked = torch.stack([column[name].detach() for column in columns]).contiguous()
+            store, leaf = self._store(name)
+            if isinstance(tensor, nn.Parameter):
+                param = nn.Parameter(stacked, requires_grad=tensor.requires_grad)
+                param._hocket_models = len(models)  # type: ignore[attr-defined]
+                store.register_parameter(leaf, param)
+            else:
+                store.register_buffer(leaf, stacked)
+            self._places[name] = (store, leaf)
+        for name in self._blocks.separate:
+            if any(name.startswith(other + ".") for other in self._blocks.separate):
+                continue
+            self._separate_index[name] = len(self.separate)
+            own = [copy.deepcopy(model.get_submodule(name)) for model in models]
+            mark(own)
+            self.separate.append(nn.ModuleList(own))
+
+    def _store(self, name: str) -> tuple[nn.Module, str]:
+        """The container for a dotted name, and the last part of the name."""
+        *path, leaf = name.split(".")
+        store: nn.Module = self.fused
+        for each in path:
+            if each not in store._modules:
+                store.add_module(each, _Store())
+            store = store._modules[each]  # type: ignore[assignment]
+        return store, leaf
+
+    def tensor(self, name: str) -> Stacked:
+        """The stacked parameter or buffer of this name."""
+        store, leaf = self._places[name]
+        found: Tensor | None = store._parameters.get(leaf)
+        if found is None:
+            found = store._buffers[leaf]
+        assert found is not None
+        return Stacked(found)
+
+    def layers(self, name: str) -> tuple[nn.Module, ...]:
+        """The layer of each model, without its tensors."""
+        return tuple(shell.get_submodule(name) for shell in self._shells)
+
+    def names_in(self, layer: str) -> list[str]:
+        """The names of a layer's stacked tensors, from the layer on."""
+        prefix = f"{layer}." if layer else ""
+        return [name.removeprefix(prefix) for name in self._places if name.startswith(prefix)]
+
+    def separate_block(self, name: str) -> list[nn.Module] | None:
+        """The models' own modules of a block that stays separate, or None."""
+        index = self._separate_index.get(name)
+        return None if index is None else self._group(index)
+
+    def _group(self, place: int) -> list[nn.Module]:
+        """The models' own modules of the separate block at this place."""
+        return list(self.separate[place].children())
+
+    def generators_on(self, device: torch.device) -> tuple[torch.Generator, ...]:
+        """One generator for each model on a device, or none where no seeds were given."""
+        if self._seeds is None:
+            return ()
+        if device not in self._generators:
+            made = tuple(torch.Generator(device=device).manual_seed(seed) for seed in self._seeds)
+            self._generators[device] = made
+        return self._generators[device]
+
+    @property
+    def is_seeded(self) -> bool:
+        """Whether every model draws random numbers from its own generator."""
+        return self._seeds is not None
+
+    def all_parameters(self) -> list[Tensor]:
+        """Every parameter, stacked and separate."""
+        return list(self.parameters())
+
+    def all_tensors(self) -> dict[str, Tensor]:
+        """Every stacked parameter and buffer, by each of its names."""
+        found: dict[str, Any] = {}
+        for name, (store, leaf) in self._places.items():
+            own: Any = store._parameters.get(leaf)
+            found[name] = store._buffers[leaf] if own is None else own
+        return found
+
+    def _plain(self, index: int) -> nn.Module:
+        """Model `index` as a plain module with tensors of its own."""
+        shell = self._shells[index]
+        memo: dict[int, Any] = {}
+        for name, hollow in named_tensors(shell):
+            if id(hollow) in memo or name not in self._places:
+                continue
+            whole = self.tensor(name).tensor
+            own = whole.detach()[index].clone()
+            is_parameter = isinstance(hollow, nn.Parameter)
+            memo[id(hollow)] = nn.Parameter(own, requires_grad=whole.requires_grad) if is_parameter else own
+        for block, place in self._separate_index.items():
+            memo[id(shell.get_submodule(block))] = copy.deepcopy(self._group(place)[index])
+        plain = copy.deepcopy(shell, memo)
+        for module in plain.modules():
+            if isinstance(module, nn.RNNBase):
+                module._init_flat_weights()
+        for parameter in plain.parameters():
+            if hasattr(parameter, "_hocket_model"):
+                del parameter._hocket_model
+        return plain
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)
+        for param in self.fused.parameters():
+            param._hocket_models = self.num_models  # type: ignore[attr-defined]
+        for place in range(len(self.separate)):
+            mark(self._group(place))
+        for shell in self._shells:
+            _match_dtypes(self, shell)
+        self._forget()
+        return self
+
+    def _forget(self) -> None:
+        """Let go of everything that was made from the tensors as they were."""
+        self._hocket_version += 1
+
+
+def named_tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
+    """Its parameters and buffers by each of their names."""
+    return [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+
+
+def shell_of(model: nn.Module, index: int) -> nn.Module:
+    """A copy of a model whose parameters and buffers hold no data (they are on the meta device)."""
+    memo: dict[int, Any] = {}
+    for _, tensor in named_tensors(model):
+        hollow = torch.empty_like(tensor, device="meta")
+        is_parameter = isinstance(tensor, nn.Parameter)
+        memo[id(tensor)] = nn.Parameter(hollow, requires_grad=tensor.requires_grad) if is_parameter else hollow
+    try:
+        return copy.deepcopy(model, memo)
+    except (RuntimeError, TypeError) as error:
+        raise InputError(f"model {index}: cannot be copied: {error}") from error
+
+
+def _match_dtypes(array: Store, shell: nn.Module) -> None:
+    """After ``double()`` and the like."""
+    for name, hollow in named_tensors(shell):
+        if name in array._places:
+            dtype = array.tensor(name).tensor.dtype
+            if hollow.dtype != dtype:
+                hollow.data = torch.empty_like(hollow, dtype=dtype)
+
+
+def mark(modules: list[nn.Module]) -> None:
+    """Say of each parameter of separate modules which model it belongs to."""
+    for index, module in enumerate(modules):
+        for param in module.parameters():
+            param._hocket_model = index  # type: ignore[attr-defined]

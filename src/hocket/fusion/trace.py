@@ -1,0 +1,365 @@
+"""A model becomes a graph of ops, each with the layer it belongs to.
+
+torch.fx first: its symbolic trace keeps batch sizes open and whole modules whole. Where a forward branches on shapes or
+unpacks them, torch.export on the input at hand: its graphs hold for these shapes only, so they are made again for
+others. Where neither can follow, the model as a whole goes by ``vmap`` or model by model.
+
+Transformer layers are traced through a plain reading of their forwards, because torch's own choose a fast path by
+looking at values.
+"""
+
+from __future__ import annotations
+
+import operator
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.fx._symbolic_trace import PH
+from torch.utils import _pytree as pytree
+
+from hocket.fusion.rules import find_module
+
+__all__ = ["Call", "Traced", "exported", "symbolic"]
+
+# What torch.fx would read as ``x = x + y``, so that another name for the same tensor would keep the old value.
+IN_PLACE = ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor")
+
+FAILURES = (
+    RuntimeError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    IndexError,
+    KeyError,
+    NotImplementedError,
+    AssertionError,
+)
+
+
+@dataclass(frozen=True)
+class Call:
+    """How the model is called: the tree of its arguments, and the leaves that are not tensors."""
+
+    spec: Any
+    constants: tuple[tuple[int, Any], ...]
+
+    @staticmethod
+    def of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Call, list[Any]]:
+        """The call and all leaves, in order."""
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        constants = tuple((index, leaf) for index, leaf in enumerate(leaves) if not isinstance(leaf, Tensor))
+        return Call(spec, constants), leaves
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A graph and what its nodes stand for.
+
+    Attributes:
+        graph: the ops of one model.
+        inputs: for each placeholder that is an input, the number of the leaf among all leaves of the arguments.
+        tensors: for each placeholder that is a parameter or buffer, its name; ``get_attr`` nodes name theirs.
+        constants: values of ``get_attr`` nodes and placeholders that belong to no layer.
+        unflatten: makes the output from what the graph gives.
+        by: "fx" or "export".
+    """
+
+    graph: fx.Graph
+    inputs: dict[fx.Node, int]
+    tensors: dict[fx.Node, str]
+    constants: dict[fx.Node, Any]
+    unflatten: Callable[[Any], Any] | None
+    by: str
+    modules: dict[str, nn.Module] = field(default_factory=dict)
+
+    def layer(self, node: fx.Node) -> str:
+        """The name of the innermost layer a node belongs to; empty for the model itself."""
+        if node.op == "call_module":
+            return str(node.target)
+        stack = node.meta.get("nn_module_stack") or {}
+        last = next(reversed(stack.values()), ("", None))
+        return str(last[0] if isinstance(last, tuple) else last).removeprefix("L['self'].")
+
+
+class _Proxy(fx.Proxy):
+    """A value in a forward that is traced; ``x += y`` changes it in place, as it does with tensors."""
+
+
+def _written(name: str) -> Callable[[fx.Proxy, Any], fx.Proxy]:
+    return lambda self, other: self.tracer.create_proxy("call_function", getattr(operator, name), (self, other), {})
+
+
+for _name in IN_PLACE:
+    setattr(_Proxy, f"__{_name}__", _written(_name))
+
+
+class _Tracer(fx.Tracer):
+    """Goes into every module but those that have a rule of their own, or stay separate."""
+
+    def __init__(self, separate: frozenset[str], instead: frozenset[str] = frozenset()) -> None:
+        super().__init__()
+        self.proxy_buffer_attributes = True
+        self._whole = separate | instead
+        self._mode = _mode()
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return _Proxy(node, self)
+
+    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
+        if _mode() != self._mode:  # a graph of ops would not know
+            raise fx.proxy.TraceError("a part of the forward runs in a grad mode or autocast of its own")
+        return super().create_node(*args, **kwargs)
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return module_qualified_name in self._whole or find_module(m) is not None
+
+    def call_module(
+        self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        plain = PLAIN.get(type(m))
+        if plain is not None and self.path_of_module(m) not in self._whole:
+            return super().call_module(m, lambda *a, **k: plain(m, *a, **k), args, kwargs)
+        if not type(m).__module__.startswith("torch.nn.") or isinstance(m, (nn.Sequential, nn.ModuleList)):
+            return super().call_module(m, forward, args, kwargs)
+        before = len(self.graph.nodes)
+        try:
+            return super().call_module(m, forward, args, kwargs)
+        except (fx.proxy.TraceError, *FAILURES):
+            for node in list(self.graph.nodes)[: before - 1 : -1]:
+                self.graph.erase_node(node)
+            self._whole |= {self.path_of_module(m)}
+            return super().call_module(m, forward, args, kwargs)
+
+
+def _mode() -> tuple[bool, ...]:
+    """What a ``with`` inside of a forward may change."""
+    found = [torch.is_grad_enabled(), torch.is_inference_mode_enabled()]
+    return (*found, *(torch.is_autocast_enabled(device) for device in ("cpu", "cuda")))
+
+
+def _write_back(model: nn.Module, graph: fx.Graph) -> None:
+    """A buffer that the forward assigns anew (``self.n = self.n + 1``) gets what was assigned written into it."""
+    last = next(iter(reversed(graph.nodes)))
+    for name, value in list(model.named_buffers(remove_duplicate=False)):
+        if isinstance(value, fx.Proxy):
+            root = value.node
+            while _is_written_by(root):
+                root = root.args[0]
+            if not (root.op == "get_attr" and root.target == name):
+                with graph.inserting_before(last):
+                    graph.call_method("copy_", (graph.create_node("get_attr", name), value.node))
+
+
+def _is_written_by(node: fx.Node) -> bool:
+    """Whether a node gives back its first argument, changed."""
+    if node.op == "call_method":
+        return str(node.target).endswith("_") and not str(node.target).endswith("__")
+    return node.op == "call_function" and getattr(node.target, "__name__", "") in IN_PLACE
+
+
+def symbolic(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], separate: frozenset[str]) -> Traced:
+    """Trace with torch.fx; arguments that are not tensors are taken as they are.
+
+    Raises:
+        Exception: whatever the forward raises when its values are not known; see `FAILURES`.
+    """
+    import inspect
+
+    bound = inspect.signature(model.forward).bind(*args, **kwargs)
+    call_leaves = pytree.tree_flatten((args, kwargs))[0]
+    numbers = {id(leaf): number for number, leaf in enumerate(call_leaves) if isinstance(leaf, Tensor)}
+    bound.apply_defaults()
+    concrete: dict[str, Any] = {}
+    order: list[int | None] = []
+    for name, value in bound.arguments.items():
+        leaves, spec = pytree.tree_flatten(value)
+        kind = bound.signature.parameters[name].kind
+        if kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
+            if leaves:
+                raise ValueError(f"{name}: fx cannot follow variable arguments")
+            continue
+        order += [numbers[id(leaf)] if isinstance(leaf, Tensor) else None for leaf in leaves]
+        marked = [PH if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        concrete[name] = pytree.tree_unflatten(marked, spec)
+    if len(set(order) - {None}) != len(numbers):
+        raise ValueError("the same tensor stands for two arguments")
+    if find_module(model) is not None:
+        return _one_op(bound.arguments, order)
+    if type(model) in PLAIN:
+        plain = PLAIN[type(model)]
+        model.__class__ = type(type(model).__name__, (type(model),), {"forward": plain})
+    with warnings.catch_warnings(), torch.inference_mode(False), torch.enable_grad():
+        warnings.simplefilter("ignore")
+        graph = _Tracer(separate).trace(model, concrete_args=concrete)
+    _write_back(model, graph)
+    places = [node for node in graph.nodes if node.op == "placeholder" and not str(node.target).startswith("*")]
+    inputs = {node: number for node, number in zip(places, order, strict=True) if number is not None}
+    tensors: dict[fx.Node, str] = {}
+    constants: dict[fx.Node, Any] = {}
+    known = {name for name, _ in (*model.named_parameters(remove_duplicate=False),)}
+    known |= {name for name, _ in model.named_buffers(remove_duplicate=False)}
+    for node in graph.nodes:
+        if node.op == "get_attr":
+            name = str(node.target)
+            if name in known:
+                tensors[node] = name
+            else:
+                found: Any = model
+                for part in name.split("."):
+                    found = getattr(found, part)
+                constants[node] = found
+    return Traced(graph, inputs, tensors, constants, _codegen_unflatten(graph), "fx", dict(model.named_modules()))
+
+
+def _one_op(arguments: dict[str, Any], order: list[int | None]) -> Traced:
+    """The graph of a model that is itself one op, such as an LSTM."""
+    graph = fx.Graph()
+    inputs: dict[fx.Node, int] = {}
+    numbers = iter(order)
+
+    def place(leaf: Any) -> Any:
+        number = next(numbers)
+        if number is None:
+            return leaf
+        node = graph.placeholder(f"input_{number}")
+        inputs[node] = number
+        return node
+
+    own = {name: pytree.tree_map(place, value) for name, value in arguments.items()}
+    graph.output(graph.call_module("", (), own))
+    return Traced(graph, inputs, {}, {}, None, "fx")
+
+
+def _codegen_unflatten(graph: fx.Graph) -> Callable[[Any], Any] | None:
+    """With nested arguments fx flattens the output too."""
+    codegen = graph._codegen
+    info = getattr(codegen, "pytree_info", None)
+    if info is None or info.out_spec is None:
+        return None
+    spec = info.out_spec
+    return lambda leaves: pytree.tree_unflatten(list(leaves) if isinstance(leaves, (list, tuple)) else [leaves], spec)
+
+
+def exported(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced:
+    """Trace with torch.export, for the shapes of this input.
+
+    Raises:
+        Exception: whatever export raises when it cannot follow; see `FAILURES`.
+    """
+    from torch.export.graph_signature import InputKind
+
+    with warnings.catch_warnings(), torch.enable_grad():
+        warnings.simplefilter("ignore")
+        program = torch.export.export(model, args, kwargs, strict=False)
+    graph = program.graph_module.graph
+    specs = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
+    inputs: dict[fx.Node, int] = {}
+    tensors: dict[fx.Node, str] = {}
+    constants: dict[fx.Node, Any] = {}
+    number = 0
+    leaves = pytree.tree_flatten((args, kwargs))[0]
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            spec = specs[node.name]
+            if spec.kind == InputKind.USER_INPUT:
+                if isinstance(leaves[number], Tensor):
+                    inputs[node] = number
+                number += 1
+            elif spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
+                assert spec.target is not None
+                tensors[node] = spec.target
+            else:
+                constants[node] = program.constants[str(spec.target)]
+        elif node.op == "get_attr":
+            constants[node] = getattr(program.graph_module, str(node.target))
+    out_spec = program.call_spec.out_spec
+    if len(program.graph_signature.output_specs) != out_spec.num_leaves:
+        raise ValueError("the forward gives more than its output")
+    return Traced(graph, inputs, tensors, constants, lambda outs: pytree.tree_unflatten(list(outs), out_spec), "export")
+
+
+# ------------------------------------------------------------- Transformer layers, without their fast paths
+
+
+def _encoder_layer(
+    m: Any, src: Any, src_mask: Any = None, src_key_padding_mask: Any = None, is_causal: bool = False
+) -> Any:
+    def attend(x: Any) -> Any:
+        y, _ = m.self_attn(
+            x, x, x, attn_mask=src_mask, key_padding_mask=src_key_padding_mask, need_weights=False, is_causal=is_causal
+        )
+        return m.dropout1(y)
+
+    return _feed_forward(m, src, (attend,), (m.norm1, m.norm2), m.dropout2, m.dropout)
+
+
+def _decoder_layer(
+    m: Any,
+    tgt: Any,
+    memory: Any,
+    tgt_mask: Any = None,
+    memory_mask: Any = None,
+    tgt_key_padding_mask: Any = None,
+    memory_key_padding_mask: Any = None,
+    tgt_is_causal: bool = False,
+    memory_is_causal: bool = False,
+) -> Any:
+    def attend(x: Any) -> Any:
+        y, _ = m.self_attn(x, x, x, attn_mask=tgt_mask, key_padding_mask=tgt_key_padding_mask, need_weights=False)
+        return m.dropout1(y)
+
+    def look(x: Any) -> Any:
+        y, _ = m.multihead_attn(
+            x, memory, memory, attn_mask=memory_mask, key_padding_mask=memory_key_padding_mask, need_weights=False
+        )
+        return m.dropout2(y)
+
+    return _feed_forward(m, tgt, (attend, look), (m.norm1, m.norm2, m.norm3), m.dropout3, m.dropout)
+
+
+def _feed_forward(m: Any, x: Any, blocks: Any, norms: Any, last_dropout: Any, inner_dropout: Any) -> Any:
+    """Blocks and the two linear layers, each with its norm before it or after it."""
+
+    def forward(x: Any) -> Any:
+        return last_dropout(m.linear2(inner_dropout(m.activation(m.linear1(x)))))
+
+    for block, norm in zip((*blocks, forward), norms, strict=True):
+        x = x + block(norm(x)) if m.norm_first else norm(x + block(x))
+    return x
+
+
+def _encoder(m: Any, src: Any, mask: Any = None, src_key_padding_mask: Any = None, is_causal: Any = None) -> Any:
+    for layer in m.layers:
+        src = layer(src, src_mask=mask, src_key_padding_mask=src_key_padding_mask)
+    return src if m.norm is None else m.norm(src)
+
+
+def _decoder(m: Any, tgt: Any, memory: Any, **masks: Any) -> Any:
+    for layer in m.layers:
+        tgt = layer(tgt, memory, **masks)
+    return tgt if m.norm is None else m.norm(tgt)
+
+
+def _transformer(m: Any, src: Any, tgt: Any, src_mask: Any = None, tgt_mask: Any = None, **masks: Any) -> Any:
+    memory = m.encoder(src, mask=src_mask, src_key_padding_mask=masks.get("src_key_padding_mask"))
+    return m.decoder(
+        tgt,
+        memory,
+        tgt_mask=tgt_mask,
+        memory_mask=masks.get("memory_mask"),
+        tgt_key_padding_mask=masks.get("tgt_key_padding_mask"),
+        memory_key_padding_mask=masks.get("memory_key_padding_mask"),
+    )
+
+
+PLAIN: dict[type[nn.Module], Callable[..., Any]] = {
+    nn.TransformerEncoderLayer: _encoder_layer,
+    nn.TransformerDecoderLayer: _decoder_layer,
+    nn.TransformerEncoder: _encoder,
+    nn.TransformerDecoder: _decoder,
+    nn.Transformer: _transformer,
+}

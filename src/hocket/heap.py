@@ -1,0 +1,47 @@
+"""The process's heap: what was freed goes back to the operating system, and Python's collector waits.
+
+A capture runs the step with copies of all that it changes; glibc keeps such memory for the process when it is freed in
+the wrong order (a ResNet-18 at batch 2: 130 MiB, a third of the process, and 45 MiB more when a planned step has
+replaced the gradients). Nobody wants those pages again: a planned step has memory of its own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+__all__ = ["collections_held", "trim_heap"]
+
+
+@contextmanager
+def collections_held() -> Iterator[None]:
+    """Python's cyclic collector does not run by itself in the block.
+
+    It runs finalizers and callbacks (`gc.callbacks`) wherever it happens to start: code that is no part of the step,
+    and would be taken for one.
+
+    Example:
+        >>> with collections_held():
+        ...     gc.isenabled()
+        False
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def trim_heap() -> bool:
+    """Give freed memory back; False where the C library has no such call (it is glibc's).
+
+    Example:
+        >>> trim_heap() in (True, False)
+        True
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    return bool(trim(0)) if trim is not None else False

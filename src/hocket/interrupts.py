@@ -1,0 +1,67 @@
+"""Ctrl-C held back while a step is not whole."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from hocket import native
+
+__all__ = ["held_interrupts", "native_holders"]
+
+
+def native_holders() -> tuple[Callable[[], bool], Callable[[], None]]:
+    """Begin and end a hold, at a fraction of a microsecond each; nothing is held where the core cannot be built.
+
+    The first says whether the second has to be called. An interrupt that came before the hold is raised by the first.
+    """
+    if not native.available():
+        return (lambda: False), (lambda: None)
+    core = native.load()
+    return core.hold_interrupts, core.release_interrupts
+
+
+@contextmanager
+def held_interrupts() -> Iterator[None]:
+    """SIGINT waits until the end of the block; a second one goes through at once.
+
+    Where the native core cannot be built, only the main thread can hold it back (Python allows no other to).
+
+    Example:
+        >>> with held_interrupts():
+        ...     "nothing is left half done"
+        'nothing is left half done'
+    """
+    if native.available():
+        hold, release = native_holders()
+        held = hold()
+        try:
+            yield
+        finally:
+            if held:
+                release()
+    elif threading.current_thread() is threading.main_thread() and callable(signal.getsignal(signal.SIGINT)):
+        yield from _held_by_python()
+    else:
+        yield
+
+
+def _held_by_python() -> Iterator[None]:
+    usual: Any = signal.getsignal(signal.SIGINT)
+    noted: list[Any] = []
+
+    def note(number: int, frame: Any) -> None:
+        if noted:
+            usual(number, frame)
+        noted.append(frame)
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, usual)
+        if noted:
+            usual(signal.SIGINT, noted[0])

@@ -1,0 +1,151 @@
+"""What a plan means: which ops it runs, what each waits for, in which order they can end, and where a lane runs.
+
+Checking, simulation, execution and planning take these from here. The rule is one sentence: each lane runs its ops in
+order, and an op starts when its lane has reached it and every op that it depends on has finished::
+
+    waits of e:   its edges        a -> e        (graph.predecessors)
+                  what it is told  d -> e        (plan.after)
+                  its lane         c before e    (the op before it there)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
+from itertools import pairwise
+
+from hocket.errors import PlanError
+from hocket.ir.graph import Graph
+from hocket.ir.machine import Device
+from hocket.ir.plan import Lane, Plan
+
+__all__ = ["check_ops", "clocks_of", "deadlock", "execution_order", "hardware_threads", "names_threads", "waits_of"]
+
+
+def check_ops(graph: Graph, plan: Plan) -> None:
+    """Return if `plan` runs every op of `graph` and nothing else. A plan by itself runs no op twice.
+
+    Raises:
+        PlanError: names the op, and its lane where it has one.
+
+    Example:
+        >>> from hocket.ir import Graph, Lane, Op, Plan
+        >>> check_ops(Graph((Op("a"), Op("b"))), Plan((Lane("main", ("a",)),)))
+        Traceback (most recent call last):
+        hocket.errors.PlanError: op 'b' of the graph is run by no lane
+    """
+    for lane in plan.lanes:
+        for op in lane.ops:
+            if op not in graph.by_name:
+                raise PlanError(
+                    f"lane {lane.name!r} runs op {op!r}, which the graph does not have", op=op, lane=lane.name
+                )
+    for op in graph.by_name:
+        if op not in plan.lane_of:
+            raise PlanError(f"op {op!r} of the graph is run by no lane", op=op)
+
+
+def waits_of(graph: Graph, plan: Plan) -> dict[str, list[str]]:
+    """For each op all that it waits for directly: edges, `Plan.after`, and last the op before it on its lane.
+
+    Example:
+        >>> from hocket.ir import Edge, Graph, Lane, Op, Plan
+        >>> graph = Graph((Op("a"), Op("b")), (Edge("a", "b"),))
+        >>> waits_of(graph, Plan((Lane("x", ("a",)), Lane("y", ("b",)))))
+        {'a': [], 'b': ['a']}
+    """
+    waits = {op: [*others, *plan.after.get(op, ())] for op, others in graph.predecessors.items()}
+    for lane in plan.lanes:
+        for before, op in pairwise(lane.ops):
+            waits[op].append(before)
+    return waits
+
+
+def execution_order(graph: Graph, plan: Plan, waits: Mapping[str, Iterable[str]] | None = None) -> tuple[str, ...]:
+    """The ops in an order in which each comes after all that it waits for.
+
+    Args:
+        graph: the ops.
+        plan: their lanes.
+        waits: the result of `waits_of`, where it is at hand.
+
+    Raises:
+        PlanError: ops that wait for each other in a circle, each with the reason.
+    """
+    try:
+        return tuple(TopologicalSorter(waits if waits is not None else waits_of(graph, plan)).static_order())
+    except CycleError as error:
+        raise deadlock(graph, plan, error.args[1]) from None
+
+
+def deadlock(graph: Graph, plan: Plan, circle: Sequence[str]) -> PlanError:
+    """The error that says why these ops cannot run.
+
+    Args:
+        graph: the ops.
+        plan: their lanes.
+        circle: ops of which each waits for the one before it; it ends with the op it began with.
+    """
+    reasons = []
+    for before, op in pairwise(circle):
+        if before in graph.predecessors[op]:
+            reasons.append(f"op {op!r} depends on {before!r}")
+        elif before in plan.after.get(op, ()):
+            reasons.append(f"op {op!r} is told to wait for {before!r}")
+        elif plan.lane_of[before] is plan.lane_of[op]:
+            reasons.append(f"op {op!r} comes after {before!r} on lane {plan.lane_of[op].name!r}")
+        else:
+            reasons.append(f"op {op!r} waits for an event of {before!r}")
+    return PlanError(f"deadlock: {'; '.join(reasons)}", op=circle[0], lane=plan.lane_of[circle[0]].name)
+
+
+def clocks_of(
+    plan: Plan, order: Iterable[str], waits: Mapping[str, Iterable[str]], start: Sequence[Sequence[int]] | None = None
+) -> dict[str, tuple[int, ...]]:
+    """Vector clocks (Fidge 1988, Mattern 1989): how many ops of each lane have surely finished when an op ends.
+
+    Args:
+        plan: the lanes.
+        order: all ops, each after what it waits for.
+        waits: for each op the ops of other lanes that it waits for; its own lane's order counts by itself.
+        start: the clock that each lane begins with; zeros where it is not given.
+
+    Example:
+        >>> from hocket.ir import Lane, Plan
+        >>> clocks_of(Plan((Lane("x", ("a",)), Lane("y", ("b",)))), ["a", "b"], {"b": ["a"]})
+        {'a': (1, 0), 'b': (1, 1)}
+    """
+    number = {lane.name: position for position, lane in enumerate(plan.lanes)}
+    current = [tuple(clock) for clock in start] if start is not None else [(0,) * len(plan.lanes)] * len(plan.lanes)
+    done = [0] * len(plan.lanes)
+    clocks: dict[str, tuple[int, ...]] = {}
+    for op in order:
+        lane = number[plan.lane_of[op].name]
+        clock = current[lane]
+        for other in waits.get(op, ()):
+            clock = tuple(map(max, clock, clocks[other]))
+        done[lane] += 1
+        current[lane] = clocks[op] = (*clock[:lane], done[lane], *clock[lane + 1 :])
+    return clocks
+
+
+def hardware_threads(lane: Lane, device: Device) -> tuple[int, ...]:
+    """The hardware threads of a pinned lane; thread ``core + k * device.cores`` is the k-th further one of a core.
+
+    A lane that names siblings has those that it names. Any other has the first thread of each of its cores, and then
+    second ones, until it has as many as it is wide.
+
+    Example:
+        >>> from hocket.ir import Device, Lane
+        >>> hardware_threads(Lane("x", cores=(0, 1), width=3), Device("cpu0", cores=4, smt=2))
+        (0, 1, 4)
+    """
+    if not lane.cores or names_threads(lane, device):
+        return lane.cores
+    threads = [core + sibling * device.cores for sibling in range(device.smt) for core in lane.cores]
+    return tuple(threads[: max(lane.width, len(lane.cores))])
+
+
+def names_threads(lane: Lane, device: Device) -> bool:
+    """Whether a lane names hardware threads one by one, second ones of a core among them."""
+    return bool(lane.cores) and max(lane.cores) >= device.cores

@@ -1,0 +1,93 @@
+"""Building the C++ core, once for a machine and a version of torch."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+__all__ = ["Availability", "available", "load"]
+
+log = logging.getLogger(__name__)
+
+_FOLDER = Path(__file__).parent
+_SOURCES = sorted(_FOLDER.glob("*.cpp"))
+_HEADERS = sorted(_FOLDER.glob("*.h"))
+
+
+@dataclass(frozen=True)
+class Availability:
+    """Whether native lanes can be used here; `why` is one line when not."""
+
+    ready: bool
+    why: str = ""
+
+    def __bool__(self) -> bool:
+        return self.ready
+
+
+@cache
+def available() -> Availability:
+    """Build the core if need be (up to a minute, once), and say whether it works."""
+    if not sys.platform.startswith("linux"):
+        return Availability(False, f"native lanes are for Linux, this is {sys.platform}; Python lanes are used")
+    compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        return Availability(False, "native lanes need a C++ compiler (apt install g++); Python lanes are used")
+    log.info("hocket: loading the native lanes (they are compiled once, which takes up to a minute)")
+    try:
+        load()
+    except (RuntimeError, OSError, ImportError, subprocess.CalledProcessError) as error:
+        first = str(error).strip().splitlines() or [type(error).__name__]
+        return Availability(False, f"native lanes could not be built ({first[0]}); Python lanes are used")
+    return Availability(True)
+
+
+@cache
+def load() -> Any:
+    """The extension module.
+
+    Raises:
+        RuntimeError: it does not build; torch tells the compiler's words.
+    """
+    from torch.utils.cpp_extension import _get_build_directory
+    from torch.utils.cpp_extension import load as build
+
+    # A name per version of torch, of Python and of the source, and per place: whoever has loaded a core keeps it, and
+    # two checkouts do not build over one another.
+    version = "".join(
+        c if c.isalnum() else "_" for c in f"{torch.__version__}_{sys.version_info[0]}{sys.version_info[1]}"
+    )
+    content = b"".join(file.read_bytes() for file in (*_SOURCES, *_HEADERS))
+    source = hashlib.sha256(str(_FOLDER).encode() + content).hexdigest()[:12]
+    name = f"hocket_lanes_{version}_{source}"
+    directory = Path(_get_build_directory(name, verbose=False))
+    with _alone_in(directory):
+        return build(
+            name=name,
+            sources=[str(file) for file in _SOURCES],
+            extra_cflags=["-O2", "-std=c++20", "-Wall", "-Wno-unknown-pragmas"],
+            build_directory=str(directory),
+            verbose=False,
+        )
+
+
+@contextmanager
+def _alone_in(directory: Path) -> Iterator[None]:
+    """One process at a time. Torch's own lock is a file that stays when a build is killed, and stops all others."""
+    import fcntl
+
+    with (directory / "building").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # ends with the process, however that ends
+        (directory / "lock").unlink(missing_ok=True)
+        yield

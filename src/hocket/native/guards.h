@@ -1,0 +1,10 @@
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace hocket {
+
+void bind_guards(pybind11::module& module);
+void bind_interrupts(pybind11::module& module);
+
+}  // namespace hocket

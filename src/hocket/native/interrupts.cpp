@@ -1,0 +1,83 @@
+// Ctrl-C held back while a step is not whole.
+//
+// Between the first op of a planned step and the last gradient that it puts in its place, a KeyboardInterrupt would
+// leave a state that no step ends in. While a hold lasts, SIGINT is only noted; the release raises it again. A second
+// SIGINT within one hold goes through at once: the user means it. Two system calls a hold, under a microsecond; Python's
+// `signal.signal` takes six, and only in the main thread.
+
+#include "guards.h"
+
+#include <csignal>
+#include <mutex>
+
+namespace {
+
+std::mutex lock;
+int holds = 0;
+struct sigaction usual {};
+volatile std::sig_atomic_t noted = 0;
+
+void note(int number, siginfo_t* info, void* context) {
+  if (noted == 0) {
+    noted = 1;
+    return;
+  }
+  if (usual.sa_flags & SA_SIGINFO) {
+    usual.sa_sigaction(number, info, context);
+  } else {
+    usual.sa_handler(number);
+  }
+}
+
+void release();
+
+// False where SIGINT is ignored or ends the process without a word: then there is nothing to hold back.
+bool hold_unchecked() {
+  const std::lock_guard<std::mutex> guard(lock);
+  if (holds == 0) {
+    struct sigaction now {};
+    if (sigaction(SIGINT, nullptr, &now) != 0) return false;
+    if (!(now.sa_flags & SA_SIGINFO) && (now.sa_handler == SIG_IGN || now.sa_handler == SIG_DFL)) return false;
+    usual = now;
+    noted = 0;
+    struct sigaction ours {};
+    ours.sa_sigaction = note;
+    ours.sa_flags = SA_SIGINFO | SA_RESTART;
+    sigemptyset(&ours.sa_mask);
+    if (sigaction(SIGINT, &ours, nullptr) != 0) return false;
+  }
+  holds++;
+  return true;
+}
+
+void release() {
+  const std::lock_guard<std::mutex> guard(lock);
+  if (holds == 0 || --holds > 0) return;
+  struct sigaction now {};
+  // Whoever has set a handler of his own meanwhile keeps it.
+  if (sigaction(SIGINT, nullptr, &now) == 0 && (now.sa_flags & SA_SIGINFO) && now.sa_sigaction == note)
+    sigaction(SIGINT, &usual, nullptr);
+  if (noted != 0) raise(SIGINT);
+  noted = 0;
+}
+
+// A SIGINT that came just before the hold is raised here, and nothing is held then: what a caller holds, it knows of.
+bool hold() {
+  const bool held = hold_unchecked();
+  if (PyErr_CheckSignals() != 0) {
+    if (held) release();
+    throw pybind11::error_already_set();
+  }
+  return held;
+}
+
+}  // namespace
+
+namespace hocket {
+
+void bind_interrupts(pybind11::module& module) {
+  module.def("hold_interrupts", &hold);
+  module.def("release_interrupts", &release);
+}
+
+}  // namespace hocket

@@ -1,0 +1,507 @@
+// Native lanes: a plan's ops called through the dispatcher, without the interpreter and its lock.
+//
+// Python hands over, once, for each lane its actions: the operators, how their arguments are put together from
+// constants, slots and numbers, which other actions they wait for, and what they may free. A step then is one call:
+// inputs into slots, all workers let go, kept slots back. The first worker is the caller's own thread; see workers.py
+// for who runs which lanes.
+//
+//   caller  ---run---> worker 0 ............................ join ---> kept slots
+//                 \--> worker 1 (a thread that sleeps between steps) /
+//
+// A wait is one 32-bit word per awaited action: it holds the number of the last step that finished the action. The
+// waiter spins for a while and then sleeps on the word (futex), so that an idle lane costs nobody a core. Beside the
+// word stands how many sleep on it: mostly nobody, and then finishing an action takes no system call.
+
+#include <torch/csrc/jit/python/pybind_utils.h>
+#include <torch/csrc/utils/pybind.h>
+#include <torch/extension.h>
+
+#include <ATen/Parallel.h>
+#include <ATen/ScalarOps.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include "guards.h"
+#include "memory.h"
+
+#include <linux/futex.h>
+#include <pthread.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <climits>
+#include <exception>
+#include <memory>
+#include <thread>
+#include <vector>
+
+namespace {
+
+using c10::IValue;
+
+struct Word {
+  std::atomic<uint32_t> value{0};
+  std::atomic<uint32_t> sleepers{0};
+
+  uint32_t load() const { return value.load(std::memory_order_acquire); }
+};
+
+constexpr int kSpins = 20'000;              // inside a step: some 0.3 ms, less than what a sleep and a wake-up can cost
+constexpr int kIdleSpins = 2'000;           // between steps: the core may be wanted by somebody else
+constexpr int64_t kPollNs = 20'000'000;    // how often a long step looks for Ctrl-C
+
+// A number as ops take it. None where it is none, or too large: the outcome of a guard, or a part of a longer
+// computation; an op that reads it fails.
+IValue as_number(PyObject* value) {
+  if (PyBool_Check(value)) return value == Py_True;
+  if (PyIndex_Check(value)) {
+    int overflow = 0;
+    const auto whole = py::reinterpret_steal<py::object>(PyNumber_Index(value));
+    if (!whole) throw py::error_already_set();
+    const int64_t number = PyLong_AsLongLongAndOverflow(whole.ptr(), &overflow);
+    return overflow ? IValue() : IValue(number);
+  }
+  const double number = PyFloat_AsDouble(value);
+  if (!PyErr_Occurred()) return number;
+  PyErr_Clear();
+  return {};
+}
+
+int64_t now_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+void pause_cpu() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// Returns when the word may have changed from `seen`, or after `timeout_ns` (0: no limit).
+void sleep_on(Word& word, uint32_t seen, int64_t timeout_ns) {
+  timespec limit{static_cast<time_t>(timeout_ns / 1'000'000'000), static_cast<long>(timeout_ns % 1'000'000'000)};
+  word.sleepers.fetch_add(1);
+  if (word.value.load() == seen) {
+    syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word.value), FUTEX_WAIT_PRIVATE, seen, timeout_ns ? &limit : nullptr,
+            nullptr, 0);
+  }
+  word.sleepers.fetch_sub(1);
+}
+
+// Sequentially consistent, here and above: either the sleeper sees the new value, or we see the sleeper.
+void wake(Word& word) {
+  if (word.sleepers.load()) {
+    syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word.value), FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+  }
+}
+
+void store_and_wake(Word& word, uint32_t value) {
+  word.value.store(value);
+  wake(word);
+}
+
+// The calling thread stays on `cpus`; teams that it begins inherit that.
+void pin(const std::vector<int>& cpus) {
+  if (cpus.empty()) return;
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  for (int cpu : cpus) CPU_SET(cpu, &set);
+  TORCH_CHECK(!pthread_setaffinity_np(pthread_self(), sizeof(set), &set), "a lane cannot be pinned to its cores");
+}
+
+// The caller gets back what a step may change: the number of threads for its ops, and the cores it may use.
+class Usual {
+ public:
+  Usual() : width_(at::get_num_threads()) { pthread_getaffinity_np(pthread_self(), sizeof(cpus_), &cpus_); }
+  ~Usual() {
+    if (at::get_num_threads() != width_) at::set_num_threads(width_);
+    pthread_setaffinity_np(pthread_self(), sizeof(cpus_), &cpus_);
+  }
+  Usual(const Usual&) = delete;
+
+ private:
+  int width_;
+  cpu_set_t cpus_;
+};
+
+// How one argument of an operator is put together.
+struct Argument {
+  enum class Kind { constant, slot, number, list } kind = Kind::constant;
+  IValue constant;                 // constant; for a list: an empty list of the right type
+  int index = -1;                  // slot or number
+  bool as_float = false;           // a number for an argument of type float
+  bool as_tensor = false;          // a number for an argument of type Tensor, as in mul(tensor, 0.9)
+  std::vector<Argument> elements;  // list
+};
+
+struct Call {
+  c10::OperatorHandle op;
+  std::vector<Argument> arguments;
+  std::vector<std::pair<int, int>> outs;  // position in the result (-1: the whole) -> slot
+};
+
+struct Action {
+  std::vector<Call> calls;
+  int width = 1;                                // threads of its lane
+  std::vector<int> cpus;                        // where its lane is pinned
+  bool moves = false;                           // the action before it had another lane
+  bool grad_mode = false;
+  std::vector<int> sleeps;                      // words of ops that use its cores before it
+  std::vector<int> waits;                       // words
+  int word = -1;                                // its own, if anybody waits for it
+  std::vector<int> frees;                       // slots whose last reader it is
+  std::vector<std::pair<int, int>> shared;      // counter, slot: freed by whoever comes last
+};
+
+// What one thread runs: a lane, or several that share a core.
+struct Worker {
+  std::vector<Action> actions;
+  std::vector<int64_t> times;  // start and end of each action of the last step
+};
+
+class Core : public std::enable_shared_from_this<Core> {
+ public:
+  Core(int num_slots, int num_words, std::vector<int> users)
+      : slots_(num_slots), words_(num_words), counters_(users.size()), users_(std::move(users)) {
+    hocket::KeptMemory::instance();
+  }
+
+  ~Core() {
+    slots_.clear();
+    hocket::KeptMemory::instance().close();
+  }
+
+  void add_worker() { workers_.push_back(std::make_unique<Worker>()); }
+
+  void add_action(int width, std::vector<int> cpus, bool grad_mode, std::vector<int> sleeps, std::vector<int> waits,
+                  int word, std::vector<int> frees, std::vector<std::pair<int, int>> shared) {
+    auto& worker = *workers_.back();
+    Action action;
+    action.width = width;
+    action.cpus = std::move(cpus);
+    action.moves = worker.actions.empty() || worker.actions.back().width != action.width ||
+                   worker.actions.back().cpus != action.cpus;
+    action.grad_mode = grad_mode;
+    action.sleeps = std::move(sleeps);
+    action.waits = std::move(waits);
+    action.word = word;
+    action.frees = std::move(frees);
+    action.shared = std::move(shared);
+    worker.actions.push_back(std::move(action));
+    worker.times.resize(2 * worker.actions.size());
+  }
+
+  // `arguments[i]` is ("c", value), ("s", slot), ("n", number) or ("l", [the same for each element]); None: the default.
+  void add_call(const std::string& name, const std::string& overload, const py::list& arguments,
+                std::vector<std::pair<int, int>> outs) {
+    auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), overload.c_str());
+    const auto& schema = op.schema();
+    TORCH_CHECK(arguments.size() == schema.arguments().size(), name, ": expected ", schema.arguments().size(),
+                " arguments, got ", arguments.size());
+    Call call{op, {}, std::move(outs)};
+    for (size_t i = 0; i < arguments.size(); ++i) {
+      const auto& formal = schema.arguments()[i];
+      if (arguments[i].is_none()) {
+        TORCH_CHECK(formal.default_value(), name, ": argument ", formal.name(), " is missing");
+        Argument argument;
+        argument.constant = *formal.default_value();
+        call.arguments.push_back(std::move(argument));
+      } else {
+        call.arguments.push_back(argument_of(arguments[i].cast<py::tuple>(), formal.type()));
+      }
+    }
+    workers_.back()->actions.back().calls.push_back(std::move(call));
+  }
+
+  // One thread for each worker but the first, which is the caller's.
+  void start() {
+    const int usual = at::get_num_threads();
+    for (size_t i = 1; i < workers_.size(); ++i) {
+      std::thread([self = shared_from_this(), i] { self->serve(i); }).detach();
+      while (ready_.load(std::memory_order_acquire) < i) std::this_thread::yield();
+    }
+    // A lane's setting is its own, but it is also what torch begins new threads with.
+    at::set_num_threads(usual);
+    if (failure_) std::rethrow_exception(take_failure());
+  }
+
+  void close() {
+    closing_ = true;
+    store_and_wake(step_, step_.load() + 1);
+  }
+
+  py::list run(const py::list& values, const py::list& numbers, const std::vector<int>& inputs,
+               const std::vector<int>& kept) {
+    for (int slot : inputs) {
+      PyObject* value = values[slot].ptr();
+      if (THPVariable_Check(value)) slots_[slot] = THPVariable_Unpack(value);
+    }
+    numbers_.clear();
+    for (const auto& number : numbers) {
+      PyObject* value = number.ptr();
+      numbers_.push_back(as_number(value));
+    }
+    {
+      py::gil_scoped_release unlocked;
+      step();
+    }
+    py::list result;
+    for (int slot : kept) result.append(torch::jit::toPyObject(slots_[slot]));
+    for (auto& slot : slots_) slot = IValue();
+    return result;
+  }
+
+  std::vector<std::vector<int64_t>> times() const {
+    std::vector<std::vector<int64_t>> result;
+    for (const auto& worker : workers_) {
+      std::vector<int64_t> relative;
+      relative.reserve(worker->times.size());
+      for (int64_t time : worker->times) relative.push_back(time - began_ns_);
+      result.push_back(std::move(relative));
+    }
+    return result;
+  }
+
+  // Worker and action of the error that `run` raised last.
+  std::pair<int, int> failed() const { return {failed_worker_, failed_action_}; }
+
+ private:
+  Argument argument_of(const py::tuple& given, const c10::TypePtr& type) {
+    const auto kind = given[0].cast<std::string>();
+    Argument argument;
+    if (kind == "c") {
+      argument.constant = is_tensor(type) && PyNumber_Check(given[1].ptr()) && !THPVariable_Check(given[1].ptr())
+                              ? wrapped(torch::jit::toIValue(given[1], c10::NumberType::get()))
+                              : torch::jit::toIValue(given[1], type);
+    } else if (kind == "s") {
+      argument.kind = Argument::Kind::slot;
+      argument.index = given[1].cast<int>();
+    } else if (kind == "n") {
+      argument.kind = Argument::Kind::number;
+      argument.index = given[1].cast<int>();
+      argument.as_float = unwrapped(type)->kind() == c10::TypeKind::FloatType;
+      argument.as_tensor = is_tensor(type);
+    } else {
+      argument.kind = Argument::Kind::list;
+      const auto element = unwrapped(type)->expectRef<c10::ListType>().getElementType();
+      argument.constant = c10::impl::GenericList(element);
+      for (const auto& each : given[1].cast<py::list>())
+        argument.elements.push_back(argument_of(each.cast<py::tuple>(), element));
+    }
+    return argument;
+  }
+
+  static bool is_tensor(const c10::TypePtr& type) { return unwrapped(type)->kind() == c10::TypeKind::TensorType; }
+
+  // A Python number beside a tensor does not take part in type promotion as a tensor would.
+  static IValue wrapped(const IValue& number) { return at::native::wrapped_scalar_tensor(number.toScalar()); }
+
+  static c10::TypePtr unwrapped(const c10::TypePtr& type) {
+    return type->kind() == c10::TypeKind::OptionalType ? type->expectRef<c10::OptionalType>().getElementType() : type;
+  }
+
+  IValue value_of(const Argument& argument) const {
+    switch (argument.kind) {
+      case Argument::Kind::constant:
+        return argument.constant;
+      case Argument::Kind::slot:
+        return slots_[argument.index];
+      case Argument::Kind::number: {
+        const IValue& number = numbers_[argument.index];
+        if (argument.as_float && number.isInt()) return static_cast<double>(number.toInt());
+        if (argument.as_tensor) return wrapped(number);
+        return number;
+      }
+      case Argument::Kind::list: {
+        auto list = argument.constant.toList().copy();
+        list.reserve(argument.elements.size());
+        for (const auto& element : argument.elements) list.push_back(value_of(element));
+        return list;
+      }
+    }
+    return {};
+  }
+
+  void step() {
+    failed_worker_ = failed_action_ = -1;
+    for (size_t i = 0; i < users_.size(); ++i) counters_[i].store(users_[i], std::memory_order_relaxed);
+    const size_t others = workers_.size() - 1;
+    finished_.value.store(0, std::memory_order_relaxed);
+    const Usual usual;
+    const int spins = workers_[0]->actions.size() > 1 ? kSpins : 0;  // who only waits needs no core
+    began_ns_ = last_poll_ns_ = now_ns();
+    const uint32_t epoch = step_.load() + 1;
+    store_and_wake(step_, epoch);
+    run_worker(0, epoch, true);
+    for (uint32_t seen; (seen = finished_.load()) < others;) {
+      for (int spin = 0; spin < spins && finished_.load() == seen; ++spin) pause_cpu();
+      if (finished_.load() == seen) sleep_on(finished_, seen, kPollNs);
+      poll(now_ns());
+    }
+    if (failure_) {
+      for (auto& slot : slots_) slot = IValue();
+      std::rethrow_exception(take_failure());
+    }
+  }
+
+  std::exception_ptr take_failure() {
+    abort_ = false;
+    return std::exchange(failure_, nullptr);
+  }
+
+  void serve(size_t number) {
+    uint32_t seen = step_.load();
+    try {
+      // Asking first makes torch initialise this thread; otherwise its first op would undo the setting.
+      at::get_num_threads();
+      const auto& actions = workers_[number]->actions;
+      if (!actions.empty()) {
+        pin(actions[0].cpus);
+        at::set_num_threads(actions[0].width);
+      }
+    } catch (...) {
+      fail(number, -1);
+    }
+    ready_.fetch_add(1, std::memory_order_release);
+    while (true) {
+      for (int spin = 0; spin < kIdleSpins && step_.load() == seen; ++spin) pause_cpu();
+      while (step_.load() == seen) sleep_on(step_, seen, 0);
+      seen = step_.load();
+      if (closing_) return;
+      run_worker(number, seen, false);
+      finished_.value.fetch_add(1);
+      wake(finished_);
+    }
+  }
+
+  void run_worker(size_t number, uint32_t epoch, bool on_caller) {
+    Worker& worker = *workers_[number];
+    c10::impl::ExcludeDispatchKeyGuard below_autograd(c10::autograd_dispatch_keyset);
+    c10::AutoGradMode mode(false);
+    hocket::KeptMemory::Use kept;
+    std::vector<IValue> stack;
+    size_t at = 0;
+    try {
+      for (; at < worker.actions.size(); ++at) {
+        Action& action = worker.actions[at];
+        for (int word : action.sleeps) wait(words_[word], epoch, 0, on_caller);
+        for (int word : action.waits) wait(words_[word], epoch, kSpins, on_caller);
+        if (abort_.load(std::memory_order_relaxed)) return;
+        if (action.moves) {
+          if (at::get_num_threads() != action.width) at::set_num_threads(action.width);
+          pin(action.cpus);
+        }
+        if (c10::GradMode::is_enabled() != action.grad_mode) c10::GradMode::set_enabled(action.grad_mode);
+        const int64_t start = now_ns();
+        worker.times[2 * at] = start;
+        for (const Call& call : action.calls) invoke(call, stack);
+        for (int slot : action.frees) slots_[slot] = IValue();
+        const int64_t end = now_ns();
+        worker.times[2 * at + 1] = end;
+        if (action.word >= 0) store_and_wake(words_[action.word], epoch);
+        for (auto [counter, slot] : action.shared) {
+          if (counters_[counter].fetch_sub(1, std::memory_order_acq_rel) == 1) slots_[slot] = IValue();
+        }
+        if (on_caller) poll(end);
+      }
+    } catch (...) {
+      fail(number, at);
+    }
+  }
+
+  void invoke(const Call& call, std::vector<IValue>& stack) {
+    stack.clear();
+    for (const auto& argument : call.arguments) stack.push_back(value_of(argument));
+    call.op.callBoxed(&stack);
+    for (auto [position, slot] : call.outs) {
+      if (position < 0) {
+        slots_[slot] = std::move(stack[0]);
+      } else if (stack.size() == 1 && stack[0].isList()) {
+        slots_[slot] = stack[0].toListRef()[position];
+      } else {
+        slots_[slot] = std::move(stack[position]);
+      }
+    }
+  }
+
+  void wait(Word& word, uint32_t epoch, int spins, bool on_caller) {
+    for (int spin = 0; spin < spins; ++spin) {
+      if (word.load() == epoch) return;
+      pause_cpu();
+    }
+    for (uint32_t seen; (seen = word.load()) != epoch;) {
+      if (abort_) return;
+      sleep_on(word, seen, on_caller ? kPollNs : 0);
+      if (on_caller) poll(now_ns());
+    }
+  }
+
+  // Python runs its signal handlers only where we let it: on the caller's thread, now and then.
+  void poll(int64_t time_ns) {
+    if (time_ns - last_poll_ns_ < kPollNs || abort_) return;
+    last_poll_ns_ = time_ns;
+    py::gil_scoped_acquire locked;
+    if (PyErr_CheckSignals() != 0) {
+      python_error error;
+      error.persist();
+      try {
+        throw error;
+      } catch (...) {
+        fail(0, -1);
+      }
+    }
+  }
+
+  void fail(size_t worker, int64_t action) {
+    if (!abort_.exchange(true)) {
+      failure_ = std::current_exception();
+      failed_worker_ = static_cast<int>(worker);
+      failed_action_ = static_cast<int>(action);
+      // Everybody who waits must look again.
+      for (auto& word : words_) store_and_wake(word, step_.load());
+    }
+  }
+
+  std::vector<IValue> slots_;
+  std::vector<IValue> numbers_;
+  std::vector<Word> words_;
+  std::vector<std::atomic<int>> counters_;
+  std::vector<int> users_;
+  std::vector<std::unique_ptr<Worker>> workers_;
+  Word step_;
+  Word finished_;
+  std::atomic<size_t> ready_{0};
+  std::atomic<bool> abort_{false};
+  std::atomic<bool> closing_{false};
+  std::exception_ptr failure_;
+  int failed_worker_ = -1;
+  int failed_action_ = -1;
+  int64_t began_ns_ = 0;
+  int64_t last_poll_ns_ = 0;
+};
+
+}  // namespace
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
+  py::class_<Core, std::shared_ptr<Core>>(module, "Core")
+      .def(py::init<int, int, std::vector<int>>())
+      .def("add_worker", &Core::add_worker)
+      .def("add_action", &Core::add_action)
+      .def("add_call", torch::wrap_pybind_function(&Core::add_call))
+      .def("start", torch::wrap_pybind_function(&Core::start))
+      .def("close", &Core::close)
+      .def("run", torch::wrap_pybind_function(&Core::run))
+      .def("times", &Core::times)
+      .def("failed", &Core::failed);
+  hocket::bind_guards(module);
+  hocket::bind_interrupts(module);
+  module.def("kept_bytes", [] { return hocket::KeptMemory::instance().size_bytes(); });
+}

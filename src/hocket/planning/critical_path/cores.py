@@ -1,0 +1,113 @@
+r"""The same plan on CPU lanes: streams on cores of their own, or lanes that take turns on all of them.
+
+A core has no priorities, so the order in which ops are started has to do what a stream's priority does on a GPU. Three
+ways, each with several widths or orders, and the simulation decides:
+
+- one lane for each stream, on disjoint cores; what is waited for gets the cores that the others leave::
+
+      core 0   activation 0   [ conv1 ][ conv2 ][ dA2 ][ dRelu1 ]
+      core 1   weight 0                         [ dW2 ][ u2 ][ dW1 ][ u1 ]
+
+- any cores, for whoever is ready and has the highest priority (`hocket.planning.pack`); lanes that share a core take
+  turns through `Plan.after`::
+
+      core 0   [ conv1       ][ conv2      ][ dA2 ][ dRelu1 ][ dW1 ]
+      core 1   [             ][            ][ dW2 ][ u2 ]    [ dB1 ]
+
+- phases of one wide lane and of narrow ones in turn (`hocket.planning.phases`), out of the order that puts every
+  gradient of a parameter behind what it waits for, out of the program's, or out of that of the longest paths.
+
+The serial plan is always among them, so the result is never longer than that, as far as the costs are right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from hocket.ir import Costs, Device, Graph, Lane, Machine, Plan
+from hocket.planning.critical_path.priorities import Priorities
+from hocket.planning.critical_path.streams import Streams, streams_of
+from hocket.planning.moldable import Instance, as_plan, instance_of
+from hocket.planning.pack import pack
+from hocket.planning.phases import SWITCH_US, in_phases
+from hocket.planning.serial import Serial
+
+__all__ = ["core_plans", "switches_us"]
+
+
+def core_plans(
+    graph: Graph,
+    costs: Costs,
+    device: Device,
+    streams: Streams,
+    priorities: Priorities,
+    wait_us: float,
+    *,
+    keep_order: bool = False,
+) -> Iterator[tuple[Plan, Sequence[str]]]:
+    """Plans to choose from, each with an order of all ops that its lanes keep.
+
+    Args:
+        graph: one step without transfers.
+        costs: what its ops take.
+        device: a CPU.
+        streams: the streams of the step, made from durations at full width.
+        priorities: how urgent each is.
+        wait_us: how long a lane takes to notice that another one is done.
+        keep_order: only plans that hang on the order of `streams`: the others are known already.
+    """
+    if not keep_order:
+        yield Serial().plan(graph, costs, Machine((device,))), graph.order
+    if device.cores == 1:
+        return
+    instance = instance_of(graph, costs, device)
+    yield _own_cores(graph, instance, device, streams.order), streams.order
+    place = {op: at for at, op in enumerate(streams.order)}
+    first = [priorities.of(*streams.stream_of[op.name]) * len(graph) - place[op.name] for op in graph.ops]
+    spine = set(streams.spine.ops)
+    names = [op.name for op in graph.ops]
+    best = instance.best_width
+    widths = [list(best)]
+    number = {name: op for op, name in enumerate(names)}
+    orders = [[number[name] for name in streams.order]]
+    if not keep_order:
+        widths += [
+            [width if name in spine else 1 for name, width in zip(names, best, strict=True)],
+            [max(1, device.cores // 2)] * len(names),
+            [1] * len(names),
+        ]
+        ranks = instance.ranks_at_us([device.cores] * len(names))
+        orders += [list(instance.order), sorted(instance.order, key=lambda op: (-ranks[op], place[names[op]]))]
+    turn = {op: at for at, op in enumerate(graph.order)}  # of ops that take no time, in a plan as well
+    packed = [pack(instance, of_ops, first, wait_us=wait_us) for of_ops in widths]
+    packed += [in_phases(instance, order, SWITCH_US, wait_us) for order in orders]
+    for placed in packed:
+        by_start = sorted(placed, key=lambda p: (p.start_us, p.end_us, turn[names[p.op]]))
+        yield as_plan(graph, placed, device, "critical-path"), [names[p.op] for p in by_start]
+
+
+def switches_us(plan: Plan) -> float:
+    """What it takes that lanes of different width take turns on their cores; a simulation does not count it."""
+    turns = 0
+    for op, others in plan.after.items():
+        mine = plan.lane_of[op]
+        turns += any(
+            plan.lane_of[other].width != mine.width and not {*plan.lane_of[other].cores}.isdisjoint(mine.cores)
+            for other in others
+        )
+    return turns * SWITCH_US
+
+
+def _own_cores(graph: Graph, instance: Instance, device: Device, order: Sequence[str]) -> Plan:
+    """A lane for each stream on cores that no other lane has; only as many streams as there are cores."""
+    durations = {op.name: row[-1] for op, row in zip(graph.ops, instance.durations_us, strict=True)}
+    streams = replace(streams_of(graph, durations, min(device.cores, 8)), order=tuple(order))
+    lanes, begin = [], 0
+    found = streams.lanes()
+    for number, ((task, rank), ops) in enumerate(found.items()):
+        width = device.cores - len(found) + 1 if number == 0 else 1
+        cores = tuple(range(begin, begin + width))
+        begin += width
+        lanes.append(Lane(f"{device.name}.{task}{rank}", tuple(ops), "cores", device.name, width, cores))
+    return Plan(tuple(lanes), planner="critical-path")

@@ -1,0 +1,235 @@
+r"""Memory: what a plan may hold at once, whatever each op takes, and waits that keep it within a limit.
+
+A weight gradient that is put off keeps its layer's activation alive, and the gradient that it reads. So a plan has a
+peak of its own, beside that of running the ops one after another, which is what eager does. A simulated timeline would
+tell the peak of one run; another run may be slower in one lane and hold more. So the peak is bounded over *all* runs
+that the plan allows.
+
+Take any order of all ops, and at some moment of some run the op `m` that is the last of them, by that order, to have
+been started. Whatever is alive then was made by `m` or by an op before it, and is not among what surely was done with
+when `m` started. So
+
+    peak <= max over m of the bytes that were made by m or before it, and may still have a user when m starts
+
+and that depends on the waits of `m` alone. It is what `held_back` turns into waits, op by op in the order::
+
+    spine   [ dA9 ][ dA8 ][ dA7 ][ dA6 ] ...        without a limit the side may still be at dW9 when the spine
+    side    [ dW9 ][ dW8 ] ...                      is at dA1: then every activation is still there
+
+    spine   [ dA9 ][ dA8 ][ dA7 ]|wait for dW9|[ dA6 ]        only where the next bytes would not fit, and only for
+    side    [ dW9         ][ dW8 ] ...                        as much as has to be freed for them
+
+If `m` waits for everything before it, its bytes are those of running the ops one after another in that order. So every
+limit is kept that the order itself keeps; which orders to try is up to the caller
+(`hocket.planning.critical_path.frugal` has the one that holds little).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from hocket.ir import Graph, Plan, launch_order
+
+__all__ = ["held_back", "peak_bytes", "serial_peak_bytes"]
+
+# Sums of the same sizes in another order differ by rounding.
+ROUNDING = 1e-9
+_NEVER = np.iinfo(np.int64).max
+
+
+def serial_peak_bytes(graph: Graph, order: Sequence[str] | None = None) -> float:
+    """The most bytes that are alive at once when ops run one after another and free what nobody needs any more.
+
+    Args:
+        graph: one step that knows its buffers.
+        order: the ops' order; program order, which is eager's, when not given.
+
+    Example:
+        >>> from hocket.ir import Buffer, Op
+        >>> ops = (Op("a", reads=("w",), writes=("x",)), Op("b", reads=("x",), writes=("y",)))
+        >>> serial_peak_bytes(Graph(ops, buffers=(Buffer("x", 8.0), Buffer("y", 4.0), Buffer("w", 2.0, "lasting"))))
+        14.0
+    """
+    order = graph.order if order is None else order
+    last: dict[str, str] = {}
+    for name in order:
+        last.update(dict.fromkeys((*graph[name].reads, *graph[name].writes), name))
+    size = {buffer.name: buffer.size_bytes for buffer in graph.buffers if buffer.life in ("step", "kept")}
+    stays = {buffer.name for buffer in graph.buffers if buffer.life == "kept"}
+    alive = _lasting_bytes(graph)
+    peak = alive
+    there: set[str] = set()
+    for name in order:
+        for buffer in graph[name].writes:
+            if buffer in size and buffer not in there:
+                there.add(buffer)
+                alive += size[buffer]
+        peak = max(peak, alive)
+        for buffer in {*graph[name].reads, *graph[name].writes}:
+            if buffer in there and buffer not in stays and last[buffer] == name:
+                alive -= size[buffer]
+    return peak
+
+
+def peak_bytes(graph: Graph, plan: Plan, order: Sequence[str] | None = None) -> float:
+    """The most bytes that can be alive at once in any run that `plan` allows: an upper bound, exact on one lane.
+
+    Every lane starts and ends with the step. Without buffers in the graph it is 0.
+
+    Args:
+        graph: one step.
+        plan: its plan.
+        order: an order of all ops that edges, lanes and added waits respect; some are tighter than others. That in
+            which the ops would be launched, when not given.
+
+    Raises:
+        PlanError: the plan does not fit the graph, or its lanes wait for each other in a circle.
+    """
+    found = _walk(graph, plan, launch_order(graph, plan) if order is None else order, None)
+    assert found is not None
+    return found[0]
+
+
+def held_back(graph: Graph, plan: Plan, order: Sequence[str], limit_bytes: float) -> tuple[Plan, float] | None:
+    """`plan` with waits that keep its peak within `limit_bytes`, and that peak; None where `order` itself holds more.
+
+    Args:
+        graph: one step that knows its buffers.
+        plan: any plan all of whose lanes and added waits keep `order`.
+        order: the ops of the step.
+        limit_bytes: the peak not to go beyond.
+    """
+    found = _walk(graph, plan, order, limit_bytes)
+    if found is None:
+        return None
+    peak, added = found
+    if not added:
+        return plan, peak
+    after = dict(plan.after)
+    for op, waits in added.items():
+        after[op] = tuple(dict.fromkeys((*after.get(op, ()), *waits)))
+    return replace(plan, after=after), peak
+
+
+def _walk(
+    graph: Graph, plan: Plan, order: Sequence[str], limit_bytes: float | None
+) -> tuple[float, dict[str, tuple[str, ...]]] | None:
+    """The bound, op by op in `order`; with a limit also the waits that it takes, or None if it cannot be kept."""
+    lanes = len(plan.lanes)
+    place = {op: (lane, at) for lane, of_lane in enumerate(plan.lanes) for at, op in enumerate(of_lane.ops)}
+    made = _Made(graph, plan, order, place)
+    lasting = _lasting_bytes(graph)
+    if limit_bytes is not None and lasting > limit_bytes * (1 + ROUNDING):
+        return None
+    peak = lasting
+    added: dict[str, tuple[str, ...]] = {}
+    ended: dict[str, npt.NDArray[np.int64]] = {}  # how many ops of each lane are surely done when an op ends
+    now = [np.zeros(lanes, np.int64) for _ in range(lanes)]
+    for name in order:
+        lane, position = place[name]
+        clock = now[lane]
+        assert clock[lane] == position, f"lane {plan.lanes[lane].name!r} does not keep the order at op {name!r}"
+        for other in (*graph.predecessors[name], *plan.after.get(name, ())):
+            if clock[place[other][0]] <= place[other][1]:
+                clock = np.maximum(clock, ended[other])
+        if made.start(name):
+            alive = made.alive(clock)
+            if limit_bytes is not None and lasting + alive.sum() > limit_bytes * (1 + ROUNDING):
+                waits = made.to_free(clock, alive, lasting + alive.sum() - limit_bytes)
+                if waits is None:
+                    return None
+                added[name] = waits
+                for other in waits:
+                    clock = np.maximum(clock, ended[other])
+                alive = made.alive(clock)
+            peak = max(peak, lasting + float(alive.sum()))
+        clock = clock.copy()
+        clock[lane] = position + 1
+        now[lane] = ended[name] = clock
+        made.forget(now)
+    return peak, added
+
+
+class _Made:
+    """The buffers made so far, and who may still use them.
+
+    Args:
+        graph: one step.
+        plan: gives the lanes.
+        order: the ops will start in this order.
+        place: of each op its lane and its position there.
+    """
+
+    def __init__(self, graph: Graph, plan: Plan, order: Sequence[str], place: dict[str, tuple[int, int]]) -> None:
+        found = {buffer.name: buffer for buffer in graph.buffers if buffer.life in ("step", "kept")}
+        self._lanes = plan.lanes
+        turn = {op: at for at, op in enumerate(order)}
+        rows: dict[str, int] = {}
+        self._new: dict[str, list[int]] = {}
+        for name in order:
+            for buffer in graph[name].writes:
+                if buffer in found and buffer not in rows:
+                    rows[buffer] = len(rows)
+                    self._new.setdefault(name, []).append(rows[buffer])
+        self._sizes = np.array([found[buffer].size_bytes for buffer in rows])
+        self._last = np.full((len(rows), len(plan.lanes)), -1, np.int64)  # of each lane the last position that uses it
+        self._turn = np.full(len(rows), -1, np.int64)  # the last of all its users in the order
+        for name in order:
+            lane, position = place[name]
+            for buffer in (*graph[name].reads, *graph[name].writes):
+                row = rows.get(buffer)
+                if row is not None:
+                    self._last[row, lane] = max(self._last[row, lane], position)
+                    self._turn[row] = turn[name]
+        kept = [rows[name] for name in rows if found[name].life == "kept"]
+        self._last[kept] = self._turn[kept] = _NEVER
+        self._there = np.zeros(0, np.int64)
+        self._now = -1  # the turn of the op that starts
+
+    def start(self, name: str) -> bool:
+        """Note what an op makes, and whether it makes anything."""
+        self._now += 1
+        new = self._new.get(name)
+        if new:
+            self._there = np.concatenate([self._there, np.array(new, np.int64)])
+        return bool(new)
+
+    def alive(self, clock: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+        """The sizes of what is there; 0 where it surely is done with when that many ops of each lane are done."""
+        used = (self._last[self._there] >= clock).any(axis=1)
+        return np.where(used, self._sizes[self._there], 0.0)
+
+    def to_free(
+        self, clock: npt.NDArray[np.int64], alive: npt.NDArray[np.float64], excess_bytes: float
+    ) -> tuple[str, ...] | None:
+        """The ops to wait for until so many bytes are done with: users that come first in the order, first."""
+        turn = self._turn[self._there]
+        free = np.flatnonzero((alive > 0) & (turn < self._now))
+        free = free[np.argsort(turn[free], kind="stable")]
+        freed = np.cumsum(alive[free])
+        # What is freed need not be more than the excess by more than rounding.
+        enough = int(np.searchsorted(freed, excess_bytes * (1 - ROUNDING)))
+        if enough == len(freed):
+            return None
+        last = self._last[self._there[free[: enough + 1]]].max(axis=0)
+        return tuple(
+            lane.ops[position]
+            for lane, position, done in zip(self._lanes, last.tolist(), clock.tolist(), strict=True)
+            if position >= done
+        )
+
+    def forget(self, now: Sequence[npt.NDArray[np.int64]]) -> None:
+        """From time to time, drop what every lane that still has something to run knows to be done with."""
+        if self._now % 64 == 0:
+            running = [clock for at, clock in enumerate(now) if clock[at] < len(self._lanes[at].ops)]
+            known = np.min(running, axis=0, initial=_NEVER)
+            self._there = self._there[(self._last[self._there] >= known).any(axis=1)]
+
+
+def _lasting_bytes(graph: Graph) -> float:
+    touched = {name for op in graph.ops for name in (*op.reads, *op.writes)}
+    return sum(b.size_bytes for b in graph.buffers if b.life in ("lasting", "input") and b.name in touched)

@@ -1,0 +1,250 @@
+"""`critical-path`: what somebody waits for goes first, everything else in its shadow.
+
+The planner joins what its neighbours work out: streams by layer path and task, their priorities, the levels that the
+GPU has, the waits that keep a memory limit, the order of transfers. Each of TurboDL's methods can be left out, to see
+what it contributes (the paper's Fig. 11):
+
+    ()                                           one stream
+    ("streams",)                                 the tasks of a layer side by side, layer by layer
+    ("streams", "asynchronous")                  and no barrier between layers
+    ("streams", "asynchronous", "priorities")    and what is waited for first: all of it
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from hocket.errors import InputError
+from hocket.ir import Costs, Device, Graph, Lane, Machine, Plan
+from hocket.planning.base import Planner, cpu_devices
+from hocket.planning.critical_path.cores import core_plans, switches_us
+from hocket.planning.critical_path.distance import dependency_distance
+from hocket.planning.critical_path.frugal import frugal_order
+from hocket.planning.critical_path.hardware import METHODS as LEVEL_METHODS
+from hocket.planning.critical_path.hardware import stream_plan
+from hocket.planning.critical_path.lateness import needed_first
+from hocket.planning.critical_path.layers import layer_by_layer
+from hocket.planning.critical_path.memory import held_back, serial_peak_bytes
+from hocket.planning.critical_path.priorities import Priorities
+from hocket.planning.critical_path.streams import MAX_STREAMS, Streams, step_order, streams_of
+from hocket.planning.critical_path.transfers import channel_lanes, without_transfers
+from hocket.simulation import LAUNCHES, simulate, step_us
+
+__all__ = ["METHODS", "CriticalPath"]
+
+METHODS = ("streams", "asynchronous", "priorities")
+
+# Beside eager's peak, by default. Less costs something at small batches, where most of the memory is parameters, and
+# their gradients would have to wait for each other (docs/critical-path.md).
+PEAK_RATIO = 1.10
+
+
+class CriticalPath(Planner):
+    """TurboDL's methods, on the streams of a GPU or on CPU lanes.
+
+    A GPU is planned for if the costs know it (a duration for each op under its name), else the first CPU device.
+
+    Args:
+        methods: which to apply, out of ``streams``, ``asynchronous``, ``priorities``; each needs those before it. CPU
+            lanes know all of them or none.
+        alpha, beta, above: see `hocket.planning.critical_path.priorities.Priorities`.
+        max_streams: 1 to 8.
+        levels: what to do with the priority levels that the GPU has: ``order``, ``waits``, ``plain``, ``flat`` (see
+            `hocket.planning.critical_path.hardware`), or ``auto``: the one that simulates shortest.
+        peak_limit_bytes: the plan never holds more; 1.1 times eager's peak when None. Without buffers in the graph
+            nothing is limited.
+        launches: how a GPU's ops will be launched (``free``, ``eager``, ``graph``), for choosing by simulation.
+        wait_us: how long a CPU lane takes to notice that another one is done, likewise.
+
+    Example:
+        >>> from hocket.ir import Edge, Op
+        >>> ops = (Op("f", role="forward"), Op("dA", role="activation_grad"), Op("dW", role="weight_grad"))
+        >>> graph = Graph((*ops, Op("u", role="update")), (Edge("f", "dA"), Edge("dA", "dW"), Edge("dW", "u")))
+        >>> costs = Costs({op.name: {"gpu0": 9.0} for op in graph.ops})
+        >>> print(CriticalPath().plan(graph, costs, Machine.known("p100")), end="")
+        hocket-plan/1 planner=critical-path
+        lane gpu0.activation0 kind=stream device=gpu0
+        run f
+        run dA
+        run dW
+        run u
+    """
+
+    name = "critical-path"
+
+    def __init__(
+        self,
+        methods: Collection[str] = METHODS,
+        alpha: int | None = None,
+        beta: int | None = None,
+        above: bool = False,
+        max_streams: int = MAX_STREAMS,
+        levels: str = "auto",
+        peak_limit_bytes: float | None = None,
+        launches: str = "graph",
+        wait_us: float = 5.0,
+    ) -> None:
+        self.methods = tuple(method for method in METHODS if method in methods)
+        if set(methods) != set(METHODS[: len(self.methods)]):
+            raise InputError(
+                f"planner critical-path: expected the first so many of {', '.join(METHODS)}, got {', '.join(methods)}"
+            )
+        Priorities(1, alpha, beta, above)  # says what is wrong with them
+        self.alpha, self.beta, self.above = alpha, beta, above
+        if isinstance(max_streams, bool) or not isinstance(max_streams, int) or not 1 <= max_streams <= MAX_STREAMS:
+            raise InputError(f"planner critical-path: expected 1 to {MAX_STREAMS} streams, got {max_streams!r}")
+        self.max_streams = max_streams
+        for option, value, allowed in (("levels", levels, ("auto", *LEVEL_METHODS)), ("launches", launches, LAUNCHES)):
+            if value not in allowed:
+                raise InputError(
+                    f"planner critical-path: expected {option} to be one of {', '.join(allowed)}, got {value!r}"
+                )
+        self.levels, self.launches = levels, launches
+        for option, number in (("peak_limit_bytes", peak_limit_bytes), ("wait_us", wait_us)):
+            if number is not None and not 0 <= number < math.inf:
+                raise InputError(f"planner critical-path: expected {option} >= 0, got {number!r}")
+        self.peak_limit_bytes, self.wait_us = peak_limit_bytes, wait_us
+
+    def plan(self, graph: Graph, costs: Costs, machine: Machine) -> Plan:
+        compute = without_transfers(graph)
+        device = _gpu(compute, costs, machine) or cpu_devices(machine)[0]
+        wired = len(compute) < len(graph)
+        made = self._shortest(compute, costs, machine, device, wired)
+        if wired:
+            made = _with_channels(graph, made, compute, costs, machine, device)
+        return replace(made, planner=self.name)
+
+    def _shortest(self, graph: Graph, costs: Costs, machine: Machine, device: Device, wired: bool) -> Plan:
+        """The shortest of the plans that keep the memory limit."""
+        eager_bytes = serial_peak_bytes(graph) if graph.buffers else 0.0
+        limit_bytes = self.peak_limit_bytes if self.peak_limit_bytes is not None else PEAK_RATIO * eager_bytes
+        chosen: tuple[float, Plan, float] | None = None
+
+        def consider(plans: Iterable[tuple[Plan, Sequence[str]]]) -> None:
+            nonlocal chosen
+            timed = [(self._takes_us(graph, plan, costs, machine), plan, order) for plan, order in plans]
+            for free_us, plan, order in sorted(timed, key=lambda entry: entry[0]):
+                if chosen is not None and free_us >= chosen[0]:
+                    break  # to be held back makes no plan shorter
+                held = held_back(graph, plan, order, limit_bytes) if graph.buffers else (plan, 0.0)
+                if held is not None:
+                    held_us = free_us if held[0] is plan else self._takes_us(graph, held[0], costs, machine)
+                    if chosen is None or held_us < chosen[0]:
+                        chosen = (held_us, *held)
+
+        durations = {op.name: costs.duration_us(op.name, width=_width(device), device=device.name) for op in graph.ops}
+        streams = streams_of(graph, durations, self.max_streams, updates_last=wired)  # updates wait for transfers
+        consider(self._plans(graph, costs, machine, device, streams))
+        if graph.buffers:  # in another order a plan may hold less
+            for order in (step_order(graph, streams.spine.ops, updates_last=True), graph.order, frugal_order(graph)):
+                other = replace(streams, order=order)
+                consider(self._plans(graph, costs, machine, device, other, keep_order=True))
+        if device.kind == "cuda" and self.methods == METHODS and self.levels == "auto":
+            consider(_simpler(graph, device, streams))
+        if chosen is None:
+            least = min(serial_peak_bytes(graph, order) for order in (graph.order, frugal_order(graph)))
+            raise InputError(
+                f"planner critical-path: no plan holds at most {limit_bytes:,.0f} bytes; the least that was found is "
+                f"{least:,.0f}, and eager holds {eager_bytes:,.0f}"
+            )
+        _, plan, peak_bytes = chosen
+        if not graph.buffers:
+            return plan
+        return replace(plan, peak_bytes=math.ceil(peak_bytes), eager_peak_bytes=math.ceil(eager_bytes))
+
+    def _takes_us(self, graph: Graph, plan: Plan, costs: Costs, machine: Machine) -> float:
+        """What a step takes; launched one by one, streams run into the next step, and one after another it is that."""
+        if not any(lane.kind == "stream" for lane in plan.lanes):
+            return simulate(graph, plan, costs, machine, self.wait_us).makespan_us + switches_us(plan)
+        if self.launches == "graph":
+            return simulate(graph, plan, costs, machine, launches=self.launches).makespan_us
+        return step_us(graph, plan, costs, machine, launches=self.launches, steps=2)
+
+    def _plans(
+        self,
+        graph: Graph,
+        costs: Costs,
+        machine: Machine,
+        device: Device,
+        streams: Streams,
+        *,
+        keep_order: bool = False,
+    ) -> Iterator[tuple[Plan, Sequence[str]]]:
+        """Plans to choose from, each with the order that its lanes keep: that of `streams`, or one of their own."""
+        if keep_order:
+            yield _one_lane(streams.order, device), streams.order
+        if not self.methods or (device.kind == "cpu" and len(self.methods) < len(METHODS)):
+            yield _one_lane(graph.order, device), graph.order
+        elif device.kind == "cpu":
+            priorities = self._priorities(streams)
+            yield from core_plans(graph, costs, device, streams, priorities, self.wait_us, keep_order=keep_order)
+        elif len(self.methods) == 1:
+            yield layer_by_layer(graph, streams, device.name), graph.order
+        else:
+            yield from self._on_streams(graph, costs, machine, device, streams, keep_order)
+
+    def _on_streams(
+        self, graph: Graph, costs: Costs, machine: Machine, device: Device, streams: Streams, keep_order: bool
+    ) -> Iterator[tuple[Plan, Sequence[str]]]:
+        priorities = self._priorities(streams)
+        wanted = {priorities.of(*stream) for stream in streams.lanes()}
+        levels: tuple[str, ...] = LEVEL_METHODS if len(wanted) > device.priorities else ("plain", "flat")
+        if self.levels != "auto":
+            levels = (self.levels,)
+        if "priorities" not in self.methods:
+            levels = ("flat",)
+        if keep_order:  # the others make orders of their own
+            levels = tuple(method for method in levels if method in ("plain", "flat"))
+        for method in levels:
+            made, order = stream_plan(graph, streams, priorities, device.name, device.priorities, method)
+            yield made, order
+            if self.launches != "graph" and "priorities" in self.methods:  # steps run into each other
+                yield self._needed_first(graph, costs, machine, device, streams, made)
+
+    def _needed_first(
+        self, graph: Graph, costs: Costs, machine: Machine, device: Device, streams: Streams, made: Plan
+    ) -> tuple[Plan, Sequence[str]]:
+        spine = set(streams.spine.ops)
+        timeline = simulate(graph, made, costs, machine, launches=self.launches)
+        alone_us = {op.name: costs.duration_us(op.name, device=device.name) for op in graph.ops}
+        side = {op for op in streams.order if op not in spine}
+        return needed_first(graph, made, side, timeline, alone_us, dependency_distance(graph, spine))
+
+    def _priorities(self, streams: Streams) -> Priorities:
+        return Priorities(streams.num_paths, self.alpha, self.beta, self.above)
+
+
+def _gpu(graph: Graph, costs: Costs, machine: Machine) -> Device | None:
+    """The first GPU for which every op has a duration under its name."""
+    for device in machine.devices:
+        if device.kind == "cuda" and len(graph):
+            keys = {device.name, f"{device.name}:1"}
+            if all(op.name in costs and not keys.isdisjoint(costs.durations_us[op.name]) for op in graph.ops):
+                return device
+    return None
+
+
+def _width(device: Device) -> int:
+    return device.cores if device.kind == "cpu" else 1
+
+
+def _one_lane(order: Sequence[str], device: Device) -> Plan:
+    if device.kind == "cuda":
+        return Plan((Lane(f"{device.name}.activation0", tuple(order), "stream", device.name),))
+    cores = tuple(range(device.cores))
+    return Plan((Lane(device.name, tuple(order), "cores", device.name, device.cores, cores),))
+
+
+def _simpler(graph: Graph, device: Device, streams: Streams) -> Iterator[tuple[Plan, Sequence[str]]]:
+    """What is shorter where waiting costs more than running side by side saves."""
+    yield _one_lane(graph.order, device), graph.order
+    yield layer_by_layer(graph, streams, device.name), graph.order
+
+
+def _with_channels(graph: Graph, made: Plan, compute: Graph, costs: Costs, machine: Machine, device: Device) -> Plan:
+    timeline = simulate(compute, made, costs, machine)
+    ends_us = {span.op: span.end_us for span in timeline.spans}
+    lanes = channel_lanes(graph, made, ends_us, costs, machine, device.name, dependency_distance(graph))
+    return replace(made, lanes=(*made.lanes, *lanes))

@@ -1,0 +1,185 @@
+r"""Streams: as many as there are layer paths side by side, times the tasks of a layer, and never more than eight.
+
+Algorithm 1 of TurboDL gives each layer path one path of execution for each task of its layers, and each of these a
+stream. Blocks run one after the other, so they use the same streams: a chain such as VGG-16 needs three however deep it
+is, where Caffe with cuDNN makes 38 (section 4.3)::
+
+    activation 0   [ conv1 ][ conv2 ]  ... [ dA2 ][ dRelu1 ]                       priority 1
+    weight 0                                      [ dW2 ][ u2 ][ dW1 ][ u1 ]                0
+    bias 0                                        [ dB2 ][ v2 ] [ dB1 ][ v1 ]              -1
+
+Where eight are not enough, each task keeps one stream at least, and the activation gradients get the most; paths of
+higher rank share the last stream of their task. So do paths that take less than a thousandth of the spine, such as the
+draw of a dropout's mask: a stream of their own would save less than that.
+
+All lanes keep one order of the whole step, so they can never wait for each other in a circle. In it the spine has its
+program order, and everything else stands right behind the last op of the spine that it depends on: a weight gradient
+behind the activation gradient it reads, and an update behind its gradient, not behind the whole backward. So a stream
+of weight gradients takes them in the order in which they become ready, and frees activations in that order, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from hocket.errors import InputError
+from hocket.ir import Graph
+from hocket.planning.critical_path.blocks import Block, blocks_of
+from hocket.planning.critical_path.paths import Path, in_ns, ranked_paths
+from hocket.planning.critical_path.priorities import TASKS
+from hocket.planning.critical_path.spine import Spine, spine_of
+
+__all__ = ["MAX_STREAMS", "Stream", "Streams", "step_order", "streams_of"]
+
+MAX_STREAMS = 8
+
+# Of the spine's time: a layer path that takes less gets no stream of its own.
+LEAST_PATH = 1e-3
+
+Stream = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class Streams:
+    """Which op goes to which stream.
+
+    Attributes:
+        order: all ops but transfers, in the order that every lane keeps.
+        stream_of: op -> its task (one of `TASKS`) and the rank of the layer path whose stream it takes.
+        spine: the ops that are waited for in the step.
+        blocks: the spine's blocks, each with its layer paths, the critical one first.
+        transfers: ops of the roles send and recv.
+        updates_last: how the order was made, see `step_order`.
+    """
+
+    order: tuple[str, ...]
+    stream_of: Mapping[str, Stream]
+    spine: Spine
+    blocks: tuple[tuple[Block, tuple[Path, ...]], ...]
+    transfers: tuple[str, ...]
+    updates_last: bool = False
+
+    @property
+    def num_paths(self) -> int:
+        """Layer paths side by side, at the most."""
+        return max([len(paths) for _, paths in self.blocks], default=1)
+
+    def lanes(self) -> dict[Stream, list[str]]:
+        """The ops of each stream in order: activation gradients first, the critical path first."""
+        found: dict[Stream, list[str]] = {}
+        for op in self.order:
+            found.setdefault(self.stream_of[op], []).append(op)
+        return {stream: found[stream] for stream in sorted(found, key=lambda s: (TASKS.index(s[0]), s[1]))}
+
+
+def streams_of(
+    graph: Graph, durations_us: Mapping[str, float], max_streams: int = MAX_STREAMS, *, updates_last: bool = False
+) -> Streams:
+    """Rank the layer paths, and give every op a stream.
+
+    Args:
+        graph: one step.
+        durations_us: what each op of the spine takes.
+        max_streams: 1 to 8.
+        updates_last: updates stand behind everything else, in program order, and not behind their gradients.
+
+    Raises:
+        InputError: another number of streams.
+
+    Example:
+        >>> from hocket.ir import Edge, Op
+        >>> ops = (Op("f", role="forward"), Op("dA", role="activation_grad"), Op("dW", role="weight_grad"))
+        >>> graph = Graph((*ops, Op("u", role="update")), (Edge("f", "dA"), Edge("dA", "dW"), Edge("dW", "u")))
+        >>> streams_of(graph, {"f": 1.0, "dA": 1.0}).lanes()
+        {('activation', 0): ['f', 'dA'], ('weight', 0): ['dW', 'u']}
+    """
+    if isinstance(max_streams, bool) or not isinstance(max_streams, int) or not 1 <= max_streams <= MAX_STREAMS:
+        raise InputError(f"streams: expected 1 to {MAX_STREAMS} streams, got {max_streams!r}")
+    spine = spine_of(graph)
+    weights = in_ns([durations_us[op] for op in spine.ops])
+    blocks = tuple((block, tuple(ranked_paths(spine, block, weights))) for block in blocks_of(spine))
+    rank = dict.fromkeys(spine.ops, 0)
+    least = LEAST_PATH * sum(weights)
+    for _, paths in blocks:
+        wide = sum(sum(weights[op] for op in path.ops) >= least for path in paths)
+        for number, path in enumerate(paths):
+            for op in path.ops:
+                rank[spine.ops[op]] = min(number, max(wide - 1, 0))
+    transfers = tuple(name for name in graph.order if graph[name].role in ("send", "recv"))
+    tasks = _tasks(graph, rank, set(transfers))
+    if max_streams < len(TASKS):  # one for everything, or one for what is waited for and one for the rest
+        side = "weight" if max_streams == 2 else "activation"
+        tasks = {op: (task if task == "activation" else side, number) for op, (task, number) in tasks.items()}
+    width = _widths({task: {r for t, r in tasks.values() if t == task} for task in TASKS}, max_streams)
+    stream_of = {name: (task, min(number, width[task] - 1)) for name, (task, number) in tasks.items()}
+    return Streams(
+        order=step_order(graph, spine.ops, updates_last=updates_last),
+        stream_of=stream_of,
+        spine=spine,
+        blocks=blocks,
+        transfers=transfers,
+        updates_last=updates_last,
+    )
+
+
+def step_order(graph: Graph, spine: Sequence[str], *, updates_last: bool = False) -> tuple[str, ...]:
+    """All ops but transfers: the spine in the given order, and each other op behind the last of it that it depends on.
+
+    Args:
+        graph: one step.
+        spine: the names of its spine, in any order that respects the edges.
+        updates_last: updates stand behind everything else, in program order.
+    """
+    inside = set(spine)
+    rest = [op for op in graph.order if op not in inside and graph[op].role not in ("send", "recv")]
+    place = {op: at for at, op in enumerate((*spine, *rest))}
+    behind: dict[str, int] = {}
+    for op in place:
+        if op in inside or (updates_last and graph[op].role == "update"):
+            behind[op] = place[op]
+        else:
+            behind[op] = max([behind[other] for other in graph.predecessors[op] if other in behind], default=-1)
+    return tuple(sorted(place, key=lambda op: (behind[op], place[op])))
+
+
+def _tasks(graph: Graph, rank: Mapping[str, int], transfers: set[str]) -> dict[str, Stream]:
+    """For each op its task and the rank of its layer's path."""
+    of_layer: dict[str, int] = {}
+    for name, number in rank.items():
+        if graph[name].role == "activation_grad" and graph[name].layer:
+            of_layer.setdefault(graph[name].layer, number)
+    found: dict[str, Stream] = {}
+    for name in graph.order:
+        if name in transfers:
+            continue
+        if name in rank:
+            found[name] = ("activation", rank[name])
+            continue
+        role, layer = graph[name].role, graph[name].layer
+        before = [other for other in graph.predecessors[name] if other in found]
+        if role in ("weight_grad", "bias_grad"):
+            number = of_layer[layer] if layer in of_layer else max([found[other][1] for other in before], default=0)
+            found[name] = ("bias" if role == "bias_grad" else "weight", number)
+        else:  # goes where the gradient is that it waits for
+            gradients = [found[other] for other in before if other not in rank and graph.predecessors[other]]
+            found[name] = gradients[-1] if gradients else ("weight", 0)
+    for name in reversed(graph.order):
+        # An update that waits for nothing in this step (a momentum that decays) goes where the rest of it goes.
+        if name in found and name not in rank and not any(other in found for other in graph.predecessors[name]):
+            after = [found[other] for other in graph.successors[name] if other in found and other not in rank]
+            found[name] = after[0] if after else found[name]
+    return found
+
+
+def _widths(ranks: Mapping[str, set[int]], max_streams: int) -> dict[str, int]:
+    """How many streams each task gets."""
+    width = {task: max(ranks[task], default=-1) + 1 for task in TASKS}
+    while sum(width.values()) > max_streams:
+        # The side tasks give way first, the wider one of them; then the activation gradients.
+        wide = [task for task in ("bias", "weight") if width[task] > 1] or ["activation"]
+        task = max(wide, key=width.__getitem__)
+        if width[task] <= 1:
+            break
+        width[task] -= 1
+    return width

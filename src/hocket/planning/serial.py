@@ -1,0 +1,40 @@
+"""`serial`: one op after another, as wide as the device; what eager PyTorch does, and the bound that others beat."""
+
+from __future__ import annotations
+
+from hocket.errors import InputError
+from hocket.ir import Costs, Graph, Lane, Machine, Plan
+from hocket.planning.base import Planner, cpu_devices
+
+__all__ = ["Serial"]
+
+
+class Serial(Planner):
+    """One lane on the first CPU device, in `Graph.order`.
+
+    Args:
+        width: its threads; all cores of the device when not given.
+
+    Example:
+        >>> from hocket.ir import Costs, Graph, Machine, Op
+        >>> print(Serial().plan(Graph((Op("a"), Op("b"))), Costs({}), Machine.of(cores=2)), end="")
+        hocket-plan/1 planner=serial
+        lane cpu0 kind=cores device=cpu0 width=2 cores=0,1
+        run a
+        run b
+    """
+
+    name = "serial"
+
+    def __init__(self, width: int | None = None) -> None:
+        if width is not None and (isinstance(width, bool) or not isinstance(width, int) or width < 1):
+            raise InputError(f"planner serial: expected width to be a whole number >= 1, got {width!r}")
+        self.width = width
+
+    def plan(self, graph: Graph, costs: Costs, machine: Machine) -> Plan:
+        device = cpu_devices(machine)[0]
+        width = self.width or device.cores
+        if width > device.cores:
+            raise InputError(f"planner serial: width {width}, but {device.name!r} has {device.cores} cores")
+        lane = Lane(device.name, graph.order, device=device.name, width=width, cores=tuple(range(width)))
+        return Plan((lane,), planner=self.name)

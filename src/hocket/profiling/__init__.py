@@ -1,0 +1,44 @@
+"""How long each op of a captured step takes, measured where possible and estimated elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from hocket.ir import Costs, Machine
+
+if TYPE_CHECKING:
+    from hocket.tracing.captured import Captured
+
+__all__ = ["profile"]
+
+
+def profile(
+    captured: Captured,
+    *,
+    widths: Sequence[int] | None = None,
+    runs: int = 5,
+    machine: Machine | None = None,
+    executor: str = "auto",
+) -> Costs:
+    """Time every op of a captured step, in place: whole steps on copies of all state, at each width.
+
+    Args:
+        captured: what `hocket.capture` returned.
+        widths: numbers of threads; 1, 2, 4, ... and all cores when not given.
+        runs: counted steps at each width, after one that is not counted; the minimum is the op's duration, and
+            median minus minimum its spread.
+        machine: where to run; `Machine.here()` when not given.
+        executor: ``native``, ``python``, or ``auto``: what the plan will be run by.
+
+    Raises:
+        InputError: a width below 1 or beyond the cores.
+
+    Example:
+        >>> costs = hocket.profile(captured)  # doctest: +SKIP
+        >>> costs.duration_us("conv1/convolution", width=2)  # doctest: +SKIP
+        170.4
+    """
+    from hocket.profiling.tracer import trace_costs
+
+    return trace_costs(captured, widths=widths, runs=runs, machine=machine or Machine.here(), kind=executor)

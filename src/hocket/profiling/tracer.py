@@ -1,0 +1,67 @@
+"""The tracer: durations of ops, taken inside whole steps.
+
+An op is timed where it stands, after its predecessors and with the caches they leave, not alone in a loop. The minimum
+over the runs is the oracle's value (noise on a shared machine only ever adds), and the spread is kept beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
+
+from hocket.errors import InputError
+from hocket.execution import executor
+from hocket.ir import Costs, Lane, Machine, Plan, Timeline
+from hocket.tracing.captured import Captured
+
+__all__ = ["costs_of", "default_widths", "one_lane", "trace_costs"]
+
+
+def default_widths(cores: int) -> tuple[int, ...]:
+    """1, 2, 4, ... and all cores."""
+    return tuple(sorted({*(1 << power for power in range(cores.bit_length()) if 1 << power < cores), cores}))
+
+
+def one_lane(captured: Captured, width: int, machine: Machine) -> Plan:
+    """The ops in eager's order on one lane of `width` threads on the first cores."""
+    device = next(device for device in machine.devices if device.kind == "cpu")
+    cores = tuple(range(min(width, device.cores)))
+    return Plan((Lane("main", captured.graph.order, device=device.name, width=width, cores=cores),), planner="serial")
+
+
+def trace_costs(
+    captured: Captured, *, widths: Sequence[int] | None, runs: int, machine: Machine, kind: str = "auto"
+) -> Costs:
+    """See `hocket.profile`."""
+    cores = machine.cores
+    chosen = tuple(widths) if widths is not None else default_widths(cores)
+    if not chosen or min(chosen) < 1 or max(chosen) > cores:
+        raise InputError(f"profile: expected widths between 1 and the machine's {cores} cores, got {list(chosen)}")
+    if runs < 1:
+        raise InputError(f"profile: expected at least one run, got {runs}")
+    measured: dict[int, list[Timeline]] = {}
+    for width in chosen:
+        lanes = executor(captured, one_lane(captured, width, machine), machine, kind=kind)
+        frame = captured.rehearse()
+        lanes.run(frame)
+        measured[width] = []
+        for _ in range(runs):
+            lanes.run(frame)
+            measured[width].append(lanes.timeline())
+        lanes.close()
+    return costs_of(measured)
+
+
+def costs_of(measured: Mapping[int, Iterable[Timeline]] | Mapping[str, Iterable[Timeline]]) -> Costs:
+    """Costs from the timelines of whole steps, by width (or by device)."""
+    durations: dict[str, dict[str, float]] = {}
+    spreads: dict[str, dict[str, float]] = {}
+    for width, timelines in measured.items():
+        samples: dict[str, list[float]] = {}
+        for timeline in timelines:
+            for span in timeline.spans:
+                samples.setdefault(span.op, []).append(span.end_us - span.start_us)
+        for op, values in samples.items():
+            durations.setdefault(op, {})[str(width)] = min(values)
+            spreads.setdefault(op, {})[str(width)] = median(values) - min(values)
+    return Costs(durations, spreads)

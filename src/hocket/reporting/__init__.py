@@ -1,0 +1,30 @@
+"""What a person reads: tables, a trace, a drawing and a page.
+
+Only the nouns are known here. Rich is imported when a table is made.
+"""
+
+from hocket.reporting.comparison import Comparison, Sample
+from hocket.reporting.corunning import corunning_of, corunning_svg, write_corunning
+from hocket.reporting.drawing import timeline_svg, write_svg
+from hocket.reporting.page import page_html, write_page, write_report
+from hocket.reporting.table import comparison_table, ops_table, plan_table, timeline_table
+from hocket.reporting.trace import trace_events, write_trace
+
+__all__ = [
+    "Comparison",
+    "Sample",
+    "comparison_table",
+    "corunning_of",
+    "corunning_svg",
+    "ops_table",
+    "page_html",
+    "plan_table",
+    "timeline_svg",
+    "timeline_table",
+    "trace_events",
+    "write_corunning",
+    "write_page",
+    "write_report",
+    "write_svg",
+    "write_trace",
+]

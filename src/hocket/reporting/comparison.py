@@ -1,0 +1,235 @@
+"""`Comparison`: eager against planned, as every report states it.
+
+What a person needs before they believe a speedup: how the times were sampled, how far the bound is, whether the
+result is the same, and which of the two was kept and why.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from hocket.errors import FormatError, InputError
+from hocket.ir._fields import Reader, load_document, save_document
+from hocket.reporting.words import duration_text
+
+__all__ = ["VERDICTS", "Comparison", "Sample"]
+
+FORMAT = "hocket-comparison/1"
+
+VERDICTS = ("planned", "eager")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Times of repeated runs, in milliseconds.
+
+    Attributes:
+        median: half of the runs were faster.
+        min: the fastest run.
+        p90: nine out of ten runs were at least as fast, interpolated between runs.
+        runs: how many there were.
+
+    Example:
+        >>> Sample.of([3.0, 1.0, 2.0])
+        Sample(median=2.0, min=1.0, p90=2.8, runs=3)
+    """
+
+    median: float
+    min: float
+    p90: float
+    runs: int
+
+    def __post_init__(self) -> None:
+        times = (self.min, self.median, self.p90)
+        if not all(math.isfinite(value) and value >= 0 for value in times) or list(times) != sorted(times):
+            raise InputError(f"sample: expected 0 <= min <= median <= p90, got {times}")
+        if self.runs < 1:
+            raise InputError(f"sample: expected at least one run, got {self.runs}")
+
+    @staticmethod
+    def of(values_ms: Iterable[float]) -> Sample:
+        """The sample of these runs; `InputError` when there are none, or one is no duration."""
+        values = sorted(float(value) for value in values_ms)
+        if not values:
+            raise InputError("sample: expected at least one run, got none")
+        for value in values:
+            if not math.isfinite(value) or value < 0:
+                raise InputError(f"sample: expected milliseconds, finite and >= 0, got {value!r}")
+        return Sample(_quantile(values, 0.5), values[0], _quantile(values, 0.9), len(values))
+
+    def to_json(self) -> dict[str, float | int]:
+        return {"median": self.median, "min": self.min, "p90": self.p90, "runs": self.runs}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Eager against planned on one target.
+
+    Attributes:
+        target: what was run.
+        device: on what, in words.
+        cores: how many cores it had.
+        ops: number of ops in the graph.
+        eager_ms: times of the eager step.
+        planned_ms: times of the planned step.
+        lower_bound_ms: no plan is faster than this; None: not known.
+        efficiency: ``(U - m) / (U - L)``, 1 at the bound; None: not known.
+        speedup: eager's time over planned's time.
+        verdict: which one was kept, ``planned`` or ``eager``.
+        why: the reason, in words.
+        max_abs_diff: the largest difference of any result from eager's; None: not compared.
+        bitwise: every result is equal, bit by bit.
+        planner: who made the plan.
+        versions: name -> version of what it ran on.
+        notes: further lines for the reader.
+    """
+
+    target: str
+    device: str
+    cores: int
+    ops: int
+    eager_ms: Sample
+    planned_ms: Sample
+    lower_bound_ms: float | None
+    efficiency: float | None
+    speedup: float
+    verdict: str
+    why: str
+    max_abs_diff: float | None
+    bitwise: bool
+    planner: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "versions", dict(self.versions))
+        object.__setattr__(self, "notes", tuple(self.notes))
+        object.__setattr__(self, "lower_bound_ms", _finite(self.lower_bound_ms))
+        object.__setattr__(self, "efficiency", _finite(self.efficiency))
+        if self.verdict not in VERDICTS:
+            raise InputError(f"comparison: verdict: expected one of {', '.join(VERDICTS)}, got {self.verdict!r}")
+
+    @property
+    def result(self) -> str:
+        """Whether the planned step computed what eager computed, in words."""
+        if self.bitwise:
+            return "same result: bitwise"
+        if self.max_abs_diff is None:
+            return "result not compared"
+        return f"max difference {self.max_abs_diff:.2g}"
+
+    @property
+    def headline(self) -> str:
+        """The whole comparison in one sentence."""
+        parts = [f"{self.outcome}, {'same result bitwise' if self.bitwise else self.result}"]
+        parts += [self.bound] if self.bound else []
+        return "; ".join(parts)
+
+    @property
+    def bound(self) -> str:
+        """How far the best is, in words; empty where no bound is known."""
+        if self.lower_bound_ms is None:
+            return ""
+        bound = duration_text(self.lower_bound_ms * 1e3)
+        return f"bound at {bound}" if self.over_bound is None else f"{self.over_bound:.2f}x of the bound of {bound}"
+
+    @property
+    def over_bound(self) -> float | None:
+        """The planned step's time over that of the bound, medians; None where there is no bound."""
+        return self.planned_ms.median / self.lower_bound_ms if self.lower_bound_ms else None
+
+    @property
+    def outcome(self) -> str:
+        """How the plan fares against eager, and that eager was kept if it was."""
+        if not math.isfinite(self.speedup) or self.speedup <= 0:
+            words = "speed not compared"
+        elif round(self.speedup, 2) == 1.0:
+            words = "as fast as eager"
+        elif self.speedup > 1:
+            words = f"{self.speedup:.2f}x faster than eager"
+        else:
+            words = f"{1 / self.speedup:.2f}x slower than eager"
+        return words if self.verdict == "planned" else f"eager kept: the plan is {words}"
+
+    def to_json(self) -> dict[str, Any]:
+        """One dict for a ``hocket-comparison/1`` file. What is no finite number becomes null."""
+        return {
+            "format": FORMAT,
+            "target": self.target,
+            "device": self.device,
+            "cores": self.cores,
+            "ops": self.ops,
+            "eager_ms": self.eager_ms.to_json(),
+            "planned_ms": self.planned_ms.to_json(),
+            "lower_bound_ms": self.lower_bound_ms,
+            "efficiency": self.efficiency,
+            "speedup": _finite(self.speedup),
+            "verdict": self.verdict,
+            "why": self.why,
+            "max_abs_diff": _finite(self.max_abs_diff),
+            "bitwise": self.bitwise,
+            "planner": self.planner,
+            "versions": dict(self.versions),
+            "notes": list(self.notes),
+            "result": self.result,
+            "headline": self.headline,
+        }
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a ``hocket-comparison/1`` file."""
+        save_document(path, self.to_json())
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> Comparison:
+        """Read a ``hocket-comparison/1`` file."""
+        reader = load_document(path, FORMAT)
+        reader.only("format", "result", "headline", *(f.name for f in fields(Comparison)))
+        speedup = reader["speedup"].optional_number()
+        verdict = reader["verdict"].text()
+        if verdict not in VERDICTS:
+            raise reader["verdict"].fail(f"expected one of {', '.join(VERDICTS)}, got {verdict!r}")
+        return Comparison(
+            target=reader["target"].text(),
+            device=reader["device"].text(),
+            cores=reader["cores"].integer(),
+            ops=reader["ops"].integer(),
+            eager_ms=_read_sample(reader["eager_ms"]),
+            planned_ms=_read_sample(reader["planned_ms"]),
+            lower_bound_ms=reader["lower_bound_ms"].optional_number(),
+            efficiency=reader["efficiency"].optional_number(-math.inf),
+            speedup=math.nan if speedup is None else speedup,
+            verdict=verdict,
+            why=reader["why"].text(),
+            max_abs_diff=reader["max_abs_diff"].optional_number(),
+            bitwise=reader["bitwise"].boolean(),
+            planner=reader.get("planner", "").text(),
+            versions={name: value.text() for name, value in reader.get("versions", {}).items()},
+            notes=tuple(element.text() for element in reader.get("notes", []).elements()),
+        )
+
+
+def _read_sample(reader: Reader) -> Sample:
+    reader.only("median", "min", "p90", "runs")
+    try:
+        return Sample(
+            reader["median"].number(), reader["min"].number(), reader["p90"].number(), reader["runs"].integer()
+        )
+    except FormatError:
+        raise
+    except InputError as error:
+        raise reader.fail(str(error)) from None
+
+
+def _quantile(ordered: list[float], share: float) -> float:
+    at = share * (len(ordered) - 1)
+    low = math.floor(at)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (at - low) * (ordered[high] - ordered[low])
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

@@ -1,0 +1,243 @@
+"""Timelines as an SVG picture: a row per lane, a rectangle per span, and the rests as the ground between them.
+
+Several timelines share one time scale, so that what a plan saves is what is missing at its right end. Spans below a
+pixel are merged at drawing time: neighbours go into one shape of the role that took most of its time, as wide as they
+were busy, so a row keeps its share of rest. Whoever needs each span has the page and the trace.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hocket.ir import ROLES, Graph, Timeline
+from hocket.reporting._files import write_text
+from hocket.reporting.merge import Shape, merge
+from hocket.reporting.svg import EDGE_PX, document, escaped, text_at
+from hocket.reporting.words import MICRO, duration_text, percent_text, shorten
+
+__all__ = ["axis_ticks", "timeline_svg", "write_svg"]
+
+_MAX_SHAPES = 6000
+_MAX_TITLES = 800
+_TITLE_PX = 2.0
+
+
+@dataclass(frozen=True)
+class _Row:
+    timeline: str
+    lane: str
+    y: float
+    height: float
+    rest_px: float
+    shapes: list[Shape]
+
+
+def write_svg(
+    path: str | os.PathLike[str],
+    timelines: Mapping[str, Timeline],
+    graph: Graph | None = None,
+    *,
+    title: str = "",
+    lower_us: float | None = None,
+    width: int = 960,
+) -> None:
+    """Write `timeline_svg` to a file, whole or not at all."""
+    write_text(path, timeline_svg(timelines, graph, title=title, lower_us=lower_us, width=width))
+
+
+def timeline_svg(
+    timelines: Mapping[str, Timeline],
+    graph: Graph | None = None,
+    *,
+    title: str = "",
+    lower_us: float | None = None,
+    width: int = 960,
+) -> str:
+    """One picture of `timelines`, one under the other.
+
+    Args:
+        timelines: name -> timeline, in the order in which they are drawn: eager above, the plan below.
+        graph: tells each op's role, hence its colour.
+        title: stands above.
+        lower_us: no plan is faster than this; drawn as a dashed line.
+        width: of the picture, in pixels.
+
+    Returns:
+        The text of an SVG document that suits a light and a dark ground.
+    """
+    labels = [lane for timeline in timelines.values() for lane in timeline.lanes]
+    left = EDGE_PX + min(150.0, 14 + 6.4 * max((len(label) for label in labels), default=0))
+    plot_px = max(50.0, width - left - EDGE_PX)
+    longest_us = max([timeline.makespan_us for timeline in timelines.values()] + [lower_us or 0.0])
+    scale = plot_px / longest_us if longest_us else 0.0
+    roles = {op.name: op.role for op in graph.ops} if graph is not None else {}
+
+    y = EDGE_PX
+    parts: list[str] = []
+    if title:
+        parts.append(text_at(EDGE_PX, y + 12, shorten(title, width // 9), "hk-title"))
+        y += 28
+    legend, y = _legend(timelines, roles, y, width)
+    parts += legend
+    top = y
+    if lower_us is not None:
+        y += 18
+    rows: list[_Row] = []
+    panels: list[tuple[float, float]] = []
+    shapes = _shapes(timelines, roles, scale)
+    for name, timeline in timelines.items():
+        heading = (
+            f"{shorten(name, 40)}: {duration_text(timeline.makespan_us, MICRO)} {timeline.source}, "
+            f"lanes busy {percent_text(timeline.utilisation)}"
+        )
+        parts.append(text_at(EDGE_PX, y + 14, heading, "hk-head"))
+        y += 22
+        height, gap = _row_size(len(timeline.lanes))
+        panel = y
+        for lane in timeline.lanes:
+            rest_px = timeline.makespan_us * scale
+            rows.append(_Row(name, lane, y, height, rest_px, shapes[name, lane]))
+            y += height + gap
+        panels.append((panel - 4, y - gap + 4))
+        y += 10
+    bottom = y - 4
+    titled = _titled(rows)
+    layers = {op.name: op.layer for op in graph.ops} if graph is not None else {}
+    body = [line for row in rows for line in _draw_row(row, left, plot_px, titled, timelines[row.timeline], layers)]
+    axis = _axis(longest_us, scale, left, panels, bottom)
+    bound = [] if lower_us is None else _bound(lower_us, scale, left, top, bottom, width)
+    return document(
+        [*axis, *parts, *body, *bound],
+        width=width,
+        height=bottom + 34,
+        description=_description(timelines, title, lower_us),
+    )
+
+
+def axis_ticks(longest_us: float, about: int = 8) -> list[tuple[float, str]]:
+    """Round times from 0 to `longest_us` with their labels, all in one unit.
+
+    Example:
+        >>> [label for _, label in axis_ticks(2600.0, about=6)]
+        ['0', '0.5 ms', '1.0 ms', '1.5 ms', '2.0 ms', '2.5 ms']
+    """
+    if longest_us <= 0:
+        return [(0.0, "0")]
+    raw = longest_us / about
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= raw * 0.999)
+    scale, unit = (1e6, "s") if longest_us >= 1e6 else (1e3, "ms") if longest_us >= 1e3 else (1.0, MICRO)
+    digits = max(0, -math.floor(math.log10(step / scale) + 1e-9))
+    times = [number * step for number in range(math.floor(longest_us / step * (1 + 1e-12)) + 1)]
+    return [(time, f"{time / scale:,.{digits}f} {unit}" if time else "0") for time in times]
+
+
+def _shapes(
+    timelines: Mapping[str, Timeline], roles: Mapping[str, str], scale: float
+) -> dict[tuple[str, str], list[Shape]]:
+    pixel = 1.0
+    while True:
+        found = {
+            (name, lane): merge(spans, roles, scale, pixel)
+            for name, timeline in timelines.items()
+            for lane, spans in timeline.by_lane.items()
+        }
+        if sum(map(len, found.values())) <= _MAX_SHAPES or pixel > 1000:
+            return found
+        pixel *= 1.5
+
+
+def _titled(rows: list[_Row]) -> set[int]:
+    wide = [shape for row in rows for shape in row.shapes if shape.count == 1 and shape.width >= _TITLE_PX]
+    wide.sort(key=lambda shape: -shape.width)
+    return {id(shape) for shape in wide[:_MAX_TITLES]}
+
+
+def _draw_row(
+    row: _Row, left: float, plot_px: float, titled: set[int], timeline: Timeline, layers: Mapping[str, str]
+) -> list[str]:
+    use = timeline.busy_us[row.lane] / timeline.makespan_us if timeline.makespan_us else 0.0
+    words = f"{row.lane}: busy {percent_text(use)}"
+    lines = [f'<g transform="translate({left:.1f} {row.y:.1f})">']
+    if row.height >= 9:
+        size = " hk-small" if row.height < 14 else ""
+        y = row.height / 2 + 4 - (1 if size else 0)
+        label = shorten(row.lane, 22)
+        lines.append(text_at(-10, y, label, f"hk-lane{size}"))
+    rest_px = max(0.5, min(plot_px, row.rest_px))
+    lines.append(
+        f'<rect class="hk-rest" width="{rest_px:.1f}" height="{row.height:g}"><title>{escaped(words)}</title></rect>'
+    )
+    paths: dict[str, list[str]] = {}
+    for shape in row.shapes:
+        width = max(0.3, shape.width - (0.6 if shape.width > 3 else 0.0))
+        if id(shape) in titled:
+            span = shape.first
+            layer = f"{shorten(layers[span.op], 60)}, " if layers.get(span.op) else ""
+            title = f"{shorten(span.op, 80)}, {layer}{shape.role}, {duration_text(span.duration_us, MICRO)}"
+            lines.append(
+                f'<rect class="hk-{shape.role}" x="{shape.x:.1f}" width="{width:.1f}" height="{row.height:g}">'
+                f"<title>{escaped(title)} at {duration_text(span.start_us, MICRO)}</title></rect>"
+            )
+        else:
+            digits = 1 if width >= 1 else 2
+            path = f"M{shape.x:.1f} 0h{width:.{digits}f}v{row.height:g}h-{width:.{digits}f}z"
+            paths.setdefault(shape.role, []).append(path)
+    lines += [f'<path class="hk-{role}" d="{"".join(found)}"/>' for role, found in paths.items()]
+    lines.append("</g>")
+    return lines
+
+
+def _axis(longest_us: float, scale: float, left: float, panels: list[tuple[float, float]], bottom: float) -> list[str]:
+    lines = []
+    for time, label in axis_ticks(longest_us):
+        x = left + time * scale
+        strokes = "".join(f"M{x:.1f} {top:.1f}V{end:.1f}" for top, end in panels)
+        lines.append(f'<path class="hk-grid" d="{strokes}"/>')
+        lines.append(text_at(x, bottom + 16, label, "hk-tick"))
+    return lines
+
+
+def _bound(lower_us: float, scale: float, left: float, top: float, bottom: float, width: float) -> list[str]:
+    x = left + lower_us * scale
+    label = f"lower bound {duration_text(lower_us, MICRO)}"
+    anchor = "hk-before" if x + 6.2 * len(label) > width - EDGE_PX else "hk-after"
+    shift = -5 if anchor == "hk-before" else 5
+    return [
+        f'<path class="hk-bound" d="M{x:.1f} {top:.1f}V{bottom:.1f}"/>',
+        text_at(x + shift, top + 10, label, f"hk-mark {anchor}"),
+    ]
+
+
+def _legend(
+    timelines: Mapping[str, Timeline], roles: Mapping[str, str], y: float, width: float
+) -> tuple[list[str], float]:
+    used = {roles.get(span.op, "other") for timeline in timelines.values() for span in timeline.spans}
+    lines: list[str] = []
+    x = EDGE_PX
+    for role in [*(role for role in ROLES if role in used), "rest"]:
+        label = role.replace("_", " ")
+        wide = 22 + 6.6 * len(label)
+        if x + wide > width - EDGE_PX:
+            x, y = EDGE_PX, y + 18
+        lines.append(f'<rect class="hk-{role}" x="{x:.0f}" y="{y:.0f}" width="11" height="11" rx="2"/>')
+        lines.append(text_at(x + 16, y + 9.5, label, "hk-key"))
+        x += wide + 10
+    return lines, y + 24
+
+
+def _row_size(lanes: int) -> tuple[float, float]:
+    if lanes <= 8:
+        return 24.0, 6.0
+    return (14.0, 4.0) if lanes <= 32 else (6.0, 2.0)
+
+
+def _description(timelines: Mapping[str, Timeline], title: str, lower_us: float | None) -> str:
+    words = [title] if title else []
+    words += [f"{name} {duration_text(timeline.makespan_us)}" for name, timeline in timelines.items()]
+    if lower_us is not None:
+        words.append(f"lower bound {duration_text(lower_us)}")
+    return ", ".join(words)

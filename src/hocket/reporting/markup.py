@@ -1,0 +1,134 @@
+"""Small pieces of HTML: everything that comes from a user passes through `text`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from typing import Any, NamedTuple
+
+from hocket.reporting.palette import COLOURS, DARK, LIGHT
+from hocket.reporting.words import plain
+
+__all__ = ["Cell", "breakable", "colours", "fill", "meter", "number", "script_json", "swatch", "table", "text"]
+
+
+class Cell(NamedTuple):
+    """A cell of a table, already HTML; `value` is what it sorts by, if not its text."""
+
+    html: str
+    kind: str = ""
+    value: float | None = None
+
+
+def text(words: str) -> str:
+    """`words` as HTML, for an element's content or a quoted attribute.
+
+    Example:
+        >>> text('<a & "b">')
+        '&lt;a &amp; &quot;b&quot;&gt;'
+    """
+    return escape(plain(words))
+
+
+def breakable(words: str) -> str:
+    """`words` as HTML that may break after the marks which join the parts of a name."""
+    return re.sub(r"([./:_])(?=[^./:_;])", r"\1<wbr>", text(words))
+
+
+def number(value: float, words: str) -> Cell:
+    """A cell with a number: shown as `words`, sorted by `value`."""
+    return Cell(text(words), "n", value)
+
+
+def table(
+    head: Sequence[Cell],
+    rows: Iterable[Sequence[Cell]],
+    *,
+    caption: str,
+    identity: str = "",
+    sortable: bool = False,
+    tall: bool = False,
+    kinds: Mapping[int, str] | None = None,
+) -> str:
+    """A table in a box that scrolls; the first cell of each row heads it, and `kinds` marks single rows."""
+    kinds = kinds or {}
+    columns = "".join(f'<th scope="col"{_kind(cell.kind)}>{cell.html}</th>' for cell in head)
+    lines = []
+    for position, row in enumerate(rows):
+        first, *rest = row
+        cells = "".join(f"<td{_attributes(cell)}>{cell.html}</td>" for cell in rest)
+        marked = _kind(kinds.get(position, ""))
+        lines.append(f'<tr{marked}><th scope="row"{_attributes(first)}>{first.html}</th>{cells}</tr>')
+    found = f' id="{identity}"' if identity else ""
+    return (
+        f'<div class="scroll{" tall" if tall else ""}" tabindex="0" role="region" aria-label="{text(caption)}">'
+        f"<table{found}{_kind('sortable' if sortable else '')}><thead><tr>{columns}</tr></thead>"
+        f"<tbody>{''.join(lines)}</tbody></table></div>"
+    )
+
+
+def meter(share: float) -> str:
+    """A bar that is filled to `share`; decoration beside a number that says the same."""
+    return f'<span class="meter" aria-hidden="true"><b style="width:{min(1.0, share) * 100:.1f}%"></b></span>'
+
+
+def swatch(role: str) -> str:
+    """The colour of a role, beside its name."""
+    return (
+        f'<span class="swatch" style="background:var(--role-{role})" aria-hidden="true"></span>'
+        f"{text(role.replace('_', ' '))}"
+    )
+
+
+def script_json(document: Any) -> str:
+    """`document` as JSON that can stand inside a script element, whatever its strings hold."""
+    found = json.dumps(document, separators=(",", ":"), allow_nan=False)
+    return found.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def fill(template: str, values: Mapping[str, str]) -> str:
+    """Put `values` into the ``{{name}}`` places of `template`, in one pass: a value is never read as a template."""
+    return re.sub(r"\{\{(\w+)\}\}", lambda place: values[place[1]], template)
+
+
+def colours() -> str:
+    """The colours of both grounds as CSS custom properties."""
+    light = {
+        "ground": "#f7f6f2", "paper": LIGHT.paper, "rest": LIGHT.rest, "line": LIGHT.line, "hair": "#efede8",
+        "hover": "#f7f6f2", "ink": LIGHT.ink, "soft": LIGHT.soft, "muted": "#b3b0a7", "accent": "#2f6f8f",
+    }  # fmt: skip
+    dark = {
+        "ground": "#101317", "paper": DARK.paper, "rest": DARK.rest, "line": DARK.line, "hair": "#232931",
+        "hover": "#1d222a", "ink": DARK.ink, "soft": DARK.soft, "muted": "#5b6470", "accent": "#6db3d1",
+    }  # fmt: skip
+    for role, colour in COLOURS.items():
+        for ground, shade in ((light, colour.light), (dark, colour.dark)):
+            ground[f"role-{role}"] = shade
+            ground[f"on-{role}"] = _ink_on(shade)
+    return (
+        f":root {{ color-scheme: light dark; {_properties(light)} }}\n"
+        f"@media (prefers-color-scheme: dark) {{ :root {{ {_properties(dark)} }} }}"
+    )
+
+
+def _properties(values: Mapping[str, str]) -> str:
+    return " ".join(f"--{name}: {value};" for name, value in values.items())
+
+
+def _ink_on(shade: str) -> str:
+    # Whichever of black and white has the higher contrast (WCAG's relative luminance; they meet at 0.179).
+    channels = [int(shade[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    return "#12161b" if luminance > 0.2 else "#ffffff"
+
+
+def _kind(kind: str) -> str:
+    return f' class="{kind}"' if kind else ""
+
+
+def _attributes(cell: Cell) -> str:
+    value = "" if cell.value is None else f' data-value="{cell.value:.6g}"'
+    return f"{_kind(cell.kind)}{value}"

@@ -1,0 +1,287 @@
+"""The parts of the page, each a function from what is known to HTML."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from hocket.ir import Costs, Graph, Plan, Timeline
+from hocket.reporting.comparison import Comparison
+from hocket.reporting.corunning import corunning_of, corunning_svg
+from hocket.reporting.markup import Cell, breakable, meter, number, swatch, table, text
+from hocket.reporting.summary import Changes, LaneUse, changes, lane_text, lane_uses, op_costs, timeline_of, totals
+from hocket.reporting.words import MICRO, count_text, duration_text, percent_text, shorten
+
+__all__ = [
+    "changes_section",
+    "comparison_section",
+    "corunning_section",
+    "environment_section",
+    "hero_section",
+    "lanes_section",
+    "ops_section",
+]
+
+_MAX_ROWS = 200
+_NONE = Cell("", "n", -1.0)
+
+
+def hero_section(
+    title: str,
+    plan: Plan,
+    timelines: Mapping[str, Timeline],
+    comparison: Comparison | None,
+    lower_us: float | None,
+    upper_us: float | None,
+) -> str:
+    """The verdict in one line, and the figures behind it."""
+    tiles: list[tuple[str, str, str]] = []
+    headline, lines = title, []
+    shown = timeline_of(plan, timelines)
+    if comparison is not None:
+        headline = _sentence(comparison.outcome) + (", same result bitwise" if comparison.bitwise else "")
+        lines = [comparison.bound, comparison.why]
+        for name, sample in (("Eager", comparison.eager_ms), ("Planned", comparison.planned_ms)):
+            tiles.append((name, _ms(sample.median), f"median of {count_text(sample.runs, 'run')}"))
+    elif shown is not None:
+        headline = f"A planned step takes {duration_text(timelines[shown].makespan_us, MICRO)}"
+        lines = [f"{timelines[shown].source}, not compared with eager in this report"]
+    if lower_us is not None:
+        tiles.append(("Lower bound", duration_text(lower_us, MICRO), "no plan is faster"))
+    if upper_us is not None:
+        tiles.append(("Upper bound", duration_text(upper_us, MICRO), "without any overlap"))
+    if comparison is not None:
+        if comparison.over_bound is not None:
+            tiles.append(("Over the bound", f"{comparison.over_bound:.2f}x", "planned step over lower bound"))
+        result = "bitwise" if comparison.bitwise else comparison.result.removeprefix("max ")
+        tiles.append(("Same result" if comparison.bitwise else "Result", result, "planned against eager"))
+    ops = f"{count_text(len(plan), 'op')}{', ' + plan.planner if plan.planner else ''}"
+    tiles.append(("Plan", count_text(len(plan.lanes), "lane"), ops))
+    items = "".join(
+        f'<div class="tile"><dt>{text(name)}</dt><dd>{text(value)}<small>{text(note)}</small></dd></div>'
+        for name, value, note in tiles
+    )
+    below = " ".join(f"{_sentence(line)}." for line in lines if line)
+    return (
+        f'<header><p class="brand"><b>Hocket</b> · {text(title)}</p><h1>{text(headline)}</h1>'
+        f'<p class="why">{text(below)}</p><dl class="tiles">{items}</dl></header>'
+    )
+
+
+def comparison_section(comparison: Comparison | None, lower_us: float | None) -> str:
+    """Eager and planned as bars and as figures."""
+    if comparison is None:
+        return ""
+    samples = (("eager", comparison.eager_ms), ("planned", comparison.planned_ms))
+    longest = max(sample.median for _, sample in samples) or 1.0
+    bound = None if lower_us is None else lower_us / 1e3
+    mark = f'<u style="left:{min(1.0, bound / longest) * 100:.2f}%"></u>' if bound is not None else ""
+    tracks = "".join(
+        f'<div class="track{" kept" if name == comparison.verdict else ""}"><span>{name}</span>'
+        f'<i><b style="width:{sample.median / longest * 100:.2f}%"></b>{mark}</i><em>{_ms(sample.median)}</em></div>'
+        for name, sample in samples
+    )
+    head = [Cell("milliseconds"), *(Cell(word, "n") for word in ("median", "min", "p90", "runs"))]
+    rows = [
+        [Cell(name), *(number(v, f"{v:,.3f}") for v in (s.median, s.min, s.p90)), number(s.runs, f"{s.runs:,}")]
+        for name, s in samples
+    ]
+    kinds = {position: "kept" for position, (name, _) in enumerate(samples) if name == comparison.verdict}
+    if bound is not None:
+        kinds[len(rows)] = "aside"
+        rows.append([Cell("lower bound"), number(bound, f"{bound:,.3f}"), *([Cell("", "n")] * 3)])
+    dashed = " The dashed line is the lower bound." if bound is not None else ""
+    return (
+        '<section aria-labelledby="comparison"><h2 id="comparison">Eager and planned</h2>'
+        f'<div class="pair"><div class="race">{tracks}<p>Medians; the one in colour was kept.{dashed}</p></div>'
+        f"{table(head, rows, caption='Eager and planned in milliseconds', kinds=kinds)}</div></section>"
+    )
+
+
+def corunning_section(timelines: Mapping[str, Timeline]) -> str:
+    """How many ops run at once, where any do."""
+    if all(max(corunning_of(timeline), default=0) < 2 for timeline in timelines.values()):
+        return ""
+    lead = (
+        "Counted whenever an op starts or ends, with that op. A line is the mean of nearby events, a band their range."
+    )
+    return (
+        '<section aria-labelledby="corunning"><h2 id="corunning">Ops that run at once</h2>'
+        f'<p class="lead">{lead}</p><div id="at-once">{corunning_svg(timelines, width=1120)}</div></section>'
+    )
+
+
+def lanes_section(plan: Plan, timelines: Mapping[str, Timeline], baseline: Plan | None) -> str:
+    """For each timeline and lane: busy, idle, utilisation."""
+    known = [plan] if baseline is None else [plan, baseline]
+    head = [
+        *(Cell(word) for word in ("timeline", "lane", "runs on")),
+        *(Cell(word, "n") for word in ("ops", "busy", "idle", "used")),
+        Cell('<span class="away">utilisation</span>'),
+    ]
+    rows: list[list[Cell]] = []
+    for name, timeline in timelines.items():
+        lanes = {lane.name: lane_text(lane) for p in known if _fits(p, timeline) for lane in p.lanes}
+        rows += [_lane_row(name, use, lanes.get(use.lane, "")) for use in lane_uses(timeline)]
+    body = table(head, rows, caption="Use of the lanes", tall=len(rows) > 12, sortable=len(rows) > 12)
+    heading = '<h2 id="lanes">How busy the lanes are</h2>'
+    return f'<section aria-labelledby="lanes">{heading}{body}</section>'
+
+
+def _lane_row(timeline: str, use: LaneUse, runs_on: str) -> list[Cell]:
+    return [
+        Cell(text(timeline), "name"),
+        Cell(text(use.lane)),
+        Cell(text(runs_on)),
+        number(use.ops, f"{use.ops:,}"),
+        number(use.busy_us, duration_text(use.busy_us, MICRO)),
+        number(use.idle_us, duration_text(use.idle_us, MICRO)),
+        number(use.utilisation, percent_text(use.utilisation)),
+        Cell(meter(use.utilisation)),
+    ]
+
+
+def _fits(plan: Plan, timeline: Timeline) -> bool:
+    return {lane.name for lane in plan.lanes if lane.ops} <= set(timeline.lanes)
+
+
+def ops_section(graph: Graph, plan: Plan, costs: Costs, timelines: Mapping[str, Timeline]) -> str:
+    """The costliest ops, and all ops added up by layer and by role."""
+    found = op_costs(graph, costs, plan)
+    whole_us = sum(row.duration_us for row in found) or 1.0
+    ordered = sorted(found, key=lambda row: -row.duration_us)[:_MAX_ROWS]
+    shown = [name for name, timeline in timelines.items() if timeline.source == "measured"][:3]
+    head = [
+        *(Cell(word) for word in ("op", "role")),
+        *(Cell(text(word), "n") for word in ("cost", "share", *(f"in {shorten(name, 20)}" for name in shown))),
+        *(Cell(word) for word in ("layer", "target")),
+    ]
+    rows = []
+    for op, duration_us, source in ordered:
+        spans = [timelines[name].by_op.get(op.name) for name in shown]
+        rows.append(
+            [
+                Cell(f"<code>{breakable(op.name)}</code>", "name"),
+                Cell(swatch(op.role)),
+                number(duration_us, duration_text(duration_us, MICRO) if source else "?"),
+                number(duration_us, percent_text(duration_us / whole_us)),
+                *(number(s.duration_us, duration_text(s.duration_us, MICRO)) if s else _NONE for s in spans),
+                Cell(text(op.layer)),
+                Cell(f"<code>{text(op.target)}</code>"),
+            ]
+        )
+    some = "" if len(rows) == len(graph) else f" Below are the {len(rows):,} costliest."
+    lead = f"{count_text(len(graph), 'op')}, together {duration_text(whole_us, MICRO)} where the plan runs them.{some}"
+    groups = []
+    for word, totalled in (
+        ("layer", totals(found, lambda op: op.layer)),
+        ("role", totals(found, lambda op: op.role)),
+    ):
+        lines = [
+            [
+                Cell((swatch(t.name) if word == "role" else breakable(t.name)) or "(no layer)", "name"),
+                number(t.ops, f"{t.ops:,}"),
+                number(t.duration_us, duration_text(t.duration_us, MICRO)),
+                number(t.duration_us, percent_text(t.duration_us / whole_us)),
+            ]
+            for t in totalled[:_MAX_ROWS]
+        ]
+        columns = [Cell(word), *(Cell(name, "n") for name in ("ops", "cost", "share"))]
+        body = table(columns, lines, caption=f"Costs by {word}", sortable=True, tall=len(lines) > 8)
+        groups.append(f"<div><h3>By {word}</h3>{body}</div>")
+    return (
+        f'<section aria-labelledby="ops"><h2 id="ops">Costliest ops</h2><p class="lead">{text(lead)}</p>'
+        '<p class="bar"><input id="filter" type="search" placeholder="filter by any column"'
+        ' aria-label="Filter the ops" hidden></p>'
+        f"{table(head, rows, caption='Costliest ops', identity='ops-table', sortable=True, tall=True)}"
+        f'<div class="pair">{"".join(groups)}</div></section>'
+    )
+
+
+def changes_section(graph: Graph, plan: Plan, timelines: Mapping[str, Timeline], baseline: Plan | None) -> str:
+    """What the plan does differently from its baseline, its lanes, and its text."""
+    changed = changes(graph, plan, timelines, baseline)
+    against = f"the plan “{baseline.planner}”" if baseline is not None and baseline.planner else "the serial order"
+    tiles = [("Moved to another lane", changed.moved)]
+    if changed.earlier is not None and changed.later is not None:
+        tiles += [("Start earlier", changed.earlier), ("Start later", changed.later)]
+    items = "".join(
+        f'<div class="tile"><dt>{name}</dt><dd>{len(ops):,}<small>of {count_text(changed.ops, "op")}</small></dd></div>'
+        for name, ops in tiles
+    )
+    waits = sum(len(before) for before in plan.after.values())
+    extra = f" It adds {count_text(waits, 'wait')} beyond the graph's edges." if waits else ""
+    lead = (
+        f"Compared with {against}. An op counts as earlier or later if it overtook others, or was overtaken, "
+        f"in the order in which ops start.{extra}"
+    )
+    head = [Cell("lane"), Cell("runs on"), Cell("ops", "n"), Cell("roles")]
+    rows = [
+        [
+            Cell(text(lane.name), "name"),
+            Cell(text(lane_text(lane))),
+            number(len(lane.ops), f"{len(lane.ops):,}"),
+            Cell(text(_roles(graph, lane.ops))),
+        ]
+        for lane in plan.lanes
+    ]
+    return (
+        '<section aria-labelledby="changes"><h2 id="changes">What the plan changed</h2>'
+        f'<p class="lead">{text(lead)}</p>'
+        f'<dl class="tiles">{items}</dl>{_by_role(graph, changed)}'
+        f"<h3>Lanes of the plan</h3>{table(head, rows, caption='Lanes of the plan', tall=len(rows) > 12)}"
+        f"<details><summary>The plan as text, {count_text(str(plan).count(chr(10)), 'line')}</summary>"
+        f'<pre tabindex="0">{_lines(str(plan))}</pre></details></section>'
+    )
+
+
+def environment_section(comparison: Comparison | None, notes: Sequence[str]) -> str:
+    """Where this was measured."""
+    rows: list[Sequence[Cell]] = []
+    if comparison is not None:
+        pairs = {
+            "target": comparison.target,
+            "device": f"{comparison.device}, {count_text(comparison.cores, 'core')}",
+            **({"planner": comparison.planner} if comparison.planner else {}),
+            **comparison.versions,
+        }
+        rows = [[Cell(text(name)), Cell(text(value), "name")] for name, value in pairs.items()]
+        notes = [*comparison.notes, *notes]
+    if not rows and not notes:
+        return ""
+    body = table([Cell("what"), Cell("which")], rows, caption="Environment") if rows else ""
+    items = "".join(f"<li>{text(note)}</li>" for note in notes)
+    listed = f'<ul class="notes">{items}</ul>' if items else ""
+    heading = '<h2 id="environment">Environment</h2>'
+    return f'<section aria-labelledby="environment">{heading}{body}{listed}</section>'
+
+
+def _by_role(graph: Graph, changed: Changes) -> str:
+    columns = [("moved", changed.moved)]
+    if changed.earlier is not None and changed.later is not None:
+        columns += [("earlier", changed.earlier), ("later", changed.later)]
+    counts = {name: Counter(graph[op].role for op in ops if op in graph.by_name) for name, ops in columns}
+    used = Counter(op.role for op in graph.ops)
+    head = [Cell("role"), Cell("ops", "n"), *(Cell(name, "n") for name, _ in columns)]
+    rows = [
+        [Cell(swatch(role)), number(n, f"{n:,}"), *(number(c[role], f"{c[role]:,}") for c in counts.values())]
+        for role, n in used.most_common()
+    ]
+    return table(head, rows, caption="Changes by role", sortable=True)
+
+
+def _roles(graph: Graph, ops: Sequence[str]) -> str:
+    counts = Counter(graph[op].role if op in graph.by_name else "unknown" for op in ops)
+    return ", ".join(f"{role.replace('_', ' ')} {count:,}" for role, count in counts.most_common())
+
+
+def _lines(words: str) -> str:
+    return "\n".join(text(line) for line in words.split("\n"))
+
+
+def _sentence(words: str) -> str:
+    return words[:1].upper() + words[1:]
+
+
+def _ms(value_ms: float) -> str:
+    return duration_text(value_ms * 1e3, MICRO)

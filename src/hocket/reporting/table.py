@@ -1,0 +1,171 @@
+"""Tables for a terminal, good at 80 columns and without one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hocket.ir import Costs, Graph, Plan, Timeline
+from hocket.reporting.comparison import Comparison, Sample
+from hocket.reporting.summary import lane_text, lane_uses, op_costs
+from hocket.reporting.words import count_text, duration_text, percent_text, plain, shorten
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rich.console import Console, ConsoleOptions
+    from rich.measure import Measurement
+    from rich.table import Table
+    from rich.text import Text
+
+__all__ = ["comparison_table", "ops_table", "plan_table", "timeline_table"]
+
+
+# Titles and captions are set as wide as their table, and wrap badly above a narrow one.
+_MIN_WIDTH = 76
+
+
+def comparison_table(comparison: Comparison) -> Table:
+    """Eager and planned side by side, the bound below, and the verdict underneath."""
+    from rich.text import Text
+
+    kept = comparison.verdict
+    device, cores, ops = comparison.device, count_text(comparison.cores, "core"), count_text(comparison.ops, "op")
+    table = _table(f"{comparison.target} on {device}, {cores}, {ops}")
+    table.min_width = _MIN_WIDTH
+    table.add_column("milliseconds", no_wrap=True)
+    for name in ("median", "min", "p90", "runs"):
+        table.add_column(name, justify="right", no_wrap=True)
+
+    def row(name: str, sample: Sample) -> None:
+        times = (f"{value:,.3f}" for value in (sample.median, sample.min, sample.p90))
+        table.add_row(name, *times, f"{sample.runs:,}", style="bold" if name == kept else None)
+
+    row("eager", comparison.eager_ms)
+    row("planned", comparison.planned_ms)
+    if comparison.lower_bound_ms is not None:
+        table.add_row("lower bound", f"{comparison.lower_bound_ms:,.3f}", "", "", "", style="dim")
+    figures = [f"\nspeedup {comparison.speedup:.2f}x"]
+    if comparison.over_bound is not None:
+        figures.append(f"{comparison.over_bound:.2f}x of the bound")
+    if comparison.planner:
+        figures.append(f"planner {plain(comparison.planner)}")
+    caption = Text(", ".join(figures), style="default")
+    caption.append("\nverdict: ")
+    caption.append(kept, style="bold green" if kept == "planned" else "bold yellow")
+    if comparison.why:
+        caption.append(f" ({plain(comparison.why)})")
+    caption.append(f"\n{comparison.result}")
+    for note in comparison.notes:
+        caption.append(f"\nnote: {plain(note)}")
+    table.caption = caption
+    return table
+
+
+def ops_table(graph: Graph, costs: Costs, top: int = 15, plan: Plan | None = None) -> Table:
+    """The costliest ops, each where `plan` runs it, or at one thread."""
+    rows = op_costs(graph, costs, plan)
+    whole_us = sum(row.duration_us for row in rows)
+    rows.sort(key=lambda row: -row.duration_us)
+    table = _table(f"costliest ops of {len(rows):,}, together {duration_text(whole_us)}")
+    table.expand = True  # names take what the figures leave
+    table.add_column("op", no_wrap=True, ratio=6)
+    table.add_column("layer", no_wrap=True, ratio=4)
+    table.add_column("role", no_wrap=True)
+    table.add_column("target", no_wrap=True, ratio=4)
+    table.add_column("time us", justify="right", no_wrap=True)
+    table.add_column("share", justify="right", no_wrap=True)
+    for row in rows[:top]:
+        time = f"{row.duration_us:,.1f}" if row.source else "?"
+        share = percent_text(row.duration_us / whole_us) if whole_us and row.source else ""
+        op = row.op
+        names = (_Short(op.name), _Short(op.layer), op.role.replace("_", " "), _Short(op.target.removeprefix("aten.")))
+        table.add_row(*names, time, share)
+    rest = rows[top:]
+    if rest:
+        rest_us = sum(row.duration_us for row in rest)
+        share = percent_text(rest_us / whole_us) if whole_us else ""
+        table.add_section()
+        table.add_row(f"{count_text(len(rest), 'other op')}", "", "", "", f"{rest_us:,.1f}", share, style="dim")
+    return table
+
+
+def timeline_table(timeline: Timeline) -> Table:
+    """For each lane how long it was busy and how long it rested."""
+    from rich.progress_bar import ProgressBar
+
+    words = f"{timeline.source} step, {duration_text(timeline.makespan_us)}"
+    table = _table(f"{words}, lanes busy {percent_text(timeline.utilisation)} of it")
+    table.min_width = _MIN_WIDTH
+    table.add_column("lane", no_wrap=True, overflow="ellipsis", max_width=28)
+    for name in ("ops", "busy", "idle", "used"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("", width=16)
+    for use in lane_uses(timeline):
+        table.add_row(
+            _text(use.lane),
+            f"{use.ops:,}",
+            duration_text(use.busy_us),
+            duration_text(use.idle_us),
+            percent_text(use.utilisation),
+            ProgressBar(total=1.0, completed=use.utilisation, width=16, complete_style="green"),
+        )
+    return table
+
+
+def plan_table(graph: Graph, plan: Plan) -> Table:
+    """For each lane what it is, how many ops it runs, and of which roles."""
+    planner = f" by {plan.planner}" if plan.planner else ""
+    table = _table(f"plan{plain(planner)}: {count_text(len(plan), 'op')} on {count_text(len(plan.lanes), 'lane')}")
+    table.add_column("lane", no_wrap=True, overflow="ellipsis", max_width=20)
+    table.add_column("runs on", overflow="fold", max_width=28)
+    table.add_column("ops", justify="right", no_wrap=True)
+    table.add_column("roles", ratio=1)
+    for lane in plan.lanes:
+        counts: dict[str, int] = {}
+        for name in lane.ops:
+            role = graph[name].role.replace("_", " ") if name in graph.by_name else "unknown"
+            counts[role] = counts.get(role, 0) + 1
+        roles = ", ".join(f"{role} {n:,}" for role, n in sorted(counts.items(), key=lambda item: -item[1]))
+        table.add_row(_text(lane.name), _text(lane_text(lane)), f"{len(lane.ops):,}", roles)
+    return table
+
+
+def _table(title: str) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    return Table(
+        title=_text(title),
+        title_style="bold",
+        title_justify="left",
+        caption_style="",
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        show_edge=False,
+        padding=(0, 1, 0, 0),
+        header_style="dim",
+    )
+
+
+@dataclass(frozen=True)
+class _Short:
+    """A name that gives up its middle where the column is too narrow for it."""
+
+    name: str
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        from rich.measure import Measurement
+
+        return Measurement(min(6, len(self.name)), len(self.name))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        yield _text(shorten(plain(self.name), options.max_width))
+
+
+def _text(text: str) -> Text:
+    # A string would be read as markup: an op may be called "[/]".
+    from rich.text import Text
+
+    return Text(plain(text))

@@ -1,0 +1,7 @@
+"""The discrete-event engine: what a plan would take, without running it. No torch."""
+
+from hocket.simulation.engine import simulate
+from hocket.simulation.launches import LAUNCHES
+from hocket.simulation.steps import step_us, unrolled
+
+__all__ = ["LAUNCHES", "simulate", "step_us", "unrolled"]

@@ -1,0 +1,145 @@
+"""`simulate`: the timeline that a plan would have.
+
+One rule: *each lane runs its ops in order; an op starts when its lane has reached it and every op it depends on has
+finished.* As long as nobody has to queue for a link, an op's start is a maximum over ops that came before, so one pass
+in any order that respects the waits gives the whole timeline, to the last bit the one that an event queue would give,
+without a queue. Where transfers compete for a link's channels, lanes for a core through its sibling hardware threads,
+or streams for a GPU, `hocket.simulation.events` takes over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from hocket.errors import InputError
+from hocket.ir import Costs, Graph, Machine, Plan, Timeline
+from hocket.simulation.contention import Contention, Together
+from hocket.simulation.durations import durations
+from hocket.simulation.events import by_events
+from hocket.simulation.launches import released_us
+from hocket.simulation.memory import remember
+from hocket.simulation.multiprocessors import multiprocessors_of
+from hocket.simulation.program import Program, compiled
+from hocket.simulation.sharing import sharing_of
+
+__all__ = ["simulate"]
+
+_Floats = npt.NDArray[np.float64]
+
+
+def simulate(
+    graph: Graph, plan: Plan, costs: Costs, machine: Machine, wait_us: float = 0.0, launches: str = "free"
+) -> Timeline:
+    """The timeline that `plan` would have, if every op took what `costs` says.
+
+    On a lane of cores an op takes its cost at the lane's width on the lane's device, on a stream its cost on that
+    device. On a channel it takes its cost, if it has any, and otherwise what the machine's link takes for the op's
+    `size_bytes`. A link of k channels lets k transfers run side by side; the next ones queue in the order in which
+    they became ready (among equals, in the order of the plan's lanes); a link of None channels never queues.
+
+    Lanes on sibling hardware threads slow each other down as `hocket.simulation.sharing` says, and streams of a GPU as
+    `hocket.simulation.multiprocessors` says, if the costs know shares. An op that depends on one of another lane starts
+    `wait_us` after that has ended at the earliest: the time to wake a thread, 0 by default. With `launches`, ``eager``
+    or ``graph``, ops on streams have to be launched first (`hocket.simulation.launches`), and wait for other streams'
+    events as long as the machine says.
+
+    Returns:
+        A timeline in microseconds whose source is ``simulated``; its spans stand lane after lane, in order.
+
+    Raises:
+        PlanError: the plan runs an op that the graph does not have or leaves one out, or its lanes wait for each
+            other in a circle, which is then named op by op.
+        InputError: there is no cost for an op on its lane, or no link for a channel; or a negative `wait_us` or
+            unknown `launches`.
+
+    Example:
+        >>> from hocket.ir import Costs, Edge, Graph, Lane, Machine, Op, Plan
+        >>> graph = Graph((Op("a"), Op("b"), Op("c")), (Edge("a", "c"), Edge("b", "c")))
+        >>> costs = Costs({"a": {"1": 30.0}, "b": {"1": 40.0}, "c": {"1": 5.0}})
+        >>> plan = Plan((Lane("one", ("a",)), Lane("two", ("b", "c"))))
+        >>> simulate(graph, plan, costs, Machine.of(cores=2)).makespan_us
+        45.0
+    """
+    if not 0.0 <= wait_us < float("inf"):
+        raise InputError(f"simulate: expected wait_us >= 0, got {wait_us!r}")
+    program = compiled(graph, plan)
+    link_of, channels = _contended(plan, machine)
+    sharing = _sharing(graph, plan, costs, machine)
+    released = released_us(graph, plan, machine, launches)
+    waits_us = _waits(plan, machine, wait_us, launches)
+    if channels or sharing is not None or released is not None or any(us != wait_us for us in waits_us):
+        durations_us = durations(graph, plan, costs, machine).tolist()
+        start_us, end_us = by_events(program, durations_us, link_of, channels, waits_us, sharing, released)
+    elif wait_us:
+        start_us, end_us = _with_waits(program, _work(graph, plan, costs, machine), wait_us)
+    else:
+        start_us, end_us = _in_one_pass(program, _work(graph, plan, costs, machine))
+    position = program.position
+    return Timeline.of_columns({lane.name: lane.ops for lane in plan.lanes}, start_us[position], end_us[position])
+
+
+def _in_one_pass(program: Program, work_us: list[float]) -> tuple[_Floats, _Floats]:
+    """When each op starts and ends, in the order of the graph."""
+    steps = program.steps
+    ends = [0.0]
+    append = ends.append
+    for a, b, work in zip(steps.left, steps.right, work_us, strict=True):
+        x = ends[a]
+        y = ends[b]
+        append((x if x > y else y) + work)
+    end_us = np.array(ends)
+    # An op starts at the very maximum to which its last step added the duration.
+    start_us = np.maximum(end_us[steps.last_left], end_us[steps.last_right])
+    return start_us, end_us[steps.last + 1]
+
+
+def _with_waits(program: Program, work_us: list[float], wait_us: float) -> tuple[_Floats, _Floats]:
+    """The same, where what comes from another lane (always a step's right slot) comes later by `wait_us`."""
+    steps = program.steps
+    ends = [0.0]
+    for a, b, work in zip(steps.left, steps.right, work_us, strict=True):
+        ends.append((max(ends[a], ends[b] + wait_us) if b else ends[a]) + work)
+    end_us = np.array(ends)
+    others_us = np.where(steps.last_right > 0, end_us[steps.last_right] + wait_us, 0.0)
+    return np.maximum(end_us[steps.last_left], others_us), end_us[steps.last + 1]
+
+
+def _sharing(graph: Graph, plan: Plan, costs: Costs, machine: Machine) -> Contention | None:
+    found = [sharing_of(plan, machine), multiprocessors_of(graph, plan, costs, machine)]
+    parts: list[Contention] = [part for part in found if part is not None]
+    return Together(*parts) if len(parts) > 1 else parts[0] if parts else None
+
+
+def _waits(plan: Plan, machine: Machine, wait_us: float, launches: str) -> list[float]:
+    """For each lane how much later an op starts than an op of another lane ends that it waits for."""
+    event_us = {device.name: device.event_us for device in machine.devices} if launches != "free" else {}
+    return [max(wait_us, event_us.get(lane.device, 0.0)) if lane.kind == "stream" else wait_us for lane in plan.lanes]
+
+
+@remember
+def _work(graph: Graph, plan: Plan, costs: Costs, machine: Machine) -> list[float]:
+    """What each step of the program takes: an op's duration at its last step, nothing before."""
+    steps = compiled(graph, plan).steps
+    work = np.zeros(len(steps.left))
+    work[steps.last] = durations(graph, plan, costs, machine)
+    return work.tolist()
+
+
+def _contended(plan: Plan, machine: Machine) -> tuple[Sequence[int], list[int]]:
+    """For each lane the link it must queue for (-1: none), and how many channels each of these links has."""
+    users: dict[tuple[str, str], list[int]] = {}
+    for number, lane in enumerate(plan.lanes):
+        if lane.kind == "channel" and lane.ops:
+            users.setdefault(lane.ends, []).append(number)
+    link_of = [-1] * len(plan.lanes)
+    channels: list[int] = []
+    for ends, lanes in users.items():
+        limit = machine.link(*ends).channels
+        if limit is not None and limit < len(lanes):
+            for lane_number in lanes:
+                link_of[lane_number] = len(channels)
+            channels.append(limit)
+    return link_of, channels

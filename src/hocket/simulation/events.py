@@ -1,0 +1,126 @@
+"""Simulation by events, for what one pass cannot know: who goes first on a link, and who slows whom down on a core.
+
+Where a link lets k transfers run side by side and more than k lanes use it, who goes first depends on who was ready
+first, so time has to be walked instant by instant. Within one instant everything that needs no such link starts, and
+ends if it takes no time; only then are the links handed out: to who has waited longest, and among equals to the lane
+that stands first in the plan.
+
+Where lanes share cores through sibling hardware threads, or streams a GPU, an op's end moves whenever another one
+starts or ends beside it. So it is a `hocket.simulation.contention.Contention` that is asked for the next end of those.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from heapq import heapify, heappop, heappush
+
+import numpy as np
+import numpy.typing as npt
+
+from hocket.simulation.contention import Contention
+from hocket.simulation.program import Program
+
+__all__ = ["by_events"]
+
+
+def by_events(
+    program: Program,
+    durations_us: Sequence[float],
+    link_of: Sequence[int],
+    channels: Sequence[int],
+    waits_us: Sequence[float],
+    sharing: Contention | None = None,
+    released_us: Sequence[float] | None = None,
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """When each op starts and ends.
+
+    Args:
+        program: the plan.
+        durations_us: how long each op takes, in the order of the graph.
+        link_of: for each lane the number of the link it has to queue for; -1: none.
+        channels: for each of these links how many transfers fit side by side.
+        waits_us: for each lane how long it takes to notice that an op of another lane has ended.
+        sharing: the lanes that slow each other down.
+        released_us: for each op before when it may not start.
+    """
+    begin, after, waits = program.followers
+    lane = program.lane.tolist()
+    before = program.before.tolist()
+    following = {other: (op,) for op, other in enumerate(before)}
+    waiting = [count + (other >= 0) for count, other in zip(waits, before, strict=True)]
+    start_us = [0.0] * len(program)
+    end_us = [0.0] * len(program)
+    free = list(channels)
+    queues: list[list[tuple[float, int, int]]] = [[] for _ in channels]
+    changed: set[int] = set()  # links that may have both a free channel and a queue
+    # What happens next: at which time, and to which op; ops beyond the last are told of an end on another lane.
+    events: list[tuple[float, int]] = []
+    for op, at_us in enumerate(released_us or ()):
+        if at_us > 0:
+            waiting[op] += 1
+            events.append((at_us, len(program) + op))
+    heapify(events)
+    ready = [op for op, count in enumerate(waiting) if count == 0]
+    now_us = 0.0
+
+    def run(op: int) -> None:
+        start_us[op] = now_us
+        if sharing is not None and lane[op] in sharing:
+            sharing.begin(lane[op], op, durations_us[op], now_us)
+        else:
+            heappush(events, (now_us + durations_us[op], op))
+
+    def told(op: int) -> None:
+        waiting[op] -= 1
+        if not waiting[op]:
+            ready.append(op)
+
+    def ended(op: int) -> None:
+        end_us[op] = now_us
+        for follower in after[begin[op] : begin[op + 1]]:
+            wait_us = waits_us[lane[follower]] if lane[follower] != lane[op] else 0.0
+            if wait_us:
+                heappush(events, (now_us + wait_us, len(program) + follower))
+            else:
+                told(follower)
+        for follower in following.get(op, ()):
+            told(follower)
+
+    while True:
+        for op in ready:
+            link = link_of[lane[op]]
+            if link < 0:
+                run(op)
+            else:
+                heappush(queues[link], (now_us, lane[op], op))
+                changed.add(link)
+        ready.clear()
+        next_us = min(events[0][0] if events else math.inf, sharing.next_us if sharing is not None else math.inf)
+        if changed and next_us > now_us:
+            for link in changed:
+                queue = queues[link]
+                while queue and free[link]:
+                    free[link] -= 1
+                    run(heappop(queue)[2])
+            changed.clear()
+            continue
+        if next_us == math.inf:
+            return np.array(start_us), np.array(end_us)
+        now_us = next_us
+        if not events or events[0][0] > now_us:
+            # Everything else that happens at this instant has happened.
+            assert sharing is not None
+            for op, started_us in sharing.ended(now_us):
+                start_us[op] = started_us
+                ended(op)
+            continue
+        _, op = heappop(events)
+        if op >= len(program):
+            told(op - len(program))
+            continue
+        link = link_of[lane[op]]
+        if link >= 0:
+            free[link] += 1
+            changed.add(link)
+        ended(op)

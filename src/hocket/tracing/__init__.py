@@ -1,0 +1,53 @@
+"""A torch training step becomes a `hocket.ir.Graph`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hocket.tracing.captured import Captured
+
+__all__ = ["capture"]
+
+
+def capture(
+    step: Callable[[Any], Any],
+    model: Any,
+    optimizer: Any,
+    batch: Any,
+    *,
+    split: bool = True,
+    pays: Callable[[str, str], bool] | None = None,
+) -> Captured:
+    """Capture one whole training step as a graph; nothing of the user's changes.
+
+    The step runs on the given batch (more often when the optimizer has no state yet, or when the step branches on a
+    number that is moved while it is traced) and is then undone: parameters, buffers, gradients, optimizer state and
+    random state are what they were. What the step reads of its batch in Python (``if mask.all()``) is guarded: for a
+    batch with another outcome, `Captured.begin` returns None.
+
+    Args:
+        step: ``step(batch) -> loss``, closing over model and optimizer.
+        model: a module, or a list of modules.
+        optimizer: an optimizer, or a list of optimizers.
+        batch: any tree of tensors and plain values.
+        split: take a convolution's backward apart into activation, weight and bias gradient.
+        pays: ``pays(name, part) -> bool``, asked for each part of a split op (``activation``, ``weight``, ``bias``);
+            the parts that do not pay stay together in one op.
+
+    Returns:
+        A `Captured`; its ``graph`` is a `hocket.ir.Graph`.
+
+    Raises:
+        CaptureError: the step cannot become a graph (it branches on what it computes, changes shapes, ...); says why
+            and where, even if the step itself swallowed the error.
+
+    Example:
+        >>> captured = hocket.capture(step, model, optimizer, batch)  # doctest: +SKIP
+        >>> captured.graph.ops[0].target  # doctest: +SKIP
+        'aten.convolution'
+    """
+    from hocket.tracing.captured import capture_step
+
+    return capture_step(step, model, optimizer, batch, split=split, pays=pays)

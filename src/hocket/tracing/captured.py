@@ -1,0 +1,354 @@
+"""`Captured`: a step that became a graph, and what it takes to run it again on live state."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from hocket.errors import CaptureError, StaleCaptureError
+from hocket.heap import collections_held, trim_heap
+from hocket.interrupts import held_interrupts
+from hocket.ir import Graph
+from hocket.tracing.batch_reads import BatchNumber
+from hocket.tracing.lower import Lowered, lower
+from hocket.tracing.program import Program, compile_action, compile_tape
+from hocket.tracing.state import PLAIN, BatchLeaf, Entry, Gradient, Inventory, LiveLeaf, Saved, inventory
+from hocket.tracing.trace import Trace, trace_step
+from hocket.tracing.watch import schedulers_refused
+
+__all__ = ["Captured", "Frame", "capture_step", "relowered", "signature_of"]
+
+# Tracing replaces functions of torch and of `math` for the whole process, and puts back what it found.
+_ONE_AT_A_TIME = threading.RLock()
+
+
+@dataclass
+class Frame:
+    """The working memory of one step: a value for each slot, and the numbers of the tape."""
+
+    values: list[Any]
+    numbers: list[Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Captured:
+    """One training step as a graph, bound to the model and the optimizer it came from.
+
+    Attributes:
+        graph: the ops, their roles, and what must come before what.
+        program: the same ops for an executor.
+        step: the user's own step.
+        batch: the batch it was captured with.
+        trace: what `make_fx` and the watch saw.
+        lowered: which slot holds which value of the trace.
+        signature: what must be so again for the graph to stand for the step.
+        stand_ins: state that the optimizer had not made yet when the step was captured, for timing only.
+        kinds: of each slot that is filled from a parameter group what it held: a tensor of which shape and dtype.
+    """
+
+    graph: Graph
+    program: Program
+    step: Callable[[Any], Any]
+    batch: Any
+    trace: Trace
+    lowered: Lowered
+    signature: tuple[Any, ...]
+    stand_ins: dict[int, torch.Tensor]
+    kinds: dict[int, Any]
+
+    def fits(self, batch: Any) -> bool:
+        """Whether this graph may stand for ``step(batch)`` now: same shapes, same modes, same gradients present."""
+        return signature_of(self.trace.places, batch) == self.signature
+
+    def begin(self, batch: Any, *, prologue: bool = True) -> Frame | None:
+        """Read all inputs and numbers; None where a guard on a number or on the batch no longer holds, or an option is
+        of another kind.
+
+        Raises:
+            StaleCaptureError: state that the step needs is not there (not made yet, or cleared).
+        """
+        leaves, _ = tree_flatten(batch)
+        values: list[Any] = [None] * self.program.num_slots
+        try:
+            numbers = self._numbers(leaves)
+            if numbers is None:
+                return None
+            for slot, source in self.inputs:
+                values[slot] = leaves[source.index] if type(source) is BatchLeaf else source.get()
+            for slot, _, kind in self._options:
+                if _kind_of(values[slot]) != kind:
+                    return None
+            for gradient in self._read_gradients:
+                if gradient.get() is None:
+                    raise KeyError(gradient.name)
+        except KeyError as error:
+            raise StaleCaptureError(f"there is no {error} yet: run one eager step before the planned ones") from None
+        for gradient in self._unread_gradients:
+            # As eager's zero_grad does: the old gradient's memory is free during the step.
+            gradient.set(None)
+        return self._started(values, numbers) if prologue else Frame(values, numbers)
+
+    def holds(self, batch: Any) -> bool:
+        """Whether `begin` would begin: guards on numbers and this batch, kinds of options, and all state is there."""
+        leaves, _ = tree_flatten(batch)
+        try:
+            for _, source in self.inputs:
+                if type(source) is not BatchLeaf:
+                    source.get()
+            return (
+                self._numbers(leaves) is not None
+                and all(_kind_of(option.get()) == kind for _, option, kind in self._options)
+                and all(gradient.get() is not None for gradient in self._read_gradients)
+            )
+        except KeyError:
+            return False  # state that the step needs is not there
+
+    def rehearse(self) -> Frame:
+        """A frame on copies of everything: it can be run and thrown away, and nothing of the user's changes."""
+        copies = {slot: self._copied(slot, source) for slot, source in self.inputs}
+        read = self.trace.batch_guards.evaluate(tree_flatten(self.batch)[0])
+        numbers = None if read is None else self._evaluate([self._number(x, read) for x in self.trace.tape.leaves])
+        if numbers is None:
+            raise CaptureError("the numbers of the optimizer changed since the step was captured; capture it again")
+        values = [copies.get(slot) for slot in range(self.program.num_slots)]
+        return self._started(values, numbers)
+
+    def finish(self, frame: Frame) -> Any:
+        """Put gradients, rebound state and numbers in their places, and return what the step returns."""
+        values, numbers = frame.values, frame.numbers
+        for gradient, slot in self._gradients:
+            gradient.set(None if slot is None else values[slot])
+        for entry, slot in self._rebound:
+            value = values[slot]
+            entry.set(value.detach().requires_grad_() if entry in self.trace.with_grad else value)
+        for number, reference in self.trace.numbers.items():
+            number.set(numbers[reference.index])
+        leaves: list[Any] = []
+        for kind, leaf in self.trace.result.leaves:
+            if kind == "value":
+                leaves.append(leaf)
+            elif kind == "number":
+                leaves.append(numbers[leaf.index])
+            else:
+                # Detached: a parameter that is returned as it stands must not leave as the parameter itself.
+                value = values[self.lowered.slot_of[leaf]].detach()
+                leaves.append(value.item() if kind == "item" else value)
+        result, added = tree_unflatten(leaves, self.trace.result.spec)
+        for each, new in zip(self.trace.appended, added, strict=True):
+            each.target.extend(new)
+        return result
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Every tensor that outlives the step, by name: parameters, buffers, optimizer state, as they are now."""
+        places = self.trace.places
+        return {entry.name: entry.get() for entry in (*places.parameters, *places.tensors)}
+
+    def written(self) -> list[torch.Tensor]:
+        """The live tensors from outside that a step writes in place."""
+        roots = {root for note in self.trace.notes.values() for root in note.writes}
+        nodes = {self.lowered.slot_of[node]: root for node, root in self.trace.roots.items()}
+        found = [s.get() for slot, s in self.inputs if nodes[slot] in roots and type(s) is not BatchLeaf]
+        return [tensor for tensor in found if tensor is not None]
+
+    def _numbers(self, batch: list[Any]) -> list[Any] | None:
+        """The values of the tape; None where a guard fails, or where there is a row of numbers now, or none."""
+        of_batch = self.trace.batch_guards.evaluate(batch)
+        if of_batch is None:
+            return None
+        try:
+            read = [_read(leaf, batch, of_batch) for leaf in self.trace.tape.leaves]
+        except (AttributeError, IndexError, RuntimeError, TypeError):
+            return None  # a number where there was a pair or a tensor, or a row where there was a number
+        for number in read:
+            if not isinstance(number, (int, float)):
+                return None
+        return self._evaluate(read)
+
+    def _started(self, values: list[Any], numbers: list[Any]) -> Frame:
+        with torch.no_grad():
+            self._prologue(values, numbers)
+        return Frame(values, numbers)
+
+    def _copied(self, slot: int, source: Any) -> Any:
+        if slot in self.stand_ins:
+            return self.stand_ins[slot].detach().clone()
+        value = tree_flatten(self.batch)[0][source.index] if type(source) is BatchLeaf else source.get()
+        return value.detach().clone()
+
+    def _number(self, leaf: Any, of_batch: list[Any]) -> Any:
+        try:
+            return _read(leaf, tree_flatten(self.batch)[0], of_batch)
+        except KeyError:
+            return 1.0  # a step count that is not there yet: the first step is the one being timed
+
+    @cached_property
+    def _evaluate(self) -> Callable[[Sequence[Any]], list[Any] | None]:
+        return compile_tape(self.trace.tape)
+
+    @cached_property
+    def _prologue(self) -> Callable[[list[Any], list[Any]], None]:
+        return compile_action(self.program.prologue)
+
+    @cached_property
+    def inputs(self) -> tuple[tuple[int, Any], ...]:
+        """Slot and source of everything that the program reads from outside."""
+        read = {slot for action in (*self.program.actions, self.program.prologue) for slot in action.reads}
+        return tuple((s, source) for s, source in self.program.inputs.items() if s in read or s in self.program.kept)
+
+    @cached_property
+    def _options(self) -> tuple[tuple[int, Any, Any], ...]:
+        return tuple((slot, source, self.kinds[slot]) for slot, source in self.inputs if slot in self.kinds)
+
+    @cached_property
+    def _gradients(self) -> tuple[tuple[Gradient, int | None], ...]:
+        slot_of = self.lowered.slot_of
+        return tuple((g, None if n is None else slot_of[n]) for g, n in self.trace.gradients.items())
+
+    @cached_property
+    def _rebound(self) -> tuple[tuple[Entry, int], ...]:
+        return tuple((entry, self.lowered.slot_of[node]) for entry, node in self.trace.rebound.items())
+
+    @cached_property
+    def _read_gradients(self) -> tuple[Gradient, ...]:
+        return tuple(source for _, source in self.inputs if type(source) is Gradient)
+
+    @cached_property
+    def _unread_gradients(self) -> tuple[Gradient, ...]:
+        read = {id(source) for _, source in self.inputs}
+        return tuple(gradient for gradient, _ in self._gradients if id(gradient) not in read)
+
+
+def capture_step(
+    step: Callable[[Any], Any],
+    model: Any,
+    optimizer: Any,
+    batch: Any,
+    *,
+    split: bool = True,
+    pays: Callable[[str, str], bool] | None = None,
+    **known: Any,
+) -> Captured:
+    """See `hocket.capture`; what else is `known` of the step is for `hocket.tracing.trace.trace_step`."""
+    with held_interrupts(), _ONE_AT_A_TIME, collections_held(), schedulers_refused():
+        found = _capture_step(step, model, optimizer, batch, split, pays, known)
+    trim_heap()
+    return found
+
+
+def _capture_step(
+    step: Callable[[Any], Any],
+    model: Any,
+    optimizer: Any,
+    batch: Any,
+    split: bool,
+    pays: Callable[[str, str], bool] | None,
+    known: dict[str, Any],
+) -> Captured:
+    places = inventory(model, optimizer)
+    if _has_state(places):
+        trace = trace_step(step, model, optimizer, batch, **known)
+        return _captured(trace, signature_of(trace.places, batch), step, batch, split, pays, {})
+    # The optimizer makes its state in its first step. Let it, and take everything back afterwards.
+    saved = Saved(places, [leaf for leaf in tree_flatten(batch)[0] if isinstance(leaf, torch.Tensor)])
+    try:
+        step(batch)
+        trace = trace_step(step, model, optimizer, batch, **known)
+        signature = signature_of(trace.places, batch)
+        made = {
+            position: source.get().detach().clone()
+            for position, source in enumerate(trace.sources)
+            if isinstance(source, (Entry, Gradient)) and source.kind in ("state", "gradient")
+        }
+    finally:
+        saved.restore()
+    return _captured(trace, signature, step, batch, split, pays, made)
+
+
+def _captured(
+    trace: Trace,
+    signature: tuple[Any, ...],
+    step: Callable[[Any], Any],
+    batch: Any,
+    split: bool,
+    pays: Callable[[str, str], bool] | None,
+    made: dict[int, torch.Tensor],
+) -> Captured:
+    lowered = lower(trace, split_backward=split, pays=pays)
+    places = {id(source): position for position, source in enumerate(trace.sources)}
+    stand_ins = {
+        slot: made[places[id(source)]] for slot, source in lowered.program.inputs.items() if places[id(source)] in made
+    }
+    inputs = lowered.program.inputs.items()
+    kinds = {slot: _kind_of(source.get()) for slot, source in inputs if source.kind == "group"}
+    return Captured(lowered.graph, lowered.program, step, batch, trace, lowered, signature, stand_ins, kinds)
+
+
+def relowered(captured: Captured, *, split: bool, pays: Callable[[str, str], bool] | None = None) -> Captured:
+    """The same captured step with its convolutions' backward split otherwise; nothing is traced again."""
+    lowered = lower(captured.trace, split_backward=split, pays=pays)
+    stand_ins = {slot: captured.stand_ins[slot] for slot in lowered.program.inputs if slot in captured.stand_ins}
+    return Captured(
+        lowered.graph,
+        lowered.program,
+        captured.step,
+        captured.batch,
+        captured.trace,
+        lowered,
+        captured.signature,
+        stand_ins,
+        captured.kinds,
+    )
+
+
+def signature_of(places: Inventory, batch: Any, live_leaves: Collection[int] = ()) -> tuple[Any, ...]:
+    """What a graph is good for: shapes of the batch, modes of the modules, which gradients are there, autocast.
+
+    Of `live_leaves` (counted among the leaves of the batch that are no tensors) the value does not matter.
+    """
+    leaves, spec = tree_flatten(batch)
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    shapes = tuple([(t.shape, t.stride(), t.dtype, t.device, t.requires_grad) for t in tensors])
+    # 1, 1.0 and True are equal but do not compute the same; of what is not plain only the type can be told.
+    others = [leaf for leaf in leaves if not isinstance(leaf, torch.Tensor)]
+    values = tuple(
+        [
+            (type(leaf), leaf if isinstance(leaf, PLAIN) and place not in live_leaves else None)
+            for place, leaf in enumerate(others)
+        ]
+    )
+    # A tensor that stands in two places of the batch is one tensor in the graph.
+    first: dict[int, int] = {}
+    twice = tuple([first.setdefault(id(tensor), place) for place, tensor in enumerate(tensors)])
+    modes = tuple([module.training for module in places.modules])
+    present = tuple([(p.requires_grad, p.grad is None) for p in [entry.get() for entry in places.parameters]])
+    autocast = tuple([torch.is_autocast_enabled(d) and torch.get_autocast_dtype(d) for d in ("cpu", "cuda")])
+    grad, dtype = torch.is_grad_enabled(), torch.get_default_dtype()
+    return (spec, shapes, values, twice, modes, present, places.versions(), autocast, grad, dtype)
+
+
+def _read(leaf: Any, batch: list[Any], of_batch: list[Any]) -> Any:
+    """The number of one leaf of the tape."""
+    if type(leaf) is BatchNumber:
+        return of_batch[leaf.position]
+    return batch[leaf.index] if type(leaf) is LiveLeaf else leaf.get()
+
+
+def _kind_of(option: Any) -> Any:
+    return (option.shape, option.dtype, option.device) if isinstance(option, torch.Tensor) else type(option)
+
+
+def _has_state(places: Inventory) -> bool:
+    """Whether every optimizer has taken a step (one without any state, plain SGD, never shows it and need not)."""
+    for optimizer in places.optimizers:
+        if optimizer.state:
+            continue
+        stateless = type(optimizer) is torch.optim.SGD and not any(g["momentum"] for g in optimizer.param_groups)
+        if not stateless:
+            return False
+    return True

@@ -1,0 +1,63 @@
+"""Which phase of the step and which module an op belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+__all__ = ["ModuleTracker"]
+
+
+class ModuleTracker:
+    """Which phase and module the step is in, kept by hooks on the user's modules and optimizers."""
+
+    def __init__(self, paths: dict[torch.nn.Module, str], optimizers: tuple[torch.optim.Optimizer, ...]) -> None:
+        self._stack: list[str] = []
+        self._updating = 0
+        self._layer_of_sequence: dict[int, str] = {}
+        self._handles = []
+        for module, path in paths.items():
+            self._handles.append(module.register_forward_pre_hook(self._entering(path), prepend=True))
+            self._handles.append(module.register_forward_hook(self._leaving(), always_call=True))
+        for optimizer in optimizers:
+            self._handles.append(optimizer.register_step_pre_hook(self._update_begins))
+            self._handles.append(optimizer.register_step_post_hook(self._update_ends))
+
+    def close(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def here(self) -> tuple[str, str]:
+        """Phase and layer of the op that is about to run."""
+        node = torch._C._current_autograd_node()
+        if self._updating:
+            return "update", ""
+        if node is not None:
+            return "backward", self._layer_of_sequence.get(node._sequence_nr(), "")
+        return "forward", self._stack[-1] if self._stack else ""
+
+    def ran(self, layer: str) -> None:
+        """Remember which layer the autograd node belongs to that the last forward op made."""
+        # An op that makes no node leaves the number where it was; the node belongs to the first op that saw it.
+        number: int = torch.autograd._get_sequence_nr() - 1  # type: ignore[attr-defined]
+        self._layer_of_sequence.setdefault(number, layer)
+
+    def _entering(self, path: str) -> Callable[..., None]:
+        def hook(module: torch.nn.Module, args: Any) -> None:
+            self._stack.append(path)
+
+        return hook
+
+    def _leaving(self) -> Callable[..., None]:
+        def hook(module: torch.nn.Module, args: Any, output: Any) -> None:
+            self._stack.pop()
+
+        return hook
+
+    def _update_begins(self, *_: Any) -> None:
+        self._updating += 1
+
+    def _update_ends(self, *_: Any) -> None:
+        self._updating -= 1

@@ -1,0 +1,171 @@
+"""Values that a step can reach, grouped by the object that holds them.
+
+A `Group` is what one owner holds: the named entries of a dict (an instance's, a module's, a class's), the items of a
+list, the content of a closure cell, the kind of a tensor. A `Place` is one value of a group, which can be read and
+written: what a step rebinds, and numbers that change between steps, become inputs and outputs of its graph that way.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+__all__ = ["Group", "Path", "Place", "describe", "is_number", "is_plain", "members_of", "same", "shown"]
+
+# A path is a link to the path of the owner and how to get on from there; the text is put together when it is asked for.
+Path = tuple[Any, str, Any]
+
+_PLAIN = (
+    int, float, complex, str, bytes, bool, type(None), type(Ellipsis), type(NotImplemented), range, slice, enum.Enum,
+    np.generic, np.dtype, torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size,
+)  # fmt: skip
+
+_SHOWN_CHARACTERS = 60
+
+
+def is_plain(value: Any) -> bool:
+    """Whether `value` is immutable all through, so that it is told by its type and by equality."""
+    if type(value) is tuple:
+        return all(is_plain(element) for element in value)
+    return isinstance(value, _PLAIN)
+
+
+def is_number(value: Any) -> bool:
+    """Whether `value` is a plain int or float (a bool chooses code, and is none)."""
+    return type(value) in (int, float)
+
+
+def same(first: Any, second: Any) -> bool:
+    """Whether nothing that reads one could tell it from the other; objects are the same only as one object."""
+    if first is second:
+        return True
+    if type(first) is not type(second) or not is_plain(first):
+        return False
+    if type(first) is float:
+        return struct.pack("d", first) == struct.pack("d", second)
+    if type(first) is tuple:
+        return len(first) == len(second) and all(map(same, first, second))
+    return bool(first == second)
+
+
+def members_of(values: Iterable[Any]) -> frozenset[Any]:
+    """What is in a set: plain values with their types, objects by identity."""
+    return frozenset((type(each), each) if is_plain(each) else id(each) for each in values)
+
+
+def describe(path: Path) -> str:
+    """``trainer.ema['weight']``, ``closure of step: count``."""
+    owner, form, key = path
+    before = describe(owner) if owner else ""
+    if form == "":
+        return str(key)
+    if form == ".":
+        return f"{before}.{key}"
+    if form == "[]":
+        text = repr(key)
+        return f"{before}[{text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + '...'}]"
+    return form.format(before, key)
+
+
+def shown(value: Any) -> str:
+    """A value in a message: as it is if it is plain, else its type."""
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    text = repr(value) if is_plain(value) else f"a {type(value).__name__}"
+    return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "..."
+
+
+class Group:
+    """The values that one owner holds.
+
+    Attributes:
+        kind: ``dict``, ``class``, ``cell``, ``list``, ``sequence``, ``slots``, ``function``, ``tensor``, ``buffer``,
+            ``set``, ``state`` (of a generator or an iterator, compared but never guarded: reading advances it).
+        owner: the object.
+        path: how the step reaches it.
+        keys, values: in step with each other.
+        whole: further keys matter, and their order.
+        form: how a message spells a key: ``.``, ``[]``, or not at all.
+        rebindable: which tensor stands here may change (buffers: a captured step reads and writes them anew).
+        counts: which keys matter, where not all do.
+    """
+
+    __slots__ = ("counts", "form", "keys", "kind", "owner", "path", "rebindable", "values", "whole")
+
+    def __init__(
+        self,
+        kind: str,
+        owner: Any,
+        path: Path,
+        keys: Any,
+        values: Any,
+        *,
+        form: str = "",
+        rebindable: bool = False,
+        counts: Callable[[str], bool] | None = None,
+    ) -> None:
+        self.kind = kind
+        self.owner = owner
+        self.path = path
+        self.keys = keys
+        self.values = values
+        self.whole = counts is None
+        self.form = form
+        self.rebindable = rebindable
+        self.counts = counts
+
+    def place(self, position: int) -> Place:
+        return Place(self.kind, self.owner, self.keys[position], self.path_of(self.keys[position]))
+
+    def path_of(self, key: Any) -> Path:
+        return (self.path, self.form, key) if self.form else self.path
+
+
+@dataclass(frozen=True, eq=False)
+class Place:
+    """One value that can be read and written.
+
+    Args:
+        kind: of the group it belongs to: ``dict``, ``cell``, ``list``, ``slots`` and ``class`` can be written.
+        owner: the dict, cell, list, object or class.
+        key: where in it.
+        path: how the step reaches it.
+    """
+
+    kind: str
+    owner: Any
+    key: Any
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return describe(self.path)
+
+    @property
+    def identity(self) -> tuple[str, int, Any]:
+        return (self.kind, id(self.owner), self.key)
+
+    @property
+    def is_writable(self) -> bool:
+        return self.kind in ("dict", "cell", "list", "slots")
+
+    def get(self) -> Any:
+        if self.kind == "cell":
+            return self.owner.cell_contents
+        if self.kind == "slots":
+            return getattr(self.owner, self.key)
+        return self.owner[self.key]
+
+    def set(self, value: Any) -> None:
+        if self.kind == "cell":
+            self.owner.cell_contents = value
+        elif self.kind == "slots":
+            setattr(self.owner, self.key, value)
+        else:
+            self.owner[self.key] = value

@@ -1,0 +1,185 @@
+"""`Program`: the torch side of a captured step, op by op, ready to be run by any executor.
+
+Values live in numbered *slots*. A `Call` reads slots, runs one ATen op and fills slots. An `Action` is what a `Graph`
+calls an op: one call that computes, and the views of its results, which cost nothing and go where it goes. Views of
+parameters and of the batch stand in the `prologue`.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hocket.tracing.scalars import Tape, TapeRef
+
+__all__ = ["Action", "Call", "Program", "Slot", "compile_action", "compile_tape", "slots_in"]
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A place in an op's arguments that is filled from slot `index`."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class Call:
+    """``slots[outs[i]] = func(*args, **kwargs)[i]``.
+
+    `outs` maps the position in the result to a slot; the position None stands for the whole result.
+    """
+
+    func: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    outs: dict[int | None, int]
+
+    @property
+    def reads(self) -> tuple[int, ...]:
+        return tuple(dict.fromkeys(slots_in((self.args, self.kwargs))))
+
+
+@dataclass(frozen=True)
+class Action:
+    """One op of the graph: the calls it consists of, and whether it runs in grad mode (without recording)."""
+
+    name: str
+    calls: tuple[Call, ...]
+    layer: str = ""
+    grad_mode: bool = False
+
+    @property
+    def reads(self) -> tuple[int, ...]:
+        """Slots that other actions (or the prologue) fill."""
+        own = {slot for call in self.calls for slot in call.outs.values()}
+        return tuple(dict.fromkeys(slot for call in self.calls for slot in call.reads if slot not in own))
+
+    @property
+    def fills(self) -> tuple[int, ...]:
+        return tuple(slot for call in self.calls for slot in call.outs.values())
+
+
+@dataclass(frozen=True)
+class Program:
+    """All actions in program order, and the slots they work on.
+
+    Attributes:
+        actions: one for each op of the graph, in the graph's order.
+        prologue: views of inputs, run before the first action.
+        num_slots: number of slots.
+        inputs: slot -> source, for what is read before the first action.
+        kept: slots that are needed after the last action (results, gradients).
+    """
+
+    actions: tuple[Action, ...]
+    prologue: Action
+    num_slots: int
+    inputs: dict[int, Any]
+    kept: frozenset[int]
+    by_name: dict[str, Action] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "by_name", {action.name: action for action in self.actions})
+
+    def readers(self) -> dict[int, list[str]]:
+        """For each slot the actions that read it, in program order."""
+        found: dict[int, list[str]] = {}
+        for action in self.actions:
+            for slot in action.reads:
+                found.setdefault(slot, []).append(action.name)
+        return found
+
+
+def slots_in(value: Any) -> Iterator[int]:
+    """Every slot named anywhere in `value`."""
+    if isinstance(value, Slot):
+        yield value.index
+    elif isinstance(value, (tuple, list)):
+        for element in value:
+            yield from slots_in(element)
+    elif isinstance(value, dict):
+        for element in value.values():
+            yield from slots_in(element)
+
+
+def compile_action(action: Action, frees: tuple[int, ...] = ()) -> Callable[[list[Any], list[Any]], None]:
+    """One Python function ``run(v, s)`` for an action: `v` are the slots, `s` the values of the tape.
+
+    It ends by emptying the slots `frees`, so that their memory goes back when the last reader is done.
+    """
+    names: dict[str, Any] = {}
+    body: list[str] = []
+    for number, call in enumerate(action.calls):
+        # `_op` is the bound C++ entry of an OpOverload; going there directly saves one Python frame a call.
+        names[f"f{number}"] = getattr(call.func, "_op", call.func)
+        arguments = [_source(argument, names) for argument in call.args]
+        arguments += [f"{key}={_source(value, names)}" for key, value in call.kwargs.items()]
+        expression = f"f{number}({', '.join(arguments)})"
+        if not call.outs:
+            body.append(expression)
+        elif None in call.outs:
+            body.append(f"v[{call.outs[None]}] = {expression}")
+        elif len(call.outs) == 1:
+            ((position, slot),) = call.outs.items()
+            body.append(f"v[{slot}] = {expression}[{position}]")
+        else:
+            body.append(f"t = {expression}")
+            body += [f"v[{slot}] = t[{position}]" for position, slot in call.outs.items()]
+            body.append("del t")
+    body += [f"v[{slot}] = None" for slot in frees]
+    text = "def run(v, s):\n" + "".join(f"    {line}\n" for line in body or ["pass"])
+    exec(compile(text, f"<hocket action {action.name}>", "exec"), names)
+    return names["run"]
+
+
+_INFIX = {operator.add: "+", operator.sub: "-", operator.mul: "*", operator.truediv: "/", operator.pow: "**"}
+
+
+def compile_tape(tape: Tape) -> Callable[[Sequence[Any]], list[Any] | None]:
+    """`tape.evaluate` as one Python function: an Adam step of a hundred parameters has a thousand entries."""
+    names: dict[str, Any] = {}
+
+    def operand(value: Any) -> str:
+        if type(value) is TapeRef:
+            return f"n{value.index}"
+        key = f"k{len(names)}"
+        names[key] = value
+        return key
+
+    body: list[str] = []
+    for number, (function, operands) in enumerate(tape.entries):
+        if function is None:
+            body.append(f"n{number} = x[{operands}]")
+        elif function in _INFIX:
+            first, second = map(operand, operands)
+            body.append(f"n{number} = {first} {_INFIX[function]} {second}")
+        else:
+            names[f"f{number}"] = function
+            body.append(f"n{number} = f{number}({', '.join(map(operand, operands))})")
+    for position, (index, outcome) in enumerate(tape.guards):
+        names[f"g{position}"] = outcome
+        body.append(f"if n{index} != g{position}: return None")
+    body.append(f"return [{', '.join(f'n{number}' for number in range(len(tape.entries)))}]")
+    # What cannot be computed may be what a guard keeps from being computed: 1 / x, if x != 0.
+    text = "def run(x):\n  try:\n" + "".join(f"    {line}\n" for line in body)
+    text += "  except (ArithmeticError, ValueError): return None\n"
+    exec(compile(text, "<hocket tape>", "exec"), names)
+    run: Callable[[Sequence[Any]], list[Any] | None] = names["run"]
+    return run
+
+
+def _source(value: Any, names: dict[str, Any]) -> str:
+    if isinstance(value, Slot):
+        return f"v[{value.index}]"
+    if isinstance(value, TapeRef):
+        return f"s[{value.index}]"
+    if isinstance(value, (list, tuple)):
+        inner = ", ".join(_source(element, names) for element in value)
+        return f"[{inner}]"
+    if value is None or isinstance(value, (bool, int)):
+        return repr(value)
+    key = f"k{len(names)}"
+    names[key] = value
+    return key

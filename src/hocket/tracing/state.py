@@ -1,0 +1,385 @@
+"""What a step reads and writes besides its batch: parameters, buffers, gradients, optimizer state and numbers.
+
+A *source* is a place that can be read (and, for most, written) at any time: it holds the owner and the key, never the
+tensor itself, so a planned step always works on what the model and the optimizer hold now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from hocket.errors import InputError
+from hocket.tracing.places import Place
+
+__all__ = [
+    "PLAIN",
+    "BatchLeaf",
+    "Constant",
+    "Entry",
+    "Gradient",
+    "Inventory",
+    "ItemOf",
+    "LiveLeaf",
+    "Saved",
+    "inventory",
+]
+
+# What a batch may hold besides tensors: a graph stands for batches with the same such values in the same places.
+PLAIN = (int, float, complex, str, bytes, type(None), type, torch.dtype, torch.device)
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """``table[key]`` of a module's parameters or buffers, of an optimizer's state or of a parameter group.
+
+    `kind` is ``parameter``, ``buffer``, ``state``, ``group``, or ``object`` for a tensor or a number that belongs to
+    neither model nor optimizer; `owner` names the parameter that a state belongs to; `position` selects an element
+    where the entry is a tuple (Adam's ``betas``).
+    """
+
+    kind: str
+    name: str
+    table: Any
+    key: Any
+    owner: str = ""
+    layer: str = ""
+    position: int | None = None
+
+    def get(self) -> Any:
+        value = self.table[self.key]
+        return value if self.position is None else value[self.position]
+
+    def set(self, value: Any) -> None:
+        if self.position is not None:
+            whole = list(self.table[self.key])
+            whole[self.position] = value
+            value = type(self.table[self.key])(whole)
+        self.table[self.key] = value
+
+
+@dataclass(frozen=True, eq=False)
+class _StateOf:
+    """``optimizer.state[parameter]``, asked for anew each time: loading a state exchanges all of these dicts."""
+
+    optimizer: torch.optim.Optimizer
+    parameter: torch.Tensor
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.optimizer.state.get(self.parameter, {})[key]
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.optimizer.state[self.parameter][key] = value
+
+
+@dataclass(frozen=True, eq=False)
+class _GroupOf:
+    """``optimizer.param_groups[position]``, asked for anew each time."""
+
+    optimizer: torch.optim.Optimizer
+    position: int
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.optimizer.param_groups[self.position][key]
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.optimizer.param_groups[self.position][key] = value
+
+
+@dataclass(frozen=True, eq=False)
+class _ValueOf:
+    """A place outside of models and optimizers (see `hocket.tracing.places`), as a table of one entry."""
+
+    place: Place
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.place.get()
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.place.set(value)
+
+
+@dataclass(frozen=True, eq=False)
+class Gradient:
+    """``parameter.grad``."""
+
+    parameter: Entry
+    kind: str = "gradient"
+
+    @property
+    def name(self) -> str:
+        return f"{self.parameter.name}.grad"
+
+    @property
+    def owner(self) -> str:
+        return self.parameter.name
+
+    @property
+    def layer(self) -> str:
+        return self.parameter.layer
+
+    def get(self) -> Any:
+        return self.parameter.get().grad
+
+    def set(self, value: Any) -> None:
+        self.parameter.get().grad = value
+
+
+@dataclass(frozen=True, eq=False)
+class BatchLeaf:
+    """The tensor at one place of the batch."""
+
+    index: int
+    kind: str = "batch"
+    owner: str = ""
+    layer: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"batch[{self.index}]"
+
+
+@dataclass(frozen=True)
+class LiveLeaf:
+    """The number at one place of the batch, which another batch has another value of."""
+
+    index: int
+
+
+@dataclass(frozen=True, eq=False)
+class Constant:
+    """A tensor that the step closes over; used as it stands."""
+
+    name: str
+    value: Any
+    kind: str = "constant"
+    owner: str = ""
+    layer: str = ""
+
+    def get(self) -> Any:
+        return self.value
+
+
+@dataclass(frozen=True, eq=False)
+class ItemOf:
+    """The number inside a one-element tensor, as it is when the step begins (Adam's step count)."""
+
+    source: Entry
+
+    def get(self) -> Any:
+        return self.source.get().item()
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """All places of one model (or several) and its optimizers.
+
+    Attributes:
+        versioned: the dicts of those that count in ``_hocket_version`` how often something changed that no tensor shows
+            (fused models do, and their optimizers: a model left, came, or is frozen).
+        further: places outside of models and optimizers that a step binds anew, or whose number changes between steps.
+    """
+
+    models: tuple[nn.Module, ...]
+    optimizers: tuple[torch.optim.Optimizer, ...]
+    parameters: tuple[Entry, ...]
+    tensors: tuple[Entry, ...]
+    numbers: tuple[Entry, ...]
+    modules: tuple[nn.Module, ...]
+    paths: dict[nn.Module, str]
+    versioned: tuple[dict[str, Any], ...]
+    further: tuple[Place, ...] = ()
+
+    def again(self) -> Inventory:
+        """The places of the same models and optimizers as they are now."""
+        return inventory(self.models, self.optimizers, self.further)
+
+    def versions(self) -> tuple[int, ...]:
+        """How often each of those that count has changed."""
+        return tuple([attributes["_hocket_version"] for attributes in self.versioned])
+
+    def state_keys(self) -> frozenset[tuple[str, Any]]:
+        return frozenset((entry.name, entry.key) for entry in (*self.tensors, *self.numbers))
+
+
+def as_tuple(value: Any, kind: type, what: str) -> tuple[Any, ...]:
+    """`value` as a tuple of `kind`, or an `InputError` that says what was given."""
+    if value is None:
+        return ()
+    found = tuple(value) if isinstance(value, (list, tuple)) else (value,)
+    for element in found:
+        if not isinstance(element, kind):
+            name = "torch.nn.Module" if kind is torch.nn.Module else "torch.optim.Optimizer"
+            hint = "; give the model itself, not model.parameters()" if isinstance(element, Iterator) else ""
+            raise InputError(f"{what}: expected a {name}, got {type(element).__name__}{hint}")
+    return found
+
+
+def inventory(model: Any, optimizer: Any, further: Sequence[Place] = ()) -> Inventory:
+    """List every place that belongs to `model` and `optimizer` (each one object or a list), and the `further` ones.
+
+    Raises:
+        InputError: something that is not a module or not an optimizer.
+    """
+    models: tuple[nn.Module, ...] = as_tuple(model, nn.Module, "model")
+    optimizers: tuple[torch.optim.Optimizer, ...] = as_tuple(optimizer, torch.optim.Optimizer, "optimizer")
+    parameters: list[Entry] = []
+    tensors: list[Entry] = []
+    paths: dict[nn.Module, str] = {}
+    seen: set[int] = set()
+    for number, root in enumerate(models):
+        prefix = f"model{number}" if len(models) > 1 else ""
+        for path, module in root.named_modules():
+            if module in paths:
+                continue
+            full = ".".join(part for part in (prefix, path) if part)
+            paths[module] = full
+            for kind, table in (("parameter", module._parameters), ("buffer", module._buffers)):
+                for key, value in table.items():
+                    if value is None or id(value) in seen:
+                        continue
+                    seen.add(id(value))
+                    name = ".".join(part for part in (full, key) if part)
+                    entry = Entry(kind, name, table, key, name if kind == "parameter" else "", full)
+                    (parameters if kind == "parameter" else tensors).append(entry)
+    names = {id(entry.get()): entry for entry in parameters}
+    numbers: list[Entry] = []
+    for number, opt in enumerate(optimizers):
+        prefix = f"optimizer{number}" if len(optimizers) > 1 else "optimizer"
+        for position, group in enumerate(opt.param_groups):
+            for place, parameter in enumerate(group["params"]):
+                if id(parameter) not in names:
+                    # Trained, but in no model: a temperature, a latent code.
+                    name = f"{prefix}.group{position}.{place}"
+                    names[id(parameter)] = Entry("parameter", name, group["params"], place, name)
+                    parameters.append(names[id(parameter)])
+            place_of = _GroupOf(opt, position)
+            _sort_in(group, place_of, f"{prefix}.group{position}", "group", "", "", tensors, numbers)
+        for parameter, state in opt.state.items():
+            if isinstance(state, dict):
+                owner = names.get(id(parameter))
+                name = owner.name if owner else prefix
+                layer = owner.layer if owner else ""
+                _sort_in(state, _StateOf(opt, parameter), f"{prefix}.{name}", "state", name, layer, tensors, numbers)
+    known = {id(entry.get()) for entry in (*parameters, *tensors)}
+    for each in further:
+        value, entry = each.get(), Entry("object", each.name, _ValueOf(each), each.key)
+        if isinstance(value, torch.Tensor) and id(value) not in known:
+            tensors.append(entry)
+        elif isinstance(value, (int, float)) and not isinstance(value, bool):  # in a trace it is a live number
+            numbers.append(entry)
+    versioned = tuple(vars(each) for each in (*paths, *optimizers) if "_hocket_version" in vars(each))
+    return Inventory(
+        models,
+        optimizers,
+        tuple(parameters),
+        tuple(tensors),
+        tuple(numbers),
+        tuple(paths),
+        paths,
+        versioned,
+        tuple(further),
+    )
+
+
+def _sort_in(
+    values: dict[Any, Any],
+    table: _StateOf | _GroupOf,
+    name: str,
+    kind: str,
+    owner: str,
+    layer: str,
+    tensors: list[Entry],
+    numbers: list[Entry],
+) -> None:
+    for key, value in values.items():
+        if key == "params" and kind == "group":
+            continue
+        for position, element in _elements(value):
+            entry = Entry(kind, f"{name}.{key}", table, key, owner, layer, position)
+            if isinstance(element, torch.Tensor):
+                tensors.append(entry)
+            elif isinstance(element, (int, float)) and not isinstance(element, bool):
+                # `foreach`, `maximize` and their like are bool or None and choose code, not values.
+                numbers.append(entry)
+
+
+def _elements(value: Any) -> Iterator[tuple[int | None, Any]]:
+    if type(value) in (tuple, list):
+        yield from enumerate(value)
+    else:
+        yield None, value
+
+
+class Saved:
+    """A copy of everything at some places, of further tensors, and of the random state; `restore` puts it back.
+
+    Example:
+        >>> saved = Saved(inventory(model, optimizer))  # doctest: +SKIP
+        >>> step(batch); saved.restore()  # doctest: +SKIP
+    """
+
+    def __init__(self, places: Inventory, further: Sequence[torch.Tensor] = ()) -> None:
+        self._places = places
+        self._entries = [(e, e.get(), e.get().detach().clone()) for e in (*places.parameters, *places.tensors)]
+        self._gradients = [(g, g.get(), _copy(g.get())) for g in map(Gradient, places.parameters)]
+        self._numbers = [(entry, entry.get()) for entry in places.numbers]
+        # What a step writes is often at a place, too: once is enough, and a copy of the momenta is not small.
+        known = {id(tensor) for _, tensor, _ in (*self._entries, *self._gradients)}
+        self._further = [(tensor, tensor.detach().clone()) for tensor in further if id(tensor) not in known]
+        self._states = [{p: set(s) for p, s in o.state.items() if isinstance(s, dict)} for o in places.optimizers]
+        self._random = torch.get_rng_state()
+        self._cuda = {d: torch.cuda.get_rng_state(d) for d in sorted(_cuda_devices(self._entries))}
+
+    def restore(self) -> None:
+        """Put every value back into the same tensors, and forget state that was made since."""
+        with torch.no_grad():
+            for entry, tensor, value in self._entries:
+                tensor.copy_(value)
+                entry.set(tensor)
+            for gradient, tensor, value in self._gradients:
+                if tensor is not None and value is not None:
+                    tensor.copy_(value)
+                gradient.set(tensor)
+            for tensor, value in self._further:
+                tensor.copy_(value)
+        for entry, number in self._numbers:
+            entry.set(number)
+        for optimizer, known in zip(self._places.optimizers, self._states, strict=True):
+            for parameter, state in list(optimizer.state.items()):
+                if parameter not in known:
+                    del optimizer.state[parameter]
+                elif isinstance(state, dict):
+                    for key in set(state) - known[parameter]:
+                        del state[key]
+        torch.set_rng_state(self._random)
+        for device, state in self._cuda.items():
+            torch.cuda.set_rng_state(state, device)
+
+    def values(self) -> Iterator[tuple[str, Any]]:
+        """Every saved value by name: tensors, gradients (None where there is none) and numbers."""
+        yield from ((entry.name, value) for entry, _, value in self._entries)
+        yield from ((gradient.name, value) for gradient, _, value in self._gradients)
+        yield from ((entry.name, number) for entry, number in self._numbers)
+        yield from ((f"closed over {place}", value) for place, (_, value) in enumerate(self._further))
+
+    def current(self) -> Iterator[tuple[str, Any]]:
+        """What is at these places now, by name and in the order of `values`; no copies."""
+        yield from ((entry.name, entry.get().detach()) for entry, _, _ in self._entries)
+        for gradient, _, _ in self._gradients:
+            tensor = gradient.get()
+            yield gradient.name, None if tensor is None else tensor.detach()
+        yield from ((entry.name, entry.get()) for entry, _ in self._numbers)
+        yield from ((f"closed over {place}", tensor.detach()) for place, (tensor, _) in enumerate(self._further))
+
+
+def _copy(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    return None if tensor is None else tensor.detach().clone()
+
+
+def _cuda_devices(entries: Sequence[tuple[Any, torch.Tensor, Any]]) -> set[int]:
+    return {tensor.device.index for _, tensor, _ in entries if tensor.device.type == "cuda"}

@@ -1,0 +1,109 @@
+"""Comparisons driven by times that are made up: who takes part how long, and what is found."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hocket.autotune.candidate import Candidate, lower_quartile
+from hocket.autotune.comparison import (
+    MAX_ROUNDS,
+    MIN_ROUNDS,
+    STEPS_IN_A_ROW,
+    StepComparison,
+    compare_steps,
+    speedup_interval,
+)
+from hocket.ir import Lane, Plan, Span, Timeline
+
+TIMES = st.lists(st.floats(1.0, 100.0), min_size=3, max_size=20)
+
+
+def candidate(name: str, lanes: int = 1) -> Candidate:
+    timeline = Timeline((Span("op0", "lane0", 0.0, 1.0),), tuple(f"lane{n}" for n in range(lanes)), "measured")
+    executor: Any = SimpleNamespace(name=name, keeps_time=True, timeline=lambda: timeline)
+    plan = Plan(tuple(Lane(f"lane{n}", (f"op{n}",), cores=(n,)) for n in range(lanes)))
+    nothing: Any = None
+    return Candidate("", nothing, nothing, plan, timeline, executor)
+
+
+def compared(takes_ms: Callable[[str], float], *candidates: Candidate) -> tuple[StepComparison, Counter[str]]:
+    """The comparison where a step of that name takes so long, and how many steps each made."""
+    steps: Counter[str] = Counter()
+    backend: Any = SimpleNamespace(rest=lambda executor: None)
+    search = compare_steps(candidates, backend, lambda: None)
+    item = next(search)
+    while True:
+        name = item.executor.name if item.executor is not None else "eager"
+        steps[name] += 1
+        try:
+            item = search.send(takes_ms(name))
+        except StopIteration as end:
+            return end.value, steps
+
+
+def test_what_is_clear_ends_as_soon_as_it_may():
+    found, steps = compared({"eager": 3.0, "a": 2.0, "b": 2.5}.__getitem__, candidate("a"), candidate("b"))
+    assert found.is_clear
+    assert (found.speedup, found.low, found.high) == (1.5, 1.5, 1.5)
+    assert found.best.executor.name == "a"
+    assert steps == dict.fromkeys(("eager", "a", "b"), MIN_ROUNDS * STEPS_IN_A_ROW)
+
+
+def test_the_hopeless_leave_after_a_round():
+    found, steps = compared({"eager": 3.0, "a": 2.0, "b": 2.9}.__getitem__, candidate("a"), candidate("b"))
+    assert steps["b"] == STEPS_IN_A_ROW
+    assert len(found.candidates) == 2
+    assert len(found.candidates[1].steps_ms) == STEPS_IN_A_ROW - 1
+
+
+def test_what_never_is_clear_goes_on_with_the_best_two_and_says_so():
+    noise = itertools.cycle([0.0, 0.3, 0.1, 0.5, 0.2])
+    names = ("a", "b", "c")
+    found, steps = compared(
+        lambda name: {"eager": 3.0, "a": 3.0, "b": 3.02, "c": 3.4}[name] + next(noise), *map(candidate, names)
+    )
+    assert not found.is_clear
+    assert found.low <= 1 <= found.high
+    assert steps["eager"] == MAX_ROUNDS * STEPS_IN_A_ROW
+    assert sorted(steps[name] for name in names)[0] == MIN_ROUNDS * STEPS_IN_A_ROW
+
+
+def test_a_plan_that_is_slower_is_clear_too():
+    found, _ = compared({"eager": 2.0, "a": 2.5}.__getitem__, candidate("a"))
+    assert found.is_clear
+    assert found.speedup == pytest.approx(0.8)
+
+
+def test_the_first_step_of_a_turn_does_not_count():
+    turns = itertools.cycle([50.0, 1.0, 1.0, 1.0])
+    found, _ = compared(lambda name: next(turns), candidate("a"))
+    assert set(found.eager_ms) == {1.0}
+
+
+def test_timelines_are_kept_where_ops_may_run_side_by_side():
+    found, _ = compared({"eager": 3.0, "a": 2.0, "b": 2.1}.__getitem__, candidate("a"), candidate("b", lanes=2))
+    assert [len(each.timelines) for each in found.candidates] == [0, MIN_ROUNDS * (STEPS_IN_A_ROW - 1)]
+
+
+@given(eager=TIMES, planned=TIMES)
+def test_an_interval_lies_within_what_was_measured_and_repeats(eager, planned):
+    low, high = speedup_interval(eager, planned)
+    assert low <= high
+    assert min(eager) / max(planned) <= low
+    assert high <= max(eager) / min(planned)
+    assert (low, high) == speedup_interval(eager, planned)
+
+
+@given(times=TIMES)
+def test_a_quarter_of_the_steps_takes_no_longer(times):
+    quartile = lower_quartile(times)
+    assert quartile in times
+    assert sum(time <= quartile for time in times) >= len(times) / 4

@@ -1,0 +1,299 @@
+"""A verdict and what follows it: pairs that interfered are kept apart, and a step that has drifted is tried again."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+import pytest
+import torch
+
+import hocket
+from execution.probe import KINDS, forget, look, meanwhile, meanwhile_in_eager, probing_job
+from hocket import zoo
+from hocket.adaptation import DriftLimits
+from hocket.autotune.verification import differ
+from hocket.execution.lanes import synchronisation
+from hocket.session import Schedule
+from test_session import MANY, decide, state
+
+LIMITS = DriftLimits(factor=1.3, window=5, patience=2, rest_steps=30, max_share=1.0)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_meanwhile():
+    yield
+    forget()
+
+
+class Quarrel:
+    """Looks that take some milliseconds each; the first two that ever meet are slow whenever they meet again."""
+
+    def __init__(self) -> None:
+        self.pair: frozenset[int] = frozenset()
+        self._guard = threading.Lock()
+        self._running: set[int] = set()
+        self._met: set[int] = set()
+
+    def __call__(self, number: int) -> None:
+        with self._guard:
+            if self._running and not self.pair:
+                self.pair = frozenset((number, min(self._running)))
+            if number in self.pair and self._running & self.pair:
+                self._met |= self.pair
+            self._running.add(number)
+        time.sleep(0.01)
+        with self._guard:
+            slow = number in self._met
+        if slow:
+            time.sleep(0.06)
+        with self._guard:
+            self._running.discard(number)
+            self._met.discard(number)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_pair_that_interferes_is_kept_apart_by_the_plan_that_is_tried_next(kind, caplog):
+    torch.manual_seed(0)
+    job = probing_job(3)
+    quarrel = Quarrel()
+    meanwhile.append(quarrel)
+    fast = hocket.schedule(job.step, job.model, job.optimizer, planner="concurrency", executor=kind)
+    with caplog.at_level(logging.INFO, "hocket"):
+        for _ in range(MANY):
+            fast(job.batch(0))
+            if fast.decided:
+                break
+    assert fast.decided
+    names = {op.name for op in fast.graph.ops if "look" in op.name}
+    bad = [pair for pair in fast.co_runs if pair.interfered and set(pair.ops) < names]
+    assert bad
+    assert fast.co_runs[0] == bad[0], "whoever lost most comes first"
+    assert "of ops kept apart that interfered" in fast.why
+    assert any("of ops interfered: a plan that keeps them apart is tried" in each.message for each in caplog.records)
+    first, second = bad[0].ops
+    sync = synchronisation(fast.graph, fast.plan)
+    assert sync.before(first, second) or sync.before(second, first)
+    if len(bad) == 1:  # on a machine that stood still meanwhile another pair may have looked slow, too
+        third = next(iter(names - set(bad[0].ops)))
+        together = [op for op in bad[0].ops if not (sync.before(op, third) or sync.before(third, op))]
+        assert together, "who did not interfere stays together"
+    assert any(note.startswith(f"interfered: {first} and {second}") for note in fast.notes)
+    fast.close()
+
+
+@pytest.mark.parametrize("planner", ["serial", "list"])
+def test_a_planner_that_was_asked_for_by_name_is_not_replaced(planner):
+    torch.manual_seed(0)
+    job = probing_job(2)
+    meanwhile.append(Quarrel())
+    fast = hocket.schedule(job.step, job.model, job.optimizer, planner=planner)
+    decide(fast, job)
+    assert fast.plan.planner == planner
+    assert any(pair.interfered for pair in fast.co_runs) == (planner == "list")
+    assert "kept apart" not in fast.why
+    fast.close()
+
+
+def looking(step):
+    """The same step, with a look at its inputs first."""
+
+    def looked(batch):
+        inputs, targets = batch
+        return step((look(inputs, 0), targets))
+
+    return looked
+
+
+class Clock:
+    """A clock that moves by itself when it is asked, and in eager steps by something more."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.planned_ms = 2.0
+        self.eager_ms = 3.0
+
+    def __call__(self) -> float:
+        self.now_s += self.planned_ms / 1e3
+        return self.now_s
+
+    def more(self, number: int) -> None:
+        self.now_s += (self.eager_ms - self.planned_ms) / 1e3
+
+    def eager(self, step):
+        meanwhile_in_eager.append(self.more)
+        return looking(step)
+
+
+def scheduled(clock: Clock, **options) -> tuple[hocket.Job, Schedule]:
+    torch.manual_seed(0)
+    job = zoo.load("mlp", depth=2, width=16, batch_size=4, optimizer="adam")
+    options = {"planner": "serial", "drift": LIMITS, **options}
+    return job, Schedule(clock.eager(job.step), job.model, job.optimizer, clock=clock, **options)
+
+
+def steps_until(fast: Schedule, job: hocket.Job, decided: bool, limit: int = 1000) -> int:
+    for number in range(limit):
+        if fast.decided == decided:
+            return number
+        fast(job.batch(number))
+    raise AssertionError(f"decided is still {fast.decided} after {limit} steps")
+
+
+def test_a_steady_step_keeps_its_verdict():
+    clock = Clock()
+    job, fast = scheduled(clock)
+    decide(fast, job)
+    for number in range(300):
+        fast(job.batch(number))
+        assert fast.decided
+    assert fast.history == (fast.verdict,) == ("planned",)
+
+
+@pytest.mark.parametrize("times_ms", [(4.0, 3.0), (4.0, 6.0), (1.0, 0.5), (0.5, 1.0)])
+def test_when_the_step_time_drifts_the_step_is_tried_again_but_not_captured_again(times_ms, caplog):
+    clock = Clock()
+    job, fast = scheduled(clock)
+    decide(fast, job)
+    assert fast.verdict == "planned"
+    captured = fast.captured
+    for number in range(LIMITS.rest_steps):
+        fast(job.batch(number))
+    clock.planned_ms, clock.eager_ms = times_ms
+    with caplog.at_level(logging.INFO, "hocket"):
+        steps_until(fast, job, False)
+        assert fast.verdict == "planned", "the old verdict stands for as long as there is no new one"
+        searched = steps_until(fast, job, True)
+    assert searched < 40
+    expected = "planned" if times_ms[0] < times_ms[1] else "eager"
+    assert fast.history == ("planned", expected)
+    assert fast.verdict == expected
+    drift = f"step time went from 2 ms to {times_ms[0]:.3g} ms"
+    assert f"measured again because the {drift}" in fast.why
+    assert any(drift in record.message for record in caplog.records)
+    assert fast.captured is captured
+    assert fast.notes[0].startswith("before that: planned, because plan 'serial'")
+    fast.close()
+
+
+def test_eager_steps_are_watched_too():
+    clock = Clock()
+    clock.eager_ms = 1.0
+    job, fast = scheduled(clock)
+    decide(fast, job)
+    assert fast.verdict == "eager"
+    clock.eager_ms = 5.0
+    steps_until(fast, job, False)
+    steps_until(fast, job, True)
+    assert fast.history == ("eager", "planned")
+    fast.close()
+
+
+def test_every_step_trains_whatever_is_measured_again():
+    clock = Clock()
+    job, fast = scheduled(clock)
+    torch.manual_seed(0)
+    eager = zoo.load("mlp", depth=2, width=16, batch_size=4, optimizer="adam")
+    for number in range(400):
+        clock.planned_ms, clock.eager_ms = (2.0, 3.0) if number // 100 % 2 else (6.0, 5.0)
+        fast(job.batch(number))
+        eager.step(eager.batch(number))
+    assert len(fast.history) > 2
+    # Profiling runs at one thread, too; this model is too small for torch to split its sums.
+    assert differ(state(eager), state(job)).bitwise
+    fast.close()
+
+
+def test_it_is_never_tried_again_too_soon_however_wild_the_times():
+    clock = Clock()
+    job, fast = scheduled(clock)
+    decide(fast, job)
+    turns = []
+    for number in range(1000):
+        clock.planned_ms, clock.eager_ms = (2.0, 3.0) if number // 40 % 2 else (9.0, 8.0)
+        before = fast.decided
+        fast(job.batch(number))
+        if before != fast.decided:
+            turns.append(number)
+    begins, ends = turns[::2], turns[1::2]
+    assert len(begins) > 2
+    assert all(begin - end >= LIMITS.rest_steps for end, begin in zip(ends, begins[1:], strict=False))
+    assert all(end - begin < 60 for begin, end in zip(begins, ends, strict=False))
+    fast.close()
+
+
+def test_the_share_of_time_that_is_spent_on_trying_again_is_bounded():
+    limits = DriftLimits(factor=1.3, window=5, patience=2, rest_steps=1, max_share=0.1)
+    clock = Clock()
+    job, fast = scheduled(clock, drift=limits)
+    decide(fast, job)
+    spent_ms = {True: 0.0, False: 0.0}
+    for number in range(3000):
+        clock.planned_ms, clock.eager_ms = (2.0, 3.0) if number // 20 % 2 else (9.0, 8.0)
+        decided, start_s = fast.decided, clock.now_s
+        fast(job.batch(number))
+        spent_ms[decided] += (clock.now_s - start_s) * 1e3
+    assert len(fast.history) > 2
+    # The clock itself ticks between the two that time a step: twice its time.
+    assert spent_ms[False] <= 0.25 * spent_ms[True]
+    fast.close()
+
+
+def test_an_error_while_trying_again_leaves_the_old_verdict_and_the_capture():
+    clock = Clock()
+    job, fast = scheduled(clock)
+    decide(fast, job)
+    captured = fast.captured
+    clock.planned_ms, clock.eager_ms = 4.0, 6.0
+    steps_until(fast, job, False)
+    inputs, targets = job.batch(0)
+    wrong = targets.clone()
+    wrong[0] = 10_000
+    with pytest.raises(IndexError):
+        fast((inputs, wrong))
+    assert fast.decided
+    assert fast.history == ("planned",)
+    assert torch.isfinite(fast((inputs, targets)))
+    steps_until(fast, job, False)
+    steps_until(fast, job, True)
+    assert fast.history == ("planned", "planned")
+    assert fast.captured is captured
+    fast.close()
+
+
+def test_without_the_guard_a_plan_stays_whatever_it_costs():
+    clock = Clock()
+    job, fast = scheduled(clock, guard=False)
+    decide(fast, job)
+    clock.planned_ms = 50.0
+    for number in range(300):
+        fast(job.batch(number))
+        assert fast.decided
+    assert fast.history == ("planned",)
+    fast.close()
+
+
+def test_while_eager_has_its_turn_nobody_elses_lanes_are_there():
+    """Their threads would slow down eager's, and the plan would look better than it is."""
+    torch.manual_seed(0)
+    job = zoo.load("mlp", depth=2, width=16, batch_size=4)
+    beside: list[int] = []
+
+    def lanes() -> int:
+        return sum(thread.name.startswith("hocket-") for thread in threading.enumerate())
+
+    def look_beside(number: int) -> None:
+        until = time.monotonic() + 2.0
+        while lanes() and time.monotonic() < until:
+            time.sleep(0.001)  # a thread that was told to end needs a moment
+        beside.append(lanes())
+
+    meanwhile_in_eager.append(look_beside)
+    fast = hocket.schedule(looking(job.step), job.model, job.optimizer, executor="python")
+    calls = decide(fast, job)
+    several = [candidate for candidate in fast._current.decision.candidates if len(candidate.plan.lanes) > 1]
+    assert several, "there was somebody who had threads"
+    assert len(fast._current.decision.eager_ms) < len(beside) < calls
+    assert set(beside) == {0}
+    fast.close()

@@ -1,0 +1,153 @@
+"""The command line of the benchmarks, in this process and as ``python -m benchmarks``."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.cli import main
+from cli.conftest import Outcome
+
+ROOT = Path(__file__).parents[2]
+NAMES = ("simulate", "overhead", "guards", "decision", "concurrency", "manycore", "fuse", "critical-path", "gpu")
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT)))}
+
+
+@pytest.fixture
+def bench(capsys, tmp_path, monkeypatch):
+    """Runs a bench in an empty folder and 80 columns."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("GOMP_SPINCOUNT", "10000")
+
+    def run(*words: object) -> Outcome:
+        capsys.readouterr()
+        status = main([str(word) for word in words])
+        captured = capsys.readouterr()
+        return Outcome(status, captured.out, captured.err)
+
+    return run
+
+
+def test_alone_it_lists_what_there_is(bench):
+    found = bench()
+    assert found.status == 0
+    assert found.out.startswith("usage: python -m benchmarks ")
+    assert all(name in found.out.split() for name in NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_name_has_an_example(bench, name):
+    found = bench(name, "--help")
+    assert found.status == 0
+    assert f"example:\n  python -m benchmarks {name}" in found.out
+    assert "--format {table,json}" in found.out
+    assert max(map(len, found.out.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("nosuch",), "'nosuch' (choose from"),
+        (("simulate", "--ops", "0"), "--ops: expected a whole number of at least 1, got '0'"),
+        (("manycore", "--budget-s", "9"), "a simulation is as long as it is"),
+        (("gpu", "--device", "sim"), "invalid choice: 'sim'"),
+    ],
+)
+def test_wrong_words_are_named_with_status_2(bench, words, message):
+    found = bench(*words)
+    assert (found.status, found.out) == (2, "")
+    assert message in found.error
+
+
+def test_what_fails_is_one_line_with_status_1(bench):
+    found = bench("overhead", "nosuch")
+    assert found.status == 1
+    assert found.error.startswith("python -m benchmarks: error: no zoo entry is called 'nosuch'")
+
+
+def test_simulate(bench):
+    words = ("simulate", "--ops", 50, "--lanes", 2, "--repeats", 1)
+    assert bench(*words).out.startswith("simulate 50 ops on 2 lanes, medians of 1 round")
+    told = bench(*words, "--format", "json").json
+    assert told["bench"] == "simulate"
+    assert told["questions"]["first"]["ratio"]["median"] > 0
+
+
+def test_manycore(bench, monkeypatch):
+    from benchmarks import manycore
+
+    monkeypatch.setattr(manycore, "TARGETS", {"mlp": {"width": 16, "depth": 2, "batch_size": 4}})
+    monkeypatch.setattr(manycore, "QUICK", ("mlp",))
+    told = bench("manycore", "--quick", "--format", "json").json
+    assert told["bench"] == "manycore"
+    assert list(told["machines"]) == ["68", "16"]
+    found = bench("manycore", "--quick")
+    assert "68 cores, simulated on published curves: speedup over recommended" in found.out
+    assert max(map(len, found.out.splitlines())) <= 80
+    assert f"{told['machines']['16']['mean']['uniform']:.2f}" in found.out
+
+
+def test_manycore_measured_takes_more_than_two_cores(bench, monkeypatch):
+    from benchmarks import manycore
+
+    monkeypatch.setattr(manycore, "FEWEST_CORES", 1000)
+    found = bench("manycore", "--measured")
+    assert found.status == 1
+    assert "with --measured it takes more than 2" in found.error
+
+
+def test_guards_writes_what_it_prints(bench, tmp_path):
+    found = bench("guards", "digits-cnn", "-o", "guards.json")
+    assert found.status == 0
+    assert found.out.startswith("what guards, watching and audits cost")
+    assert found.out.splitlines()[-1] == "written: guards.json"
+    assert max(map(len, found.out.splitlines())) <= 80
+    document = json.loads((tmp_path / "guards.json").read_text())
+    assert document["bench"] == "guards"
+    assert document["complete"]
+    assert document["targets"]["digits-cnn"]["groups"] > 0
+
+
+@pytest.mark.parametrize("words", [(), ("gpu", "--help")])
+def test_it_runs_from_the_root_of_the_repository(words):
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks", *words],
+        cwd=ROOT,
+        env={**ENVIRONMENT, "PYTHONPATH": "src:."},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.startswith("usage: python -m benchmarks ")
+
+
+def test_simulate_does_not_load_torch():
+    program = (
+        "import sys; from benchmarks.cli import main\n"
+        "assert main(['simulate', '--ops', '9', '--repeats', '1']) == 0\n"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], env=ENVIRONMENT, capture_output=True, text=True, check=True)
+
+
+def test_hocket_does_not_import_the_benchmarks():
+    program = "import sys, hocket, hocket.cli.parser\nassert not [m for m in sys.modules if m.startswith('benchmarks')]"
+    subprocess.run([sys.executable, "-c", program], env=ENVIRONMENT, capture_output=True, text=True, check=True)
+
+
+def test_decision_counts_calls_until_there_is_one(bench, tmp_path):
+    found = bench("decision", "digits-cnn", "-o", "decision.json")
+    assert found.status == 0
+    assert found.out.startswith("what it takes until a schedule has decided")
+    document = json.loads((tmp_path / "decision.json").read_text())
+    row = document["targets"]["digits-cnn"]
+    assert document["complete"]
+    assert "x of eager's time" in row["why"]
+    assert row["calls"] > 6
+    assert row["over_eager_s"] == pytest.approx(row["seconds"] - row["calls"] * row["eager_ms"] / 1e3)

@@ -1,0 +1,264 @@
+"""Curves of 68 cores: that they are what the paper printed, what a graph makes of them, what climbs find on them."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from statistics import fmean
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import hocket
+from benchmarks.curves import Curve, Curves, for_graph, kind_of, work_us
+from benchmarks.knl import TABLE_II, TABLE_VI, published_knl
+from hocket import zoo
+from hocket.errors import FormatError, InputError
+from hocket.ir import Costs, Graph, Op
+from hocket.profiling.hill_climb import accuracy, climb
+
+KNL = published_knl()
+KINDS = sorted({curve.op_type for curve in KNL})
+TARGETS = {
+    "Conv2D": ("aten.convolution", "forward"),
+    "Conv2DBackpropInput": ("aten.convolution_backward", "activation_grad"),
+    "Conv2DBackpropFilter": ("aten.convolution_backward", "weight_grad"),
+    "MatMul": ("aten.addmm", "forward"),
+    "Mul": ("aten.threshold_backward", "activation_grad"),
+    "AddN": ("aten.add", "forward"),
+    "FusedBatchNorm": ("aten.native_batch_norm_backward", "activation_grad"),
+    "AvgPool": ("aten.avg_pool2d", "forward"),
+    "MaxPooling": ("aten.max_pool2d_with_indices", "forward"),
+    "SparseSoftmaxCross": ("aten._log_softmax", "forward"),
+    "BiasAddGrad": ("aten.sum", "bias_grad"),
+    "ApplyAdam": ("aten.addcdiv_", "update"),
+    "Tile": ("aten.cat", "forward"),
+}
+
+
+def op_of(kind: str, wanted_us: float) -> Op:
+    """An op of so many microseconds of work, as `work_us` counts it."""
+    target, role = TARGETS[kind]
+    return Op("op", target, role, flops=wanted_us * 1e4, size_bytes=wanted_us)
+
+
+def best_of(curve: Curve) -> int:
+    return min(curve.best_us, key=lambda width: (curve.best_us[width], width))
+
+
+@pytest.mark.parametrize("row", TABLE_II, ids=lambda row: f"{row.op_type}-{row.shape}")
+def test_every_figure_of_table_ii_is_met(row) -> None:
+    (curve,) = [c for c in KNL if (c.op_type, c.shape) == (row.op_type, row.shape)]
+    assert best_of(curve) == row.best_width
+    assert curve.best_us[row.best_width] == pytest.approx(row.best_us, rel=1e-6)
+    assert curve.best_us[68] / row.best_us - 1 == pytest.approx(row.loss, abs=1e-6)
+    if row.ratio_34:  # Table III
+        assert curve.best_us[34] / curve.best_us[68] == pytest.approx(row.ratio_34, abs=1e-3)
+
+
+def test_no_op_loses_more_than_table_vi_says() -> None:
+    for curve in KNL:
+        if curve.op_type in TABLE_VI:
+            loss = curve.best_us[68] / min(curve.best_us.values()) - 1
+            assert -1e-6 <= loss <= max(TABLE_VI[curve.op_type]) + 1e-6
+            if best_of(curve) == 1 and curve.work_us < 5:
+                assert loss == pytest.approx(TABLE_VI[curve.op_type][0], abs=1e-6)
+
+
+@given(st.sampled_from(KINDS), st.floats(0.01, 1e8))
+def test_a_curve_of_any_size_has_one_valley(kind: str, wanted_us: float) -> None:
+    """Section III-C: the variance of execution time is shown as a convex function."""
+    times, _ = KNL.times_us(op_of(kind, wanted_us))
+    assert min(times) > 0
+    slopes = [b - a for a, b in pairwise(times)]
+    assert all(b >= a - 1e-5 * max(times) for a, b in pairwise(slopes))
+
+
+@given(st.sampled_from(KINDS), st.floats(0.01, 1e7), st.floats(1, 10))
+def test_a_larger_op_takes_longer_at_every_width(kind: str, wanted_us: float, factor: float) -> None:
+    small, _ = KNL.times_us(op_of(kind, wanted_us))
+    large, _ = KNL.times_us(op_of(kind, factor * wanted_us))
+    assert all(a <= b * (1 + 1e-6) for a, b in zip(small, large, strict=True))
+
+
+@given(st.sampled_from(KINDS), st.floats(0.01, 1e8))
+def test_climbs_at_interval_4_choose_within_2_percent(kind: str, wanted_us: float) -> None:
+    times, _ = KNL.times_us(op_of(kind, wanted_us))
+    for also in (None, ()):
+        found = climb(lambda width, _: times[width - 1], 68, 4, also=also)
+        assert found.best_us <= 1.02 * min(times)
+
+
+def test_climbs_at_interval_4_predict_95_percent_on_the_published_set() -> None:
+    climbs = [(curve, climb(curve.time_us, 68, 4)) for curve in KNL]
+    assert fmean(accuracy(found, curve.best_us) for curve, found in climbs) >= 0.95
+    climbed = [accuracy(found, curve.best_us, range(1, found.path[-1] + 1)) for curve, found in climbs]
+    assert fmean(climbed) >= 0.95
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [("dcgan", {"batch_size": 8, "image_size": 16, "width": 16}), ("lstm-cells", {"steps": 3})],
+)
+def test_climbs_at_interval_4_predict_95_percent_of_a_captured_step(name, size) -> None:
+    check_step(zoo.load(name, **size))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        ("resnet50", {"batch_size": 64, "image_size": 32, "optimizer": "adam"}),
+        ("dcgan", {"batch_size": 64}),
+        ("inception-v3", {"batch_size": 4}),
+        ("lstm-cells", {"batch_size": 20}),
+    ],
+)
+def test_climbs_at_interval_4_predict_95_percent_of_the_papers_models(name, size) -> None:
+    check_step(zoo.load(name, **size))
+
+
+def check_step(job) -> None:
+    captured = hocket.capture(job.step, job.models, job.optimizers, job.batch(0))
+    costs = for_graph(captured.graph, KNL)
+    assert set(costs.durations_us) == set(captured.graph.by_name)
+    curves = Curves.recorded(captured.graph, costs)
+    found = [(curve, climb(curve.time_us, 68, 4)) for curve in curves]
+    assert fmean(accuracy(climbed, curve.best_us) for curve, climbed in found) >= 0.95
+    for curve, climbed in found:
+        assert climbed.best_us <= 1.02 * min(curve.best_us.values())
+    again = Curves.recorded(captured.graph, costs)
+    assert for_graph(captured.graph, again).durations_us == costs.durations_us, "what was recorded comes back"
+
+
+def test_the_published_set_is_said_not_to_be_recorded_and_reads_back_from_its_file(tmp_path) -> None:
+    assert KNL.cores == 68
+    assert KNL.source == "published"
+    assert "not recorded" in KNL.note
+    KNL.save(tmp_path / "again.json")
+    assert Curves.load(tmp_path / "again.json") == KNL
+    assert Costs.load(tmp_path / "again.json").note == KNL.note
+
+
+def test_noise_is_off_unless_asked_for_and_seeded() -> None:
+    assert published_knl() == KNL
+    assert published_knl(noise=0.02) == published_knl(noise=0.02)
+    assert published_knl(noise=0.02) != published_knl(noise=0.02, seed=1)
+    noisy = published_knl(noise=0.02)
+    assert "noise of 2.0%" in noisy.note
+    factors = [a / b for n, c in zip(noisy, KNL, strict=True) for a, b in zip(n.compact_us, c.compact_us, strict=True)]
+    assert fmean(factors) == pytest.approx(1, abs=0.002)
+    assert fmean((factor - 1) ** 2 for factor in factors) ** 0.5 == pytest.approx(0.02, rel=0.05)
+
+
+def test_sixteen_cores_are_the_first_of_the_68() -> None:
+    narrow = published_knl(16)
+    assert narrow.cores == 16
+    assert all(a.compact_us == b.compact_us[:16] for a, b in zip(narrow, KNL, strict=True))
+    for cores in (0, 69):
+        with pytest.raises(InputError, match=f"cores from 1 to 68, got {cores}"):
+            published_knl(cores)
+
+
+def test_a_file_reads_back_with_both_affinities(tmp_path) -> None:
+    curves = Curves(
+        (
+            Curve("aten.mm:forward", "2x3", 12.0, 72.0, (4.0, 3.0, 2.5, 2.0), (4.0, 2.75)),
+            Curve("Mul", "7", 7.0, 84.0, (1.0, 1.0, 1.0, 1.0)),
+        ),
+        "by hand",
+        "measured",
+    )
+    curves.save(tmp_path / "curves.json")
+    assert Curves.load(tmp_path / "curves.json") == curves
+    curve = curves.curves[0]
+    assert curve.best_us == {1: 4.0, 2: 2.75, 3: 2.5, 4: 2.0}
+    assert [curve.time_us(2, affinity) for affinity in ("compact", "scatter")] == [3.0, 2.75]
+    assert curves.curves[1].time_us(2, "scatter") == 1.0
+
+
+@pytest.mark.parametrize(
+    ("durations", "message"),
+    [
+        ({"Conv2D": {"1": 1.0}}, "expected a name such as"),
+        ({"Conv2D 3x3 flops=many bytes=1": {"1": 1.0}}, "expected a name such as"),
+        ({"Mul 1 flops=1 bytes=1": {"1": 1.0, "3": 1.0}}, "expected every width, from 1 on, in order"),
+        ({"Mul 1 flops=1 bytes=1 scatter": {"1": 1.0}}, "expected 'Mul 1 flops=1 bytes=1' before it"),
+    ],
+)
+def test_costs_that_are_no_curves_are_refused(tmp_path, durations, message) -> None:
+    Costs(durations).save(tmp_path / "costs.json")
+    with pytest.raises(FormatError, match=message) as caught:
+        Curves.load(tmp_path / "costs.json")
+    assert "costs.json" in str(caught.value)
+
+
+def test_curves_of_different_lengths_are_refused() -> None:
+    with pytest.raises(InputError, match="all of the same number of widths"):
+        Curves((Curve("Mul", "1", 1.0, 1.0, (1.0,)), Curve("Mul", "2", 1.0, 1.0, (1.0, 2.0))))
+    with pytest.raises(InputError, match="at least one curve"):
+        Curves(())
+
+
+def by_hand() -> Curves:
+    sizes = {"small": 1e4, "large": 3e4}
+    times = {"small": (10.0, 8.0), "large": (30.0, 16.0)}
+    return Curves(
+        tuple(Curve("aten.mm:forward", name, sizes[name], 0.0, times[name]) for name in sizes), source="measured"
+    )
+
+
+@pytest.mark.parametrize(
+    ("flops", "times", "source"),
+    [
+        (1e4, (10.0, 8.0), "measured"),
+        (3e4, (30.0, 16.0), "measured"),
+        (2e4, (20.0, 12.0), "analytic"),
+        (1e3, (10.0, 8.0), "analytic"),
+        (6e4, (60.0, 32.0), "analytic"),
+    ],
+)
+def test_sizes_between_and_beyond_those_that_are_known(flops, times, source) -> None:
+    graph = Graph((Op("mine", "aten.mm", "forward", flops=flops),))
+    costs = for_graph(graph, by_hand())
+    assert [costs.duration_us("mine", width=width) for width in (1, 2)] == pytest.approx(times)
+    assert costs.lookup("mine").source == source
+
+
+def test_the_kernel_itself_goes_before_its_kind() -> None:
+    own = Curve("aten.mm:forward", "own", 1e4, 0.0, (1.0,) * 68)
+    graph = Graph((Op("own", "aten.mm", "forward", flops=1e4), Op("kind", "aten.mm", "weight_grad", flops=1e4)))
+    costs = for_graph(graph, Curves((*KNL, own), source="published"))
+    assert costs.duration_us("own") == 1.0
+    assert costs.duration_us("kind") == KNL.times_us(graph["kind"])[0][0]
+    assert costs.lookup("kind").source == "published"
+
+
+def test_an_op_of_a_type_that_is_not_there_is_named() -> None:
+    with pytest.raises(InputError, match=r"no curve for op 'relu', a aten.relu \(Mul\)"):
+        for_graph(Graph((Op("relu", "aten.relu", "forward"),)), by_hand())
+
+
+def test_curves_are_recorded_once_a_kind_and_only_whole() -> None:
+    ops = (Op("a", "mm", flops=1.0), Op("b", "mm", flops=1.0), Op("c", "mm", flops=2.0))
+    times = {"1": 2.0, "2": 1.0}
+    costs = Costs({"a": times, "b": times, "c": times}, note="here")
+    curves = Curves.recorded(Graph(ops), costs)
+    assert [(c.op_type, c.shape, c.compact_us) for c in curves] == [
+        ("mm:other", "a", (2.0, 1.0)),
+        ("mm:other", "c", (2.0, 1.0)),
+    ]
+    assert (curves.note, curves.source) == ("here", "measured")
+    with pytest.raises(InputError, match="op 'c' has no duration at width 2"):
+        Curves.recorded(Graph(ops), Costs({"a": times, "c": {"1": 3.0}}))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_the_set_is_some_kernels(kind: str) -> None:
+    target, role = TARGETS[kind]
+    assert kind_of(Op("op", target, role)) == kind
+
+
+def test_work_is_the_longer_of_arithmetic_and_traffic() -> None:
+    assert work_us(1e10, 0.0) == work_us(0.0, 5.9e9) == 1e6
+    assert work_us(1e10, 5.9e8) == 1e6

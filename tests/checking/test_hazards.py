@@ -1,0 +1,122 @@
+"""Hazards: against brute force over two unrolled steps, and with every event that is called needed taken away."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hocket.checking import Event, Events, check, events_of, hazards, needed_events
+from hocket.errors import PlanError
+from hocket.ir import Buffer, Carried, Edge, Graph, Lane, Op, Plan
+from invariants import lost_orders
+from strategies import graphs, plans_of, touching_graphs
+
+
+@st.composite
+def cases(draw, graph_strategy) -> tuple[Graph, Plan, bool]:
+    graph = draw(graph_strategy)
+    return graph, draw(plans_of(graph)), draw(st.booleans())
+
+
+@settings(max_examples=1000)
+@given(case=cases(touching_graphs()))
+def test_without_an_event_that_is_needed_it_complains_and_with_it_passes(case):
+    graph, plan, joined = case
+    events = events_of(graph, plan, joined=joined)
+    hazards(graph, plan, events)
+    check(graph, plan)
+    needed = needed_events(graph, plan, events)
+    for event in events:
+        fewer = events.without(event)
+        assert (event in needed) == bool(lost_orders(graph, plan, fewer.waits, fewer.carried))
+        if event in needed:
+            with pytest.raises(PlanError) as caught:
+                hazards(graph, plan, fewer)
+            assert repr(caught.value.op) in str(caught.value)
+        else:
+            hazards(graph, plan, fewer)
+    hazards(graph, plan, events)
+
+
+@settings(max_examples=300)
+@given(case=cases(touching_graphs()), data=st.data())
+def test_agrees_with_brute_force_whatever_events_there_are(case, data):
+    graph, plan, joined = case
+    events = events_of(graph, plan, joined=joined)
+    for event in list(events):
+        if data.draw(st.booleans()):
+            events = events.without(event)
+    lost = lost_orders(graph, plan, events.waits, events.carried)
+    if lost:
+        with pytest.raises(PlanError, match=r"RAW|WAR|WAW|depends on"):
+            hazards(graph, plan, events)
+    else:
+        hazards(graph, plan, events)
+
+
+@settings(max_examples=200)
+@given(case=cases(graphs(max_ops=8)))
+def test_a_graph_without_buffers_has_its_edges_checked(case):
+    graph, plan, joined = case
+    events = events_of(graph, plan, joined=joined)
+    hazards(graph, plan, events)
+    for event in needed_events(graph, plan, events):
+        with pytest.raises(PlanError, match="depends on"):
+            hazards(graph, plan, events.without(event))
+
+
+TWO = Plan((Lane("one", ("a",)), Lane("two", ("b",))))
+X = (Buffer("x", 4.0, "lasting"),)
+PAIRS = {
+    "RAW: op 'a' writes 'x', and op 'b' reads it": (Op("a", writes=("x",)), Op("b", reads=("x",))),
+    "WAR: op 'a' reads 'x', and op 'b' writes it": (Op("a", reads=("x",)), Op("b", writes=("x",))),
+    "WAW: op 'a' writes 'x', and op 'b' writes it": (Op("a", writes=("x",)), Op("b", writes=("x",))),
+}
+
+
+@pytest.mark.parametrize("problem", PAIRS)
+def test_names_both_ops_the_buffer_and_the_lanes(problem):
+    graph = Graph(PAIRS[problem], (Edge("a", "b"),), buffers=X)
+    with pytest.raises(PlanError) as caught:
+        hazards(graph, TWO, Events({}, None))
+    assert str(caught.value) == f"{problem}; nothing orders lanes 'one' and 'two' here"
+    hazards(graph, TWO, Events({"b": ("a",)}, None))
+
+
+def test_an_order_that_the_graph_forgot_is_found_by_its_memory():
+    graph = Graph((Op("a", writes=("x",)), Op("b", reads=("x",))), buffers=X)
+    check(graph, TWO)
+    with pytest.raises(PlanError, match="RAW: op 'a' writes 'x'"):
+        hazards(graph, TWO)
+    hazards(Graph(graph.ops, (Edge("a", "b"),), (Carried("b", "a"), Carried("a", "a")), X), TWO)
+
+
+def test_the_next_step_may_not_overtake():
+    ops = (Op("forward", reads=("w",)), Op("update", reads=("w",), writes=("w",)))
+    graph = Graph(ops, (Edge("forward", "update"),), (Carried("update", "forward"),), (Buffer("w", 4.0, "lasting"),))
+    plan = Plan((Lane("main", ("forward",)), Lane("side", ("update",))))
+    assert set(events_of(graph, plan)) == {Event("forward", "update"), Event("update", "forward", True)}
+    with pytest.raises(PlanError) as caught:
+        hazards(graph, plan, Events({"update": ("forward",)}))
+    assert "RAW: op 'update' writes 'w', and op 'forward' of the next step reads it" in str(caught.value)
+    hazards(graph, plan, Events({"update": ("forward",)}, None))
+
+
+def test_a_lane_that_turns_two_ops_round_is_named():
+    graph = Graph((Op("a", writes=("x",)), Op("b", reads=("x",))), buffers=(Buffer("x"),))
+    with pytest.raises(PlanError, match="lane 'one' turns them round"):
+        hazards(graph, Plan((Lane("one", ("b", "a")),)))
+
+
+def test_an_event_for_a_turn_alone_is_no_hazard():
+    graph = Graph((Op("a"), Op("b")))
+    plan = Plan(TWO.lanes, {"b": ("a",)})
+    assert set(events_of(graph, plan)) == {Event("a", "b")}
+    assert needed_events(graph, plan) == ()
+    hazards(graph, plan, Events())
+
+
+def test_lanes_that_stop_are_named():
+    with pytest.raises(PlanError, match="waits for an event of"):
+        hazards(Graph((Op("a"), Op("b"))), TWO, Events({"a": ("b",), "b": ("a",)}))

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hocket.checking import check
+from hocket.errors import PlanError
+from hocket.ir import Device, Edge, Graph, Lane, Link, Machine, Op, Plan
+from invariants import illegality
+from strategies import legal_cases, mutated_plans
+
+MACHINE = Machine(
+    (Device("cpu0", cores=4), Device("smt", cores=2, smt=2), Device("gpu0", "cuda", cores=80)),
+    (Link("s", "w", 1e6),),
+)
+AB = Graph((Op("a"), Op("b")), (Edge("a", "b"),))
+
+
+@given(case=legal_cases())
+def test_legal_plans_pass(case):
+    assert illegality(case.graph, case.plan, case.machine) is None
+    assert check(case.graph, case.plan, case.machine) is None
+    assert check(case.graph, case.plan) is None
+
+
+@settings(max_examples=300)
+@given(data=st.data())
+def test_refuses_what_brute_force_refuses_and_nothing_else(data):
+    case = data.draw(legal_cases(max_ops=7))
+    plan = data.draw(mutated_plans(case))
+    for machine in (case.machine, None):
+        if illegality(case.graph, plan, machine) is None:
+            check(case.graph, plan, machine)
+        else:
+            with pytest.raises(PlanError) as caught:
+                check(case.graph, plan, machine)
+            assert caught.value.op is not None
+            assert repr(caught.value.op) in str(caught.value)
+
+
+def test_every_op_once_and_nothing_else():
+    with pytest.raises(PlanError, match="op 'b' of the graph is run by no lane"):
+        check(AB, Plan((Lane("x", ("a",)),)))
+    with pytest.raises(PlanError, match="lane 'x' runs op 'c', which the graph does not have") as caught:
+        check(AB, Plan((Lane("x", ("a", "b", "c")),)))
+    assert (caught.value.op, caught.value.lane) == ("c", "x")
+
+
+def test_deadlocks_between_lanes_are_named():
+    graph = Graph(tuple(Op(name) for name in "abcd"), (Edge("a", "b"), Edge("c", "d")))
+    with pytest.raises(PlanError, match="deadlock: ") as caught:
+        check(graph, Plan((Lane("x", ("d", "a")), Lane("y", ("b", "c")))))
+    assert "op 'd' depends on 'c'" in str(caught.value)
+    assert "op 'a' comes after 'd' on lane 'x'" in str(caught.value)
+    with pytest.raises(PlanError, match="op 'a' is told to wait for 'b'"):
+        check(AB, Plan((Lane("x", ("a",)), Lane("y", ("b",))), {"a": ("b",)}))
+    with pytest.raises(PlanError, match="op 'a' is told to wait for 'a'"):
+        check(AB, Plan((Lane("x", ("a", "b")),), {"a": ("a",)}))
+
+
+BAD_LANES = {
+    "the machine has no device 'cpu7', only cpu0, smt, gpu0": Lane("x", device="cpu7"),
+    "a lane of cores needs a cpu device, and 'gpu0' is a cuda": Lane("x", device="gpu0"),
+    "a stream needs a cuda device, and 'cpu0' is a cpu": Lane("x", kind="stream", device="cpu0"),
+    "no link from 'w' to 's'": Lane("x", kind="channel", device="w->s"),
+    "width 5, but 'cpu0' has 4 cores": Lane("x", width=5),
+    "width 5, but 'smt' has 2 cores of 2 threads": Lane("x", device="smt", width=5),
+    "pinned to core 4, but 'cpu0' has 4 cores, counted from 0": Lane("x", width=2, cores=(0, 4)),
+    "width 2 does not fit the 1 cores it is pinned to": Lane("x", width=2, cores=(0,)),
+    "width 1 does not fit the 2 cores it is pinned to": Lane("x", width=1, cores=(0, 1)),
+    "width 3 does not fit the 1 cores it is pinned to": Lane("x", device="smt", width=3, cores=(1,)),
+}
+
+
+@pytest.mark.parametrize("problem", BAD_LANES)
+def test_lanes_that_the_machine_does_not_have(problem):
+    lane = BAD_LANES[problem]
+    plan = Plan((Lane("x", ("a", "b"), lane.kind, lane.device, lane.width, lane.cores),))
+    with pytest.raises(PlanError) as caught:
+        check(AB, plan, MACHINE)
+    assert problem in str(caught.value)
+    assert "lane 'x' (it runs 'a')" in str(caught.value)
+    check(AB, plan)
+
+
+@pytest.mark.parametrize(
+    "lane",
+    [
+        Lane("x", width=4),
+        Lane("x", width=2, cores=(1, 3)),
+        Lane("x", device="smt", width=4),
+        Lane("x", device="smt", width=2, cores=(1,)),
+        Lane("x", kind="stream", device="gpu0", priority=1),
+        Lane("x", kind="channel", device="s->w"),
+    ],
+)
+def test_lanes_that_the_machine_has(lane):
+    check(AB, Plan((Lane("x", ("a", "b"), lane.kind, lane.device, lane.width, lane.cores, lane.priority),)), MACHINE)
+
+
+def test_an_empty_lane_is_looked_at_too():
+    with pytest.raises(PlanError, match="lane 'spare': the machine has no device 'cpu7'"):
+        check(AB, Plan((Lane("x", ("a", "b")), Lane("spare", device="cpu7"))), MACHINE)
+
+
+def test_a_channel_carries_no_computation():
+    graph = Graph((Op("a", role="forward"),))
+    with pytest.raises(PlanError, match="op 'a' has the role 'forward', but lane 'net' is a channel"):
+        check(graph, Plan((Lane("net", ("a",), "channel", "s->w"),)))

@@ -1,0 +1,175 @@
+"""Plans on streams compute what the serial plan computes, whatever order the device finds among what it may run."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+
+from equivalence.compare import assert_same, everything, named_leaves, serial
+from equivalence.test_lanes import JOBS, captured_twins, on_lanes, random_order
+from execution.streams.deferred import Deferred
+from hocket.errors import ExecutionError
+from hocket.execution import executor
+from hocket.execution.streams import Cuda, GraphedLanes, StreamLanes
+from hocket.execution.streams.graphs import changing
+from hocket.execution.streams.part import drops
+from hocket.execution.threads import ThreadLanes
+from hocket.ir import Lane, Plan, synchronisation
+
+STEPS = 5
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def on_streams(plan: Plan) -> Plan:
+    return replace(
+        plan,
+        lanes=tuple(replace(lane, kind="stream", device="gpu0", width=1, cores=()) for lane in plan.lanes),
+    )
+
+
+def check(name: str, make, lanes: int = 3, split: bool = True) -> None:
+    pair, first, second = captured_twins(JOBS[name], split)
+    chance = random.Random(f"{name} {lanes}")
+    reference = ThreadLanes(first, serial(first))
+    plan = on_streams(on_lanes(random_order(second.graph, chance), lanes, chance))
+    planned = make(second, plan, Deferred(chance.randrange(1000)))
+    for number in range(STEPS):
+        torch.manual_seed(number)
+        expected = reference(pair.eager.batch(number))
+        torch.manual_seed(number)
+        found = planned(pair.planned.batch(number))
+        where = f"step {number}"
+        assert_same(named_leaves("returned", expected), named_leaves("returned", found), where)
+        planned.join()
+        assert_same(everything(pair.eager), everything(pair.planned), where)
+        for scheduler in pair.schedulers:
+            scheduler.step()
+    planned.close()
+
+
+@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_launched_op_by_op(name, lanes):
+    check(name, lambda captured, plan, backend: StreamLanes(captured, plan, backend=backend), lanes)
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_captured_as_a_graph(name):
+    check(name, lambda captured, plan, backend: GraphedLanes(captured, plan, backend=backend))
+
+
+def test_steps_that_overlap():
+    # A job whose gradients stay where they are: on this device the host would find new ones too early.
+    pair, first, second = captured_twins(JOBS["small net"], True)
+    chance = random.Random("overlap")
+    reference = ThreadLanes(first, serial(first))
+    plan = on_streams(on_lanes(random_order(second.graph, chance), 3, chance))
+    backend = Deferred(7)
+    planned = StreamLanes(second, plan, backend=backend, overlap=True)
+    unfinished = 0
+    torch.manual_seed(1)
+    expected = [reference(pair.eager.batch(number)) for number in range(STEPS)]
+    torch.manual_seed(1)
+    found = []
+    for number in range(STEPS):
+        found.append(planned(pair.planned.batch(number)))
+        unfinished += any(stream.queue for stream in backend.streams)
+    assert unfinished, "the next step is launched while this one still runs"
+    planned.join()
+    assert_same(named_leaves("returned", expected), named_leaves("returned", found))
+    assert_same(everything(pair.eager), everything(pair.planned))
+    assert backend.kept, "whose memory the host forgets early is kept for the lanes that use it"
+    planned.close()
+
+
+def test_an_event_only_where_an_edge_crosses_streams_and_no_other_implies_it():
+    pair, _, captured = captured_twins(JOBS["small net"], True)
+    plan = on_streams(Plan((Lane("main", captured.graph.order),)))
+    backend = Deferred(0)
+    planned = StreamLanes(captured, plan, backend=backend)
+    planned(pair.planned.batch(0))
+    assert backend.waits == 2, "the lane for the caller's stream, and the caller's stream for the lane"
+    chance = random.Random(4)
+    plan = on_streams(on_lanes(random_order(captured.graph, chance), 3, chance))
+    backend = Deferred(0)
+    planned = StreamLanes(captured, plan, backend=backend)
+    planned(pair.planned.batch(0))
+    needed = sum(map(len, synchronisation(captured.graph, plan).waits.values()))
+    assert backend.waits == needed + 2 * 3
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_a_value_is_dropped_on_the_stream_that_made_it_after_all_its_readers(name):
+    _, _, captured = captured_twins(JOBS[name], True)
+    chance = random.Random(name)
+    plan = on_streams(on_lanes(random_order(captured.graph, chance), 3, chance))
+    sync, program = synchronisation(captured.graph, plan), captured.program
+    dropped, late = drops(program, sync, plan)
+    maker = {slot: action.name for action in program.actions for slot in action.fills}
+    readers = program.readers()
+    assert {*late, *(slot for slots in dropped.values() for slot in slots)} == set(maker) - program.kept
+    assert len(late) + sum(map(len, dropped.values())) == len(set(maker) - program.kept)
+    for op, slots in dropped.items():
+        for slot in slots:
+            assert sync.place[op][0] == sync.place[maker[slot]][0]
+            for user in (maker[slot], *readers.get(slot, ())):
+                assert user == op or sync.before(user, op)
+
+
+def test_updates_with_numbers_of_their_step_stay_outside_the_graph():
+    _, _, captured = captured_twins(JOBS["small net"], True)
+    outside = changing(captured)
+    roles = {captured.graph[op].role for op in outside}
+    assert "update" in roles
+    assert not roles & {"activation_grad", "weight_grad"}
+
+
+def test_a_timeline_of_a_timed_step():
+    pair, _, captured = captured_twins(JOBS["small net"], True)
+    chance = random.Random(2)
+    plan = on_streams(on_lanes(random_order(captured.graph, chance), 2, chance))
+    planned = StreamLanes(captured, plan, backend=Deferred(1), timed=True)
+    with pytest.raises(ExecutionError, match="no step has been timed"):
+        planned.timeline()
+    planned(pair.planned.batch(0))
+    spans = planned.timeline().by_op
+    assert len(spans) == len(captured.graph)
+    for edge in captured.graph.edges:
+        assert spans[edge.src].end_us <= spans[edge.dst].start_us
+
+
+def test_an_error_names_op_and_layer():
+    pair, _, captured = captured_twins(JOBS["transformer"], True)
+    planned = StreamLanes(captured, on_streams(serial(captured)), backend=Immediate(0))
+    broken = torch.full_like(pair.planned.batch(0)[0], 10_000)
+    with pytest.raises(IndexError) as caught:
+        planned((broken, *pair.planned.batch(0)[1:]))
+    assert caught.value.__notes__ == ["in op 'embedding/embedding' of layer 'embedding' of the planned step"]
+
+
+class Immediate(Deferred):
+    """Ops run when they are launched, as a real launch fails when its arguments are wrong."""
+
+    def launch(self, stream, work):
+        work()
+
+
+def test_other_lanes_and_other_machines_are_refused_by_name():
+    _, _, captured = captured_twins(JOBS["small net"], True)
+    with pytest.raises(ExecutionError, match="lane 'main' is a lane of cores; stream lanes run streams only"):
+        StreamLanes(captured, serial(captured), backend=Deferred(0))
+    if not torch.cuda.is_available():
+        with pytest.raises(ExecutionError, match="need a CUDA device, and torch sees none here"):
+            Cuda()
+        with pytest.raises(ExecutionError, match="need a CUDA device"):
+            executor(captured, on_streams(serial(captured)))

@@ -1,0 +1,284 @@
+"""Lanes and processes: the interpreter ends while lanes are parked, a fork gets lanes of its own, builds end early."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import hocket
+from execution.probe import KINDS
+from hocket.ir import Machine
+from hocket.native import available
+
+SECONDS = 120  # far more than any of this takes: only a process that hangs gets there
+
+BEGIN = """
+    import os, sys
+    import torch
+    from torch import nn
+    from hocket.tracing import capture
+    from hocket.execution import executor
+    from hocket.ir import Lane, Plan
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def step(batch):
+        optimizer.zero_grad()
+        loss = model(batch).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    batch = torch.randn(3, 4)
+    step(batch)
+    captured = capture(step, model, optimizer, batch)
+    order = captured.graph.order
+    plan = Plan((Lane("even", order[::2]), Lane("odd", order[1::2])))
+    planned = executor(captured, plan, kind=sys.argv[1])
+"""
+
+# Ops that really run on two threads, and a schedule that runs its plan whatever it costs.
+SCHEDULED = """
+    import os, sys
+    import torch
+    from torch import nn
+    import hocket
+
+    torch.set_num_threads(2)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(300, 300), nn.Tanh(), nn.Linear(300, 1))
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def step(batch):
+        optimizer.zero_grad()
+        loss = model(batch).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    batch = torch.randn(300, 300)
+    fast = hocket.schedule(
+        step, model, optimizer, guard=False, executor=sys.argv[1], planner="serial", machine=hocket.Machine.of(cores=1)
+    )
+
+    def decide():
+        for number in range(200):
+            fast(batch)
+            if fast.decided:
+                return fast.verdict
+"""
+
+
+def run(kind: str, script: str, begin: str = BEGIN) -> subprocess.CompletedProcess:
+    source = str(Path(hocket.__file__).parents[1])
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(begin) + textwrap.dedent(script), kind],
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+        env={**os.environ, "PYTHONPATH": source},
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_interpreter_ends_while_lanes_wait(kind):
+    done = run(kind, "print(planned(batch).item())")
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) > 0
+    assert not done.stderr
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_interpreter_ends_after_a_step_that_failed(kind):
+    done = run(kind, "planned(torch.randn(3, 5))")
+    assert done.returncode == 1
+    assert "in op '0/addmm' of layer '0' of the planned step" in done.stderr
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_fork_gets_lanes_of_its_own_and_the_parents_go_on(kind):
+    done = run(
+        kind,
+        """
+        planned(batch)
+        child = os.fork()
+        losses = [planned(batch).item() for _ in range(3)]
+        if child == 0:
+            print("child", losses, flush=True)
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        print("parent", losses)
+        sys.exit(status)
+        """,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = sorted(line.partition(" ") for line in done.stdout.splitlines())
+    assert [line[0] for line in lines] == ["child", "parent"]
+    assert lines[0][2] == lines[1][2], "both went on from the same state"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_fork_may_close_or_forget_lanes_that_stayed_behind(kind):
+    done = run(
+        kind,
+        """
+        planned(batch)
+        child = os.fork()
+        if child == 0:
+            planned.close()
+            planned(batch)
+            del planned
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        planned(batch)
+        sys.exit(status)
+        """,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("widths", [(2,), (2, 1)])
+def test_wide_ops_go_on_after_a_fork_where_openmp_would_wait_for_ever(kind, widths):
+    lanes = ", ".join(f"Lane('x{n}', order[{n}::{len(widths)}], width={width})" for n, width in enumerate(widths))
+    done = run(
+        kind,
+        f"""
+        import signal
+        torch.set_num_threads(2)
+        large = torch.randn(500, 500)
+        for _ in range(3):
+            large @ large, large.exp()  # a team of two on this thread, which a child does not have
+        planned = executor(captured, Plan(({lanes},)), kind=sys.argv[1])
+        planned(batch)
+        child = os.fork()
+        if child == 0:
+            signal.alarm(60)  # nobody waits for a child that hangs
+        losses = [planned(batch).item() for _ in range(3)]
+        if child == 0:
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        sys.exit(status)
+        """,
+        begin=BEGIN.replace("Linear(4, ", "Linear(300, ").replace(", 4)", ", 300)").replace("randn(3", "randn(300"),
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_scheduled_step_goes_on_in_parent_and_child(kind):
+    done = run(
+        kind,
+        """
+        assert decide() == "planned"
+        for _ in range(12):
+            fast(batch)
+        eager = []  # runs of the step itself
+
+        def note(frame, event, arg):
+            if event == "call" and frame.f_code is step.__code__:
+                eager.append(frame)
+
+        sys.setprofile(note)
+        step(batch)
+        assert len(eager) == 1
+        child = os.fork()
+        losses = [fast(batch).item() for _ in range(12)]
+        assert len(eager) <= 2, "the plan runs, not the step; one step of these may be audited"
+        if child == 0:
+            print("child", losses, flush=True)
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        print("parent", losses)
+        sys.exit(status)
+        """,
+        begin=SCHEDULED,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = sorted(line.partition(" ") for line in done.stdout.splitlines())
+    assert [line[0] for line in lines] == ["child", "parent"]
+    assert lines[0][2] == lines[1][2], "both went on from the same state"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("calls", [1, 3, 4, 6, 8, 200])
+def test_the_interpreter_ends_wherever_a_schedule_is_in_its_life(kind, calls):
+    done = run(
+        kind,
+        f"""
+        for number in range({calls}):
+            loss = fast(batch)
+            if fast.decided:
+                break
+        print(loss.item())
+        """,
+        begin=SCHEDULED,
+    )
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) > 0
+    assert not done.stderr
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no affinity here")
+@pytest.mark.skipif(Machine.here().cores < 2, reason="needs two cores")
+@pytest.mark.parametrize("kind", KINDS)
+def test_cores_that_were_taken_from_the_process_are_refused_and_it_can_go_on_with_the_others(kind):
+    done = run(
+        kind,
+        """
+        from hocket.errors import ExecutionError, InputError
+        from hocket.ir import Machine
+
+        before = Machine.here()
+        pinned = Plan((Lane("near", order[::2], cores=(0,)), Lane("gone", order[1::2], cores=(1,))))
+        executor(captured, pinned, before, kind=sys.argv[1])(batch)
+        os.sched_setaffinity(0, set(before.devices[0].cpus[0]))
+        try:
+            executor(captured, pinned, before, kind=sys.argv[1])
+        except ExecutionError as error:
+            print(error)
+        import hocket
+        options = {"guard": False, "executor": sys.argv[1]}
+        try:
+            hocket.schedule(step, model, optimizer, machine=before, **options)
+        except InputError as error:
+            print(error)
+        fast = hocket.schedule(step, model, optimizer, **options)
+        while not fast.decided:
+            fast(batch)
+        fast(batch)
+        print(fast.verdict, fast.machine.cores, os.sched_getaffinity(0) == set(before.devices[0].cpus[0]))
+        """,
+    )
+    assert done.returncode == 0, done.stderr
+    first, second, third = done.stdout.splitlines()
+    assert "lane 'gone' is pinned to CPUs" in first
+    assert "which this process may not use" in first
+    assert second.startswith("schedule: machine: device 'cpu0' has CPUs")
+    assert third == "planned 1 True"
+
+
+@pytest.mark.skipif(not available(), reason="native lanes cannot be built here")
+def test_a_build_that_was_killed_does_not_stop_the_next_one():
+    from hocket.native import load
+
+    left_behind = Path(load().__file__).with_name("lock")
+    left_behind.touch()
+    try:
+        done = run("native", "print('ready')")
+    finally:
+        left_behind.unlink(missing_ok=True)
+    assert done.stdout == "ready\n", done.stderr

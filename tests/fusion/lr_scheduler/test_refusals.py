@@ -1,0 +1,95 @@
+"""Bad input is refused with a message that restates it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import hocket
+from fusion.optim.twins import Twins
+from hocket.errors import InputError
+from hocket.fusion import lr_scheduler
+
+
+@pytest.fixture
+def optimizer():
+    return Twins("sgd-momentum", 3).fused
+
+
+def test_the_public_names():
+    assert hocket.lr_scheduler.StepLR is lr_scheduler.StepLR
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "match"),
+    [
+        ("StepLR", {"step_size": [1, 2]}, r"step_size: expected 3 numbers, one for each model, .* got 2: \[1, 2\]"),
+        ("StepLR", {"step_size": 0}, "step_size: expected a whole number >= 1, got 0"),
+        ("StepLR", {"step_size": [1, 2, 2.5]}, "step_size: expected a whole number >= 1, got 2.5"),
+        ("StepLR", {"step_size": 1, "gamma": "fast"}, "gamma: expected a number, got 'fast'"),
+        ("StepLR", {"step_size": 1, "gamma": [0.1]}, "gamma: expected 3 numbers"),
+        ("StepLR", {"step_size": 1, "gamma": [[0.1] * 3, 0.2]}, "gamma: expected a list for each of 1 groups, got 2"),
+        ("StepLR", {"step_size": 1, "last_epoch": -2}, "last_epoch: expected a whole number >= -1, got -2"),
+        (
+            "StepLR",
+            {"step_size": 1, "last_epoch": 3},
+            "last_epoch: expected -1, got 3, but group 0 has no 'initial_lr'",
+        ),
+        ("MultiStepLR", {"milestones": [[1], [2]]}, r"milestones: expected 3 lists, .* got 2"),
+        ("MultiStepLR", {"milestones": [1, -2]}, "milestones: expected a whole number >= 0, got -2"),
+        ("MultiStepLR", {"milestones": [[1], [2], 3]}, r"milestones: expected epochs in a list, got 3"),
+        ("ExponentialLR", {"gamma": [0.1, 0.2, None]}, r"gamma: expected a number, got None"),
+        ("ExponentialLR", {"gamma": float("nan")}, r"gamma: expected a number, got nan"),
+        ("CosineAnnealingLR", {"T_max": 0}, "T_max: expected a whole number >= 1, got 0"),
+        ("LambdaLR", {"lr_lambda": 0.5}, "lr_lambda: expected a function of the epoch, got 0.5"),
+        ("LambdaLR", {"lr_lambda": [abs, abs]}, "lr_lambda: expected 3 values"),
+        ("OneCycleLR", {"max_lr": 0.1}, "total_steps: expected it, or both epochs and steps_per_epoch"),
+        ("OneCycleLR", {"max_lr": 0.1, "epochs": 3}, "total_steps: expected it, or both"),
+        ("OneCycleLR", {"max_lr": -0.1, "total_steps": 9}, "max_lr: expected a number >= 0, got -0.1"),
+        ("OneCycleLR", {"max_lr": 0.1, "total_steps": [9, 9]}, "total_steps: expected 3 numbers"),
+        ("OneCycleLR", {"max_lr": 0.1, "total_steps": 9, "pct_start": 2}, "pct_start: expected a number >= 0 and <= 1"),
+        (
+            "OneCycleLR",
+            {"max_lr": 0.1, "total_steps": 9, "anneal_strategy": "no"},
+            "anneal_strategy: expected one of cos",
+        ),
+        ("ReduceLROnPlateau", {"factor": 1.0}, "factor: expected a number >= 0 and < 1, got 1.0"),
+        ("ReduceLROnPlateau", {"mode": "least"}, "mode: expected one of min, max, got 'least'"),
+        ("ReduceLROnPlateau", {"patience": [1, 2]}, "patience: expected 3 numbers"),
+    ],
+)
+def test_arguments(optimizer, name, arguments, match):
+    with pytest.raises(InputError, match=match):
+        getattr(lr_scheduler, name)(optimizer, **arguments)
+
+
+def test_optimizers():
+    plain = torch.optim.SGD([torch.ones(3)], lr=0.1)
+    with pytest.raises(InputError, match=r"optimizer: expected one of hocket.optim, got torch.optim.sgd.SGD; for that"):
+        lr_scheduler.StepLR(plain, step_size=1)
+    with pytest.raises(InputError, match="cycle_momentum: expected an optimizer with a momentum or betas, got Adagrad"):
+        lr_scheduler.OneCycleLR(Twins("adagrad", 2).fused, max_lr=0.1, total_steps=9)
+
+
+def test_metrics(optimizer):
+    scheduler = lr_scheduler.ReduceLROnPlateau(optimizer)
+    with pytest.raises(InputError, match=r"metrics: expected 3 numbers, one for each model, .* got 2: \[1.0, 2.0\]"):
+        scheduler.step([1.0, 2.0])
+    with pytest.raises(InputError, match=r"metrics: expected a number, or one for each model, got 'low'"):
+        scheduler.step("low")
+    scheduler.step(1.0)
+    scheduler.step(torch.ones(3))
+
+
+def test_a_step_too_early_and_an_epoch(optimizer):
+    scheduler = lr_scheduler.StepLR(optimizer, step_size=1)
+    with pytest.warns(UserWarning, match=r"called before optimizer.step\(\)"):
+        scheduler.step()
+    with pytest.raises(InputError, match=r"step: expected no epoch \(torch deprecates it\), got 3"):
+        scheduler.step(3)
+
+
+def test_a_state_of_another_number_of_models(optimizer):
+    state = lr_scheduler.StepLR(Twins("sgd", 2).fused, step_size=1).state_dict()
+    with pytest.raises(InputError, match="state_dict: expected one of 3 models, got one of 2"):
+        lr_scheduler.StepLR(optimizer, step_size=1).load_state_dict(state)

@@ -1,0 +1,93 @@
+"""The forms that a captured step of an array may take: which are worth a try, and that they are what they say."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import hocket
+from hocket.fusion.choose import Choice
+
+B = 3
+
+
+def make(**options) -> hocket.fusion.model.Array:
+    torch.manual_seed(0)
+    models = [nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 3)) for _ in range(B)]
+    return hocket.fuse(models, shared=True, **options)
+
+
+@pytest.mark.parametrize(
+    ("times_us", "forms"),
+    [
+        ({"rule": 1.0, "loop": 2.0}, ("rule", "loop")),
+        ({"rule": 2.0, "loop, channels last": 1.0, "2 at a time": 1.5}, ("loop", "rule")),
+        ({"rule": 1.0, "loop": 5.0}, ("rule",)),
+        ({"rule": 5.0, "mixed": 1.0, "loop": 5.0}, ("rule",)),
+        ({"rule": 9.0, "loop": 1.0}, ("loop",)),
+        ({"rule": 1.1, "single": 1.0}, ("loop", "rule")),
+        ({"1 in one go": 1.2, "1 in one go, channels last": 1.0}, ("loop",)),  # too large to be timed by rules
+        ({}, ("rule",)),
+    ],
+)
+def test_what_was_not_far_behind_is_worth_a_try(times_us, forms):
+    array = make(backend="auto")
+    assert array._hocket_forms() == ("rule",)
+    array.choices.append(Choice(min(times_us, key=times_us.get, default="rule"), times_us))
+    assert array._hocket_forms() == forms
+
+
+def test_the_best_of_several_choices_counts():
+    array = make(backend="auto")
+    array.choices += [Choice("rule", {"rule": 1.0, "loop": 4.0}), Choice("loop", {"rule": 1.5, "loop": 1.0})]
+    assert array._hocket_forms() == ("rule", "loop")
+
+
+@pytest.mark.parametrize("options", [{"backend": "rule"}, {"backend": "loop"}, {"backend": "auto", "seeds": [1, 2, 3]}])
+def test_who_decided_or_draws_by_model_has_one_form(options):
+    array = make(**options)
+    array.choices.append(Choice("rule", {"rule": 1.0, "loop": 1.0}))
+    assert array._hocket_forms() == ("rule",)
+
+
+@pytest.mark.parametrize("form", ["rule", "loop"])
+def test_a_form_has_the_bits_of_its_backend_and_nothing_is_chosen(form):
+    array, other = make(backend="auto"), make(backend=form)
+    x, y = torch.randn(4, 1, 4, 4), torch.randint(3, (4,))
+    array._hocket_form = form
+    for each in (array, other):
+        each.losses(F.cross_entropy, x, y).backward()
+    assert torch.equal(array(x), other(x))
+    for one, two in zip(array.parameters(), other.parameters(), strict=True):
+        assert torch.equal(one.grad, two.grad)
+    assert array.choices == []
+    array._hocket_form = None
+    array.losses(F.cross_entropy, x, y)
+    assert array.choices, "from then on as ever"
+
+
+def test_what_was_chosen_before_does_not_stand_in_the_way_of_a_form(monkeypatch):
+    array = make(backend="auto")
+    x, y = torch.randn(4, 1, 4, 4), torch.randint(3, (4,))
+    array.losses(F.cross_entropy, x, y)
+    array(x)
+    chosen = len(array.choices)
+    looped = []
+    usual = array._one_by_one
+    monkeypatch.setattr(array, "_one_by_one", lambda values, spec: looped.append(spec) or usual(values, spec))
+    array._hocket_form = "loop"
+    array.losses(F.cross_entropy, x, y)
+    array(x)
+    assert len(looped) == 2
+    assert len(array.choices) == chosen
+
+
+def test_a_copy_made_meanwhile_is_asked_for_no_form():
+    array = make(backend="auto")
+    array._hocket_form = "loop"
+    assert copy.deepcopy(array)._hocket_form is None
+    assert array._hocket_form == "loop"

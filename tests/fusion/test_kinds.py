@@ -1,0 +1,112 @@
+"""Ever new kinds of calls: after some of them nothing is timed any more, and what is remembered has a bound."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+
+import pytest
+import torch
+from tests.fusion.oracle import assert_close, made
+from tests.fusion.prefer import prefer
+from torch import nn
+from torch.nn import functional as F
+
+import hocket
+
+calls = importlib.import_module("hocket.fusion.calls")
+training = importlib.import_module("hocket.fusion.training")
+
+D = torch.float64
+LENGTHS = range(2, 2 + calls.MAX_TIMED + 4)
+Y = torch.tensor([0, 1, 1, 0, 1])
+
+
+class Words(nn.Module):
+    """Sequences of any length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(3, 4)
+        self.last = nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.tanh(self.first(x)).mean(1))
+
+
+def batch(length: int) -> torch.Tensor:
+    return torch.randn(5, length, 3, dtype=D)
+
+
+@pytest.mark.parametrize("winner", ["rule", "mixed", "2 at a time", "loop"])
+def test_forwards_of_many_lengths_go_as_most_of_them_did(winner, monkeypatch):
+    prefer(monkeypatch, forward=winner)
+    models = made(Words, 4)
+    array = hocket.fuse(copy.deepcopy(models), shared=True)
+    for length in LENGTHS:
+        x = batch(length)
+        for _ in range(2):
+            out = array(x)
+        for index, model in enumerate(models):
+            assert_close(out[index], model(x), "output")
+    assert len(array.choices) == calls.MAX_TIMED
+    if winner != "mixed":  # which there is only where some op went another way
+        assert {choice.winner for choice in array.choices} == {winner}
+    with torch.no_grad():
+        array(batch(3))
+    assert len(array.choices) == calls.MAX_TIMED + 1, "without gradients it is another matter"
+
+
+@pytest.mark.parametrize("winner", ["whole", "2 in one go", "1 in one go"])
+def test_losses_of_many_lengths_go_as_most_of_them_did(winner, monkeypatch):
+    prefer(monkeypatch, winner)
+    models = made(Words, 4)
+    array = hocket.fuse(copy.deepcopy(models), shared=True)
+    for length in LENGTHS:
+        x = batch(length)
+        array.zero_grad()
+        losses = array.losses(F.cross_entropy, x, Y)
+        losses.backward()
+        for index, model in enumerate(models):
+            model.zero_grad()
+            loss = F.cross_entropy(model(x), Y)
+            loss.backward()
+            assert_close(losses[index].detach(), loss.detach(), "loss")
+            for name, parameter in model.named_parameters():
+                assert_close(dict(array.fused.named_parameters())[name].grad[index], parameter.grad, name)
+    won = [choice.winner for choice in array.choices if choice.winner == winner]
+    assert len(won) == calls.MAX_TIMED
+
+
+def test_another_loss_function_is_looked_at_first(monkeypatch):
+    """What it brings along may train, and then models cannot go in one go."""
+    prefer(monkeypatch, "1 in one go")
+    array = hocket.fuse(made(Words, 2), shared=True)
+    for length in LENGTHS:
+        array.losses(F.cross_entropy, batch(length), Y)
+    temperature = torch.ones((), dtype=D, requires_grad=True)
+    array.losses(lambda out, y: F.cross_entropy(out * temperature, y), batch(3), Y).sum().backward()
+    assert temperature.grad is not None
+
+
+def test_what_is_remembered_has_a_bound(monkeypatch):
+    prefer(monkeypatch, "1 in one go")
+    monkeypatch.setattr(calls, "MAX_KINDS", 10)
+    monkeypatch.setattr(training, "MAX_KINDS", 10)
+    array = hocket.fuse(made(Words, 2), shared=True)
+    for length in range(2, 40):
+        array(batch(length))
+        array.losses(F.cross_entropy, batch(length), Y).backward()
+        for name in ("_chosen", "_ready", "_goes", "_ready_goes"):
+            assert len(getattr(array, name)) <= 10, name
+
+
+def test_models_that_come_are_timed_anew(monkeypatch):
+    prefer(monkeypatch, "1 in one go")
+    array = hocket.fuse(made(Words, 2), shared=True)
+    for length in LENGTHS:
+        array(batch(length))
+    array.refill(0, made(Words, 3)[2])
+    before = len(array.choices)
+    array(batch(3))
+    assert len(array.choices) == before + 1

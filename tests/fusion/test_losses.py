@@ -1,0 +1,376 @@
+"""`array.losses`, however it runs, against B plain torch runs in float64."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from tests.fusion.losses import GO, D, Runs, W, X, Y, linears, ordinary, pair, plain, same_gradients
+from tests.fusion.nets import NETS, VANISHING, Residual
+from tests.fusion.oracle import assert_close, check_state, made
+from tests.fusion.prefer import in_one_go, prefer, ways
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import hocket
+from hocket.errors import InputError
+
+
+def whole_cases() -> list[Any]:
+    cases = []
+    for name in NETS:
+        for num_models in (2, 3, 4, 7):
+            for way in ways(num_models, images=name == "residual"):
+                quick = num_models == 4 if way != "whole" else num_models == 3
+                quick |= num_models == 2 and way == GO
+                marks = [] if quick else [pytest.mark.slow]
+                cases.append(pytest.param(name, num_models, way, marks=marks, id=f"{name}-{num_models}-{way}"))
+    return cases
+
+
+@pytest.mark.parametrize(("name", "num_models", "way"), whole_cases())
+@pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
+def test_losses_gradients_and_buffers_are_those_of_plain_models(name, num_models, way, shared, monkeypatch):
+    prefer(monkeypatch, way)
+    make, given = NETS[name]
+    runs = Runs(made(make, num_models), "SGD" if shared else "Adam", name, shared=shared)
+    for number in range(3):
+        x = given() if shared else torch.stack([given() for _ in range(num_models)])
+        lead = () if shared ^ (number == 1) else (num_models,)  # shared and own targets with both kinds of inputs
+        y = torch.randint(0, 5, (*lead, x.shape[0 if shared else 1]))
+        runs.step(
+            lambda out, target: F.cross_entropy(out, target),  # made anew in each step
+            x,
+            (y,),
+            lambda index, x=x: (x if shared else x[index],),
+            lambda index, y=y: (y[index] if y.ndim > 1 else y,),
+        )
+    winners = [choice.winner for choice in runs.array.choices if choice.winner != "rule"]
+    assert winners == [way] * 2, "one choice for each kind of targets"
+
+
+@pytest.mark.parametrize("forward", ["loop", "loop, channels last", "2 at a time", "mixed"])
+def test_a_whole_step_by_any_forward(forward, monkeypatch):
+    prefer(monkeypatch, "whole", forward)
+    runs = Runs(made(Residual, 4), net="residual", shared=True)
+    for _ in range(3):
+        x, y = torch.randn(3, 3, 6, 6, dtype=D), torch.randint(0, 5, (3,))
+        runs.step(F.cross_entropy, x, (y,), lambda _, x=x: (x,), lambda _, y=y: (y,))
+
+
+class Smooth(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.tensor([1.0, 2.0, 0.5], dtype=D))
+
+    def forward(self, out, target):
+        return F.cross_entropy(out, target, self.weight, label_smoothing=0.1)
+
+
+def weighted(out, target, factor, *, power=2):
+    return ((out - target).abs() ** power * factor).sum(1)
+
+
+LOSSES: dict[str, tuple[Any, str]] = {
+    "function": (lambda: F.cross_entropy, "labels"),
+    "module": (nn.CrossEntropyLoss, "labels"),
+    "module with a buffer": (Smooth, "labels"),
+    "summed": (lambda: nn.CrossEntropyLoss(reduction="sum"), "labels"),
+    "not reduced": (lambda: nn.CrossEntropyLoss(reduction="none"), "labels"),
+    "partial": (lambda: partial(F.cross_entropy, label_smoothing=0.2), "labels"),
+    "partial of a partial": (
+        lambda: partial(partial(F.cross_entropy, reduction="none"), label_smoothing=0.2),
+        "labels",
+    ),
+    "mean of squares": (lambda: F.mse_loss, "values"),
+    "lambda": (lambda: lambda out, target: (out - target).square().mean(), "values"),
+    "two targets, the second a number": (lambda: weighted, "values and a number"),
+    "a tree of targets": (lambda: lambda out, tree: weighted(out, tree["y"], tree["w"][0]), "tree"),
+}
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["shared targets", "own targets"])
+@pytest.mark.parametrize("num_models", [3, 4])  # 4 is also the number of examples
+@pytest.mark.parametrize("way", ["whole", "2 in one go", GO])
+@pytest.mark.parametrize("name", LOSSES)
+def test_any_loss_function(name, way, num_models, own, monkeypatch):
+    if way == "2 in one go" and num_models == 3:
+        way = "whole"
+    prefer(monkeypatch, way)
+    make_fn, kind = LOSSES[name]
+    runs = Runs(made(lambda: nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)), num_models))
+    lead = (num_models,) if own else ()
+    for _ in range(2):
+        x = torch.randn(4, 6, dtype=D)
+        values = torch.randn(*lead, 4, 3, dtype=D)
+        targets: tuple[Any, ...] = {
+            "labels": (torch.randint(0, 3, (*lead, 4)),),
+            "values": (values,),
+            "values and a number": (values, 0.5),
+            "tree": ({"y": values, "w": [2.0]},),
+        }[kind]
+        runs.step(
+            make_fn(),
+            x,
+            targets,
+            lambda _, x=x: (x,),
+            lambda index, targets=targets: torch.utils._pytree.tree_map_only(
+                Tensor, lambda each: each[index] if own else each, targets
+            ),
+        )
+    assert runs.array.choices[-1].winner == way
+    assert len(runs.array.choices) == 2, "a loss function that is made anew is no other one"
+
+
+class Two(nn.Module):
+    """Two arguments, one of them a number with a default."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 3), nn.Linear(5, 3)
+
+    def forward(self, x, y, times=1):
+        return self.a(x) * times + self.b(y)
+
+
+@pytest.mark.parametrize("kind", ["tuple", "dict", "dict with a number", "tuple with a number"])
+@pytest.mark.parametrize("own", [False, True], ids=["shared", "own"])
+def test_inputs_of_any_kind(kind, own, monkeypatch):
+    prefer(monkeypatch, GO)
+    runs = Runs(made(Two, 3), shared=None if "number" in kind else not own)
+    for times in (2, 3, 2):
+        lead = (3,) if own else ()
+        x, y = torch.randn(*lead, 4, 6, dtype=D), torch.randn(*lead, 4, 5, dtype=D)
+        target = torch.randn(4, 3, dtype=D)
+
+        def given(index: int | None, x=x, y=y, times=times) -> Any:
+            part = (x, y) if index is None or not own else (x[index], y[index])
+            found: dict[str, Any] = {
+                "tuple": part,
+                "dict": dict(zip("yx", part[::-1], strict=True)),
+                "dict with a number": {"x": part[0], "y": part[1], "times": times},
+                "tuple with a number": (*part, times),
+            }
+            return found[kind]
+
+        runs.step(F.mse_loss, given(None), (target,), given, lambda _, target=target: (target,))
+        assert in_one_go(runs.array)
+
+
+def test_a_tensor_and_shared_and_own_inputs_together(monkeypatch):
+    prefer(monkeypatch, GO)
+    runs = Runs(made(Two, 3))
+    for _ in range(2):
+        x, y, target = (torch.randn(*size, dtype=D) for size in ((3, 4, 6), (4, 5), (4, 3)))
+        runs.step(F.mse_loss, (x, y), (target,), lambda index, x=x, y=y: (x[index], y), lambda _, t=target: (t,))
+    assert in_one_go(runs.array)
+
+
+class OwnLoss(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+
+    def forward(self, x, target):
+        out = self.layer(x)
+        return {"loss": F.cross_entropy(out, target), "out": [out], "note": "a word"}
+
+
+@pytest.mark.parametrize("num_models", [2, 4])
+@pytest.mark.parametrize("way", ["whole", "2 in one go", GO])
+def test_models_that_give_their_own_loss_in_a_tree(way, num_models, monkeypatch):
+    if num_models == 2 and way == "2 in one go":
+        way = "whole"
+    prefer(monkeypatch, way)
+    runs = Runs(made(OwnLoss, num_models), shared=True)
+    for _ in range(3):
+        x, y = torch.randn(5, 6, dtype=D), torch.randint(0, 3, (5,))
+        runs.step(lambda found: found["loss"] + found["out"][0].square().mean(), {"x": x, "target": y}, (),
+                  lambda _, x=x, y=y: (x, y), lambda _: ())  # fmt: skip
+    assert runs.array.choices[-1].winner == way
+
+
+class Penalised(nn.Module):
+    """Gives its own weight too, for a loss that holds it small."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.layer(x), self.layer.weight
+
+
+@pytest.mark.parametrize("way", ["whole", "2 in one go", GO])
+def test_models_that_give_a_weight(way, monkeypatch):
+    prefer(monkeypatch, way)
+    runs = Runs(made(Penalised, 4), shared=True)
+    for _ in range(2):
+        x, y = torch.randn(5, 6, dtype=D), torch.randint(0, 3, (5,))
+        runs.step(
+            lambda found, y: F.cross_entropy(found[0], y) + 0.1 * found[1].square().sum(),
+            x,
+            (y,),
+            lambda _, x=x: (x,),
+            lambda _, y=y: (y,),
+        )
+    assert runs.array.choices[-1].winner == way
+
+
+BACKWARDS = {
+    "backward": lambda losses: losses.backward(),
+    "sum": lambda losses: losses.sum().backward(),
+    "mean": lambda losses: losses.mean().backward(),
+    "weights": lambda losses: (losses * W).sum().backward(),
+    "one of them": lambda losses: losses[1].backward(),
+    "a gradient": lambda losses: losses.backward(W),
+    "a gradient of ones": lambda losses: losses.backward(gradient=torch.ones(3, dtype=D)),
+    "a gradient in another type": lambda losses: losses.backward(gradient=W, retain_graph=True),
+    "something after": lambda losses: (losses.exp() * 2).sum().backward(),
+    "torch.autograd.backward": lambda losses: torch.autograd.backward([losses], [W]),
+}
+
+
+@pytest.mark.parametrize("way", ["whole", GO])
+@pytest.mark.parametrize("name", BACKWARDS)
+def test_weights_of_losses(name, way, monkeypatch):
+    array, other = pair(monkeypatch, way)
+    for _ in range(2):
+        for each in (array, other):
+            each.zero_grad()
+        BACKWARDS[name](array.losses(F.cross_entropy, X, Y))
+        BACKWARDS[name](ordinary(other))
+        same_gradients(array, other)
+    assert array.choices[-1].winner == way
+
+
+@pytest.mark.parametrize("way", ["whole", GO])
+def test_gradients_as_autograd_grad_gives_them(way, monkeypatch):
+    array, other = pair(monkeypatch, way)
+    found = torch.autograd.grad(array.losses(F.cross_entropy, X, Y).sum(), list(array.parameters()))
+    expected = torch.autograd.grad(ordinary(other).sum(), list(other.parameters()))
+    for one, two in zip(found, expected, strict=True):
+        assert_close(one, two, "gradient")
+    assert all(p.grad is None for p in array.parameters())
+
+
+@pytest.mark.parametrize("way", ["whole", GO])
+def test_gradients_accumulate(way, monkeypatch):
+    array, other = pair(monkeypatch, way)
+    batches = [(torch.randn(4, 6, dtype=D), torch.randint(0, 3, (4,))) for _ in range(3)]
+    for x, y in batches:
+        array.losses(F.cross_entropy, x, y).backward()
+        ordinary(other, x=x, y=y).backward()
+        same_gradients(array, other)
+    for each in (array, other):
+        each.zero_grad()
+    sum(array.losses(F.cross_entropy, x, y) for x, y in batches).sum().backward()
+    sum(ordinary(other, x=x, y=y) for x, y in batches).sum().backward()
+    same_gradients(array, other)
+    first, second = (array.losses(F.cross_entropy, x, y) for x, y in batches[:2])
+    for x, y in (batches[1], batches[0]):
+        ordinary(other, x=x, y=y).backward()
+    second.backward()  # the other way round
+    first.backward()
+    same_gradients(array, other)
+
+
+def test_gradients_are_handed_over_once(monkeypatch):
+    array, other = pair(monkeypatch)
+    losses = array.losses(F.cross_entropy, X, Y)
+    losses.backward(retain_graph=True)
+    with pytest.raises(InputError, match=r"handed over once.*array\.loss"):
+        losses.backward()
+    ordinary(other).backward()
+    same_gradients(array, other)  # the second did nothing
+    for create_graph in (
+        lambda losses: losses.backward(create_graph=True),
+        lambda losses: torch.autograd.grad(losses.sum(), list(array.parameters()), create_graph=True),
+    ):
+        with pytest.raises(InputError, match=r"differentiate twice.*array\.loss"):
+            create_graph(array.losses(F.cross_entropy, X, Y))
+    same_gradients(array, other)
+
+
+@pytest.mark.parametrize("way", ["whole", GO])
+def test_losses_that_nobody_backpropagates_leave_no_gradient(way, monkeypatch):
+    array, other = pair(monkeypatch, way)
+    kept = [array.losses(F.cross_entropy, X * factor, Y) for factor in (1, 2, 3)]
+    assert all(p.grad is None for p in array.parameters())
+    array.losses(F.cross_entropy, X, Y).backward()
+    ordinary(other).backward()
+    same_gradients(array, other)
+    for each in (array, other):
+        each.zero_grad()
+    kept[1].backward()  # its gradients have waited, untouched
+    ordinary(other, x=X * 2).backward()
+    same_gradients(array, other)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_without_gradients_nothing_goes_backward(mode, monkeypatch):
+    array, other = pair(monkeypatch)
+    array.losses(F.cross_entropy, X, Y).backward()
+    array.zero_grad()
+    choices = len(array.choices)
+    with mode():
+        losses = array.losses(F.cross_entropy, X, Y)
+        expected = ordinary(other)
+    assert not losses.requires_grad
+    assert_close(losses.as_subclass(Tensor), expected.as_subclass(Tensor), "losses")
+    assert all(p.grad is None for p in array.parameters())
+    assert all("in one go" not in choice.winner for choice in array.choices[choices:])
+    array.losses(F.cross_entropy, X, Y).backward()
+    ordinary(other).backward()
+    same_gradients(array, other)
+
+
+@pytest.mark.parametrize("way", ways(4, images=True))
+def test_evaluation_and_back_to_training(way, monkeypatch):
+    prefer(monkeypatch, way)
+    runs = Runs(made(Residual, 4), net="residual", shared=True)
+    for number, training in enumerate((True, False, True, False)):
+        runs.array.train(training)
+        for model in runs.models:
+            model.train(training)
+        if not training:
+            runs.vanishing = frozenset()
+        before = runs.array.get_buffer("fused.norm.running_mean").clone()
+        x, y = torch.randn(3, 3, 6, 6, dtype=D), torch.randint(0, 5, (3,))
+        array, plain_models = runs.array, runs.models
+        array.zero_grad()
+        losses = array.losses(F.cross_entropy, x, y)
+        losses.backward()
+        for index, model in enumerate(plain_models):
+            model.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            assert_close(plain(losses)[index], loss.detach(), "loss")
+        if training:
+            check_state(array, plain_models, VANISHING["residual"])
+        else:
+            for index, model in enumerate(plain_models):
+                assert_close(array.tensor("stem.weight").tensor.grad[index], model.stem.weight.grad, "stem.weight")
+        moved = not torch.equal(before, array.get_buffer("fused.norm.running_mean"))
+        assert moved is training, number
+    assert {choice.winner for choice in array.choices} == {way, "rule"}
+
+
+@pytest.mark.parametrize("large", [True, False])
+def test_models_too_large_to_fuse_never_run_all_at_once(large, monkeypatch):
+    from hocket.fusion import training
+
+    monkeypatch.setattr(training, "LARGE_S", 0.0 if large else 1e9)
+    array = hocket.fuse(linears(), shared=True)
+    called = []
+    forward = array.forward
+    monkeypatch.setattr(array, "forward", lambda *args, **kwargs: called.append(args) or forward(*args, **kwargs))
+    twin = hocket.fuse(array.unfuse(), backend="rule", shared=True)
+    array.losses(F.cross_entropy, X, Y).backward()
+    ordinary(twin).backward()
+    same_gradients(array, twin)
+    assert bool(called) is not large
+    if large:
+        assert array.choices[-1].winner == "1 in one go"

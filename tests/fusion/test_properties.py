@@ -1,0 +1,323 @@
+"""What holds for any fused models: isolation, permutation, fuse and unfuse, slots, states, the oracle itself."""
+
+from __future__ import annotations
+
+import copy
+import io
+
+import pytest
+import torch
+from tests.fusion.losses import twin_of
+from tests.fusion.nets import NETS, VANISHING, Residual
+from tests.fusion.oracle import SIZES, check, made
+from torch import nn
+from torch.nn import functional as F
+
+import hocket
+from hocket.fusion.rules import base
+from hocket.fusion.stacked import Stacked
+
+BACKENDS = ["rule", "vmap", "loop", "auto"]
+
+
+@pytest.mark.parametrize("num_models", SIZES)
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("name", NETS)
+def test_nets_are_right(name, num_models, shared):
+    make, given = NETS[name]
+    x = given() if shared else torch.stack([given() for _ in range(num_models)])
+    check(made(make, num_models), x, shared=shared, strict=True, steps=3, vanishing=VANISHING.get(name, frozenset()))
+
+
+@pytest.mark.filterwarnings("ignore:hocket.fuse")
+@pytest.mark.parametrize("backend", ["vmap", "loop", "auto"])
+@pytest.mark.parametrize("name", NETS)
+def test_nets_are_right_by_every_backend(name, backend):
+    make, given = NETS[name]
+    x = torch.stack([given() for _ in range(3)])
+    check(made(make, 3), x, shared=False, backend=backend, steps=3, vanishing=VANISHING.get(name, frozenset()))
+
+
+def trained(array, x, target):
+    """Two steps of plain gradient descent; gives outputs, losses, and all state."""
+    for _ in range(2):
+        array.zero_grad()
+        out = array(x)
+        loss = array.loss(F.cross_entropy, out, target)
+        loss.backward()
+        with torch.no_grad():
+            for parameter in array.parameters():
+                parameter -= 0.1 * parameter.grad
+    state = {name: tensor.clone() for name, tensor in array.state_dict().items()}
+    return out.detach(), loss.detach().as_subclass(torch.Tensor), state
+
+
+def target_for(out: torch.Tensor) -> torch.Tensor:
+    return torch.arange(out.shape[0] * out.shape[1]).view(out.shape[:2]) % out.shape[-1]
+
+
+@pytest.mark.parametrize("spoiled", ["nan", "weight", "input"])
+@pytest.mark.parametrize("backend", ["rule", "vmap", "loop"])
+@pytest.mark.filterwarnings("ignore:hocket.fuse")
+@pytest.mark.parametrize("name", NETS)
+def test_a_spoiled_model_leaves_the_others_bit_identical(name, backend, spoiled):
+    make, given = NETS[name]
+    models = made(make, 4)
+    x = torch.stack([given() for _ in range(4)])
+    before = hocket.fuse(models, backend=backend, shared=False)
+    target = target_for(before(x))
+    before = hocket.fuse(models, backend=backend, shared=False)
+    expected = trained(before, x, target)
+    other = copy.deepcopy(models)
+    changed = x.clone()
+    if spoiled == "nan":
+        for parameter in other[2].parameters():
+            parameter.data.fill_(torch.nan)
+    elif spoiled == "weight":
+        next(other[2].parameters()).data.mul_(3.0)
+    elif x.is_floating_point():
+        changed[2] = torch.inf
+    else:
+        changed[2] = changed[2].flip(0)
+    found = trained(hocket.fuse(other, backend=backend, shared=False), changed, target)
+    keep = [0, 1, 3]
+    assert torch.equal(found[0][keep], expected[0][keep])
+    assert torch.equal(found[1][keep], expected[1][keep])
+    assert not torch.equal(found[1], expected[1]), "what was spoiled must show"
+    for key, tensor in expected[2].items():
+        if not key.startswith("2."):
+            assert torch.equal(found[2][key], tensor), key
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_permuted_models_give_permuted_results(name):
+    make, given = NETS[name]
+    models = made(make, 4)
+    x = torch.stack([given() for _ in range(4)])
+    order = [2, 0, 3, 1]
+    out = hocket.fuse(models, backend="rule", shared=False)(x)
+    permuted = hocket.fuse([models[index] for index in order], backend="rule", shared=False)(x[order])
+    assert torch.allclose(permuted, out[order], rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_fuse_then_unfuse_is_the_identity(name):
+    make, given = NETS[name]
+    models = made(make, 3)
+    states = [copy.deepcopy(model.state_dict()) for model in models]
+    back = hocket.fuse(models).unfuse()
+    x = given()
+    for model, other, state in zip(models, back, states, strict=True):
+        assert type(other) is type(model)
+        assert list(other.state_dict()) == list(state)
+        for key, tensor in state.items():
+            assert torch.equal(other.state_dict()[key], tensor), key
+            assert torch.equal(model.state_dict()[key], tensor), f"{key}: the user's model must not change"
+        assert len(list(other.parameters())) == len(list(model.parameters())), "tied weights stay tied"
+        assert torch.equal(other.eval()(x), model.eval()(x))
+        assert not ({id(each) for each in other.parameters()} & {id(each) for each in model.parameters()})
+
+
+def test_a_broken_rule_is_caught(monkeypatch):
+    right = base._OPS["linear"]
+
+    def broken(site, *args, **kwargs):
+        out = right(site, *args, **kwargs).tensor.clone()
+        out[-1] *= 1 + 1e-9
+        return Stacked(out)
+
+    monkeypatch.setitem(base._OPS, "linear", broken)
+    with pytest.raises(AssertionError, match="output 0 of model 2"):
+        check(made(lambda: nn.Linear(4, 3), 3), torch.randn(3, 5, 4).double(), shared=False)
+
+
+def test_a_rule_whose_gradient_is_broken_is_caught(monkeypatch):
+    right = base._OPS["linear"]
+
+    def broken(site, *args, **kwargs):
+        out = right(site, *args, **kwargs).tensor
+        return Stacked(torch.cat((out[:-1], out[-1:] * 0.5 + 0.5 * out[-1:].detach())))
+
+    monkeypatch.setitem(base._OPS, "linear", broken)
+    with pytest.raises(AssertionError, match="gradient of input 0, model 2"):
+        check(made(lambda: nn.Linear(4, 3), 3), torch.randn(3, 5, 4).double(), shared=False)
+
+
+def test_a_rule_that_forgets_the_running_statistics_of_a_model_is_caught(monkeypatch):
+    kind = nn.BatchNorm1d
+    right = base._MODULES[kind]
+
+    def broken(site, *args, **kwargs):
+        own = site.lookup("running_mean").tensor
+        before = own[1].clone()
+        out = right(site, *args, **kwargs)
+        own.data[1] = before
+        return out
+
+    monkeypatch.setitem(base._MODULES, kind, broken)
+    with pytest.raises(AssertionError, match=r"1\.running_mean"):
+        check(made(lambda: kind(4), 3), torch.randn(3, 5, 4).double(), shared=False)
+
+
+def test_a_rule_that_mixes_models_is_caught(monkeypatch):
+    right = base._OPS["linear"]
+    monkeypatch.setitem(base._OPS, "linear", lambda site, *args: Stacked(right(site, *args).tensor.flip(0)))
+    with pytest.raises(AssertionError):
+        check(made(lambda: nn.Linear(4, 3), 2), torch.randn(2, 5, 4).double(), shared=False)
+
+
+def test_parameters_have_the_models_first_and_say_so():
+    array = hocket.fuse(made(Residual, 3))
+    for parameter in array.parameters():
+        assert isinstance(parameter, nn.Parameter)
+        assert parameter._hocket_models == 3
+        assert parameter.shape[0] == 3
+        assert parameter.is_contiguous()
+    assert array.get_parameter("fused.stem.weight").shape == (3, 4, 3, 3, 3)
+
+
+def test_states_are_those_of_plain_modules_and_load_back():
+    models, others = made(Residual, 2), made(Residual, 2)
+    array = hocket.fuse(models)
+    state = array.state_dict()
+    plain = nn.ModuleList(models).state_dict()
+    assert list(state) == list(plain)
+    assert all(torch.equal(state[name], plain[name]) for name in plain)
+    made(Residual, 1)[0].load_state_dict(array.state_dict(model=1))
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    target = hocket.fuse(others)
+    for parameter in target.parameters():
+        parameter.data.zero_()
+    kept = [id(parameter) for parameter in target.parameters()]
+    target.load_state_dict(torch.load(file))
+    assert kept == [id(parameter) for parameter in target.parameters()]
+    assert all(torch.equal(target.state_dict()[name], plain[name]) for name in plain)
+    holder, empty = nn.Sequential(array), nn.Sequential(hocket.fuse(made(Residual, 2)))
+    for parameter in empty.parameters():
+        parameter.data.zero_()
+    empty.load_state_dict(holder.state_dict())
+    assert all(torch.equal(empty[0].state_dict()[name], plain[name]) for name in plain)
+
+
+def test_a_state_that_does_not_fit_is_refused_and_named():
+    array = hocket.fuse([nn.Linear(2, 2)])
+    with pytest.raises(RuntimeError, match=r"missing: 0\.bias; unexpected: 0\.other"):
+        array.load_state_dict({"0.weight": torch.ones(2, 2), "0.other": torch.ones(1)})
+    with pytest.raises(RuntimeError, match=r"0\.weight: expected shape \(2, 2\), got \(3, 2\)"):
+        array.load_state_dict({"0.weight": torch.ones(3, 2), "0.bias": torch.ones(2)})
+
+
+def test_a_slot_can_be_dropped_in_mid_training():
+    models = made(Residual, 3)
+    array = hocket.fuse(models, backend="rule")
+    x = torch.randn(4, 3, 6, 6).double()
+    out = array(x)
+    array.loss(F.cross_entropy, out, torch.arange(4)).backward()
+    kept = [id(parameter) for parameter in array.parameters()]
+    array.drop(1)
+    assert array.num_models == 2
+    assert kept == [id(parameter) for parameter in array.parameters()]
+    assert all(parameter.shape[0] == parameter._hocket_models == 2 for parameter in array.parameters())
+    after = array(x)
+    assert torch.allclose(after, out[[0, 2]], rtol=1e-12)
+    array.loss(F.cross_entropy, after, torch.arange(4)).backward()
+    assert [type(model) for model in array.unfuse()] == [Residual, Residual]
+
+
+def test_a_dropped_model_takes_its_state_along():
+    models = made(Residual, 3)
+    gone = hocket.fuse(models).drop(1)
+    assert all(torch.equal(gone.state_dict()[name], tensor) for name, tensor in models[1].state_dict().items())
+
+
+def test_a_slot_can_be_refilled():
+    models, new = made(Residual, 3), made(Residual, 1)[0]
+    array = hocket.fuse(models, backend="rule")
+    x = torch.randn(4, 3, 6, 6).double()
+    out = array(x)
+    kept = [id(parameter) for parameter in array.parameters()]
+    old = array.refill(1, new)
+    assert kept == [id(parameter) for parameter in array.parameters()]
+    for model in models:
+        model(x)
+    assert all(torch.allclose(old.state_dict()[name], tensor) for name, tensor in models[1].state_dict().items())
+    after = array(x)
+    assert torch.equal(after[[0, 2]], out[[0, 2]])
+    assert torch.allclose(after[1], new(x), rtol=1e-12)
+    with pytest.raises(hocket.errors.InputError, match="stem"):
+        array.refill(0, Residual(6).double())
+    with pytest.raises(hocket.errors.InputError, match="slot from 0 to 2"):
+        array.drop(3)
+
+
+def test_moves_between_types_and_copies():
+    models = made(Residual, 2)
+    array = hocket.fuse(models, backend="rule")
+    x = torch.randn(4, 3, 6, 6).double()
+    expected = array(x)
+    twin = copy.deepcopy(array)
+    single = array.float()
+    assert single(x.float()).dtype == torch.float32
+    assert all(parameter._hocket_models == 2 for parameter in single.parameters())
+    assert next(single.unfuse()[0].parameters()).dtype == torch.float32
+    assert torch.equal(twin(x).detach(), twin(x).detach())
+    assert torch.allclose(twin(x), expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize("separate", [(), ("block",)], ids=["all fused", "partly fused"])
+@pytest.mark.parametrize("how", ["copied", "saved"])
+def test_a_copy_of_an_array_trains_like_the_array(how, separate):
+    array = hocket.fuse(made(Residual, 3), backend="rule", separate=separate)
+    x = torch.randn(4, 3, 6, 6).double()
+    array(x)
+    twin = twin_of(array, how)
+    for each in (array, twin):
+        optimizer = hocket.optim.SGD(each.parameters(), lr=[0.1, 0.2, 0.3])
+        each.loss(F.cross_entropy, each(x), torch.arange(4)).backward()
+        optimizer.step()
+    for name, tensor in array.state_dict().items():
+        assert torch.equal(twin.state_dict()[name], tensor), name
+
+
+def test_train_and_eval_reach_every_layer():
+    models = made(Residual, 2)
+    array = hocket.fuse(models, backend="rule").eval()
+    x = torch.randn(4, 3, 6, 6).double()
+    for index, model in enumerate(models):
+        assert torch.allclose(array(x)[index], model.eval()(x), rtol=1e-12)
+    assert not array.unfuse()[0].norm.training
+    array.train()
+    for index, model in enumerate(models):
+        assert torch.allclose(array(x)[index], model.train()(x), rtol=1e-12)
+
+
+def test_a_frozen_layer_stays_frozen():
+    models = made(Residual, 2)
+    for model in models:
+        model.norm.eval()
+        model.stem.requires_grad_(False)
+    x = torch.randn(2, 4, 3, 6, 6).double()
+    array = check(models, x, shared=False)
+    assert not array.get_parameter("fused.stem.weight").requires_grad
+    assert array.get_buffer("fused.norm.num_batches_tracked").tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_one_model_alone_is_right_however_it_runs(name, monkeypatch):
+    from hocket.fusion import choose
+
+    make, given = NETS[name]
+    right = choose.contest
+
+    def prefer(contenders):
+        found = right(contenders)
+        return found | {"single": 0.0} if "single" in contenders else found
+
+    monkeypatch.setattr(choose, "contest", prefer)
+    none = frozenset()
+    array = check(
+        made(make, 1), given()[None], shared=False, steps=3, backend="auto", vanishing=VANISHING.get(name, none)
+    )
+    assert array.choices[-1].winner == "single"

@@ -1,0 +1,36 @@
+"""Gradients of parts of a large parameter, straight to their places."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from hocket.fusion.shares import GradientMemory, shares
+
+
+def _usual(whole, size):
+    return whole.unbind(0) if size == 1 else whole.split(size)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_as_of_unbind_and_split(size):
+    torch.manual_seed(0)
+    whole, other = (nn.Parameter(torch.arange(10.0).view(5, 2)) for _ in range(2))
+    memory = GradientMemory()
+    for used in (slice(None), slice(0, 1), slice(1, None)):  # parts that nobody uses have no gradient
+        factors = [torch.randn(2) for _ in range(5)]
+        for parts, of in ((shares(whole, memory, size), whole), (_usual(other, size), other)):
+            of.grad = None
+            assert all(map(torch.equal, parts, _usual(of, size)))
+            sum((part * factor).sum() for part, factor in list(zip(parts, factors, strict=False))[used]).backward()
+        assert torch.equal(whole.grad, other.grad)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_gradients_can_be_differentiated_again(size):
+    whole = nn.Parameter(torch.arange(1.0, 6.0).view(5, 1))
+    loss = sum((part**3).sum() for part in shares(whole, GradientMemory(), size))
+    [grad] = torch.autograd.grad(loss, [whole], create_graph=True)
+    grad.sum().backward()
+    assert torch.equal(whole.grad, 6 * whole.detach())

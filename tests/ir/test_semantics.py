@@ -1,0 +1,87 @@
+"""What a plan means: against the independent definitions of `invariants`."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import assume, given
+
+from hocket.errors import PlanError
+from hocket.ir import (
+    Device,
+    Edge,
+    Graph,
+    Lane,
+    Op,
+    Plan,
+    check_ops,
+    clocks_of,
+    execution_order,
+    hardware_threads,
+    waits_of,
+)
+from invariants import all_waits, direct_waits
+from ir.test_waits import graphs_and_plans
+
+
+@given(graphs_and_plans())
+def test_an_op_waits_for_its_edges_its_lane_and_what_it_is_told(case):
+    graph, plan = case
+    assert {op: set(others) for op, others in waits_of(graph, plan).items()} == {
+        op: set(others) for op, others in direct_waits(graph, plan).items()
+    }
+
+
+@given(graphs_and_plans())
+def test_an_order_respects_every_wait_or_there_is_none(case):
+    graph, plan = case
+    stuck = any(op in before for op, before in all_waits(graph, plan).items())
+    if stuck:
+        with pytest.raises(PlanError, match="deadlock"):
+            execution_order(graph, plan)
+        return
+    place = {op: at for at, op in enumerate(execution_order(graph, plan))}
+    assert place.keys() == plan.lane_of.keys()
+    assert all(place[other] < place[op] for op, others in direct_waits(graph, plan).items() for other in others)
+
+
+@given(graphs_and_plans())
+def test_clocks_tell_exactly_what_is_surely_over(case):
+    graph, plan = case
+    needed = all_waits(graph, plan)
+    assume(not any(op in before for op, before in needed.items()))
+    clocks = clocks_of(plan, execution_order(graph, plan), direct_waits(graph, plan))
+    for op, clock in clocks.items():
+        over = {other for lane, count in zip(plan.lanes, clock, strict=True) for other in lane.ops[:count]}
+        assert over == needed[op] | {op}
+
+
+def test_a_circle_is_named_op_by_op():
+    graph = Graph((Op("a"), Op("b"), Op("c")), (Edge("a", "b"),))
+    plan = Plan((Lane("x", ("b", "c")), Lane("y", ("a",))), {"a": ("c",)})
+    with pytest.raises(PlanError, match="deadlock") as caught:
+        execution_order(graph, plan)
+    for reason in ("'b' depends on 'a'", "'c' comes after 'b' on lane 'x'", "'a' is told to wait for 'c'"):
+        assert reason in str(caught.value)
+
+
+def test_ops_that_are_missing_or_unknown_are_named():
+    graph = Graph((Op("a"), Op("b")))
+    with pytest.raises(PlanError, match="op 'b' of the graph is run by no lane"):
+        check_ops(graph, Plan((Lane("x", ("a",)),)))
+    with pytest.raises(PlanError, match="lane 'x' runs op 'c', which the graph does not have"):
+        check_ops(graph, Plan((Lane("x", ("a", "b", "c")),)))
+
+
+@pytest.mark.parametrize(
+    ("cores", "width", "threads"),
+    [
+        ((0, 1), 2, (0, 1)),
+        ((0, 1), 1, (0, 1)),
+        ((0, 1), 3, (0, 1, 4)),
+        ((1, 2), 4, (1, 2, 5, 6)),
+        ((5, 2), 2, (5, 2)),
+        ((), 3, ()),
+    ],
+)
+def test_hardware_threads_of_a_lane(cores, width, threads):
+    assert hardware_threads(Lane("x", cores=cores, width=width), Device("cpu0", cores=4, smt=2)) == threads

@@ -1,0 +1,272 @@
+"""Loops that carry tensors from step to step: averages of weights, hidden states, queues."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from loops.loop import Loop, labelled, loop, mlp, task, update
+
+
+@loop(word="average")
+def average_rebound_in_a_dictionary() -> Loop:
+    model, optimizer, batches = task()
+    average = {name: p.detach().clone() for name, p in model.named_parameters()}
+
+    def step(batch):
+        loss = F.cross_entropy(model(batch[0]), batch[1])
+        update(optimizer, loss)
+        for name, p in model.named_parameters():
+            average[name] = 0.9 * average[name] + 0.1 * p.detach()
+        return loss
+
+    return Loop(step, model, optimizer, batches, lambda: average)
+
+
+@loop()
+def average_in_place_in_a_list() -> Loop:
+    model, optimizer, batches = task()
+    average = [p.detach().clone() for p in model.parameters()]
+
+    def step(batch):
+        loss = F.cross_entropy(model(batch[0]), batch[1])
+        update(optimizer, loss)
+        with torch.no_grad():
+            for held, p in zip(average, model.parameters(), strict=True):
+                held.mul_(0.9).add_(p, alpha=0.1)
+        return loss
+
+    return Loop(step, model, optimizer, batches, lambda: {"average": average})
+
+
+def averaged(known: bool) -> Loop:
+    """A copy of the model follows it; the schedule is told of both, or of the model alone."""
+    model, optimizer, batches = task()
+    average = copy.deepcopy(model).requires_grad_(False)
+
+    def step(batch):
+        loss = F.cross_entropy(model(batch[0]), batch[1])
+        update(optimizer, loss)
+        with torch.no_grad():
+            for held, p in zip(average.parameters(), model.parameters(), strict=True):
+                held.lerp_(p, 0.1)
+        return loss
+
+    return Loop(step, [model, average] if known else model, optimizer, batches, average.state_dict)
+
+
+@loop(planned=True)
+def average_in_a_model_that_is_known() -> Loop:
+    return averaged(known=True)
+
+
+@loop()
+def average_in_a_model_that_is_not_known() -> Loop:
+    return averaged(known=False)
+
+
+@loop()
+def average_by_torch() -> Loop:
+    model, optimizer, batches = task()
+    average = AveragedModel(model)
+
+    def step(batch):
+        loss = F.cross_entropy(model(batch[0]), batch[1])
+        update(optimizer, loss)
+        average.update_parameters(model)
+        return loss
+
+    return Loop(step, [model, average], optimizer, batches)
+
+
+@loop()
+def exponential_average_by_torch() -> Loop:
+    model, optimizer, batches = task()
+    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
+
+    def step(batch):
+        loss = F.cross_entropy(model(batch[0]), batch[1])
+        update(optimizer, loss)
+        average.update_parameters(model)
+        return loss
+
+    return Loop(step, model, optimizer, batches, average.state_dict)
+
+
+@loop(planned=True)
+def average_outside() -> Loop:
+    model, optimizer, batches = task()
+    average = AveragedModel(model)
+
+    def step(batch):
+        loss = F.cross_entropy(model(batch[0]), batch[1])
+        update(optimizer, loss)
+        return loss
+
+    def after(n, _):
+        if n > 50:
+            average.update_parameters(model)
+
+    return Loop(step, model, optimizer, batches, average.state_dict, after)
+
+
+@loop(planned=True)
+def teacher_that_is_fixed() -> Loop:
+    model, optimizer, batches = task()
+    teacher = mlp().requires_grad_(False)
+
+    def step(batch):
+        out = model(batch[0])
+        target = teacher(batch[0]).softmax(1)
+        loss = F.cross_entropy(out, batch[1]) + F.kl_div(out.log_softmax(1), target, reduction="batchmean")
+        update(optimizer, loss)
+        return loss
+
+    return Loop(step, model, optimizer, batches)
+
+
+@loop()
+def teacher_that_follows() -> Loop:
+    model, optimizer, batches = task()
+    teacher = copy.deepcopy(model).requires_grad_(False)
+    center = torch.zeros(4)
+
+    def step(batch):
+        nonlocal center
+        with torch.no_grad():
+            target = teacher(batch[0] + 0.1 * torch.randn_like(batch[0]))
+        loss = F.cross_entropy(model(batch[0]), (target - center).softmax(1))
+        update(optimizer, loss)
+        with torch.no_grad():
+            torch._foreach_lerp_(list(teacher.parameters()), list(model.parameters()), 0.05)
+        center = 0.9 * center + 0.1 * target.mean(0)
+        return loss
+
+    return Loop(step, model, optimizer, batches, lambda: {"teacher": teacher.state_dict(), "center": center})
+
+
+def words():
+    return [(torch.randn(4, 3, 8), torch.randn(4, 3, 6)) for _ in range(10)]
+
+
+@loop(word="hidden")
+def hidden_state_in_a_closure() -> Loop:
+    """Backpropagation through time, cut after each piece of the sequence."""
+    model = nn.GRU(8, 6)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    hidden = torch.zeros(1, 3, 6)
+
+    def step(batch):
+        nonlocal hidden
+        out, state = model(batch[0], hidden)
+        loss = F.mse_loss(out, batch[1])
+        update(optimizer, loss)
+        hidden = state.detach()
+        return loss
+
+    return Loop(step, model, optimizer, words(), lambda: {"hidden": hidden})
+
+
+class Reader(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.RNN(8, 6)
+        self.hidden = torch.zeros(1, 3, 6)
+
+    def forward(self, x):
+        out, state = self.cell(x, self.hidden)
+        self.hidden = state.detach()
+        return out
+
+
+@loop(word="hidden")
+def hidden_state_in_the_module() -> Loop:
+    model = Reader()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+
+    def step(batch):
+        loss = F.mse_loss(model(batch[0]), batch[1])
+        update(optimizer, loss)
+        return loss
+
+    return Loop(step, model, optimizer, words(), lambda: {"hidden": model.hidden})
+
+
+@loop(planned=True)
+def hidden_state_in_a_buffer() -> Loop:
+    model = Reader()
+    del model.hidden
+    model.register_buffer("hidden", torch.zeros(1, 3, 6))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+
+    def step(batch):
+        loss = F.mse_loss(model(batch[0]), batch[1])
+        update(optimizer, loss)
+        return loss
+
+    return Loop(step, model, optimizer, words())
+
+
+class Queue(nn.Module):
+    """Keys of earlier batches as negatives of a contrastive loss; `place` is where the next ones go."""
+
+    def __init__(self, place: int | torch.Tensor) -> None:
+        super().__init__()
+        self.encoder = nn.Linear(8, 5)
+        self.register_buffer("keys", torch.randn(24, 5))
+        if isinstance(place, torch.Tensor):
+            self.register_buffer("place", place)
+        else:
+            self.place = place
+
+    def forward(self, x):
+        query = F.normalize(self.encoder(x), dim=1)
+        positive = (query * query.detach().roll(1, 0)).sum(1, keepdim=True)
+        loss = F.cross_entropy(torch.cat([positive, query @ self.keys.clone().t()], 1), torch.zeros(6).long())
+        rows = self.place + torch.arange(6)
+        self.keys.index_copy_(0, rows, query.detach())
+        if isinstance(self.place, torch.Tensor):
+            self.place.copy_((self.place + 6) % 24)
+        else:
+            self.place = (self.place + 6) % 24
+        return loss
+
+
+def contrastive(place: int | torch.Tensor) -> Loop:
+    model = Queue(place)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+
+    def step(batch):
+        loss = model(batch[0])
+        update(optimizer, loss)
+        return loss
+
+    return Loop(step, model, optimizer, labelled(), lambda: {"place": model.place})
+
+
+@loop(planned=True)
+def queue_with_a_pointer_in_a_tensor() -> Loop:
+    return contrastive(torch.zeros((), dtype=torch.long))
+
+
+@loop(word="place")
+def queue_with_a_pointer_in_an_attribute() -> Loop:
+    return contrastive(0)
+
+
+@loop()
+def copy_of_the_model_made_inside() -> Loop:
+    model, optimizer, batches = task()
+
+    def step(batch):
+        frozen = copy.deepcopy(model)
+        loss = F.cross_entropy(model(batch[0]), batch[1])
+        update(optimizer, loss)
+        with torch.no_grad():
+            return loss, (frozen(batch[0]) - model(batch[0])).square().mean()
+
+    return Loop(step, model, optimizer, batches)

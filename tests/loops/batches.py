@@ -1,0 +1,309 @@
+"""Loops with batches and results of all kinds: plain values that change, classes, nothing at all, exceptions."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from loops.loop import CHANGE, Loop, loop, mlp, task, update
+
+
+@loop()
+def number_of_the_step_in_the_batch() -> Loop:
+    model, optimizer, batches = task()
+
+    def step(batch):
+        n, x, y = batch
+        loss = F.cross_entropy(model(x), y) / (1 + n / 100)
+        update(optimizer, loss)
+        return n, loss
+
+    return Loop(step, model, optimizer, lambda n: (n, *batches[n % 10]))
+
+
+@loop()
+def weight_in_the_batch() -> Loop:
+    model, optimizer, batches = task()
+
+    def step(batch):
+        loss = batch["weight"] * F.cross_entropy(model(batch["x"]), batch["y"])
+        update(optimizer, loss)
+        return loss
+
+    def batch(n):
+        x, y = batches[n % 10]
+        return {"x": x, "y": y, "weight": 1.0 / (1 + n % 7)}
+
+    return Loop(step, model, optimizer, batch)
+
+
+@loop(planned=True)
+def name_in_the_batch() -> Loop:
+    """Two data sets in turn, told apart by a string; from some step on only one of them."""
+    model, optimizer, batches = task()
+
+    def step(batch):
+        x, y, name = batch
+        if name == "flipped":
+            x = x.flip(1)
+        loss = F.cross_entropy(model(x), y)
+        update(optimizer, loss)
+        return loss
+
+    return Loop(step, model, optimizer, lambda n: (*batches[n % 10], "flipped" if n % 2 and n < CHANGE else "plain"))
+
+
+@loop(planned=True)
+def batch_in_a_dictionary() -> Loop:
+    model, optimizer, batches = task()
+
+    def step(batch):
+        loss = F.cross_entropy(model(batch["inputs"]["x"]), batch["labels"])
+        update(optimizer, loss)
+        return {"loss": loss, "rows": len(batch["labels"])}
+
+    return Loop(step, model, optimizer, [{"inputs": {"x": x}, "labels": y} for x, y in batches])
+
+
+class Sample(NamedTuple):
+    x: torch.Tensor
+    y: torch.Tensor
+
+
+@loop(planned=True)
+def batch_in_a_named_tuple() -> Loop:
+    model, optimizer, batches = task()
+
+    def step(batch):
+        loss = F.cross_entropy(model(batch.x), batch.y)
+        update(optimizer, loss)
+        return Sample(loss, batch.y)
+
+    return Loop(step, model, optimizer, [Sample(x, y) for x, y in batches])
+
+
+@dataclass
+class Record:
+    x: torch.Tensor
+    y: torch.Tensor
+    used: int = 0
+
+
+@loop()
+def batch_in_a_dataclass_that_is_written() -> Loop:
+    model, optimizer, batches = task()
+    records = [Record(x, y) for x, y in batches]
+
+    def step(batch):
+        batch.used += 1
+        loss = F.cross_entropy(model(batch.x), batch.y) / batch.used
+        update(optimizer, loss)
+        return loss
+
+    return Loop(step, model, optimizer, records, lambda: {"used": [record.used for record in records]})
+
+
+@loop()
+def batch_that_is_emptied() -> Loop:
+    model, optimizer, batches = task()
+
+    def step(batch):
+        y = batch.pop()
+        x = batch.pop()
+        loss = F.cross_entropy(model(x), y)
+        update(optimizer, loss)
+        batch.append(loss.item())
+        return loss
+
+    made = [[x, y] for x, y in batches for _ in range(20)]
+    return Loop(step, model, optimizer, made, lambda: {"left": [len(batch) for batch in made]})
+
+
+@loop()
+def batch_written_in_place() -> Loop:
+    model, optimizer, batches = task()
+
+    def step(batch):
+        batch[0].mul_(0.99)
+        loss = F.cross_entropy(model(batch[0]), batch[1])
+        update(optimizer, loss)
+        return loss
+
+    return Loop(step, model, optimizer, batches, lambda: {"batches": batches})
+
+
+@loop()
+def nothing_for_a_batch_now_and_then() -> Loop:
+    model, optimizer, batches = task()
+
+    def step(batch):
+        if batch is None:
+            return None
+        loss = F.cross_entropy(model(batch[0]), batch[1])
+        update(optimizer, loss)
+        return loss
+
+    return Loop(step, model, optimizer, [None if n % 5 == 3 else batch for n, batch in enumerate(batches)])
+
+
+@loop(planned=True)
+def last_batch_smaller() -> Loop:
+    model, optimizer, batches = task()
+    batches[9] = (batches[9][0][:3], batches[9][1][:3])
+
+    def step(batch):
+        loss = F.cross_entropy(model(batch[0]), batch[1])
+        update(optimizer, loss)
+        return loss
+
+    return Loop(step, model, optimizer, lambda n: batches[n % 10 if n < 150 else n % 9])
+
+
+@loop()
+def index_tensor_that_splits() -> Loop:
+    model, optimizer, batches = task()
+    places = [torch.tensor([2, 4]), torch.tensor([1, 5]), torch.tensor([3, 3])]
+
+    def step(batch):
+        x, y, where = batch
+        pieces = torch.tensor_split(model(x), where)
+        loss = F.cross_entropy(torch.cat([piece - piece.detach().sum() for piece in pieces]), y)
+        update(optimizer, loss)
+        return loss
+
+    return Loop(step, model, optimizer, lambda n: (*batches[n % 10], places[n % 3 if n > CHANGE else 0]))
+
+
+@loop()
+def mask_that_selects() -> Loop:
+    model, optimizer, batches = task()
+
+    def step(batch):
+        x, y = batch
+        keep = x[:, 0] > -0.5
+        loss = F.cross_entropy(model(x[keep]), y[keep])
+        update(optimizer, loss)
+        return loss, int(keep.sum())
+
+    return Loop(step, model, optimizer, batches)
+
+
+@loop(planned=True)
+def result_is_nothing() -> Loop:
+    model = mlp()
+    optimizer = torch.optim.RMSprop(model.parameters(), lr=0.005)
+    batches = task()[2]
+
+    def step(batch):
+        update(optimizer, F.cross_entropy(model(batch[0]), batch[1]))
+
+    return Loop(step, model, optimizer, batches)
+
+
+@loop(planned=True)
+def result_is_a_number() -> Loop:
+    model, optimizer, batches = task()
+
+    def step(batch):
+        loss = F.cross_entropy(model(batch[0]), batch[1])
+        update(optimizer, loss)
+        return loss.item()
+
+    return Loop(step, model, optimizer, batches)
+
+
+@dataclass
+class Outcome:
+    loss: torch.Tensor
+    scores: torch.Tensor
+    rate: float
+
+
+@loop()
+def result_is_a_dataclass() -> Loop:
+    model, optimizer, batches = task()
+
+    def step(batch):
+        out = model(batch[0])
+        loss = F.cross_entropy(out, batch[1])
+        update(optimizer, loss)
+        return Outcome(loss, out.detach().softmax(1), optimizer.param_groups[0]["lr"])
+
+    return Loop(step, model, optimizer, batches)
+
+
+@loop(word="calls")
+def step_that_fails_by_its_own_count() -> Loop:
+    model, optimizer, batches = task()
+    calls = 0
+
+    def step(batch):
+        nonlocal calls
+        calls += 1
+        if calls in (7, 130):
+            raise ValueError(f"call {calls}")
+        loss = F.cross_entropy(model(batch[0]), batch[1])
+        update(optimizer, loss)
+        return loss
+
+    return Loop(step, model, optimizer, batches, lambda: {"calls": calls})
+
+
+@loop()
+def step_that_fails_on_some_batches() -> Loop:
+    """A label that does not exist: torch itself raises, after the gradients are gone."""
+    model, optimizer, batches = task()
+    bad = (batches[0][0], torch.full((6,), 9))
+
+    def step(batch):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(batch[0]), batch[1])
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return Loop(step, model, optimizer, lambda n: bad if n in (20, 150) else batches[n % 10])
+
+
+@loop(word="when it is traced")
+def rare_batch_writes_and_draws() -> Loop:
+    """The first call that takes this branch may be the one that is traced."""
+    model, optimizer, batches = task()
+    seen, numbers, members = np.zeros(2), iter(range(1000)), set()
+    own = random.Random(3)
+    drawn = []
+    marked = (batches[0][0].clone(), batches[0][1])
+    marked[0][0, 0] = 1e3
+
+    def step(batch):
+        x, y = batch
+        if float(x[0, 0]) > 100:
+            seen[0] += 1
+            members.add(len(members))
+            drawn.append((next(numbers), own.random(), random.random(), float(np.random.rand())))  # noqa: NPY002
+        loss = F.cross_entropy(model(x), y)
+        update(optimizer, loss)
+        return loss
+
+    def batch(n):
+        return marked if n % 7 == 3 else batches[n % len(batches)]
+
+    return Loop(step, model, optimizer, batch, lambda: {"seen": seen, "members": members, "drawn": drawn})
+
+
+@loop(planned=True)
+def batch_with_options() -> Loop:
+    model, optimizer, batches = task()
+
+    def step(batch):
+        (x, y), options = batch
+        loss = options["weight"] * F.cross_entropy(model(x), y)
+        update(optimizer, loss)
+        return loss
+
+    return Loop(step, model, optimizer, lambda n: (batches[n % 10], {"weight": 1.0 + n % 2}))

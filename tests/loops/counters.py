@@ -1,0 +1,359 @@
+"""Loops whose step counts: in a closure, an attribute, a global, or in any other place that Python has for a number."""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+import itertools
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from loops.loop import Loop, loop, task, update
+
+global_step = 0
+position: contextvars.ContextVar[int] = contextvars.ContextVar("position")
+
+
+@loop(word="count")
+def accumulation_by_closure() -> Loop:
+    model, optimizer, batches = task()
+    count = 0
+
+    def step(batch):
+        nonlocal count
+        x, y = batch
+        loss = F.cross_entropy(model(x), y)
+        (loss / 4).backward()
+        count += 1
+        if count % 4 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+        return loss
+
+    return Loop(step, model, optimizer, batches, lambda: {"count": count})
+
+
+@loop()
+def accumulation_by_batch_index() -> Loop:
+    """The place in the epoch travels in the batch, as `enumerate` gives it."""
+    model, optimizer, batches = task()
+
+    def step(batch):
+        place, x, y = batch
+        loss = F.cross_entropy(model(x), y) / 5
+        loss.backward()
+        if (place + 1) % 5 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+        return loss
+
+    return Loop(step, model, optimizer, lambda n: (n % 10, *batches[n % 10]))
+
+
+class Trainer:
+    """The usual class around a loop."""
+
+    started = 0
+
+    def __init__(self, rate: float = 0.05) -> None:
+        self.model, self.optimizer, self.batches = task()
+        self.step = 0
+        self.rate = rate
+
+    def accumulate(self, batch):
+        x, y = batch
+        loss = F.cross_entropy(self.model(x), y)
+        loss.backward()
+        self.step += 1
+        if self.step % 4 == 0:
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        return loss
+
+    def warm_up(self, batch):
+        self.step += 1
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.rate * min(1.0, self.step / 150)
+        loss = F.cross_entropy(self.model(batch[0]), batch[1])
+        update(self.optimizer, loss)
+        return loss
+
+    def decay(self, batch):
+        Trainer.started += 1
+        loss = F.cross_entropy(self.model(batch[0]), batch[1]) / (1 + Trainer.started / 100)
+        update(self.optimizer, loss)
+        return loss
+
+    def loop(self, method: Any) -> Loop:
+        return Loop(method, self.model, self.optimizer, self.batches, lambda: {"step": self.step, "n": Trainer.started})
+
+
+@loop(word="step")
+def accumulation_by_attribute() -> Loop:
+    trainer = Trainer()
+    return trainer.loop(trainer.accumulate)
+
+
+@loop()
+def warm_up_inside() -> Loop:
+    trainer = Trainer()
+    return trainer.loop(trainer.warm_up)
+
+
+@loop(word="started")
+def counter_of_a_class() -> Loop:
+    Trainer.started = 0
+    trainer = Trainer()
+    return trainer.loop(trainer.decay)
+
+
+@loop(word="global_step")
+def counter_in_a_global() -> Loop:
+    global global_step
+    global_step = 0
+    model, optimizer, batches = task()
+
+    def step(batch):
+        global global_step
+        global_step += 1
+        loss = F.cross_entropy(model(batch[0]), batch[1])
+        if global_step > 120:
+            loss = loss + 0.01 * model[0].weight.abs().sum()
+        update(optimizer, loss)
+        return loss
+
+    return Loop(step, model, optimizer, batches, lambda: {"global_step": global_step})
+
+
+@loop(word="count")
+def every_tenth_by_a_counter_inside() -> Loop:
+    model, optimizer, batches = task()
+    count = 0
+
+    def step(batch):
+        nonlocal count
+        loss = F.cross_entropy(model(batch[0]), batch[1])
+        if count % 10 == 0:
+            loss = loss + 0.1 * sum(p.square().sum() for p in model.parameters())
+        count += 1
+        update(optimizer, loss)
+        return loss
+
+    return Loop(step, model, optimizer, batches, lambda: {"count": count})
+
+
+@loop()
+def every_tenth_by_a_flag_outside() -> Loop:
+    model, optimizer, batches = task()
+    flags = {"penalise": True}
+
+    def step(batch):
+        loss = F.cross_entropy(model(batch[0]), batch[1])
+        if flags["penalise"]:
+            loss = loss + 0.1 * sum(p.square().sum() for p in model.parameters())
+        update(optimizer, loss)
+        return loss
+
+    def after(n, _):
+        flags["penalise"] = (n + 1) % 10 == 0
+
+    return Loop(step, model, optimizer, batches, lambda: flags, after)
+
+
+@loop()
+def counter_in_a_default() -> Loop:
+    model, optimizer, batches = task()
+
+    def step(batch, seen=[]):  # noqa: B006  # that it is shared is what is tested
+        seen.append(len(seen))
+        loss = F.cross_entropy(model(batch[0]), batch[1]) / (1 + len(seen) / 50)
+        update(optimizer, loss)
+        return loss
+
+    return Loop(step, model, optimizer, batches, lambda: {"seen": step.__defaults__[0]})
+
+
+@loop(word="calls")
+def counter_on_the_function() -> Loop:
+    model, optimizer, batches = task()
+
+    def step(batch):
+        step.calls += 1
+        loss = F.cross_entropy(model(batch[0]), batch[1])
+        update(optimizer, loss * (0.5 if step.calls % 2 else 1.0))
+        return loss
+
+    step.calls = 0
+    return Loop(step, model, optimizer, batches, lambda: {"calls": step.calls})
+
+
+class Progress:
+    """A number without a dictionary around it."""
+
+    __slots__ = ("done",)
+
+    def __init__(self) -> None:
+        self.done = 0
+
+
+@loop(word="done")
+def counter_in_slots() -> Loop:
+    model, optimizer, batches = task()
+    progress = Progress()
+
+    def step(batch):
+        progress.done += 1
+        loss = F.cross_entropy(model(batch[0]), batch[1]) * (0.99**progress.done)
+        update(optimizer, loss)
+        return loss
+
+    return Loop(step, model, optimizer, batches, lambda: {"done": progress.done})
+
+
+@loop()
+def counter_in_a_context_variable() -> Loop:
+    model, optimizer, batches = task()
+    position.set(0)
+
+    def step(batch):
+        position.set(position.get() + 1)
+        loss = F.cross_entropy(model(batch[0]), batch[1]) / position.get() ** 0.5
+        update(optimizer, loss)
+        return loss
+
+    return Loop(step, model, optimizer, batches, lambda: {"position": position.get()})
+
+
+@loop()
+def counter_in_an_iterator() -> Loop:
+    model, optimizer, batches = task()
+    counter = itertools.count()
+
+    def step(batch):
+        weight = 1.0 / (1 + next(counter) // 20)
+        loss = weight * F.cross_entropy(model(batch[0]), batch[1])
+        update(optimizer, loss)
+        return loss
+
+    return Loop(step, model, optimizer, batches, lambda: {"counter": repr(counter)})
+
+
+@loop()
+def counter_and_a_remembered_rate() -> Loop:
+    model, optimizer, batches = task()
+    state = {"step": 0}
+
+    @functools.cache
+    def rate(number):
+        return 0.05 * 0.9 ** (number // 10)
+
+    def step(batch):
+        optimizer.param_groups[0]["lr"] = rate(state["step"] // 10)
+        state["step"] += 1
+        loss = F.cross_entropy(model(batch[0]), batch[1])
+        update(optimizer, loss)
+        return loss
+
+    return Loop(step, model, optimizer, batches, lambda: {**state, "remembered": rate.cache_info().currsize})
+
+
+@loop(planned=True)
+def remembered_function_that_is_pure() -> Loop:
+    model, optimizer, batches = task()
+
+    @functools.lru_cache(maxsize=8)
+    def weight(classes):
+        return 1.0 / classes
+
+    def step(batch):
+        loss = weight(4) * F.cross_entropy(model(batch[0]), batch[1])
+        update(optimizer, loss)
+        return loss
+
+    return Loop(step, model, optimizer, batches)
+
+
+@loop()
+def counter_in_a_tensor() -> Loop:
+    model, optimizer, batches = task()
+    done = torch.zeros(())
+
+    def step(batch):
+        done.add_(1)
+        loss = F.cross_entropy(model(batch[0]), batch[1]) / (1 + done / 100)
+        update(optimizer, loss)
+        return loss
+
+    return Loop(step, model, optimizer, batches, lambda: {"done": done})
+
+
+@loop()
+def counter_in_an_array() -> Loop:
+    model, optimizer, batches = task()
+    classes = np.zeros(4)
+
+    def step(batch):
+        x, y = batch
+        classes[:] = 0.9 * classes + np.bincount(y.numpy(), minlength=4)
+        weight = torch.from_numpy(1 / (1 + classes)).float()
+        loss = F.cross_entropy(model(x), y, weight=weight)
+        update(optimizer, loss)
+        return loss
+
+    return Loop(step, model, optimizer, batches, lambda: {"classes": classes})
+
+
+@loop()
+def counter_in_a_buffer_elsewhere() -> Loop:
+    """A module that the schedule is not told of has a buffer that the step writes."""
+    model, optimizer, batches = task()
+    scale = nn.BatchNorm1d(8, affine=False)
+
+    def step(batch):
+        loss = F.cross_entropy(model(scale(batch[0])), batch[1])
+        update(optimizer, loss)
+        return loss
+
+    return Loop(step, model, optimizer, batches, scale.state_dict)
+
+
+class Settings:
+    """A class used as a namespace."""
+
+    step = 0
+    weight = 1.0
+
+
+@loop(word="Settings.step")
+def counter_in_a_class_without_objects() -> Loop:
+    model, optimizer, batches = task()
+    Settings.step = 0
+
+    def step(batch):
+        loss = F.cross_entropy(model(batch[0]), batch[1])
+        update(optimizer, 2 * loss if Settings.step % 8 == 0 else loss)
+        Settings.step += 1
+        return loss
+
+    return Loop(step, model, optimizer, batches, lambda: {"step": Settings.step})
+
+
+@loop(planned=True)
+def number_of_a_class_changed_outside() -> Loop:
+    model, optimizer, batches = task()
+    Settings.weight = 1.0
+
+    def step(batch):
+        loss = Settings.weight * F.cross_entropy(model(batch[0]), batch[1])
+        update(optimizer, loss)
+        return loss
+
+    def after(n, _):
+        if n in (30, 120):
+            Settings.weight += 0.5
+
+    return Loop(step, model, optimizer, batches, lambda: {"weight": Settings.weight}, after)

@@ -1,0 +1,237 @@
+"""Loops whose step draws random numbers: torch's own can be planned, Python's and numpy's cannot."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from loops.loop import CHANGE, Loop, labelled, loop, mlp, task, update
+
+
+@loop(word="random")
+def branch_by_random() -> Loop:
+    model, optimizer, batches = task()
+
+    def step(batch):
+        x, y = batch
+        if random.random() < 0.5:
+            x = x.flip(1)
+        loss = F.cross_entropy(model(x), y)
+        update(optimizer, loss)
+        return loss
+
+    return Loop(step, model, optimizer, batches)
+
+
+@loop(word="draw")
+def branch_by_a_generator_of_its_own() -> Loop:
+    model, optimizer, batches = task()
+    draw = random.Random(3)
+
+    def step(batch):
+        x, y = batch
+        x = draw.choice([torch.sin, torch.cos, torch.tanh])(x)
+        loss = F.cross_entropy(model(x), y)
+        update(optimizer, loss)
+        return loss
+
+    return Loop(step, model, optimizer, batches, lambda: {"draw": draw})
+
+
+@loop(word="generator")
+def noise_by_a_numpy_generator() -> Loop:
+    model, optimizer, batches = task()
+    generator = np.random.default_rng(5)
+
+    def step(batch):
+        x, y = batch
+        noise = torch.from_numpy(generator.normal(size=x.shape)).float()
+        loss = F.cross_entropy(model(x + 0.1 * noise), y)
+        update(optimizer, loss)
+        return loss
+
+    return Loop(step, model, optimizer, batches, lambda: {"generator": generator})
+
+
+@loop(word="random")
+def order_by_numpy() -> Loop:
+    model, optimizer, batches = task()
+
+    def step(batch):
+        order = torch.as_tensor(np.random.permutation(len(batch[0])))  # noqa: NPY002
+        loss = F.cross_entropy(model(batch[0][order[:4]]), batch[1][order[:4]])
+        update(optimizer, loss)
+        return loss
+
+    return Loop(step, model, optimizer, batches)
+
+
+@loop(planned=True)
+def mix_up_by_torch() -> Loop:
+    model, optimizer, batches = task()
+
+    def step(batch):
+        x, y = batch
+        share = torch.rand(len(x), 1)
+        order = torch.randperm(len(x))
+        out = model(share * x + (1 - share) * x[order])
+        losses = F.cross_entropy(out, y, reduction="none"), F.cross_entropy(out, y[order], reduction="none")
+        loss = (share[:, 0] * losses[0] + (1 - share[:, 0]) * losses[1]).mean()
+        update(optimizer, loss)
+        return loss
+
+    return Loop(step, model, optimizer, batches)
+
+
+@loop(word="random")
+def mix_up_by_numpy() -> Loop:
+    model, optimizer, batches = task()
+
+    def step(batch):
+        x, y = batch
+        share = np.random.beta(0.4, 0.4)  # noqa: NPY002
+        order = torch.randperm(len(x))
+        out = model(share * x + (1 - share) * x[order])
+        loss = share * F.cross_entropy(out, y) + (1 - share) * F.cross_entropy(out, y[order])
+        update(optimizer, loss)
+        return loss
+
+    return Loop(step, model, optimizer, batches)
+
+
+@loop(planned=True)
+def dropout() -> Loop:
+    model = nn.Sequential(nn.Linear(8, 12), nn.ReLU(), nn.Dropout(0.3), nn.Linear(12, 4))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+
+    def step(batch):
+        loss = F.cross_entropy(model(batch[0]), batch[1])
+        update(optimizer, loss)
+        return loss
+
+    return Loop(step, model, optimizer, labelled())
+
+
+@loop()
+def generator_of_torch_of_its_own() -> Loop:
+    model, optimizer, batches = task()
+    generator = torch.Generator().manual_seed(7)
+
+    def step(batch):
+        x, y = batch
+        loss = F.cross_entropy(model(x + 0.1 * torch.randn(x.shape, generator=generator)), y)
+        update(optimizer, loss)
+        return loss
+
+    return Loop(step, model, optimizer, batches, lambda: {"generator": generator})
+
+
+@loop()
+def seed_set_inside() -> Loop:
+    model, optimizer, batches = task()
+
+    def step(batch):
+        x, y = batch
+        torch.manual_seed(11)
+        loss = F.cross_entropy(model(x + 0.1 * torch.randn_like(x)), y)
+        update(optimizer, loss)
+        return loss
+
+    return Loop(step, model, optimizer, batches)
+
+
+@loop(planned=True)
+def seed_set_outside() -> Loop:
+    model, optimizer, batches = task()
+
+    def step(batch):
+        x, y = batch
+        loss = F.cross_entropy(model(x + 0.1 * torch.randn_like(x)), y)
+        update(optimizer, loss)
+        return loss
+
+    def after(n, _):
+        if n % 20 == 0:
+            torch.manual_seed(n)
+
+    return Loop(step, model, optimizer, batches, after=after)
+
+
+@loop()
+def python_seed_set_inside() -> Loop:
+    """Reads no state that outlives it, and yet changes the state of `random` for others."""
+    model, optimizer, batches = task()
+    drawn = []
+
+    def step(batch):
+        random.seed(4)
+        weight = random.uniform(0.5, 1.5)
+        loss = weight * F.cross_entropy(model(batch[0]), batch[1])
+        update(optimizer, loss)
+        return loss
+
+    def after(n, _):
+        drawn.append(random.random())
+        random.seed(n)
+
+    return Loop(step, model, optimizer, batches, lambda: {"drawn": drawn}, after)
+
+
+@loop()
+def stochastic_depth() -> Loop:
+    """A branch on a number that torch draws."""
+    model = nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 4)])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+
+    def step(batch):
+        x, y = batch
+        for layer in model[:-1]:
+            if torch.rand(()) < 0.7:
+                x = x + F.relu(layer(x))
+        loss = F.cross_entropy(model[-1](x), y)
+        update(optimizer, loss)
+        return loss
+
+    return Loop(step, model, optimizer, labelled())
+
+
+@loop(planned=True)
+def noise_on_gradients() -> Loop:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+
+    def step(batch):
+        loss = F.cross_entropy(model(batch[0]), batch[1])
+        optimizer.zero_grad()
+        loss.backward()
+        for p in model.parameters():
+            p.grad.add_(0.01 * torch.randn_like(p.grad))
+        optimizer.step()
+        return loss
+
+    return Loop(step, model, optimizer, labelled())
+
+
+@loop()
+def noise_from_a_certain_step_on() -> Loop:
+    """The step begins to draw from `random` long after a verdict stands."""
+    model, optimizer, batches = task()
+    options = {"noise": False}
+
+    def step(batch):
+        x, y = batch
+        if options["noise"]:
+            x = x * random.uniform(0.5, 1.5)
+        loss = F.cross_entropy(model(x), y)
+        update(optimizer, loss)
+        return loss
+
+    def after(n, _):
+        if n == CHANGE:
+            options["noise"] = True
+
+    return Loop(step, model, optimizer, batches, lambda: options, after)

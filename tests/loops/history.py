@@ -1,0 +1,317 @@
+"""Loops whose step writes down what happens: losses, metrics, messages; and steps that read it back."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import random
+from collections import Counter, defaultdict, deque
+
+import torch
+import torch.nn.functional as F
+
+from loops.loop import Loop, labelled, loop, mlp, task, update
+
+
+@loop(word="recent")
+def recent_losses_that_skip_outliers() -> Loop:
+    model, optimizer, batches = task()
+    batches[3] = (30 * batches[3][0], batches[3][1])
+    recent = deque(maxlen=20)
+
+    def step(batch):
+        loss = F.cross_entropy(model(batch[0]), batch[1])
+        value = loss.item()
+        if len(recent) == recent.maxlen and value > 2 * sum(recent) / len(recent):
+            return loss
+        recent.append(value)
+        update(optimizer, loss)
+        return loss
+
+    return Loop(step, model, optimizer, batches, lambda: {"recent": recent})
+
+
+@loop()
+def replay_buffer() -> Loop:
+    """Every batch is kept; from the tenth on, the step learns from what it draws of them."""
+    model, optimizer, batches = task()
+    memory = deque(maxlen=50)
+
+    def step(batch):
+        memory.append(batch)
+        if len(memory) < 10:
+            return None
+        drawn = random.sample(memory, 3)
+        x = torch.cat([x for x, _ in drawn])
+        y = torch.cat([y for _, y in drawn])
+        loss = F.cross_entropy(model(x), y)
+        update(optimizer, loss)
+        return loss
+
+    return Loop(step, model, optimizer, batches, lambda: {"memory": len(memory)})
+
+
+@loop(word="total")
+def total_of_tensors() -> Loop:
+    model, optimizer, batches = task()
+    total = torch.zeros(())
+
+    def step(batch):
+        nonlocal total
+        loss = F.cross_entropy(model(batch[0]), batch[1])
+        update(optimizer, loss)
+        total = total + loss.detach()
+        return loss
+
+    return Loop(step, model, optimizer, batches, lambda: {"total": total})
+
+
+@loop(word="total")
+def total_of_numbers() -> Loop:
+    model, optimizer, batches = task()
+    total = 0.0
+
+    def step(batch):
+        nonlocal total
+        loss = F.cross_entropy(model(batch[0]), batch[1])
+        update(optimizer, loss)
+        total += loss.item()
+        return total
+
+    return Loop(step, model, optimizer, batches, lambda: {"total": total})
+
+
+@loop(word="losses")
+def losses_as_numbers() -> Loop:
+    model, optimizer, batches = task()
+    losses = []
+
+    def step(batch):
+        loss = F.cross_entropy(model(batch[0]), batch[1])
+        update(optimizer, loss)
+        losses.append(loss.item())
+
+    return Loop(step, model, optimizer, batches, lambda: {"losses": losses})
+
+
+@loop(word="losses")
+def losses_as_tensors() -> Loop:
+    model, optimizer, batches = task()
+    losses = []
+
+    def step(batch):
+        loss = F.cross_entropy(model(batch[0]), batch[1])
+        update(optimizer, loss)
+        losses.append(loss.detach())
+
+    return Loop(step, model, optimizer, batches, lambda: {"losses": losses})
+
+
+@loop(word=".item() may be")
+def losses_read_between_steps() -> Loop:
+    """``max`` of an empty list raises: the code between steps relies on what the step wrote."""
+    model, optimizer, batches = task()
+    losses, worst = [], []
+
+    def step(batch):
+        loss = F.cross_entropy(model(batch[0]), batch[1])
+        update(optimizer, loss)
+        losses.append(float(loss.detach()))
+        return loss
+
+    def after(*_):
+        worst.append(max(losses))
+        losses.clear()
+
+    return Loop(step, model, optimizer, batches, lambda: {"losses": losses, "worst": worst}, after)
+
+
+@loop()
+def failures_swallowed() -> Loop:
+    """A blind `except` must not hide from the step that it is traced."""
+    model, optimizer, batches = task()
+    failures = []
+
+    def step(batch):
+        loss = F.cross_entropy(model(batch[0]), batch[1])
+        update(optimizer, loss)
+        try:
+            return float(loss.detach())
+        except Exception as error:  # noqa: BLE001
+            failures.append(repr(error))
+            return None
+
+    return Loop(step, model, optimizer, batches, lambda: {"failures": failures})
+
+
+@loop()
+def logged() -> Loop:
+    model, optimizer, batches = task()
+    lines = []
+    log = logging.Logger("training")
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())
+    log.addHandler(handler)
+
+    def step(batch):
+        loss = F.cross_entropy(model(batch[0]), batch[1])
+        update(optimizer, loss)
+        log.info("a step is done: %d rows", len(batch[0]))
+        return loss
+
+    return Loop(step, model, optimizer, batches, lambda: {"lines": lines})
+
+
+@loop()
+def printed() -> Loop:
+    model, optimizer, batches = task()
+
+    def step(batch):
+        loss = F.cross_entropy(model(batch[0]), batch[1])
+        update(optimizer, loss)
+        print("a step is done")
+        return loss
+
+    return Loop(step, model, optimizer, batches)
+
+
+class Average:
+    """The meter of countless training scripts."""
+
+    def __init__(self) -> None:
+        self.total, self.count, self.value = 0.0, 0, 0.0
+
+    def add(self, value: float, rows: int) -> None:
+        self.value = value
+        self.total += value * rows
+        self.count += rows
+
+
+@loop()
+def average_meter() -> Loop:
+    model, optimizer, batches = task()
+    meter = Average()
+
+    def step(batch):
+        x, y = batch
+        out = model(x)
+        loss = F.cross_entropy(out, y)
+        update(optimizer, loss)
+        meter.add((out.argmax(1) == y).float().mean().item(), len(x))
+        return loss
+
+    return Loop(step, model, optimizer, batches, lambda: vars(meter))
+
+
+class Callback:
+    """What trainers call after every step."""
+
+    def __init__(self, every: int) -> None:
+        self.every, self.calls, self.events = every, 0, []
+
+    def on_step_end(self, loss: torch.Tensor) -> None:
+        self.calls += 1
+        if self.calls % self.every == 0:
+            self.events.append(loss.detach().clone())
+
+
+@loop(word="calls")
+def callbacks() -> Loop:
+    model, optimizer, batches = task()
+    listeners = [Callback(7), Callback(50)]
+
+    def step(batch):
+        loss = F.cross_entropy(model(batch[0]), batch[1])
+        update(optimizer, loss)
+        for listener in listeners:
+            listener.on_step_end(loss)
+        return loss
+
+    return Loop(step, model, optimizer, batches, lambda: {str(c.every): vars(c) for c in listeners})
+
+
+@loop(word="previous")
+def scaled_by_the_previous_loss() -> Loop:
+    model, optimizer, batches = task()
+    previous = 1.0
+
+    def step(batch):
+        nonlocal previous
+        loss = F.cross_entropy(model(batch[0]), batch[1])
+        update(optimizer, loss * min(1.0, previous))
+        previous = loss.item()
+        return loss
+
+    return Loop(step, model, optimizer, batches, lambda: {"previous": previous})
+
+
+@loop()
+def metrics_in_dictionaries() -> Loop:
+    model, optimizer, batches = task()
+    metrics, rows, labels = defaultdict(float), Counter(), set()
+
+    def step(batch):
+        x, y = batch
+        loss = F.cross_entropy(model(x), y)
+        update(optimizer, loss)
+        metrics["loss"] += loss.item()
+        rows.update(y.tolist())
+        labels.add(int(y[0]))
+        return dict(metrics)
+
+    return Loop(step, model, optimizer, batches, lambda: {"metrics": metrics, "rows": rows, "labels": labels})
+
+
+@loop()
+def best_weights_kept() -> Loop:
+    model, optimizer, batches = task()
+    best = {"loss": float("inf"), "weights": None}
+
+    def step(batch):
+        loss = F.cross_entropy(model(batch[0]), batch[1])
+        if loss.item() < best["loss"]:
+            best["loss"] = loss.item()
+            best["weights"] = copy.deepcopy(model.state_dict())
+        update(optimizer, loss)
+        return loss
+
+    return Loop(step, model, optimizer, batches, lambda: best)
+
+
+@loop()
+def early_stop() -> Loop:
+    """Once the loss was small enough, the step does nothing any more."""
+    model, optimizer, batches = task()
+    done = {"stop": False, "steps": 0}
+
+    def step(batch):
+        if done["stop"]:
+            return None
+        done["steps"] += 1
+        loss = F.cross_entropy(model(batch[0]), batch[1])
+        update(optimizer, loss)
+        return loss
+
+    def after(n, loss):
+        if n > 120 and loss is not None and loss < 0.5:
+            done["stop"] = True
+
+    return Loop(step, model, optimizer, batches, lambda: done, after)
+
+
+@loop(planned=True)
+def returned_losses_kept_outside() -> Loop:
+    """The same as lists inside, done where it costs nothing: the step stays pure."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    losses = []
+
+    def step(batch):
+        loss = F.cross_entropy(model(batch[0]), batch[1])
+        update(optimizer, loss)
+        return loss
+
+    def after(_, loss):
+        losses.append(loss.detach())
+
+    return Loop(step, model, optimizer, labelled(), lambda: {"losses": losses}, after)

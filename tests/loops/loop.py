@@ -1,0 +1,107 @@
+"""`Loop`: one training loop as data, the registry of all of them, and the small models they train.
+
+A loop is written as a function that builds it; the suite calls that function twice from the same seed, runs the first
+one eagerly and the second one scheduled, and compares all that either run left behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+__all__ = ["CASES", "CHANGE", "Case", "Loop", "labelled", "loop", "mlp", "task", "update"]
+
+# The step after which a loop changes something, if it does so once: a verdict stands by then, and there are enough
+# steps left for another one.
+CHANGE = 100
+
+
+def nothing(*_: Any) -> None:
+    """What most loops do between their steps."""
+
+
+@dataclass(frozen=True, eq=False)
+class Loop:
+    """One loop, ready to run.
+
+    Attributes:
+        step, model, optimizer: what `hocket.schedule` is given.
+        batches: a sequence to go round in, or a function from the number of the step, counted from 0.
+        state: names and values of all Python state of the loop; called after every step.
+        after: called after every step with its number and what it returned; the loop's own code outside the step.
+        also: further steps of the same loop, each scheduled by itself; called after `step` in every round.
+        close: called when the run is over.
+    """
+
+    step: Callable[[Any], Any]
+    model: Any
+    optimizer: Any
+    batches: Sequence[Any] | Callable[[int], Any]
+    state: Callable[[], Mapping[str, Any]] = dict
+    after: Callable[[int, Any], None] = nothing
+    also: tuple[Loop, ...] = ()
+    close: Callable[[], None] = nothing
+
+    def batch(self, n: int) -> Any:
+        return self.batches(n) if callable(self.batches) else self.batches[n % len(self.batches)]
+
+    @property
+    def parts(self) -> tuple[Loop, ...]:
+        """The loop itself, then those in `also`."""
+        return (self, *self.also)
+
+
+@dataclass(frozen=True)
+class Case:
+    """How to build a loop, and what is expected of its schedule.
+
+    Attributes:
+        build: makes the loop; takes a temporary folder if it has a parameter.
+        planned: ``guard=False`` ends with a plan.
+        word: if the schedule ends eager, its reason contains this.
+    """
+
+    name: str
+    build: Callable[..., Loop]
+    planned: bool = False
+    word: str = ""
+
+
+CASES: dict[str, Case] = {}
+
+
+def loop(*, planned: bool = False, word: str = "") -> Callable[[Callable[..., Loop]], Any]:
+    """Register the function below as the builder of a loop; see `Case` for the arguments."""
+
+    def register(build: Callable[..., Loop]) -> Callable[..., Loop]:
+        name = build.__name__
+        if name in CASES:
+            raise ValueError(f"there are two loops {name!r}")
+        CASES[name] = Case(name, build, planned, word)
+        return build
+
+    return register
+
+
+def mlp(inputs: int = 8, width: int = 12, outputs: int = 4) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, outputs))
+
+
+def labelled(count: int = 10, size: int = 6, inputs: int = 8, classes: int = 4) -> list[tuple[torch.Tensor, Any]]:
+    return [(torch.randn(size, inputs), torch.randint(classes, (size,))) for _ in range(count)]
+
+
+def task() -> tuple[nn.Sequential, torch.optim.Optimizer, list[tuple[torch.Tensor, Any]]]:
+    """A classifier, its optimizer, and batches; what most loops need."""
+    model = mlp()
+    return model, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), labelled()
+
+
+def update(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()

@@ -1,0 +1,336 @@
+"""Loops of particular methods: adversarial, reinforcement, curricula, meta-learning, several models and steps."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.distributions import Categorical
+from torch.func import functional_call
+
+from loops.loop import Loop, labelled, loop, mlp, task, update
+
+
+def adversaries():
+    generator, critic = mlp(3, 8, 8), mlp(8, 8, 1)
+    optimizers = [torch.optim.Adam(m.parameters(), lr=0.002, betas=(0.5, 0.9)) for m in (generator, critic)]
+    return generator, critic, optimizers, [torch.randn(6, 8) for _ in range(10)]
+
+
+def critic_loss(generator, critic, real):
+    fake = generator(torch.randn(6, 3)).detach()
+    ones = torch.ones(6, 1)
+    return F.binary_cross_entropy_with_logits(critic(real), ones) + F.binary_cross_entropy_with_logits(
+        critic(fake), torch.zeros(6, 1)
+    )
+
+
+def generator_loss(generator, critic):
+    return F.binary_cross_entropy_with_logits(critic(generator(torch.randn(6, 3))), torch.ones(6, 1))
+
+
+@loop()
+def adversaries_by_turns() -> Loop:
+    """One step that trains the critic four times out of five, by a counter in its closure."""
+    generator, critic, optimizers, batches = adversaries()
+    turn = 0
+
+    def step(real):
+        nonlocal turn
+        turn += 1
+        if turn % 5:
+            loss = critic_loss(generator, critic, real)
+            update(optimizers[1], loss)
+        else:
+            loss = generator_loss(generator, critic)
+            update(optimizers[0], loss)
+        return loss
+
+    return Loop(step, [generator, critic], optimizers, batches, lambda: {"turn": turn})
+
+
+@loop(planned=True)
+def adversaries_as_two_steps() -> Loop:
+    """Each has a schedule of its own; the two share both models."""
+    generator, critic, optimizers, batches = adversaries()
+
+    def train_critic(real):
+        loss = critic_loss(generator, critic, real)
+        update(optimizers[1], loss)
+        return loss
+
+    def train_generator(real):
+        loss = generator_loss(generator, critic)
+        update(optimizers[0], loss)
+        return loss
+
+    models = [generator, critic]
+    also = Loop(train_generator, models, optimizers, batches)
+    return Loop(train_critic, models, optimizers, batches, also=(also,))
+
+
+@loop(planned=True)
+def adversaries_in_one_step() -> Loop:
+    generator, critic, optimizers, batches = adversaries()
+
+    def step(real):
+        first = critic_loss(generator, critic, real)
+        update(optimizers[1], first)
+        second = generator_loss(generator, critic)
+        update(optimizers[0], second)
+        return {"critic": first, "generator": second}
+
+    return Loop(step, [generator, critic], optimizers, batches)
+
+
+@loop(planned=True)
+def two_schedules_of_one_model() -> Loop:
+    """Two tasks in turn, one optimizer: each step finds state that the other one has left."""
+    model, optimizer, batches = task()
+
+    def classify(batch):
+        loss = F.cross_entropy(model(batch[0]), batch[1])
+        update(optimizer, loss)
+        return loss
+
+    def shrink(batch):
+        loss = model(batch[0]).square().mean()
+        update(optimizer, loss)
+        return loss
+
+    return Loop(classify, model, optimizer, batches, also=(Loop(shrink, model, optimizer, batches),))
+
+
+@loop(planned=True)
+def gradient_penalty() -> Loop:
+    critic = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
+    optimizer = torch.optim.Adam(critic.parameters(), lr=0.002)
+
+    def step(batch):
+        real, fake = batch
+        share = torch.rand(len(real), 1)
+        between = (share * real + (1 - share) * fake).requires_grad_()
+        grads = torch.autograd.grad(critic(between).sum(), between, create_graph=True)[0]
+        penalty = ((grads.norm(dim=1) - 1) ** 2).mean()
+        loss = critic(fake).mean() - critic(real).mean() + 10 * penalty
+        update(optimizer, loss)
+        return loss
+
+    return Loop(step, critic, optimizer, [(torch.randn(6, 8), torch.randn(6, 8)) for _ in range(10)])
+
+
+@loop(planned=True)
+def attacked_inputs() -> Loop:
+    model, optimizer, batches = task()
+
+    def step(batch):
+        x, y = batch
+        move = torch.zeros_like(x)
+        for _ in range(2):
+            move.requires_grad_()
+            grad = torch.autograd.grad(F.cross_entropy(model(x + move), y), move)[0]
+            move = (move.detach() + 0.02 * grad.sign()).clamp(-0.03, 0.03)
+        loss = F.cross_entropy(model(x + move), y)
+        update(optimizer, loss)
+        return loss
+
+    return Loop(step, model, optimizer, batches)
+
+
+@loop(planned=True)
+def learning_to_learn() -> Loop:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+
+    def step(batch):
+        x, y = batch
+        weights = dict(model.named_parameters())
+        inner = F.cross_entropy(functional_call(model, weights, x[:3]), y[:3])
+        grads = torch.autograd.grad(inner, list(weights.values()), create_graph=True)
+        moved = {name: p - 0.1 * g for (name, p), g in zip(weights.items(), grads, strict=True)}
+        loss = F.cross_entropy(functional_call(model, moved, x[3:]), y[3:])
+        update(optimizer, loss)
+        return loss
+
+    return Loop(step, model, optimizer, labelled())
+
+
+@loop(planned=True)
+def two_models_that_teach_each_other() -> Loop:
+    models = [mlp(), mlp()]
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.05, momentum=0.9) for m in models]
+
+    def step(batch):
+        outs = [m(batch[0]) for m in models]
+        losses = []
+        for place, optimizer in enumerate(optimizers):
+            other = outs[1 - place].detach().softmax(1)
+            loss = F.cross_entropy(outs[place], batch[1]) + F.cross_entropy(outs[place], other)
+            update(optimizer, loss)
+            losses.append(loss)
+        return losses
+
+    return Loop(step, models, optimizers, labelled())
+
+
+@loop()
+def policy_gradient() -> Loop:
+    """Actions are sampled by torch; the baseline is a number of Python's."""
+    model = mlp(4, 8, 3)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    rewards = torch.randn(3)
+    baseline = 0.0
+
+    def step(states):
+        nonlocal baseline
+        policy = Categorical(logits=model(states), validate_args=False)
+        actions = policy.sample()
+        gained = rewards[actions]
+        loss = -(policy.log_prob(actions) * (gained - baseline)).mean()
+        update(optimizer, loss)
+        baseline = 0.9 * baseline + 0.1 * gained.mean().item()
+        return loss
+
+    return Loop(step, model, optimizer, [torch.randn(6, 4) for _ in range(10)], lambda: {"baseline": baseline})
+
+
+class Walk:
+    """An environment in Python: a position on a line, and a reward at its end."""
+
+    def __init__(self) -> None:
+        self.place, self.episodes = 3, 0
+
+    def act(self, right: bool) -> float:
+        self.place += 1 if right else -1
+        if 0 < self.place < 6:
+            return 0.0
+        reward = float(self.place == 6)
+        self.place, self.episodes = 3, self.episodes + 1
+        return reward
+
+
+@loop()
+def q_learning() -> Loop:
+    """Acts greedily but for chance, learns from what it replays, and copies its target every 20 steps."""
+    model, target = nn.Linear(7, 2), nn.Linear(7, 2)
+    target.load_state_dict(model.state_dict())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    walk, memory, steps = Walk(), deque(maxlen=100), 0
+
+    def step(_):
+        nonlocal steps
+        steps += 1
+        here = walk.place
+        values = model(F.one_hot(torch.tensor(here), 7).float())
+        action = random.randrange(2) if random.random() < 0.2 else int(values.argmax())
+        reward = walk.act(action == 1)
+        memory.append((here, action, reward, walk.place))
+        rows = [random.choice(memory) for _ in range(8)]
+        states, actions, gained, following = (torch.tensor(column) for column in zip(*rows, strict=True))
+        with torch.no_grad():
+            aim = gained.float() + 0.9 * target(F.one_hot(following, 7).float()).amax(1)
+        loss = F.mse_loss(model(F.one_hot(states, 7).float()).gather(1, actions[:, None])[:, 0], aim)
+        update(optimizer, loss)
+        if steps % 20 == 0:
+            target.load_state_dict(model.state_dict())
+        return loss
+
+    def state():
+        return {"target": target.state_dict(), "walk": vars(walk), "memory": memory, "steps": steps}
+
+    return Loop(step, model, optimizer, [None], state)
+
+
+@loop(planned=True)
+def curriculum_of_lengths() -> Loop:
+    """Sequences grow twice while the loop runs."""
+    model = nn.Sequential(nn.Conv1d(4, 6, 2), nn.ReLU(), nn.Conv1d(6, 2, 1))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    data = torch.randn(10, 3, 4, 8)
+
+    def step(x):
+        loss = (model(x).mean(2) - 1).square().mean()
+        update(optimizer, loss)
+        return loss
+
+    return Loop(step, model, optimizer, lambda n: data[n % 10, :, :, : 2 + 3 * (n // 70)])
+
+
+@loop(word="stage")
+def curriculum_inside() -> Loop:
+    """The step itself decides how much of the batch it takes, by how well it does."""
+    model, optimizer, batches = task()
+    stage = {"rows": 2, "good": 0}
+
+    def step(batch):
+        x, y = batch[0][: stage["rows"]], batch[1][: stage["rows"]]
+        loss = F.cross_entropy(model(x), y)
+        update(optimizer, loss)
+        stage["good"] = stage["good"] + 1 if loss.item() < 1.2 else 0
+        if stage["good"] > 5 and stage["rows"] < 6:
+            stage.update(rows=stage["rows"] + 1, good=0)
+        return loss
+
+    return Loop(step, model, optimizer, batches, lambda: stage)
+
+
+@loop()
+def tasks_in_turn() -> Loop:
+    """A generator of Python's gives the name of the next task."""
+    body, heads = mlp(8, 8, 6), nn.ModuleDict({"sum": nn.Linear(6, 1), "max": nn.Linear(6, 1), "sign": nn.Linear(6, 1)})
+    model = nn.ModuleList([body, heads])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+    order = ["sum", "max", "sign"]
+
+    def step(x):
+        name = order[0]
+        order.append(order.pop(0))
+        aim = {"sum": x.sum(1), "max": x.amax(1), "sign": x[:, 0].sign()}[name]
+        loss = F.mse_loss(heads[name](body(x))[:, 0], aim)
+        update(optimizer, loss)
+        return name, loss
+
+    return Loop(step, model, optimizer, [torch.randn(6, 8) for _ in range(10)], lambda: {"order": order})
+
+
+@loop(planned=True)
+def denoising() -> Loop:
+    """Diffusion: noise levels and noise come from torch's own generator."""
+    model = mlp(9, 12, 8)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.005)
+    kept = torch.linspace(0.99, 0.01, 50)
+
+    def step(x):
+        level = torch.randint(50, (len(x),))
+        noise = torch.randn_like(x)
+        share = kept[level][:, None]
+        noisy = share.sqrt() * x + (1 - share).sqrt() * noise
+        loss = F.mse_loss(model(torch.cat([noisy, level[:, None] / 50], 1)), noise)
+        update(optimizer, loss)
+        return loss
+
+    return Loop(step, model, optimizer, [torch.randn(6, 8) for _ in range(10)])
+
+
+@loop(planned=True)
+def small_convolutional_net() -> Loop:
+    model = nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(4, 4),
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, nesterov=True)
+    batches = [(torch.randn(4, 1, 8, 8), torch.randint(4, (4,))) for _ in range(10)]
+
+    def step(batch):
+        loss = F.cross_entropy(model(batch[0]), batch[1])
+        update(optimizer, loss)
+        return loss
+
+    return Loop(step, model, optimizer, batches)

@@ -1,0 +1,317 @@
+"""Loops whose step is pure and reads plain values that the code between steps changes: weights, rates, options."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from loops.loop import CHANGE, Loop, labelled, loop, mlp, task, update
+
+temperature = 1.0
+
+
+class Coder(nn.Module):
+    """A variational autoencoder of two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encode, self.decode = nn.Linear(8, 6), nn.Linear(3, 8)
+        self.weight_of_kl = 0.0
+
+    def forward(self, x):
+        mean, log_variance = self.encode(x).chunk(2, 1)
+        z = mean + torch.randn_like(mean) * (0.5 * log_variance).exp()
+        kl = 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance).sum(1).mean()
+        return F.mse_loss(self.decode(z), x), kl
+
+
+def coder():
+    model = Coder()
+    return model, torch.optim.Adam(model.parameters(), lr=0.01), [torch.randn(6, 8) for _ in range(10)]
+
+
+@loop()
+def kl_weight_in_a_closure() -> Loop:
+    model, optimizer, batches = coder()
+    weight = 0.0
+
+    def step(x):
+        error, kl = model(x)
+        loss = error + weight * kl
+        update(optimizer, loss)
+        return loss
+
+    def after(n, _):
+        nonlocal weight
+        weight = min(1.0, n / CHANGE)
+
+    return Loop(step, model, optimizer, batches, lambda: {"weight": weight}, after)
+
+
+@loop()
+def kl_weight_in_a_dictionary() -> Loop:
+    model, optimizer, batches = coder()
+    options = {"kl": {"weight": 0.0}}
+
+    def step(x):
+        error, kl = model(x)
+        loss = error + options["kl"]["weight"] * kl
+        update(optimizer, loss)
+        return {"loss": loss, "kl": kl}
+
+    def after(n, _):
+        options["kl"]["weight"] = 0.25 * (n // 50)
+
+    return Loop(step, model, optimizer, batches, lambda: options, after)
+
+
+@loop()
+def kl_weight_in_an_attribute_of_the_model() -> Loop:
+    model, optimizer, batches = coder()
+
+    def step(x):
+        error, kl = model(x)
+        loss = error + model.weight_of_kl * kl
+        update(optimizer, loss)
+        return loss
+
+    def after(n, _):
+        model.weight_of_kl = min(1.0, n / CHANGE)
+
+    return Loop(step, model, optimizer, batches, lambda: {"weight": model.weight_of_kl}, after)
+
+
+@loop()
+def temperature_in_a_global() -> Loop:
+    global temperature
+    temperature = 1.0
+    model, optimizer, batches = task()
+
+    def step(batch):
+        loss = F.cross_entropy(model(batch[0]) / temperature, batch[1])
+        update(optimizer, loss)
+        return loss
+
+    def after(n, _):
+        global temperature
+        if n % 40 == 39:
+            temperature *= 0.8
+
+    return Loop(step, model, optimizer, batches, lambda: {"temperature": temperature}, after)
+
+
+@loop(planned=True)
+def rate_set_by_hand() -> Loop:
+    """Warm-up and decay outside the step, the way that needs no scheduler."""
+    model, optimizer, batches = task()
+
+    def step(batch):
+        loss = F.cross_entropy(model(batch[0]), batch[1])
+        update(optimizer, loss)
+        return loss
+
+    def after(n, _):
+        for group in optimizer.param_groups:
+            group["lr"] = 0.05 * min(1.0, (n + 1) / 20) * 0.99**n
+
+    return Loop(step, model, optimizer, batches, after=after)
+
+
+@loop(planned=True)
+def rate_by_a_scheduler() -> Loop:
+    model = mlp()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.05, total_steps=201)
+
+    def step(batch):
+        loss = F.cross_entropy(model(batch[0]), batch[1])
+        update(optimizer, loss)
+        return loss
+
+    def after(n, _):
+        scheduler.step()
+
+    return Loop(step, model, optimizer, labelled(), lambda: {"last": scheduler.get_last_lr()}, after)
+
+
+@loop(planned=True)
+def rate_by_the_loss() -> Loop:
+    model, optimizer, batches = task()
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=3)
+
+    def step(batch):
+        loss = F.cross_entropy(model(batch[0]), batch[1])
+        update(optimizer, loss)
+        return loss
+
+    def after(n, loss):
+        scheduler.step(loss.item())
+
+    return Loop(step, model, optimizer, batches, lambda: {"bad": scheduler.num_bad_epochs}, after)
+
+
+@loop(planned=True)
+def options_of_the_optimizer() -> Loop:
+    """Weight decay begins, momentum grows, Nesterov is switched on."""
+    model, optimizer, batches = task()
+
+    def step(batch):
+        loss = F.cross_entropy(model(batch[0]), batch[1])
+        update(optimizer, loss)
+        return loss
+
+    def after(n, _):
+        group = optimizer.param_groups[0]
+        if n == CHANGE - 30:
+            group["weight_decay"] = 0.01
+        if n == CHANGE - 20:
+            group["momentum"] = 0.95
+        if n == CHANGE:
+            group["nesterov"] = True
+
+    return Loop(step, model, optimizer, batches, after=after)
+
+
+@loop(planned=True)
+def dropout_made_stronger() -> Loop:
+    model = nn.Sequential(nn.Linear(8, 12), nn.ReLU(), nn.Dropout(0.1), nn.Linear(12, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+
+    def step(batch):
+        loss = F.cross_entropy(model(batch[0]), batch[1])
+        update(optimizer, loss)
+        return loss
+
+    def after(n, _):
+        if n == CHANGE:
+            model[2].p = 0.5
+
+    return Loop(step, model, optimizer, labelled(), after=after)
+
+
+@loop(planned=True)
+def momentum_of_batch_norm() -> Loop:
+    model = nn.Sequential(nn.Linear(8, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Linear(12, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+
+    def step(batch):
+        loss = F.cross_entropy(model(batch[0]), batch[1])
+        update(optimizer, loss)
+        return loss
+
+    def after(n, _):
+        if n == CHANGE:
+            model[1].momentum = 0.01
+
+    return Loop(step, model, optimizer, labelled(), after=after)
+
+
+@loop(planned=True)
+def label_smoothing_changed() -> Loop:
+    model, optimizer, batches = task()
+    criterion = nn.CrossEntropyLoss(label_smoothing=0.2)
+
+    def step(batch):
+        loss = criterion(model(batch[0]), batch[1])
+        update(optimizer, loss)
+        return loss
+
+    def after(n, _):
+        if n == CHANGE:
+            criterion.label_smoothing = 0.0
+
+    return Loop(step, model, optimizer, batches, after=after)
+
+
+@loop(planned=True)
+def loss_replaced() -> Loop:
+    model, optimizer, batches = task()
+    criterion = F.cross_entropy
+
+    def step(batch):
+        loss = criterion(model(batch[0]), batch[1])
+        update(optimizer, loss)
+        return loss
+
+    def after(n, _):
+        nonlocal criterion
+        if n == CHANGE:
+            criterion = functools.partial(F.multi_margin_loss, margin=0.5)
+
+    return Loop(step, model, optimizer, batches, after=after)
+
+
+@loop(planned=True)
+def class_weights_rebound() -> Loop:
+    model, optimizer, batches = task()
+    weights = torch.ones(4)
+
+    def step(batch):
+        loss = F.cross_entropy(model(batch[0]), batch[1], weight=weights)
+        update(optimizer, loss)
+        return loss
+
+    def after(n, _):
+        nonlocal weights
+        if n == CHANGE:
+            weights = torch.tensor([1.0, 2.0, 3.0, 4.0])
+
+    return Loop(step, model, optimizer, batches, lambda: {"weights": weights}, after)
+
+
+@loop(planned=True)
+def class_weights_written() -> Loop:
+    """The same tensor with other values: nothing but its content tells."""
+    model, optimizer, batches = task()
+    weights = torch.ones(4)
+
+    def step(batch):
+        loss = F.cross_entropy(model(batch[0]), batch[1], weight=weights)
+        update(optimizer, loss)
+        return loss
+
+    def after(n, _):
+        if n % 10 == 0:
+            weights[n % 4] += 0.5
+
+    return Loop(step, model, optimizer, batches, lambda: {"weights": weights}, after)
+
+
+@loop(planned=True)
+def name_of_the_activation() -> Loop:
+    model, optimizer, batches = task()
+    model.activation = "relu"
+
+    def step(batch):
+        hidden = getattr(F, model.activation)(model[0](batch[0]))
+        loss = F.cross_entropy(model[2](hidden), batch[1])
+        update(optimizer, loss)
+        return loss
+
+    def after(n, _):
+        if n == CHANGE:
+            model.activation = "gelu"
+
+    return Loop(step, model, optimizer, batches, after=after)
+
+
+@loop(planned=True)
+def autocast_switched_on() -> Loop:
+    model, optimizer, batches = task()
+    half = False
+
+    def step(batch):
+        with torch.autocast("cpu", torch.bfloat16, enabled=half):
+            loss = F.cross_entropy(model(batch[0]), batch[1])
+        update(optimizer, loss)
+        return loss
+
+    def after(n, _):
+        nonlocal half
+        if n == CHANGE:
+            half = True
+
+    return Loop(step, model, optimizer, batches, after=after)

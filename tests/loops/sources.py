@@ -1,0 +1,230 @@
+"""Loops whose step gets something from elsewhere: the next batch, a file, the environment, the time."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import time
+import warnings
+
+import torch
+import torch.nn.functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+from loops.loop import CHANGE, Loop, loop, task, update
+
+
+@loop(word="data")
+def cycle_advanced_inside() -> Loop:
+    model, optimizer, batches = task()
+    data = itertools.cycle(batches)
+
+    def step(_):
+        x, y = next(data)
+        loss = F.cross_entropy(model(x), y)
+        update(optimizer, loss)
+        return loss
+
+    return Loop(step, model, optimizer, [None])
+
+
+@loop(word="data")
+def generator_advanced_inside() -> Loop:
+    model, optimizer, batches = task()
+    given = []
+
+    def stream():
+        for n in itertools.count():
+            given.append(n)
+            yield batches[n % 10]
+
+    data = stream()
+
+    def step(_):
+        x, y = next(data)
+        loss = F.cross_entropy(model(x), y)
+        update(optimizer, loss)
+        return loss
+
+    return Loop(step, model, optimizer, [None], lambda: {"given": given})
+
+
+@loop(word="data")
+def iterator_begun_anew() -> Loop:
+    model, optimizer, batches = task()
+    data, epochs = iter(batches), 0
+
+    def step(_):
+        nonlocal data, epochs
+        try:
+            x, y = next(data)
+        except StopIteration:
+            epochs += 1
+            data = iter(batches)
+            x, y = next(data)
+        loss = F.cross_entropy(model(x), y)
+        update(optimizer, loss)
+        return loss
+
+    return Loop(step, model, optimizer, [None], lambda: {"epochs": epochs, "left": data.__length_hint__()})
+
+
+@loop(word="data")
+def data_loader_inside() -> Loop:
+    """Shuffles by torch's own generator, anew at the start of every epoch."""
+    model, optimizer, _ = task()
+    loader = DataLoader(TensorDataset(torch.randn(30, 8), torch.randint(4, (30,))), batch_size=6, shuffle=True)
+    data = iter(loader)
+
+    def step(_):
+        nonlocal data
+        batch = next(data, None)
+        if batch is None:
+            data = iter(loader)
+            batch = next(data)
+        loss = F.cross_entropy(model(batch[0]), batch[1])
+        update(optimizer, loss)
+        return loss
+
+    return Loop(step, model, optimizer, [None])
+
+
+@loop(planned=True)
+def data_loader_outside() -> Loop:
+    model, optimizer, _ = task()
+    loader = DataLoader(TensorDataset(torch.randn(30, 8), torch.randint(4, (30,))), batch_size=6, shuffle=True)
+    epochs = itertools.chain.from_iterable(iter(lambda: list(loader), None))
+
+    def step(batch):
+        loss = F.cross_entropy(model(batch[0]), batch[1])
+        update(optimizer, loss)
+        return loss
+
+    return Loop(step, model, optimizer, lambda _: next(epochs))
+
+
+@loop()
+def file_read_inside(folder) -> Loop:
+    """The rate is read from a file, as people do who want to change it while a job runs."""
+    model, optimizer, batches = task()
+    path = folder / "options.json"
+    path.write_text(json.dumps({"weight": 1.0}))
+
+    def step(batch):
+        options = json.loads(path.read_text())
+        loss = options["weight"] * F.cross_entropy(model(batch[0]), batch[1])
+        update(optimizer, loss)
+        return loss
+
+    def after(n, _):
+        if n == CHANGE:
+            path.write_text(json.dumps({"weight": 0.1}))
+
+    return Loop(step, model, optimizer, batches, after=after)
+
+
+@loop()
+def file_written_inside(folder) -> Loop:
+    model, optimizer, batches = task()
+    path = folder / "log.txt"
+    path.write_text("")
+
+    def step(batch):
+        loss = F.cross_entropy(model(batch[0]), batch[1])
+        update(optimizer, loss)
+        with path.open("a") as file:
+            file.write("a step\n")
+        return loss
+
+    return Loop(step, model, optimizer, batches, lambda: {"lines": path.read_text().count("\n")})
+
+
+@loop()
+def file_kept_open(folder) -> Loop:
+    model, optimizer, batches = task()
+    path = folder / "numbers.txt"
+    path.write_text("\n".join(str(1 + n % 3) for n in range(400)))
+    file = path.open()
+
+    def step(batch):
+        weight = float(file.readline())
+        loss = weight * F.cross_entropy(model(batch[0]), batch[1])
+        update(optimizer, loss)
+        return loss
+
+    return Loop(step, model, optimizer, batches, lambda: {"place": file.tell()}, close=file.close)
+
+
+@loop()
+def environment_read_inside() -> Loop:
+    model, optimizer, batches = task()
+    os.environ["LOOPS_WEIGHT"] = "1.0"
+
+    def step(batch):
+        loss = float(os.environ["LOOPS_WEIGHT"]) * F.cross_entropy(model(batch[0]), batch[1])
+        update(optimizer, loss)
+        return loss
+
+    def after(n, _):
+        if n == CHANGE:
+            os.environ["LOOPS_WEIGHT"] = "0.2"
+
+    return Loop(step, model, optimizer, batches, after=after, close=lambda: os.environ.pop("LOOPS_WEIGHT", None))
+
+
+@loop(word="time")
+def time_taken_inside() -> Loop:
+    model, optimizer, batches = task()
+    times = []
+
+    def step(batch):
+        start = time.time()
+        loss = F.cross_entropy(model(batch[0]), batch[1])
+        update(optimizer, loss)
+        times.append(time.time() - start >= 0)
+        return loss
+
+    return Loop(step, model, optimizer, batches, lambda: {"times": times})
+
+
+@loop()
+def clock_that_decides() -> Loop:
+    """A clock of the test's own, so that both runs read the same."""
+    model, optimizer, batches = task()
+    clock = {"now": 0.0}
+
+    def monotonic():
+        clock["now"] += 0.25
+        return clock["now"]
+
+    last = monotonic()
+
+    def step(batch):
+        nonlocal last
+        loss = F.cross_entropy(model(batch[0]), batch[1])
+        if monotonic() - last > 4:
+            last = monotonic()
+            loss = loss + 0.1 * model[0].weight.square().sum()
+        update(optimizer, loss)
+        return loss
+
+    return Loop(step, model, optimizer, batches, lambda: {"last": last, **clock})
+
+
+@loop()
+def warning_given_inside() -> Loop:
+    model, optimizer, batches = task()
+    given = []
+
+    def step(batch):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            loss = F.cross_entropy(model(batch[0]), batch[1])
+            if loss < 1.0:
+                warnings.warn("the loss is small", stacklevel=2)
+        given.append(len(caught))
+        update(optimizer, loss)
+        return loss
+
+    return Loop(step, model, optimizer, batches, lambda: {"given": given})

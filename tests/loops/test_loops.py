@@ -1,0 +1,75 @@
+"""Every loop of this folder ends scheduled where it ends eagerly, and pure ones are planned.
+
+After 200 steps from the same seed the scheduled run has, bit by bit, the parameters, buffers, gradients, optimizer
+state, Python state and random state of the eager one. It has returned, printed and raised the same, and has called the
+user's step no more often. On two cores a plan may run ops at other widths than eager does; there it is within rounding.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+
+import hocket
+from loops.loop import CASES
+from loops.runner import builder, problems, run
+
+KINDS = (
+    "averages",
+    "batches",
+    "callables",
+    "changes",
+    "counters",
+    "draws",
+    "history",
+    "hooks",
+    "methods",
+    "optimizers",
+    "settings",
+    "sources",
+    "updates",
+)
+for kind in KINDS:
+    importlib.import_module(f"loops.{kind}")
+
+MODES = ("default", "plan", "two cores")
+
+
+def options(mode):
+    """What a schedule is given: on one core guarded or not, or unguarded on what there is (two cores or more)."""
+    machine = hocket.Machine.here() if mode == "two cores" else hocket.Machine.of(cores=1)
+    return {"machine": machine, "guard": mode == "default"}
+
+
+def runs():
+    """Every loop in every mode; quick are those that have to be planned by plan, and all others by default."""
+    for mode in MODES:
+        for name, case in CASES.items():
+            quick = mode == ("plan" if case.planned else "default")
+            yield pytest.param(name, mode, marks=() if quick else pytest.mark.slow, id=f"{name}-{mode}")
+
+
+@pytest.mark.parametrize(("name", "mode"), list(runs()))
+def test_scheduled_steps_end_where_eager_steps_end(name, mode, tmp_path):
+    case = CASES[name]
+    build = builder(case, tmp_path)
+    eager = run(build)
+    scheduled = run(build, options=options(mode))
+    lines = problems(eager, scheduled, exact=mode != "two cores")
+    for verdict, why in scheduled.verdicts:
+        if verdict == "eager" and mode != "default" and case.planned:
+            lines.append("the step is pure, and yet there is no plan")
+        if verdict == "eager" and case.word not in why:
+            lines.append(f"the reason does not contain {case.word!r}")
+    verdicts = "; ".join(f"{verdict}, because {why}" for verdict, why in scheduled.verdicts)
+    if lines:
+        pytest.fail("\n".join([f"{name} ({mode}): {verdicts}", *lines]), pytrace=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_eager_steps_repeat(name, tmp_path):
+    """Without this, a difference would say nothing."""
+    build = builder(CASES[name], tmp_path)
+    assert not problems(run(build), run(build))

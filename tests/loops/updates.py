@@ -1,0 +1,227 @@
+"""Loops with gradients and parameters treated on the way: clipped, accumulated, penalised, reduced, recomputed."""
+
+from __future__ import annotations
+
+import uuid
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_
+from torch.nn.utils.parametrizations import spectral_norm, weight_norm
+from torch.utils.checkpoint import checkpoint
+
+from loops.loop import Loop, labelled, loop, mlp, task, update
+
+
+@loop(planned=True)
+def gradients_clipped_by_norm() -> Loop:
+    model, optimizer, batches = task()
+
+    def step(batch):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(batch[0]), batch[1])
+        loss.backward()
+        norm = clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        return loss, norm
+
+    return Loop(step, model, optimizer, batches)
+
+
+@loop(planned=True)
+def gradients_clipped_by_value() -> Loop:
+    model, optimizer, batches = task()
+
+    def step(batch):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(batch[0]), batch[1])
+        loss.backward()
+        clip_grad_value_(model.parameters(), 0.05)
+        optimizer.step()
+        return loss
+
+    return Loop(step, model, optimizer, batches)
+
+
+@loop(planned=True)
+def gradients_kept_as_zeros() -> Loop:
+    model, optimizer, batches = task()
+
+    def step(batch):
+        optimizer.zero_grad(set_to_none=False)
+        loss = F.cross_entropy(model(batch[0]), batch[1])
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return Loop(step, model, optimizer, batches)
+
+
+@loop(planned=True)
+def accumulation_within_a_step() -> Loop:
+    model, optimizer, batches = task()
+
+    def step(batch):
+        optimizer.zero_grad()
+        total = 0.0
+        for x, y in zip(batch[0].chunk(3), batch[1].chunk(3), strict=True):
+            loss = F.cross_entropy(model(x), y) / 3
+            loss.backward()
+            total = total + loss.detach()
+        optimizer.step()
+        return total
+
+    return Loop(step, model, optimizer, batches)
+
+
+@loop(planned=True)
+def gradients_cleared_outside() -> Loop:
+    model, optimizer, batches = task()
+
+    def step(batch):
+        loss = F.cross_entropy(model(batch[0]), batch[1])
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    def after(*_):
+        optimizer.zero_grad()
+
+    return Loop(step, model, optimizer, batches, after=after)
+
+
+@loop(planned=True)
+def accumulation_outside() -> Loop:
+    """The step adds to the gradients; every fourth time the code after it updates."""
+    model, optimizer, batches = task()
+
+    def step(batch):
+        loss = F.cross_entropy(model(batch[0]), batch[1]) / 4
+        loss.backward()
+        return loss
+
+    def after(n, _):
+        if n % 4 == 3:
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return Loop(step, model, optimizer, batches, after=after)
+
+
+@loop(planned=True)
+def penalties_by_hand() -> Loop:
+    """Weight decay into the gradients, and a penalty on columns that are not orthogonal."""
+    model = mlp()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01, amsgrad=True)
+
+    def step(batch):
+        gram = model[0].weight.t() @ model[0].weight
+        loss = F.cross_entropy(model(batch[0]), batch[1]) + 0.01 * (gram - torch.eye(8)).square().sum()
+        optimizer.zero_grad()
+        loss.backward()
+        for p in model.parameters():
+            if p.ndim > 1:
+                p.grad.add_(p.detach(), alpha=0.01)
+        optimizer.step()
+        return loss
+
+    return Loop(step, model, optimizer, labelled())
+
+
+@loop()
+def without_an_optimizer() -> Loop:
+    """Updates by hand at a rate that the step lowers itself; the optimizer is there for form's sake."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    rate = 0.1
+
+    def step(batch):
+        nonlocal rate
+        loss = F.cross_entropy(model(batch[0]), batch[1])
+        grads = torch.autograd.grad(loss, list(model.parameters()))
+        with torch.no_grad():
+            for p, grad in zip(model.parameters(), grads, strict=True):
+                p -= rate * grad
+        rate *= 0.995
+        return loss
+
+    return Loop(step, model, optimizer, labelled(), lambda: {"rate": rate})
+
+
+@loop()
+def losses_that_are_not_finite_skipped() -> Loop:
+    model, optimizer, batches = task()
+    batches[7] = (batches[7][0] * float("inf"), batches[7][1])
+    skipped = 0
+
+    def step(batch):
+        nonlocal skipped
+        loss = F.cross_entropy(model(batch[0]), batch[1])
+        if not torch.isfinite(loss):
+            skipped += 1
+            return None
+        update(optimizer, loss)
+        return loss
+
+    return Loop(step, model, optimizer, batches, lambda: {"skipped": skipped})
+
+
+@loop()
+def weights_under_norms() -> Loop:
+    model = nn.Sequential(spectral_norm(nn.Linear(8, 12)), nn.ReLU(), weight_norm(nn.Linear(12, 4)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+
+    def step(batch):
+        loss = F.cross_entropy(model(batch[0]), batch[1])
+        update(optimizer, loss)
+        return loss
+
+    return Loop(step, model, optimizer, labelled())
+
+
+@loop(planned=True)
+def activations_recomputed() -> Loop:
+    model = nn.Sequential(nn.Linear(8, 12), nn.Tanh(), nn.Linear(12, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+
+    def step(batch):
+        hidden = checkpoint(model[:2], batch[0], use_reentrant=False)
+        loss = F.cross_entropy(model[2](hidden), batch[1])
+        update(optimizer, loss)
+        return loss
+
+    return Loop(step, model, optimizer, labelled())
+
+
+@loop()
+def anomalies_detected_in_one_step() -> Loop:
+    model, optimizer, batches = task()
+    watched = {"anomalies": False}
+
+    def step(batch):
+        with torch.autograd.set_detect_anomaly(watched["anomalies"]):
+            loss = F.cross_entropy(model(batch[0]), batch[1])
+            update(optimizer, loss)
+        return loss
+
+    def after(n, _):
+        watched["anomalies"] = n == 120
+
+    return Loop(step, model, optimizer, batches, after=after)
+
+
+@loop()
+def distributed_data_parallel(folder) -> Loop:
+    """A group of one process; gradients are reduced by hooks that no trace sees."""
+    store = folder / uuid.uuid4().hex
+    torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
+    model = nn.parallel.DistributedDataParallel(mlp())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+
+    def step(batch):
+        loss = F.cross_entropy(model(batch[0]), batch[1])
+        update(optimizer, loss)
+        return loss
+
+    return Loop(step, model, optimizer, labelled(), close=torch.distributed.destroy_process_group)

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hocket.checking import check
+from hocket.errors import InputError
+from hocket.ir import Edge, Graph, Lane, Op, Plan
+from hocket.planning.critical_path.hardware import METHODS, stream_plan
+from hocket.planning.critical_path.priorities import Priorities
+from hocket.planning.critical_path.streams import MAX_STREAMS, step_order, streams_of
+from planning.critical_path.examples import branching, network
+from strategies import graphs
+
+
+def streams(graph: Graph, durations=None, **options):
+    return streams_of(graph, {op.name: (durations or {}).get(op.name, 1.0) for op in graph.ops}, **options)
+
+
+def test_a_chain_needs_three_streams_however_deep_it_is():
+    for layers in (2, 9):
+        assert set(streams(network(layers)).lanes()) == {("activation", 0), ("weight", 0), ("bias", 0)}
+
+
+def test_an_update_follows_its_gradient_on_the_gradients_stream():
+    lanes = streams(network(3)).lanes()
+    # The update of w3 has to wait for dA3 as well, which reads it; dW2 waits for just that.
+    assert lanes["weight", 0] == ["dW3", "dW2", "uW3", "dW1", "uW1", "uW2"]
+    assert lanes["bias", 0] == ["dB3", "uB3", "dB2", "uB2", "dB1", "uB1"]
+    late = streams(network(3), updates_last=True).lanes()
+    assert late["weight", 0] == ["dW3", "dW2", "dW1", "uW1", "uW2", "uW3"]
+
+
+def test_each_layer_path_has_streams_of_its_own():
+    graph, durations = branching()
+    found = streams(graph, durations)
+    assert found.num_paths == 3
+    lanes = found.lanes()
+    assert lanes["activation", 0] == ["fork", "p0.0", "p0.1", "merge"]
+    assert lanes["activation", 1] == ["p1.0", "p1.1"]
+    assert lanes["activation", 2] == ["p2.0"]
+    assert lanes["weight", 1] == ["dWp1.0", "dWp1.1"]
+    assert lanes["weight", 0][-2:] == ["dWmerge", "u"]
+
+
+@pytest.mark.parametrize("max_streams", range(1, MAX_STREAMS + 1))
+def test_never_more_streams_than_allowed_and_one_for_each_task_at_least(max_streams):
+    graph, durations = branching(tuple((float(n),) for n in range(12, 1, -1)))
+    lanes = streams(graph, durations, max_streams=max_streams).lanes()
+    assert len(lanes) == max_streams
+    assert sorted(op for ops in lanes.values() for op in ops) == sorted(graph.by_name)
+    assert {task for task, _ in lanes} == ({"activation", "weight"} if max_streams > 1 else {"activation"})
+
+
+def test_a_momentum_that_decays_goes_where_its_update_goes():
+    graph, durations = branching()
+    more = Graph(
+        (*graph.ops, Op("decay", role="update"), Op("apply", role="update")),
+        (*graph.edges, Edge("decay", "apply"), Edge("dWp1.0", "apply")),
+    )
+    found = streams(more, durations)
+    assert found.stream_of["apply"] == found.stream_of["decay"] == ("weight", 1)
+
+
+@pytest.mark.parametrize("number", [0, 9, 2.5, True])
+def test_a_number_of_streams_that_cannot_be(number):
+    with pytest.raises(InputError, match="expected 1 to 8 streams"):
+        streams(network(2), max_streams=number)
+
+
+@given(graph=graphs(), updates_last=st.booleans())
+def test_the_order_respects_every_edge_and_leaves_out_transfers(graph, updates_last):
+    found = streams(graph, updates_last=updates_last)
+    order = step_order(graph, found.spine.ops, updates_last=updates_last)
+    assert order == found.order
+    place = {op: at for at, op in enumerate(order)}
+    assert set(place) | set(found.transfers) == set(graph.by_name)
+    for edge in graph.edges:
+        if edge.src in place and edge.dst in place:
+            assert place[edge.src] < place[edge.dst]
+
+
+@given(graph=graphs(), levels=st.integers(1, 5), method=st.sampled_from(METHODS), data=st.data())
+def test_plans_of_any_graph_are_legal_and_keep_the_order_they_name(graph, levels, method, data):
+    graph = Graph(tuple(op for op in graph.ops if op.role not in ("send", "recv")))
+    graph = Graph(graph.ops, tuple(e for e in data.draw(graphs()).edges if {e.src, e.dst} <= set(graph.by_name)))
+    durations = {op.name: data.draw(st.floats(0, 50)) for op in graph.ops}
+    found = streams_of(graph, durations, data.draw(st.integers(1, 8)))
+    made, order = stream_plan(graph, found, Priorities(found.num_paths), "gpu0", levels, method)
+    check(graph, made)
+    check(graph, Plan((Lane("all", order),), made.after))
+    for lane in made.lanes:
+        assert list(lane.ops) == [op for op in order if made.lane_of[op] is lane]
+        assert 0 <= lane.priority < levels
+
+
+def test_a_path_that_takes_next_to_nothing_gets_no_stream_of_its_own():
+    graph, durations = branching(((50.0,), (1.0,), (0.02,)))
+    lanes = streams(graph, durations).lanes()
+    assert set(lanes["activation", 1]) == {"p1.0", "p2.0"}
+    assert ("activation", 2) not in lanes
+    graph, durations = branching(((50.0,), (0.02,)))
+    assert {rank for _, rank in streams(graph, durations).lanes()} == {0}

@@ -1,0 +1,81 @@
+"""Costs of a captured step: measured without touching it, estimated where nothing was measured."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import hocket
+from hocket import zoo
+from hocket.errors import InputError
+from hocket.ir import Costs, Graph, Op, Span, Timeline
+from hocket.profiling.analytic import estimate, measure_rates
+from hocket.profiling.oracle import complete
+from hocket.profiling.tracer import costs_of, default_widths
+
+
+def captured():
+    job = zoo.load("mlp", depth=2, width=16, batch_size=4, optimizer="adam")
+    return job, hocket.capture(job.step, job.model, job.optimizer, job.batch(0))
+
+
+def test_every_op_is_measured_at_every_width_and_nothing_changes() -> None:
+    job, step = captured()
+    (model,), (optimizer,) = job.models, job.optimizers
+    before = [p.detach().clone() for p in model.parameters()]
+    random = torch.get_rng_state()
+    costs = hocket.profile(step, widths=[1, 2], runs=2, machine=hocket.Machine.of(cores=2))
+    for op in step.graph.ops:
+        assert set(costs.durations_us[op.name]) == {"1", "2"}
+        assert costs.lookup(op.name, width=2).source == "measured"
+        assert costs.spread_us[op.name]["1"] >= 0
+    assert all(torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True))
+    assert torch.equal(torch.get_rng_state(), random)
+    assert not optimizer.state, "an optimizer that had no state has none afterwards"
+
+
+@pytest.mark.parametrize(("widths", "runs"), [([0], 1), ([3], 1), ([], 1), ([1], 0)])
+def test_widths_and_runs_out_of_range_are_named(widths: list[int], runs: int) -> None:
+    _, step = captured()
+    with pytest.raises(InputError, match="profile: expected"):
+        hocket.profile(step, widths=widths, runs=runs, machine=hocket.Machine.of(cores=2))
+
+
+def test_the_minimum_counts_and_the_spread_is_kept() -> None:
+    def timeline(end_us: float) -> Timeline:
+        return Timeline((Span("a", "main", 0.0, end_us),), ("main",), "measured")
+
+    costs = costs_of({1: [timeline(30.0), timeline(10.0), timeline(12.0)], 2: [timeline(7.0)]})
+    assert costs == Costs({"a": {"1": 10.0, "2": 7.0}}, {"a": {"1": 2.0, "2": 0.0}})
+
+
+def test_default_widths_double_up_to_all_cores() -> None:
+    assert [default_widths(cores) for cores in (1, 2, 6, 8)] == [(1,), (1, 2), (1, 2, 4, 6), (1, 2, 4, 8)]
+
+
+def test_estimates_follow_flops_and_bytes() -> None:
+    machine = hocket.Machine.of(cores=4, flops_per_s=1e9, bytes_per_s=1e9)
+    graph = Graph((Op("busy", flops=4e6), Op("wide", size_bytes=8e6)))
+    costs = estimate(graph, machine)
+    assert costs.duration_us("busy", width=1) == pytest.approx(16_003)
+    assert costs.duration_us("busy", width=4) == pytest.approx(4_003)
+    assert costs.duration_us("wide", width=1) == costs.duration_us("wide", width=4) == pytest.approx(8_003)
+    assert costs.lookup("busy").source == "analytic"
+    with pytest.raises(InputError, match="no flops_per_s"):
+        estimate(graph, hocket.Machine.of(cores=4))
+
+
+def test_the_oracle_prefers_what_was_measured() -> None:
+    machine = hocket.Machine.of(cores=2, flops_per_s=1e9, bytes_per_s=1e9)
+    graph = Graph((Op("known"), Op("unknown", flops=1e6)))
+    costs = complete(graph, Costs({"known": {"1": 5.0}}), machine)
+    assert costs.lookup("known") == (5.0, "measured")
+    assert costs.lookup("unknown").source == "analytic"
+
+
+def test_measured_rates_are_of_this_world() -> None:
+    device = measure_rates(hocket.Machine.here(), runs=2).devices[0]
+    assert device.flops_per_s is not None
+    assert device.bytes_per_s is not None
+    assert 1e8 < device.flops_per_s < 1e15
+    assert 1e7 < device.bytes_per_s < 1e13

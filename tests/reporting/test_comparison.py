@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+
+from hocket.errors import FormatError, InputError
+from hocket.reporting import Comparison, Sample
+
+from .examples import example
+
+PLAIN = Comparison(
+    target="mlp",
+    device="cpu",
+    cores=2,
+    ops=7,
+    eager_ms=Sample.of([12.3, 12.3]),
+    planned_ms=Sample.of([10.0, 10.0]),
+    lower_bound_ms=9.5,
+    efficiency=0.71,
+    speedup=1.23,
+    verdict="planned",
+    why="measured",
+    max_abs_diff=0.0,
+    bitwise=True,
+)
+
+
+def test_sample_is_worked_by_hand() -> None:
+    sample = Sample.of([5.0, 1.0, 2.0, 4.0, 3.0, 10.0])
+    assert sample == Sample(median=3.5, min=1.0, p90=7.5, runs=6)
+    assert Sample.of([2.0]) == Sample(2.0, 2.0, 2.0, 1)
+
+
+@pytest.mark.parametrize("values", [[], [math.nan], [-1.0], [math.inf]])
+def test_sample_refuses(values: list[float]) -> None:
+    with pytest.raises(InputError, match="sample: expected"):
+        Sample.of(values)
+
+
+def test_sample_refuses_what_no_runs_could_give() -> None:
+    with pytest.raises(InputError, match="min <= median <= p90"):
+        Sample(median=1.0, min=2.0, p90=3.0, runs=1)
+    with pytest.raises(InputError, match="at least one run"):
+        Sample(1.0, 1.0, 1.0, 0)
+
+
+def test_json_has_the_promised_keys() -> None:
+    document = PLAIN.to_json()
+    assert next(iter(document)) == "format"
+    assert {
+        *("target", "device", "cores", "ops", "eager_ms", "planned_ms", "lower_bound_ms"),
+        *("efficiency", "speedup", "verdict", "why", "max_abs_diff", "bitwise"),
+    } <= set(document)
+    for key in ("eager_ms", "planned_ms"):
+        assert set(document[key]) == {"median", "min", "p90", "runs"}
+    assert json.loads(json.dumps(document, allow_nan=False)) == document
+
+
+def test_what_is_not_finite_becomes_null() -> None:
+    broken = replace(
+        PLAIN, lower_bound_ms=math.nan, efficiency=math.inf, speedup=math.nan, max_abs_diff=math.nan, bitwise=False
+    )
+    document = broken.to_json()
+    json.dumps(document, allow_nan=False)
+    assert all(document[key] is None for key in ("lower_bound_ms", "efficiency", "speedup", "max_abs_diff"))
+    assert document["result"] == "max difference nan"
+    assert document["headline"] == "speed not compared, max difference nan"
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({}, "1.23x faster than eager, same result bitwise; 1.05x of the bound of 9.5 ms"),
+        ({"lower_bound_ms": None}, "1.23x faster than eager, same result bitwise"),
+        (
+            {"lower_bound_ms": None, "bitwise": False, "max_abs_diff": 3.1e-7},
+            "1.23x faster than eager, max difference 3.1e-07",
+        ),
+        (
+            {"lower_bound_ms": None, "bitwise": False, "max_abs_diff": None},
+            "1.23x faster than eager, result not compared",
+        ),
+        (
+            {"lower_bound_ms": None, "speedup": 0.8, "verdict": "eager"},
+            "eager kept: the plan is 1.25x slower than eager, same result bitwise",
+        ),
+        ({"lower_bound_ms": None, "speedup": 1.001}, "as fast as eager, same result bitwise"),
+    ],
+)
+def test_headline(changed: dict[str, object], expected: str) -> None:
+    assert replace(PLAIN, **changed).headline == expected  # type: ignore[arg-type]
+
+
+def test_file_round_trip(tmp_path) -> None:
+    comparison = example().comparison
+    comparison.save(tmp_path / "comparison.json")
+    assert Comparison.load(tmp_path / "comparison.json") == comparison
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("verdict", "maybe", "expected one of planned, eager"),
+        ("bitwise", 1, "expected true or false"),
+        ("eager_ms", {"median": 1, "min": 2, "p90": 3, "runs": 1}, "min <= median"),
+        ("speed", 1, "unknown field 'speed'"),
+    ],
+)
+def test_load_names_file_and_field(tmp_path, key: str, value: object, message: str) -> None:
+    path = tmp_path / "comparison.json"
+    path.write_text(json.dumps({**PLAIN.to_json(), key: value}))
+    with pytest.raises(FormatError, match=message) as caught:
+        Comparison.load(path)
+    assert str(path) in str(caught.value)
+
+
+def test_an_unknown_verdict_is_refused() -> None:
+    with pytest.raises(InputError, match="verdict"):
+        replace(PLAIN, verdict="fast")

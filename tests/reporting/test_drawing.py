@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+
+from hocket.ir import Timeline
+from hocket.reporting import timeline_svg, write_svg
+from hocket.reporting.drawing import axis_ticks
+
+from .examples import HOSTILE, example, many_spans
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def texts(svg: str) -> list[str]:
+    return [element.text or "" for element in ElementTree.fromstring(svg).iter(f"{SVG}text")]
+
+
+def test_it_shows_lanes_bound_title_and_legend() -> None:
+    found = example()
+    svg = timeline_svg(found.timelines, found.graph, title="one step", lower_us=34000.0)
+    words = texts(svg)
+    for text in ("one step", "main", "cpu0.0", "cpu0.1", "lower bound 34 ms", "weight grad", "rest"):
+        assert text in words
+    assert any(text.startswith("eager: ") for text in words)
+    assert any(text.startswith("planned: ") for text in words)
+    root = ElementTree.fromstring(svg)
+    titles = [element.text or "" for element in root.iter(f"{SVG}title")]
+    assert any("weight_grad" in title and "stage1" in title for title in titles)
+    assert "prefers-color-scheme:dark" in svg
+
+
+def test_timelines_share_one_scale() -> None:
+    found = example(4)
+    svg = timeline_svg(found.timelines, found.graph)
+    rests = [float(e.get("width", "0")) for e in ElementTree.fromstring(svg).iter(f"{SVG}rect")
+             if e.get("class") == "hk-rest" and e.get("rx") is None]  # fmt: skip
+    eager, planned = (found.timelines[name].makespan_us for name in ("eager", "planned"))
+    assert rests[1] / rests[0] == pytest.approx(planned / eager, abs=1e-3)
+    assert rests[1] == rests[2]
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 8, 68])
+def test_it_stays_light(lanes: int) -> None:
+    graph, timeline = many_spans(20_000, lanes)
+    svg = timeline_svg({"eager": timeline, "planned": timeline}, graph, lower_us=1.0)
+    ElementTree.fromstring(svg)
+    assert len(svg.encode()) < 400_000
+
+
+def test_hostile_names_are_only_text() -> None:
+    found = example(3, prefix=HOSTILE + "\x00\x1b\ud800")
+    timelines = {HOSTILE + name: timeline for name, timeline in found.timelines.items()}
+    svg = timeline_svg(timelines, found.graph, title=HOSTILE)
+    svg.encode("utf-8")
+    tags = {element.tag.removeprefix(SVG) for element in ElementTree.fromstring(svg).iter()}
+    assert tags <= {"svg", "style", "rect", "path", "text", "g", "title"}
+
+
+@pytest.mark.parametrize("timelines", [{}, {"none": Timeline((), ())}, {"idle": Timeline((), ("l",))}])
+def test_nothing_to_draw_is_drawn(timelines: dict[str, Timeline]) -> None:
+    ElementTree.fromstring(timeline_svg(timelines))
+
+
+@pytest.mark.parametrize("longest_us", [0.0, 0.003, 0.9, 1.0, 37.0, 999.0, 1000.0, 12345.6, 9.9e5, 1e6, 7.7e8])
+def test_ticks_are_round_and_few(longest_us: float) -> None:
+    ticks = axis_ticks(longest_us)
+    times = [time for time, _ in ticks]
+    labels = [label for _, label in ticks]
+    assert times[0] == 0.0
+    assert times[-1] <= longest_us * (1 + 1e-9)
+    assert len(set(labels)) == len(labels) <= 12
+    assert longest_us == 0 or len(ticks) >= 4
+
+
+def test_the_file_is_whole(tmp_path) -> None:
+    found = example(3)
+    write_svg(tmp_path / "timeline.svg", found.timelines, found.graph, width=700)
+    assert ElementTree.parse(tmp_path / "timeline.svg").getroot().get("width") == "700"
+    assert [path.name for path in tmp_path.iterdir()] == ["timeline.svg"]

@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import gc
+import weakref
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hocket.errors import InputError, PlanError
+from hocket.ir import Costs, Edge, Graph, Lane, Link, Machine, Op, Plan
+from hocket.simulation import simulate
+from invariants import illegality, naive_simulation, timeline_faults
+from strategies import costs_of, legal_cases, mutated_plans
+
+MACHINE = Machine.of(cores=4)
+
+
+def chain(*names: str) -> Graph:
+    edges = [Edge(src, dst) for src, dst in pairwise(names)]
+    return Graph(tuple(Op(name) for name in names), tuple(edges))
+
+
+@given(case=legal_cases())
+def test_agrees_with_the_naive_simulator_to_the_last_bit(case):
+    timeline = simulate(case.graph, case.plan, case.costs, case.machine)
+    naive = naive_simulation(case.graph, case.plan, case.costs, case.machine)
+    assert {span.op: (span.start_us, span.end_us) for span in timeline.spans} == naive
+
+
+@given(case=legal_cases(), wait_us=st.sampled_from([0.0, 2.5, 1e3]))
+def test_keeps_the_rule_of_a_plan(case, wait_us):
+    timeline = simulate(case.graph, case.plan, case.costs, case.machine, wait_us)
+    assert timeline.source == "simulated"
+    assert not timeline_faults(case.graph, case.plan, case.costs, case.machine, timeline, wait_us)
+
+
+@given(data=st.data())
+def test_stops_at_a_deadlock_and_never_elsewhere(data):
+    case = data.draw(legal_cases())
+    plan = data.draw(mutated_plans(case))
+    costs = data.draw(costs_of(case.graph))
+    why = illegality(case.graph, plan, None)
+    if why in ("deadlock", "does not run each op once"):
+        with pytest.raises(PlanError) as caught:
+            simulate(case.graph, plan, costs, case.machine)
+        assert repr(caught.value.op) in str(caught.value)
+    else:
+        simulate(case.graph, plan, costs, case.machine)
+
+
+def test_a_deadlock_is_named_op_by_op():
+    graph = Graph(tuple(Op(name) for name in "abcd"), (Edge("a", "b"), Edge("c", "d")))
+    costs = Costs({name: {"1": 1.0} for name in "abcd"})
+    with pytest.raises(PlanError) as caught:
+        simulate(graph, Plan((Lane("x", ("d", "a")), Lane("y", ("b", "c")))), costs, MACHINE)
+    for part in (
+        "op 'b' depends on 'a'",
+        "op 'c' comes after 'b' on lane 'y'",
+        "op 'd' depends on 'c'",
+        "op 'a' comes after 'd' on lane 'x'",
+    ):
+        assert part in str(caught.value)
+    with pytest.raises(PlanError, match="op 'a' is told to wait for 'b'"):
+        simulate(graph, Plan((Lane("x", tuple("abcd")),), {"a": ("b",)}), costs, MACHINE)
+    with pytest.raises(PlanError, match="op 'a' is told to wait for 'a'"):
+        simulate(graph, Plan((Lane("x", tuple("abcd")),), {"a": ("a",)}), costs, MACHINE)
+
+
+def test_ops_missing_in_plan_graph_or_costs_are_named():
+    costs = Costs({"a": {"1": 1.0}})
+    with pytest.raises(PlanError, match="lane 'x' runs op 'b', which the graph does not have"):
+        simulate(chain("a"), Plan((Lane("x", ("a", "b")),)), costs, MACHINE)
+    with pytest.raises(PlanError, match="op 'b' of the graph is run by no lane"):
+        simulate(chain("a", "b"), Plan((Lane("x", ("a",)),)), costs, MACHINE)
+    with pytest.raises(InputError, match="no duration for op 'b', which lane 'x' runs"):
+        simulate(chain("a", "b"), Plan((Lane("x", ("a", "b")),)), costs, MACHINE)
+    with pytest.raises(InputError, match="op 'a' has no duration for device 'cpu0'"):
+        simulate(chain("a"), Plan((Lane("x", ("a",)),)), Costs({"a": {"gpu0": 1.0}}), MACHINE)
+    with pytest.raises(InputError, match="no link from 's' to 'w'"):
+        simulate(chain("a"), Plan((Lane("x", ("a",), "channel", "s->w"),)), costs, MACHINE)
+
+
+def test_durations_by_width_device_and_link():
+    graph = Graph((Op("wide"), Op("kernel"), Op("sent", size_bytes=2000.0), Op("timed", size_bytes=2000.0)))
+    costs = Costs({"wide": {"1": 8.0, "3": 4.0}, "kernel": {"1": 9.0, "gpu0": 2.0}, "timed": {"s->w": 7.0}})
+    machine = Machine(MACHINE.devices, (Link("s", "w", 1e6, latency_us=50.0, channels=None),))
+    plan = Plan(
+        (
+            Lane("cores", ("wide",), width=2),
+            Lane("stream", ("kernel",), "stream", "gpu0"),
+            Lane("up", ("sent", "timed"), "channel", "s->w"),
+            Lane("idle"),
+        )
+    )
+    timeline = simulate(graph, plan, costs, machine)
+    assert {span.op: span.duration_us for span in timeline.spans} == {
+        "wide": 6.0,
+        "kernel": 2.0,
+        "sent": 2050.0,
+        "timed": 7.0,
+    }
+    assert timeline.lanes == ("cores", "stream", "up", "idle")
+
+
+@given(data=st.data())
+def test_durations_are_what_lookup_says(data):
+    case = data.draw(legal_cases())
+    timeline = simulate(case.graph, case.plan, case.costs, case.machine)
+    for span in timeline.spans:
+        lane = case.plan.lane_of[span.op]
+        if lane.kind != "channel":
+            duration = case.costs.duration_us(span.op, width=lane.width, device=lane.device)
+            assert span.end_us == span.start_us + duration
+
+
+def test_an_op_with_many_dependencies_waits_for_the_last():
+    names = [f"op{i}" for i in range(20)]
+    graph = Graph((Op("sum"), *map(Op, names)), tuple(Edge(name, "sum") for name in names))
+    costs = Costs({"sum": {"1": 1.0}, **{name: {"1": float(i)} for i, name in enumerate(names)}})
+    lanes = [Lane(name, (name,)) for name in names]
+    timeline = simulate(graph, Plan((Lane("main", ("sum",)), *lanes)), costs, MACHINE)
+    assert timeline.by_op["sum"].start_us == 19.0
+
+
+def test_nothing_to_run():
+    assert simulate(Graph(()), Plan((Lane("x"),)), Costs({}), MACHINE).makespan_us == 0.0
+    assert simulate(Graph(()), Plan(()), Costs({}), MACHINE).spans == ()
+
+
+def test_what_was_remembered_of_a_plan_goes_with_it():
+    graph, costs = chain("a", "b"), Costs({"a": {"1": 1.0}, "b": {"1": 1.0}})
+    plan = Plan((Lane("x", ("a", "b")),))
+    first = simulate(graph, plan, costs, MACHINE)
+    assert simulate(graph, plan, costs, MACHINE) == first
+    assert simulate(graph, plan, Costs({"a": {"1": 2.0}, "b": {"1": 2.0}}), MACHINE).makespan_us == 4.0
+    gone = weakref.ref(plan)
+    del plan
+    gc.collect()
+    assert gone() is None

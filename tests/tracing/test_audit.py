@@ -1,0 +1,102 @@
+"""Guards the table of undeclared writes: every captured op is run, and nothing but what it declares may change.
+
+And the orders of the graph are held against what the ops were seen to do: of two ops of which one changes what the
+other reads or changes, the earlier one comes before the later one on some path.
+"""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+import torch
+
+from equivalence.test_lanes import small_net
+from equivalence.test_layers import LAYERS, layer_job
+from equivalence.test_places import Counting
+from equivalence.test_steps import mse, simple
+from equivalence.test_zoo import load
+from hocket.execution.lanes import below_autograd
+from hocket.job import Job
+from hocket.tracing import capture
+from hocket.tracing.captured import Captured
+from hocket.tracing.program import Action, Slot, compile_action
+from hocket.tracing.scalars import TapeRef
+from hocket.tracing.watch import written_arguments
+from tracing.observe import content, observe, storages
+
+WRITING = ["batch norm in both modes", "instance norm", "spectral and weight norm", "embedding with a largest norm"]
+OTHERS = ["random relu", "lstm, deep and both ways", "bag max", "attention with dropout", "in-place relu"]
+JOBS = {
+    "small net": small_net,
+    "buffers": lambda: simple(mse, Counting(exchanged=False)),
+    **{name: lambda name=name: load(name, "sgd") for name in ("lenet", "lstm-cells", "lstm-lm")},
+    **{name: lambda name=name: load(name, "adam") for name in ("digits-cnn", "dcgan", "transformer", "bert-tiny")},
+    **{name: lambda name=name: layer_job(*LAYERS[name]) for name in WRITING + OTHERS},
+    "foreach": lambda: with_optimizer(lambda p: torch.optim.AdamW(p, foreach=True, amsgrad=True)),
+    "fused": lambda: with_optimizer(lambda p: torch.optim.Adam(p, fused=True)),
+    "adagrad": lambda: with_optimizer(lambda p: torch.optim.Adagrad(p, fused=True)),
+}
+
+
+def with_optimizer(make) -> Job:
+    job = simple(mse)
+    return simple(mse, job.model, optimizer=make(job.model.parameters()))
+
+
+@pytest.fixture(params=JOBS, scope="module")
+def captured(request) -> Captured:
+    torch.manual_seed(0)
+    job = JOBS[request.param]()
+    job.step(job.batch(0))
+    return capture(job.step, job.model, job.optimizer, job.batch(0))
+
+
+def real(value, values, numbers):
+    """An argument of a call as the op gets it."""
+    if isinstance(value, Slot):
+        return values[value.index]
+    if isinstance(value, TapeRef):
+        return numbers[value.index]
+    if isinstance(value, (list, tuple)):
+        return [real(element, values, numbers) for element in value]
+    return value
+
+
+def test_nothing_changes_but_what_an_op_declares(captured):
+    frame = captured.rehearse()
+    values, numbers = frame.values, frame.numbers
+    with below_autograd(), torch.random.fork_rng([]):
+        for action in captured.program.actions:
+            for call in action.calls:
+                args = [real(argument, values, numbers) for argument in call.args]
+                options = {key: real(argument, values, numbers) for key, argument in call.kwargs.items()}
+                declared = storages(list(written_arguments(call.func, args, options)))
+                given = storages([values[slot] for slot in call.reads])
+                before = {key: content(tensor) for key, tensor in given.items()}
+                versions = {key: tensor._version for key, tensor in given.items()}
+                torch._C._set_grad_enabled(action.grad_mode)
+                compile_action(Action(action.name, (call,)))(values, numbers)
+                torch._C._set_grad_enabled(False)
+                for key, tensor in given.items():
+                    changed = not torch.equal(before[key], content(tensor))
+                    assert key in declared or not changed, f"{action.name}: {call.func} changes an argument"
+                    assert key in declared or tensor._version == versions[key], f"{action.name}: {call.func}"
+
+
+def test_only_ops_that_change_something_lasting_or_draw_numbers_are_not_stateless(captured):
+    for name, seen in observe(captured).items():
+        if captured.graph[name].stateless:
+            assert not seen.changed, f"{name} changes what it is given"
+            assert not seen.random, f"{name} draws random numbers"
+
+
+def test_every_two_ops_that_would_notice_an_exchange_are_ordered(captured):
+    seen = observe(captured)
+    above: dict[str, set[str]] = {}
+    for name in captured.graph.order:
+        direct = captured.graph.predecessors[name]
+        above[name] = {other for before in direct for other in (before, *above[before])}
+    for before, after in combinations([action.name for action in captured.program.actions], 2):
+        if seen[before].conflicts(seen[after]):
+            assert before in above[after], f"{before} and {after} are not ordered"

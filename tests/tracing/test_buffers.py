@@ -1,0 +1,59 @@
+"""The memory that a captured graph says its ops touch: enough to prove any of its plans free of hazards."""
+
+from __future__ import annotations
+
+import random
+from itertools import combinations
+
+import pytest
+
+from equivalence.test_lanes import JOBS, _one_thread, captured_twins, on_lanes, random_order
+from hocket.checking import events_of, hazards, needed_events
+from hocket.errors import PlanError
+from tracing.observe import observe
+
+__all__ = ["_one_thread"]  # a fixture of this module too
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_what_the_buffers_demand_is_what_edges_and_carried_edges_keep(name):
+    _, _, captured = captured_twins(JOBS[name], True)
+    chance = random.Random(name)
+    graph = captured.graph
+    assert {buffer for op in graph.ops for buffer in (*op.reads, *op.writes)} == {b.name for b in graph.buffers}
+    for lanes in (1, 2, 4):
+        plan = on_lanes(random_order(graph, chance), lanes, chance)
+        for joined in (True, False):
+            hazards(graph, plan, events_of(graph, plan, joined=joined))
+    events = events_of(graph, plan)
+    for event in chance.sample(needed_events(graph, plan, events), 5):
+        with pytest.raises(PlanError):
+            hazards(graph, plan, events.without(event))
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_every_conflict_that_shows_when_ops_run_shows_in_their_buffers(name):
+    _, _, captured = captured_twins(JOBS[name], True)
+    graph, seen = captured.graph, observe(captured)
+    for first, second in combinations(graph.order, 2):
+        if seen[first].conflicts(seen[second]):
+            one, other = graph[first], graph[second]
+            assert set(one.writes) & {*other.reads, *other.writes} or set(one.reads) & set(other.writes), (
+                first,
+                second,
+            )
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_lives_and_sizes(name):
+    _, _, captured = captured_twins(JOBS[name], True)
+    buffers = {buffer.name: buffer for buffer in captured.graph.buffers}
+    for place, tensor in captured.state().items():
+        if place in buffers:
+            assert buffers[place].life == "lasting"
+            assert buffers[place].size_bytes == tensor.numel() * tensor.element_size()
+    assert {b.life for b in buffers.values() if b.name.startswith("batch[")} <= {"input"}
+    written = {buffer for op in captured.graph.ops for buffer in op.writes}
+    assert all(buffer in written for buffer, found in buffers.items() if found.life in ("step", "kept"))
+    gradients = {buffer for op in captured.graph.ops if op.role == "weight_grad" for buffer in op.writes}
+    assert {buffers[buffer].life for buffer in gradients} & {"kept", "lasting"}

@@ -1,0 +1,321 @@
+"""What cannot become a graph is refused, with the user's own line in the reason, and the step goes on to work."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.optim import lr_scheduler
+
+from equivalence.compare import assert_same, copied
+from equivalence.test_steps import adam, mlp, mse, pairs
+from hocket.errors import CaptureError, HocketError
+from hocket.job import Job
+from hocket.tracing import capture
+
+
+def job_of(body, model=None) -> Job:
+    """A step whose loss is ``body(model, inputs, targets, optimizer)``."""
+    model = model or mlp()
+    optimizer = adam(model)
+
+    def step(batch):
+        optimizer.zero_grad()
+        loss = body(model, *batch, optimizer)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return Job(step, model, optimizer, pairs())
+
+
+# In each of these the line marked "here" is at fault.
+
+
+def branches(model, inputs, targets, optimizer):
+    out = model(inputs)
+    if out.sum() > 0:  # here
+        out = out * 2
+    return (out - targets).square().mean()
+
+
+def loops(model, inputs, targets, optimizer):
+    out = model(inputs)
+    while out.norm() > 0.1:  # here
+        out = out / 2
+    return (out - targets).square().mean()
+
+
+def masks(model, inputs, targets, optimizer):
+    out = model(inputs)
+    return out[out > 0].sum()  # here
+
+
+def masks_by_select(model, inputs, targets, optimizer):
+    out = model(inputs)
+    return out.masked_select(out > 0).sum()  # here
+
+
+def finds(model, inputs, targets, optimizer):
+    where = inputs.sum(1).nonzero()  # here
+    return model(inputs)[where[:, 0]].sum()
+
+
+def counts_kinds(model, inputs, targets, optimizer):
+    kinds = torch.unique(inputs > 0)  # here
+    return model(inputs).mean() * len(kinds)
+
+
+def computes_with_an_item(model, inputs, targets, optimizer):
+    loss = (model(inputs) - targets).square().mean()
+    scale = loss.item()  # here
+    return loss * (1 / scale)
+
+
+def hands_an_item_to_an_op(model, inputs, targets, optimizer):
+    loss = (model(inputs) - targets).square().mean()
+    scale = loss.item()  # here
+    return loss.mul(scale)
+
+
+def prints_an_item(model, inputs, targets, optimizer):
+    loss = (model(inputs) - targets).square().mean()
+    value = loss.item()  # here
+    sys.stdout.write(f"{value}")
+    return loss
+
+
+def reads_a_whole_number(model, inputs, targets, optimizer):
+    out = model(inputs)
+    kept = int((out > 0).sum())  # here
+    return out[: kept % 2 + 1].sum()
+
+
+def goes_to_numpy(model, inputs, targets, optimizer):
+    loss = (model(inputs) - targets).square().mean()
+    weight = loss.detach().numpy()  # here
+    return loss * float(weight)
+
+
+def goes_to_a_list(model, inputs, targets, optimizer):
+    out = model(inputs)
+    values = out.tolist()  # here
+    return out.mean() * len(values)
+
+
+def goes_to_a_list_inside_a_function_of_torch(model, inputs, targets, optimizer):
+    loss = model(inputs).mean()
+    handle = loss.register_hook(lambda gradient: gradient * len(loss.reshape(1).tolist()))  # here
+    loss.backward(retain_graph=True)
+    handle.remove()
+    return loss
+
+
+def goes_to_another_library(model, inputs, targets, optimizer):
+    out = model(inputs)
+    np.from_dlpack(out.detach())  # here
+    return out.mean()
+
+
+def prints_a_tensor(model, inputs, targets, optimizer):
+    out = model(inputs)
+    sys.stdout.write(str(out))  # here
+    return out.mean()
+
+
+def computes_element_by_element(model, inputs, targets, optimizer):
+    out = model(inputs).detach()
+    out.apply_(lambda value: value + 1)  # here
+    return model(inputs).mean() + out.mean()
+
+
+def makes_a_tensor_of_tensors(model, inputs, targets, optimizer):
+    out = model(inputs)
+    return (out.mean() * torch.tensor([out.detach().max(), 1.0])).sum()  # here
+
+
+def indexes_by_what_it_computes(model, inputs, targets, optimizer):
+    out = model(inputs)
+    return out[out.sum(1).argmax() :].mean()  # here
+
+
+def fills_with_what_it_computes(model, inputs, targets, optimizer):
+    out = model(inputs)
+    return (out * torch.full((4, 3), out.detach().max())).mean()  # here
+
+
+def splits_by_what_it_computes(model, inputs, targets, optimizer):
+    out = model(inputs)
+    at = (out.argmax(0)[:1] % 2 + 1).sort().values
+    return torch.tensor_split(out, at)[0].mean()  # here
+
+
+def packs(model, inputs, targets, optimizer):
+    lengths = torch.tensor([6, 4, 2, 1])
+    packed = nn.utils.rnn.pack_padded_sequence(inputs, lengths, batch_first=True)  # here
+    return model(inputs).mean() + packed.data.mean()
+
+
+def weighs_by_lengths(model, inputs, targets, optimizer):
+    scores = model(inputs).log_softmax(1).unsqueeze(1).repeat(1, 2, 1)
+    lengths = torch.tensor([4, 4])
+    return nn.functional.ctc_loss(scores, torch.ones(2, 2, dtype=torch.int64), lengths, lengths - 2)  # here
+
+
+def resizes(model, inputs, targets, optimizer):
+    scratch = torch.zeros(3)
+    scratch.resize_(4)  # here
+    return (model(inputs) - targets).square().mean() + scratch.sum() * 0
+
+
+def exchanges_memory(model, inputs, targets, optimizer):
+    scratch = torch.zeros(3)
+    scratch.set_(torch.ones(3))  # here
+    return (model(inputs) - targets).square().mean() + scratch.sum()
+
+
+def exchanges_data(model, inputs, targets, optimizer):
+    model[0].weight.data = model[0].weight.data * 0.5  # here
+    return (model(inputs) - targets).square().mean()
+
+
+def seeds(model, inputs, targets, optimizer):
+    torch.manual_seed(3)
+    return (model(inputs + torch.rand(4, 6)) - targets).square().mean()  # here
+
+
+def draws_from_its_own_generator(model, inputs, targets, optimizer):
+    own = torch.Generator().manual_seed(3)
+    return model(inputs + torch.rand(4, 6, generator=own)).mean()  # here
+
+
+def repeats(model, inputs, targets, optimizer):
+    often = torch.tensor([1, 2, 1, 3])
+    return model(inputs.repeat_interleave(often, 0)).mean()  # here
+
+
+AT_FAULT = [
+    *(branches, loops, masks, masks_by_select, finds, counts_kinds, computes_with_an_item, hands_an_item_to_an_op),
+    *(prints_an_item, reads_a_whole_number, goes_to_numpy, goes_to_a_list, resizes, exchanges_memory, exchanges_data),
+    *(seeds, draws_from_its_own_generator, repeats, goes_to_a_list_inside_a_function_of_torch, prints_a_tensor),
+    *(goes_to_another_library, computes_element_by_element, makes_a_tensor_of_tensors, indexes_by_what_it_computes),
+    *(fills_with_what_it_computes, splits_by_what_it_computes, packs, weighs_by_lengths),
+]
+
+
+def line_of(body) -> str:
+    lines, first = inspect.getsourcelines(body)
+    at = next(number for number, line in enumerate(lines, first) if "# here" in line)
+    return f"test_refusals.py:{at}"
+
+
+def refused(job: Job, batch=None) -> str:
+    """The reason; and the step must work, and work from where it stood, after the refusal."""
+    torch.manual_seed(1)
+    job.step(job.batch(0))
+    before = copied(job)
+    with pytest.raises(CaptureError) as caught:
+        capture(job.step, job.model, job.optimizer, batch or job.batch(1))
+    assert_same(before, copied(job))
+    assert isinstance(caught.value, HocketError)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("body", AT_FAULT, ids=lambda body: body.__name__)
+def test_the_reason_names_the_line_at_fault(body):
+    job = job_of(body)
+    reason = refused(job)
+    assert re.search(re.escape(line_of(body)) + r"\b", reason), reason
+    job.step(job.batch(1))
+
+
+def in_a_library(model, inputs, targets, optimizer):
+    return (model(inputs) - targets).square().mean()
+
+
+def test_a_line_inside_a_torch_module_is_told_as_the_line_that_calls_the_model():
+    model = nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3, momentum=None))
+    reason = refused(job_of(in_a_library, model))
+    _, first = inspect.getsourcelines(in_a_library)
+    assert f"test_refusals.py:{first + 1}" in reason
+
+
+@pytest.mark.parametrize(
+    "scheduler",
+    [
+        lambda o: lr_scheduler.StepLR(o, 1),
+        lambda o: lr_scheduler.OneCycleLR(o, max_lr=0.1, total_steps=10),
+        lambda o: lr_scheduler.SequentialLR(o, [lr_scheduler.StepLR(o, 1), lr_scheduler.StepLR(o, 2)], [3]),
+        lambda o: lr_scheduler.ChainedScheduler([lr_scheduler.StepLR(o, 1), lr_scheduler.ConstantLR(o)]),
+    ],
+    ids=["step", "one-cycle", "sequential", "chained"],
+)
+@pytest.mark.parametrize("fresh", [True, False])
+def test_a_scheduler_inside_the_step_is_refused_before_it_moves(scheduler, fresh):
+    model = mlp()
+    optimizer = adam(model)
+    inside = scheduler(optimizer)
+
+    def step(batch):
+        optimizer.zero_grad()
+        loss = mse(model, batch)
+        loss.backward()
+        optimizer.step()
+        inside.step()
+        return loss
+
+    job = Job(step, model, optimizer, pairs())
+    if not fresh:
+        job.step(job.batch(0))
+    before, moved = copied(job), str(inside.state_dict())
+    with pytest.raises(CaptureError, match=r"test_refusals\.py:\d+ .*scheduler") as caught:
+        capture(step, model, optimizer, job.batch(1))
+    assert "after the training step" in str(caught.value)
+    assert str(inside.state_dict()) == moved
+    assert_same(before, copied(job))
+    job.step(job.batch(1))
+    assert str(inside.state_dict()) != moved
+
+
+def test_a_rate_that_the_step_sets_itself_is_refused():
+    def body(model, inputs, targets, optimizer):
+        optimizer.param_groups[0]["lr"] *= 0.9
+        return (model(inputs) - targets).square().mean()
+
+    assert "optimizer.group0.lr" in refused(job_of(body))
+
+
+@dataclass
+class Batch:
+    inputs: torch.Tensor
+
+
+@pytest.mark.parametrize(
+    "strange", [Batch(torch.ones(2)), np.ones(2), {1, 2}, object()], ids=["object", "array", "set", "anything"]
+)
+def test_a_batch_that_hides_its_tensors_is_refused(strange):
+    job = job_of(lambda model, inputs, targets, optimizer: (model(inputs) - targets).square().mean())
+    batch = {"pair": job.batch(0), "strange": strange}
+    inner = job.step
+    hiding = Job(lambda batch: inner(batch["pair"]), job.model, job.optimizer, [batch])
+    assert type(strange).__name__ in refused(hiding)
+
+
+def test_what_looks_like_a_refusal_but_can_be_followed_is_captured():
+    def body(model, inputs, targets, optimizer):
+        out = model(inputs)
+        if out.shape[0] > 2 and out.dim() == 2:  # shapes are not values
+            out = torch.where(out > 0, out, out * 0.1)
+        out[out < -5] = 0.0  # a mask that is written to keeps the shape
+        at = torch.tensor([2, 0, 1])
+        return (out[:, at] - targets).square().mean() + out.repeat_interleave(2, 0).mean()
+
+    job = job_of(body)
+    job.step(job.batch(0))
+    assert len(capture(job.step, job.model, job.optimizer, job.batch(0)).graph) > 10
