@@ -23,8 +23,8 @@ from benchmarks.knl import published_knl
 from hocket.errors import InputError, MissingDependencyError
 from hocket.ir import Graph, Machine, Plan
 from hocket.planning import bounds, plan
-from hocket.planning.moldable import as_plan, instance_of
-from hocket.planning.pack import pack
+from hocket.planning.moldable.instance import as_plan, instance_of
+from hocket.planning.moldable.parallel_sgs import pack
 from hocket.reporting import corunning_of
 
 __all__ = ["CORES", "FIGURE_3", "QUICK", "TARGETS", "measured", "run"]

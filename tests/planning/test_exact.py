@@ -15,9 +15,9 @@ from hocket.errors import InputError, MissingDependencyError
 from hocket.ir import Costs, Edge, Graph, Machine, Op
 from hocket.planning import plan
 from hocket.planning.exact import GAP, RESOLUTION, solve
-from hocket.planning.lookahead import improve
-from hocket.planning.moldable import Instance, instance_of, makespan_us
-from hocket.planning.order import in_order
+from hocket.planning.moldable.instance import Instance, instance_of, makespan_us
+from hocket.planning.moldable.local_search import improve
+from hocket.planning.moldable.serial_sgs import in_order
 from hocket.simulation import simulate
 from invariants import moldable_optimum_us, placement_faults
 from strategies import moldable_cases

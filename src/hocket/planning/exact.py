@@ -19,10 +19,10 @@ from typing import Any
 
 from hocket.errors import InputError, MissingDependencyError
 from hocket.ir import Costs, Graph, Machine, Plan
-from hocket.planning.allot import useful_widths
 from hocket.planning.base import Planner, cpu_devices
-from hocket.planning.moldable import Instance, Placement, as_plan, instance_of
-from hocket.planning.order import in_order
+from hocket.planning.moldable.instance import Instance, Placement, as_plan, instance_of
+from hocket.planning.moldable.serial_sgs import in_order
+from hocket.planning.moldable.widths import useful_widths
 
 __all__ = ["Exact", "solve"]
 

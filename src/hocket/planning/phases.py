@@ -25,8 +25,8 @@ from collections.abc import Sequence
 from hocket.errors import InputError
 from hocket.ir import Costs, Graph, Machine, Plan
 from hocket.planning.base import Planner, cpu_devices
-from hocket.planning.moldable import Instance, Placement, as_plan, instance_of, makespan_us
-from hocket.planning.pack import pack
+from hocket.planning.moldable.instance import Instance, Placement, as_plan, instance_of, makespan_us
+from hocket.planning.moldable.parallel_sgs import pack
 
 __all__ = ["SWITCH_US", "Phases", "divide", "in_phases"]
 

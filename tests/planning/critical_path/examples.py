@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import strategies as st
 
 from hocket.ir import Buffer, Carried, Costs, Edge, Graph, Op
-from hocket.planning.critical_path.spine import Spine
+from hocket.planning.critical_path.backbone import Spine
 
 MB = 1e6
 
@@ -110,7 +110,7 @@ def series_parallel(draw, depth: int = 3) -> Spine:
 @st.composite
 def dags(draw, max_ops: int = 9) -> Spine:
     """Any order of a few ops, reduced."""
-    from hocket.planning.critical_path.spine import reduced
+    from hocket.planning.critical_path.backbone import reduced
 
     count = draw(st.integers(1, max_ops))
     above = [draw(st.lists(st.integers(0, at - 1), max_size=3, unique=True)) if at else [] for at in range(count)]

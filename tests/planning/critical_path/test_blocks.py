@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from hypothesis import given
 
+from hocket.planning.critical_path.backbone import Spine, spine_of
 from hocket.planning.critical_path.blocks import START, Block, blocks_of, dominators
-from hocket.planning.critical_path.spine import Spine, spine_of
 from planning.critical_path.examples import as_spine, branching, dags, network, series_parallel
 
 

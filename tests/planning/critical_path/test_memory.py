@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from hocket.checking import check
 from hocket.ir import Graph, Lane, Plan
-from hocket.planning.critical_path.frugal import frugal_order
 from hocket.planning.critical_path.memory import held_back, peak_bytes, serial_peak_bytes
+from hocket.planning.critical_path.min_memory_order import frugal_order
 from hocket.planning.critical_path.streams import streams_of
 from hocket.planning.critical_path.transfers import without_transfers
 from invariants import direct_waits, held_bytes

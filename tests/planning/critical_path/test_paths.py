@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hocket.planning.critical_path.backbone import Spine, spine_of
 from hocket.planning.critical_path.blocks import blocks_of
 from hocket.planning.critical_path.paths import in_ns, listed_paths, ranked_paths
-from hocket.planning.critical_path.spine import Spine, spine_of
 from planning.critical_path.examples import as_spine, branching, dags, series_parallel
 
 

@@ -12,8 +12,8 @@ from hocket.errors import InputError
 from hocket.ir import Buffer, Costs, Device, Edge, Graph, Machine, Op, Plan, Share
 from hocket.planning import bounds, plan
 from hocket.planning.critical_path import METHODS, CriticalPath, serial_peak_bytes
-from hocket.planning.critical_path.frugal import frugal_order
-from hocket.planning.critical_path.hardware import METHODS as LEVELS
+from hocket.planning.critical_path.min_memory_order import frugal_order
+from hocket.planning.critical_path.priority_levels import METHODS as LEVELS
 from hocket.simulation import simulate
 from planning.critical_path.examples import branching, gpu_costs, network
 from planning.critical_path.test_memory import most_held_bytes

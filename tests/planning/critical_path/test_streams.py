@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from hocket.checking import check
 from hocket.errors import InputError
 from hocket.ir import Edge, Graph, Lane, Op, Plan
-from hocket.planning.critical_path.hardware import METHODS, stream_plan
 from hocket.planning.critical_path.priorities import Priorities
+from hocket.planning.critical_path.priority_levels import METHODS, stream_plan
 from hocket.planning.critical_path.streams import MAX_STREAMS, step_order, streams_of
 from planning.critical_path.examples import branching, network
 from strategies import graphs

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
-from hocket.planning.critical_path.spine import Spine
+from hocket.planning.critical_path.backbone import Spine
 
 __all__ = ["Block", "blocks_of", "dominators"]
 

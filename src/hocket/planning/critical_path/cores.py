@@ -8,8 +8,8 @@ ways, each with several widths or orders, and the simulation decides:
       core 0   activation 0   [ conv1 ][ conv2 ][ dA2 ][ dRelu1 ]
       core 1   weight 0                         [ dW2 ][ u2 ][ dW1 ][ u1 ]
 
-- any cores, for whoever is ready and has the highest priority (`hocket.planning.pack`); lanes that share a core take
-  turns through `Plan.after`::
+- any cores, for whoever is ready and has the highest priority (`hocket.planning.moldable.parallel_sgs`); lanes that
+  share a core take turns through `Plan.after`::
 
       core 0   [ conv1       ][ conv2      ][ dA2 ][ dRelu1 ][ dW1 ]
       core 1   [             ][            ][ dW2 ][ u2 ]    [ dB1 ]
@@ -28,8 +28,8 @@ from dataclasses import replace
 from hocket.ir import Costs, Device, Graph, Lane, Machine, Plan
 from hocket.planning.critical_path.priorities import Priorities
 from hocket.planning.critical_path.streams import Streams, streams_of
-from hocket.planning.moldable import Instance, as_plan, instance_of
-from hocket.planning.pack import pack
+from hocket.planning.moldable.instance import Instance, as_plan, instance_of
+from hocket.planning.moldable.parallel_sgs import pack
 from hocket.planning.phases import SWITCH_US, in_phases
 from hocket.planning.serial import Serial
 

@@ -21,7 +21,7 @@ and that depends on the waits of `m` alone. It is what `held_back` turns into wa
 
 If `m` waits for everything before it, its bytes are those of running the ops one after another in that order. So every
 limit is kept that the order itself keeps; which orders to try is up to the caller
-(`hocket.planning.critical_path.frugal` has the one that holds little).
+(`hocket.planning.critical_path.min_memory_order` has the one that holds little).
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from hocket.planning.critical_path.backbone import Spine
 from hocket.planning.critical_path.blocks import Block
-from hocket.planning.critical_path.spine import Spine
 
 __all__ = ["Path", "in_ns", "listed_paths", "ranked_paths"]
 

@@ -20,14 +20,14 @@ from hocket.errors import InputError
 from hocket.ir import Costs, Device, Graph, Lane, Machine, Plan
 from hocket.planning.base import Planner, cpu_devices
 from hocket.planning.critical_path.cores import core_plans, switches_us
-from hocket.planning.critical_path.distance import dependency_distance
-from hocket.planning.critical_path.frugal import frugal_order
-from hocket.planning.critical_path.hardware import METHODS as LEVEL_METHODS
-from hocket.planning.critical_path.hardware import stream_plan
-from hocket.planning.critical_path.lateness import needed_first
-from hocket.planning.critical_path.layers import layer_by_layer
+from hocket.planning.critical_path.deferred_updates import needed_first
+from hocket.planning.critical_path.layer_sync import layer_by_layer
 from hocket.planning.critical_path.memory import held_back, serial_peak_bytes
+from hocket.planning.critical_path.min_memory_order import frugal_order
 from hocket.planning.critical_path.priorities import Priorities
+from hocket.planning.critical_path.priority_levels import METHODS as LEVEL_METHODS
+from hocket.planning.critical_path.priority_levels import stream_plan
+from hocket.planning.critical_path.reuse_distance import dependency_distance
 from hocket.planning.critical_path.streams import MAX_STREAMS, Streams, step_order, streams_of
 from hocket.planning.critical_path.transfers import channel_lanes, without_transfers
 from hocket.simulation import LAUNCHES, simulate, step_us
@@ -52,7 +52,7 @@ class CriticalPath(Planner):
         alpha, beta, above: see `hocket.planning.critical_path.priorities.Priorities`.
         max_streams: 1 to 8.
         levels: what to do with the priority levels that the GPU has: ``order``, ``waits``, ``plain``, ``flat`` (see
-            `hocket.planning.critical_path.hardware`), or ``auto``: the one that simulates shortest.
+            `hocket.planning.critical_path.priority_levels`), or ``auto``: the one that simulates shortest.
         peak_limit_bytes: the plan never holds more; 1.1 times eager's peak when None. Without buffers in the graph
             nothing is limited.
         launches: how a GPU's ops will be launched (``free``, ``eager``, ``graph``), for choosing by simulation.

@@ -25,10 +25,10 @@ from dataclasses import dataclass
 
 from hocket.errors import InputError
 from hocket.ir import Graph
+from hocket.planning.critical_path.backbone import Spine, spine_of
 from hocket.planning.critical_path.blocks import Block, blocks_of
 from hocket.planning.critical_path.paths import Path, in_ns, ranked_paths
 from hocket.planning.critical_path.priorities import TASKS
-from hocket.planning.critical_path.spine import Spine, spine_of
 
 __all__ = ["MAX_STREAMS", "Stream", "Streams", "step_order", "streams_of"]
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from hocket.planning.moldable import Instance
+from hocket.planning.moldable.instance import Instance
 
 __all__ = ["allotments", "ladder", "useful_widths"]
 

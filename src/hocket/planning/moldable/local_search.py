@@ -2,8 +2,8 @@
 
 The paper's strategies decide with the next op in view. Two facts about a step ask for more: an op on the critical path
 is worth its width even where that wastes cores, and an op beside it is not. So the search tries whole allotments of
-widths (`hocket.planning.allot`), each placed by `hocket.planning.pack`, and goes on from the best of them: a small
-graph is annealed (`hocket.planning.anneal`); in a large one, where a try takes milliseconds and only some dozens fit
+widths (`widths`), each placed by `parallel_sgs`, and goes on from the best of them: a small
+graph is annealed (`annealing`); in a large one, where a try takes milliseconds and only some dozens fit
 into the budget, widths and turns are changed a few at a time, and what does not make the plan longer stays (hill
 climbing)::
 
@@ -20,10 +20,10 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from time import perf_counter
 
-from hocket.planning.allot import allotments, ladder
-from hocket.planning.anneal import anneal
-from hocket.planning.moldable import NOBODY, Instance, Placement, makespan_us
-from hocket.planning.pack import pack
+from hocket.planning.moldable.annealing import anneal
+from hocket.planning.moldable.instance import NOBODY, Instance, Placement, makespan_us
+from hocket.planning.moldable.parallel_sgs import pack
+from hocket.planning.moldable.widths import allotments, ladder
 
 __all__ = ["improve"]
 

@@ -1,7 +1,7 @@
 """Placing ops in a given order: each starts as soon as its cores and what it waits for allow, but none is moved ahead.
 
 For every set of widths some order gives the shortest placements: that of their starts. So a search over orders and
-widths can find the optimum, which a search over the priorities of `hocket.planning.pack` may miss: where the best plan
+widths can find the optimum, which a search over the priorities of `parallel_sgs` may miss: where the best plan
 lets a core idle although a ready op would fit, no priority leads to it.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
-from hocket.planning.moldable import NOBODY, Instance, Placement
+from hocket.planning.moldable.instance import NOBODY, Instance, Placement
 
 __all__ = ["in_order"]
 

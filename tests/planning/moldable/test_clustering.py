@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from hocket.checking import check
 from hocket.ir import Carried, Costs, Device, Edge, Graph, Lane, Machine, Op, Plan
-from hocket.planning.coarsen import coarsen
-from hocket.planning.moldable import Placement, as_plan
-from hocket.planning.order import in_order
+from hocket.planning.moldable.clustering import coarsen
+from hocket.planning.moldable.instance import Placement, as_plan
+from hocket.planning.moldable.serial_sgs import in_order
 from hocket.simulation import simulate
 from invariants import all_waits, illegality
 from strategies import apart_in, moldable_cases

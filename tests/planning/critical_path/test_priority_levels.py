@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hocket.errors import InputError
-from hocket.planning.critical_path.hardware import hardware_levels, stream_plan
 from hocket.planning.critical_path.priorities import Priorities
+from hocket.planning.critical_path.priority_levels import hardware_levels, stream_plan
 from hocket.planning.critical_path.streams import streams_of
 from planning.critical_path.examples import branching
 

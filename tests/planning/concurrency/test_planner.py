@@ -13,8 +13,8 @@ from hocket.checking import check
 from hocket.errors import InputError
 from hocket.ir import Costs, Device, Edge, Graph, Machine, Op
 from hocket.planning import plan
-from hocket.planning.concurrency import strategy_candidates, strategy_widths
-from hocket.planning.moldable import instance_of
+from hocket.planning.concurrency.planner import strategy_candidates, strategy_widths
+from hocket.planning.moldable.instance import instance_of
 from hocket.simulation import simulate
 from invariants import all_waits, illegality
 from strategies import Moldable, moldable_cases

@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from time import perf_counter
 
-from hocket.planning.allot import useful_widths
-from hocket.planning.moldable import NOBODY, Instance, Placement, makespan_us
-from hocket.planning.order import in_order
+from hocket.planning.moldable.instance import NOBODY, Instance, Placement, makespan_us
+from hocket.planning.moldable.serial_sgs import in_order
+from hocket.planning.moldable.widths import useful_widths
 
 __all__ = ["anneal"]
 

@@ -1,8 +1,8 @@
 """Ops of chosen widths on the cores of one device: from placements to lanes.
 
-An op that may run at several widths is *moldable*. A planner decides its width and its turn (`hocket.planning.pack`
-places it), and `as_plan` makes lanes of that: one for each set of cores that ops ran on. Lanes that share a core take
-turns, which the plan states by `after`: an op waits for whoever had its cores before, on other lanes::
+An op that may run at several widths is *moldable*. A planner decides its width and its turn (`parallel_sgs` or
+`serial_sgs` place it), and `as_plan` makes lanes of that: one for each set of cores that ops ran on. Lanes that share a
+core take turns, which the plan states by `after`: an op waits for whoever had its cores before, on other lanes::
 
     cores 0  [   a (2 cores)   ][ b ][   d   ]      lane 0-1: a      lane 0: b, d     b after a
           1  [                 ][    c    ][ e ]                     lane 1: c, e     c after a

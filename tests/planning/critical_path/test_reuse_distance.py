@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from hocket.ir import Carried, Edge, Graph, Op
 from hocket.planning.critical_path import dependency_distance
-from hocket.planning.critical_path.distance import levels
-from hocket.planning.critical_path.spine import spine_of
+from hocket.planning.critical_path.backbone import spine_of
+from hocket.planning.critical_path.reuse_distance import levels
 from planning.critical_path.examples import network
 from strategies import graphs
 

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hocket.ir import Costs, Device, Edge, Graph, Op
-from hocket.planning.anneal import anneal
-from hocket.planning.lookahead import SMALL, improve
-from hocket.planning.moldable import Instance, instance_of, makespan_us
-from hocket.planning.order import in_order
+from hocket.planning.moldable.annealing import anneal
+from hocket.planning.moldable.instance import Instance, instance_of, makespan_us
+from hocket.planning.moldable.local_search import SMALL, improve
+from hocket.planning.moldable.serial_sgs import in_order
 from invariants import placement_faults
 from strategies import apart_in, moldable_cases
 

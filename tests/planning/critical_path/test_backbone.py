@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hocket.ir import Edge, Graph, Op
-from hocket.planning.critical_path.spine import ancestors, reduced, spine_of
+from hocket.planning.critical_path.backbone import ancestors, reduced, spine_of
 from planning.critical_path.examples import network
 from strategies import graphs
 

@@ -15,10 +15,10 @@ Network Training", IPDPS 2019, section III-D), decided ahead of the step by the 
 Without strategy 3 ops run one after another, as the framework would. Where nothing fits, the most expensive ready op
 runs next. The width of strategy 3 gives way to that of strategy 2 when they differ by more than two threads.
 
-Beyond the paper, `lookahead` improves the result by search (see `hocket.planning.lookahead`), small ops are first
-bundled into actions (`hocket.planning.coarsen`), a lane that waits for another one is taken to wake up some
-microseconds late, and pairs of ops that were measured to disturb each other (`avoid`) are kept apart. What is found by
-looking ahead, the paper's plan and the serial one are simulated, and the shortest of them is the result.
+Beyond the paper, `lookahead` improves the result by search (see `hocket.planning.moldable.local_search`), small ops are
+first bundled into actions (`hocket.planning.moldable.clustering`), a lane that waits for another one is taken to wake
+up some microseconds late, and pairs of ops that were measured to disturb each other (`avoid`) are kept apart. What is
+found by looking ahead, the paper's plan and the serial one are simulated, and the shortest of them is the result.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from dataclasses import replace
 from hocket.errors import InputError
 from hocket.ir import Costs, Device, Graph, Machine, Plan
 from hocket.planning.base import Planner, cpu_devices
-from hocket.planning.coarsen import Coarse, coarsen
-from hocket.planning.lookahead import improve
-from hocket.planning.moldable import Instance, Placement, as_plan
+from hocket.planning.concurrency.corun import side_by_side
+from hocket.planning.moldable.clustering import Coarse, coarsen
+from hocket.planning.moldable.instance import Instance, Placement, as_plan
+from hocket.planning.moldable.local_search import improve
 from hocket.planning.serial import Serial
-from hocket.planning.side_by_side import side_by_side
 from hocket.simulation import simulate
 
 __all__ = ["Concurrency", "strategy_candidates", "strategy_widths"]

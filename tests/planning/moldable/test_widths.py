@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hocket.ir import Costs, Device, Edge, Graph, Op
-from hocket.planning.allot import allotments, ladder, useful_widths
-from hocket.planning.moldable import Instance, instance_of
+from hocket.planning.moldable.instance import Instance, instance_of
+from hocket.planning.moldable.widths import allotments, ladder, useful_widths
 from strategies import moldable_cases
 
 

@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hocket.ir import Carried, Costs, Device, Edge, Graph, Op, Plan
-from hocket.planning.moldable import NOBODY, Instance, durations_of, tabled
+from hocket.planning.moldable.instance import NOBODY, Instance, durations_of, tabled
 
 __all__ = ["Coarse", "coarsen"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hocket.planning.cores import Cores, members
+from hocket.planning.moldable.core_allocator import Cores, members
 
 
 def lane(*cores: int) -> int:

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from hocket.checking import check
 from hocket.ir import Costs, Device, Edge, Graph, Machine, Op
-from hocket.planning.moldable import Instance, as_plan, instance_of, makespan_us
-from hocket.planning.side_by_side import side_by_side
+from hocket.planning.concurrency.corun import side_by_side
+from hocket.planning.moldable.instance import Instance, as_plan, instance_of, makespan_us
 from hocket.simulation import simulate
 from invariants import illegality, placement_faults
 from strategies import apart_in, moldable_cases

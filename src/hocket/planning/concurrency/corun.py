@@ -22,9 +22,9 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from heapq import heappop, heappush
 
-from hocket.planning.cores import Cores, members
-from hocket.planning.moldable import NOBODY, Instance, Placement
-from hocket.planning.pack import Clock
+from hocket.planning.moldable.core_allocator import Cores, members
+from hocket.planning.moldable.instance import NOBODY, Instance, Placement
+from hocket.planning.moldable.parallel_sgs import Clock
 
 __all__ = ["side_by_side"]
 

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hocket.ir import Costs, Device, Edge, Graph, Op
-from hocket.planning.moldable import Instance, instance_of, makespan_us
-from hocket.planning.order import in_order
-from hocket.planning.pack import pack
+from hocket.planning.moldable.instance import Instance, instance_of, makespan_us
+from hocket.planning.moldable.parallel_sgs import pack
+from hocket.planning.moldable.serial_sgs import in_order
 from invariants import placement_faults
 from strategies import apart_in, moldable_cases
 

@@ -1,10 +1,10 @@
 r"""Dependency distance: how far it is from an op to the first use of what it computes.
 
 TurboDL's measure of how long an op may be put off (section 2.4 and Algorithm 1): "the distance from a certain node to
-its first reused node across iterations". A use is an op of the spine (`hocket.planning.critical_path.spine`): an update
-is none by itself, what counts is the forward of the next step that reads the parameter. Distance is counted in levels:
-an op's level is the length of the longest way to it from the step's start, and the next step begins where this one
-ends::
+its first reused node across iterations". A use is an op of the spine (`hocket.planning.critical_path.backbone`): an
+update is none by itself, what counts is the forward of the next step that reads the parameter. Distance is counted in
+levels: an op's level is the length of the longest way to it from the step's start, and the next step begins where this
+one ends::
 
     level   0        1        2        3        4        5        6    | 7 (the next step's 0)
             conv1 -> conv2 -> conv3 -> dA3 ---> dA2 ---> dW1 ---> u1 --|-> conv1'
@@ -24,7 +24,7 @@ import math
 from heapq import heapify, heappop, heappush
 
 from hocket.ir import Graph
-from hocket.planning.critical_path.spine import spine_of
+from hocket.planning.critical_path.backbone import spine_of
 
 __all__ = ["dependency_distance", "levels"]
 

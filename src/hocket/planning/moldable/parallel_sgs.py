@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from heapq import heapify, heappop, heappush
 
-from hocket.planning.cores import Cores, members
-from hocket.planning.moldable import NOBODY, Instance, Placement
+from hocket.planning.moldable.core_allocator import Cores, members
+from hocket.planning.moldable.instance import NOBODY, Instance, Placement
 
 __all__ = ["BACKFILL", "Clock", "pack"]
 
