@@ -25,7 +25,7 @@ from hocket.autotune.decision import Decision, Verdict
 from hocket.autotune.variant import Variant
 from hocket.autotune.verification import Difference
 from hocket.errors import ExecutionError, InputError, StaleCaptureError
-from hocket.execution import EXECUTORS, foreign
+from hocket.execution import EXECUTORS, unavailable_reason
 from hocket.interrupts import native_holders
 from hocket.ir import Costs, Graph, Machine, Plan, Timeline
 from hocket.planning import Bounds, planners
@@ -79,7 +79,7 @@ class Schedule:
         self.step = step
         self.machine = machine or Machine.here()
         for device in self.machine.devices:
-            if problem := foreign(device):
+            if problem := unavailable_reason(device):
                 raise InputError(f"schedule: machine: {problem}")
         self._places = inventory(model, optimizer)
         self._versions = self._places.versions()

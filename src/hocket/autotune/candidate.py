@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from hocket.adaptation import DriftLimits
-from hocket.execution.lanes import Executor
+from hocket.execution.base import Executor
 from hocket.ir import Costs, Machine, Plan, Timeline
 from hocket.tracing.captured import Captured
 from hocket.tracing.purity import PurityWatch

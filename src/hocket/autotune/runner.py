@@ -16,7 +16,7 @@ from hocket.autotune.items import CaptureRequest, Item, TimedStep, VerifiedStep,
 from hocket.autotune.verification import verify
 from hocket.backends import Backend
 from hocket.errors import HocketError, StaleCaptureError
-from hocket.execution.lanes import Executor
+from hocket.execution.base import Executor
 from hocket.tracing.forms import in_form
 from hocket.tracing.state import Saved
 

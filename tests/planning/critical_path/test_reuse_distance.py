@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from hocket.ir import Carried, Edge, Graph, Op
 from hocket.planning.critical_path import dependency_distance
-from hocket.planning.critical_path.backbone import spine_of
+from hocket.planning.critical_path.backbone import backbone_of
 from hocket.planning.critical_path.reuse_distance import levels
 from planning.critical_path.examples import network
 from strategies import graphs
@@ -67,7 +67,7 @@ def brute_force(graph: Graph, uses: set[str]) -> dict[str, float]:
 @given(data=st.data())
 def test_agrees_with_all_ways(data):
     graph = data.draw(graphs(max_ops=6))
-    uses = set(spine_of(graph).ops) & set(data.draw(st.lists(st.sampled_from(sorted(graph.by_name)))))
+    uses = set(backbone_of(graph).ops) & set(data.draw(st.lists(st.sampled_from(sorted(graph.by_name)))))
     expected = brute_force(graph, uses)
     found = dependency_distance(graph, uses)
     for op, distance in found.items():

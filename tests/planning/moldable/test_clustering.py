@@ -12,7 +12,7 @@ from hocket.checking import check
 from hocket.ir import Carried, Costs, Device, Edge, Graph, Lane, Machine, Op, Plan
 from hocket.planning.moldable.clustering import coarsen
 from hocket.planning.moldable.instance import Placement, as_plan
-from hocket.planning.moldable.serial_sgs import in_order
+from hocket.planning.moldable.serial_sgs import serial_sgs
 from hocket.simulation import simulate
 from invariants import all_waits, illegality
 from strategies import apart_in, moldable_cases
@@ -78,7 +78,7 @@ def test_a_plan_of_actions_expands_to_a_legal_one_that_is_not_longer(data):
     instance = coarse.instance
     widths = [data.draw(st.integers(1, instance.num_cores)) for _ in coarse.graph.ops]
     wait_us = data.draw(st.sampled_from([0.0, 2.5]))
-    placed = in_order(instance, widths, instance.order, wait_us=wait_us)
+    placed = serial_sgs(instance, widths, instance.order, wait_us=wait_us)
     plan = as_plan(coarse.graph, placed, case.device, "mine")
     expands_well(case, coarse, plan, wait_us)
 
@@ -123,7 +123,7 @@ def test_actions_kept_apart_stay_apart_when_expanded(data):
     apart = data.draw(apart_in(case))
     apart = {one: {o for o in others if o < len(coarse.graph)} for one, others in apart.items()}
     apart = {one: others for one, others in apart.items() if one < len(coarse.graph)}
-    placed = in_order(coarse.instance, [1] * len(coarse.graph), coarse.instance.order, apart=apart)
+    placed = serial_sgs(coarse.instance, [1] * len(coarse.graph), coarse.instance.order, apart=apart)
     expanded = coarse.expand(as_plan(coarse.graph, placed, case.device, "", apart), apart)
     waits = all_waits(case.graph, expanded)
     for one, others in apart.items():

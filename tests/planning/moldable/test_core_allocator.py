@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hocket.planning.moldable.core_allocator import Cores, members
+from hocket.planning.moldable.core_allocator import CoreAllocator, members
 
 
 def lane(*cores: int) -> int:
@@ -15,7 +15,7 @@ def lane(*cores: int) -> int:
 @given(st.data())
 def test_only_idle_cores_are_given_and_as_many_as_asked_for(data):
     num_cores = data.draw(st.integers(1, 70))
-    cores = Cores(num_cores)
+    cores = CoreAllocator(num_cores)
     taken: dict[int, None] = {}
     for at_us in range(data.draw(st.integers(1, 30))):
         if taken and data.draw(st.booleans()):
@@ -35,7 +35,7 @@ def test_only_idle_cores_are_given_and_as_many_as_asked_for(data):
 
 
 def test_a_lane_that_is_there_goes_before_a_new_one_and_that_of_a_predecessor_before_all():
-    cores = Cores(4)
+    cores = CoreAllocator(4)
     first = cores.choose(1)
     cores.take(first)
     second = cores.choose(1)
@@ -49,7 +49,7 @@ def test_a_lane_that_is_there_goes_before_a_new_one_and_that_of_a_predecessor_be
 
 
 def test_a_width_that_no_halving_gives_is_counted_from_the_last_core_or_from_the_first():
-    cores = Cores(10)
+    cores = CoreAllocator(10)
     for width, expected in ((6, lane(0, 1, 2, 3, 4, 5)), (3, lane(7, 8, 9)), (1, lane(6))):
         found = cores.choose(width)
         assert found == expected, "the wide one from the first core on, the others from the last"
@@ -57,7 +57,7 @@ def test_a_width_that_no_halving_gives_is_counted_from_the_last_core_or_from_the
 
 
 def test_halves_fill_up_before_a_new_half_is_broken():
-    cores = Cores(8)
+    cores = CoreAllocator(8)
     taken = []
     for width in (2, 4, 2):
         taken.append(cores.choose(width))
@@ -67,14 +67,14 @@ def test_halves_fill_up_before_a_new_half_is_broken():
 
 
 def test_idle_cores_from_anywhere_where_no_block_is_left():
-    cores = Cores(4)
+    cores = CoreAllocator(4)
     cores.take(lane(0))
     cores.take(lane(2))
     assert cores.choose(2) == lane(1, 3)
 
 
 def test_cores_come_later_from_another_lane_than_from_their_own():
-    cores = Cores(4, wait_us=2.0)
+    cores = CoreAllocator(4, wait_us=2.0)
     both = lane(0, 1)
     assert cores.take(both) == 0.0
     cores.give_back(both, 10.0)

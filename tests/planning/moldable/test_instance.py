@@ -10,7 +10,7 @@ from hocket.checking import check
 from hocket.errors import InputError
 from hocket.ir import Costs, Device, Edge, Graph, Machine, Op
 from hocket.planning.moldable.instance import Placement, as_plan, durations_of, instance_of, makespan_us
-from hocket.planning.moldable.serial_sgs import in_order
+from hocket.planning.moldable.serial_sgs import serial_sgs
 from hocket.simulation import simulate
 from invariants import illegality, longest_path_us
 from strategies import apart_in, costs_of, graphs, moldable_cases
@@ -59,7 +59,7 @@ def placements(draw):
     widths = [draw(st.integers(1, instance.num_cores)) for _ in case.graph.ops]
     apart = draw(apart_in(case))
     wait_us = draw(st.sampled_from([0.0, 2.5]))
-    placed = in_order(instance, widths, instance.order, wait_us=wait_us, apart=apart)
+    placed = serial_sgs(instance, widths, instance.order, wait_us=wait_us, apart=apart)
     return case, placed, wait_us, apart
 
 
@@ -131,7 +131,7 @@ def test_nothing_to_place():
 def test_no_placement_is_below_the_lower_bound(case, data):
     instance = case.instance
     widths = [data.draw(st.integers(1, instance.num_cores)) for _ in case.graph.ops]
-    assert instance.lower_us <= makespan_us(in_order(instance, widths, instance.order)) * (1 + 1e-9)
+    assert instance.lower_us <= makespan_us(serial_sgs(instance, widths, instance.order)) * (1 + 1e-9)
 
 
 def test_the_machine_of_a_plan_is_the_device():

@@ -13,7 +13,7 @@ from hocket.ir import Costs, Device, Edge, Graph, Op
 from hocket.planning.moldable.annealing import anneal
 from hocket.planning.moldable.instance import Instance, instance_of, makespan_us
 from hocket.planning.moldable.local_search import SMALL, improve
-from hocket.planning.moldable.serial_sgs import in_order
+from hocket.planning.moldable.serial_sgs import serial_sgs
 from invariants import placement_faults
 from strategies import apart_in, moldable_cases
 
@@ -28,7 +28,7 @@ def started(draw, max_ops: int = 8):
     widths = [draw(st.integers(1, instance.num_cores)) for _ in case.graph.ops]
     apart = draw(apart_in(case))
     wait_us = draw(st.sampled_from([0.0, 2.5]))
-    return instance, in_order(instance, widths, instance.order, wait_us=wait_us, apart=apart), wait_us, apart
+    return instance, serial_sgs(instance, widths, instance.order, wait_us=wait_us, apart=apart), wait_us, apart
 
 
 @settings(max_examples=50)
@@ -66,7 +66,7 @@ def step(count: int, cores: int, seed: int) -> Instance:
 @pytest.mark.parametrize(("count", "cores"), [(10, 3), (SMALL + 6, 8)])
 def test_the_same_seed_finds_the_same(count, cores):
     instance = step(count, cores, seed=1)
-    start = in_order(instance, instance.best_width, instance.order)
+    start = serial_sgs(instance, instance.best_width, instance.order)
     one, again, other = (improve(instance, start, budget_s=AMPLE_S, seed=seed) for seed in (0, 0, 1))
     assert one == again
     assert one != other
@@ -77,7 +77,7 @@ def test_the_same_seed_finds_the_same(count, cores):
 @settings(max_examples=10)
 def test_a_large_step_is_climbed_by_the_rules(seed):
     instance = step(SMALL + 20, 8, seed)
-    start = in_order(instance, instance.best_width, instance.order, wait_us=1.0)
+    start = serial_sgs(instance, instance.best_width, instance.order, wait_us=1.0)
     found = improve(instance, start, budget_s=0.05, wait_us=1.0)
     assert placement_faults(instance, found, 1.0) == []
     assert makespan_us(found) < makespan_us(start)
@@ -87,13 +87,13 @@ def test_what_is_as_short_as_can_be_is_left_as_it_is():
     graph = Graph(tuple(map(Op, "ab")), (Edge("a", "b"),))
     costs = Costs({op: {"1": 4.0, "2": 2.0} for op in "ab"})
     instance = instance_of(graph, costs, Device("cpu0", cores=2))
-    start = in_order(instance, [2, 2], [0, 1])
+    start = serial_sgs(instance, [2, 2], [0, 1])
     assert improve(instance, start, budget_s=AMPLE_S) == start
 
 
 def test_no_budget_no_search():
     instance = step(30, 4, seed=2)
-    start = in_order(instance, instance.best_width, instance.order)
+    start = serial_sgs(instance, instance.best_width, instance.order)
     assert improve(instance, start, budget_s=-1.0) == start
 
 
@@ -103,7 +103,7 @@ def test_an_order_that_lets_a_core_idle_is_found_where_it_is_better():
     rows = {"a": [2.0, 9.0], "b": [3.0, 9.0], "c": [40.0, 10.0], "d": [12.0, 6.0]}
     costs = Costs({op: {str(width): us for width, us in enumerate(row, 1)} for op, row in rows.items()})
     instance = instance_of(graph, costs, Device("cpu0", cores=2))
-    found = improve(instance, in_order(instance, [1, 1, 2, 1], [3, 0, 1, 2]), budget_s=AMPLE_S)
+    found = improve(instance, serial_sgs(instance, [1, 1, 2, 1], [3, 0, 1, 2]), budget_s=AMPLE_S)
     assert makespan_us(found) == 19.0
 
 
@@ -112,7 +112,7 @@ def test_no_more_lanes_than_it_takes():
     graph = Graph(tuple(map(Op, "abcd")))
     costs = Costs({op: {"1": 8.0, "2": 4.0, "4": 2.0} for op in "abcd"})
     instance = instance_of(graph, costs, Device("cpu0", cores=4))
-    start = in_order(instance, [1] * 4, range(4))
+    start = serial_sgs(instance, [1] * 4, range(4))
     found = improve(instance, start, budget_s=AMPLE_S)
     assert makespan_us(found) == makespan_us(start) == 8.0
     assert len({one.cores for one in found}) == 1

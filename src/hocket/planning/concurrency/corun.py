@@ -6,7 +6,7 @@ expensive op that fits at all; where nothing runs, the most expensive op there i
 
 Strategy 4: an op that takes all cores leaves their sibling hardware threads. Small ready ops (the shortest at one
 thread first) go there, each to the cores that have been disturbed least, as long as they do not outlast the wide op.
-What that costs is in `hocket.simulation.sharing`: while both threads of a core are busy, both get on at the same
+What that costs is in `hocket.simulation.smt`: while both threads of a core are busy, both get on at the same
 reduced speed, and the wide op ends when the most disturbed of its threads does::
 
     core 0  sibling  |  [ small ][ small ]     |
@@ -22,14 +22,14 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from heapq import heappop, heappush
 
-from hocket.planning.moldable.core_allocator import Cores, members
+from hocket.planning.moldable.core_allocator import CoreAllocator, members
 from hocket.planning.moldable.instance import NOBODY, Instance, Placement
 from hocket.planning.moldable.parallel_sgs import Clock
 
-__all__ = ["side_by_side"]
+__all__ = ["corun"]
 
 
-def side_by_side(
+def corun(
     instance: Instance,
     widths: Sequence[int],
     candidates: Sequence[Sequence[int]],
@@ -49,10 +49,10 @@ def side_by_side(
         smt_speedup: what two threads of a core get done, over what one does alone. Times of ops that share cores leave
             wake-ups out.
     """
-    return _SideBySide(instance, widths, candidates, wait_us, apart, smt_speedup).run()
+    return _Corun(instance, widths, candidates, wait_us, apart, smt_speedup).run()
 
 
-class _SideBySide:
+class _Corun:
     def __init__(
         self,
         instance: Instance,
@@ -127,7 +127,7 @@ class _SideBySide:
         num_cores = self._instance.num_cores
         slowdown = 2 / speedup  # of an op beside another one
         end_us = [wide.end_us] * num_cores  # when the wide op's thread on each core is done
-        siblings = Cores(num_cores)
+        siblings = CoreAllocator(num_cores)
         running: list[tuple[float, int, int]] = []  # when a small op will end, which, and on which siblings
         now_us = wide.start_us
         while True:

@@ -29,7 +29,7 @@ from dataclasses import replace
 from hocket.errors import InputError
 from hocket.ir import Costs, Device, Graph, Machine, Plan
 from hocket.planning.base import Planner, cpu_devices
-from hocket.planning.concurrency.corun import side_by_side
+from hocket.planning.concurrency.corun import corun
 from hocket.planning.moldable.clustering import Coarse, coarsen
 from hocket.planning.moldable.instance import Instance, Placement, as_plan
 from hocket.planning.moldable.local_search import improve
@@ -109,7 +109,7 @@ class Concurrency(Planner):
         widths = strategy_widths(coarse.graph, instance, self.strategies)
         if 3 not in self.strategies:
             return _one_by_one(instance, widths, self.wait_us)
-        return side_by_side(
+        return corun(
             instance,
             widths,
             strategy_candidates(instance, widths, self.strategies),

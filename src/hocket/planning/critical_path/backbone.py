@@ -1,17 +1,17 @@
-r"""The spine of a step: the ops that another op of the same step waits for, and nothing else.
+r"""The backbone of a step: the ops that another op of the same step waits for, and nothing else.
 
 A layer's backward is three tasks (TurboDL, section 2.2): the activation gradient, which the layer below waits for, and
-the weight and bias gradients, which only the update waits for, and the update only the next step. So a step is a spine
-of forwards and activation gradients, and all else hangs off it::
+the weight and bias gradients, which only the update waits for, and the update only the next step. So a step is a
+backbone of forwards and activation gradients, and all else hangs off it::
 
-    spine   conv1 - relu1 - conv2 - loss - dA2 - dRelu1      (conv1 reads the batch: nobody wants its dA)
-                                            |       |
-    rest                                   dW2     dW1  - update1        (and dB1, dB2, update2)
+    backbone   conv1 - relu1 - conv2 - loss - dA2 - dRelu1      (conv1 reads the batch: nobody wants its dA)
+                                               |       |
+    rest                                      dW2     dW1  - update1        (and dB1, dB2, update2)
 
 Roles say which is which, but where it matters the edges decide: an update that a later forward of the *same* step reads
-(a GAN's discriminator) is spine, and a forward that leads nowhere (a counter of batches) is not.
+(a GAN's discriminator) is backbone, and a forward that leads nowhere (a counter of batches) is not.
 
-The spine is kept without edges that a longer way implies: a saved activation goes from its forward straight to its
+The backbone is kept without edges that a longer way implies: a saved activation goes from its forward straight to its
 backward, past the whole network, and would hide every place that all ways lead through.
 """
 
@@ -22,15 +22,15 @@ from dataclasses import dataclass
 
 from hocket.ir import Graph
 
-__all__ = ["Spine", "ancestors", "reduced", "spine_of"]
+__all__ = ["Backbone", "ancestors", "backbone_of", "reduced"]
 
 _TASKS = ("forward", "activation_grad")
 _GRADIENTS = ("weight_grad", "bias_grad", "update")
 
 
 @dataclass(frozen=True)
-class Spine:
-    """The spine's n ops in a topological order, and who comes right before and right after whom.
+class Backbone:
+    """The backbone's n ops in a topological order, and who comes right before and right after whom.
 
     Attributes:
         ops: names.
@@ -46,14 +46,14 @@ class Spine:
         return len(self.ops)
 
 
-def spine_of(graph: Graph) -> Spine:
-    """The spine of a step.
+def backbone_of(graph: Graph) -> Backbone:
+    """The backbone of a step.
 
     Example:
         >>> from hocket.ir import Edge, Op
         >>> ops = (Op("f", role="forward"), Op("dA", role="activation_grad"), Op("dW", role="weight_grad"))
         >>> graph = Graph((*ops, Op("u", role="update")), (Edge("f", "dA"), Edge("dA", "dW"), Edge("dW", "u")))
-        >>> spine_of(graph).ops
+        >>> backbone_of(graph).ops
         ('f', 'dA')
     """
     members = _members(graph)
@@ -65,7 +65,7 @@ def spine_of(graph: Graph) -> Spine:
     for op, before in enumerate(above):
         for other in before:
             below[other].append(op)
-    return Spine(ops, tuple(map(tuple, above)), tuple(map(tuple, below)))
+    return Backbone(ops, tuple(map(tuple, above)), tuple(map(tuple, below)))
 
 
 def _members(graph: Graph) -> set[str]:

@@ -5,9 +5,9 @@ in which they become ready, these are the ones of the first layers, and the next
 By dependency distance, the ready one that is needed first goes first, and what is left is what the next forward needs
 last, so it runs beside that::
 
-    ready      spine   [  backward   ][ f1 ][ f2 ][ f3 ]        distance   [  backward   ][ f1 ][ f2 ][ f3 ]
-    first      side     [ dW3 ][ dW2 ][ dW1 ]                   first       [ dW3 ][ dW1 ][ dW2 ]
-                                       f1 waits for dW1                                    f2 waits for dW2, and fits
+    ready      backbone   [  backward   ][ f1 ][ f2 ][ f3 ]        distance   [  backward   ][ f1 ][ f2 ][ f3 ]
+    first      side        [ dW3 ][ dW2 ][ dW1 ]                   first       [ dW3 ][ dW1 ][ dW2 ]
+                                          f1 waits for dW1                                    f2 waits for dW2, and fits
 
 That helps only where a step runs into the next one, so not where each step is a CUDA graph of its own. When ops are
 ready, and how fast a lane gets on beside the others at each time, is read off a simulation of the plan as it was.
@@ -22,10 +22,10 @@ from heapq import heappop, heappush
 
 from hocket.ir import Graph, Plan, Span, Timeline
 
-__all__ = ["needed_first"]
+__all__ = ["deferred_updates"]
 
 
-def needed_first(
+def deferred_updates(
     graph: Graph,
     plan: Plan,
     side: Set[str],
@@ -86,7 +86,7 @@ def needed_first(
                 if not waiting[after]:
                     tell(after)
     lanes = tuple(replace(lane, ops=tuple(queues[lane.name])) if lane.name in queues else lane for lane in plan.lanes)
-    # Where times are equal the spine goes first, and then whoever comes first on a lane.
+    # Where times are equal the backbone goes first, and then whoever comes first on a lane.
     turn = {op: at for lane in lanes for at, op in enumerate(lane.ops)}
     order = sorted(start_us, key=lambda op: (start_us[op], op in side, turn[op]))
     return replace(plan, lanes=lanes), order

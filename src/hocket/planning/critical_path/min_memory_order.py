@@ -11,16 +11,16 @@ from heapq import heapify, heappop, heappush
 
 from hocket.ir import Graph
 
-__all__ = ["frugal_order"]
+__all__ = ["min_memory_order"]
 
 
-def frugal_order(graph: Graph) -> tuple[str, ...]:
+def min_memory_order(graph: Graph) -> tuple[str, ...]:
     """All ops in a topological order of small peak.
 
     Example:
         >>> from hocket.ir import Buffer, Edge, Op
         >>> ops = (Op("a", writes=("x",)), Op("b", writes=("y",)), Op("use", reads=("x",)))
-        >>> frugal_order(Graph(ops, (Edge("a", "use"),), buffers=(Buffer("x", 8.0), Buffer("y", 8.0, "kept"))))
+        >>> min_memory_order(Graph(ops, (Edge("a", "use"),), buffers=(Buffer("x", 8.0), Buffer("y", 8.0, "kept"))))
         ('a', 'use', 'b')
     """
     size = {buffer.name: buffer.size_bytes for buffer in graph.buffers if buffer.life in ("step", "kept")}

@@ -99,14 +99,14 @@ def _share(one: Stream, other: Stream, level: Mapping[Stream, int]) -> bool:
 
 
 def _by_rank(graph: Graph, streams: Streams) -> list[str]:
-    """The spine block by block, and in each block the more critical path first, as far as edges allow."""
-    spine = streams.spine.ops
-    place = {op: at for at, op in enumerate(spine)}
+    """The backbone block by block, and in each block the more critical path first, as far as edges allow."""
+    backbone = streams.backbone.ops
+    place = {op: at for at, op in enumerate(backbone)}
     turn = {op: (at, 0) for op, at in place.items()}
     for block, paths in streams.blocks:
         for rank, path in enumerate(paths):
-            turn.update(dict.fromkeys((spine[op] for op in path.ops), (block.ops[0], rank)))
-    left = {op: sum(before in place for before in graph.predecessors[op]) for op in spine}
+            turn.update(dict.fromkeys((backbone[op] for op in path.ops), (block.ops[0], rank)))
+    left = {op: sum(before in place for before in graph.predecessors[op]) for op in backbone}
     ready = [(turn[op], place[op], op) for op, count in left.items() if not count]
     heapify(ready)
     order = []
@@ -123,11 +123,11 @@ def _by_rank(graph: Graph, streams: Streams) -> list[str]:
 
 def _added_waits(streams: Streams, level: Mapping[Stream, int], turn: Mapping[str, int]) -> dict[str, tuple[str, ...]]:
     """In each block, for paths that share a level: the first op of one waits for the first of the next better one."""
-    spine = streams.spine.ops
+    backbone = streams.backbone.ops
     waits: dict[str, tuple[str, ...]] = {}
     for _, paths in streams.blocks:
         for better, worse in pairwise(paths):
-            first, late = spine[better.ops[0]], spine[worse.ops[0]]
+            first, late = backbone[better.ops[0]], backbone[worse.ops[0]]
             one, other = streams.stream_of[first], streams.stream_of[late]
             if one != other and level[one] == level[other] and turn[first] < turn[late]:
                 waits[late] = (first,)

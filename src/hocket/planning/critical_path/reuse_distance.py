@@ -1,7 +1,7 @@
 r"""Dependency distance: how far it is from an op to the first use of what it computes.
 
 TurboDL's measure of how long an op may be put off (section 2.4 and Algorithm 1): "the distance from a certain node to
-its first reused node across iterations". A use is an op of the spine (`hocket.planning.critical_path.backbone`): an
+its first reused node across iterations". A use is an op of the backbone (`hocket.planning.critical_path.backbone`): an
 update is none by itself, what counts is the forward of the next step that reads the parameter. Distance is counted in
 levels: an op's level is the length of the longest way to it from the step's start, and the next step begins where this
 one ends::
@@ -24,7 +24,7 @@ import math
 from heapq import heapify, heappop, heappush
 
 from hocket.ir import Graph
-from hocket.planning.critical_path.backbone import spine_of
+from hocket.planning.critical_path.backbone import backbone_of
 
 __all__ = ["dependency_distance", "levels"]
 
@@ -42,7 +42,7 @@ def dependency_distance(graph: Graph, critical: set[str] | None = None) -> dict[
 
     Args:
         graph: one step, with its carried edges.
-        critical: the ops that count as uses; those of the spine when not given.
+        critical: the ops that count as uses; those of the backbone when not given.
 
     Example:
         >>> from hocket.ir import Carried, Edge, Op
@@ -54,7 +54,7 @@ def dependency_distance(graph: Graph, critical: set[str] | None = None) -> dict[
     """
     level = levels(graph)
     length = max(level.values(), default=-1) + 1
-    uses = set(spine_of(graph).ops) if critical is None else critical
+    uses = set(backbone_of(graph).ops) if critical is None else critical
     before: dict[str, list[tuple[str, int]]] = {op.name: [] for op in graph.ops}
     for edge in graph.edges:
         before[edge.dst].append((edge.src, level[edge.dst] - level[edge.src]))

@@ -15,7 +15,7 @@ from collections.abc import Set as AbstractSet
 from time import perf_counter
 
 from hocket.planning.moldable.instance import NOBODY, Instance, Placement, makespan_us
-from hocket.planning.moldable.serial_sgs import in_order
+from hocket.planning.moldable.serial_sgs import serial_sgs
 from hocket.planning.moldable.widths import useful_widths
 
 __all__ = ["anneal"]
@@ -55,7 +55,7 @@ def anneal(
             widths[op] = _other_width(choices[op], old_width, rng)
         if what > 0.5:
             order = _moved(instance, order, op, rng)
-        placed = in_order(instance, widths, order, wait_us=wait_us, apart=apart)
+        placed = serial_sgs(instance, widths, order, wait_us=wait_us, apart=apart)
         value = _value(placed)
         heat_us = HOT * best_us * (COLD / HOT) ** (number / tries)
         if value <= now or rng.random() < math.exp((now - value) / heat_us):

@@ -21,10 +21,10 @@ import math
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
-__all__ = ["Cores", "members"]
+__all__ = ["CoreAllocator", "members"]
 
 
-class Cores:
+class CoreAllocator:
     """The cores of a device while ops are placed.
 
     Attributes:

@@ -22,7 +22,7 @@ from time import perf_counter
 
 from hocket.planning.moldable.annealing import anneal
 from hocket.planning.moldable.instance import NOBODY, Instance, Placement, makespan_us
-from hocket.planning.moldable.parallel_sgs import pack
+from hocket.planning.moldable.parallel_sgs import parallel_sgs
 from hocket.planning.moldable.widths import allotments, ladder
 
 __all__ = ["improve"]
@@ -100,7 +100,7 @@ class _Trial:
         latest_us = [limit_us - rank for rank in ranks]
         if min(latest_us, default=0.0) < 0.0:
             return False
-        placed = pack(
+        placed = parallel_sgs(
             self._instance,
             widths,
             priority or ranks,

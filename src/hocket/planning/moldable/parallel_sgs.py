@@ -1,8 +1,8 @@
 """Placing ops whose widths and turns are decided.
 
-`pack` is a list scheduler with backfilling: whenever cores are idle, the ready ops are taken in order of priority, and
-each that fits starts at once. Where one does not fit, narrower ones may pass it, but only those that end before it
-could have started anyway, so that no wide op is starved (Lifka: "The ANL/IBM SP scheduling system", 1995)::
+`parallel_sgs` is a list scheduler with backfilling: whenever cores are idle, the ready ops are taken in order of
+priority, and each that fits starts at once. Where one does not fit, narrower ones may pass it, but only those that end
+before it could have started anyway, so that no wide op is starved (Lifka: "The ANL/IBM SP scheduling system", 1995)::
 
     cores 0  [   a (2 cores)   ][  b  ][     d (2 cores)     ]      d waits for b; c may go before it, e not
           1  [                 ][ c ]  [                     ][  e  ]
@@ -16,10 +16,10 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from heapq import heapify, heappop, heappush
 
-from hocket.planning.moldable.core_allocator import Cores, members
+from hocket.planning.moldable.core_allocator import CoreAllocator, members
 from hocket.planning.moldable.instance import NOBODY, Instance, Placement
 
-__all__ = ["BACKFILL", "Clock", "pack"]
+__all__ = ["BACKFILL", "Clock", "parallel_sgs"]
 
 # How many ops that do not fit are passed over at one instant before nobody else is asked.
 BACKFILL = 16
@@ -35,7 +35,7 @@ class Clock:
     """
 
     def __init__(self, instance: Instance, wait_us: float, apart: Mapping[int, AbstractSet[int]]) -> None:
-        self.cores = Cores(instance.num_cores, wait_us)
+        self.cores = CoreAllocator(instance.num_cores, wait_us)
         self.wait_us = wait_us
         self.apart = apart
         self.placed: list[Placement] = []
@@ -103,7 +103,7 @@ class Clock:
         return float("inf")
 
 
-def pack(
+def parallel_sgs(
     instance: Instance,
     widths: Sequence[int],
     priority: Sequence[float],

@@ -12,10 +12,10 @@ from collections.abc import Set as AbstractSet
 
 from hocket.planning.moldable.instance import NOBODY, Instance, Placement
 
-__all__ = ["in_order"]
+__all__ = ["serial_sgs"]
 
 
-def in_order(
+def serial_sgs(
     instance: Instance,
     widths: Sequence[int],
     order: Sequence[int],

@@ -26,9 +26,9 @@ import numpy as np
 import numpy.typing as npt
 
 from hocket.ir import Graph, Plan, check_ops, execution_order
-from hocket.simulation.memory import remember
+from hocket.simulation.weak_cache import remember
 
-__all__ = ["Followers", "Program", "Steps", "compiled"]
+__all__ = ["Followers", "PlanArrays", "Steps", "plan_arrays"]
 
 _Ints = npt.NDArray[np.int64]
 
@@ -66,7 +66,7 @@ class Steps(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Program:
+class PlanArrays:
     """A plan of n ops.
 
     Attributes:
@@ -143,8 +143,8 @@ def _dependencies(graph: Graph) -> _Dependencies:
 
 
 @remember
-def compiled(graph: Graph, plan: Plan) -> Program:
-    """The program of `plan` on `graph`.
+def plan_arrays(graph: Graph, plan: Plan) -> PlanArrays:
+    """The arrays of `plan` on `graph`.
 
     Raises:
         PlanError: an op that the graph does not have, an op of the graph on no lane, or lanes that wait for each
@@ -169,7 +169,7 @@ def compiled(graph: Graph, plan: Plan) -> Program:
         order = _order(followers, following, (before >= 0).tolist())
     if len(order) < len(graph):
         execution_order(graph, plan)  # names the circle
-    return Program(position, lane, before, src, dst, followers, order)
+    return PlanArrays(position, lane, before, src, dst, followers, order)
 
 
 def _places(graph: Graph, plan: Plan) -> tuple[_Ints, _Ints, _Ints, list[int]]:

@@ -10,7 +10,7 @@ from hocket.checking import check
 from hocket.errors import InputError
 from hocket.ir import Costs, Device, Edge, Graph, Lane, Machine, Op, Plan
 from hocket.simulation import simulate
-from hocket.simulation.sharing import sharing_of
+from hocket.simulation.smt import sharing_of
 from invariants import illegality, shared_core_simulation
 from strategies import graphs
 

@@ -1,8 +1,8 @@
 """Some ops of a plan that are launched together: in which order, with which waits, and what is dropped when.
 
-All of a step is one part; a CUDA graph and what stays outside of it are two, one launched behind the other. What one
-part knows of waits and of memory it works out for itself: an order that holds only by way of an op of another part does
-not hold inside this one.
+All of a step is one launch plan; a CUDA graph and what stays outside of it are two, one launched behind the other. What
+one part knows of waits and of memory it works out for itself: an order that holds only by way of an op of another part
+does not hold inside this one.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from hocket.ir import Graph, Op, Plan, Synchronisation, launch_order, synchronisation
 from hocket.tracing.program import Program
 
-__all__ = ["Part", "drops", "part_of"]
+__all__ = ["LaunchPlan", "drops", "launch_plan_of"]
 
 
 @dataclass(frozen=True)
-class Part:
+class LaunchPlan:
     """What a launch needs to know.
 
     Attributes:
@@ -37,7 +37,7 @@ class Part:
     late: tuple[int, ...]
 
 
-def part_of(program: Program, graph: Graph, plan: Plan, ops: Collection[str] | None = None) -> Part:
+def launch_plan_of(program: Program, graph: Graph, plan: Plan, ops: Collection[str] | None = None) -> LaunchPlan:
     """The part of `ops`; of all ops if not given. What they wait for among other ops has been launched before."""
     if ops is not None:
         chosen = set(ops)
@@ -50,7 +50,7 @@ def part_of(program: Program, graph: Graph, plan: Plan, ops: Collection[str] | N
         plan = Plan(lanes, {op: others for op, others in after.items() if others}, plan.planner)
     sync = synchronisation(graph, plan)
     dropped, late = drops(program, sync, plan)
-    return Part(
+    return LaunchPlan(
         launch_order(graph, plan),
         {op: number for number, lane in enumerate(plan.lanes) for op in lane.ops},
         sync,

@@ -9,12 +9,12 @@ import os
 
 from hocket.ir import Device, Machine
 
-__all__ = ["foreign", "forked"]
+__all__ = ["forked", "unavailable_reason"]
 
 _LOADED_IN = os.getpid()
 
 
-def foreign(device: Device) -> str:
+def unavailable_reason(device: Device) -> str:
     """Why this process cannot run on `device`; empty if it can, or if the device is no CPU.
 
     A device without CPU numbers stands for any cores of this process, as many as it has.

@@ -10,10 +10,10 @@ import torch
 
 from hocket.errors import ExecutionError
 
-__all__ = ["Backend", "Cuda"]
+__all__ = ["CudaDevice", "StreamDevice"]
 
 
-class Backend(ABC):
+class StreamDevice(ABC):
     """Streams, events between them, and graphs of both. Streams and events are opaque to the executors."""
 
     @abstractmethod
@@ -60,7 +60,7 @@ class Backend(ABC):
         """
 
 
-class Cuda(Backend):
+class CudaDevice(StreamDevice):
     """One CUDA device.
 
     Args:

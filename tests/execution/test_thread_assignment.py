@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hocket.execution.lanes import synchronisation
-from hocket.execution.native.workers import workers_of
+from hocket.execution.base import synchronisation
+from hocket.execution.native.thread_assignment import workers_of
 from hocket.ir import Edge, Graph, Lane, Machine, Op, Plan
 from strategies import legal_cases
 

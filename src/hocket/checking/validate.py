@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hocket.checking.turns import check_turns
+from hocket.checking.core_exclusivity import check_core_exclusivity
 from hocket.errors import InputError, PlanError
 from hocket.ir import Device, Graph, Lane, Machine, Plan, check_ops, execution_order, names_threads, waits_of
 
@@ -43,7 +43,7 @@ def check(graph: Graph, plan: Plan, machine: Machine | None = None) -> None:
         if machine is not None:
             _check_lane(lane, machine)
     waits = waits_of(graph, plan)
-    check_turns(plan, machine, waits, execution_order(graph, plan, waits))
+    check_core_exclusivity(plan, machine, waits, execution_order(graph, plan, waits))
 
 
 def _check_roles(lane: Lane, graph: Graph) -> None:

@@ -26,12 +26,14 @@ import numpy.typing as npt
 from hocket.errors import PlanError
 from hocket.ir import Lane, Machine, Plan, hardware_threads
 
-__all__ = ["check_turns"]
+__all__ = ["check_core_exclusivity"]
 
 _LANES_AT_ONCE = 256  # bounds the clocks' memory: 100 MB for 100,000 ops
 
 
-def check_turns(plan: Plan, machine: Machine | None, waits: Mapping[str, Sequence[str]], order: Sequence[str]) -> None:
+def check_core_exclusivity(
+    plan: Plan, machine: Machine | None, waits: Mapping[str, Sequence[str]], order: Sequence[str]
+) -> None:
     """Raise a `PlanError` for two ops that share a core and have no order.
 
     Args:

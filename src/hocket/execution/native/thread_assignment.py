@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hocket.execution.lanes import Synchronisation, synchronisation
+from hocket.execution.base import Synchronisation, synchronisation
 from hocket.ir import Graph, Lane, Plan
 
 __all__ = ["Worker", "Workers", "workers_of"]
