@@ -20,7 +20,7 @@ from typing import Any
 
 from hocket.adaptation import CoRun, DriftLimits
 from hocket.arguments import packed, spreading
-from hocket.autotune.candidate import Candidate, Setting
+from hocket.autotune.candidate import Candidate, TunerConfig
 from hocket.autotune.decision import Decision, Verdict
 from hocket.autotune.variant import Variant
 from hocket.autotune.verification import Difference
@@ -85,7 +85,7 @@ class Schedule:
         self._versions = self._places.versions()
         limits = drift or DriftLimits()
         watch = PurityWatch(step, (*self._places.models, *self._places.optimizers))
-        self._setting = Setting(
+        self._setting = TunerConfig(
             step=spreading(step),
             model=model,
             optimizer=optimizer,

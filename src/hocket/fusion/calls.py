@@ -20,11 +20,11 @@ from hocket.fusion import fallback, trace
 from hocket.fusion.choose import CHANNELS_LAST, Choice, as_before, choose, put_back
 from hocket.fusion.compare import Blocks
 from hocket.fusion.inputs import is_per_model
-from hocket.fusion.program import Program, Step, make_program
+from hocket.fusion.program import FusedProgram, Step, make_program
 from hocket.fusion.rules.base import is_watched
 from hocket.fusion.shares import GradientMemory
 from hocket.fusion.stacked import Stacked, lead, unwrap
-from hocket.fusion.state import Saved
+from hocket.fusion.state import StatefulStore
 from hocket.fusion.store import mark
 
 __all__ = ["MAX_KINDS", "Calls", "autocast_state"]
@@ -36,7 +36,7 @@ NEAR = 3.0  # times the fastest: what lanes can win back on models one by one
 FORMS = {"rule": "rule", "mixed": "rule", "loop": "loop", "1 in one go": "loop", "single": "loop"}
 
 
-class Calls(Saved):
+class Calls(StatefulStore):
     """A store that can be called as a module, with an axis of models in front.
 
     Args:
@@ -65,7 +65,7 @@ class Calls(Saved):
         self.choices: list[Choice] = []
         self.told: set[tuple[str, str]] = set()
         self.gradient_memory = GradientMemory()
-        self._programs: dict[Any, Program | None] = {}
+        self._programs: dict[Any, FusedProgram | None] = {}
         self._chosen: dict[Any, Callable[[list[Any]], Any]] = {}
         self._ready: dict[Any, tuple[tuple[bool, ...], Callable[[list[Any]], Any]]] = {}
         self._won: dict[Any, list[str]] = {}
@@ -103,7 +103,7 @@ class Calls(Saved):
             return self._out(self._chosen[key](values))
         return self._out(program.run(values))
 
-    def _choose(self, program: Program, values: list[Any]) -> Callable[[list[Any]], Any]:
+    def _choose(self, program: FusedProgram, values: list[Any]) -> Callable[[list[Any]], Any]:
         """What runs for arguments of this kind: by timing, or, after many kinds, as most of them."""
         if len(self._chosen) >= MAX_KINDS:
             self._chosen.clear()
@@ -125,9 +125,9 @@ class Calls(Saved):
 
     def _prepared(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[trace.Call, list[Any], Any, tuple[bool, ...]]:
+    ) -> tuple[trace.CallSpec, list[Any], Any, tuple[bool, ...]]:
         """The kind of call, the leaves of its arguments, their shapes, and which are of each model."""
-        call, leaves = trace.Call.of(args, kwargs)
+        call, leaves = trace.CallSpec.of(args, kwargs)
         shapes = tuple((leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else None for leaf in leaves)
         own = self._own_leaves(call, leaves, shapes)
         return call, [Stacked(leaf) if each else leaf for leaf, each in zip(leaves, own, strict=True)], shapes, own
@@ -139,7 +139,7 @@ class Calls(Saved):
         kinds = tuple([(arg.shape, arg.dtype, arg.device) for arg in args])
         return (kinds, self._version, torch.is_grad_enabled(), autocast_state())
 
-    def _own_leaves(self, call: trace.Call, leaves: list[Any], shapes: Any) -> tuple[bool, ...]:
+    def _own_leaves(self, call: trace.CallSpec, leaves: list[Any], shapes: Any) -> tuple[bool, ...]:
         key = (call.spec, shapes, self._version)
         if key not in self._per_model:
             for leaf in leaves:
@@ -168,7 +168,9 @@ class Calls(Saved):
     def _put_back(self) -> AbstractContextManager[None]:
         return put_back(self, self._generators)
 
-    def _program(self, call: trace.Call, values: list[Any], shapes: Any, own: tuple[bool, ...]) -> Program | None:
+    def _program(
+        self, call: trace.CallSpec, values: list[Any], shapes: Any, own: tuple[bool, ...]
+    ) -> FusedProgram | None:
         """The program for this kind of call, or None where nothing can trace it."""
         try:
             key: Any = (call.spec, call.constants, self._version)
@@ -195,7 +197,7 @@ class Calls(Saved):
         args, kwargs = pytree.tree_unflatten(first, spec)
         return args, kwargs
 
-    def _traced_symbolically(self, values: list[Any], spec: Any) -> Program | None:
+    def _traced_symbolically(self, values: list[Any], spec: Any) -> FusedProgram | None:
         args, kwargs = self._sample(values, spec)
         plain = self._plain(0)
         try:
@@ -205,7 +207,7 @@ class Calls(Saved):
             return None
         return make_program(self, traced)
 
-    def _traced_by_export(self, values: list[Any], spec: Any) -> Program | None:
+    def _traced_by_export(self, values: list[Any], spec: Any) -> FusedProgram | None:
         if self._separate_index:
             raise InputError(
                 "blocks stay separate, and torch.fx cannot trace the model around them: "
@@ -225,7 +227,7 @@ class Calls(Saved):
         """Where no tracer can follow: the model as one op, by vmap, else model by model."""
         step = Step(0, "", type(self._shells[0]).__name__, _no_rule, (), {}, ["rule"])
         if not is_watched():
-            Program._tell(_Teller(self), step)  # type: ignore[arg-type]
+            FusedProgram._tell(_Teller(self), step)  # type: ignore[arg-type]
         plain = not self._separate_index and self._seeds is None and not _pads(self._shells[0])
         if plain and not self._goes_one_by_one:
             args, kwargs = pytree.tree_unflatten(values, spec)

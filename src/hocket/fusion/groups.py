@@ -28,7 +28,7 @@ from hocket.fusion.trace import Traced
 __all__ = ["Groups"]
 
 
-class Part:
+class ModelSlice:
     """Models `start` to `stop` of a fused module, as the owner of a program."""
 
     _hocket_form: str | None = None
@@ -94,7 +94,7 @@ class Groups:
         self._size = size
         starts = range(0, owner.num_models, size)
         memory = owner.gradient_memory if memory is None else memory
-        self._parts = [Part(owner, start, min(start + size, owner.num_models), memory) for start in starts]
+        self._parts = [ModelSlice(owner, start, min(start + size, owner.num_models), memory) for start in starts]
         self._programs = [make_program(part, traced) for part in self._parts]
         self._plain = [
             Plain(program, channels_last) if program.owner.num_models == 1 else None for program in self._programs
@@ -102,7 +102,7 @@ class Groups:
         self._single = Single()
 
     def run(self, leaves: list[Any]) -> Any:
-        """As `Program.run`: the output for these leaves, `Stacked` where models have their own."""
+        """As `FusedProgram.run`: the output for these leaves, `Stacked` where models have their own."""
         if self._owner.num_models == 1:
             out = self.run_alone(leaves)
             if isinstance(out, Tensor):

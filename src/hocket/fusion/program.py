@@ -24,7 +24,7 @@ from hocket.fusion.shares import GradientMemory
 from hocket.fusion.stacked import Stacked, is_stacked, mapped, unwrap
 from hocket.fusion.trace import Traced
 
-__all__ = ["Owner", "Program", "Step", "make_program"]
+__all__ = ["FusedProgram", "Owner", "Step", "make_program"]
 
 CANNOT = (RuntimeError, ValueError, TypeError, NotImplementedError, AssertionError, AttributeError)
 SKIPPED = ("_assert", "_assert_is_none", "_assert_async", "_assert_tensor_metadata", "_assert_scalar")
@@ -78,7 +78,7 @@ class Step:
     takes_tensors: bool = False
 
 
-class Program:
+class FusedProgram:
     """Runs the steps; see `make_program`."""
 
     def __init__(self, owner: Owner, steps: list[Step], size: int, traced: Traced) -> None:
@@ -175,11 +175,11 @@ class Ref:
         self.place = place
 
 
-def make_program(owner: Owner, traced: Traced) -> Program:
+def make_program(owner: Owner, traced: Traced) -> FusedProgram:
     """Find a rule for each op, and what may stand in for it."""
     nodes = list(traced.graph.nodes)
     places = {node: place for place, node in enumerate(nodes)}
-    program = Program(owner, [], len(nodes), traced)
+    program = FusedProgram(owner, [], len(nodes), traced)
 
     def refer(tree: Any) -> Any:
         return mapped(tree, lambda value: Ref(places[value]) if isinstance(value, fx.Node) else value)
@@ -227,7 +227,7 @@ def _chain(owner: Owner, node: fx.Node) -> Chain | None:
     return found
 
 
-def _chain_step(program: Program, chain: Chain, steps: list[Step]) -> Step:
+def _chain_step(program: FusedProgram, chain: Chain, steps: list[Step]) -> Step:
     """One step for a chain, which goes op by op where the whole cannot be had."""
     owner = program.owner
     names = frozenset(owner.names_in(chain.layer))

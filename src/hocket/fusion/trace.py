@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 
 from hocket.fusion.rules import find_module
 
-__all__ = ["Call", "Traced", "exported", "symbolic"]
+__all__ = ["CallSpec", "Traced", "exported", "symbolic"]
 
 # What torch.fx would read as ``x = x + y``, so that another name for the same tensor would keep the old value.
 IN_PLACE = ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor")
@@ -41,18 +41,18 @@ FAILURES = (
 
 
 @dataclass(frozen=True)
-class Call:
+class CallSpec:
     """How the model is called: the tree of its arguments, and the leaves that are not tensors."""
 
     spec: Any
     constants: tuple[tuple[int, Any], ...]
 
     @staticmethod
-    def of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Call, list[Any]]:
+    def of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[CallSpec, list[Any]]:
         """The call and all leaves, in order."""
         leaves, spec = pytree.tree_flatten((args, kwargs))
         constants = tuple((index, leaf) for index, leaf in enumerate(leaves) if not isinstance(leaf, Tensor))
-        return Call(spec, constants), leaves
+        return CallSpec(spec, constants), leaves
 
 
 @dataclass(frozen=True)

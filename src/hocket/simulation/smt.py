@@ -42,7 +42,7 @@ class Sharing:
         self._places = {lane: np.array(cores) for lane, cores in places.items()}
         self._speedup = np.array(speedup)
         self._busy = np.zeros(len(speedup), np.int64)  # threads of each core
-        self._running: dict[int, _Running] = {}
+        self._running: dict[int, _RunningOp] = {}
         self.next_us = float("inf")
 
     def __contains__(self, lane: int) -> bool:
@@ -53,7 +53,7 @@ class Sharing:
         touched = self._pass(self._running.values(), now_us)
         places = self._places[lane]
         np.add.at(self._busy, places, 1)
-        self._running[op] = _Running(places, work_us, now_us)
+        self._running[op] = _RunningOp(places, work_us, now_us)
         self._adapt({*touched, *places.tolist()}, now_us)
 
     def ended(self, now_us: float) -> list[tuple[int, float]]:
@@ -65,7 +65,7 @@ class Sharing:
         self._adapt(touched, now_us)
         return found
 
-    def _pass(self, running: Iterable[_Running], now_us: float) -> set[int]:
+    def _pass(self, running: Iterable[_RunningOp], now_us: float) -> set[int]:
         """Count out all threads that are done by now; the cores they were on."""
         touched: set[int] = set()
         for one in running:
@@ -86,7 +86,7 @@ class Sharing:
         self.next_us = min((one.next_us for one in self._running.values()), default=float("inf"))
 
 
-class _Running:
+class _RunningOp:
     """An op that runs, thread by thread.
 
     Attributes:

@@ -29,7 +29,7 @@ import torch
 from hocket.errors import InputError
 from hocket.fusion.optim import carry
 from hocket.fusion.optim.arithmetic import Tensors
-from hocket.fusion.optim.chunks import Bucket, Chunk, Columns, Layout, Piece, lay_out
+from hocket.fusion.optim.chunks import Bucket, Chunk, Columns, Layout, ParameterSlice, lay_out
 from hocket.fusion.optim.hyper import Number, one_of, plain
 from hocket.fusion.optim.options import Options, as_tuple, groups_of
 from hocket.fusion.optim.slots import slots_of
@@ -243,7 +243,7 @@ class FusedOptimizer(Options, ABC):
             return False
         return self.update_at_once(bucket.params, grads, bucket.states, group, bucket.count)
 
-    def _chunk(self, pieces: Sequence[Piece], group: dict[str, Any]) -> Chunk:
+    def _chunk(self, pieces: Sequence[ParameterSlice], group: dict[str, Any]) -> Chunk:
         params = [piece.of(piece.p) for piece in pieces]
         grads = [piece.of(piece.p.grad) for piece in pieces if piece.p.grad is not None]
         states = [piece.state(self.state[piece.p]) for piece in pieces]
