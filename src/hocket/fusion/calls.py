@@ -20,12 +20,14 @@ from hocket.fusion import fallback, trace
 from hocket.fusion.choose import CHANNELS_LAST, Choice, as_before, choose, put_back
 from hocket.fusion.compare import Blocks
 from hocket.fusion.inputs import is_per_model
-from hocket.fusion.program import FusedProgram, Step, make_program
+from hocket.fusion.program import FusedProgram, make_program
 from hocket.fusion.rules.base import is_watched
 from hocket.fusion.shares import GradientMemory
 from hocket.fusion.stacked import Stacked, lead, unwrap
 from hocket.fusion.state import StatefulStore
+from hocket.fusion.steps import Step, warn_without_rule
 from hocket.fusion.store import mark
+from hocket.fusion.unfused_copy import UnfusedCopy, call_with
 
 __all__ = ["MAX_KINDS", "Calls", "autocast_state"]
 
@@ -227,14 +229,14 @@ class Calls(StatefulStore):
         """Where no tracer can follow: the model as one op, by vmap, else model by model."""
         step = Step(0, "", type(self._shells[0]).__name__, _no_rule, (), {}, ["rule"])
         if not is_watched():
-            FusedProgram._tell(_Teller(self), step)  # type: ignore[arg-type]
+            warn_without_rule(self, step)
         plain = not self._separate_index and self._seeds is None and not _pads(self._shells[0])
         if plain and not self._goes_one_by_one:
             args, kwargs = pytree.tree_unflatten(values, spec)
             tensors = {name: self.tensor(name) for name in self._places}
             shell = self._shells[0]
             try:
-                return fallback.vmap(lambda own, *a, **k: _call_with(shell, own, a, k), (tensors, *args), kwargs)
+                return fallback.vmap(lambda own, *a, **k: call_with(shell, own, a, k), (tensors, *args), kwargs)
             except trace.FAILURES:
                 self._goes_one_by_one = True
         return self._one_by_one(values, spec)
@@ -254,7 +256,7 @@ class Calls(StatefulStore):
                 module = self._group(place)[index]
                 own |= {f"{block}.{name}": each for name, each in module.named_parameters(remove_duplicate=False)}
                 own |= {f"{block}.{name}": each for name, each in module.named_buffers(remove_duplicate=False)}
-            targets.append(_Plain(self, shell, own, index))
+            targets.append(UnfusedCopy(self, shell, own, index))
         return fallback.loop(targets, args, kwargs, "the model itself")
 
     def _out(self, tree: Any) -> Any:
@@ -298,51 +300,6 @@ class Calls(StatefulStore):
             parameter._hocket_models = self.num_models  # type: ignore[attr-defined]
         for group in self.separate:
             mark(list(group.children()))
-
-
-class _Plain:
-    """One model on its part of the stacked tensors, drawing from its own generator where it has one."""
-
-    def __init__(self, array: Calls, shell: nn.Module, tensors: dict[str, Tensor], index: int) -> None:
-        self._array = array
-        self._shell = shell
-        self._tensors = tensors
-        self._index = index
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        device = next(iter(self._tensors.values())).device if self._tensors else torch.device("cpu")
-        generators = self._array.generators_on(device)
-        if not generators:
-            return _call_with(self._shell, self._tensors, args, kwargs)
-        generator = generators[self._index]
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            usual = (
-                torch.cuda.default_generators[device.index or 0] if device.type == "cuda" else torch.default_generator
-            )
-            usual.set_state(generator.get_state())
-            out = _call_with(self._shell, self._tensors, args, kwargs)
-            generator.set_state(usual.get_state())
-        return out
-
-
-def _call_with(shell: nn.Module, tensors: dict[str, Any], args: Any, kwargs: Any) -> Any:
-    """Call a shell with these tensors; a buffer that its forward assigns anew is written into its tensor."""
-
-    def write_back(module: nn.Module, _: Any, __: Any) -> None:
-        for name, value in module.named_buffers(remove_duplicate=False):
-            if name in tensors and value is not tensors[name]:
-                tensors[name].copy_(value)
-
-    handle = shell.register_forward_hook(write_back)
-    try:
-        return torch.func.functional_call(shell, tensors, args, kwargs)
-    finally:
-        handle.remove()
-
-
-class _Teller:
-    def __init__(self, owner: Calls) -> None:
-        self.owner = owner
 
 
 def _no_rule(backend: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

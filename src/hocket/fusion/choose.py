@@ -26,8 +26,9 @@ from torch import Tensor, nn
 from hocket.fusion.contest import Copies, contest, in_turns, make_pass, those_that_run
 from hocket.fusion.groups import Groups
 from hocket.fusion.plain import has_images
-from hocket.fusion.program import FusedProgram, Step
+from hocket.fusion.program import FusedProgram
 from hocket.fusion.stacked import Stacked, mapped
+from hocket.fusion.steps import Step
 
 __all__ = ["CHANNELS_LAST", "Choice", "as_before", "choose", "put_back"]
 

@@ -18,11 +18,12 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from hocket.fusion.plain import Plain
-from hocket.fusion.program import Owner, make_program
+from hocket.fusion.program import make_program
 from hocket.fusion.rules.base import is_watched
 from hocket.fusion.shares import LARGE_BYTES, GradientMemory, shares
 from hocket.fusion.single import Single
 from hocket.fusion.stacked import Stacked, lead
+from hocket.fusion.steps import Owner
 from hocket.fusion.trace import Traced
 
 __all__ = ["Groups"]

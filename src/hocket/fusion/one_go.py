@@ -27,9 +27,9 @@ from hocket.errors import HocketError, InputError
 from hocket.fusion.gather import Gather, Places, split
 from hocket.fusion.groups import Groups
 from hocket.fusion.loss import Losses, stacked_loss, stacked_targets
-from hocket.fusion.program import Owner
 from hocket.fusion.shares import LARGE_BYTES
 from hocket.fusion.stacked import Stacked
+from hocket.fusion.steps import Owner
 from hocket.fusion.trace import Traced
 
 __all__ = ["Alone", "OneGo"]

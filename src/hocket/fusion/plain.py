@@ -25,8 +25,9 @@ import torch
 from torch import Tensor
 
 from hocket.errors import HocketError, InputError
-from hocket.fusion.program import FusedProgram, Ref, Step
+from hocket.fusion.program import FusedProgram, Ref
 from hocket.fusion.stacked import Stacked, mapped
+from hocket.fusion.steps import Step
 
 __all__ = ["Plain", "has_images"]
 
