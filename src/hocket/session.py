@@ -20,13 +20,13 @@ from typing import Any
 
 from hocket.adaptation import CoRun, DriftLimits
 from hocket.arguments import packed, spreading
-from hocket.autotune.candidate import Candidate, Setting
+from hocket.autotune.candidate import Candidate, TunerConfig
 from hocket.autotune.decision import Decision, Verdict
 from hocket.autotune.store import DecisionStore
 from hocket.autotune.variant import Variant
 from hocket.autotune.verification import Difference
 from hocket.errors import ExecutionError, InputError, StaleCaptureError
-from hocket.execution import EXECUTORS, foreign
+from hocket.execution import EXECUTORS, unavailable_reason
 from hocket.interrupts import native_holders
 from hocket.ir import Costs, Graph, Machine, Plan, Timeline
 from hocket.planning import Bounds, planners
@@ -81,13 +81,13 @@ class Schedule:
         self.step = step
         self.machine = machine or Machine.here()
         for device in self.machine.devices:
-            if problem := foreign(device):
+            if problem := unavailable_reason(device):
                 raise InputError(f"schedule: machine: {problem}")
         self._places = inventory(model, optimizer)
         self._versions = self._places.versions()
         limits = drift or DriftLimits()
         watch = PurityWatch(step, (*self._places.models, *self._places.optimizers))
-        self._setting = Setting(
+        self._setting = TunerConfig(
             step=spreading(step),
             model=model,
             optimizer=optimizer,

@@ -21,7 +21,7 @@ from typing import Any
 
 from hocket.adaptation import Drift, co_runs, interfering
 from hocket.autotune.admission import Admission
-from hocket.autotune.candidate import Candidate, Setting, lower_quartile, rank_of
+from hocket.autotune.candidate import Candidate, TunerConfig, lower_quartile, rank_of
 from hocket.autotune.comparison import StepComparison, compare_steps
 from hocket.autotune.decision import Decision
 from hocket.autotune.items import Item, TimedStep
@@ -55,7 +55,7 @@ class Tuner:
         recall: keeps decisions, and finds those that were kept.
     """
 
-    def __init__(self, setting: Setting, backend: Backend) -> None:
+    def __init__(self, setting: TunerConfig, backend: Backend) -> None:
         self.admission = Admission(setting.watch, backend)
         self.recall = Recall(setting, backend, self.admission)
         self._setting = setting

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from hocket.backends.base import Backend
-from hocket.execution.lanes import Executor
+from hocket.execution.base import Executor
 from hocket.ir import Costs, Device, Lane, Machine, Plan, Timeline
 from hocket.profiling.gpu import estimate_gpu
 from hocket.profiling.tracer import costs_of
@@ -32,9 +32,9 @@ class CudaBackend(Backend):
     """
 
     def __init__(self, index: int) -> None:
-        from hocket.execution.streams import Cuda
+        from hocket.execution.streams import CudaDevice
 
-        self.backend = Cuda(index)
+        self.backend = CudaDevice(index)
         found = torch.cuda.get_device_properties(index)
         least, greatest = torch.cuda.Stream.priority_range()  # type: ignore[call-arg]  # it is static
         device = Device(

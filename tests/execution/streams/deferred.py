@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from hocket.execution.streams import Backend
+from hocket.execution.streams import StreamDevice
 
 
 @dataclass(eq=False)
@@ -27,7 +27,7 @@ class Stream:
     queue: list[tuple[Any, ...]] = field(default_factory=list)
 
 
-class Deferred(Backend):
+class Deferred(StreamDevice):
     """Runs what streams were given only when the caller's stream, which is the host itself here, has to wait."""
 
     def __init__(self, seed: int) -> None:

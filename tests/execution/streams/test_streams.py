@@ -13,9 +13,9 @@ from equivalence.test_lanes import JOBS, captured_twins, on_lanes, random_order
 from execution.streams.deferred import Deferred
 from hocket.errors import ExecutionError
 from hocket.execution import executor
-from hocket.execution.streams import Cuda, GraphedLanes, StreamLanes
+from hocket.execution.streams import CudaDevice, GraphedLanes, StreamLanes
 from hocket.execution.streams.graphs import changing
-from hocket.execution.streams.part import drops
+from hocket.execution.streams.launch_plan import drops
 from hocket.execution.threads import ThreadLanes
 from hocket.ir import Lane, Plan, synchronisation
 
@@ -170,6 +170,6 @@ def test_other_lanes_and_other_machines_are_refused_by_name():
         StreamLanes(captured, serial(captured), backend=Deferred(0))
     if not torch.cuda.is_available():
         with pytest.raises(ExecutionError, match="need a CUDA device, and torch sees none here"):
-            Cuda()
+            CudaDevice()
         with pytest.raises(ExecutionError, match="need a CUDA device"):
             executor(captured, on_streams(serial(captured)))

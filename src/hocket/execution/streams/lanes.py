@@ -25,9 +25,9 @@ from typing import Any
 import torch
 
 from hocket.errors import ExecutionError
-from hocket.execution.lanes import Executor, below_autograd
-from hocket.execution.streams.backend import Backend, Cuda
-from hocket.execution.streams.part import Part, part_of
+from hocket.execution.base import Executor, below_autograd
+from hocket.execution.streams.device import CudaDevice, StreamDevice
+from hocket.execution.streams.launch_plan import LaunchPlan, launch_plan_of
 from hocket.ir import Graph, Machine, Plan, Span, Timeline, carried_waits
 from hocket.tracing.captured import Captured, Frame
 from hocket.tracing.program import compile_action
@@ -60,7 +60,7 @@ class StreamLanes(Executor):
         machine: Machine | None = None,
         graph: Graph | None = None,
         *,
-        backend: Backend | None = None,
+        backend: StreamDevice | None = None,
         overlap: bool = False,
         timed: bool = False,
     ) -> None:
@@ -68,7 +68,7 @@ class StreamLanes(Executor):
         for lane in plan.lanes:
             if lane.ops and lane.kind != "stream":
                 raise ExecutionError(f"lane {lane.name!r} is a lane of {lane.kind}; stream lanes run streams only")
-        self.backend = backend or Cuda()
+        self.backend = backend or CudaDevice()
         self.overlap = overlap
         self.timed = self.keeps_time = timed
         self._graph = graph or captured.graph
@@ -78,7 +78,7 @@ class StreamLanes(Executor):
         self._carriers = {op for others in self._carried.values() for op in others}
         self._events: dict[str, Any] = {}
         program = captured.program
-        self._whole = Launch(self, part_of(program, self._graph, plan))
+        self._whole = Launch(self, launch_plan_of(program, self._graph, plan))
         makers = {slot: action.name for action in program.actions for slot in action.fills}
         self._returned = self._makers_of_results(makers)
         lane_of = self._whole.part.lane_of
@@ -138,7 +138,7 @@ _TENSORS = ("tensor", "item")
 class Launch:
     """Gives the ops of one part to their streams, between the caller's work before and after."""
 
-    def __init__(self, lanes: StreamLanes, part: Part) -> None:
+    def __init__(self, lanes: StreamLanes, part: LaunchPlan) -> None:
         self.part = part
         self._lanes = lanes
         program = lanes.captured.program
