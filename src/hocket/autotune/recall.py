@@ -12,7 +12,7 @@ from collections.abc import Generator
 from typing import Any
 
 from hocket.autotune.admission import Admission
-from hocket.autotune.candidate import Candidate, Setting, lower_quartile
+from hocket.autotune.candidate import Candidate, TunerConfig, lower_quartile
 from hocket.autotune.comparison import StepComparison, compare_steps, take_turn
 from hocket.autotune.decision import Decision
 from hocket.autotune.items import Item, TimedStep
@@ -41,7 +41,7 @@ class Recall:
         admission: what is known of the step, which is captured.
     """
 
-    def __init__(self, setting: Setting, backend: Backend, admission: Admission) -> None:
+    def __init__(self, setting: TunerConfig, backend: Backend, admission: Admission) -> None:
         self._setting = setting
         self._backend = backend
         self._admission = admission
