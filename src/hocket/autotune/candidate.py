@@ -8,6 +8,7 @@ from statistics import median
 from typing import Any
 
 from hocket.adaptation import DriftLimits
+from hocket.autotune.store import DecisionStore
 from hocket.execution.base import Executor
 from hocket.ir import Costs, Machine, Plan, Timeline
 from hocket.tracing.captured import Captured
@@ -33,6 +34,7 @@ class TunerConfig:
     executor: str
     clock: Callable[[], float]
     drift: DriftLimits
+    store: DecisionStore
     on_progress: Callable[[str, int], object] | None = None
 
 

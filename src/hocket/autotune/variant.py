@@ -211,6 +211,8 @@ class Variant:
             self._item = self._search.send(outcome)
         except StopIteration as end:
             self._settle(end.value)
+            if not end.value.is_recalled:
+                self._tuner.recall.keep(end.value)
 
     def _give_up(self) -> None:
         self._search = self._item = None

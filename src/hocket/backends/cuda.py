@@ -54,12 +54,12 @@ class CudaBackend(Backend):
     def lanes(self, captured: Captured, plan: Plan) -> Executor:
         from hocket.execution.streams import GraphedLanes
 
-        return GraphedLanes(captured, plan, self.machine, backend=self.backend)
+        return GraphedLanes(captured, plan, self.machine, device=self.backend)
 
     def profilers(self, captured: Captured) -> Sequence[tuple[str, Executor]]:
         from hocket.execution.streams import StreamLanes
 
-        return [("gpu0", StreamLanes(captured, self.plain(captured), backend=self.backend, timed=True))]
+        return [("gpu0", StreamLanes(captured, self.plain(captured), device=self.backend, timed=True))]
 
     def costs(self, captured: Captured, measured: dict[str, list[Timeline]]) -> Costs:
         found = costs_of(measured)

@@ -35,7 +35,6 @@ class Deferred(StreamDevice):
         self.streams: list[Stream] = []
         self.host = Stream(0)
         self.clock = 0.0
-        self.kept: list[tuple[torch.Tensor, Stream]] = []
         self.waits = 0
         self._captures: list[tuple[Stream, tuple[Any, ...]]] | None = None
 
@@ -59,9 +58,6 @@ class Deferred(StreamDevice):
 
     def launch(self, stream: Stream, work: Callable[[], None]) -> None:
         self._put(stream, ("work", work))
-
-    def keep(self, tensor: torch.Tensor, stream: Stream) -> None:
-        self.kept.append((tensor, stream))
 
     def elapsed_us(self, first: Event, second: Event) -> float:
         return second.at - first.at

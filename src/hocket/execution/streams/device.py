@@ -14,7 +14,13 @@ __all__ = ["CudaDevice", "StreamDevice"]
 
 
 class StreamDevice(ABC):
-    """Streams, events between them, and graphs of both. Streams and events are opaque to the executors."""
+    """Streams, events between them, and graphs of both. Streams and events are opaque to the executors.
+
+    Attributes:
+        index: of the CUDA device, whose random numbers its ops draw; None where they draw the CPU's.
+    """
+
+    index: int | None = None
 
     @abstractmethod
     def stream(self, priority: int) -> Any:
@@ -41,10 +47,6 @@ class StreamDevice(ABC):
         """Give `stream` the ops that `work` calls."""
 
     @abstractmethod
-    def keep(self, tensor: torch.Tensor, stream: Any) -> None:
-        """The memory of `tensor`, which another stream allocated, is not used anew before `stream` has got here."""
-
-    @abstractmethod
     def elapsed_us(self, first: Any, second: Any) -> float:
         """Time between two timed events; waits until both have happened."""
 
@@ -56,7 +58,8 @@ class StreamDevice(ABC):
     def graph(self, work: Callable[[], None]) -> Callable[[], None]:
         """Capture what `work` launches, on the current stream and on those that wait for it; returns its replay.
 
-        Nothing has run when this returns; what the ops allocated stays theirs as long as the replay exists.
+        Nothing has run when this returns; what the ops allocated stays theirs as long as the replay exists. Timed
+        events that are recorded meanwhile are recorded by each replay.
         """
 
 
@@ -64,28 +67,29 @@ class CudaDevice(StreamDevice):
     """One CUDA device.
 
     Args:
-        device: its index; the current one if not given.
+        index: of the device; the current one if not given.
 
     Raises:
         ExecutionError: there is no CUDA device.
     """
 
-    def __init__(self, device: int | None = None) -> None:
+    def __init__(self, index: int | None = None) -> None:
         if not torch.cuda.is_available():
             raise ExecutionError("stream lanes need a CUDA device, and torch sees none here")
-        self.device = torch.cuda.current_device() if device is None else device
+        self.index: int = torch.cuda.current_device() if index is None else index
         # Least and greatest, where greater means a lower number: (0, -5) on recent devices.
         self._least, self._greatest = torch.cuda.Stream.priority_range()  # type: ignore[call-arg]  # it is static
 
     def stream(self, priority: int) -> Any:
         level = max(self._greatest, self._least - max(0, priority))
-        return torch.cuda.Stream(self.device, priority=level)
+        return torch.cuda.Stream(self.index, priority=level)
 
     def current(self) -> Any:
-        return torch.cuda.current_stream(self.device)
+        return torch.cuda.current_stream(self.index)
 
     def event(self, timed: bool = False) -> Any:
-        return torch.cuda.Event(enable_timing=timed)
+        # An external event is a node of a graph that is being captured, so that a replay records it; others only order.
+        return torch.cuda.Event(enable_timing=timed, external=timed)
 
     def record(self, event: Any, stream: Any) -> None:
         event.record(stream)
@@ -97,21 +101,17 @@ class CudaDevice(StreamDevice):
         with torch.cuda.stream(stream):
             work()
 
-    def keep(self, tensor: torch.Tensor, stream: Any) -> None:
-        if tensor.is_cuda:
-            tensor.record_stream(stream)
-
     def elapsed_us(self, first: Any, second: Any) -> float:
         second.synchronize()
         return 1e3 * float(first.elapsed_time(second))
 
     def synchronize(self) -> None:
-        torch.cuda.synchronize(self.device)
+        torch.cuda.synchronize(self.index)
 
     def graph(self, work: Callable[[], None]) -> Callable[[], None]:
         made = torch.cuda.CUDAGraph()
         # Memory that other work gives back during the capture must not be mistaken for the graph's.
-        torch.cuda.synchronize(self.device)
+        torch.cuda.synchronize(self.index)
         with torch.cuda.graph(made, capture_error_mode="thread_local"):
             work()
 
