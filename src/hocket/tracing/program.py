@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hocket.tracing.scalars import Tape, TapeRef
+from hocket.tracing.scalars.tape import Tape, TapeRef
 
 __all__ = ["Action", "Call", "Program", "Slot", "compile_action", "compile_tape", "slots_in"]
 
