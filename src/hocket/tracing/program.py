@@ -52,7 +52,7 @@ class Action:
 
     @property
     def reads(self) -> tuple[int, ...]:
-        """Slots that other actions (or the prologue) fill."""
+        """SlotTable that other actions (or the prologue) fill."""
         own = {slot for call in self.calls for slot in call.outs.values()}
         return tuple(dict.fromkeys(slot for call in self.calls for slot in call.reads if slot not in own))
 

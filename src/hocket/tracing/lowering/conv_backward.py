@@ -44,7 +44,7 @@ def parts(call: Call, pays: Callable[[str], bool] = lambda part: True) -> Iterat
 
 
 def unread(call: Call) -> frozenset[int]:
-    """Slots that a convolution's backward is handed, but whose content none of the gradients it computes needs."""
+    """SlotTable that a convolution's backward is handed, but whose content none of the gradients it computes needs."""
     if call.func is not torch.ops.aten.convolution_backward.default:
         return frozenset()
     looked_at = {argument for part in call.outs if part is not None for argument in _LOOKS_AT[part]}

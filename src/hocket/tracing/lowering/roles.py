@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from hocket.tracing.lowering.lower import AnnotatedCall
+from hocket.tracing.lowering.calls import AnnotatedCall
 
 __all__ = ["Described", "describe"]
 
