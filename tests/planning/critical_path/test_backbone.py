@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hocket.ir import Edge, Graph, Op
-from hocket.planning.critical_path.backbone import ancestors, backbone_of, reduced
-from planning.critical_path.examples import network
+from hocket.planning.critical_path.backbone import backbone_of, reduced
+from planning.critical_path.examples import ancestors, network
 from strategies import graphs
 
 

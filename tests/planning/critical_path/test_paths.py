@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from hocket.planning.critical_path.backbone import Backbone, backbone_of
 from hocket.planning.critical_path.blocks import blocks_of
-from hocket.planning.critical_path.paths import in_ns, listed_paths, ranked_paths
-from planning.critical_path.examples import as_backbone, branching, dags, series_parallel
+from hocket.planning.critical_path.paths import in_ns, ranked_paths
+from planning.critical_path.examples import as_backbone, branching, dags, listed_paths, series_parallel
 
 
 def agree(backbone: Backbone, durations_ns: list[int]) -> None:

@@ -17,12 +17,12 @@ backward, past the whole network, and would hide every place that all ways lead 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hocket.ir import Graph
 
-__all__ = ["Backbone", "ancestors", "backbone_of", "reduced"]
+__all__ = ["Backbone", "backbone_of", "reduced"]
 
 _TASKS = ("forward", "activation_grad")
 _GRADIENTS = ("weight_grad", "bias_grad", "update")
@@ -86,17 +86,6 @@ def _members(graph: Graph) -> set[str]:
     return found
 
 
-def ancestors(above: Sequence[Sequence[int]]) -> list[int]:
-    """For each op of a topological order all that comes before it, as a set of bits."""
-    found: list[int] = []
-    for before in above:
-        mine = 0
-        for other in before:
-            mine |= found[other] | 1 << other
-        found.append(mine)
-    return found
-
-
 def reduced(above: Sequence[Sequence[int]]) -> list[list[int]]:
     """The same order without the edges that others imply (the transitive reduction; Aho, Garey, Ullman 1972)."""
     masks: list[int] = []
@@ -111,11 +100,3 @@ def reduced(above: Sequence[Sequence[int]]) -> list[list[int]]:
         masks.append(mine)
         result.append(kept[::-1])
     return result
-
-
-def bits(mask: int) -> Iterator[int]:
-    """The positions in a set of bits."""
-    while mask:
-        low = mask & -mask
-        yield low.bit_length() - 1
-        mask ^= low

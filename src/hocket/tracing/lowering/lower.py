@@ -17,10 +17,9 @@ from hocket.tracing.lowering.calls import AnnotatedCall, SlotTable, annotated_ca
 from hocket.tracing.lowering.graph import graph_of
 from hocket.tracing.lowering.passes import drop_dead, fold_views, split_conv_backward
 from hocket.tracing.program import Action, Program
-from hocket.tracing.state import Gradient
 from hocket.tracing.trace import Trace
 
-__all__ = ["Lowered", "gradients_of", "lower"]
+__all__ = ["Lowered", "lower"]
 
 
 @dataclass(frozen=True)
@@ -68,8 +67,3 @@ def lower(trace: Trace, *, split_backward: bool = True, pays: Callable[[str, str
 def _left_behind(trace: Trace) -> list[fx.Node]:
     nodes = [leaf for kind, leaf in trace.result.leaves if kind in ("item", "tensor")]
     return [*nodes, *(n for n in trace.gradients.values() if n is not None), *trace.rebound.values()]
-
-
-def gradients_of(trace: Trace, slot_of: dict[fx.Node, int]) -> dict[Gradient, int | None]:
-    """For each gradient that changes: the slot that holds it at the end, or None where it becomes None."""
-    return {g: None if node is None else slot_of[node] for g, node in trace.gradients.items()}
