@@ -9,7 +9,7 @@ import pytest
 from execution.probe import KINDS, captured_job, probing_job, spread
 from hocket.errors import ExecutionError, InputError
 from hocket.execution import executor
-from hocket.execution.process import foreign, forked
+from hocket.execution.process import unavailable_reason, forked
 from hocket.ir import Device, Lane, Machine
 from hocket.profiling import profile
 from hocket.session import Schedule
@@ -19,9 +19,9 @@ MANY = HERE.cores + 1
 
 
 def test_this_machine_is_not_foreign():
-    assert [foreign(device) for device in HERE.devices] == [""]
-    assert foreign(Device("cpu0", cores=HERE.cores)) == ""
-    assert foreign(Device("gpu0", "cuda", cores=100)) == ""
+    assert [unavailable_reason(device) for device in HERE.devices] == [""]
+    assert unavailable_reason(Device("cpu0", cores=HERE.cores)) == ""
+    assert unavailable_reason(Device("gpu0", "cuda", cores=100)) == ""
     assert not forked()
 
 
