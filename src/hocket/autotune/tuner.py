@@ -21,7 +21,7 @@ from typing import Any
 
 from hocket.adaptation import Drift, co_runs, interfering
 from hocket.autotune.admission import Admission
-from hocket.autotune.candidate import Candidate, TunerConfig, lower_quartile, rank_of
+from hocket.autotune.candidate import Candidate, TunerConfig, rank_of
 from hocket.autotune.comparison import StepComparison, compare_steps
 from hocket.autotune.decision import Decision
 from hocket.autotune.items import Item, TimedStep
@@ -30,6 +30,7 @@ from hocket.backends import Backend
 from hocket.checking import check
 from hocket.ir import Costs, Plan, Timeline
 from hocket.planning import plan
+from hocket.reporting import lower_quartile
 from hocket.simulation import simulate
 from hocket.tracing.captured import Captured, relowered
 
