@@ -22,8 +22,8 @@ from hocket.execution import executor
 from hocket.ir import Machine
 from hocket.profiling.tracer import serial_plan
 from hocket.tracing.captured import capture_step
-from hocket.tracing.guards import Guards
-from hocket.tracing.purity import PurityWatch
+from hocket.tracing.purity.guards import Guards
+from hocket.tracing.purity.watch import PurityWatch
 
 __all__ = ["measure", "run"]
 

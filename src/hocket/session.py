@@ -33,7 +33,7 @@ from hocket.planning import Bounds, planners
 from hocket.reporting import Comparison, write_report
 from hocket.summary import bounds_of, comparison_of, notes_of
 from hocket.tracing.captured import Captured, signature_of
-from hocket.tracing.purity import PurityWatch, named
+from hocket.tracing.purity.watch import PurityWatch, named
 from hocket.tracing.state import inventory
 
 __all__ = ["Candidate", "Decision", "Schedule", "Verdict", "schedule"]

@@ -25,7 +25,7 @@ from hocket.profiling.tracer import serial_plan
 from hocket.reporting import Comparison, Sample, write_report
 from hocket.session import Schedule, schedule
 from hocket.summary import comparison_of
-from hocket.tracing.forms import in_form
+from hocket.tracing.variants import in_form
 
 __all__ = ["Trial", "try_out"]
 

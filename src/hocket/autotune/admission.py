@@ -20,8 +20,8 @@ from hocket.autotune.verification import Difference
 from hocket.backends import Backend
 from hocket.errors import HocketError
 from hocket.tracing.captured import Captured
-from hocket.tracing.guards import Guards
-from hocket.tracing.purity import MAX_WATCHED, PurityWatch, in_words, named
+from hocket.tracing.purity.guards import Guards
+from hocket.tracing.purity.watch import MAX_WATCHED, PurityWatch, in_words, named
 
 __all__ = ["Admission", "RefusedError"]
 

@@ -13,7 +13,7 @@ from hocket.execution.base import Executor
 from hocket.ir import Costs, Machine, Plan, Timeline
 from hocket.reporting import lower_quartile
 from hocket.tracing.captured import Captured
-from hocket.tracing.purity import PurityWatch
+from hocket.tracing.purity.watch import PurityWatch
 from hocket.tracing.state import Inventory
 
 __all__ = ["Candidate", "TunerConfig", "rank_of"]
@@ -44,7 +44,7 @@ class Candidate:
     """One plan that may win.
 
     Attributes:
-        form: of the step; see `hocket.tracing.forms`.
+        form: of the step; see `hocket.tracing.variants`.
         captured, costs, plan, predicted: the step in that form, what its ops take, the plan and its simulation.
         executor: what runs it.
         steps_ms: what its steps took in the comparison; empty before one.

@@ -8,10 +8,10 @@ from hocket.autotune.admission import RefusedError
 from hocket.autotune.candidate import TunerConfig
 from hocket.errors import CaptureError, StaleCaptureError
 from hocket.tracing.captured import Captured, capture_step
-from hocket.tracing.forms import forms_of, in_form
-from hocket.tracing.purity import PurityWatch, named
+from hocket.tracing.purity.undo import Before
+from hocket.tracing.purity.watch import PurityWatch, named
 from hocket.tracing.state import inventory
-from hocket.tracing.undo import Before
+from hocket.tracing.variants import forms_of, in_form
 
 __all__ = ["captured_forms"]
 

@@ -20,7 +20,7 @@ __all__ = ["CaptureRequest", "Item", "TimedStep", "VerifiedStep", "WatchedStep"]
 
 @dataclass(frozen=True)
 class WatchedStep:
-    """An ordinary step, watched. Back comes what it showed, a `hocket.tracing.purity.Watched`."""
+    """An ordinary step, watched. Back comes what it showed, a `hocket.tracing.purity.watch.Watched`."""
 
     stage: ClassVar[str] = "watch"
 

@@ -37,7 +37,7 @@ class RememberedPlan:
     """A plan as it was measured.
 
     Attributes:
-        form: of the step; see `hocket.tracing.forms`.
+        form: of the step; see `hocket.tracing.variants`.
         split: whether the backward of convolutions was taken apart.
         text: the plan, as ``str(plan)`` writes it.
         steps_ms: what its steps took in the comparison; empty before one.

@@ -24,8 +24,8 @@ from hocket.backends import Backend, CpuBackend, CudaBackend
 from hocket.errors import CaptureError, StaleCaptureError
 from hocket.ir import Machine
 from hocket.tracing.captured import Captured
-from hocket.tracing.guards import Guards
-from hocket.tracing.purity import named
+from hocket.tracing.purity.guards import Guards
+from hocket.tracing.purity.watch import named
 from hocket.tracing.state import Inventory
 
 __all__ = ["Variant"]
@@ -74,7 +74,7 @@ class Variant:
 
     @property
     def forms(self) -> dict[str, Captured]:
-        """The step as graphs, the likeliest form first (see `hocket.tracing.forms`); empty until it is captured."""
+        """The step as graphs, the likeliest form first (see `hocket.tracing.variants`); empty until it is captured."""
         return self._tuner.admission.forms
 
     @property

@@ -18,7 +18,7 @@ from hocket.ir import Graph, Machine, Plan, Span, Timeline
 from hocket.native import available, load
 from hocket.tracing.captured import Captured, Frame
 from hocket.tracing.program import Action, Call, Slot
-from hocket.tracing.scalars import TapeRef
+from hocket.tracing.scalars.tape import TapeRef
 
 __all__ = ["NativeLanes"]
 

@@ -25,7 +25,7 @@ from hocket.execution.streams.launch_plan import launch_plan_of
 from hocket.ir import Graph, Machine, Plan, Timeline
 from hocket.tracing.captured import Captured, Frame
 from hocket.tracing.program import Action
-from hocket.tracing.scalars import TapeRef
+from hocket.tracing.scalars.tape import TapeRef
 from hocket.tracing.state import BatchLeaf
 
 __all__ = ["GraphedLanes", "changing"]
