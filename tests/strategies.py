@@ -24,7 +24,7 @@ from hocket.ir import (
     Span,
     Timeline,
 )
-from hocket.planning.moldable import Instance, instance_of
+from hocket.planning.moldable.instance import Instance, instance_of
 
 # Every character that a name may hold: all but white space (and no lone surrogates, which no file can hold).
 NAMES = st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=6).filter(

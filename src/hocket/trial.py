@@ -21,7 +21,7 @@ from hocket.errors import HocketError
 from hocket.execution import executor
 from hocket.ir import Timeline
 from hocket.job import Job
-from hocket.profiling.tracer import one_lane
+from hocket.profiling.tracer import serial_plan
 from hocket.reporting import Comparison, Sample, write_report
 from hocket.session import Schedule, schedule
 from hocket.summary import comparison_of
@@ -62,7 +62,7 @@ class Trial:
             comparison=self.comparison,
             lower_us=limits.lower_us,
             upper_us=limits.upper_us,
-            baseline_plan=one_lane(candidate.captured, torch.get_num_threads(), self.fast.current_machine),
+            baseline_plan=serial_plan(candidate.captured, torch.get_num_threads(), self.fast.current_machine),
             notes=self.fast.notes,
         )
 
@@ -123,7 +123,7 @@ def try_out(
         )
     serial = executor(
         candidate.captured,
-        one_lane(candidate.captured, torch.get_num_threads(), fast.current_machine),
+        serial_plan(candidate.captured, torch.get_num_threads(), fast.current_machine),
         fast.current_machine,
     )
     serial(batches[0])

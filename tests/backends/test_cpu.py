@@ -59,16 +59,16 @@ def profiled(backend: Simulated) -> tuple[Costs, list[Plan]]:
         plans.append(executor.plan)
 
 
-@pytest.mark.parametrize(("cores", "widths", "runs"), [(2, [1, 2], 4), (4, [1, 2, 4], 4), (16, [1, 2, 5, 9, 13, 16], 2)])
+@pytest.mark.parametrize(
+    ("cores", "widths", "runs"), [(2, [1, 2], 4), (4, [1, 2, 4], 4), (16, [1, 2, 5, 9, 13, 16], 2)]
+)
 def test_few_cores_are_measured_at_every_width_and_more_by_climbing(cores, widths, runs):
     backend = Simulated(Machine.of(cores=cores, smt=2))
     costs, plans = profiled(backend)
     assert sorted({plan.lanes[0].width for plan in plans}) == widths
     assert len(plans) == runs * len(widths)
     assert all(executor.closed for executor in backend.made)
-    assert costs.durations_us["a"] == {
-        str(width): pytest.approx(1000.0 / width + SPAWN_US * width) for width in widths
-    }
+    assert costs.durations_us["a"] == {str(width): pytest.approx(1000.0 / width + SPAWN_US * width) for width in widths}
 
 
 @pytest.mark.parametrize(("shared", "placement"), [(1.5, "scatter"), (0.9, "compact")])

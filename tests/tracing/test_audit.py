@@ -16,7 +16,7 @@ from equivalence.test_layers import LAYERS, layer_job
 from equivalence.test_places import Counting
 from equivalence.test_steps import mse, simple
 from equivalence.test_zoo import load
-from hocket.execution.lanes import below_autograd
+from hocket.execution.base import below_autograd
 from hocket.job import Job
 from hocket.tracing import capture
 from hocket.tracing.captured import Captured

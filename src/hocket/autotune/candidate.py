@@ -8,17 +8,18 @@ from statistics import median
 from typing import Any
 
 from hocket.adaptation import DriftLimits
-from hocket.execution.lanes import Executor
+from hocket.autotune.store import DecisionStore
+from hocket.execution.base import Executor
 from hocket.ir import Costs, Machine, Plan, Timeline
 from hocket.tracing.captured import Captured
 from hocket.tracing.purity import PurityWatch
 from hocket.tracing.state import Inventory
 
-__all__ = ["Candidate", "Setting", "lower_quartile", "rank_of"]
+__all__ = ["Candidate", "TunerConfig", "lower_quartile", "rank_of"]
 
 
 @dataclass(frozen=True)
-class Setting:
+class TunerConfig:
     """What a schedule was asked for; see `hocket.schedule`. `clock` counts seconds, as `time.perf_counter` does."""
 
     step: Callable[[Any], Any]
@@ -33,6 +34,7 @@ class Setting:
     executor: str
     clock: Callable[[], float]
     drift: DriftLimits
+    store: DecisionStore
     on_progress: Callable[[str, int], object] | None = None
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from hocket.execution.lanes import Executor
+from hocket.execution.base import Executor
 from hocket.tracing.captured import Captured
 
 __all__ = ["CaptureRequest", "Item", "TimedStep", "VerifiedStep", "WatchedStep"]

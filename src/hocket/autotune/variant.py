@@ -14,7 +14,7 @@ from typing import Any
 from hocket.adaptation import Drift, StepWatch
 from hocket.autotune.admission import RefusedError
 from hocket.autotune.audit import Auditor
-from hocket.autotune.candidate import Candidate, Setting
+from hocket.autotune.candidate import Candidate, TunerConfig
 from hocket.autotune.decision import UNDECIDED, Decision, Verdict
 from hocket.autotune.items import Item
 from hocket.autotune.runner import StepRunner
@@ -48,7 +48,7 @@ class Variant:
         machine: what plans run on.
     """
 
-    def __init__(self, setting: Setting, *, refused: str = "") -> None:
+    def __init__(self, setting: TunerConfig, *, refused: str = "") -> None:
         self.settled = False
         self.is_final = False
         self.decision: Decision = UNDECIDED
@@ -211,6 +211,8 @@ class Variant:
             self._item = self._search.send(outcome)
         except StopIteration as end:
             self._settle(end.value)
+            if not end.value.is_recalled:
+                self._tuner.recall.keep(end.value)
 
     def _give_up(self) -> None:
         self._search = self._item = None
@@ -240,7 +242,7 @@ class Variant:
         log.info("hocket: %s: %s", decision.kind, decision.reason)
 
 
-def _backend_of(setting: Setting) -> Backend:
+def _backend_of(setting: TunerConfig) -> Backend:
     devices = {entry.get().device for entry in setting.places.parameters}
     if len(devices) == 1 and (device := next(iter(devices))).type == "cuda":
         return CudaBackend(device.index or 0)

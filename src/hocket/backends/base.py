@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator, Sequence
 from typing import Any
 
-from hocket.execution.lanes import Executor
+from hocket.execution.base import Executor
 from hocket.ir import Costs, Machine, Plan, Timeline
 from hocket.tracing.captured import Captured
 

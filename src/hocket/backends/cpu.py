@@ -9,14 +9,14 @@ import torch
 
 from hocket.backends.base import Backend
 from hocket.execution import executor
-from hocket.execution.lanes import Executor
+from hocket.execution.base import Executor
 from hocket.ir import Costs, Machine, Plan, Timeline
 from hocket.planning import planners
 from hocket.planning.base import cpu_devices
 from hocket.planning.placement import scattered
 from hocket.profiling.climbing import climbing
 from hocket.profiling.hill_climb import Setting
-from hocket.profiling.tracer import costs_of, default_widths, one_lane
+from hocket.profiling.tracer import costs_of, default_widths, serial_plan
 from hocket.tracing.captured import Captured
 
 __all__ = ["CpuBackend"]
@@ -33,14 +33,14 @@ class CpuBackend(Backend):
         self.kind = kind
 
     def plain(self, captured: Captured) -> Plan:
-        return one_lane(captured, torch.get_num_threads(), self.machine)
+        return serial_plan(captured, torch.get_num_threads(), self.machine)
 
     def lanes(self, captured: Captured, plan: Plan) -> Executor:
         return executor(captured, plan, self.machine, kind=self.kind)
 
     def profilers(self, captured: Captured) -> Sequence[tuple[str, Executor]]:
         widths = default_widths(self.machine.cores)
-        return [(str(w), self.lanes(captured, one_lane(captured, w, self.machine))) for w in widths]
+        return [(str(w), self.lanes(captured, serial_plan(captured, w, self.machine))) for w in widths]
 
     def profiled(self, captured: Captured) -> Generator[Executor, None, Costs]:
         if self.machine.cores <= FEW_CORES:
@@ -54,7 +54,7 @@ class CpuBackend(Backend):
                 if lanes is None or setting != asked:
                     if lanes is not None:
                         lanes.close()
-                    plan = one_lane(captured, setting.width, self.machine)
+                    plan = serial_plan(captured, setting.width, self.machine)
                     apart = setting.affinity == "scatter"
                     lanes, asked = self.lanes(captured, scattered(plan, self.machine) if apart else plan), setting
                 yield lanes

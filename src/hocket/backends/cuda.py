@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from hocket.backends.base import Backend
-from hocket.execution.lanes import Executor
+from hocket.execution.base import Executor
 from hocket.ir import Costs, Device, Lane, Machine, Plan, Timeline
 from hocket.profiling.gpu import estimate_gpu
 from hocket.profiling.tracer import costs_of
@@ -32,9 +32,9 @@ class CudaBackend(Backend):
     """
 
     def __init__(self, index: int) -> None:
-        from hocket.execution.streams import Cuda
+        from hocket.execution.streams import CudaDevice
 
-        self.backend = Cuda(index)
+        self.backend = CudaDevice(index)
         found = torch.cuda.get_device_properties(index)
         least, greatest = torch.cuda.Stream.priority_range()  # type: ignore[call-arg]  # it is static
         device = Device(
@@ -54,12 +54,12 @@ class CudaBackend(Backend):
     def lanes(self, captured: Captured, plan: Plan) -> Executor:
         from hocket.execution.streams import GraphedLanes
 
-        return GraphedLanes(captured, plan, self.machine, backend=self.backend)
+        return GraphedLanes(captured, plan, self.machine, device=self.backend)
 
     def profilers(self, captured: Captured) -> Sequence[tuple[str, Executor]]:
         from hocket.execution.streams import StreamLanes
 
-        return [("gpu0", StreamLanes(captured, self.plain(captured), backend=self.backend, timed=True))]
+        return [("gpu0", StreamLanes(captured, self.plain(captured), device=self.backend, timed=True))]
 
     def costs(self, captured: Captured, measured: dict[str, list[Timeline]]) -> Costs:
         found = costs_of(measured)

@@ -15,10 +15,10 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hocket.errors import FormatError, InputError
-from hocket.ir._fields import load_document, require_duration, save_document
+from hocket.ir._fields import Reader, load_document, require_duration, save_document
 
 __all__ = ["PLACEMENTS", "SOURCES", "Costs", "Duration", "Share"]
 
@@ -146,7 +146,11 @@ class Costs:
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Costs:
         """Read a ``hocket-costs/1`` file."""
-        reader = load_document(path, FORMAT)
+        return Costs.read(load_document(path, FORMAT))
+
+    @staticmethod
+    def read(reader: Reader) -> Costs:
+        """Costs from the document of a ``hocket-costs/1`` file."""
         reader.only("format", "durations_us", "spread_us", "sources", "note", "shares", "placement")
         tables = {
             name: {
@@ -170,7 +174,11 @@ class Costs:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a ``hocket-costs/1`` file that reads back to equal costs."""
-        document: dict[str, object] = {"format": FORMAT}
+        save_document(path, self.document())
+
+    def document(self) -> dict[str, Any]:
+        """What a ``hocket-costs/1`` file of these costs has in it."""
+        document: dict[str, Any] = {"format": FORMAT}
         if self.note:
             document["note"] = self.note
         document["durations_us"] = self.durations_us
@@ -182,7 +190,7 @@ class Costs:
             document["shares"] = self.shares
         if self.placement != "compact":
             document["placement"] = self.placement
-        save_document(path, document)
+        return document
 
 
 def _normalised(table: Mapping[str, Mapping[str, float]], name: str) -> dict[str, dict[str, float]]:

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from hocket.errors import FormatError, InputError
 from hocket.ir._fields import Reader, load_document, save_document
@@ -184,6 +185,10 @@ class Machine:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a ``hocket-machine/1`` file that reads back to an equal machine."""
+        save_document(path, self.document())
+
+    def document(self) -> dict[str, Any]:
+        """What a ``hocket-machine/1`` file of this machine has in it."""
         devices = [
             {
                 "name": device.name,
@@ -212,7 +217,7 @@ class Machine:
             for link in self.links
         ]
         note = {"note": self.note} if self.note else {}
-        save_document(path, {"format": FORMAT, **note, "devices": devices, "links": links})
+        return {"format": FORMAT, **note, "devices": devices, "links": links}
 
 
 def _read_device(reader: Reader) -> Device:

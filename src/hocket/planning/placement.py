@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hocket.ir import Device, Lane, Machine, Plan
-from hocket.planning.moldable import lane_name
+from hocket.planning.moldable.instance import lane_name
 
 __all__ = ["scattered", "scattered_cores"]
 

@@ -23,11 +23,11 @@ from hocket.tracing.state import Gradient
 from hocket.tracing.trace import Trace
 from hocket.tracing.watch import Note
 
-__all__ = ["Lowered", "Piece", "lower"]
+__all__ = ["AnnotatedCall", "Lowered", "lower"]
 
 
 @dataclass(frozen=True)
-class Piece:
+class AnnotatedCall:
     """A call with what is known of it: the note of the watch, its size, the part of a split op."""
 
     call: Call
@@ -82,7 +82,7 @@ def lower(trace: Trace, *, split_backward: bool = True, pays: Callable[[str, str
     """
     slots = _Slots()
     inputs: dict[int, Any] = {}
-    pieces: list[Piece] = []
+    pieces: list[AnnotatedCall] = []
     sources = iter(trace.sources)
     for node in trace.graph.nodes:
         if node.op in ("placeholder", "get_attr"):
@@ -112,7 +112,7 @@ def _left_behind(trace: Trace) -> list[fx.Node]:
     return [*nodes, *(n for n in trace.gradients.values() if n is not None), *trace.rebound.values()]
 
 
-def _piece(node: fx.Node, note: Note, slots: _Slots) -> Piece:
+def _piece(node: fx.Node, note: Note, slots: _Slots) -> AnnotatedCall:
     func: Any = node.target
     value = node.meta.get("val")
     args = _slotted(node.args, slots, note, (0,))
@@ -135,7 +135,7 @@ def _piece(node: fx.Node, note: Note, slots: _Slots) -> Piece:
         if same is None:
             outs[None] = slots.new(value, note.returns[0] if note.returns else None)
         slots.of[node] = outs.get(None, -1 if same is None else same)
-    piece = Piece(Call(func, args, kwargs, outs), note, flops(func, *_values(node), value))
+    piece = AnnotatedCall(Call(func, args, kwargs, outs), note, flops(func, *_values(node), value))
     # `detach` and its like make no value of their own: whoever reads the result reads the argument.
     return piece
 
@@ -180,10 +180,10 @@ def _slotted(value: Any, slots: _Slots, note: Note, path: tuple[Any, ...]) -> An
     return value
 
 
-def _drop_dead(pieces: list[Piece], kept: frozenset[int]) -> list[Piece]:
+def _drop_dead(pieces: list[AnnotatedCall], kept: frozenset[int]) -> list[AnnotatedCall]:
     """Leave out what nobody reads, unless it writes what outlives it or draws random numbers."""
     needed = set(kept)
-    alive: list[Piece] = []
+    alive: list[AnnotatedCall] = []
     for piece in reversed(pieces):
         call = piece.call
         if piece.note.writes or piece.note.random or needed.intersection(call.outs.values()):
@@ -193,8 +193,10 @@ def _drop_dead(pieces: list[Piece], kept: frozenset[int]) -> list[Piece]:
     return alive[::-1]
 
 
-def _split(pieces: list[Piece], names: list[str], pays: Callable[[str, str], bool] | None) -> list[Piece]:
-    result: list[Piece] = []
+def _split(
+    pieces: list[AnnotatedCall], names: list[str], pays: Callable[[str, str], bool] | None
+) -> list[AnnotatedCall]:
+    result: list[AnnotatedCall] = []
     for piece, name in zip(pieces, names, strict=True):
         if not split.is_joint(piece.call):
             result.append(piece)
@@ -209,7 +211,7 @@ def _split(pieces: list[Piece], names: list[str], pays: Callable[[str, str], boo
     return result
 
 
-def _is_view(piece: Piece) -> bool:
+def _is_view(piece: AnnotatedCall) -> bool:
     """Whether the op only makes new tensors over memory of its one tensor argument, and computes nothing."""
     returns = [root for root in piece.note.returns if root is not None]
     return (
@@ -221,18 +223,18 @@ def _is_view(piece: Piece) -> bool:
     )
 
 
-def _reshaped(piece: Piece) -> tuple[int, ...]:
+def _reshaped(piece: AnnotatedCall) -> tuple[int, ...]:
     """The slot whose tensor gets another shape in place (``unsqueeze_``), if there is one."""
     tags = getattr(piece.call.func, "tags", ())
     return piece.call.reads[:1] if torch.Tag.inplace_view in tags else ()
 
 
-def _fold_views(pieces: list[Piece], inputs: set[int]) -> tuple[list[Piece], list[Call]]:
+def _fold_views(pieces: list[AnnotatedCall], inputs: set[int]) -> tuple[list[AnnotatedCall], list[Call]]:
     """Views go where their argument is made: into that op, or into the prologue for views of inputs."""
     maker: dict[int, int] = {}
     early = set(inputs)
     prologue: list[Call] = []
-    result: list[Piece] = []
+    result: list[AnnotatedCall] = []
     for piece in pieces:
         slots = piece.call.outs.values()
         if _is_view(piece):
@@ -258,7 +260,7 @@ def _fold_views(pieces: list[Piece], inputs: set[int]) -> tuple[list[Piece], lis
 _GENERATOR = Buffer("random generator", life="lasting")
 
 
-def _graph(pieces: list[Piece], program: Program, found: list[str], slots: _Slots, trace: Trace) -> Graph:
+def _graph(pieces: list[AnnotatedCall], program: Program, found: list[str], slots: _Slots, trace: Trace) -> Graph:
     buffers = _buffers(pieces, program, slots)
     ops = []
     for piece, action, role in zip(pieces, program.actions, found, strict=True):
@@ -297,7 +299,7 @@ def _graph(pieces: list[Piece], program: Program, found: list[str], slots: _Slot
     return Graph(tuple(ops), tuple(edges), carried, (*buffers.values(), *random))
 
 
-def _buffers(pieces: list[Piece], program: Program, slots: _Slots) -> dict[int, Buffer]:
+def _buffers(pieces: list[AnnotatedCall], program: Program, slots: _Slots) -> dict[int, Buffer]:
     """A buffer for each root that an op touches: named after the place it comes from, or after the op that makes it."""
     touched = frozenset().union(*(piece.access.reads | piece.access.writes for piece in pieces))
     kept = {slots.root[slot] for slot in program.kept}
@@ -323,7 +325,7 @@ def _touched(roots: frozenset[int], random: bool, buffers: dict[int, Buffer]) ->
 
 
 def _carried(
-    pieces: list[Piece], program: Program, maker: dict[int, int], slots: _Slots, trace: Trace
+    pieces: list[AnnotatedCall], program: Program, maker: dict[int, int], slots: _Slots, trace: Trace
 ) -> list[Carried]:
     lasting = {
         root

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hocket.tracing.lower import Piece
+    from hocket.tracing.lower import AnnotatedCall
 
 __all__ = ["Described", "describe"]
 
@@ -31,7 +31,7 @@ class Described:
 
 
 def describe(
-    pieces: Sequence[Piece], root: Sequence[int | None], inputs: dict[int, Any], gradients: dict[int, Any]
+    pieces: Sequence[AnnotatedCall], root: Sequence[int | None], inputs: dict[int, Any], gradients: dict[int, Any]
 ) -> Described:
     """Say of each piece what it is for. `gradients` maps slots to the gradient that they hold at the end."""
     owned = {slot: source.owner for slot, source in inputs.items() if source.kind == "gradient"}
@@ -42,7 +42,7 @@ def describe(
 
 
 def _roles(
-    pieces: Sequence[Piece], root: Sequence[int | None], inputs: dict[int, Any], gradients: dict[int, str]
+    pieces: Sequence[AnnotatedCall], root: Sequence[int | None], inputs: dict[int, Any], gradients: dict[int, str]
 ) -> list[str]:
     parameters = {root[slot] for slot, source in inputs.items() if source.kind == "parameter"}
     result: list[str] = []
@@ -65,7 +65,7 @@ def _roles(
 
 
 def _parameter_gradients(
-    pieces: Sequence[Piece], found: list[str], root: Sequence[int | None], gradients: dict[int, str]
+    pieces: Sequence[AnnotatedCall], found: list[str], root: Sequence[int | None], gradients: dict[int, str]
 ) -> dict[int, set[str]]:
     """Positions of the pieces whose results all end as gradients, with the parameters."""
     maker: dict[int, int] = {}
@@ -100,12 +100,12 @@ def _parameter_gradients(
     return result
 
 
-def _only_moves(piece: Piece) -> bool:
+def _only_moves(piece: AnnotatedCall) -> bool:
     returns = [root for root in piece.note.returns if root is not None]
     return bool(returns) and piece.note.reads.issuperset(returns) and not piece.note.writes
 
 
-def _owners(pieces: Sequence[Piece], inputs: dict[int, Any], gradients: dict[int, str]) -> list[str]:
+def _owners(pieces: Sequence[AnnotatedCall], inputs: dict[int, Any], gradients: dict[int, str]) -> list[str]:
     """For ops of the update the parameter it is about, told by the state or the gradient they start from."""
     owner = {slot: source.owner for slot, source in inputs.items() if source.owner}
     owner.update(gradients)
@@ -119,7 +119,7 @@ def _owners(pieces: Sequence[Piece], inputs: dict[int, Any], gradients: dict[int
     return result
 
 
-def _names(pieces: Sequence[Piece], owners: Sequence[str], roles: Sequence[str]) -> list[str]:
+def _names(pieces: Sequence[AnnotatedCall], owners: Sequence[str], roles: Sequence[str]) -> list[str]:
     """Unique, without white space and commas: ``layer/kernel``, ``parameter/update``."""
     count: dict[str, int] = {}
     taken: set[str] = set()
@@ -140,11 +140,11 @@ def _names(pieces: Sequence[Piece], owners: Sequence[str], roles: Sequence[str])
     return result
 
 
-def _fills(piece: Piece) -> list[int]:
+def _fills(piece: AnnotatedCall) -> list[int]:
     return [slot for call in (piece.call, *piece.views) for slot in call.outs.values()]
 
 
-def _reads(piece: Piece) -> list[int]:
+def _reads(piece: AnnotatedCall) -> list[int]:
     own = set(_fills(piece))
     calls = (piece.call, *piece.views)
     return [slot for slot in dict.fromkeys(s for call in calls for s in call.reads) if slot not in own]
