@@ -28,7 +28,7 @@ from hocket.autotune.items import Item, TimedStep
 from hocket.autotune.recall import Recall
 from hocket.backends import Backend
 from hocket.checking import check
-from hocket.ir import Costs, Plan, Timeline
+from hocket.ir import Costs, Plan
 from hocket.planning import plan
 from hocket.reporting import lower_quartile
 from hocket.simulation import simulate
@@ -38,8 +38,6 @@ __all__ = ["Tuner"]
 
 log = logging.getLogger(__name__)
 
-# Real training steps spent on a profile: timed runs at each width, after one that is not counted.
-PROFILE_RUNS = 3
 # Candidates that come to the comparison by their prediction; serial plans always do.
 FINALISTS = 3
 
@@ -108,14 +106,14 @@ class Tuner:
 
     def _profiled(self, captured: Captured) -> Generator[TimedStep, float, Costs]:
         """Costs from real steps, at every width."""
-        measured: dict[str, list[Timeline]] = {}
-        for key, executor in self._backend.profilers(captured):
-            for run in range(PROFILE_RUNS + 1):
-                yield TimedStep(executor, "profile")
-                if run:
-                    measured.setdefault(key, []).append(executor.timeline())
-            executor.close()
-        return self._backend.costs(captured, measured)
+        rounds = self._backend.profiled(captured)
+        while True:
+            try:
+                executor = next(rounds)
+            except StopIteration as end:
+                costs: Costs = end.value
+                return costs
+            yield TimedStep(executor, "profile")
 
     def _planned(self, form: str, captured: Captured, costs: Costs, known: Sequence[Candidate]) -> Iterator[Candidate]:
         made: list[Candidate] = list(known)
