@@ -36,6 +36,7 @@ class TunerConfig:
     clock: Callable[[], float]
     drift: DriftLimits
     store: DecisionStore
+    plan: Plan | None = None
     on_progress: Callable[[str, int], object] | None = None
 
 
