@@ -19,7 +19,7 @@ import torch
 from hocket.autotune.verification import verify
 from hocket.errors import HocketError
 from hocket.execution import executor
-from hocket.ir import Timeline
+from hocket.ir import Plan, Timeline
 from hocket.job import Job
 from hocket.profiling.tracer import serial_plan
 from hocket.reporting import Comparison, Sample, write_report
@@ -71,6 +71,8 @@ def try_out(
     job: Job,
     *,
     planner: str = "auto",
+    plan: Plan | None = None,
+    cache: bool = True,
     runs: int = 10,
     strict: bool = False,
     progress: Callable[[str, int, int], None] = lambda what, done, total: None,
@@ -80,6 +82,8 @@ def try_out(
     Args:
         job: the training step and its batches.
         planner: see `hocket.schedule`.
+        plan: the same.
+        cache: the same.
         runs: interleaved steps of each kind that are measured after the verdict.
         strict: raise where the step cannot be captured.
         progress: called as ``progress(what, done, total)`` after every step.
@@ -87,7 +91,7 @@ def try_out(
     Raises:
         CaptureError: the step cannot be captured, under `strict`.
     """
-    fast = schedule(job.step, job.model, job.optimizer, planner=planner, strict=strict)
+    fast = schedule(job.step, job.model, job.optimizer, planner=planner, plan=plan, cache=cache, strict=strict)
     number = 0
     while not fast.decided:
         fast(job.batch(number))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -29,7 +30,7 @@ def test_json_is_one_object_with_the_promised_fields(hocket):
     found = hocket("run", *TINY, "--runs", 3, "--format", "json")
     assert found.status == 0
     result = found.json
-    assert result["format"] == "hocket-comparison/1"
+    assert result["format"] == "hocket-comparison/2"
     assert result["target"] == "mlp"
     for name, kind in {
         "device": str,
@@ -44,7 +45,7 @@ def test_json_is_one_object_with_the_promised_fields(hocket):
     }.items():
         assert isinstance(result[name], kind), name
     for name in ("eager_ms", "planned_ms"):
-        assert result[name].keys() == {"median", "min", "p90", "runs"}
+        assert result[name].keys() == {"lower_quartile", "median", "min", "p90", "runs"}
         assert result[name]["runs"] == 3
     assert result["verdict"] in ("planned", "eager")
     assert result["ops"] > 20
@@ -140,3 +141,32 @@ def test_says_so_when_torch_was_there_first(hocket, monkeypatch):
     found = hocket("run", *TINY, "--runs", 1, "--format", "json")
     assert found.json["notes"][-1].startswith("GOMP_SPINCOUNT is not set: torch was loaded before")
     assert "GOMP_SPINCOUNT" not in os.environ
+
+
+def test_a_plan_that_was_edited_by_hand_is_run(hocket, tmp_path):
+    profiled = hocket("profile", *TINY, "--widths", "1", "--runs", 1, "-o", "costs.json", "--graph", "graph.json")
+    assert profiled.status == 0
+    assert hocket("plan", "graph.json", "costs.json", "--planner", "serial", "-o", "plan.txt").status == 0
+    text = (tmp_path / "plan.txt").read_text()
+    (tmp_path / "plan.txt").write_text("# mine\n" + text.replace("planner=serial", "planner=mine"))
+    found = hocket("run", *TINY, "--runs", 1, "--plan", "plan.txt", "--format", "json")
+    assert found.status == 0
+    assert found.json["planner"] == "mine"
+    assert "plan 'mine' on" in found.json["why"]
+    lines = text.splitlines()
+    (tmp_path / "plan.txt").write_text("\n".join(lines[:-1]))
+    found = hocket("run", *TINY, "--plan", "plan.txt")
+    assert found.status == 1
+    assert f"op {lines[-1].split()[1]!r} of the graph is run by no lane" in found.error
+    assert hocket("run", *TINY, "--plan", "plan.txt", "--planner", "list").status == 2
+
+
+def test_a_second_run_remembers_unless_told_not_to(hocket, cache_folder, monkeypatch):
+    monkeypatch.setattr("hocket.autotune.recall.MAX_SLOWDOWN", math.inf)  # other programs may slow the few steps
+    words = ("run", *TINY, "--runs", 1, "--format", "json")
+    assert hocket(*words, "--no-cache").status == 0
+    assert not cache_folder.exists()
+    first, again = hocket(*words), hocket(*words)
+    assert len(list((cache_folder / "hocket" / "decisions").glob("*.json"))) == 1
+    assert "remembered" not in first.json["why"]
+    assert "remembered" in again.json["why"] or "no difference" in first.json["why"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -11,11 +11,12 @@ from hocket.adaptation import DriftLimits
 from hocket.autotune.store import DecisionStore
 from hocket.execution.base import Executor
 from hocket.ir import Costs, Machine, Plan, Timeline
+from hocket.reporting import lower_quartile
 from hocket.tracing.captured import Captured
 from hocket.tracing.purity.watch import PurityWatch
 from hocket.tracing.state import Inventory
 
-__all__ = ["Candidate", "TunerConfig", "lower_quartile", "rank_of"]
+__all__ = ["Candidate", "TunerConfig", "rank_of"]
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class TunerConfig:
     clock: Callable[[], float]
     drift: DriftLimits
     store: DecisionStore
+    plan: Plan | None = None
     on_progress: Callable[[str, int], object] | None = None
 
 
@@ -73,15 +75,6 @@ class Candidate:
     def co_runs(self) -> bool:
         """Whether ops may run side by side."""
         return sum(bool(lane.ops) for lane in self.plan.lanes) > 1
-
-
-def lower_quartile(steps_ms: Sequence[float]) -> float:
-    """A quarter of the steps took no longer.
-
-    On a shared machine somebody else's work makes whole blocks of steps slower, and nothing makes one faster. A median
-    of a few steps then says who was unlucky.
-    """
-    return sorted(steps_ms)[(len(steps_ms) - 1) // 4]
 
 
 def rank_of(candidate: Candidate) -> float:

@@ -12,10 +12,11 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 
 from hocket.adaptation import CoRun
-from hocket.autotune.candidate import Candidate, lower_quartile, rank_of
+from hocket.autotune.candidate import Candidate, rank_of
 from hocket.autotune.items import TimedStep
 from hocket.backends import Backend
 from hocket.ir import Timeline
+from hocket.reporting import lower_quartile
 
 __all__ = ["StepComparison", "compare_steps", "speedup_interval", "take_turn"]
 

@@ -12,7 +12,7 @@ from collections.abc import Generator
 from typing import Any
 
 from hocket.autotune.admission import Admission
-from hocket.autotune.candidate import Candidate, TunerConfig, lower_quartile
+from hocket.autotune.candidate import Candidate, TunerConfig
 from hocket.autotune.comparison import StepComparison, compare_steps, take_turn
 from hocket.autotune.decision import Decision
 from hocket.autotune.items import Item, TimedStep
@@ -21,6 +21,7 @@ from hocket.backends import Backend
 from hocket.checking import check
 from hocket.errors import FormatError, HocketError
 from hocket.ir import Plan
+from hocket.reporting import lower_quartile
 from hocket.simulation import simulate
 from hocket.tracing.captured import relowered
 
@@ -121,7 +122,7 @@ class Recall:
         return about_step(
             self._admission.traced,
             self._backend.machine,
-            planner=setting.planner,
+            planner=setting.planner if setting.plan is None else f"given: {setting.plan}",
             guard=setting.guard,
             executor=setting.executor,
         )

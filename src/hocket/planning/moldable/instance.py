@@ -31,6 +31,7 @@ __all__ = [
     "as_plan",
     "durations_of",
     "instance_of",
+    "lane_name",
     "makespan_us",
     "tabled",
 ]
@@ -198,20 +199,20 @@ def as_plan(
         if needed:
             after[name] = needed
         lanes.setdefault(placement.cores, []).append(name)
-    named = _lane_names(lanes, device)
-    made = [Lane(named[cores], tuple(lanes[cores]), "cores", device.name, len(cores), cores) for cores in named]
+    widest_first = sorted(lanes, key=lambda cores: (-len(cores), cores))
+    made = [
+        Lane(lane_name(cores, device), tuple(lanes[cores]), "cores", device.name, len(cores), cores)
+        for cores in widest_first
+    ]
     return Plan(tuple(made), after, planner)
 
 
-def _lane_names(lanes: Mapping[tuple[int, ...], object], device: Device) -> dict[tuple[int, ...], str]:
-    """The widest lane first, each named after its cores: ``cpu0.4-7``, or ``cpu0.4-5+8-9`` where they lie apart."""
-    names = {}
-    for cores in sorted(lanes, key=lambda cores: (-len(cores), cores)):
-        runs: list[list[int]] = []
-        for core in cores:
-            if runs and core == runs[-1][-1] + 1:
-                runs[-1].append(core)
-            else:
-                runs.append([core])
-        names[cores] = f"{device.name}." + "+".join(f"{r[0]}-{r[-1]}" if len(r) > 1 else f"{r[0]}" for r in runs)
-    return names
+def lane_name(cores: Sequence[int], device: Device) -> str:
+    """What a lane on these cores is called: ``cpu0.4-7``, or ``cpu0.4-5+8-9`` where they lie apart."""
+    runs: list[list[int]] = []
+    for core in cores:
+        if runs and core == runs[-1][-1] + 1:
+            runs[-1].append(core)
+        else:
+            runs.append([core])
+    return f"{device.name}." + "+".join(f"{r[0]}-{r[-1]}" if len(r) > 1 else f"{r[0]}" for r in runs)
