@@ -8,6 +8,7 @@ from statistics import median
 from typing import Any
 
 from hocket.adaptation import DriftLimits
+from hocket.backends import Backend
 from hocket.execution.lanes import Executor
 from hocket.ir import Costs, Machine, Plan, Timeline
 from hocket.tracing.captured import Captured
@@ -19,7 +20,7 @@ __all__ = ["Candidate", "Setting", "lower_quartile", "rank_of"]
 
 @dataclass(frozen=True)
 class Setting:
-    """What a schedule was asked for; see `hocket.schedule`. `clock` counts seconds, as `time.perf_counter` does."""
+    """What a schedule was asked for; see `hocket.schedule` and `hocket.session.Schedule`."""
 
     step: Callable[[Any], Any]
     model: Any
@@ -34,6 +35,7 @@ class Setting:
     clock: Callable[[], float]
     drift: DriftLimits
     on_progress: Callable[[str, int], object] | None = None
+    backend: Callable[[], Backend] | None = None
 
 
 @dataclass(frozen=True, eq=False)

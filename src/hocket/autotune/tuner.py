@@ -28,7 +28,6 @@ from hocket.backends import Backend
 from hocket.checking import check
 from hocket.ir import Costs, Plan, Timeline
 from hocket.planning import plan
-from hocket.simulation import simulate
 from hocket.tracing.captured import Captured, relowered
 
 __all__ = ["Tuner"]
@@ -108,7 +107,7 @@ class Tuner:
 
     def _planned(self, form: str, captured: Captured, costs: Costs, known: Sequence[Candidate]) -> Iterator[Candidate]:
         made: list[Candidate] = list(known)
-        for name, options in self._backend.tried(self._setting.planner):
+        for name, options in self._backend.candidate_planners(self._setting.planner):
             candidate = self._candidate(form, captured, costs, made, name, options)
             if candidate is not None:
                 made.append(candidate)
@@ -129,8 +128,8 @@ class Tuner:
         if any(_alike(made, other.plan) for other in known if other.captured is captured):
             return None
         check(captured.graph, made, machine)
-        predicted = simulate(captured.graph, made, costs, machine)
-        return Candidate(form, captured, costs, made, predicted, self._backend.lanes(captured, made))
+        predicted = self._backend.predict(captured, made, costs)
+        return Candidate(form, captured, costs, made, predicted, self._backend.executor(captured, made))
 
     def _kept_apart(self, found: StepComparison) -> tuple[Candidate | None, Any]:
         """The best plan with ops side by side, made anew without the pairs that interfered (None if there are none).
