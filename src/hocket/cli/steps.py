@@ -35,14 +35,22 @@ def run_verb(args: Namespace) -> None:
         from hocket.native import available
         from hocket.trial import try_out
 
-        bar.update("load the native lanes (they are compiled once)")
-        available()
+        if args.simulate is None:
+            bar.update("load the native lanes (they are compiled once)")
+            available()
         bar.update("capture, profile and try plans")
         if args.threads is not None:
             torch.set_num_threads(args.threads)
         with target.blamed("the step"):
-            trial = try_out(job, planner=args.planner, runs=args.runs, strict=args.strict, progress=bar.update)
-    notes = (*trial.comparison.notes, policy)
+            trial = try_out(
+                job,
+                planner=args.planner,
+                runs=args.runs,
+                strict=args.strict,
+                simulated=args.simulate,
+                progress=bar.update,
+            )
+    notes = (*trial.comparison.notes, *([policy] if args.simulate is None else []))
     trial = replace(trial, comparison=replace(trial.comparison, notes=notes))
     planned = trial.fast.candidate
     page = None
@@ -210,7 +218,8 @@ def wait_policy() -> str:
 @contextmanager
 def _working(args: Namespace, what: str, *, moving: bool = False) -> Iterator[tuple[Target, Job, Bar]]:
     """The job that the arguments name, and a bar; what the user's code prints goes to stderr meanwhile."""
-    target = Target(args.target, args.batch_size, args.optimizer, args.seed, dict(args.settings))
+    device = getattr(args, "device", None)
+    target = Target(args.target, args.batch_size, args.optimizer, args.seed, dict(args.settings), device)
     with redirect_stdout(sys.stderr), Bar(what, moving=moving) as bar:
         yield target, target.job(), bar
 
