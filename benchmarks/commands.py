@@ -137,7 +137,7 @@ def fuse_bench(args: Namespace) -> None:
     """Training B models at once, every way there is."""
     policy = wait_policy()
     from benchmarks.fuse import CONTENDERS, run
-    from benchmarks.fuse import partial as partly
+    from benchmarks.fuse.partial import partial as partly
 
     sizes = tuple(args.models) or (1, 2, 4, 8)
     target = output_file(args.output)

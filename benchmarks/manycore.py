@@ -23,8 +23,8 @@ from benchmarks.knl import published_knl
 from hocket.errors import InputError, MissingDependencyError
 from hocket.ir import Graph, Machine, Plan
 from hocket.planning import bounds, plan
-from hocket.planning.moldable import as_plan, instance_of
-from hocket.planning.pack import pack
+from hocket.planning.moldable.instance import as_plan, instance_of
+from hocket.planning.moldable.parallel_sgs import parallel_sgs
 from hocket.reporting import corunning_of
 
 __all__ = ["CORES", "FIGURE_3", "QUICK", "TARGETS", "measured", "run"]
@@ -179,7 +179,7 @@ def _uniform(setup: Setup) -> tuple[Plan, str]:
         for intra in {max(1, setup.machine.cores // share) for share in (1, 2, 4, 8, 16, 32)}:
             if inter * intra <= setup.machine.cores:
                 few = instance.on_cores(inter * intra)
-                placed = pack(few, [intra] * len(first), first, wait_us=setup.wait_us)
+                placed = parallel_sgs(few, [intra] * len(first), first, wait_us=setup.wait_us)
                 found[f"{inter}x{intra}"] = as_plan(setup.graph, placed, setup.machine.devices[0], "uniform")
     best = min(found, key=lambda label: setup.makespan_us(found[label]))
     return found[best], best

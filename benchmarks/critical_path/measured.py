@@ -18,7 +18,7 @@ from benchmarks.critical_path.memory import peaks_on_cores
 from benchmarks.turns import in_turns
 from hocket import zoo
 from hocket.backends import Backend, CpuBackend, CudaBackend
-from hocket.execution.lanes import Executor
+from hocket.execution.base import Executor
 from hocket.ir import Costs, Machine, Timeline
 from hocket.job import Job
 from hocket.planning import plan

@@ -7,33 +7,34 @@ searched by itself (see `hocket.autotune.variant`) and remembered.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 from hocket.adaptation import CoRun, DriftLimits
 from hocket.arguments import packed, spreading
-from hocket.autotune.candidate import Candidate, Setting
+from hocket.autotune.candidate import Candidate, TunerConfig
 from hocket.autotune.decision import Decision, Verdict
+from hocket.autotune.store import DecisionStore
 from hocket.autotune.variant import Variant
 from hocket.autotune.verification import Difference
 from hocket.backends import Backend
 from hocket.errors import ExecutionError, InputError, StaleCaptureError
-from hocket.execution import EXECUTORS, foreign
+from hocket.execution import EXECUTORS, unavailable_reason
 from hocket.interrupts import native_holders
 from hocket.ir import Costs, Graph, Machine, Plan, Timeline
 from hocket.planning import Bounds, planners
 from hocket.reporting import Comparison, write_report
 from hocket.summary import comparison_of, notes_of
 from hocket.tracing.captured import Captured, signature_of
-from hocket.tracing.purity import PurityWatch, named
+from hocket.tracing.purity.watch import PurityWatch, named
 from hocket.tracing.state import inventory
 
 __all__ = ["Candidate", "Decision", "Schedule", "Verdict", "schedule"]
@@ -69,6 +70,7 @@ class Schedule:
         strict: bool = False,
         machine: Machine | None = None,
         executor: str = "auto",
+        cache: bool | str | os.PathLike[str] = False,
         on_progress: Callable[[str, int], object] | None = None,
         clock: Callable[[], float] = perf_counter,
         drift: DriftLimits | None = None,
@@ -83,13 +85,13 @@ class Schedule:
         self.step = step
         self.machine = machine or Machine.here()
         for device in self.machine.devices:
-            if problem := foreign(device):
+            if problem := unavailable_reason(device):
                 raise InputError(f"schedule: machine: {problem}")
         self._places = inventory(model, optimizer)
         self._versions = self._places.versions()
         limits = drift or DriftLimits()
         watch = PurityWatch(step, (*self._places.models, *self._places.optimizers))
-        self._setting = Setting(
+        self._setting = TunerConfig(
             step=spreading(step),
             model=model,
             optimizer=optimizer,
@@ -102,6 +104,7 @@ class Schedule:
             executor=executor,
             clock=clock,
             drift=limits,
+            store=DecisionStore.of(cache),
             on_progress=on_progress,
             backend=backend,
         )
@@ -351,6 +354,20 @@ class Schedule:
         """What a report adds in words: earlier verdicts, and how pairs of ops fared side by side."""
         return notes_of(self.decision, self.history)
 
+    def state_dict(self) -> dict[str, Any]:
+        """The decisions that were made or met, as plain values, to be saved with a checkpoint."""
+        return self._setting.store.state()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take decisions over from another run of the same step; the next calls decide anew, with these at hand.
+
+        Raises:
+            InputError: `state` is not what `state_dict` gave.
+        """
+        self._setting.store.load(state)
+        self._look_around()
+        self._current = Variant(self._setting)
+
     def __enter__(self) -> Schedule:
         return self
 
@@ -391,6 +408,7 @@ def schedule(
     strict: bool = False,
     machine: Machine | None = None,
     executor: str = "auto",
+    cache: bool | str | os.PathLike[str] = True,
     on_progress: Callable[[str, int], object] | None = None,
 ) -> Schedule:
     """Make a training step use everything the machine has, without changing what it computes.
@@ -405,6 +423,8 @@ def schedule(
         strict: raise `CaptureError` where a step cannot be captured, instead of staying eager.
         machine: what to run on; `Machine.here()` when not given.
         executor: ``native`` lanes, ``python`` threads, or ``auto``: native where they can be built.
+        cache: whether decisions are remembered in the user's cache folder, or the folder for them. A step that is met
+            again on the same machine runs its plan from the fifth call on.
         on_progress: called after each step of a search with its stage (``watch``, ``verify``, ``profile`` or
             ``compare``) and how many there were. One that raises is named in the log and not called again.
 
@@ -429,11 +449,12 @@ def schedule(
         strict=strict,
         machine=machine,
         executor=executor,
+        cache=cache,
         on_progress=on_progress,
     )
 
 
-@cache
+@functools.cache
 def _advise() -> None:
     """Say once what has to be in the environment before torch is loaded, and is not."""
     if sys.platform.startswith("linux") and not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & set(os.environ):

@@ -41,7 +41,7 @@ def comparison_of(
     assert found is not None, "there is a plan to compare"
     eager, planned = Sample.of(eager_ms or decision.eager_ms), Sample.of(planned_ms or found.steps_ms)
     limits = backend.bounds(found.captured.graph, found.costs)
-    measured = Timeline((Span("step", "step", 0.0, planned.median * 1e3),), ("step",), "measured")
+    measured = Timeline((Span("step", "step", 0.0, planned.lower_quartile * 1e3),), ("step",), "measured")
     return Comparison(
         target=target,
         device=backend.label,
@@ -51,7 +51,7 @@ def comparison_of(
         planned_ms=planned,
         lower_bound_ms=limits.lower_us / 1e3,
         efficiency=efficiency(measured, limits),
-        speedup=eager.median / planned.median,
+        speedup=eager.lower_quartile / planned.lower_quartile,
         verdict=decision.kind,
         why=decision.reason,
         max_abs_diff=difference.max_abs_diff if difference else None,

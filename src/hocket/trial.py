@@ -26,7 +26,7 @@ from hocket.job import Job
 from hocket.reporting import Comparison, Sample, write_report
 from hocket.session import Schedule, schedule
 from hocket.summary import comparison_of
-from hocket.tracing.forms import in_form
+from hocket.tracing.variants import in_form
 
 __all__ = ["Trial", "try_out"]
 

@@ -35,7 +35,7 @@ def test_json_is_one_object_with_the_promised_fields(hocket):
     found = hocket("run", *TINY, "--runs", 3, "--format", "json")
     assert found.status == 0
     result = found.json
-    assert result["format"] == "hocket-comparison/1"
+    assert result["format"] == "hocket-comparison/2"
     assert result["target"] == "mlp"
     for name, kind in {
         "device": str,
@@ -50,7 +50,7 @@ def test_json_is_one_object_with_the_promised_fields(hocket):
     }.items():
         assert isinstance(result[name], kind), name
     for name in ("eager_ms", "planned_ms"):
-        assert result[name].keys() == {"median", "min", "p90", "runs"}
+        assert result[name].keys() == {"lower_quartile", "median", "min", "p90", "runs"}
         assert result[name]["runs"] == 3
     assert result["verdict"] in ("planned", "eager")
     assert result["ops"] > 20

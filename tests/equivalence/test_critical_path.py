@@ -16,7 +16,7 @@ from hocket.execution import executor
 from hocket.execution.threads import ThreadLanes
 from hocket.ir import Costs, Lane, Machine, Plan
 from hocket.planning import plan
-from hocket.planning.critical_path.hardware import METHODS
+from hocket.planning.critical_path.priority_levels import METHODS
 from hocket.tracing.captured import Captured, Frame
 
 __all__ = ["_one_thread"]  # a fixture of this module too

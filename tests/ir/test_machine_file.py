@@ -27,6 +27,7 @@ PROBLEMS = {
     "devices[0].name: a device may not be named like a width": {"devices": [{"name": "4"}]},
     "devices[0].kind: expected cpu or cuda, got 'tpu'": {"devices": [{"name": "x", "kind": "tpu"}]},
     "devices[0].cores: expected a whole number >= 1, got 0": {"devices": [{"name": "x", "cores": 0}]},
+    "devices[0].cores_per_cache: expected a whole number >= 1, got 0": {"devices": [{**CPU, "cores_per_cache": 0}]},
     "devices[0].cores: expected a whole number, got 2.5": {"devices": [{"name": "x", "cores": 2.5}]},
     "devices[0]: unknown field 'core'": {"devices": [{"name": "x", "core": 2}]},
     "devices[0].flops_per_s: expected a finite number > 0": {"devices": [{"name": "x", "flops_per_s": 0}]},

@@ -19,7 +19,7 @@ from hocket.backends import Backend
 from hocket.errors import StaleCaptureError
 from hocket.ir import Plan
 from hocket.tracing.captured import Captured
-from hocket.tracing.forms import in_form
+from hocket.tracing.variants import in_form
 
 __all__ = ["Audit", "Auditor", "audited", "narrowed"]
 

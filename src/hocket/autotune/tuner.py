@@ -4,6 +4,7 @@ No batch and no result enters it: a variant of the schedule makes each item on t
 `hocket.autotune.items`) and sends back what it showed::
 
     admission    watched, captured, verified     is the step pure, what is its graph, is the graph right
+    recall       met before: a short comparison, and no search
     profile      each op's time, at each width, joint and split
     plans        every planner's, checked and simulated; those predicted to be fastest go on
     comparison   eager and these plans in turns
@@ -20,22 +21,22 @@ from typing import Any
 
 from hocket.adaptation import Drift, co_runs, interfering
 from hocket.autotune.admission import Admission
-from hocket.autotune.candidate import Candidate, Setting, lower_quartile, rank_of
+from hocket.autotune.candidate import Candidate, TunerConfig, rank_of
 from hocket.autotune.comparison import StepComparison, compare_steps
 from hocket.autotune.decision import Decision
 from hocket.autotune.items import Item, TimedStep
+from hocket.autotune.recall import Recall
 from hocket.backends import Backend
 from hocket.checking import check
-from hocket.ir import Costs, Plan, Timeline
+from hocket.ir import Costs, Plan
 from hocket.planning import plan
+from hocket.reporting import lower_quartile
 from hocket.tracing.captured import Captured, relowered
 
 __all__ = ["Tuner"]
 
 log = logging.getLogger(__name__)
 
-# Real training steps spent on a profile: timed runs at each width, after one that is not counted.
-PROFILE_RUNS = 3
 # Candidates that come to the comparison by their prediction; serial plans always do.
 FINALISTS = 3
 
@@ -49,10 +50,12 @@ class Tuner:
 
     Attributes:
         admission: what is known of the step.
+        recall: keeps decisions, and finds those that were kept.
     """
 
-    def __init__(self, setting: Setting, backend: Backend) -> None:
+    def __init__(self, setting: TunerConfig, backend: Backend) -> None:
         self.admission = Admission(setting.watch, backend)
+        self.recall = Recall(setting, backend, self.admission)
         self._setting = setting
         self._backend = backend
 
@@ -62,7 +65,13 @@ class Tuner:
         Raises:
             RefusedError: the step stays eager, for this reason.
         """
-        yield from self.admission.search()
+        yield from self.admission.capture()
+        recalled = yield from self.recall.search()
+        if isinstance(recalled, Decision):
+            return recalled
+        if recalled is not None:
+            return self._decided(recalled, None, None)
+        yield from self.admission.verify()
         return (yield from self.search_again(None))
 
     def search_again(self, drift: Drift | None) -> Generator[Item, Any, Decision]:
@@ -96,14 +105,14 @@ class Tuner:
 
     def _profiled(self, captured: Captured) -> Generator[TimedStep, float, Costs]:
         """Costs from real steps, at every width."""
-        measured: dict[str, list[Timeline]] = {}
-        for key, executor in self._backend.profilers(captured):
-            for run in range(PROFILE_RUNS + 1):
-                yield TimedStep(executor, "profile")
-                if run:
-                    measured.setdefault(key, []).append(executor.timeline())
-            executor.close()
-        return self._backend.costs(captured, measured)
+        rounds = self._backend.profiled(captured)
+        while True:
+            try:
+                executor = next(rounds)
+            except StopIteration as end:
+                costs: Costs = end.value
+                return costs
+            yield TimedStep(executor, "profile")
 
     def _planned(self, form: str, captured: Captured, costs: Costs, known: Sequence[Candidate]) -> Iterator[Candidate]:
         made: list[Candidate] = list(known)

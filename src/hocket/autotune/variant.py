@@ -15,7 +15,7 @@ from typing import Any
 from hocket.adaptation import Drift, StepWatch
 from hocket.autotune.admission import RefusedError
 from hocket.autotune.audit import Auditor
-from hocket.autotune.candidate import Candidate, Setting
+from hocket.autotune.candidate import Candidate, TunerConfig
 from hocket.autotune.decision import UNDECIDED, Decision, Verdict
 from hocket.autotune.items import Item
 from hocket.autotune.runner import StepRunner
@@ -24,8 +24,8 @@ from hocket.autotune.verification import Difference
 from hocket.backends import Backend, CpuBackend, CudaBackend
 from hocket.errors import CaptureError, StaleCaptureError
 from hocket.tracing.captured import Captured
-from hocket.tracing.guards import Guards
-from hocket.tracing.purity import named
+from hocket.tracing.purity.guards import Guards
+from hocket.tracing.purity.watch import named
 from hocket.tracing.state import Inventory
 
 __all__ = ["Variant"]
@@ -48,7 +48,7 @@ class Variant:
         backend: what plans run on.
     """
 
-    def __init__(self, setting: Setting, *, refused: str = "") -> None:
+    def __init__(self, setting: TunerConfig, *, refused: str = "") -> None:
         self.settled = False
         self.is_final = False
         self.decision: Decision = UNDECIDED
@@ -73,7 +73,7 @@ class Variant:
 
     @property
     def forms(self) -> dict[str, Captured]:
-        """The step as graphs, the likeliest form first (see `hocket.tracing.forms`); empty until it is captured."""
+        """The step as graphs, the likeliest form first (see `hocket.tracing.variants`); empty until it is captured."""
         return self._tuner.admission.forms
 
     @property
@@ -210,6 +210,8 @@ class Variant:
             self._item = self._search.send(outcome)
         except StopIteration as end:
             self._settle(end.value)
+            if not end.value.is_recalled:
+                self._tuner.recall.keep(end.value)
 
     def _give_up(self) -> None:
         self._search = self._item = None
@@ -239,7 +241,7 @@ class Variant:
         log.info("hocket: %s: %s", decision.kind, decision.reason)
 
 
-def _backend_of(setting: Setting) -> Backend:
+def _backend_of(setting: TunerConfig) -> Backend:
     if setting.backend is not None:
         return setting.backend()
     devices = {entry.get().device for entry in setting.places.parameters}

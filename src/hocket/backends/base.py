@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
-from hocket.execution.lanes import Executor
+from hocket.execution.base import Executor
 from hocket.ir import Costs, Graph, Machine, Plan, Timeline
 from hocket.planning import Bounds, bounds
 from hocket.simulation import simulate
 from hocket.tracing.captured import Captured
 
-__all__ = ["Backend"]
+__all__ = ["PROFILE_RUNS", "Backend"]
+
+# Real training steps spent on a profile: timed runs at each key, after one that is not counted.
+PROFILE_RUNS = 3
 
 
 class Backend(ABC):
@@ -57,6 +60,17 @@ class Backend(ABC):
     @abstractmethod
     def costs(self, captured: Captured, measured: dict[str, list[Timeline]]) -> Costs:
         """The costs that these timelines, by key, say."""
+
+    def profiled(self, captured: Captured) -> Generator[Executor, None, Costs]:
+        """Measure how long ops take: yields what makes the next step, and goes on when it has been made."""
+        measured: dict[str, list[Timeline]] = {}
+        for key, executor in self.profilers(captured):
+            for run in range(PROFILE_RUNS + 1):
+                yield executor
+                if run:
+                    measured.setdefault(key, []).append(executor.timeline())
+            executor.close()
+        return self.costs(captured, measured)
 
     @abstractmethod
     def candidate_planners(self, planner: str) -> list[tuple[str, dict[str, Any]]]:

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import Any
 
 import torch
 
 from hocket.backends.base import Backend
 from hocket.execution import executor
-from hocket.execution.lanes import Executor
+from hocket.execution.base import Executor
 from hocket.ir import Costs, Machine, Plan, Timeline
 from hocket.planning import planners
-from hocket.profiling.tracer import costs_of, default_widths, one_lane
+from hocket.planning.base import cpu_devices
+from hocket.planning.placement import scattered
+from hocket.profiling.climbing import climbing
+from hocket.profiling.hill_climb import Setting
+from hocket.profiling.tracer import costs_of, default_widths, serial_plan
 from hocket.tracing.captured import Captured
 
 __all__ = ["CpuBackend"]
+
+# Up to so many cores every width that a plan may use is one of 1, 2, 4 and all: there is nothing to climb.
+FEW_CORES = 4
 
 
 class CpuBackend(Backend):
@@ -35,14 +42,38 @@ class CpuBackend(Backend):
         return self.machine.cores > 1
 
     def serial_plan(self, captured: Captured) -> Plan:
-        return one_lane(captured, torch.get_num_threads(), self.machine)
+        return serial_plan(captured, torch.get_num_threads(), self.machine)
 
     def executor(self, captured: Captured, plan: Plan) -> Executor:
         return executor(captured, plan, self.machine, kind=self.kind)
 
     def profilers(self, captured: Captured) -> Sequence[tuple[str, Executor]]:
         widths = default_widths(self.machine.cores)
-        return [(str(w), self.executor(captured, one_lane(captured, w, self.machine))) for w in widths]
+        return [(str(w), self.executor(captured, serial_plan(captured, w, self.machine))) for w in widths]
+
+    def profiled(self, captured: Captured) -> Generator[Executor, None, Costs]:
+        if self.machine.cores <= FEW_CORES:
+            return (yield from super().profiled(captured))
+        climb = climbing(captured.graph.ops, cpu_devices(self.machine)[0])
+        lanes: Executor | None = None
+        asked: Setting | None = None
+        try:
+            setting = next(climb)
+            while True:
+                if lanes is None or setting != asked:
+                    if lanes is not None:
+                        lanes.close()
+                    plan = serial_plan(captured, setting.width, self.machine)
+                    apart = setting.affinity == "scatter"
+                    lanes, asked = self.executor(captured, scattered(plan, self.machine) if apart else plan), setting
+                yield lanes
+                setting = climb.send(lanes.timeline())
+        except StopIteration as end:
+            costs: Costs = end.value
+            return costs
+        finally:
+            if lanes is not None:
+                lanes.close()
 
     def costs(self, captured: Captured, measured: dict[str, list[Timeline]]) -> Costs:
         return costs_of(measured)

@@ -18,7 +18,7 @@ from typing import Any
 
 from hocket.backends.streams import StreamBackend
 from hocket.errors import InputError
-from hocket.execution.lanes import Executor, below_autograd
+from hocket.execution.base import Executor, below_autograd
 from hocket.execution.streams import GraphedLanes, StreamDevice
 from hocket.ir import Costs, Machine, Plan, Timeline
 from hocket.profiling.gpu import estimate_gpu
@@ -70,7 +70,7 @@ class SimulatedBackend(StreamBackend):
         if not gpus:
             raise InputError("machine: expected a GPU with flops_per_s and bytes_per_s to simulate")
         name = machine.note.partition(". ")[0] or gpus[0].name
-        super().__init__(_HostDevice(), Machine((gpus[0],), note=machine.note), f"simulated {name}")
+        super().__init__(_HostDevice(), Machine((gpus[0],), note=f"simulated {machine.note}"), f"simulated {name}")
         self.notes = (
             f"simulated, not measured: ops take what their flops and bytes say on {name}; "
             "results are computed on the CPU",

@@ -8,7 +8,7 @@ from typing import Any
 
 from hocket.backends.base import Backend
 from hocket.errors import InputError
-from hocket.execution.lanes import Executor
+from hocket.execution.base import Executor
 from hocket.execution.streams import GraphedLanes, StreamDevice, StreamLanes, as_launched
 from hocket.ir import Costs, Lane, Machine, Plan, Timeline
 from hocket.profiling.gpu import estimate_gpu

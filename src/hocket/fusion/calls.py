@@ -20,12 +20,14 @@ from hocket.fusion import fallback, trace
 from hocket.fusion.choose import CHANNELS_LAST, Choice, as_before, choose, put_back
 from hocket.fusion.compare import Blocks
 from hocket.fusion.inputs import is_per_model
-from hocket.fusion.program import Program, Step, make_program
+from hocket.fusion.program import FusedProgram, make_program
 from hocket.fusion.rules.base import is_watched
 from hocket.fusion.shares import GradientMemory
 from hocket.fusion.stacked import Stacked, lead, unwrap
-from hocket.fusion.state import Saved
+from hocket.fusion.state import StatefulStore
+from hocket.fusion.steps import Step, warn_without_rule
 from hocket.fusion.store import mark
+from hocket.fusion.unfused_copy import UnfusedCopy, call_with
 
 __all__ = ["MAX_KINDS", "Calls", "autocast_state"]
 
@@ -36,7 +38,7 @@ NEAR = 3.0  # times the fastest: what lanes can win back on models one by one
 FORMS = {"rule": "rule", "mixed": "rule", "loop": "loop", "1 in one go": "loop", "single": "loop"}
 
 
-class Calls(Saved):
+class Calls(StatefulStore):
     """A store that can be called as a module, with an axis of models in front.
 
     Args:
@@ -65,7 +67,7 @@ class Calls(Saved):
         self.choices: list[Choice] = []
         self.told: set[tuple[str, str]] = set()
         self.gradient_memory = GradientMemory()
-        self._programs: dict[Any, Program | None] = {}
+        self._programs: dict[Any, FusedProgram | None] = {}
         self._chosen: dict[Any, Callable[[list[Any]], Any]] = {}
         self._ready: dict[Any, tuple[tuple[bool, ...], Callable[[list[Any]], Any]]] = {}
         self._won: dict[Any, list[str]] = {}
@@ -103,7 +105,7 @@ class Calls(Saved):
             return self._out(self._chosen[key](values))
         return self._out(program.run(values))
 
-    def _choose(self, program: Program, values: list[Any]) -> Callable[[list[Any]], Any]:
+    def _choose(self, program: FusedProgram, values: list[Any]) -> Callable[[list[Any]], Any]:
         """What runs for arguments of this kind: by timing, or, after many kinds, as most of them."""
         if len(self._chosen) >= MAX_KINDS:
             self._chosen.clear()
@@ -125,9 +127,9 @@ class Calls(Saved):
 
     def _prepared(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[trace.Call, list[Any], Any, tuple[bool, ...]]:
+    ) -> tuple[trace.CallSpec, list[Any], Any, tuple[bool, ...]]:
         """The kind of call, the leaves of its arguments, their shapes, and which are of each model."""
-        call, leaves = trace.Call.of(args, kwargs)
+        call, leaves = trace.CallSpec.of(args, kwargs)
         shapes = tuple((leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else None for leaf in leaves)
         own = self._own_leaves(call, leaves, shapes)
         return call, [Stacked(leaf) if each else leaf for leaf, each in zip(leaves, own, strict=True)], shapes, own
@@ -139,7 +141,7 @@ class Calls(Saved):
         kinds = tuple([(arg.shape, arg.dtype, arg.device) for arg in args])
         return (kinds, self._version, torch.is_grad_enabled(), autocast_state())
 
-    def _own_leaves(self, call: trace.Call, leaves: list[Any], shapes: Any) -> tuple[bool, ...]:
+    def _own_leaves(self, call: trace.CallSpec, leaves: list[Any], shapes: Any) -> tuple[bool, ...]:
         key = (call.spec, shapes, self._version)
         if key not in self._per_model:
             for leaf in leaves:
@@ -168,7 +170,9 @@ class Calls(Saved):
     def _put_back(self) -> AbstractContextManager[None]:
         return put_back(self, self._generators)
 
-    def _program(self, call: trace.Call, values: list[Any], shapes: Any, own: tuple[bool, ...]) -> Program | None:
+    def _program(
+        self, call: trace.CallSpec, values: list[Any], shapes: Any, own: tuple[bool, ...]
+    ) -> FusedProgram | None:
         """The program for this kind of call, or None where nothing can trace it."""
         try:
             key: Any = (call.spec, call.constants, self._version)
@@ -195,7 +199,7 @@ class Calls(Saved):
         args, kwargs = pytree.tree_unflatten(first, spec)
         return args, kwargs
 
-    def _traced_symbolically(self, values: list[Any], spec: Any) -> Program | None:
+    def _traced_symbolically(self, values: list[Any], spec: Any) -> FusedProgram | None:
         args, kwargs = self._sample(values, spec)
         plain = self._plain(0)
         try:
@@ -205,7 +209,7 @@ class Calls(Saved):
             return None
         return make_program(self, traced)
 
-    def _traced_by_export(self, values: list[Any], spec: Any) -> Program | None:
+    def _traced_by_export(self, values: list[Any], spec: Any) -> FusedProgram | None:
         if self._separate_index:
             raise InputError(
                 "blocks stay separate, and torch.fx cannot trace the model around them: "
@@ -225,14 +229,14 @@ class Calls(Saved):
         """Where no tracer can follow: the model as one op, by vmap, else model by model."""
         step = Step(0, "", type(self._shells[0]).__name__, _no_rule, (), {}, ["rule"])
         if not is_watched():
-            Program._tell(_Teller(self), step)  # type: ignore[arg-type]
+            warn_without_rule(self, step)
         plain = not self._separate_index and self._seeds is None and not _pads(self._shells[0])
         if plain and not self._goes_one_by_one:
             args, kwargs = pytree.tree_unflatten(values, spec)
             tensors = {name: self.tensor(name) for name in self._places}
             shell = self._shells[0]
             try:
-                return fallback.vmap(lambda own, *a, **k: _call_with(shell, own, a, k), (tensors, *args), kwargs)
+                return fallback.vmap(lambda own, *a, **k: call_with(shell, own, a, k), (tensors, *args), kwargs)
             except trace.FAILURES:
                 self._goes_one_by_one = True
         return self._one_by_one(values, spec)
@@ -252,7 +256,7 @@ class Calls(Saved):
                 module = self._group(place)[index]
                 own |= {f"{block}.{name}": each for name, each in module.named_parameters(remove_duplicate=False)}
                 own |= {f"{block}.{name}": each for name, each in module.named_buffers(remove_duplicate=False)}
-            targets.append(_Plain(self, shell, own, index))
+            targets.append(UnfusedCopy(self, shell, own, index))
         return fallback.loop(targets, args, kwargs, "the model itself")
 
     def _out(self, tree: Any) -> Any:
@@ -296,51 +300,6 @@ class Calls(Saved):
             parameter._hocket_models = self.num_models  # type: ignore[attr-defined]
         for group in self.separate:
             mark(list(group.children()))
-
-
-class _Plain:
-    """One model on its part of the stacked tensors, drawing from its own generator where it has one."""
-
-    def __init__(self, array: Calls, shell: nn.Module, tensors: dict[str, Tensor], index: int) -> None:
-        self._array = array
-        self._shell = shell
-        self._tensors = tensors
-        self._index = index
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        device = next(iter(self._tensors.values())).device if self._tensors else torch.device("cpu")
-        generators = self._array.generators_on(device)
-        if not generators:
-            return _call_with(self._shell, self._tensors, args, kwargs)
-        generator = generators[self._index]
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            usual = (
-                torch.cuda.default_generators[device.index or 0] if device.type == "cuda" else torch.default_generator
-            )
-            usual.set_state(generator.get_state())
-            out = _call_with(self._shell, self._tensors, args, kwargs)
-            generator.set_state(usual.get_state())
-        return out
-
-
-def _call_with(shell: nn.Module, tensors: dict[str, Any], args: Any, kwargs: Any) -> Any:
-    """Call a shell with these tensors; a buffer that its forward assigns anew is written into its tensor."""
-
-    def write_back(module: nn.Module, _: Any, __: Any) -> None:
-        for name, value in module.named_buffers(remove_duplicate=False):
-            if name in tensors and value is not tensors[name]:
-                tensors[name].copy_(value)
-
-    handle = shell.register_forward_hook(write_back)
-    try:
-        return torch.func.functional_call(shell, tensors, args, kwargs)
-    finally:
-        handle.remove()
-
-
-class _Teller:
-    def __init__(self, owner: Calls) -> None:
-        self.owner = owner
 
 
 def _no_rule(backend: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

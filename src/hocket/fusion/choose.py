@@ -26,8 +26,9 @@ from torch import Tensor, nn
 from hocket.fusion.contest import Copies, contest, in_turns, make_pass, those_that_run
 from hocket.fusion.groups import Groups
 from hocket.fusion.plain import has_images
-from hocket.fusion.program import Program, Step
+from hocket.fusion.program import FusedProgram
 from hocket.fusion.stacked import Stacked, mapped
+from hocket.fusion.steps import Step
 
 __all__ = ["CHANNELS_LAST", "Choice", "as_before", "choose", "put_back"]
 
@@ -58,7 +59,7 @@ class Choice:
     ops_us: dict[tuple[int, str, str], dict[str, float]] = field(default_factory=dict)
 
 
-def choose(program: Program, leaves: list[Any], state: Callable[[], Any]) -> tuple[Choice, Run]:
+def choose(program: FusedProgram, leaves: list[Any], state: Callable[[], Any]) -> tuple[Choice, Run]:
     """Time and choose: what was timed, and what runs from now on.
 
     The program's backends are set where the choice is "mixed".
@@ -109,7 +110,7 @@ def choose(program: Program, leaves: list[Any], state: Callable[[], Any]) -> tup
     return Choice(winner, whole_us, ops_us), run
 
 
-def as_before(program: Program, winner: str) -> Run:
+def as_before(program: FusedProgram, winner: str) -> Run:
     """What `choose` gave with this winner, for arguments of another kind; by rules where each op went its own way."""
     if winner in ("rule", "mixed"):
         return program.run
@@ -118,12 +119,12 @@ def as_before(program: Program, winner: str) -> Run:
     return Groups(program.owner, program.traced, size, channels_last=name != winner).run
 
 
-def _trained(program: Program) -> list[Tensor]:
+def _trained(program: FusedProgram) -> list[Tensor]:
     return [each for each in program.owner.all_parameters() if each.requires_grad]
 
 
 def _choose_ops(
-    program: Program, leaves: list[Any]
+    program: FusedProgram, leaves: list[Any]
 ) -> tuple[dict[tuple[int, str, str], dict[str, float]], dict[int, list[str]]]:
     """Time each op that is worth it on the arguments it has in this pass."""
     ops_us: dict[tuple[int, str, str], dict[str, float]] = {}
@@ -151,7 +152,7 @@ def _choose_ops(
     return ops_us, best
 
 
-def _tensors_of(program: Program, step: Step) -> str:
+def _tensors_of(program: FusedProgram, step: Step) -> str:
     names = program.owner.names_in(step.layer)
     return str([tuple(program.owner.tensor(f"{step.layer}.{name}" if step.layer else name).shape) for name in names])
 
@@ -164,7 +165,7 @@ def _described(value: Any) -> Any:
     return value
 
 
-def _time_op(program: Program, step: Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, float]:
+def _time_op(program: FusedProgram, step: Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, float]:
     """Microseconds of forward and backward, by each backend that can."""
     backends = list(step.backends)
     if step.can_multiply is not None and step.can_multiply(*args, **kwargs):

@@ -27,9 +27,9 @@ from hocket.errors import HocketError, InputError
 from hocket.fusion.gather import Gather, Places, split
 from hocket.fusion.groups import Groups
 from hocket.fusion.loss import Losses, stacked_loss, stacked_targets
-from hocket.fusion.program import Owner
 from hocket.fusion.shares import LARGE_BYTES
 from hocket.fusion.stacked import Stacked
+from hocket.fusion.steps import Owner
 from hocket.fusion.trace import Traced
 
 __all__ = ["Alone", "OneGo"]
@@ -57,7 +57,7 @@ class Alone:
         return _loss_of_one(fn, out, own, 0).unsqueeze(0)
 
 
-class _Part:
+class _GroupTensors:
     """One group's tensors, leaves of a graph of their own.
 
     Args:
@@ -85,7 +85,7 @@ class OneGo:
         self._size = size
         self._places = Places()
         self._groups = Groups(owner, traced, size, channels_last, self._places)
-        self._parts: list[_Part] = []
+        self._parts: list[_GroupTensors] = []
         self._trained: list[Tensor] = []
         self._seen: Any = None  # what the parts were made of, which they keep alive
 
@@ -143,7 +143,7 @@ class OneGo:
         own = _mapped(targets, lambda each: Stacked(each[start:stop]))
         return stacked_loss(fn, pytree.tree_map_only(Tensor, Stacked, out), own, stop - start)
 
-    def _backward(self, loss: Tensor, part: _Part, gather: Gather, index: int) -> None:
+    def _backward(self, loss: Tensor, part: _GroupTensors, gather: Gather, index: int) -> None:
         if not loss.requires_grad:
             return
         try:
@@ -160,7 +160,7 @@ class OneGo:
         first = _first(out)
         return (self._owner.num_models, *(first.shape if self._size == 1 else first.shape[1:]))
 
-    def _current_parts(self) -> list[_Part]:
+    def _current_parts(self) -> list[_GroupTensors]:
         """Each group's tensors; made anew when the stacked ones are others, or lie elsewhere."""
         now = list(self._owner.all_tensors().values())
         seen = (list(map(id, now)), list(map(Tensor.data_ptr, now)), list(map(REQUIRES_GRAD, now)))
@@ -170,10 +170,10 @@ class OneGo:
             self._trained = list({id(whole): whole for whole in now if whole.requires_grad}.values())
         return self._parts
 
-    def _made_parts(self) -> list[_Part]:
+    def _made_parts(self) -> list[_GroupTensors]:
         wholes = self._owner.all_tensors()
         count = -(-self._owner.num_models // self._size)
-        parts = [_Part({}, {}) for _ in range(count)]
+        parts = [_GroupTensors({}, {}) for _ in range(count)]
         self._places.of.clear()
         made: dict[int, list[Tensor]] = {}  # tied tensors once
         for name, whole in wholes.items():
@@ -261,7 +261,7 @@ def _first(out: Any) -> Tensor:
     return found
 
 
-def _goes_further(loss: Tensor, out: Any, part: _Part) -> bool:
+def _goes_further(loss: Tensor, out: Any, part: _GroupTensors) -> bool:
     """Whether a loss has gradients for anything but the model's output and parameters."""
     known = set(map(id, part.trained.values()))
     ends = {leaf.grad_fn for leaf in pytree.tree_leaves(out) if isinstance(leaf, Tensor)}

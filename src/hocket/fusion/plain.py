@@ -25,8 +25,9 @@ import torch
 from torch import Tensor
 
 from hocket.errors import HocketError, InputError
-from hocket.fusion.program import Program, Ref, Step
+from hocket.fusion.program import FusedProgram, Ref
 from hocket.fusion.stacked import Stacked, mapped
+from hocket.fusion.steps import Step
 
 __all__ = ["Plain", "has_images"]
 
@@ -47,7 +48,7 @@ class Plain:
         channels_last: whether convolutions get their images with the channels last.
     """
 
-    def __init__(self, program: Program, channels_last: bool = False) -> None:
+    def __init__(self, program: FusedProgram, channels_last: bool = False) -> None:
         assert program.owner.num_models == 1
         self._program = program
         self._channels_last = channels_last
@@ -127,7 +128,7 @@ class Plain:
         return self._name(tree)
 
 
-def has_images(program: Program) -> bool:
+def has_images(program: FusedProgram) -> bool:
     """Whether a program has convolutions for which it matters where the channels are."""
     return any(step.op in CHANNELS_LAST for step in program.steps)
 
@@ -149,7 +150,7 @@ def _as_usual(value: Any) -> Any:
     return value.contiguous() if value.is_contiguous(memory_format=layout) else value
 
 
-def _by_rule(program: Program, step: Step) -> Callable[..., Any]:
+def _by_rule(program: FusedProgram, step: Step) -> Callable[..., Any]:
     """A step that has to go through its rule, as of a fused model with one model in it."""
 
     def run(*args: Any, **kwargs: Any) -> Any:

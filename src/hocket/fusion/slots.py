@@ -1,4 +1,4 @@
-"""Slots: a model leaves, or another one takes its place, in mid-training."""
+"""Models change in mid-training: one leaves, or another one takes its place."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from hocket.errors import InputError
 from hocket.fusion.compare import compare
 from hocket.fusion.store import Store, mark, named_tensors, shell_of
 
-__all__ = ["Slots"]
+__all__ = ["MutableStore"]
 
 
-class Slots(Store):
+class MutableStore(Store):
     """A store whose models can change."""
 
     def drop(self, model: int) -> nn.Module:

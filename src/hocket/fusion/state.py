@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from hocket.errors import InputError
-from hocket.fusion.slots import Slots
+from hocket.fusion.slots import MutableStore
 
-__all__ = ["Saved"]
+__all__ = ["StatefulStore"]
 
 
-class Saved(Slots):
+class StatefulStore(MutableStore):
     """A store that can be saved and loaded."""
 
     def state_dict(  # type: ignore[override]

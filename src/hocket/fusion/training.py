@@ -23,7 +23,7 @@ from hocket.fusion.contest import Copies, contest, make_pass, those_that_run, to
 from hocket.fusion.loss import per_model_loss
 from hocket.fusion.one_go import Alone, OneGo
 from hocket.fusion.plain import has_images
-from hocket.fusion.program import Program
+from hocket.fusion.program import FusedProgram
 from hocket.fusion.rules.base import is_watched
 from hocket.fusion.stacked import Stacked
 
@@ -184,7 +184,7 @@ class Training(Calls):
         return runs.get(winner)
 
     def _choose_for_large(
-        self, fn: Callable[..., Any], program: Program | None, values: list[Any], targets: Any, copies: Copies
+        self, fn: Callable[..., Any], program: FusedProgram | None, values: list[Any], targets: Any, copies: Copies
     ) -> Run | None:
         """How models go that are too large to fuse, without ever running all of them at once; None if they are not.
 
@@ -210,7 +210,7 @@ class Training(Calls):
         self.choices.append(Choice(winner, times_us))
         return runs[winner]
 
-    def _runs(self, program: Program) -> dict[str, Run]:
+    def _runs(self, program: FusedProgram) -> dict[str, Run]:
         if self.num_models == 1:
             runs: dict[str, Run] = {"alone": Alone(self, program.traced).run}
             if has_images(program):

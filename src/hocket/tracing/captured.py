@@ -15,12 +15,12 @@ from hocket.errors import CaptureError, StaleCaptureError
 from hocket.heap import collections_held, trim_heap
 from hocket.interrupts import held_interrupts
 from hocket.ir import Graph
-from hocket.tracing.batch_reads import BatchNumber
-from hocket.tracing.lower import Lowered, lower
+from hocket.tracing.lowering.lower import Lowered, lower
 from hocket.tracing.program import Program, compile_action, compile_tape
+from hocket.tracing.recording.batch_reads import BatchNumber
+from hocket.tracing.recording.recorder import schedulers_refused
 from hocket.tracing.state import PLAIN, BatchLeaf, Entry, Gradient, Inventory, LiveLeaf, Saved, inventory
 from hocket.tracing.trace import Trace, trace_step
-from hocket.tracing.watch import schedulers_refused
 
 __all__ = ["Captured", "Frame", "capture_step", "relowered", "signature_of"]
 

@@ -17,7 +17,7 @@ from hocket.errors import ExecutionError
 from hocket.execution import executor
 from hocket.execution.streams import CudaDevice, GraphedLanes, StreamLanes, as_launched
 from hocket.execution.streams.graphs import changing
-from hocket.execution.streams.part import drops
+from hocket.execution.streams.launch_plan import drops
 from hocket.execution.threads import ThreadLanes
 from hocket.ir import Lane, Plan, synchronisation
 

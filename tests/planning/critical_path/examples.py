@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import strategies as st
 
 from hocket.ir import Buffer, Carried, Costs, Edge, Graph, Op
-from hocket.planning.critical_path.spine import Spine
+from hocket.planning.critical_path.backbone import Backbone
 
 MB = 1e6
 
@@ -83,7 +83,7 @@ def gpu_costs(graph: Graph, durations: dict[str, float] | None = None, shares=No
 
 
 @st.composite
-def series_parallel(draw, depth: int = 3) -> Spine:
+def series_parallel(draw, depth: int = 3) -> Backbone:
     """A random series-parallel graph: ops in a row, and ways side by side between two ops, nested."""
     above: list[list[int]] = []
 
@@ -104,22 +104,22 @@ def series_parallel(draw, depth: int = 3) -> Spine:
         return op([end for way in ends for end in way])
 
     part([], depth)
-    return as_spine(above)
+    return as_backbone(above)
 
 
 @st.composite
-def dags(draw, max_ops: int = 9) -> Spine:
+def dags(draw, max_ops: int = 9) -> Backbone:
     """Any order of a few ops, reduced."""
-    from hocket.planning.critical_path.spine import reduced
+    from hocket.planning.critical_path.backbone import reduced
 
     count = draw(st.integers(1, max_ops))
     above = [draw(st.lists(st.integers(0, at - 1), max_size=3, unique=True)) if at else [] for at in range(count)]
-    return as_spine(reduced(above))
+    return as_backbone(reduced(above))
 
 
-def as_spine(above: list[list[int]]) -> Spine:
+def as_backbone(above: list[list[int]]) -> Backbone:
     below: list[list[int]] = [[] for _ in above]
     for op, before in enumerate(above):
         for other in before:
             below[other].append(op)
-    return Spine(tuple(f"op{n}" for n in range(len(above))), tuple(map(tuple, above)), tuple(map(tuple, below)))
+    return Backbone(tuple(f"op{n}" for n in range(len(above))), tuple(map(tuple, above)), tuple(map(tuple, below)))

@@ -22,11 +22,11 @@ import torch
 
 from hocket.execution.streams.device import StreamDevice
 from hocket.execution.streams.lanes import Launch, StreamLanes
-from hocket.execution.streams.part import part_of
+from hocket.execution.streams.launch_plan import launch_plan_of
 from hocket.ir import Graph, Machine, Plan, Timeline
 from hocket.tracing.captured import Captured, Frame
 from hocket.tracing.program import Action
-from hocket.tracing.scalars import TapeRef
+from hocket.tracing.scalars.tape import TapeRef
 from hocket.tracing.state import BatchLeaf
 
 __all__ = ["GraphedLanes", "as_launched", "changing"]
@@ -51,8 +51,10 @@ class GraphedLanes(StreamLanes):
         super().__init__(captured, plan, machine, graph, device=device, timed=timed)
         outside = changing(captured, graph)
         program, order = captured.program, self._whole.part.order
-        self._inside = Launch(self, part_of(program, self._graph, plan, [op for op in order if op not in outside]))
-        self._outside = Launch(self, part_of(program, self._graph, plan, [op for op in order if op in outside]))
+        self._inside = Launch(
+            self, launch_plan_of(program, self._graph, plan, [op for op in order if op not in outside])
+        )
+        self._outside = Launch(self, launch_plan_of(program, self._graph, plan, [op for op in order if op in outside]))
         needed = set(program.kept).union(*(program.by_name[op].reads for op in self._outside.part.order))
         filled = {slot for op in self._inside.part.order for slot in program.by_name[op].fills}
         self._handed_over = tuple(sorted(needed & filled))

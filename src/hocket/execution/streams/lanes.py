@@ -24,9 +24,9 @@ from typing import Any
 import torch
 
 from hocket.errors import ExecutionError
-from hocket.execution.lanes import Executor, below_autograd
+from hocket.execution.base import Executor, below_autograd
 from hocket.execution.streams.device import CudaDevice, StreamDevice
-from hocket.execution.streams.part import Part, part_of
+from hocket.execution.streams.launch_plan import LaunchPlan, launch_plan_of
 from hocket.ir import Graph, Machine, Plan, Span, Timeline
 from hocket.tracing.captured import Captured, Frame
 from hocket.tracing.program import compile_action
@@ -70,7 +70,7 @@ class StreamLanes(Executor):
         self._streams = [self.device.stream(lane.priority) for lane in plan.lanes]
         self._begin = self.device.event()
         self._events: dict[str, Any] = {}
-        self._whole = Launch(self, part_of(captured.program, self._graph, plan))
+        self._whole = Launch(self, launch_plan_of(captured.program, self._graph, plan))
         self._marks: dict[str, tuple[Any, Any]] = {}
         self._started: Any = None
 
@@ -108,7 +108,7 @@ class StreamLanes(Executor):
 class Launch:
     """Gives the ops of one part to their streams, between the caller's work before and after."""
 
-    def __init__(self, lanes: StreamLanes, part: Part) -> None:
+    def __init__(self, lanes: StreamLanes, part: LaunchPlan) -> None:
         self.part = part
         self._lanes = lanes
         program = lanes.captured.program

@@ -22,8 +22,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from hocket.errors import InputError
 from hocket.fusion.optim.base import FusedOptimizer
-from hocket.fusion.optim.carry import as_list
-from hocket.fusion.optim.hyper import is_number, is_row, plain, row
+from hocket.fusion.optim.hyper import as_list, is_number, is_row, plain, row
 
 __all__ = ["FusedScheduler", "Rows", "check_optimizer", "read_rates", "widen", "write_rates"]
 

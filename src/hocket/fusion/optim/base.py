@@ -18,33 +18,33 @@ when models may rest on their own, B numbers.
 
 from __future__ import annotations
 
-import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
 from hocket.errors import InputError
-from hocket.fusion.optim import carry
+from hocket.fusion.optim import carry, select_models
 from hocket.fusion.optim.arithmetic import Tensors
-from hocket.fusion.optim.chunks import Bucket, Chunk, Columns, Layout, Piece, lay_out
+from hocket.fusion.optim.chunks import Bucket, Chunk, Columns, Layout, ParameterSlice, lay_out
 from hocket.fusion.optim.hyper import Number, one_of, plain
-from hocket.fusion.optim.options import Options, as_tuple, groups_of
+from hocket.fusion.optim.model_state import ModelState
+from hocket.fusion.optim.options import as_tuple, groups_of
 from hocket.fusion.optim.slots import slots_of
+from hocket.fusion.optim.step_counts import are_apart, count_dtype, rejoin
 
 __all__ = ["Chunk", "FusedOptimizer"]
 
 NONFINITE = ("step", "skip", "freeze")
 
 
-class FusedOptimizer(Options, ABC):
+class FusedOptimizer(ModelState):
     """An optimizer over fused parameters; all of torch's machinery (groups, hooks, schedulers) works on it.
 
     Attributes:
         bounds: the numbers among its options, and what each may be; of these each may be one number or B.
-        torch_class: the optimizer of one plain model that this is B of.
 
     Args:
         params: fused parameters of shape (B, ...), with an attribute `_hocket_models` = B; parameters of single models,
@@ -59,8 +59,6 @@ class FusedOptimizer(Options, ABC):
         InputError: no parameters, parameters of other numbers of models, options out of bounds or of a wrong length.
     """
 
-    torch_class: ClassVar[type[torch.optim.Optimizer]]
-
     def __init__(
         self, params: Any, defaults: dict[str, Any], *, num_models: int | None = None, nonfinite: str = "step"
     ) -> None:
@@ -72,24 +70,6 @@ class FusedOptimizer(Options, ABC):
         self._apart = nonfinite != "step"
         self._layouts: dict[int, Layout] = {}  # of each group, by its number
         super().__init__(groups, defaults)
-
-    @property
-    def frozen(self) -> tuple[bool, ...]:
-        """For each model whether it is frozen."""
-        return tuple(self._frozen)
-
-    def freeze(self, model: int) -> None:
-        """Leave this model as it is, parameters and state, in all steps to come."""
-        self._frozen[self.checked_model(model)] = True
-        self._hocket_version += 1
-        self.part()
-
-    def unfreeze(self, model: int) -> None:
-        """Let this model take part in the steps again."""
-        self._frozen[self.checked_model(model)] = False
-        self._hocket_version += 1
-
-    # ------------------------------------------------------------------------------------------------- the step
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update the parameters that have a gradient.
@@ -117,19 +97,6 @@ class FusedOptimizer(Options, ABC):
         resting = {self.checked_model(model) for model in models}
         with torch.no_grad():
             self._update_all(sorted(resting | {model for model, frozen in enumerate(self._frozen) if frozen}))
-
-    def finite_models(self) -> list[bool]:
-        """For each model whether all of its gradients are finite."""
-        ready = [p for p in self._slots if p.grad is not None and p.grad.numel()]
-        if not ready:
-            return [True] * self.num_models
-        device = ready[0].device
-        # A sum over everything is cheap, and finite only if all of it is; which model it was is asked when it is not.
-        sums = torch.stack([_float(p.grad).sum().to(device, torch.float32) for p in ready])
-        if bool(torch.isfinite(sums).all()):
-            return [True] * self.num_models
-        peaks = [self._slots.reduced(p, _float(p.grad), math.inf).to(device) for p in ready]
-        return torch.stack([torch.isfinite(peak) for peak in peaks]).all(0).tolist()
 
     def _update_all(self, resting: Sequence[int]) -> None:
         work = []
@@ -194,7 +161,7 @@ class FusedOptimizer(Options, ABC):
     def _zero_count(self, apart: bool) -> torch.Tensor:
         if apart:
             return torch.zeros(self.num_models, dtype=torch.float64)
-        return torch.tensor(0.0, dtype=carry.count_dtype())
+        return torch.tensor(0.0, dtype=count_dtype())
 
     def _counted(self, group: dict[str, Any], layout: Layout) -> Layout:
         """Count this step, of the parameters that take part."""
@@ -211,11 +178,6 @@ class FusedOptimizer(Options, ABC):
             assert step is not None
             step += 1
         return layout
-
-    def part(self) -> None:
-        """From now on count the steps of each model on its own."""
-        self._apart = True
-        carry.part_counts(self.state, self._slots)
 
     def _update_group(self, group: dict[str, Any], layout: Layout) -> None:
         for bucket in layout.buckets:
@@ -243,7 +205,7 @@ class FusedOptimizer(Options, ABC):
             return False
         return self.update_at_once(bucket.params, grads, bucket.states, group, bucket.count)
 
-    def _chunk(self, pieces: Sequence[Piece], group: dict[str, Any]) -> Chunk:
+    def _chunk(self, pieces: Sequence[ParameterSlice], group: dict[str, Any]) -> Chunk:
         params = [piece.of(piece.p) for piece in pieces]
         grads = [piece.of(piece.p.grad) for piece in pieces if piece.p.grad is not None]
         states = [piece.state(self.state[piece.p]) for piece in pieces]
@@ -259,16 +221,6 @@ class FusedOptimizer(Options, ABC):
     ) -> bool:
         """Update these parameters by one kernel, options being the same for all; False if there is none for that."""
         return False
-
-    counts: ClassVar[bool] = True  # whether its state holds a step count
-
-    @abstractmethod
-    def entries(self, group: dict[str, Any]) -> tuple[str, ...]:
-        """The tensors that a parameter's state holds under these options."""
-
-    @abstractmethod
-    def make_state(self, p: torch.Tensor, group: dict[str, Any], state: dict[str, Any]) -> None:
-        """Put into `state` whatever entries it has not yet."""
 
     @abstractmethod
     def coefficients(self, group: dict[str, Any], step: Number | None) -> dict[str, Number]:
@@ -289,13 +241,6 @@ class FusedOptimizer(Options, ABC):
                     step[list(resting)] -= 1
 
     # ------------------------------------------------------------------------------- state, from and to plain torch
-
-    def plain_state(self, state: dict[str, Any], group: dict[str, Any]) -> dict[str, Any]:
-        """The state of one model, under its own plain options, as `torch_class` would hold it."""
-        return state
-
-    def tidy_state(self, state: dict[str, Any]) -> None:
-        """Drop entries of a fused state that have nothing more to say."""
 
     def state_dict(self) -> dict[str, Any]:
         """As torch's, with B numbers as a tensor of shape (B,), and which models are frozen under ``"hocket"``."""
@@ -318,8 +263,8 @@ class FusedOptimizer(Options, ABC):
         self._frozen = list(frozen)
         for group in self.param_groups:
             self._settle(group)
-        carry.rejoin(self.param_groups, self.state)
-        if any(self._frozen) or carry.are_apart(self.state):
+        rejoin(self.param_groups, self.state)
+        if any(self._frozen) or are_apart(self.state):
             self.part()
         self._hocket_version += 1
 
@@ -362,7 +307,7 @@ class FusedOptimizer(Options, ABC):
         Raises:
             InputError: no models, one twice, or parameters that do not fit.
         """
-        carry.take(self, models, params)
+        select_models.select_models(self, models, params)
         self._hocket_version += 1
 
     def drop(self, model: int, params: Iterable[torch.Tensor] | None = None) -> None:
@@ -381,12 +326,5 @@ class FusedOptimizer(Options, ABC):
         Raises:
             InputError: an unknown option or one out of bounds, or a state that does not fit.
         """
-        carry.refill(self, self.checked_model(model), state, options)
+        select_models.refill(self, self.checked_model(model), state, options)
         self._hocket_version += 1
-
-
-def _float(grad: torch.Tensor | None) -> torch.Tensor:
-    """A gradient in which sums neither cancel in the complex plane nor overflow early."""
-    assert grad is not None
-    real = torch.view_as_real(grad) if grad.is_complex() else grad
-    return real.float() if real.dtype in (torch.float16, torch.bfloat16) else real

@@ -23,8 +23,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from hocket.planning.critical_path.backbone import Backbone
 from hocket.planning.critical_path.blocks import Block
-from hocket.planning.critical_path.spine import Spine
 
 __all__ = ["Path", "in_ns", "listed_paths", "ranked_paths"]
 
@@ -42,17 +42,17 @@ def in_ns(durations_us: Sequence[float]) -> list[int]:
     return [round(us * 1000) for us in durations_us]
 
 
-def ranked_paths(spine: Spine, block: Block, durations_ns: Sequence[int]) -> list[Path]:
+def ranked_paths(backbone: Backbone, block: Block, durations_ns: Sequence[int]) -> list[Path]:
     """The paths of a block, the most critical first, by dynamic programming; each op is on one of them.
 
     Args:
-        spine: the ops.
+        backbone: the ops.
         block: one of its blocks.
-        durations_ns: of all ops of the spine.
+        durations_ns: of all ops of the backbone.
     """
     inside = set(block.ops)
-    above = {op: [other for other in spine.above[op] if other in inside] for op in block.ops}
-    below = {op: [other for other in spine.below[op] if other in inside] for op in block.ops}
+    above = {op: [other for other in backbone.above[op] if other in inside] for op in block.ops}
+    below = {op: [other for other in backbone.below[op] if other in inside] for op in block.ops}
     up, down = dict.fromkeys(block.ops, 0), dict.fromkeys(block.ops, 0)
     for op in block.ops:
         up[op] = max([up[other] + durations_ns[other] for other in above[op]], default=0)
@@ -77,7 +77,7 @@ def ranked_paths(spine: Spine, block: Block, durations_ns: Sequence[int]) -> lis
     return paths
 
 
-def listed_paths(spine: Spine, block: Block, durations_ns: Sequence[int]) -> list[Path]:
+def listed_paths(backbone: Backbone, block: Block, durations_ns: Sequence[int]) -> list[Path]:
     """The same by the letter of Algorithm 1: list all ways, sort them, and give each op to the first that has it.
 
     For small blocks only: their number can be exponential.
@@ -85,14 +85,14 @@ def listed_paths(spine: Spine, block: Block, durations_ns: Sequence[int]) -> lis
     inside = set(block.ops)
 
     def ways(op: int) -> Iterator[tuple[int, ...]]:
-        following = [other for other in spine.below[op] if other in inside]
+        following = [other for other in backbone.below[op] if other in inside]
         for other in following:
             for rest in ways(other):
                 yield (op, *rest)
         if not following:
             yield (op,)
 
-    starts = [op for op in block.ops if not inside.intersection(spine.above[op])]
+    starts = [op for op in block.ops if not inside.intersection(backbone.above[op])]
     found = [(sum(durations_ns[op] for op in way), way) for start in starts for way in ways(start)]
     left = set(block.ops)
     paths = []
