@@ -11,7 +11,8 @@ import torch
 
 import hocket
 from hocket import zoo
-from hocket.errors import InputError
+from hocket.errors import InputError, PlanError
+from hocket.ir import Lane, Plan
 from test_session import decide, state, twin
 
 OPTIONS = {"planner": "serial", "guard": False}
@@ -124,6 +125,35 @@ def test_what_is_no_state_changes_nothing():
         fast.load_state_dict(planned.model.state_dict())
     assert fast.decided
     assert fast.verdict == "planned"
+
+
+def test_a_given_plan_runs_and_no_planners(tmp_path):
+    planned, eager = twin()
+    fast = hocket.schedule(planned.step, planned.model, planned.optimizer, cache=False, **OPTIONS)
+    calls = decide(fast, planned)
+    mine = Plan(fast.plan.lanes, planner="mine")
+    for number in range(calls):
+        eager.step(eager.batch(number))
+    for _ in range(2):
+        again = hocket.schedule(planned.step, planned.model, planned.optimizer, plan=mine, guard=False, cache=tmp_path)
+        more = decide(again, planned)
+        assert again.plan == mine
+        for number in range(more):
+            eager.step(eager.batch(number))
+    assert again.decision.is_recalled
+    assert all(torch.equal(a, b) for (_, a), (_, b) in zip(state(planned), state(eager), strict=True))
+
+
+def test_a_given_plan_that_does_not_fit_is_an_error_in_the_call_that_would_try_it():
+    planned, _ = twin()
+    other = Plan((Lane("main", ("a", "b")),))
+    fast = hocket.schedule(planned.step, planned.model, planned.optimizer, plan=other, cache=False)
+    with pytest.raises(PlanError, match="op 'a'"):
+        decide(fast, planned)
+    with pytest.raises(InputError, match=r"expected a hocket\.Plan and no planner beside it"):
+        hocket.schedule(planned.step, planned.model, planned.optimizer, plan=other, planner="list")
+    with pytest.raises(InputError, match=r"expected a hocket\.Plan"):
+        hocket.schedule(planned.step, planned.model, planned.optimizer, plan="serial")  # type: ignore[arg-type]
 
 
 def test_where_no_folder_can_be_made_training_goes_on(tmp_path, caplog):

@@ -66,6 +66,7 @@ class Schedule:
         optimizer: Any,
         *,
         planner: str = "auto",
+        plan: Plan | None = None,
         guard: bool = True,
         strict: bool = False,
         machine: Machine | None = None,
@@ -80,6 +81,8 @@ class Schedule:
             raise InputError(f"schedule: expected a step to call, got {type(step).__name__}")
         if planner != "auto" and planner not in planners():
             raise InputError(f"schedule: unknown planner {planner!r}; available: auto, {', '.join(planners())}")
+        if plan is not None and (planner != "auto" or not isinstance(plan, Plan)):
+            raise InputError("schedule: plan: expected a hocket.Plan and no planner beside it")
         if executor not in EXECUTORS:
             raise InputError(f"schedule: unknown executor {executor!r}; available: {', '.join(EXECUTORS)}")
         self.step = step
@@ -98,6 +101,7 @@ class Schedule:
             places=self._places,
             watch=watch,
             planner=planner,
+            plan=plan,
             guard=guard,
             strict=strict,
             machine=self.machine,
@@ -404,6 +408,7 @@ def schedule(
     optimizer: Any,
     *,
     planner: str = "auto",
+    plan: Plan | None = None,
     guard: bool = True,
     strict: bool = False,
     machine: Machine | None = None,
@@ -418,7 +423,8 @@ def schedule(
             a clock stays eager (see ``docs/eager.md``).
         model: the module it trains, or a list of modules.
         optimizer: the optimizer it steps, or a list of optimizers.
-        planner: ``auto`` tries every planner; or one of `hocket.planning.planners`.
+        planner: ``auto`` tries every planner; or one of `hocket.planners()`.
+        plan: try this plan and no planner's: one that was edited, say. A call raises `PlanError` where it does not fit.
         guard: measure the plan against eager and keep the faster; without it the plan runs in any case.
         strict: raise `CaptureError` where a step cannot be captured, instead of staying eager.
         machine: what to run on; `Machine.here()` when not given.
@@ -445,6 +451,7 @@ def schedule(
     return Schedule(
         *(step, model, optimizer),
         planner=planner,
+        plan=plan,
         guard=guard,
         strict=strict,
         machine=machine,

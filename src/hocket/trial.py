@@ -21,7 +21,7 @@ from hocket.autotune.candidate import Candidate
 from hocket.autotune.verification import verify
 from hocket.backends import SimulatedBackend, SimulatedClock
 from hocket.errors import HocketError
-from hocket.ir import Machine, Timeline
+from hocket.ir import Machine, Plan, Timeline
 from hocket.job import Job
 from hocket.reporting import Comparison, Sample, write_report
 from hocket.session import Schedule, schedule
@@ -72,6 +72,8 @@ def try_out(
     job: Job,
     *,
     planner: str = "auto",
+    plan: Plan | None = None,
+    cache: bool = True,
     runs: int = 10,
     strict: bool = False,
     simulated: Machine | None = None,
@@ -82,6 +84,8 @@ def try_out(
     Args:
         job: the training step and its batches.
         planner: see `hocket.schedule`.
+        plan: the same.
+        cache: the same.
         runs: interleaved steps of each kind that are measured after the verdict.
         strict: raise where the step cannot be captured.
         simulated: has a GPU whose times are simulated; see `hocket.backends.SimulatedBackend`.
@@ -92,7 +96,14 @@ def try_out(
         InputError: there is no GPU in `simulated` whose rates are known.
         HocketError: there is no plan, and no time to be had without one, since times are simulated.
     """
-    fast, clock = _scheduled(job, planner, strict, simulated)
+    options: dict[str, Any] = {"planner": planner, "plan": plan, "strict": strict}
+    clock: Callable[[], float] = perf_counter
+    if simulated is None:
+        fast = schedule(job.step, job.model, job.optimizer, cache=cache, **options)
+    else:
+        clock = simulated_clock = SimulatedClock()
+        backend_of = partial(SimulatedBackend, simulated, simulated_clock)
+        fast = Schedule(job.step, job.model, job.optimizer, clock=clock, backend=backend_of, **options)
     number = 0
     while not fast.decided:
         fast(job.batch(number))
@@ -133,16 +144,6 @@ def try_out(
         )
     timelines = _timelines(fast, candidate, batches[0])
     return Trial(replace(comparison, notes=(*comparison.notes, *notes)), fast, timelines)
-
-
-def _scheduled(job: Job, planner: str, strict: bool, simulated: Machine | None) -> tuple[Schedule, Callable[[], float]]:
-    """The job's step as a schedule, and the clock that times its steps."""
-    if simulated is None:
-        return schedule(job.step, job.model, job.optimizer, planner=planner, strict=strict), perf_counter
-    clock = SimulatedClock()
-    backend = partial(SimulatedBackend, simulated, clock)
-    made = Schedule(job.step, job.model, job.optimizer, planner=planner, strict=strict, clock=clock, backend=backend)
-    return made, clock
 
 
 def _timelines(fast: Schedule, candidate: Candidate, batch: Any) -> dict[str, Timeline]:

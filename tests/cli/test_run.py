@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import subprocess
@@ -146,6 +147,35 @@ def test_says_so_when_torch_was_there_first(hocket, monkeypatch):
     found = hocket("run", *TINY, "--runs", 1, "--format", "json")
     assert found.json["notes"][-1].startswith("GOMP_SPINCOUNT is not set: torch was loaded before")
     assert "GOMP_SPINCOUNT" not in os.environ
+
+
+def test_a_plan_that_was_edited_by_hand_is_run(hocket, tmp_path):
+    profiled = hocket("profile", *TINY, "--widths", "1", "--runs", 1, "-o", "costs.json", "--graph", "graph.json")
+    assert profiled.status == 0
+    assert hocket("plan", "graph.json", "costs.json", "--planner", "serial", "-o", "plan.txt").status == 0
+    text = (tmp_path / "plan.txt").read_text()
+    (tmp_path / "plan.txt").write_text("# mine\n" + text.replace("planner=serial", "planner=mine"))
+    found = hocket("run", *TINY, "--runs", 1, "--plan", "plan.txt", "--format", "json")
+    assert found.status == 0
+    assert found.json["planner"] == "mine"
+    assert "plan 'mine' on" in found.json["why"]
+    lines = text.splitlines()
+    (tmp_path / "plan.txt").write_text("\n".join(lines[:-1]))
+    found = hocket("run", *TINY, "--plan", "plan.txt")
+    assert found.status == 1
+    assert f"op {lines[-1].split()[1]!r} of the graph is run by no lane" in found.error
+    assert hocket("run", *TINY, "--plan", "plan.txt", "--planner", "list").status == 2
+
+
+def test_a_second_run_remembers_unless_told_not_to(hocket, cache_folder, monkeypatch):
+    monkeypatch.setattr("hocket.autotune.recall.MAX_SLOWDOWN", math.inf)  # other programs may slow the few steps
+    words = ("run", *TINY, "--runs", 1, "--format", "json")
+    assert hocket(*words, "--no-cache").status == 0
+    assert not cache_folder.exists()
+    first, again = hocket(*words), hocket(*words)
+    assert len(list((cache_folder / "hocket" / "decisions").glob("*.json"))) == 1
+    assert "remembered" not in first.json["why"]
+    assert "remembered" in again.json["why"] or "no difference" in first.json["why"]
 
 
 def test_a_run_on_a_simulated_gpu_says_so_and_never_names_the_cpu(hocket, tmp_path):

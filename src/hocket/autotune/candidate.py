@@ -37,6 +37,7 @@ class TunerConfig:
     clock: Callable[[], float]
     drift: DriftLimits
     store: DecisionStore
+    plan: Plan | None = None
     on_progress: Callable[[str, int], object] | None = None
     backend: Callable[[], Backend] | None = None
 

@@ -121,7 +121,7 @@ class Recall:
         return about_step(
             self._admission.traced,
             self._backend.machine,
-            planner=setting.planner,
+            planner=setting.planner if setting.plan is None else f"given: {setting.plan}",
             guard=setting.guard,
             executor=setting.executor,
         )

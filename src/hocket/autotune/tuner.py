@@ -75,12 +75,17 @@ class Tuner:
         return (yield from self.search_again(None))
 
     def search_again(self, drift: Drift | None) -> Generator[Item, Any, Decision]:
-        """The same for a step that is admitted; `drift` is why."""
+        """The same for a step that is admitted; `drift` is why.
+
+        Raises:
+            PlanError: the plan that was given is not one for this step.
+        """
         candidates: list[Candidate] = []
-        for form, captured in self.admission.forms.items():
-            for variant in self._variants(captured):
-                costs = yield from self._profiled(variant)
-                candidates += self._planned(form, variant, costs, candidates)
+        for form, captured in self._variants():
+            costs = yield from self._profiled(captured)
+            for made in self._plans(captured, costs):
+                candidate = self._candidate(form, captured, costs, candidates, made)
+                candidates += [] if candidate is None else [candidate]
         if not self._setting.guard:
             best = min(candidates, key=rank_of)
             reason = "guard=False: the plan runs whatever it costs"
@@ -97,11 +102,20 @@ class Tuner:
             found = replace(found, co_runs=pairs)
         return self._decided(found, apart, drift)
 
-    def _variants(self, captured: Captured) -> list[Captured]:
-        if not self._backend.splits or self._setting.planner == "serial":
-            return [captured]
-        taken_apart = relowered(captured, split=True)
-        return [captured, taken_apart] if len(taken_apart.graph) > len(captured.graph) else [captured]
+    def _variants(self) -> list[tuple[str, Captured]]:
+        """Each form, with convolutions' backward as it stands and taken apart; for a given plan the one it is for."""
+        found: list[tuple[str, Captured]] = []
+        for form, captured in self.admission.forms.items():
+            found.append((form, captured))
+            if self._backend.splits and self._setting.planner != "serial":
+                taken_apart = relowered(captured, split=True)
+                found += [(form, taken_apart)] if len(taken_apart.graph) > len(captured.graph) else []
+        given = self._setting.plan
+        if given is None:
+            return found
+        fitting = max(found, key=lambda one: len(given.lane_of.keys() & one[1].graph.by_name.keys()))
+        check(fitting[1].graph, given, self._backend.machine)
+        return [fitting]
 
     def _profiled(self, captured: Captured) -> Generator[TimedStep, float, Costs]:
         """Costs from real steps, at every width."""
@@ -114,26 +128,18 @@ class Tuner:
                 return costs
             yield TimedStep(executor, "profile")
 
-    def _planned(self, form: str, captured: Captured, costs: Costs, known: Sequence[Candidate]) -> Iterator[Candidate]:
-        made: list[Candidate] = list(known)
+    def _plans(self, captured: Captured, costs: Costs) -> Iterator[Plan]:
+        if self._setting.plan is not None:
+            yield self._setting.plan
+            return
         for name, options in self._backend.candidate_planners(self._setting.planner):
-            candidate = self._candidate(form, captured, costs, made, name, options)
-            if candidate is not None:
-                made.append(candidate)
-                yield candidate
+            yield plan(captured.graph, costs, self._backend.machine, planner=name, **options)
 
     def _candidate(
-        self,
-        form: str,
-        captured: Captured,
-        costs: Costs,
-        known: Sequence[Candidate],
-        name: str,
-        options: dict[str, Any],
+        self, form: str, captured: Captured, costs: Costs, known: Sequence[Candidate], made: Plan
     ) -> Candidate | None:
         """A plan with all that is needed to run it; None if there is one like it."""
         machine = self._backend.machine
-        made = plan(captured.graph, costs, machine, planner=name, **options)
         if any(_alike(made, other.plan) for other in known if other.captured is captured):
             return None
         check(captured.graph, made, machine)
@@ -151,11 +157,11 @@ class Tuner:
         judged = min(several, key=rank_of)
         pairs = co_runs(judged.timelines, judged.plan, judged.costs)
         avoid = interfering(pairs)
-        if not avoid or self._setting.planner not in ("auto", "concurrency"):
+        if not avoid or self._setting.plan is not None or self._setting.planner not in ("auto", "concurrency"):
             return None, pairs
-        made = self._candidate(
-            judged.form, judged.captured, judged.costs, found.candidates, "concurrency", {"avoid": avoid}
-        )
+        graph, machine = judged.captured.graph, self._backend.machine
+        kept_apart = plan(graph, judged.costs, machine, planner="concurrency", avoid=avoid)
+        made = self._candidate(judged.form, judged.captured, judged.costs, found.candidates, kept_apart)
         fastest_ms = min(lower_quartile(found.eager_ms), found.best.rank_ms)
         if made is None or made.rank_ms >= fastest_ms:
             return None, pairs  # not even its prediction, which knows of no interference, beats what was measured

@@ -22,7 +22,7 @@ from hocket.autotune.runner import StepRunner
 from hocket.autotune.tuner import Tuner
 from hocket.autotune.verification import Difference
 from hocket.backends import Backend, CpuBackend, CudaBackend
-from hocket.errors import CaptureError, StaleCaptureError
+from hocket.errors import CaptureError, PlanError, StaleCaptureError
 from hocket.tracing.captured import Captured
 from hocket.tracing.purity.guards import Guards
 from hocket.tracing.purity.watch import named
@@ -166,7 +166,8 @@ class Variant:
             if not runner.is_done:
                 raise
         except Exception as error:  # noqa: BLE001  # whatever fails in a search, eager can still make the step
-            if runner.failed or (self._setting.strict and isinstance(error, (CaptureError, RefusedError))):
+            asked_for = self._setting.strict and isinstance(error, (CaptureError, RefusedError))
+            if runner.failed or asked_for or (self._setting.plan is not None and isinstance(error, PlanError)):
                 self._give_up()
                 raise (CaptureError(str(error)) if isinstance(error, RefusedError) else error) from error.__cause__
             if not runner.is_done:

@@ -52,12 +52,17 @@ def _add_steps(verbs: Verbs) -> None:
         "--device", choices=("cpu", "cuda"), metavar="NAME", help="where to train: cpu or cuda (cpu)"
     )
     names = ", ".join(planners())
-    run.add_argument(
+    planned = run.add_mutually_exclusive_group()
+    planned.add_argument(
         "--planner",
         choices=("auto", *planners()),
         default="auto",
         metavar="NAME",
         help=f"auto (the default) tries all; or {names}",
+    )
+    planned.add_argument("--plan", type=_input, metavar="FILE", help="run this plan, edited by hand perhaps")
+    run.add_argument(
+        "--no-cache", action="store_false", dest="cache", help="search, whatever is remembered; keep nothing"
     )
     run.add_argument("--runs", type=count, default=10, metavar="N", help="measured steps of each kind (10)")
     run.add_argument("--threads", type=count, metavar="N", help="threads of the eager step (torch's own choice)")

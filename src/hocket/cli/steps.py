@@ -13,7 +13,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from hocket.cli.console import Bar, UsageError, print_json, print_tables, table
-from hocket.cli.files import output_file, output_folder, written
+from hocket.cli.files import output_file, output_folder, read_plan, written
 from hocket.cli.targets import Target
 from hocket.ir import ROLES, Costs, Graph, Machine
 from hocket.reporting import comparison_table, ops_table, plan_table
@@ -29,6 +29,7 @@ def run_verb(args: Namespace) -> None:
     """The main job: measure eager, plan, run, compare."""
     policy = wait_policy()
     folder = None if args.report is None else output_folder(args.report)
+    plan = None if args.plan is None else read_plan(args.plan)
     with _working(args, "load the step") as (target, job, bar):
         import torch
 
@@ -45,6 +46,8 @@ def run_verb(args: Namespace) -> None:
             trial = try_out(
                 job,
                 planner=args.planner,
+                plan=plan,
+                cache=args.cache,
                 runs=args.runs,
                 strict=args.strict,
                 simulated=args.simulate,
