@@ -9,7 +9,7 @@ import pytest
 from execution.probe import KINDS, captured_job, probing_job, spread
 from hocket.errors import ExecutionError, InputError
 from hocket.execution import executor
-from hocket.execution.process import unavailable_reason, forked
+from hocket.execution.process import forked, unavailable_reason
 from hocket.ir import Device, Lane, Machine
 from hocket.profiling import profile
 from hocket.session import Schedule
