@@ -25,13 +25,14 @@ from hocket.autotune.decision import Decision, Verdict
 from hocket.autotune.store import DecisionStore
 from hocket.autotune.variant import Variant
 from hocket.autotune.verification import Difference
+from hocket.backends import Backend
 from hocket.errors import ExecutionError, InputError, StaleCaptureError
 from hocket.execution import EXECUTORS, unavailable_reason
 from hocket.interrupts import native_holders
 from hocket.ir import Costs, Graph, Machine, Plan, Timeline
 from hocket.planning import Bounds, planners
 from hocket.reporting import Comparison, write_report
-from hocket.summary import bounds_of, comparison_of, notes_of
+from hocket.summary import comparison_of, notes_of
 from hocket.tracing.captured import Captured, signature_of
 from hocket.tracing.purity.watch import PurityWatch, named
 from hocket.tracing.state import inventory
@@ -52,8 +53,10 @@ class Schedule:
     Beyond the arguments of `schedule`:
 
     Args:
-        clock: counts seconds; every decision rests on it.
+        clock: counts seconds, as `time.perf_counter` does; every decision rests on it.
         drift: when a step time has drifted from its verdict, and how often that may be acted on.
+        backend: makes what the plans of one signature run on, such as a `hocket.backends.SimulatedBackend`; the device
+            of the parameters when not given.
     """
 
     def __init__(
@@ -72,6 +75,7 @@ class Schedule:
         on_progress: Callable[[str, int], object] | None = None,
         clock: Callable[[], float] = perf_counter,
         drift: DriftLimits | None = None,
+        backend: Callable[[], Backend] | None = None,
     ) -> None:
         if not callable(step):
             raise InputError(f"schedule: expected a step to call, got {type(step).__name__}")
@@ -106,9 +110,11 @@ class Schedule:
             drift=limits,
             store=DecisionStore.of(cache),
             on_progress=on_progress,
+            backend=backend,
         )
         self._variants: dict[Any, list[Variant]] = {}
         self._current = Variant(self._setting)
+        self.backend.candidate_planners(planner)  # raises for one that plans other devices
         self._last_resort: Variant | None = None  # runs what comes when there are too many variants
         self._num_lost = 0  # variants whose capture was one of the past before it was verified
         self._met: dict[Any, Any] = {}  # plain values of the first batch of each kind
@@ -304,14 +310,15 @@ class Schedule:
         return self._current.decision.co_runs
 
     @property
-    def current_machine(self) -> Machine:
+    def backend(self) -> Backend:
         """What plans for the last call's shape run on: cores, or one GPU."""
-        return self._current.machine
+        return self._current.backend
 
     @property
     def bounds(self) -> Bounds:
         """Between which times any plan of this graph lies, by the measured costs."""
-        return bounds_of(self._found(), self._current.machine)
+        found = self._found()
+        return self.backend.bounds(found.captured.graph, found.costs)
 
     @property
     def difference(self) -> Difference | None:
@@ -326,7 +333,7 @@ class Schedule:
         """Eager and planned side by side, from the steps that the decision stands on."""
         if not self.decision.eager_ms or not self._found().steps_ms:
             raise InputError("nothing has been compared yet: that follows the profiling steps, and needs guard=True")
-        return comparison_of(target, self.decision, self._current.machine, self.difference)
+        return comparison_of(target, self.decision, self.backend, self.difference)
 
     def report(self, directory: str | os.PathLike[str]) -> Mapping[str, Path]:
         """Write the page, the trace, the drawing and all files behind them into `directory`."""
@@ -343,7 +350,7 @@ class Schedule:
             comparison=self.comparison() if contested else None,
             lower_us=limits.lower_us,
             upper_us=limits.upper_us,
-            notes=self.notes,
+            notes=self.notes if contested else (*self.backend.notes, *self.notes),
         )
 
     @property

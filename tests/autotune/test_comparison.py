@@ -38,7 +38,7 @@ def candidate(name: str, lanes: int = 1) -> Candidate:
 def compared(takes_ms: Callable[[str], float], *candidates: Candidate) -> tuple[StepComparison, Counter[str]]:
     """The comparison where a step of that name takes so long, and how many steps each made."""
     steps: Counter[str] = Counter()
-    backend: Any = SimpleNamespace(rest=lambda executor: None)
+    backend: Any = SimpleNamespace(release=lambda executor: None)
     search = compare_steps(candidates, backend, lambda: None)
     item = next(search)
     while True:

@@ -96,7 +96,7 @@ class Admission:
 
     def _verified(self, form: str, captured: Captured) -> Generator[Item, Any, None]:
         """One ordinary step, made again by the plan of eager's order."""
-        plain = self._backend.lanes(captured, self._backend.plain(captured))
+        plain = self._backend.executor(captured, self._backend.serial_plan(captured))
         try:
             found: Difference = yield VerifiedStep(form, captured, plain)
         finally:

@@ -9,6 +9,7 @@ from typing import Any
 
 from hocket.adaptation import DriftLimits
 from hocket.autotune.store import DecisionStore
+from hocket.backends import Backend
 from hocket.execution.base import Executor
 from hocket.ir import Costs, Machine, Plan, Timeline
 from hocket.reporting import lower_quartile
@@ -21,7 +22,7 @@ __all__ = ["Candidate", "TunerConfig", "rank_of"]
 
 @dataclass(frozen=True)
 class TunerConfig:
-    """What a schedule was asked for; see `hocket.schedule`. `clock` counts seconds, as `time.perf_counter` does."""
+    """What a schedule was asked for; see `hocket.schedule` and `hocket.session.Schedule`."""
 
     step: Callable[[Any], Any]
     model: Any
@@ -38,6 +39,7 @@ class TunerConfig:
     store: DecisionStore
     plan: Plan | None = None
     on_progress: Callable[[str, int], object] | None = None
+    backend: Callable[[], Backend] | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -79,7 +79,7 @@ def compare_steps(
         for number in left:
             candidate = candidates[number]
             steps_ms[number] += yield from take_turn(candidate, _keeping(candidate, timelines[number]))
-            backend.rest(candidate.executor)
+            backend.release(candidate.executor)
         best = min(left, key=lambda number: lower_quartile(steps_ms[number]))
         low, high = speedup_interval(eager_ms, steps_ms[best])
         left = [n for n in left if lower_quartile(steps_ms[n]) <= HOPELESS * lower_quartile(steps_ms[best])]

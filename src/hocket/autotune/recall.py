@@ -22,7 +22,6 @@ from hocket.checking import check
 from hocket.errors import FormatError, HocketError
 from hocket.ir import Plan
 from hocket.reporting import lower_quartile
-from hocket.simulation import simulate
 from hocket.tracing.captured import relowered
 
 __all__ = ["Recall"]
@@ -86,7 +85,7 @@ class Recall:
             return (yield from compare_steps([candidate], self._backend, after_eager))
         if self._setting.guard:
             planned_ms = yield from take_turn(candidate, lambda: None)
-            self._backend.rest(candidate.executor)
+            self._backend.release(candidate.executor)
             eager_ms = yield from take_turn(None, after_eager)
             slowdown = lower_quartile(planned_ms) / lower_quartile(eager_ms)
             if slowdown > MAX_SLOWDOWN:
@@ -135,8 +134,8 @@ class Recall:
             captured = relowered(captured, split=True)
         plan = Plan.parse(known.text)
         check(captured.graph, plan, self._backend.machine)
-        predicted = simulate(captured.graph, plan, known.costs, self._backend.machine)
-        lanes = self._backend.lanes(captured, plan)
+        predicted = self._backend.predict(captured, plan, known.costs)
+        lanes = self._backend.executor(captured, plan)
         return Candidate(known.form, captured, known.costs, plan, predicted, lanes, known.steps_ms)
 
 

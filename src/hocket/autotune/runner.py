@@ -88,7 +88,7 @@ class StepRunner:
 
     def _timed(self, executor: Executor | None, batch: Any) -> float:
         clock: Callable[[], float] = self._setting.clock
-        self._backend.settle()
+        self._backend.synchronize()
         start = clock()
         if executor is None:
             self.eager(batch)
@@ -96,7 +96,7 @@ class StepRunner:
             self._planned(executor, batch)
         else:
             self._first_planned(executor, batch)
-        self._backend.settle()
+        self._backend.synchronize()
         return (clock() - start) * 1e3
 
     def _planned(self, executor: Executor, batch: Any) -> None:

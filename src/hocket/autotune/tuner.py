@@ -31,7 +31,6 @@ from hocket.checking import check
 from hocket.ir import Costs, Plan
 from hocket.planning import plan
 from hocket.reporting import lower_quartile
-from hocket.simulation import simulate
 from hocket.tracing.captured import Captured, relowered
 
 __all__ = ["Tuner"]
@@ -133,7 +132,7 @@ class Tuner:
         if self._setting.plan is not None:
             yield self._setting.plan
             return
-        for name, options in self._backend.tried(self._setting.planner):
+        for name, options in self._backend.candidate_planners(self._setting.planner):
             yield plan(captured.graph, costs, self._backend.machine, planner=name, **options)
 
     def _candidate(
@@ -144,8 +143,8 @@ class Tuner:
         if any(_alike(made, other.plan) for other in known if other.captured is captured):
             return None
         check(captured.graph, made, machine)
-        predicted = simulate(captured.graph, made, costs, machine)
-        return Candidate(form, captured, costs, made, predicted, self._backend.lanes(captured, made))
+        predicted = self._backend.predict(captured, made, costs)
+        return Candidate(form, captured, costs, made, predicted, self._backend.executor(captured, made))
 
     def _kept_apart(self, found: StepComparison) -> tuple[Candidate | None, Any]:
         """The best plan with ops side by side, made anew without the pairs that interfered (None if there are none).

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Generator
+from dataclasses import replace
 from typing import Any
 
 from hocket.adaptation import Drift, StepWatch
@@ -22,7 +23,6 @@ from hocket.autotune.tuner import Tuner
 from hocket.autotune.verification import Difference
 from hocket.backends import Backend, CpuBackend, CudaBackend
 from hocket.errors import CaptureError, PlanError, StaleCaptureError
-from hocket.ir import Machine
 from hocket.tracing.captured import Captured
 from hocket.tracing.purity.guards import Guards
 from hocket.tracing.purity.watch import named
@@ -45,7 +45,7 @@ class Variant:
         is_final: the step stays eager for good, whatever its state.
         decision: the last decision.
         history: all verdicts, the first one first.
-        machine: what plans run on.
+        backend: what plans run on.
     """
 
     def __init__(self, setting: TunerConfig, *, refused: str = "") -> None:
@@ -53,10 +53,9 @@ class Variant:
         self.is_final = False
         self.decision: Decision = UNDECIDED
         self.history: tuple[Verdict, ...] = ()
-        self._setting = setting
         self._refused = refused or _unplannable(setting.places)
-        backend = _backend_of(setting)
-        self.machine: Machine = backend.machine
+        self.backend = backend = _backend_of(setting)
+        self._setting = setting = replace(setting, step=backend.eager(setting.step))
         self._runner = StepRunner(setting, backend)
         self._tuner = Tuner(setting, backend)
         self._auditor = Auditor(backend, setting.clock)
@@ -244,6 +243,8 @@ class Variant:
 
 
 def _backend_of(setting: TunerConfig) -> Backend:
+    if setting.backend is not None:
+        return setting.backend()
     devices = {entry.get().device for entry in setting.places.parameters}
     if len(devices) == 1 and (device := next(iter(devices))).type == "cuda":
         return CudaBackend(device.index or 0)

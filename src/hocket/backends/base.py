@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from hocket.execution.base import Executor
-from hocket.ir import Costs, Machine, Plan, Timeline
+from hocket.ir import Costs, Graph, Machine, Plan, Timeline
+from hocket.planning import Bounds, bounds
+from hocket.simulation import simulate
 from hocket.tracing.captured import Captured
 
 __all__ = ["PROFILE_RUNS", "Backend"]
@@ -17,16 +19,38 @@ PROFILE_RUNS = 3
 
 
 class Backend(ABC):
-    """See the module."""
+    """A device: its machine and label, executors, profiling, planners, synchronisation, bounds.
+
+    Attributes:
+        machine: what plans are made for.
+        label: what it is called in a report, such as ``2 CPU cores``.
+        notes: what a report has to say about times on it.
+    """
 
     machine: Machine
+    label: str
+    notes: tuple[str, ...] = ()
+
+    @property
+    def num_cores(self) -> int:
+        """Cores of its CPUs, or multiprocessors of its GPU."""
+        return sum(device.cores for device in self.machine.devices)
+
+    @property
+    def splits(self) -> bool:
+        """Whether a joint backward may be worth taking apart."""
+        return True
+
+    def eager(self, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """The user's own step as it goes on this device."""
+        return step
 
     @abstractmethod
-    def plain(self, captured: Captured) -> Plan:
+    def serial_plan(self, captured: Captured) -> Plan:
         """The ops in eager's order on one lane."""
 
     @abstractmethod
-    def lanes(self, captured: Captured, plan: Plan) -> Executor:
+    def executor(self, captured: Captured, plan: Plan) -> Executor:
         """What runs `plan`."""
 
     @abstractmethod
@@ -49,18 +73,25 @@ class Backend(ABC):
         return self.costs(captured, measured)
 
     @abstractmethod
-    def tried(self, planner: str) -> list[tuple[str, dict[str, Any]]]:
-        """Planners and their options, for what a schedule was asked for."""
+    def candidate_planners(self, planner: str) -> list[tuple[str, dict[str, Any]]]:
+        """Planners and their options, for what a schedule was asked for.
+
+        Raises:
+            InputError: this planner makes plans for other devices.
+        """
+
+    def predict(self, captured: Captured, plan: Plan, costs: Costs) -> Timeline:
+        """The simulated timeline of a step by `plan`, as its executor launches the ops."""
+        return simulate(captured.graph, plan, costs, self.machine)
+
+    def bounds(self, graph: Graph, costs: Costs) -> Bounds:
+        """Between which times any plan of `graph` lies."""
+        return bounds(graph, costs, self.machine)
 
     @abstractmethod
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Wait until what has been launched is done."""
 
     @abstractmethod
-    def rest(self, lanes: Executor) -> None:
-        """After a turn of these lanes, let others have the device as if they were alone."""
-
-    @property
-    def splits(self) -> bool:
-        """Whether a joint backward may be worth taking apart."""
-        return True
+    def release(self, executor: Executor) -> None:
+        """After a turn of this executor, let others have the device as if they were alone."""

@@ -31,16 +31,25 @@ class CpuBackend(Backend):
     def __init__(self, machine: Machine, kind: str) -> None:
         self.machine = machine
         self.kind = kind
+        self.label = f"{machine.cores} CPU core{'s' if machine.cores > 1 else ''}"
 
-    def plain(self, captured: Captured) -> Plan:
+    @property
+    def num_cores(self) -> int:
+        return self.machine.cores
+
+    @property
+    def splits(self) -> bool:
+        return self.machine.cores > 1
+
+    def serial_plan(self, captured: Captured) -> Plan:
         return serial_plan(captured, torch.get_num_threads(), self.machine)
 
-    def lanes(self, captured: Captured, plan: Plan) -> Executor:
+    def executor(self, captured: Captured, plan: Plan) -> Executor:
         return executor(captured, plan, self.machine, kind=self.kind)
 
     def profilers(self, captured: Captured) -> Sequence[tuple[str, Executor]]:
         widths = default_widths(self.machine.cores)
-        return [(str(w), self.lanes(captured, serial_plan(captured, w, self.machine))) for w in widths]
+        return [(str(w), self.executor(captured, serial_plan(captured, w, self.machine))) for w in widths]
 
     def profiled(self, captured: Captured) -> Generator[Executor, None, Costs]:
         if self.machine.cores <= FEW_CORES:
@@ -56,7 +65,7 @@ class CpuBackend(Backend):
                         lanes.close()
                     plan = serial_plan(captured, setting.width, self.machine)
                     apart = setting.affinity == "scatter"
-                    lanes, asked = self.lanes(captured, scattered(plan, self.machine) if apart else plan), setting
+                    lanes, asked = self.executor(captured, scattered(plan, self.machine) if apart else plan), setting
                 yield lanes
                 setting = climb.send(lanes.timeline())
         except StopIteration as end:
@@ -69,21 +78,17 @@ class CpuBackend(Backend):
     def costs(self, captured: Captured, measured: dict[str, list[Timeline]]) -> Costs:
         return costs_of(measured)
 
-    def tried(self, planner: str) -> list[tuple[str, dict[str, Any]]]:
+    def candidate_planners(self, planner: str) -> list[tuple[str, dict[str, Any]]]:
         if planner != "auto":
             return [(planner, {})]
         found: list[tuple[str, dict[str, Any]]] = [(name, {}) for name, maker in planners().items() if maker.automatic]
         # One narrow lane: no simulation sees what threads cost each other, so it is always compared.
         return [*found, ("serial", {"width": 1})]
 
-    def settle(self) -> None:
-        """Nothing: on cores a step is over when its call returns."""
+    def synchronize(self) -> None:
+        """No-op: on cores a step is over when its call returns."""
 
-    def rest(self, lanes: Executor) -> None:
+    def release(self, executor: Executor) -> None:
         # Where teams have more threads than there are cores, those of libgomp hardly spin: eager would look slow beside
         # other lanes. And what all contenders keep in memory would add up.
-        lanes.close()
-
-    @property
-    def splits(self) -> bool:
-        return self.machine.cores > 1
+        executor.close()

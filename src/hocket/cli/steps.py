@@ -36,8 +36,9 @@ def run_verb(args: Namespace) -> None:
         from hocket.native import available
         from hocket.trial import try_out
 
-        bar.update("load the native lanes (they are compiled once)")
-        available()
+        if args.simulate is None:
+            bar.update("load the native lanes (they are compiled once)")
+            available()
         bar.update("capture, profile and try plans")
         if args.threads is not None:
             torch.set_num_threads(args.threads)
@@ -49,9 +50,10 @@ def run_verb(args: Namespace) -> None:
                 cache=args.cache,
                 runs=args.runs,
                 strict=args.strict,
+                simulated=args.simulate,
                 progress=bar.update,
             )
-    notes = (*trial.comparison.notes, policy)
+    notes = (*trial.comparison.notes, *([policy] if args.simulate is None else []))
     trial = replace(trial, comparison=replace(trial.comparison, notes=notes))
     planned = trial.fast.candidate
     page = None
@@ -219,7 +221,8 @@ def wait_policy() -> str:
 @contextmanager
 def _working(args: Namespace, what: str, *, moving: bool = False) -> Iterator[tuple[Target, Job, Bar]]:
     """The job that the arguments name, and a bar; what the user's code prints goes to stderr meanwhile."""
-    target = Target(args.target, args.batch_size, args.optimizer, args.seed, dict(args.settings))
+    device = getattr(args, "device", None)
+    target = Target(args.target, args.batch_size, args.optimizer, args.seed, dict(args.settings), device)
     with redirect_stdout(sys.stderr), Bar(what, moving=moving) as bar:
         yield target, target.job(), bar
 

@@ -82,8 +82,8 @@ class Comparison:
 
     Attributes:
         target: what was run.
-        device: on what, in words.
-        cores: how many cores it had.
+        device: on what, in words, such as ``2 CPU cores`` or ``NVIDIA H100``.
+        cores: how many cores it had; multiprocessors of a GPU.
         ops: number of ops in the graph.
         eager_ms: times of the eager step.
         planned_ms: times of the planned step.

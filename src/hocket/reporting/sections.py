@@ -246,7 +246,7 @@ def environment_section(comparison: Comparison | None, notes: Sequence[str]) -> 
     if comparison is not None:
         pairs = {
             "target": comparison.target,
-            "device": f"{comparison.device}, {count_text(comparison.cores, 'core')}",
+            "device": comparison.device,
             **({"planner": comparison.planner} if comparison.planner else {}),
             **comparison.versions,
         }

@@ -30,8 +30,7 @@ def comparison_table(comparison: Comparison) -> Table:
     from rich.text import Text
 
     kept = comparison.verdict
-    device, cores, ops = comparison.device, count_text(comparison.cores, "core"), count_text(comparison.ops, "op")
-    table = _table(f"{comparison.target} on {device}, {cores}, {ops}")
+    table = _table(f"{comparison.target} on {comparison.device}, {count_text(comparison.ops, 'op')}")
     table.min_width = _MIN_WIDTH
     table.add_column("milliseconds", no_wrap=True)
     for name in ("lower quartile", "median", "min", "p90", "runs"):

@@ -9,7 +9,7 @@ or streams for a GPU, `hocket.simulation.events` takes over.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +31,13 @@ _Floats = npt.NDArray[np.float64]
 
 
 def simulate(
-    graph: Graph, plan: Plan, costs: Costs, machine: Machine, wait_us: float = 0.0, launches: str = "free"
+    graph: Graph,
+    plan: Plan,
+    costs: Costs,
+    machine: Machine,
+    wait_us: float = 0.0,
+    launches: str = "free",
+    outside: Collection[str] = (),
 ) -> Timeline:
     """The timeline that `plan` would have, if every op took what `costs` says.
 
@@ -44,7 +50,7 @@ def simulate(
     `hocket.simulation.multiprocessors` says, if the costs know shares. An op that depends on one of another lane starts
     `wait_us` after that has ended at the earliest: the time to wake a thread, 0 by default. With `launches`, ``eager``
     or ``graph``, ops on streams have to be launched first (`hocket.simulation.launches`), and wait for other streams'
-    events as long as the machine says.
+    events as long as the machine says. Ops that are `outside` of a graph are launched one by one.
 
     Returns:
         A timeline in microseconds whose source is ``simulated``; its spans stand lane after lane, in order.
@@ -68,7 +74,7 @@ def simulate(
     arrays = plan_arrays(graph, plan)
     link_of, channels = _contended(plan, machine)
     sharing = _sharing(graph, plan, costs, machine)
-    released = released_us(graph, plan, machine, launches)
+    released = released_us(graph, plan, machine, launches, outside)
     waits_us = _waits(plan, machine, wait_us, launches)
     if channels or sharing is not None or released is not None or any(us != wait_us for us in waits_us):
         durations_us = durations(graph, plan, costs, machine).tolist()

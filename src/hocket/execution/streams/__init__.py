@@ -7,7 +7,7 @@ replays that.
 from __future__ import annotations
 
 from hocket.execution.streams.device import CudaDevice, StreamDevice
-from hocket.execution.streams.graphs import GraphedLanes
+from hocket.execution.streams.graphs import GraphedLanes, as_launched
 from hocket.execution.streams.lanes import StreamLanes
 
-__all__ = ["CudaDevice", "GraphedLanes", "StreamDevice", "StreamLanes"]
+__all__ = ["CudaDevice", "GraphedLanes", "StreamDevice", "StreamLanes", "as_launched"]

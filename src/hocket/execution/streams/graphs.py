@@ -15,6 +15,7 @@ and numbers that were arguments. So
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ from hocket.tracing.program import Action
 from hocket.tracing.scalars.tape import TapeRef
 from hocket.tracing.state import BatchLeaf
 
-__all__ = ["GraphedLanes", "changing"]
+__all__ = ["GraphedLanes", "as_launched", "changing"]
 
 # Steps launched op by op before the capture: libraries choose their kernels and make their workspaces in them.
 WARM_UP = 2
@@ -89,8 +90,7 @@ class GraphedLanes(StreamLanes):
     def timeline(self) -> Timeline:
         """When each op ran in one further step, made on copies of everything by a graph that records events.
 
-        The graph of the steps themselves records none, which would cost each op about a microsecond. Needs the memory
-        of a second step while it runs.
+        The graph of the steps themselves records none: each costs about a microsecond. Needs a second step's memory.
 
         Raises:
             CaptureError: the numbers of the optimizer are others than those that the step was captured with.
@@ -159,6 +159,30 @@ def changing(captured: Captured, graph: Graph | None = None) -> frozenset[str]:
         if found.intersection(graph.predecessors[name]):
             found.add(name)
     return frozenset(found)
+
+
+def as_launched(captured: Captured, plan: Plan) -> tuple[Plan, frozenset[str]]:
+    """`plan` as `GraphedLanes` runs it, for a simulation, and the ops that stay outside of the graph.
+
+    On each lane these come last, and they begin when the graph has ended. Where nothing is left for a graph the plan is
+    as it was.
+    """
+    outside = changing(captured)
+    if not outside or len(outside) == len(captured.graph):
+        return plan, outside
+    inside = [tuple(op for op in lane.ops if op not in outside) for lane in plan.lanes]
+    behind = [tuple(op for op in lane.ops if op in outside) for lane in plan.lanes]
+    ends = tuple(ops[-1] for ops in inside if ops)
+    # An op of the graph waits for none outside: a wait of the plan's own (for memory) is not kept across its end.
+    after = {
+        op: tuple(other for other in others if op in outside or other not in outside)
+        for op, others in plan.after.items()
+    }
+    after |= {ops[0]: (*after.get(ops[0], ()), *ends) for ops in behind if ops}
+    lanes = tuple(
+        replace(lane, ops=(*first, *then)) for lane, first, then in zip(plan.lanes, inside, behind, strict=True)
+    )
+    return replace(plan, lanes=lanes, after={op: others for op, others in after.items() if others}), outside
 
 
 def _takes_numbers(action: Action) -> bool:

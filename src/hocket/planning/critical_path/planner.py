@@ -20,7 +20,6 @@ from hocket.errors import InputError
 from hocket.ir import Costs, Device, Graph, Lane, Machine, Plan
 from hocket.planning.base import Planner, cpu_devices
 from hocket.planning.critical_path.cores import core_plans, switches_us
-from hocket.planning.critical_path.deferred_updates import deferred_updates
 from hocket.planning.critical_path.layer_sync import layer_sync
 from hocket.planning.critical_path.memory import held_back, serial_peak_bytes
 from hocket.planning.critical_path.min_memory_order import min_memory_order
@@ -30,7 +29,7 @@ from hocket.planning.critical_path.priority_levels import stream_plan
 from hocket.planning.critical_path.reuse_distance import dependency_distance
 from hocket.planning.critical_path.streams import MAX_STREAMS, Streams, step_order, streams_of
 from hocket.planning.critical_path.transfers import channel_lanes, without_transfers
-from hocket.simulation import LAUNCHES, simulate, step_us
+from hocket.simulation import LAUNCHES, simulate
 
 __all__ = ["METHODS", "CriticalPath"]
 
@@ -136,7 +135,7 @@ class CriticalPath(Planner):
 
         durations = {op.name: costs.duration_us(op.name, width=_width(device), device=device.name) for op in graph.ops}
         streams = streams_of(graph, durations, self.max_streams, updates_last=wired)  # updates wait for transfers
-        consider(self._plans(graph, costs, machine, device, streams))
+        consider(self._plans(graph, costs, device, streams))
         if graph.buffers:  # in another order a plan may hold less
             for order in (
                 step_order(graph, streams.backbone.ops, updates_last=True),
@@ -144,7 +143,7 @@ class CriticalPath(Planner):
                 min_memory_order(graph),
             ):
                 other = replace(streams, order=order)
-                consider(self._plans(graph, costs, machine, device, other, keep_order=True))
+                consider(self._plans(graph, costs, device, other, keep_order=True))
         if device.kind == "cuda" and self.methods == METHODS and self.levels == "auto":
             consider(_simpler(graph, device, streams))
         if chosen is None:
@@ -159,18 +158,14 @@ class CriticalPath(Planner):
         return replace(plan, peak_bytes=math.ceil(peak_bytes), eager_peak_bytes=math.ceil(eager_bytes))
 
     def _takes_us(self, graph: Graph, plan: Plan, costs: Costs, machine: Machine) -> float:
-        """What a step takes; launched one by one, streams run into the next step, and one after another it is that."""
         if not any(lane.kind == "stream" for lane in plan.lanes):
             return simulate(graph, plan, costs, machine, self.wait_us).makespan_us + switches_us(plan)
-        if self.launches == "graph":
-            return simulate(graph, plan, costs, machine, launches=self.launches).makespan_us
-        return step_us(graph, plan, costs, machine, launches=self.launches, steps=2)
+        return simulate(graph, plan, costs, machine, launches=self.launches).makespan_us
 
     def _plans(
         self,
         graph: Graph,
         costs: Costs,
-        machine: Machine,
         device: Device,
         streams: Streams,
         *,
@@ -187,10 +182,10 @@ class CriticalPath(Planner):
         elif len(self.methods) == 1:
             yield layer_sync(graph, streams, device.name), graph.order
         else:
-            yield from self._on_streams(graph, costs, machine, device, streams, keep_order)
+            yield from self._on_streams(graph, device, streams, keep_order)
 
     def _on_streams(
-        self, graph: Graph, costs: Costs, machine: Machine, device: Device, streams: Streams, keep_order: bool
+        self, graph: Graph, device: Device, streams: Streams, keep_order: bool
     ) -> Iterator[tuple[Plan, Sequence[str]]]:
         priorities = self._priorities(streams)
         wanted = {priorities.of(*stream) for stream in streams.lanes()}
@@ -202,19 +197,7 @@ class CriticalPath(Planner):
         if keep_order:  # the others make orders of their own
             levels = tuple(method for method in levels if method in ("plain", "flat"))
         for method in levels:
-            made, order = stream_plan(graph, streams, priorities, device.name, device.priorities, method)
-            yield made, order
-            if self.launches != "graph" and "priorities" in self.methods:  # steps run into each other
-                yield self._needed_first(graph, costs, machine, device, streams, made)
-
-    def _needed_first(
-        self, graph: Graph, costs: Costs, machine: Machine, device: Device, streams: Streams, made: Plan
-    ) -> tuple[Plan, Sequence[str]]:
-        backbone = set(streams.backbone.ops)
-        timeline = simulate(graph, made, costs, machine, launches=self.launches)
-        alone_us = {op.name: costs.duration_us(op.name, device=device.name) for op in graph.ops}
-        side = {op for op in streams.order if op not in backbone}
-        return deferred_updates(graph, made, side, timeline, alone_us, dependency_distance(graph, backbone))
+            yield stream_plan(graph, streams, priorities, device.name, device.priorities, method)
 
     def _priorities(self, streams: Streams) -> Priorities:
         return Priorities(streams.num_paths, self.alpha, self.beta, self.above)
