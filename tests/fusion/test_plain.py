@@ -208,7 +208,7 @@ def test_a_view_that_cannot_be_leaves_the_contest_and_not_the_call(num_models, m
 
 @pytest.mark.parametrize("num_models", [1, 3])
 def test_what_comes_out_lies_as_usual(num_models, monkeypatch):
-    """Or a loss function's view would fail, which one that was there at the contest did not have."""
+    """Or a loss function's view would fail, which one that was there when both were timed did not have."""
     alone = "single" if num_models == 1 else "loop"
     prefer(monkeypatch, "1 in one go, channels last", f"{alone}, channels last")
     models = made(seq(lambda: conv(3, 4, 3), nn.ReLU), num_models)
@@ -303,11 +303,11 @@ def test_a_contender_has_to_win_clearly(monkeypatch):
     monkeypatch.setattr(choose, "_choose_ops", lambda program, leaves: ({}, {}))
     for faster, winner in ((1.04, "loop"), (1.06, "loop, channels last")):
 
-        def contest(contenders, faster=faster):
+        def benchmark(contenders, faster=faster):
             times = won_by("")(contenders)
             return dict.fromkeys(times, 500.0) | {"loop": 100.0 * faster, "loop, channels last": 100.0}
 
-        monkeypatch.setattr(choose, "contest", contest)
+        monkeypatch.setattr(choose, "benchmark", benchmark)
         array = hocket.fuse(made(lambda: conv(3, 4, 3), 3), shared=True)
         array(torch.randn(2, 3, 6, 5, dtype=D))
         assert array.choices[-1].winner == winner

@@ -37,8 +37,8 @@ Y = torch.tensor([0, 1, 1, 0, 1])
 
 def _loss(array, own):
     """The model's own computation on tensors without the models' axis."""
-    shell = array._shells[0]
-    return functional.cross_entropy(torch.func.functional_call(shell, dict(own), (X,)), Y)
+    template = array._templates[0]
+    return functional.cross_entropy(torch.func.functional_call(template, dict(own), (X,)), Y)
 
 
 def test_gradients_are_those_of_the_model():

@@ -22,7 +22,7 @@ from hocket.fusion.program import make_program
 from hocket.fusion.rules.base import is_watched
 from hocket.fusion.shares import LARGE_BYTES, GradientMemory, shares
 from hocket.fusion.single import Single
-from hocket.fusion.stacked import Stacked, lead
+from hocket.fusion.stacked import Stacked, with_model_dim
 from hocket.fusion.steps import Owner
 from hocket.fusion.trace import Traced
 
@@ -40,7 +40,7 @@ class ModelSlice:
         self.num_models = stop - start
         self.strict = owner.strict
         self.backend = owner.backend
-        self.told = owner.told
+        self.warned = owner.warned
         self.gradient_memory = memory
         self.tensors: Mapping[str, Tensor] = {}
 
@@ -142,7 +142,7 @@ class Groups:
                 Stacked(each) if isinstance(leaf, Stacked) else each for leaf, each in zip(leaves, own, strict=True)
             ]
             return pytree.tree_map(
-                lambda leaf: lead(leaf, part.num_models) if isinstance(leaf, (Stacked, Tensor)) else leaf,
+                lambda leaf: with_model_dim(leaf, part.num_models) if isinstance(leaf, (Stacked, Tensor)) else leaf,
                 self._programs[index].run(stacked),
                 is_leaf=lambda leaf: isinstance(leaf, Stacked),
             )

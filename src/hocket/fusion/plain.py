@@ -26,7 +26,7 @@ from torch import Tensor
 
 from hocket.errors import HocketError, InputError
 from hocket.fusion.program import FusedProgram, Ref
-from hocket.fusion.stacked import Stacked, mapped
+from hocket.fusion.stacked import Stacked, map_tree
 from hocket.fusion.steps import Step
 
 __all__ = ["Plain", "has_images"]
@@ -84,7 +84,7 @@ class Plain:
             where = f"layer {step.layer}" if step.layer else "the model itself"
             raise InputError(f"{where}: {step.op}: {error}") from error
         if self._channels_last:
-            out = mapped(out, _as_usual)
+            out = map_tree(out, _as_usual)
         unflatten = self._program.traced.unflatten
         return out if unflatten is None else unflatten(out)
 
@@ -154,7 +154,7 @@ def _by_rule(program: FusedProgram, step: Step) -> Callable[..., Any]:
     """A step that has to go through its rule, as of a fused model with one model in it."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        return mapped(program.perform(step, args, kwargs), _only)
+        return map_tree(program.perform(step, args, kwargs), _only)
 
     return run
 

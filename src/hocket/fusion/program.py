@@ -14,7 +14,7 @@ from torch import Tensor, fx
 from hocket.errors import HocketError, InputError
 from hocket.fusion.chains import Chain, find_chain
 from hocket.fusion.in_place import in_place
-from hocket.fusion.stacked import Stacked, is_stacked, mapped, unwrap
+from hocket.fusion.stacked import Stacked, is_stacked, map_tree, unwrap
 from hocket.fusion.steps import Owner, Step, activate_in_place, chain_step, op_step, warn_without_rule
 from hocket.fusion.trace import Traced
 
@@ -119,7 +119,7 @@ def make_program(owner: Owner, traced: Traced) -> FusedProgram:
     program = FusedProgram(owner, [], len(nodes), traced)
 
     def refer(tree: Any) -> Any:
-        return mapped(tree, lambda value: Ref(places[value]) if isinstance(value, fx.Node) else value)
+        return map_tree(tree, lambda value: Ref(places[value]) if isinstance(value, fx.Node) else value)
 
     last_use: dict[fx.Node, fx.Node] = {}
     for node in nodes:

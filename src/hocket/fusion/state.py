@@ -49,7 +49,7 @@ class StatefulStore(MutableStore):
 
     def _state_of(self, index: int) -> Iterator[tuple[str, Tensor]]:
         """Names and tensors (views of the stacked ones) that a plain module's state holds."""
-        for name in self._shells[index].state_dict(keep_vars=True):
+        for name in self._templates[index].state_dict(keep_vars=True):
             if name in self._places:
                 yield name, self.tensor(name).tensor[index]
                 continue

@@ -20,7 +20,7 @@ from torch import Tensor, fx, nn
 from hocket.errors import InputError
 from hocket.fusion import fallback
 from hocket.fusion.chains import Chain, plain_lookup
-from hocket.fusion.rules import Site, conv, find, find_module, norm, reduction
+from hocket.fusion.rules import OpContext, conv, find, find_module, norm, reduction
 from hocket.fusion.rules.base import op_name
 from hocket.fusion.rules.random import DRAWS
 from hocket.fusion.shares import GradientMemory
@@ -38,7 +38,7 @@ class Owner(Protocol):
     num_models: int
     strict: bool
     backend: str
-    told: set[tuple[str, str]]  # ops without a rule that a warning has named
+    warned: set[tuple[str, str]]  # ops without a rule that a warning has named
     gradient_memory: GradientMemory
     _hocket_form: str | None  # named while a captured step is compared with: as somebody who watches would see it
 
@@ -89,13 +89,13 @@ def op_step(owner: Owner, traced: Traced, node: fx.Node, place: int) -> Step:
     found = find(target)
     if node.op == "call_method":
         target = getattr(Tensor, str(node.target), None) or _method(str(node.target))
-    site = Site(layer, name, owner.num_models, target, memory=owner.gradient_memory)
+    context = OpContext(layer, name, owner.num_models, target, memory=owner.gradient_memory)
     draws = name in DRAWS or "dropout" in name
 
     def call(backend: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not draws and not is_stacked(args) and not (kwargs and is_stacked(kwargs)):
             return target(*args, **kwargs)
-        here = replace(site, generators=_generators(owner, args)) if draws or name.endswith("_") else site
+        here = replace(context, generators=_generators(owner, args)) if draws or name.endswith("_") else context
         if backend == "rule":
             return NotImplemented if found is None else found(here, *args, **kwargs)
         if backend == "product":
@@ -139,8 +139,8 @@ def _generators(owner: Owner, args: tuple[Any, ...]) -> tuple[torch.Generator, .
 
 
 def _module_step(owner: Owner, traced: Traced, layer: str, place: int) -> Step:
-    shells = owner.layers(layer)
-    kind = type(shells[0]).__name__
+    templates = owner.layers(layer)
+    kind = type(templates[0]).__name__
     blocks = owner.separate_block(layer)
     if blocks is not None:
 
@@ -148,7 +148,7 @@ def _module_step(owner: Owner, traced: Traced, layer: str, place: int) -> Step:
             return fallback.loop(blocks, args, kwargs, f"layer {layer}")
 
         return Step(place, layer, kind, separate, (), {}, ["separate"], plain=blocks[0])
-    found = find_module(shells[0])
+    found = find_module(templates[0])
     names = owner.names_in(layer)
     prefix = f"{layer}." if layer else ""
     known = frozenset(names)
@@ -156,25 +156,28 @@ def _module_step(owner: Owner, traced: Traced, layer: str, place: int) -> Step:
     def lookup(name: str) -> Stacked | None:
         return owner.tensor(prefix + name) if name in known else None
 
-    site = Site(layer, kind, owner.num_models, shells[0].forward, shells, lookup)
+    context = OpContext(layer, kind, owner.num_models, templates[0].forward, templates, lookup)
 
     def call(backend: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        here = replace(site, generators=_generators(owner, args))
+        here = replace(context, generators=_generators(owner, args))
         if backend == "rule":
             return NotImplemented if found is None else found(here, *args, **kwargs)
         tensors = {name: owner.tensor(prefix + name) for name in names}
         if backend == "vmap":
             return fallback.vmap(
-                lambda own, *a, **k: torch.func.functional_call(shells[0], own, a, k), (tensors, *args), kwargs
+                lambda own, *a, **k: torch.func.functional_call(templates[0], own, a, k), (tensors, *args), kwargs
             )
-        targets = [lambda own, *a, shell=shell, **k: torch.func.functional_call(shell, own, a, k) for shell in shells]
+        targets = [
+            lambda own, *a, template=template, **k: torch.func.functional_call(template, own, a, k)
+            for template in templates
+        ]
         return fallback.loop(targets, (tensors, *args), kwargs, f"layer {layer}")
 
     step = Step(place, layer, kind, call, (), {}, _order(owner), is_timed=bool(names))
-    if type(shells[0]) in norm.BATCH_NORMS:
-        step.plain, step.takes_tensors = norm.plain_batch_norm(shells[0], prefix, known), True
+    if type(templates[0]) in norm.BATCH_NORMS:
+        step.plain, step.takes_tensors = norm.plain_batch_norm(templates[0], prefix, known), True
     elif not names and not owner.is_seeded:
-        step.plain = shells[0].forward
+        step.plain = templates[0].forward
     return step
 
 
@@ -234,9 +237,9 @@ def warn_without_rule(owner: Owner, step: Step) -> None:
     Raises:
         InputError: the module is strict.
     """
-    if (step.op, step.layer) in owner.told:
+    if (step.op, step.layer) in owner.warned:
         return
-    owner.told.add((step.op, step.layer))
+    owner.warned.add((step.op, step.layer))
     where = f"layer {step.layer}" if step.layer else "the model itself"
     if owner.strict:
         raise InputError(f"{where}: {step.op}: no rule fuses it as it is called here (strict=True)")

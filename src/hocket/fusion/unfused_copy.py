@@ -15,9 +15,9 @@ __all__ = ["UnfusedCopy", "call_with"]
 class UnfusedCopy:
     """One model on its part of the stacked tensors, drawing from its own generator where it has one."""
 
-    def __init__(self, owner: Owner, shell: nn.Module, tensors: dict[str, Tensor], index: int) -> None:
+    def __init__(self, owner: Owner, template: nn.Module, tensors: dict[str, Tensor], index: int) -> None:
         self._owner = owner
-        self._shell = shell
+        self._shell = template
         self._tensors = tensors
         self._index = index
 
@@ -37,16 +37,16 @@ class UnfusedCopy:
         return out
 
 
-def call_with(shell: nn.Module, tensors: dict[str, Any], args: Any, kwargs: Any) -> Any:
-    """Call a shell with these tensors; a buffer that its forward assigns anew is written into its tensor."""
+def call_with(template: nn.Module, tensors: dict[str, Any], args: Any, kwargs: Any) -> Any:
+    """Call a template with these tensors; a buffer that its forward assigns anew is written into its tensor."""
 
     def write_back(module: nn.Module, _: Any, __: Any) -> None:
         for name, value in module.named_buffers(remove_duplicate=False):
             if name in tensors and value is not tensors[name]:
                 tensors[name].copy_(value)
 
-    handle = shell.register_forward_hook(write_back)
+    handle = template.register_forward_hook(write_back)
     try:
-        return torch.func.functional_call(shell, tensors, args, kwargs)
+        return torch.func.functional_call(template, tensors, args, kwargs)
     finally:
         handle.remove()

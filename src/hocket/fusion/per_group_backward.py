@@ -32,7 +32,7 @@ from hocket.fusion.stacked import Stacked
 from hocket.fusion.steps import Owner
 from hocket.fusion.trace import Traced
 
-__all__ = ["Alone", "OneGo"]
+__all__ = ["Alone", "PerGroupBackward"]
 
 REQUIRES_GRAD = attrgetter("requires_grad")
 
@@ -50,7 +50,7 @@ class Alone:
         self._groups = Groups(owner, traced, 1, channels_last)
 
     def run(self, fn: Callable[..., Any], leaves: list[Any], targets: tuple[Any, ...]) -> Tensor:
-        """As `OneGo.run`, ``(1,)``, but its backward computes the gradients."""
+        """As `PerGroupBackward.run`, ``(1,)``, but its backward computes the gradients."""
         out = self._groups.run_alone(leaves)
         shape = (1, *_first(out).shape)
         own = _mapped(stacked_targets(targets, shape, 1), lambda each: each.squeeze(0))
@@ -70,7 +70,7 @@ class _GroupTensors:
         self.trained = trained
 
 
-class OneGo:
+class PerGroupBackward:
     """A traced model and its loss, run for `size` models at a time, each group to the end of its backward.
 
     Args:

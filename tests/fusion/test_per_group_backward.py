@@ -134,7 +134,7 @@ def test_gradients_changed_in_place_stay_with_their_step(array):
 def test_a_backward_that_fails_leaves_nothing_behind(layer, array):
     """In the middle of the second group's, by the hand of a hook."""
     wanted = expected(array)
-    [run] = [run for run in array._goes.values() if run is not None]
+    [run] = [run for run in array._plans.values() if run is not None]
 
     def fails(grad):
         raise RuntimeError("by intent")
@@ -166,7 +166,7 @@ def test_graphs_and_activations_are_gone_after_each_call(array):
 
 
 def test_the_parts_are_made_once_and_follow_updates(array):
-    [run] = [run for run in array._goes.values() if run is not None]
+    [run] = [run for run in array._plans.values() if run is not None]
     first = run.__self__._current_parts()
     optimizer = hocket.optim.SGD(array.parameters(), lr=0.1)
     array.losses(F.cross_entropy, X, Y).backward()

@@ -18,14 +18,14 @@ from torch.utils import _pytree as pytree
 from hocket.errors import HocketError
 from hocket.fusion.stacked import Stacked, unwrap
 
-__all__ = ["Copies", "contest", "in_turns", "make_pass", "those_that_run", "took_s"]
+__all__ = ["Copies", "benchmark", "in_turns", "make_pass", "those_that_run", "took_s"]
 
 OP_ROUNDS = 3
-ROUNDS = 8  # of the contest of whole models
+ROUNDS = 8  # of the benchmark of whole models
 BLOCK = 8  # counted passes of each contender in a round,
 BLOCK_US = 30_000.0  # fewer if they take longer than this
-CONTEST_S = 10.0  # after which the round at hand is the last
-HOPELESS = (4.0, 2.0, 1.5, 1.3)  # times the fastest pass so far, in one round after another
+BENCHMARK_S = 10.0  # after which the round at hand is the last
+ELIMINATION_RATIOS = (4.0, 2.0, 1.5, 1.3)  # times the fastest pass so far, in one round after another
 FAILURES = (HocketError, RuntimeError, ValueError, TypeError, NotImplementedError)
 
 
@@ -73,7 +73,7 @@ def make_pass(run: Callable[[], Any], wanted: list[Tensor]) -> Callable[[], None
     return once
 
 
-def contest(contenders: dict[str, Callable[[], None]]) -> dict[str, float]:
+def benchmark(contenders: dict[str, Callable[[], None]]) -> dict[str, float]:
     """Microseconds of each that ran to the end: of its passes' fastest quarter the middle one.
 
     Block after block, in turns. The first pass of a block finds the caches and the heap as another contender left them,
@@ -81,7 +81,7 @@ def contest(contenders: dict[str, Callable[[], None]]) -> dict[str, float]:
     """
     times: dict[str, list[float]] = {name: [] for name in contenders}
     racing = list(contenders)
-    until = perf_counter() + CONTEST_S
+    until = perf_counter() + BENCHMARK_S
     fastest = float("inf")
     for round_number in range(ROUNDS):
         block = max(2, min(BLOCK, int(BLOCK_US / fastest)))
@@ -89,7 +89,7 @@ def contest(contenders: dict[str, Callable[[], None]]) -> dict[str, float]:
             contenders[name]()
             times[name] += [_timed(contenders[name]) for _ in range(block)]
         fastest = min(min(times[name]) for name in racing)
-        hopeless = HOPELESS[min(round_number, len(HOPELESS) - 1)]
+        hopeless = ELIMINATION_RATIOS[min(round_number, len(ELIMINATION_RATIOS) - 1)]
         racing = [name for name in racing if min(times[name]) <= hopeless * fastest]
         if len(racing) == 1 or perf_counter() > until:
             break

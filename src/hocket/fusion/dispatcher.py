@@ -23,13 +23,13 @@ from hocket.fusion.inputs import is_per_model
 from hocket.fusion.program import FusedProgram, make_program
 from hocket.fusion.rules.base import is_watched
 from hocket.fusion.shares import GradientMemory
-from hocket.fusion.stacked import Stacked, lead, unwrap
+from hocket.fusion.stacked import Stacked, unwrap, with_model_dim
 from hocket.fusion.state import StatefulStore
 from hocket.fusion.steps import Step, warn_without_rule
 from hocket.fusion.store import mark
 from hocket.fusion.unfused_copy import UnfusedCopy, call_with
 
-__all__ = ["MAX_KINDS", "Calls", "autocast_state"]
+__all__ = ["MAX_KINDS", "Dispatcher", "autocast_state"]
 
 MAX_PROGRAMS = 32
 MAX_KINDS = 256  # of calls whose choice is remembered
@@ -38,7 +38,7 @@ NEAR = 3.0  # times the fastest: what lanes can win back on models one by one
 FORMS = {"rule": "rule", "mixed": "rule", "loop": "loop", "1 in one go": "loop", "single": "loop"}
 
 
-class Calls(StatefulStore):
+class Dispatcher(StatefulStore):
     """A store that can be called as a module, with an axis of models in front.
 
     Args:
@@ -65,7 +65,7 @@ class Calls(StatefulStore):
         self.strict = strict
         self.shared = shared
         self.choices: list[Choice] = []
-        self.told: set[tuple[str, str]] = set()
+        self.warned: set[tuple[str, str]] = set()
         self.gradient_memory = GradientMemory()
         self._programs: dict[Any, FusedProgram | None] = {}
         self._chosen: dict[Any, Callable[[list[Any]], Any]] = {}
@@ -147,7 +147,7 @@ class Calls(StatefulStore):
             for leaf in leaves:
                 if isinstance(leaf, Tensor) and leaf.ndim == 0 and self.shared is False:
                     raise InputError("input: expected a models' axis, got a tensor without axes")
-            self._per_model[key] = is_per_model(self._shells[0], leaves, call.spec, self.num_models, self.shared)
+            self._per_model[key] = is_per_model(self._templates[0], leaves, call.spec, self.num_models, self.shared)
         return self._per_model[key]
 
     def _hocket_forms(self) -> tuple[str, ...]:
@@ -227,16 +227,16 @@ class Calls(StatefulStore):
 
     def _whole(self, values: list[Any], spec: Any) -> Any:
         """Where no tracer can follow: the model as one op, by vmap, else model by model."""
-        step = Step(0, "", type(self._shells[0]).__name__, _no_rule, (), {}, ["rule"])
+        step = Step(0, "", type(self._templates[0]).__name__, _no_rule, (), {}, ["rule"])
         if not is_watched():
             warn_without_rule(self, step)
-        plain = not self._separate_index and self._seeds is None and not _pads(self._shells[0])
+        plain = not self._separate_index and self._seeds is None and not _pads(self._templates[0])
         if plain and not self._goes_one_by_one:
             args, kwargs = pytree.tree_unflatten(values, spec)
             tensors = {name: self.tensor(name) for name in self._places}
-            shell = self._shells[0]
+            template = self._templates[0]
             try:
-                return fallback.vmap(lambda own, *a, **k: call_with(shell, own, a, k), (tensors, *args), kwargs)
+                return fallback.vmap(lambda own, *a, **k: call_with(template, own, a, k), (tensors, *args), kwargs)
             except trace.FAILURES:
                 self._goes_one_by_one = True
         return self._one_by_one(values, spec)
@@ -250,13 +250,13 @@ class Calls(StatefulStore):
             whole = self.tensor(name).tensor
             tensors[name] = parts.setdefault(id(whole), whole.unbind(0))
         targets: list[Callable[..., Any]] = []
-        for index, shell in enumerate(self._shells):
+        for index, template in enumerate(self._templates):
             own = {name: each[index] for name, each in tensors.items()}
             for block, place in self._separate_index.items():
                 module = self._group(place)[index]
                 own |= {f"{block}.{name}": each for name, each in module.named_parameters(remove_duplicate=False)}
                 own |= {f"{block}.{name}": each for name, each in module.named_buffers(remove_duplicate=False)}
-            targets.append(UnfusedCopy(self, shell, own, index))
+            targets.append(UnfusedCopy(self, template, own, index))
         return fallback.loop(targets, args, kwargs, "the model itself")
 
     def _out(self, tree: Any) -> Any:
@@ -264,7 +264,7 @@ class Calls(StatefulStore):
         if isinstance(tree, Stacked):
             return tree.tensor
         return pytree.tree_map(
-            lambda leaf: lead(leaf, self.num_models) if isinstance(leaf, (Stacked, Tensor)) else leaf,
+            lambda leaf: with_model_dim(leaf, self.num_models) if isinstance(leaf, (Stacked, Tensor)) else leaf,
             tree,
             is_leaf=lambda leaf: isinstance(leaf, Stacked),
         )
@@ -272,8 +272,8 @@ class Calls(StatefulStore):
     def train(self, mode: bool = True) -> Self:
         """Set all models to training, or to evaluation."""
         super().train(mode)
-        for shell in self._shells:
-            shell.train(mode)
+        for template in self._templates:
+            template.train(mode)
         self._version = 1 if mode else 2
         return self
 

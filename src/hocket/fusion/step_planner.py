@@ -1,6 +1,6 @@
 r"""Losses from inputs: of all models at once, or of a few at a time that go on to the end of their backward.
 
-inputs, targets --may go?--> contest: all forward, loss, all backward | k at a time in one go --> what runs from now on
+inputs, targets --may go?--> benchmark: all forward, loss, all backward | k at a time --> what runs from now on
     \--no: somebody traces, or gradients go further than the parameters--> array.loss(fn, array(inputs), targets)
 """
 
@@ -17,17 +17,17 @@ from torch.nn.modules.module import _has_any_global_hook
 from torch.utils import _pytree as pytree
 
 from hocket.errors import InputError
-from hocket.fusion.calls import MAX_KINDS, Calls, autocast_state
+from hocket.fusion.benchmark import Copies, benchmark, make_pass, those_that_run, took_s
 from hocket.fusion.choose import CHANNELS_LAST, Choice, put_back
-from hocket.fusion.contest import Copies, contest, make_pass, those_that_run, took_s
+from hocket.fusion.dispatcher import MAX_KINDS, Dispatcher, autocast_state
 from hocket.fusion.loss import per_model_loss
-from hocket.fusion.one_go import Alone, OneGo
+from hocket.fusion.per_group_backward import Alone, PerGroupBackward
 from hocket.fusion.plain import has_images
 from hocket.fusion.program import FusedProgram
 from hocket.fusion.rules.base import is_watched
 from hocket.fusion.stacked import Stacked
 
-__all__ = ["Training"]
+__all__ = ["StepPlanner"]
 
 HANDICAP = 1.05  # of channels last, which has to win clearly
 LARGE_S = 0.2  # forward, loss and backward of a model on a CPU, from which models are not fused
@@ -36,13 +36,13 @@ Run = Callable[[Callable[..., Any], list[Any], tuple[Any, ...]], Tensor]
 DEPTH = 4  # of functions that hold functions
 
 
-class Training(Calls):
+class StepPlanner(Dispatcher):
     """Models that can be called, and that know how a step of training goes."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._goes: dict[Any, Run | None] = {}  # None: all models forward, then loss, then backward
-        self._ready_goes: dict[Any, tuple[bool, Run | None]] = {}
+        self._plans: dict[Any, Run | None] = {}  # None: all models forward, then loss, then backward
+        self._ready_plans: dict[Any, tuple[bool, Run | None]] = {}
 
     def losses(self, fn: Callable[..., Any], inputs: Any, *targets: Any) -> Tensor:
         """The loss of each model, ``(B,)``, from its inputs: `loss` of what the models give for them.
@@ -69,8 +69,8 @@ class Training(Calls):
             >>> losses.backward()
         """
         known = self._known_go(fn, inputs, targets)
-        if known is not None and known in self._ready_goes:
-            is_own, ready = self._ready_goes[known]
+        if known is not None and known in self._ready_plans:
+            is_own, ready = self._ready_plans[known]
             if ready is not None:
                 return ready(fn, [Stacked(inputs) if is_own else inputs], targets)
             return per_model_loss(fn, self(inputs), targets, self.num_models)
@@ -78,15 +78,15 @@ class Training(Calls):
         if not self._may_go(args, kwargs, targets):
             return per_model_loss(fn, self(*args, **kwargs), targets, self.num_models)
         key = self._kind(fn, args, kwargs, targets)
-        if key not in self._goes:
-            if len(self._goes) >= MAX_KINDS:
-                self._goes.clear()
-                self._ready_goes.clear()
-            self._goes[key] = self._choose_go(fn, args, kwargs, targets)
-        run = self._goes[key]
+        if key not in self._plans:
+            if len(self._plans) >= MAX_KINDS:
+                self._plans.clear()
+                self._ready_plans.clear()
+            self._plans[key] = self._choose_plan(fn, args, kwargs, targets)
+        run = self._plans[key]
         _, values, _, own = self._prepared(args, kwargs)
         if known is not None:
-            self._ready_goes[known] = own[0], run
+            self._ready_plans[known] = own[0], run
         if run is not None:
             return run(fn, values, targets)
         return per_model_loss(fn, self(*args, **kwargs), targets, self.num_models)
@@ -147,7 +147,7 @@ class Training(Calls):
                 stack.enter_context(put_back(each, {}))
         return stack
 
-    def _choose_go(self, fn: Callable[..., Any], args: Any, kwargs: Any, targets: Any) -> Run | None:
+    def _choose_plan(self, fn: Callable[..., Any], args: Any, kwargs: Any, targets: Any) -> Run | None:
         """What runs for calls of this kind: by timing, or, after many kinds with this loss, as most of them."""
         given, spec = pytree.tree_flatten((args, kwargs))
         copies = Copies(given)
@@ -177,7 +177,7 @@ class Training(Calls):
             contenders |= those_that_run(
                 {name: make_pass(partial(run, fn, values, targets), params) for name, run in runs.items()}
             )
-            times_us = contest(contenders)
+            times_us = benchmark(contenders)
         winner = _fastest(times_us)
         self.choices.append(Choice(winner, times_us))
         won.append(winner)
@@ -205,7 +205,7 @@ class Training(Calls):
             # The fastest of a few: neighbours can hold up any one of them.
             if not all(took_s(contenders["1 in one go"]) / self.num_models >= LARGE_S for _ in range(3)):
                 return None
-            times_us = contest(contenders)
+            times_us = benchmark(contenders)
         winner = _fastest(times_us)
         self.choices.append(Choice(winner, times_us))
         return runs[winner]
@@ -217,18 +217,18 @@ class Training(Calls):
                 runs[f"alone{CHANNELS_LAST}"] = Alone(self, program.traced, channels_last=True).run
             return runs
         sizes = [size for size in range(self.num_models - 1, 0, -1) if self.num_models % size == 0]
-        runs = {f"{size} in one go": OneGo(self, program.traced, size).run for size in sizes}
+        runs = {f"{size} in one go": PerGroupBackward(self, program.traced, size).run for size in sizes}
         if has_images(program):
-            runs[f"1 in one go{CHANNELS_LAST}"] = OneGo(self, program.traced, 1, channels_last=True).run
+            runs[f"1 in one go{CHANNELS_LAST}"] = PerGroupBackward(self, program.traced, 1, channels_last=True).run
         return runs
 
     def _forget(self) -> None:
         super()._forget()
-        self._goes.clear()
-        self._ready_goes.clear()
+        self._plans.clear()
+        self._ready_plans.clear()
 
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_goes": {}, "_ready_goes": {}}
+        return super().__getstate__() | {"_plans": {}, "_ready_plans": {}}
 
 
 def _fastest(times_us: dict[str, float]) -> str:
