@@ -13,7 +13,7 @@ from hocket.execution.base import Executor
 from hocket.ir import Costs, Machine, Plan, Timeline
 from hocket.planning import planners
 from hocket.planning.base import cpu_devices
-from hocket.planning.placement import scattered
+from hocket.planning.moldable.placement import scattered
 from hocket.profiling.climbing import climbing
 from hocket.profiling.hill_climb import Setting
 from hocket.profiling.tracer import costs_of, default_widths, serial_plan

@@ -16,8 +16,8 @@ from hocket.planning.concurrency import Concurrency
 from hocket.planning.critical_path import CriticalPath
 from hocket.planning.exact import Exact
 from hocket.planning.list_scheduler import ListScheduler
+from hocket.planning.moldable.placement import scattered
 from hocket.planning.phases import Phases
-from hocket.planning.placement import scattered
 from hocket.planning.serial import Serial
 
 __all__ = ["Bounds", "Planner", "bounds", "efficiency", "plan", "planners"]
