@@ -50,7 +50,7 @@ FIGURE_3: dict[str, dict[str, float]] = {
 FIGURE_4 = {"resnet50": (1.61, 1.89), "dcgan": (1.62, 2.04), "inception-v3": (1.52, 1.74)}
 STRATEGIES = {"s1": (1,), "s12": (1, 2), "s123": (1, 2, 3), "s1234": (1, 2, 3, 4)}
 FEWEST_CORES = 3  # to measure on
-LABELS = (*STRATEGIES, "uniform", "all")
+LABELS = (*STRATEGIES, "halves", "uniform", "all")
 
 
 def run(
@@ -105,13 +105,15 @@ def figures(setup: Setup) -> dict[str, Any]:
 
     Returns:
         ``recommended_ms``: one op at a time on all cores; ``speedup`` over that of strategies 1, 1 and 2, ... (paper's
-        plan as it is), of the best setting that is the same for all ops (``uniform``, and which one that is), and of
-        everything with looking ahead (``all``); ``added``: what each strategy adds to those before it, as the paper's
-        Figure 3 has it; ``to_bound``: time by all over the lower bound without sibling threads; ``corunning``: ops
-        running at an event, in the mean; ``planning_s``: processor time of the last plan.
+        plan as it is), of all four with halved widths (``halves``), of the best setting that is the same for all ops
+        (``uniform``, and which one that is), and of everything with looking ahead (``all``); ``added``: what each
+        strategy adds to those before it, as the paper's Figure 3 has it; ``to_bound``: time by all over the lower bound
+        without sibling threads; ``corunning``: ops running at an event, in the mean; ``planning_s``: processor time of
+        the last plan.
     """
     recommended_us = _recommended_us(setup)
     plans = {label: _planned(setup, strategies=added) for label, added in STRATEGIES.items()}
+    plans["halves"] = _planned(setup, strategies=(1, 2, 3, 4), halves=True)
     plans["uniform"], uniform = _uniform(setup)
     start = process_time()
     plans["all"] = _planned(setup, strategies=(1, 2, 3, 4), lookahead=True)
@@ -155,8 +157,8 @@ def _recommended_us(setup: Setup) -> float:
     return setup.makespan_us(plan(setup.graph, setup.costs, setup.machine, planner="serial"))
 
 
-def _planned(setup: Setup, *, strategies: tuple[int, ...], lookahead: bool = False) -> Plan:
-    options = {} if lookahead else {"lookahead_ms": 0.0, "coarsen_us": 0.0}
+def _planned(setup: Setup, *, strategies: tuple[int, ...], lookahead: bool = False, halves: bool = False) -> Plan:
+    options: dict[str, Any] = {} if lookahead else {"lookahead_ms": 0.0, "coarsen_us": 0.0, "halves": halves}
     return plan(
         setup.graph,
         setup.costs,

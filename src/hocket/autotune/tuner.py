@@ -5,7 +5,7 @@ No batch and no result enters it: a variant of the schedule makes each item on t
 
     admission    watched, captured, verified     is the step pure, what is its graph, is the graph right
     recall       met before: a short comparison, and no search
-    profile      each op's time, at each width, joint and split
+    profile      each op's time, at chosen widths, joint and split; a step that nothing can gain ends here
     plans        every planner's, checked and simulated; those predicted to be fastest go on
     comparison   eager and these plans in turns
     once more    without the pairs of ops that disturbed each other side by side
@@ -22,12 +22,14 @@ from typing import Any
 from hocket.adaptation import Drift, co_runs, interfering
 from hocket.autotune.admission import Admission
 from hocket.autotune.candidate import Candidate, TunerConfig, rank_of
-from hocket.autotune.comparison import StepComparison, compare_steps
+from hocket.autotune.comparison import StepComparison, compare_steps, take_turn
 from hocket.autotune.decision import Decision
 from hocket.autotune.items import Item, TimedStep
 from hocket.autotune.recall import Recall
+from hocket.autotune.shortlist import Profile, finalists, longest_chain, profile_of
 from hocket.backends import Backend
 from hocket.checking import check
+from hocket.execution.base import Executor
 from hocket.ir import Costs, Plan
 from hocket.planning import plan
 from hocket.reporting import lower_quartile
@@ -37,8 +39,9 @@ __all__ = ["Tuner"]
 
 log = logging.getLogger(__name__)
 
-# Candidates that come to the comparison by their prediction; serial plans always do.
-FINALISTS = 3
+# A step of which the longest chain of ops leaves less than this share of eager's time is decided at once; eager steps
+# to see whether are spent where the chain leaves less than the other of the fastest profiled step.
+NOTHING_LEFT, HARDLY_ANYTHING_LEFT = 0.02, 0.1
 
 
 class Tuner:
@@ -80,18 +83,28 @@ class Tuner:
         Raises:
             PlanError: the plan that was given is not one for this step.
         """
-        candidates: list[Candidate] = []
+        profiles: list[Profile] = []
         for form, captured in self._variants():
-            costs = yield from self._profiled(captured)
-            for made in self._plans(captured, costs):
-                candidate = self._candidate(form, captured, costs, candidates, made)
+            profile = yield from self._profiled(form, captured)
+            profiles.append(profile)
+        if self._setting.guard and self._setting.plan is None:
+            at_once = yield from self._decided_at_once(profiles, drift)
+            if at_once is not None:
+                return at_once
+        candidates: list[Candidate] = []
+        for profile in profiles:
+            for made in self._plans(profile.captured, profile.costs):
+                candidate = self._candidate(profile.form, profile.captured, profile.costs, candidates, made)
                 candidates += [] if candidate is None else [candidate]
         if not self._setting.guard:
             best = min(candidates, key=rank_of)
             reason = "guard=False: the plan runs whatever it costs"
             return Decision("planned", reason, best=best, candidates=tuple(candidates))
-        finalists = _finalists(candidates)
-        found = yield from compare_steps(finalists, self._backend, self.admission.expect_no_writes)
+        chosen = finalists(candidates, max(profile.error for profile in profiles))
+        for candidate in candidates:
+            if candidate not in chosen:
+                candidate.executor.close()
+        found = yield from compare_steps(chosen, self._backend, self.admission.expect_no_writes)
         apart, pairs = self._kept_apart(found)
         if apart is not None:
             second = yield from compare_steps([found.best, apart], self._backend, self.admission.expect_no_writes)
@@ -117,16 +130,39 @@ class Tuner:
         check(fitting[1].graph, given, self._backend.machine)
         return [fitting]
 
-    def _profiled(self, captured: Captured) -> Generator[TimedStep, float, Costs]:
-        """Costs from real steps, at every width."""
+    def _profiled(self, form: str, captured: Captured) -> Generator[TimedStep, float, Profile]:
+        """What ops take, from real steps."""
         rounds = self._backend.profiled(captured)
+        steps: list[tuple[Executor, list[float]]] = []
         while True:
             try:
                 executor = next(rounds)
             except StopIteration as end:
-                costs: Costs = end.value
-                return costs
-            yield TimedStep(executor, "profile")
+                ran = [(executor.plan, times_ms) for executor, times_ms in steps]
+                return profile_of(form, captured, end.value, self._backend, ran)
+            if not steps or steps[-1][0] is not executor:
+                steps.append((executor, []))
+            steps[-1][1].append((yield TimedStep(executor, "profile")))
+
+    def _decided_at_once(
+        self, profiles: Sequence[Profile], drift: Drift | None
+    ) -> Generator[TimedStep, float, Decision | None]:
+        """Eager, where the ops that cannot run side by side take all of its time; None where something may be gained.
+
+        Serial plans save the interpreter's time, so it is what eager takes, measured, that must leave nothing.
+        """
+        chain = min((longest_chain(p.captured.graph, p.costs) for p in profiles), key=lambda each: each.duration_ms)
+        if chain.duration_ms < (1 - HARDLY_ANYTHING_LEFT) * min(profile.fastest_ms for profile in profiles):
+            return None
+        eager_ms = yield from take_turn(None, self.admission.expect_no_writes)
+        if chain.duration_ms < (1 - NOTHING_LEFT) * lower_quartile(eager_ms):
+            return None
+        reason = f"no plan can be faster: of {lower_quartile(eager_ms):.4g} ms that eager takes, "
+        if chain.op_ms >= (1 - HARDLY_ANYTHING_LEFT) * chain.duration_ms:
+            reason += f"op {chain.op!r} alone takes {chain.op_ms / lower_quartile(eager_ms):.0%}"
+        else:
+            reason += f"ops that wait for each other take {chain.duration_ms / lower_quartile(eager_ms):.0%}"
+        return Decision("eager", reason + _because(drift), eager_ms=tuple(eager_ms))
 
     def _plans(self, captured: Captured, costs: Costs) -> Iterator[Plan]:
         if self._setting.plan is not None:
@@ -179,8 +215,7 @@ class Tuner:
             reason += ": no difference"
         if apart is not None and best.executor is apart.executor:
             reason += f", with {len(interfering(found.co_runs))} pair(s) of ops kept apart that interfered"
-        if drift is not None:
-            reason += f"; measured again because the {drift}"
+        reason += _because(drift)
         planned = found.is_clear and found.speedup > 1
         return Decision(
             "planned" if planned else "eager",
@@ -195,13 +230,8 @@ class Tuner:
         )
 
 
-def _finalists(candidates: Sequence[Candidate]) -> list[Candidate]:
-    ranked = sorted(candidates, key=lambda candidate: candidate.predicted.makespan_us)
-    finalists = [c for n, c in enumerate(ranked) if n < FINALISTS or c.plan.planner == "serial"]
-    for candidate in candidates:
-        if candidate not in finalists:
-            candidate.executor.close()
-    return finalists
+def _because(drift: Drift | None) -> str:
+    return f"; measured again because the {drift}" if drift is not None else ""
 
 
 def _alike(first: Plan, second: Plan) -> bool:

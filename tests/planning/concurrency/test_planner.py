@@ -23,7 +23,7 @@ STRATEGIES = [tuple(found) for size in range(5) for found in itertools.combinati
 
 
 @st.composite
-def planned(draw, strategies=None, lookahead=(0.0, 0.0, 3.0)):
+def planned(draw, strategies=None, lookahead=(0.0, 0.0, 3.0), halves=(False, True)):
     """A case, options of the planner, and its plan."""
     case = draw(moldable_cases(max_ops=12, smt=2))
     names = st.sampled_from(list(case.graph.by_name))
@@ -33,6 +33,7 @@ def planned(draw, strategies=None, lookahead=(0.0, 0.0, 3.0)):
         "coarsen_us": draw(st.sampled_from([0.0, 20.0, 1e6])),
         "wait_us": draw(st.sampled_from([0.0, 5.0])),
         "avoid": draw(st.lists(st.tuples(names, names), max_size=4)),
+        "halves": draw(st.sampled_from(halves)),
     }
     return case, options, made(case, **options)
 
@@ -122,7 +123,7 @@ def test_an_op_type_is_kernel_and_role():
     assert strategy_widths(graph, instance, (1, 2)) == [2, 1]
 
 
-@given(planned(strategies=[(3,), (1, 3)], lookahead=(0.0,)))
+@given(planned(strategies=[(3,), (1, 3)], lookahead=(0.0,), halves=(False,)))
 def test_strategy_3_takes_one_of_the_three_best_widths(case_options_plan):
     case, options, found = case_options_plan
     if options["coarsen_us"] == 0.0:
@@ -132,7 +133,7 @@ def test_strategy_3_takes_one_of_the_three_best_widths(case_options_plan):
             assert sum(us < taken_us for us in durations.values()) < 3
 
 
-@given(planned(strategies=[(2, 3), (1, 2, 3), (1, 2, 3, 4)], lookahead=(0.0,)))
+@given(planned(strategies=[(2, 3), (1, 2, 3), (1, 2, 3, 4)], lookahead=(0.0,), halves=(False,)))
 def test_strategy_3_departs_from_strategy_2_by_two_threads_at_most(case_options_plan):
     case, options, found = case_options_plan
     if options["coarsen_us"] == 0.0:
@@ -148,6 +149,22 @@ def test_candidates_by_hand():
     instance = instance_of(Graph((Op("a"), Op("b"))), costs, Device("cpu0", cores=6))
     assert strategy_candidates(instance, [4, 1], (3,)) == [[3, 4, 5], [1, 2, 3]]
     assert strategy_candidates(instance, [6, 6], (1, 2, 3)) == [[4, 5], [6]]
+    assert strategy_candidates(instance, [6, 1], (1, 2, 3), halves=True) == [[3, 4, 5], [1, 2, 3]]
+
+
+def test_two_wide_ops_run_side_by_side_at_half_their_width():
+    """The two convolutions of Table III, with the losses at 34 threads that the paper gives for each."""
+    graph = Graph((Op("filter"), Op("input")))
+    costs = Costs({"filter": {"34": 25.375, "68": 20.3}, "input": {"34": 22.932, "68": 19.6}})
+    machine = Machine.of(cores=68)
+    options = {"planner": "concurrency", "lookahead_ms": 0.0, "coarsen_us": 0.0, "wait_us": 0.0}
+    usual = plan(graph, costs, machine, **options)
+    assert [lane.width for lane in usual.lanes] == [68]
+    halved = plan(graph, costs, machine, halves=True, **options)
+    assert [lane.width for lane in halved.lanes] == [34, 34]
+    took_us = [simulate(graph, each, costs, machine).makespan_us for each in (usual, halved)]
+    assert took_us[0] / took_us[1] == pytest.approx(1.57, abs=0.01)
+    assert plan(graph, costs, machine, halves=True, avoid=[("filter", "input")], **options).lanes[0].width == 68
 
 
 @given(planned(strategies=[(1, 2, 3, 4), (3, 4)]))

@@ -37,6 +37,7 @@ def corun(
     wait_us: float = 0.0,
     apart: Mapping[int, AbstractSet[int]] = NOBODY,
     smt_speedup: float | None = None,
+    in_pairs: bool = False,
 ) -> list[Placement]:
     """Placements by strategy 3; and by strategy 4 too, if `smt_speedup` is given (see `hocket.ir.Device`).
 
@@ -48,8 +49,9 @@ def corun(
         apart: for each op those that it shall not run beside.
         smt_speedup: what two threads of a core get done, over what one does alone. Times of ops that share cores leave
             wake-ups out.
+        in_pairs: where nothing runs, begin the two most expensive ready ops side by side if that ends sooner.
     """
-    return _Corun(instance, widths, candidates, wait_us, apart, smt_speedup).run()
+    return _Corun(instance, widths, candidates, wait_us, apart, smt_speedup, in_pairs).run()
 
 
 class _Corun:
@@ -61,6 +63,7 @@ class _Corun:
         wait_us: float,
         apart: Mapping[int, AbstractSet[int]],
         smt_speedup: float | None,
+        in_pairs: bool,
     ) -> None:
         self._instance = instance
         self._durations = instance.durations_us
@@ -70,6 +73,7 @@ class _Corun:
         self._wait_us = wait_us
         self._apart = apart
         self._smt_speedup = smt_speedup
+        self._in_pairs = in_pairs
         self._clock = Clock(instance, wait_us, apart)
         self._waiting = [len(before) for before in instance.predecessors]
         self._ready: list[tuple[float, int]] = []  # the most expensive first
@@ -109,7 +113,7 @@ class _Corun:
         clock, durations = self._clock, self._durations
         if not clock.running:
             op = self._ready[0][1]
-            return op, min(self._candidates[op], key=durations[op].__getitem__)
+            return op, self._width_in_a_pair(op) or min(self._candidates[op], key=durations[op].__getitem__)
         left_us = max(end_us for end_us, _ in clock.running) - now_us - self._wait_us
         num_idle = clock.cores.num_idle
         for _, op in self._ready[bisect_left(self._ready, (-left_us, -1)) :]:
@@ -121,6 +125,24 @@ class _Corun:
             if fitting and not clock.disturbs(op):
                 return op, min(fitting, key=durations[op].__getitem__)
         return None
+
+    def _width_in_a_pair(self, op: int) -> int:
+        """The width at which `op` and the next ready op, side by side, end sooner than one after the other; or 0."""
+        if not self._in_pairs or len(self._ready) < 2:
+            return 0
+        other = self._ready[1][1]
+        if other in self._apart.get(op, frozenset()):
+            return 0
+        both_us, width = min(
+            (
+                (max(self._durations[op][one], self._durations[other][two]) + self._wait_us, one)
+                for one in self._candidates[op]
+                for two in self._candidates[other]
+                if one + two <= self._instance.num_cores
+            ),
+            default=(float("inf"), 0),
+        )
+        return width if both_us < self._cost_us[op] + self._cost_us[other] else 0
 
     def _fill_siblings(self, wide: Placement, speedup: float) -> None:
         """Strategy 4, from the start of the `wide` op to its end."""
