@@ -25,8 +25,8 @@ from torch import Tensor, nn
 
 from hocket.fusion.benchmark import Copies, benchmark, in_turns, make_pass, those_that_run
 from hocket.fusion.groups import Groups
-from hocket.fusion.plain import has_images
 from hocket.fusion.program import FusedProgram
+from hocket.fusion.single_model import has_images
 from hocket.fusion.stacked import Stacked, map_tree
 from hocket.fusion.steps import Step
 

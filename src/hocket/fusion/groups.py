@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from hocket.fusion.plain import Plain
 from hocket.fusion.program import make_program
 from hocket.fusion.rules.base import is_watched
 from hocket.fusion.shares import LARGE_BYTES, GradientMemory, shares
-from hocket.fusion.single import Single
+from hocket.fusion.single_model import SingleModel
+from hocket.fusion.single_tensors import SingleTensors
 from hocket.fusion.stacked import Stacked, with_model_dim
 from hocket.fusion.steps import Owner
 from hocket.fusion.trace import Traced
@@ -98,9 +98,9 @@ class Groups:
         self._parts = [ModelSlice(owner, start, min(start + size, owner.num_models), memory) for start in starts]
         self._programs = [make_program(part, traced) for part in self._parts]
         self._plain = [
-            Plain(program, channels_last) if program.owner.num_models == 1 else None for program in self._programs
+            SingleModel(program, channels_last) if program.owner.num_models == 1 else None for program in self._programs
         ]
-        self._single = Single()
+        self._single = SingleTensors()
 
     def run(self, leaves: list[Any]) -> Any:
         """As `FusedProgram.run`: the output for these leaves, `Stacked` where models have their own."""

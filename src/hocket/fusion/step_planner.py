@@ -22,9 +22,9 @@ from hocket.fusion.choose import CHANNELS_LAST, Choice, put_back
 from hocket.fusion.dispatcher import MAX_KINDS, Dispatcher, autocast_state
 from hocket.fusion.loss import per_model_loss
 from hocket.fusion.per_group_backward import Alone, PerGroupBackward
-from hocket.fusion.plain import has_images
 from hocket.fusion.program import FusedProgram
 from hocket.fusion.rules.base import is_watched
+from hocket.fusion.single_model import has_images
 from hocket.fusion.stacked import Stacked
 
 __all__ = ["StepPlanner"]

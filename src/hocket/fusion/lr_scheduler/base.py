@@ -137,7 +137,7 @@ class FusedScheduler(LRScheduler, ABC):
     def begin_model(self, model: int) -> None:
         """Set up what else this model's schedule begins with."""
 
-    def take(self, models: Sequence[int]) -> None:
+    def select_models(self, models: Sequence[int]) -> None:
         """Keep these models, in this order: call it with what `optimizer.take` was called with."""
         for name, value in list(vars(self).items()):
             if isinstance(value, Argument):

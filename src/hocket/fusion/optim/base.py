@@ -9,11 +9,11 @@ learning rates with the concatenated gradients of all models")::
     parameters, gradients, states, a chunk at a time ------------------------------------------> [update]
 
 Parameters of a group that share device, dtype and step count are updated together; on a CPU in chunks that fit a core's
-cache with their intermediate results, elsewhere all at once. A model that rests (frozen, or with a gradient that is not
-finite) is put back afterwards from a copy of its slices: nothing of its neighbours' arithmetic depends on it.
+cache with their intermediate results, elsewhere all at once. A model that is skipped (frozen, or with a gradient that
+is not finite) is put back afterwards from a copy of its slices: nothing of its neighbours' arithmetic depends on it.
 
 The step counts are torch's: one number on the CPU, here shared by the parameters that are in step; from the moment on
-when models may rest on their own, B numbers.
+when models may skip steps on their own, B numbers.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from hocket.fusion.optim.hyper import Number, one_of, plain
 from hocket.fusion.optim.model_state import ModelState
 from hocket.fusion.optim.options import as_tuple, groups_of
 from hocket.fusion.optim.slots import slots_of
-from hocket.fusion.optim.step_counts import are_apart, count_dtype, rejoin
+from hocket.fusion.optim.step_counts import are_per_model, count_dtype, rejoin
 
 __all__ = ["Chunk", "FusedOptimizer"]
 
@@ -67,7 +67,7 @@ class FusedOptimizer(ModelState):
         self._slots = slots_of([p for group in groups for p in group["params"]], num_models)
         self._frozen = [False] * self.num_models
         self._hocket_version = 0  # whoever captured a step sees by it that another one is needed
-        self._apart = nonfinite != "step"
+        self._per_model_steps = nonfinite != "step"
         self._layouts: dict[int, Layout] = {}  # of each group, by its number
         super().__init__(groups, defaults)
 
@@ -82,29 +82,29 @@ class FusedOptimizer(ModelState):
             with torch.enable_grad():
                 loss = closure()
         with torch.no_grad():
-            resting = [model for model, frozen in enumerate(self._frozen) if frozen]
+            skipped = [model for model, frozen in enumerate(self._frozen) if frozen]
             if self.nonfinite != "step":
                 bad = [model for model, fine in enumerate(self.finite_models()) if not fine]
-                resting = sorted({*resting, *bad})
+                skipped = sorted({*skipped, *bad})
                 if self.nonfinite == "freeze":
                     for model in bad:
                         self._frozen[model] = True
-            self._update_all(resting)
+            self._update_all(skipped)
         return loss
 
     def step_without(self, models: Iterable[int]) -> None:
         """Update all models but these, whose parameters and state stay as they are, bit for bit."""
-        resting = {self.checked_model(model) for model in models}
+        skipped = {self.checked_model(model) for model in models}
         with torch.no_grad():
-            self._update_all(sorted(resting | {model for model, frozen in enumerate(self._frozen) if frozen}))
+            self._update_all(sorted(skipped | {model for model, frozen in enumerate(self._frozen) if frozen}))
 
-    def _update_all(self, resting: Sequence[int]) -> None:
+    def _update_all(self, skipped: Sequence[int]) -> None:
         work = []
         for group in self.param_groups:
             self._settle(group)
             ready = [p for p in group["params"] if p.grad is not None]
-            if resting:
-                ready = [p for p in ready if self._slots[p] not in resting]
+            if skipped:
+                ready = [p for p in ready if self._slots[p] not in skipped]
             if any(map(attrgetter("grad.is_sparse"), ready)):
                 shape = next(tuple(p.shape) for p in ready if p.grad.is_sparse)
                 raise InputError(
@@ -112,18 +112,18 @@ class FusedOptimizer(ModelState):
                     "make its embedding with sparse=False"
                 )
             work.append((group, ready))
-        if len(resting) == self.num_models:
+        if len(skipped) == self.num_models:
             return
-        if resting:
-            self.part()
+        if skipped:
+            self.count_per_model()
         laid = [self._laid_out(number, group, ready) for number, (group, ready) in enumerate(work)]
-        kept = [list(self._kept(p, resting)) for _, ready in work for p in ready] if resting else []
+        kept = [list(self._kept(p, skipped)) for _, ready in work for p in ready] if skipped else []
         for (group, _), layout in zip(work, laid, strict=True):
             self._update_group(group, self._counted(group, layout))
         for tensor, index, values in (one for several in kept for one in several):
             tensor.index_copy_(0, index, values)
         for layout in laid:
-            self.finish(layout.states, [self._slots[p] for p in layout.params] if resting else [], resting)
+            self.finish(layout.states, [self._slots[p] for p in layout.params] if skipped else [], skipped)
 
     def _laid_out(self, number: int, group: dict[str, Any], ready: Tensors) -> Layout:
         """The layout of a group's parameters that have gradients, whose states are complete from here on."""
@@ -138,12 +138,12 @@ class FusedOptimizer(ModelState):
         return layout
 
     def _kept(
-        self, p: torch.Tensor, resting: Sequence[int]
+        self, p: torch.Tensor, skipped: Sequence[int]
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-        """What belongs to the resting models: of a parameter and of each tensor of its state."""
+        """What belongs to the skipped models: of a parameter and of each tensor of its state."""
         if self._slots[p] is not None:
             return
-        index = torch.tensor(resting, device=p.device)
+        index = torch.tensor(skipped, device=p.device)
         for tensor in (p, *(value for key, value in self.state[p].items() if key != "step")):
             yield tensor, index, tensor.index_select(0, index)
 
@@ -152,14 +152,14 @@ class FusedOptimizer(ModelState):
         fresh: dict[bool, torch.Tensor] = {}
         for p, state in zip(ready, states, strict=True):
             if not state and self.counts:
-                fused = self._slots[p] is None and self._apart
+                fused = self._slots[p] is None and self._per_model_steps
                 if fused not in fresh:
                     fresh[fused] = self._zero_count(fused)
                 state["step"] = fresh[fused]
             self.make_state(p, group, state)
 
-    def _zero_count(self, apart: bool) -> torch.Tensor:
-        if apart:
+    def _zero_count(self, per_model: bool) -> torch.Tensor:
+        if per_model:
             return torch.zeros(self.num_models, dtype=torch.float64)
         return torch.tensor(0.0, dtype=count_dtype())
 
@@ -230,15 +230,15 @@ class FusedOptimizer(ModelState):
     def update(self, chunk: Chunk, group: dict[str, Any], by: Mapping[str, Any]) -> None:
         """Update a chunk in place, by the coefficients: each a float, or for each parameter a tensor beside it."""
 
-    def finish(self, states: Sequence[dict[str, Any]], slots: Sequence[int | None], resting: Sequence[int]) -> None:
-        """After a step, give back to the models that rested what is not in slices: their step counts.
+    def finish(self, states: Sequence[dict[str, Any]], slots: Sequence[int | None], skipped: Sequence[int]) -> None:
+        """After a step, give back to the models that were skipped what is not in slices: their step counts.
 
-        `slots` is empty where no model rested.
+        `slots` is empty where no model was skipped.
         """
-        if resting and self.counts:
+        if skipped and self.counts:
             for step in {id(state["step"]): state["step"] for state in states}.values():
                 if step.dim():
-                    step[list(resting)] -= 1
+                    step[list(skipped)] -= 1
 
     # ------------------------------------------------------------------------------- state, from and to plain torch
 
@@ -264,12 +264,12 @@ class FusedOptimizer(ModelState):
         for group in self.param_groups:
             self._settle(group)
         rejoin(self.param_groups, self.state)
-        if any(self._frozen) or are_apart(self.state):
-            self.part()
+        if any(self._frozen) or are_per_model(self.state):
+            self.count_per_model()
         self._hocket_version += 1
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("nonfinite", "_slots", "_frozen", "_apart", "_hocket_version")
+        own = ("nonfinite", "_slots", "_frozen", "_per_model_steps", "_hocket_version")
         return {**super().__getstate__(), **{key: getattr(self, key) for key in own}, "_layouts": {}}
 
     def unfuse(self) -> list[dict[str, Any]]:
@@ -296,7 +296,7 @@ class FusedOptimizer(ModelState):
         carry.load_unfused(self, states)
         self._hocket_version += 1
 
-    def take(self, models: Sequence[int], params: Iterable[torch.Tensor] | None = None) -> None:
+    def select_models(self, models: Sequence[int], params: Iterable[torch.Tensor] | None = None) -> None:
         """Keep these models, in this order: it drops slots, or permutes them.
 
         Args:
@@ -311,9 +311,9 @@ class FusedOptimizer(ModelState):
         self._hocket_version += 1
 
     def drop(self, model: int, params: Iterable[torch.Tensor] | None = None) -> None:
-        """Drop the slot of a model; the models after it move up. `params` as in `take`."""
+        """Drop the slot of a model; the models after it move up. `params` as in `select_models`."""
         slot = self.checked_model(model)
-        self.take([other for other in range(self.num_models) if other != slot], params)
+        self.select_models([other for other in range(self.num_models) if other != slot], params)
 
     def refill(self, model: int, state: Mapping[str, Any] | None = None, **options: Any) -> None:
         """Begin anew in the slot of a model whose parameters are now another model's; the others go on undisturbed.

@@ -17,7 +17,7 @@ import torch
 from hocket.errors import InputError
 from hocket.fusion.optim.hyper import per_model, plain
 from hocket.fusion.optim.model_state import ModelState
-from hocket.fusion.optim.step_counts import are_apart, count_dtype, per_count, rejoin
+from hocket.fusion.optim.step_counts import are_per_model, count_dtype, per_count, rejoin
 
 __all__ = [
     "check_fits",
@@ -142,8 +142,8 @@ def load_unfused(optimizer: ModelState, states: Sequence[Mapping[str, Any]]) -> 
             elif any(entries.get(p) for entries in entries_of):
                 optimizer.state[p] = _stacked(optimizer, p, group, [entries.get(p, {}) for entries in entries_of])
     rejoin(optimizer.param_groups, optimizer.state)
-    if optimizer._apart or are_apart(optimizer.state):
-        optimizer.part()
+    if optimizer._per_model_steps or are_per_model(optimizer.state):
+        optimizer.count_per_model()
 
 
 def plain_entries(
@@ -209,11 +209,11 @@ def _stacked(
         counts = [float(number_of(own.get("step", 0.0))) for own in entries]
         same = all(count == counts[0] for count in counts)
         found["step"] = torch.tensor(counts[0], dtype=count_dtype()) if same else per_count(counts)
-    was, optimizer._apart = optimizer._apart, True  # each model begins on its own
+    was, optimizer._per_model_steps = optimizer._per_model_steps, True  # each model begins on its own
     try:
         optimizer.make_state(p, group, found)
     finally:
-        optimizer._apart = was
+        optimizer._per_model_steps = was
     for model, own in enumerate(entries):
         put(found, model, own)
     optimizer.tidy_state(found)

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 
 from hocket.fusion.optim.options import Options
-from hocket.fusion.optim.step_counts import part_counts
+from hocket.fusion.optim.step_counts import per_model_counts
 
 __all__ = ["ModelState"]
 
@@ -29,7 +29,7 @@ class ModelState(Options, ABC):
     torch_class: ClassVar[type[torch.optim.Optimizer]]
     counts: ClassVar[bool] = True
     _frozen: list[bool]
-    _apart: bool  # whether fused parameters count the steps of each model on its own
+    _per_model_steps: bool  # whether fused parameters count the steps of each model on its own
 
     @property
     def frozen(self) -> tuple[bool, ...]:
@@ -40,7 +40,7 @@ class ModelState(Options, ABC):
         """Leave this model as it is, parameters and state, in all steps to come."""
         self._frozen[self.checked_model(model)] = True
         self._hocket_version += 1
-        self.part()
+        self.count_per_model()
 
     def unfreeze(self, model: int) -> None:
         """Let this model take part in the steps again."""
@@ -60,10 +60,10 @@ class ModelState(Options, ABC):
         peaks = [self._slots.reduced(p, _float(p.grad), math.inf).to(device) for p in ready]
         return torch.stack([torch.isfinite(peak) for peak in peaks]).all(0).tolist()
 
-    def part(self) -> None:
+    def count_per_model(self) -> None:
         """From now on count the steps of each model on its own."""
-        self._apart = True
-        part_counts(self.state, self._slots)
+        self._per_model_steps = True
+        per_model_counts(self.state, self._slots)
 
     @abstractmethod
     def entries(self, group: dict[str, Any]) -> tuple[str, ...]:

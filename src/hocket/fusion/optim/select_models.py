@@ -18,7 +18,7 @@ __all__ = ["refill", "select_models"]
 
 
 def select_models(optimizer: ModelState, models: Sequence[int], params: Iterable[torch.Tensor] | None) -> None:
-    """See `FusedOptimizer.take`."""
+    """See `FusedOptimizer.select_models`."""
     chosen = [optimizer.checked_model(model) for model in models]
     if not chosen:
         raise InputError("models: expected at least one model to keep, got none")
@@ -95,7 +95,7 @@ def refill(optimizer: ModelState, model: int, state: Mapping[str, Any] | None, o
                 optimizer._settled(key, value, torch.device("cpu"))
             numbers.update(own)
     # All of it fits: from here on nothing is refused.
-    optimizer.part()
+    optimizer.count_per_model()
     for group, mine, numbers in zip(optimizer.param_groups, params, per_group, strict=True):
         for key, value in numbers.items():
             optimizer.set_for_model(group, key, model, value)

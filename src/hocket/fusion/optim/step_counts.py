@@ -13,7 +13,7 @@ import torch
 
 from hocket.fusion.optim.slots import Slots
 
-__all__ = ["are_apart", "count_dtype", "part_counts", "per_count", "rejoin"]
+__all__ = ["are_per_model", "count_dtype", "per_count", "per_model_counts", "rejoin"]
 
 State = MutableMapping[Any, dict[str, Any]]
 
@@ -28,7 +28,7 @@ def per_count(counts: Sequence[float]) -> torch.Tensor:
     return torch.tensor(list(counts), dtype=torch.float64)
 
 
-def part_counts(state: State, slots: Slots) -> None:
+def per_model_counts(state: State, slots: Slots) -> None:
     """Give the fused parameters a count for each model; parameters that shared one count share the new one."""
     parted: dict[int, torch.Tensor] = {}
     for p, entries in state.items():
@@ -52,6 +52,6 @@ def rejoin(groups: Sequence[dict[str, Any]], state: State) -> None:
                 entries["step"] = known.setdefault((step.dim(), *step.reshape(-1).tolist()), step)
 
 
-def are_apart(state: State) -> bool:
+def are_per_model(state: State) -> bool:
     """Whether models count their steps on their own."""
     return any(entries["step"].dim() > 0 for entries in state.values() if "step" in entries)

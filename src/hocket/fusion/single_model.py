@@ -29,7 +29,7 @@ from hocket.fusion.program import FusedProgram, Ref
 from hocket.fusion.stacked import Stacked, map_tree
 from hocket.fusion.steps import Step
 
-__all__ = ["Plain", "has_images"]
+__all__ = ["SingleModel", "has_images"]
 
 FILENAME = "<hocket.fuse: one model>"
 CHANNELS_LAST = {
@@ -40,7 +40,7 @@ CHANNELS_LAST = {
 }
 
 
-class Plain:
+class SingleModel:
     """One model's program, called with the leaves of its arguments and its tensors by name.
 
     Args:

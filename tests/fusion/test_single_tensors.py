@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 import hocket
-from hocket.fusion.single import Single
+from hocket.fusion.single_tensors import SingleTensors
 
 from .nets import Residual
 
@@ -23,8 +23,8 @@ def _pair(**options):
 
 
 def _alone(array):
-    """The stacked parameters as `Single` gives them."""
-    return Single().tensors(array.all_tensors())
+    """The stacked parameters as `SingleTensors` gives them."""
+    return SingleTensors().tensors(array.all_tensors())
 
 
 def _grads(array):
@@ -73,7 +73,7 @@ def test_autograd_grad_finds_the_stacked_parameters():
 
 def test_gradients_can_be_differentiated_again():
     weight = nn.Parameter(torch.tensor([[2.0, 3.0]]))
-    own = Single().tensors({"weight": weight})["weight"]
+    own = SingleTensors().tensors({"weight": weight})["weight"]
     [grad] = torch.autograd.grad((own**3).sum(), [weight], create_graph=True)
     grad.sum().backward()
     assert torch.equal(weight.grad, 6 * weight.detach())
@@ -81,7 +81,7 @@ def test_gradients_can_be_differentiated_again():
 
 def test_a_gradient_is_handed_over_without_a_copy():
     weight = nn.Parameter(torch.ones(1, 4))
-    own = Single().tensors({"weight": weight})["weight"]
+    own = SingleTensors().tensors({"weight": weight})["weight"]
     seen = []
     (own * 2).register_hook(lambda grad: None)
     own.register_hook(lambda grad: seen.append(grad.data_ptr()))
@@ -91,7 +91,7 @@ def test_a_gradient_is_handed_over_without_a_copy():
 
 def test_an_unused_parameter_has_no_gradient():
     used, unused = nn.Parameter(torch.ones(1, 2)), nn.Parameter(torch.ones(1, 2))
-    own = Single().tensors({"used": used, "unused": unused})
+    own = SingleTensors().tensors({"used": used, "unused": unused})
     own["used"].sum().backward()
     assert unused.grad is None
     assert torch.equal(used.grad, torch.ones(1, 2))
@@ -99,7 +99,7 @@ def test_an_unused_parameter_has_no_gradient():
 
 def test_an_update_shows_and_tensors_are_made_once():
     weight = nn.Parameter(torch.ones(1, 2))
-    single = Single()
+    single = SingleTensors()
     own = single.tensors({"weight": weight})["weight"]
     with torch.no_grad():
         weight.add_(1)
@@ -109,7 +109,7 @@ def test_an_update_shows_and_tensors_are_made_once():
 
 def test_an_update_between_forward_and_backward_is_an_error():
     weight = nn.Parameter(torch.ones(1, 2))
-    own = Single().tensors({"weight": weight})["weight"]
+    own = SingleTensors().tensors({"weight": weight})["weight"]
     loss = (own * own).sum()
     with torch.no_grad():
         weight.add_(1)
@@ -120,7 +120,7 @@ def test_an_update_between_forward_and_backward_is_an_error():
 @pytest.mark.parametrize("change", ["data", "requires_grad", "other"])
 def test_tensors_follow_what_becomes_of_the_stacked_ones(change):
     weight = nn.Parameter(torch.ones(1, 2))
-    single = Single()
+    single = SingleTensors()
     single.tensors({"weight": weight})
     if change == "data":
         weight.data = torch.full((1, 2), 5.0)
@@ -138,13 +138,13 @@ def test_tensors_follow_what_becomes_of_the_stacked_ones(change):
 
 def test_tensors_that_are_computed_get_their_gradients():
     base = torch.ones(1, 2, requires_grad=True)
-    Single().tensors({"weight": base * 3})["weight"].sum().backward()
+    SingleTensors().tensors({"weight": base * 3})["weight"].sum().backward()
     assert torch.equal(base.grad, torch.full((1, 2), 3.0))
 
 
 def test_tied_parameters_are_one():
     weight = nn.Parameter(torch.ones(1, 2))
-    own = Single().tensors({"a": weight, "b": weight})
+    own = SingleTensors().tensors({"a": weight, "b": weight})
     (own["a"] + own["b"]).sum().backward()
     assert own["a"] is own["b"]
     assert torch.equal(weight.grad, torch.full((1, 2), 2.0))

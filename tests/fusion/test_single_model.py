@@ -15,8 +15,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import hocket
-from hocket.fusion import choose, plain
-from hocket.fusion.plain import CHANNELS_LAST
+from hocket.fusion import choose, single_model
+from hocket.fusion.single_model import CHANNELS_LAST
 
 D = torch.float64
 NONE: frozenset[str] = frozenset()
@@ -238,12 +238,12 @@ def test_as_usual(shape):
     value = torch.randn(shape)
     layouts = {4: torch.channels_last, 5: torch.channels_last_3d}
     last = value.to(memory_format=layouts[value.ndim]) if value.ndim in layouts else value
-    assert plain._as_usual(value) is value
-    assert plain._as_usual(last).is_contiguous()
-    assert torch.equal(plain._as_usual(last), value)
+    assert single_model._as_usual(value) is value
+    assert single_model._as_usual(last).is_contiguous()
+    assert torch.equal(single_model._as_usual(last), value)
     turned = value.transpose(0, 1)[..., ::2]
-    assert plain._as_usual(turned) is turned or turned.is_contiguous(memory_format=layouts[value.ndim])
-    assert plain._as_usual("a word") == "a word"
+    assert single_model._as_usual(turned) is turned or turned.is_contiguous(memory_format=layouts[value.ndim])
+    assert single_model._as_usual("a word") == "a word"
 
 
 @pytest.mark.parametrize("op", CHANNELS_LAST)
@@ -251,7 +251,7 @@ def test_the_images_are_channels_last_and_a_fault_is_caught(op, monkeypatch):
     """The op sees what it is promised; and what it computes counts, or these tests would see nothing."""
     dims = 4 if op.endswith("2d") else 5
     seen = []
-    right = plain._channels_last
+    right = single_model._channels_last
 
     def watching(function, layout):
         def watched(input, *args, **kwargs):
@@ -260,7 +260,7 @@ def test_the_images_are_channels_last_and_a_fault_is_caught(op, monkeypatch):
 
         return right(watched, layout)
 
-    monkeypatch.setattr(plain, "_channels_last", watching)
+    monkeypatch.setattr(single_model, "_channels_last", watching)
     prefer(monkeypatch, forward="loop, channels last")
     layer: Any = {"conv2d": nn.Conv2d, "conv3d": nn.Conv3d}.get(
         op, nn.ConvTranspose2d if dims == 4 else nn.ConvTranspose3d

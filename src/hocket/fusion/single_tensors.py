@@ -19,7 +19,7 @@ from torch import Tensor
 
 from hocket.fusion.rules.base import is_watched
 
-__all__ = ["Single"]
+__all__ = ["SingleTensors"]
 
 REQUIRES_GRAD = attrgetter("requires_grad")
 
@@ -35,12 +35,12 @@ class _Boundary(torch.autograd.Function):
         return tuple([None if grad is None else grad[None] for grad in grads])
 
 
-class Single:
+class SingleTensors:
     """Gives the only model's tensors by name.
 
     Example:
         >>> whole = torch.nn.Parameter(torch.ones(1, 3))
-        >>> own = Single().tensors({"weight": whole})["weight"]
+        >>> own = SingleTensors().tensors({"weight": whole})["weight"]
         >>> (2 * own).sum().backward()
         >>> whole.grad
         tensor([[2., 2., 2.]])
