@@ -23,7 +23,7 @@ from hocket.session import Schedule
 from hocket.simulation import simulate
 from test_session import decide, state, twin
 
-A100 = Machine.known("a100")
+A100 = Machine.preset("a100")
 LABEL = "simulated NVIDIA A100 SXM4 40 GB"
 
 

@@ -80,7 +80,7 @@ def simulated(*, quick: bool = False, machine: str = "p100") -> dict[str, Any]:
         ``geomean`` of the six networks: speedup of each contender over ``layers``, beside ``paper``; ``contribution``:
         what asynchrony and priorities add to each (the paper's Fig. 11); ``sensitivity``, not with `quick`.
     """
-    setting = Setting(Machine.known(machine))
+    setting = Setting(Machine.preset(machine))
     graphs = _Graphs()
     networks = {name: measure(graphs(name, batch), setting, batch) for name, batch in PAPER.items()}
 

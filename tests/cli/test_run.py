@@ -197,7 +197,7 @@ def test_a_run_on_a_simulated_gpu_says_so_and_never_names_the_cpu(hocket, tmp_pa
 
 
 def test_a_machine_file_is_simulated_too(hocket, tmp_path):
-    a100 = Machine.known("a100")
+    a100 = Machine.preset("a100")
     slow = replace(a100, devices=(replace(a100.devices[0], graph_launch_us=30.0),), note="my GPU. Made up.")
     slow.save(tmp_path / "gpu.json")
     found = hocket("run", *TINY, "--runs", 1, "--simulate", "gpu.json", "--format", "json").json

@@ -80,7 +80,7 @@ def test_loss_curves_agree_over_200_steps(name):
         captured = capture_step(job.step, job.model, job.optimizer, job.batch(0))
         chance = random.Random(name)
         costs = Costs({op.name: {"gpu0": chance.uniform(1, 50)} for op in captured.graph.ops})
-        made = plan(captured.graph, costs, Machine.known("a100"), planner="critical-path", methods=methods)
+        made = plan(captured.graph, costs, Machine.preset("a100"), planner="critical-path", methods=methods)
         assert (len(made.lanes) > 1) == bool(methods)
         step = GraphedLanes(captured, made)
         torch.manual_seed(1)

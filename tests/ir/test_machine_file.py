@@ -81,7 +81,7 @@ def test_of_and_here():
 
 @pytest.mark.parametrize("name", ["p100", "v100", "a100", "h200"])
 def test_machines_that_come_with_hocket_name_their_sources(name):
-    machine = Machine.known(name)
+    machine = Machine.preset(name)
     (gpu,) = machine.devices
     assert (gpu.name, gpu.kind) == ("gpu0", "cuda")
     assert None not in (gpu.flops_per_s, gpu.bytes_per_s, gpu.memory_bytes)
@@ -92,4 +92,4 @@ def test_machines_that_come_with_hocket_name_their_sources(name):
 
 def test_a_machine_that_nobody_knows():
     with pytest.raises(InputError, match="expected one of a100, h200, p100, v100, got 'k20'"):
-        Machine.known("k20")
+        Machine.preset("k20")

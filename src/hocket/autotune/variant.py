@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator
 from dataclasses import replace
 from typing import Any
 
-from hocket.adaptation import Drift, StepWatch
+from hocket.adaptation import Drift, DriftDetector
 from hocket.autotune.admission import RefusedError
 from hocket.autotune.audit import Auditor
 from hocket.autotune.candidate import Candidate, TunerConfig
@@ -65,7 +65,7 @@ class Variant:
         self._searched_s = 0.0
         self._num_searched = 0
         self._is_mute = False  # the callback for progress has raised
-        self._watch: StepWatch | None = None
+        self._watch: DriftDetector | None = None
 
     @property
     def guards(self) -> Guards | None:
@@ -184,7 +184,7 @@ class Variant:
             self._searched_s += clock() - start
             if self.settled and self._setting.guard and self.decision.eager_ms:
                 # Another search could find another answer.
-                self._watch = StepWatch(self.decision.expected_ms, self._searched_s * 1e3, self._setting.drift)
+                self._watch = DriftDetector(self.decision.expected_ms, self._searched_s * 1e3, self._setting.drift)
         return runner.result
 
     def _tell(self, stage: str) -> None:

@@ -12,7 +12,7 @@ from hocket.ir import Device, Machine
 
 __all__ = ["CudaBackend"]
 
-# GPUs whose rates come with Hocket; see `hocket.ir.Machine.known`.
+# GPUs whose rates come with Hocket; see `hocket.ir.Machine.preset`.
 _KNOWN = ("p100", "v100", "a100", "h200")
 
 
@@ -48,4 +48,4 @@ def _published(name: str) -> Device:
     """
     words = name.lower().replace("-", " ").split()
     known = next((known for known in _KNOWN if known in words), None)
-    return replace(Machine.known(known).devices[0], name="gpu0") if known else Device("gpu0", "cuda")
+    return replace(Machine.preset(known).devices[0], name="gpu0") if known else Device("gpu0", "cuda")

@@ -53,7 +53,7 @@ class SimulatedBackend(StreamBackend):
     """The streams of a simulated GPU, for the steps of one signature.
 
     Args:
-        machine: has a GPU with rates, such as ``Machine.known("a100")``; the first one is simulated.
+        machine: has a GPU with rates, such as ``Machine.preset("a100")``; the first one is simulated.
         clock: what `Schedule` reads the time from.
 
     Raises:
@@ -61,7 +61,7 @@ class SimulatedBackend(StreamBackend):
 
     Example:
         >>> clock = SimulatedClock()
-        >>> SimulatedBackend(Machine.known("a100"), clock).label
+        >>> SimulatedBackend(Machine.preset("a100"), clock).label
         'simulated NVIDIA A100 SXM4 40 GB'
     """
 

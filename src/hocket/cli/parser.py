@@ -230,7 +230,7 @@ def _input(text: str) -> Path:
 def _gpu(text: str) -> Machine:
     """A machine by the name of its GPU or from its file."""
     try:
-        return Machine.load(text) if Path(text).exists() else Machine.known(text)
+        return Machine.load(text) if Path(text).exists() else Machine.preset(text)
     except HocketError as error:
         raise argparse.ArgumentTypeError(f"{error}; or a machine file") from None
 

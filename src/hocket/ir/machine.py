@@ -147,14 +147,14 @@ class Machine:
         return Machine((replace(device, cores_per_cache=sizes.pop() if len(sizes) == 1 < len(caches) else 1),))
 
     @staticmethod
-    def known(name: str) -> Machine:
+    def preset(name: str) -> Machine:
         """A machine with one GPU ``gpu0``, from published figures that its note names: p100, v100, a100 or h200.
 
         Raises:
             InputError: there is no such file among those that come with Hocket.
 
         Example:
-            >>> Machine.known("p100").devices[0].cores
+            >>> Machine.preset("p100").devices[0].cores
             56
         """
         path = _KNOWN / f"{name}.json"

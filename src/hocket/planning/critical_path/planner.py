@@ -62,7 +62,7 @@ class CriticalPath(Planner):
         >>> ops = (Op("f", role="forward"), Op("dA", role="activation_grad"), Op("dW", role="weight_grad"))
         >>> graph = Graph((*ops, Op("u", role="update")), (Edge("f", "dA"), Edge("dA", "dW"), Edge("dW", "u")))
         >>> costs = Costs({op.name: {"gpu0": 9.0} for op in graph.ops})
-        >>> print(CriticalPath().plan(graph, costs, Machine.known("p100")), end="")
+        >>> print(CriticalPath().plan(graph, costs, Machine.preset("p100")), end="")
         hocket-plan/1 planner=critical-path
         lane gpu0.activation0 kind=stream device=gpu0
         run f
