@@ -15,7 +15,7 @@ No batch and no result enters it: a variant of the schedule makes each item on t
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
