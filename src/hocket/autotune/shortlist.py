@@ -12,16 +12,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from hocket.autotune.candidate import Candidate
 from hocket.backends import Backend
-from hocket.ir import Costs, Graph, Plan
+from hocket.ir import Costs, Graph, Plan, Timeline
 from hocket.planning.ranks import graph_ranks
 from hocket.reporting import lower_quartile
 from hocket.tracing.captured import Captured
 
-__all__ = ["LongestChain", "Profile", "finalists", "longest_chain", "profile_of"]
+__all__ = ["LongestChain", "Profile", "Proposal", "finalists", "longest_chain", "profile_of"]
 
-# Candidates that come to the comparison by their prediction.
+# Proposals that come to the comparison by their prediction.
 MAX_FINALISTS = 3
 # An op's duration is the shortest of a few, and differs by this from one profile to the next.
 NOISE = 1.05
@@ -43,6 +42,19 @@ class Profile:
     costs: Costs
     fastest_ms: float
     error: float
+
+
+@dataclass(frozen=True, eq=False)
+class Proposal:
+    """A plan of a profiled step, and its simulation."""
+
+    profile: Profile
+    plan: Plan
+    predicted: Timeline
+
+    @property
+    def predicted_ms(self) -> float:
+        return self.predicted.makespan_us / 1e3
 
 
 def profile_of(
@@ -67,20 +79,16 @@ def profile_of(
     return Profile(form, captured, costs, fastest_ms, max(ratios))
 
 
-def finalists(candidates: Sequence[Candidate], error: float) -> list[Candidate]:
-    """The candidates that are worth real steps: the best by their prediction, and serial plans that may win.
-
-    Args:
-        candidates: all plans.
-        error: `Profile.error`, the largest of all profiles.
-    """
-    ranked = sorted(candidates, key=lambda candidate: candidate.predicted.makespan_us)
-    serial_us = [c.predicted.makespan_us for c in ranked if c.plan.planner == "serial"]
-    limit_us = min(serial_us, default=float("inf")) * error * NOISE
+def finalists(proposals: Sequence[Proposal]) -> list[Proposal]:
+    """The plans that are worth real steps: the best few by their prediction, and serial ones that may win."""
+    ranked = sorted(proposals, key=lambda proposal: proposal.predicted_ms)
+    error = max((proposal.profile.error for proposal in proposals), default=1.0)
+    serial_ms = [proposal.predicted_ms for proposal in ranked if proposal.plan.planner == "serial"]
+    limit_ms = min(serial_ms, default=float("inf")) * error * NOISE
     return [
-        candidate
-        for place, candidate in enumerate(ranked)
-        if candidate.predicted.makespan_us <= limit_us and (place < MAX_FINALISTS or candidate.plan.planner == "serial")
+        proposal
+        for place, proposal in enumerate(ranked)
+        if proposal.predicted_ms <= limit_ms and (place < MAX_FINALISTS or proposal.plan.planner == "serial")
     ]
 
 

@@ -19,18 +19,18 @@ from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from hocket.adaptation import Drift, co_runs, interfering
+from hocket.adaptation import CoRun, Drift, co_runs, interfering
 from hocket.autotune.admission import Admission
 from hocket.autotune.candidate import Candidate, TunerConfig, rank_of
 from hocket.autotune.comparison import StepComparison, compare_steps, take_turn
 from hocket.autotune.decision import Decision
 from hocket.autotune.items import Item, TimedStep
 from hocket.autotune.recall import Recall
-from hocket.autotune.shortlist import Profile, finalists, longest_chain, profile_of
+from hocket.autotune.shortlist import Profile, Proposal, finalists, longest_chain, profile_of
 from hocket.backends import Backend
 from hocket.checking import check
 from hocket.execution.base import Executor
-from hocket.ir import Costs, Plan
+from hocket.ir import Plan
 from hocket.planning import plan
 from hocket.reporting import lower_quartile
 from hocket.tracing.captured import Captured, relowered
@@ -91,21 +91,16 @@ class Tuner:
             at_once = yield from self._decided_at_once(profiles, drift)
             if at_once is not None:
                 return at_once
-        candidates: list[Candidate] = []
+        proposals: list[Proposal] = []
         for profile in profiles:
-            for made in self._plans(profile.captured, profile.costs):
-                candidate = self._candidate(profile.form, profile.captured, profile.costs, candidates, made)
-                candidates += [] if candidate is None else [candidate]
+            self._propose(profile, proposals)
         if not self._setting.guard:
-            best = min(candidates, key=rank_of)
+            best = self._candidate(min(proposals, key=lambda proposal: proposal.predicted_ms))
             reason = "guard=False: the plan runs whatever it costs"
-            return Decision("planned", reason, best=best, candidates=tuple(candidates))
-        chosen = finalists(candidates, max(profile.error for profile in profiles))
-        for candidate in candidates:
-            if candidate not in chosen:
-                candidate.executor.close()
+            return Decision("planned", reason, best=best, candidates=(best,))
+        chosen = [self._candidate(proposal) for proposal in finalists(proposals)]
         found = yield from compare_steps(chosen, self._backend, self.admission.expect_no_writes)
-        apart, pairs = self._kept_apart(found)
+        apart, pairs = self._kept_apart(found, profiles)
         if apart is not None:
             second = yield from compare_steps([found.best, apart], self._backend, self.admission.expect_no_writes)
             others = [candidate for candidate in found.candidates if candidate is not found.best]
@@ -164,25 +159,35 @@ class Tuner:
             reason += f"ops that wait for each other take {chain.duration_ms / lower_quartile(eager_ms):.0%}"
         return Decision("eager", reason + _because(drift), eager_ms=tuple(eager_ms))
 
-    def _plans(self, captured: Captured, costs: Costs) -> Iterator[Plan]:
+    def _propose(self, profile: Profile, proposals: list[Proposal]) -> None:
+        """Add every planner's plan that is unlike those that are there; or the one that was given."""
+        for made in self._plans(profile):
+            proposal = self._proposal(profile, [other.plan for other in proposals if other.profile is profile], made)
+            if proposal is not None:
+                proposals.append(proposal)
+
+    def _plans(self, profile: Profile) -> Iterator[Plan]:
         if self._setting.plan is not None:
             yield self._setting.plan
             return
         for name, options in self._backend.candidate_planners(self._setting.planner):
-            yield plan(captured.graph, costs, self._backend.machine, planner=name, **options)
+            yield plan(profile.captured.graph, profile.costs, self._backend.machine, planner=name, **options)
 
-    def _candidate(
-        self, form: str, captured: Captured, costs: Costs, known: Sequence[Candidate], made: Plan
-    ) -> Candidate | None:
-        """A plan with all that is needed to run it; None if there is one like it."""
-        machine = self._backend.machine
-        if any(_alike(made, other.plan) for other in known if other.captured is captured):
+    def _proposal(self, profile: Profile, known: Sequence[Plan], made: Plan) -> Proposal | None:
+        """A plan, checked and simulated; None if there is one like it."""
+        if any(_alike(made, other) for other in known):
             return None
-        check(captured.graph, made, machine)
-        predicted = self._backend.predict(captured, made, costs)
-        return Candidate(form, captured, costs, made, predicted, self._backend.executor(captured, made))
+        check(profile.captured.graph, made, self._backend.machine)
+        return Proposal(profile, made, self._backend.predict(profile.captured, made, profile.costs))
 
-    def _kept_apart(self, found: StepComparison) -> tuple[Candidate | None, Any]:
+    def _candidate(self, proposal: Proposal) -> Candidate:
+        profile = proposal.profile
+        executor = self._backend.executor(profile.captured, proposal.plan)
+        return Candidate(profile.form, profile.captured, profile.costs, proposal.plan, proposal.predicted, executor)
+
+    def _kept_apart(
+        self, found: StepComparison, profiles: Sequence[Profile]
+    ) -> tuple[Candidate | None, tuple[CoRun, ...]]:
         """The best plan with ops side by side, made anew without the pairs that interfered (None if there are none).
 
         Also returns the pairs that ran side by side.
@@ -195,14 +200,16 @@ class Tuner:
         avoid = interfering(pairs)
         if not avoid or self._setting.plan is not None or self._setting.planner not in ("auto", "concurrency"):
             return None, pairs
+        profile = next(profile for profile in profiles if profile.captured is judged.captured)
+        known = [candidate.plan for candidate in found.candidates if candidate.captured is judged.captured]
         graph, machine = judged.captured.graph, self._backend.machine
         kept_apart = plan(graph, judged.costs, machine, planner="concurrency", avoid=avoid)
-        made = self._candidate(judged.form, judged.captured, judged.costs, found.candidates, kept_apart)
+        made = self._proposal(profile, known, kept_apart)
         fastest_ms = min(lower_quartile(found.eager_ms), found.best.rank_ms)
-        if made is None or made.rank_ms >= fastest_ms:
+        if made is None or made.predicted_ms >= fastest_ms:
             return None, pairs  # not even its prediction, which knows of no interference, beats what was measured
         log.info("hocket: %d pair(s) of ops interfered: a plan that keeps them apart is tried", len(avoid))
-        return made, pairs
+        return self._candidate(made), pairs
 
     def _decided(self, found: StepComparison, apart: Candidate | None, drift: Drift | None) -> Decision:
         best = found.best
