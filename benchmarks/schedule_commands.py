@@ -9,7 +9,29 @@ from benchmarks.commands import write_so_far
 from hocket.cli.console import Bar, print_json, print_tables, table
 from hocket.cli.files import output_file, written
 
-__all__ = ["decision_bench", "guards_bench"]
+__all__ = ["call_bench", "decision_bench", "guards_bench"]
+
+
+def call_bench(args: Namespace) -> None:
+    """What a call takes beyond the ops of its plan."""
+    from benchmarks.call import TARGETS, run
+
+    target = output_file(args.output)
+    with Bar("call the schedule of each target"):
+        result = run(
+            tuple(args.target) or TARGETS, args.rounds, save=partial(write_so_far, target, "call", complete=False)
+        )
+    write_so_far(target, "call", result)
+    if args.format == "json":
+        print_json({"bench": "call", **result})
+        return
+    figures = ("ops_us", "call_us", "bar_us", "signature_us", "guards_us", "executor_us", "rest_us")
+    rows = [
+        (name, str(row["ops"]), *(f"{row[figure]:,.{0 if figure == 'ops_us' else 1}f}" for figure in figures))
+        for name, row in result["targets"].items()
+    ]
+    columns = ("target", "ops", "in ops", "call", "bar", "signature", "guards", "executor", "rest")
+    print_tables(table("us of a call beyond its ops (lower quartiles)", columns, rows), *written(target))
 
 
 def decision_bench(args: Namespace) -> None:
