@@ -92,28 +92,35 @@ void store_and_wake(Word& word, uint32_t value) {
   wake(word);
 }
 
-// The calling thread stays on `cpus`; teams that it begins inherit that.
-void pin(const std::vector<int>& cpus) {
+// The calling thread stays on `cpus`; teams that it begins inherit that. A system call of several microseconds, so only
+// where it is not there already (`current`).
+void pin(const std::vector<int>& cpus, cpu_set_t& current) {
   if (cpus.empty()) return;
   cpu_set_t set;
   CPU_ZERO(&set);
   for (int cpu : cpus) CPU_SET(cpu, &set);
+  if (CPU_EQUAL(&set, &current)) return;
   TORCH_CHECK(!pthread_setaffinity_np(pthread_self(), sizeof(set), &set), "a lane cannot be pinned to its cores");
+  current = set;
 }
 
 // The caller gets back what a step may change: the number of threads for its ops, and the cores it may use.
 class Usual {
  public:
-  Usual() : width_(at::get_num_threads()) { pthread_getaffinity_np(pthread_self(), sizeof(cpus_), &cpus_); }
+  explicit Usual(cpu_set_t& current) : width_(at::get_num_threads()), current_(current) {
+    pthread_getaffinity_np(pthread_self(), sizeof(cpus_), &cpus_);
+    current_ = cpus_;
+  }
   ~Usual() {
     if (at::get_num_threads() != width_) at::set_num_threads(width_);
-    pthread_setaffinity_np(pthread_self(), sizeof(cpus_), &cpus_);
+    if (!CPU_EQUAL(&cpus_, &current_)) pthread_setaffinity_np(pthread_self(), sizeof(cpus_), &cpus_);
   }
   Usual(const Usual&) = delete;
 
  private:
   int width_;
   cpu_set_t cpus_;
+  cpu_set_t& current_;
 };
 
 // How one argument of an operator is put together.
@@ -149,6 +156,7 @@ struct Action {
 struct Worker {
   std::vector<Action> actions;
   std::vector<int64_t> times;  // start and end of each action of the last step
+  cpu_set_t cpus{};            // where its thread is pinned
 };
 
 class Core : public hocket::Slots, public std::enable_shared_from_this<Core> {
@@ -326,7 +334,7 @@ class Core : public hocket::Slots, public std::enable_shared_from_this<Core> {
     for (size_t i = 0; i < users_.size(); ++i) counters_[i].store(users_[i], std::memory_order_relaxed);
     const size_t others = workers_.size() - 1;
     finished_.value.store(0, std::memory_order_relaxed);
-    const Usual usual;
+    const Usual usual(workers_[0]->cpus);
     const int spins = workers_[0]->actions.size() > 1 ? kSpins : 0;  // who only waits needs no core
     began_ns_ = last_poll_ns_ = now_ns();
     const uint32_t epoch = step_.load() + 1;
@@ -356,7 +364,7 @@ class Core : public hocket::Slots, public std::enable_shared_from_this<Core> {
       at::get_num_threads();
       const auto& actions = workers_[number]->actions;
       if (!actions.empty()) {
-        pin(actions[0].cpus);
+        pin(actions[0].cpus, workers_[number]->cpus);
         at::set_num_threads(actions[0].width);
       }
     } catch (...) {
@@ -389,7 +397,7 @@ class Core : public hocket::Slots, public std::enable_shared_from_this<Core> {
         if (abort_.load(std::memory_order_relaxed)) return;
         if (action.moves) {
           if (at::get_num_threads() != action.width) at::set_num_threads(action.width);
-          pin(action.cpus);
+          pin(action.cpus, worker.cpus);
         }
         if (c10::GradMode::is_enabled() != action.grad_mode) c10::GradMode::set_enabled(action.grad_mode);
         const int64_t start = now_ns();

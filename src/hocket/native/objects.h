@@ -20,6 +20,7 @@ namespace hocket {
 namespace py = pybind11;
 
 constexpr bool kTags = PY_VERSION_HEX < 0x030D0000;
+constexpr size_t kAhead = 8;  // how many places ahead memory is asked for
 
 inline uint64_t tag_of(PyObject* dict) {
 #if PY_VERSION_HEX < 0x030D0000
@@ -111,8 +112,11 @@ class Places {
   bool read() {
     // A key of the user's may run his code when it is looked up: then once more, when nothing has to be looked up.
     bool ran_code = false;
-    for (auto& node : nodes_)
-      if (!look(node, ran_code)) return false;
+    for (size_t i = 0; i < nodes_.size(); i++) {
+      // After a step hardly any of this lies in the caches.
+      if (i + kAhead < nodes_.size()) __builtin_prefetch(nodes_[i + kAhead].container);
+      if (!look(nodes_[i], ran_code)) return false;
+    }
     if (!ran_code) return true;
     for (auto& node : nodes_)
       if (!look(node, ran_code)) return false;
