@@ -22,7 +22,7 @@ import torch
 import hocket
 from hocket import zoo
 from hocket.autotune.candidate import lower_quartile
-from hocket.execution.lanes import Executor
+from hocket.execution.base import Executor
 from hocket.ir import Machine
 from hocket.job import Job
 from hocket.tracing.signature import Signatures, signature_of
@@ -73,7 +73,7 @@ def measure(target: str, rounds: int = 300) -> dict[str, Any]:
         the code takes where other programs keep the machine busy.
     """
     job = _job(target)
-    fast = hocket.schedule(job.step, job.model, job.optimizer, guard=False, planner="serial")
+    fast = hocket.schedule(job.step, job.model, job.optimizer, guard=False, planner="serial", cache=False)
     calls = 0
     while not fast.decided or calls < WARM_UP:
         fast(job.batch(calls))

@@ -96,19 +96,19 @@ def _manycore_table(cores: str, result: dict[str, Any]) -> Table:
     rows: list[tuple[str, ...]] = []
     for target, row in machine["targets"].items():
         figures = [*(row["added"][label] for label in ("s12", "s3", "s4")), row["speedup"]["s1234"]]
-        figures += [row["speedup"]["uniform"], row["speedup"]["all"], row["to_bound"]]
+        figures += [*(row["speedup"][label] for label in ("halves", "uniform", "all")), row["to_bound"]]
         rows.append((target, f"{row['recommended_ms']:,.0f}", *(f"{figure:.2f}" for figure in figures)))
         if target in paper:
             printed = paper[target]
             figures = [printed[label] for label in ("s12", "s3", "s4", "s1234")]
-            figures.append(printed["s1234"] / printed["over_uniform"])
-            rows.append(("  the paper", "", *(f"{figure:.2f}" for figure in figures), "", ""))
-    means = (f"{machine['mean'][label]:.2f}" for label in ("s1234", "uniform", "all"))
+            uniform = printed["s1234"] / printed["over_uniform"]
+            rows.append(("  the paper", "", *(f"{figure:.2f}" for figure in figures), "", f"{uniform:.2f}", "", ""))
+    means = (f"{machine['mean'][label]:.2f}" for label in ("s1234", "halves", "uniform", "all"))
     rows.append(("mean", "", "", "", "", *means, ""))
     theirs = [paper[target]["s1234"] for target in machine["targets"] if target in paper]
     if theirs:
-        rows.append(("  the paper", "", "", "", "", f"{sum(theirs) / len(theirs):.2f}", "", "", ""))
-    columns = ("target", "ms", "1+2", "+3", "+4", "1 to 4", "uniform", "lookahead", "to bound")
+        rows.append(("  the paper", "", "", "", "", f"{sum(theirs) / len(theirs):.2f}", "", "", "", ""))
+    columns = ("target", "ms", "1+2", "+3", "+4", "1 to 4", "halves", "uniform", "lookahead", "to bound")
     return table(f"{cores} cores, simulated on published curves: speedup over recommended", columns, rows)
 
 
@@ -137,7 +137,7 @@ def fuse_bench(args: Namespace) -> None:
     """Training B models at once, every way there is."""
     policy = wait_policy()
     from benchmarks.fuse import CONTENDERS, run
-    from benchmarks.fuse import partial as partly
+    from benchmarks.fuse.partial import partial as partly
 
     sizes = tuple(args.models) or (1, 2, 4, 8)
     target = output_file(args.output)

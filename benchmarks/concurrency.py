@@ -30,12 +30,12 @@ from benchmarks.turns import Turns, in_turns
 from hocket import zoo
 from hocket.errors import HocketError
 from hocket.execution import executor
-from hocket.execution.lanes import Executor
+from hocket.execution.base import Executor
 from hocket.ir import Costs, Lane, Machine, Plan, Timeline
 from hocket.job import Job
 from hocket.planning import bounds, plan
 from hocket.profiling import profile
-from hocket.profiling.tracer import one_lane
+from hocket.profiling.tracer import serial_plan
 from hocket.reporting import corunning_of, write_corunning
 from hocket.session import Schedule, schedule
 from hocket.tracing.captured import Captured, capture_step
@@ -144,7 +144,7 @@ def measure(
         for lanes in _halvings(machine.cores)
         for width in _halvings(machine.cores)
     }
-    plans["serial"] = one_lane(captured, machine.cores, machine)
+    plans["serial"] = serial_plan(captured, machine.cores, machine)
     strategies = [(1,), (1, 2), (1, 2, 3)]
     if machine.devices[0].smt > 1:
         strategies.append((1, 2, 3, 4))

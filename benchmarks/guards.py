@@ -20,10 +20,10 @@ from hocket import zoo
 from hocket.autotune.audit import Audit, audited
 from hocket.execution import executor
 from hocket.ir import Machine
-from hocket.profiling.tracer import one_lane
+from hocket.profiling.tracer import serial_plan
 from hocket.tracing.captured import capture_step
-from hocket.tracing.guards import Guards
-from hocket.tracing.purity import PurityWatch
+from hocket.tracing.purity.guards import Guards
+from hocket.tracing.purity.watch import PurityWatch
 
 __all__ = ["measure", "run"]
 
@@ -70,7 +70,7 @@ def measure(target: str, rounds: int = 5) -> dict[str, float]:
     eager = _times(job.step, job, rounds)
     guards = Guards(seen.after, watch)
     captured = capture_step(job.step, job.model, job.optimizer, job.batch(0), split=False)
-    plan = one_lane(captured, torch.get_num_threads(), Machine.here())
+    plan = serial_plan(captured, torch.get_num_threads(), Machine.here())
     lanes = executor(captured, plan, Machine.here())
     planned = _times(lanes, job, rounds + 2)
     assert guards.hold(), f"{target}: a guard fails where nothing has changed"

@@ -23,8 +23,8 @@ from benchmarks.knl import published_knl
 from hocket.errors import InputError, MissingDependencyError
 from hocket.ir import Graph, Machine, Plan
 from hocket.planning import bounds, plan
-from hocket.planning.moldable import as_plan, instance_of
-from hocket.planning.pack import pack
+from hocket.planning.moldable.instance import as_plan, instance_of
+from hocket.planning.moldable.parallel_sgs import parallel_sgs
 from hocket.reporting import corunning_of
 
 __all__ = ["CORES", "FIGURE_3", "QUICK", "TARGETS", "measured", "run"]
@@ -50,7 +50,7 @@ FIGURE_3: dict[str, dict[str, float]] = {
 FIGURE_4 = {"resnet50": (1.61, 1.89), "dcgan": (1.62, 2.04), "inception-v3": (1.52, 1.74)}
 STRATEGIES = {"s1": (1,), "s12": (1, 2), "s123": (1, 2, 3), "s1234": (1, 2, 3, 4)}
 FEWEST_CORES = 3  # to measure on
-LABELS = (*STRATEGIES, "uniform", "all")
+LABELS = (*STRATEGIES, "halves", "uniform", "all")
 
 
 def run(
@@ -105,13 +105,15 @@ def figures(setup: Setup) -> dict[str, Any]:
 
     Returns:
         ``recommended_ms``: one op at a time on all cores; ``speedup`` over that of strategies 1, 1 and 2, ... (paper's
-        plan as it is), of the best setting that is the same for all ops (``uniform``, and which one that is), and of
-        everything with looking ahead (``all``); ``added``: what each strategy adds to those before it, as the paper's
-        Figure 3 has it; ``to_bound``: time by all over the lower bound without sibling threads; ``corunning``: ops
-        running at an event, in the mean; ``planning_s``: processor time of the last plan.
+        plan as it is), of all four with halved widths (``halves``), of the best setting that is the same for all ops
+        (``uniform``, and which one that is), and of everything with looking ahead (``all``); ``added``: what each
+        strategy adds to those before it, as the paper's Figure 3 has it; ``to_bound``: time by all over the lower bound
+        without sibling threads; ``corunning``: ops running at an event, in the mean; ``planning_s``: processor time of
+        the last plan.
     """
     recommended_us = _recommended_us(setup)
     plans = {label: _planned(setup, strategies=added) for label, added in STRATEGIES.items()}
+    plans["halves"] = _planned(setup, strategies=(1, 2, 3, 4), halves=True)
     plans["uniform"], uniform = _uniform(setup)
     start = process_time()
     plans["all"] = _planned(setup, strategies=(1, 2, 3, 4), lookahead=True)
@@ -155,8 +157,8 @@ def _recommended_us(setup: Setup) -> float:
     return setup.makespan_us(plan(setup.graph, setup.costs, setup.machine, planner="serial"))
 
 
-def _planned(setup: Setup, *, strategies: tuple[int, ...], lookahead: bool = False) -> Plan:
-    options = {} if lookahead else {"lookahead_ms": 0.0, "coarsen_us": 0.0}
+def _planned(setup: Setup, *, strategies: tuple[int, ...], lookahead: bool = False, halves: bool = False) -> Plan:
+    options: dict[str, Any] = {} if lookahead else {"lookahead_ms": 0.0, "coarsen_us": 0.0, "halves": halves}
     return plan(
         setup.graph,
         setup.costs,
@@ -179,7 +181,7 @@ def _uniform(setup: Setup) -> tuple[Plan, str]:
         for intra in {max(1, setup.machine.cores // share) for share in (1, 2, 4, 8, 16, 32)}:
             if inter * intra <= setup.machine.cores:
                 few = instance.on_cores(inter * intra)
-                placed = pack(few, [intra] * len(first), first, wait_us=setup.wait_us)
+                placed = parallel_sgs(few, [intra] * len(first), first, wait_us=setup.wait_us)
                 found[f"{inter}x{intra}"] = as_plan(setup.graph, placed, setup.machine.devices[0], "uniform")
     best = min(found, key=lambda label: setup.makespan_us(found[label]))
     return found[best], best

@@ -21,7 +21,7 @@ from hocket.execution import executor
 from hocket.ir import Machine
 from hocket.job import Job
 from hocket.profiling import profile
-from hocket.profiling.tracer import one_lane
+from hocket.profiling.tracer import serial_plan
 from hocket.tracing import capture
 
 __all__ = ["TARGETS", "run"]
@@ -66,7 +66,7 @@ def _measure(job: Job, machine: Machine, rounds: int) -> dict[str, float]:
     start = perf_counter()
     profile(captured, machine=machine)
     profile_s = perf_counter() - start
-    plan = one_lane(captured, 1, machine)
+    plan = serial_plan(captured, 1, machine)
     python, native = (executor(captured, plan, machine, kind=kind) for kind in ("python", "auto"))
     work: dict[str, Callable[[Any], Any]] = {"eager": job.step, "python": python, "native": native}
     times: dict[str, list[float]] = {label: [] for label in work}

@@ -49,18 +49,12 @@ def decision_bench(args: Namespace) -> None:
     if args.format == "json":
         print_json({"bench": "decision", **result})
         return
-    rows = [
-        (
-            name,
-            f"{row['eager_ms']:.1f}",
-            str(row["calls"]),
-            f"{row['seconds']:.1f}",
-            f"{row['over_eager_s']:.1f}",
-            row["verdict"],
-        )
-        for name, row in result["targets"].items()
-    ]
-    columns = ("target", "eager ms", "calls", "seconds", "over eager s", "verdict")
+    rows = []
+    for name, row in result["targets"].items():
+        warm = row["warm"]
+        times = (f"{row['eager_ms']:.1f}", str(row["calls"]), f"{row['seconds']:.1f}", "yes" if row["within"] else "no")
+        rows.append((name, *times, row["verdict"], str(warm["calls"]), f"{warm['seconds']:.1f}", str(warm["recalled"])))
+    columns = ("target", "eager ms", "calls", "seconds", "within", "verdict", "warm calls", "seconds", "recalled")
     print_tables(table("what it takes until a schedule has decided", columns, rows), *written(target))
 
 

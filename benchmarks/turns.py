@@ -18,7 +18,7 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-from hocket.execution.lanes import Executor
+from hocket.execution.base import Executor
 
 __all__ = ["Turns", "in_turns"]
 

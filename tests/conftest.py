@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import random
 import sys
+from pathlib import Path
 
 # Two test processes share two cores: an idle OpenMP thread that spins holds up the other one a hundredfold. libgomp
 # reads this when torch is loaded, so it stands before anything that could load it.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+# Tests remember decisions in folders of their own (`cache_folder`), but share the compiled lanes.
+os.environ.setdefault("TORCH_EXTENSIONS_DIR", os.path.expanduser("~/.cache/torch_extensions"))
 
 import pytest
 
@@ -25,6 +30,9 @@ else:
     settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 
+_numbers = itertools.count()
+
+
 def pytest_collection_finish() -> None:
     """What collecting has made (torch, thousands of tests) stays: a collection of garbage need not look through it."""
     gc.collect()
@@ -37,6 +45,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
         if not torch.cuda.is_available():
             pytest.skip("needs a CUDA device")
+
+
+@pytest.fixture(autouse=True)
+def cache_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's cache folder of one test; it does not exist until something is kept there."""
+    folder = tmp_path_factory.getbasetemp() / f"cache-{next(_numbers)}"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    return folder
 
 
 @pytest.fixture(autouse=True)

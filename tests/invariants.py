@@ -281,7 +281,7 @@ def shared_core_simulation(
 
 
 def placement_faults(instance, placed, wait_us: float = 0.0, apart=None) -> list[str]:
-    """How placements of moldable ops (see `hocket.planning.moldable`) break the rules; empty if they do not.
+    """How placements of moldable ops (see `hocket.planning.moldable.instance`) break the rules; empty if they do not.
 
     Each op once, for as long as its width says; nobody on a core that another has; after all it waits for, and later
     by `wait_us` than what ran on another lane, be it waited for or on the same core; never beside one it is kept

@@ -24,7 +24,7 @@ from hocket.ir import (
     Span,
     Timeline,
 )
-from hocket.planning.moldable import Instance, instance_of
+from hocket.planning.moldable.instance import Instance, instance_of
 
 # Every character that a name may hold: all but white space (and no lone surrogates, which no file can hold).
 NAMES = st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=6).filter(
@@ -149,6 +149,7 @@ def any_costs(draw) -> Costs:
         draw(st.dictionaries(known, st.sampled_from(["measured", "analytic", "published"]))),
         draw(st.text(max_size=10)),
         draw(st.dictionaries(st.text(max_size=5), st.dictionaries(DEVICE_NAMES, SHARES, max_size=2), max_size=3)),
+        draw(st.sampled_from(["compact", "scatter"])),
     )
 
 
@@ -174,6 +175,7 @@ def any_machines(draw) -> Machine:
                     draw(DURATIONS_US.filter(bool) if field == "smt" else DURATIONS_US)
                     for field in ("smt", "launch", "graph", "event")
                 ),
+                cores_per_cache=draw(st.integers(1, 3)),
             )
         )
     ends = draw(st.lists(st.tuples(NAMES, NAMES), max_size=3, unique=True))

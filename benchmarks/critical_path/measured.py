@@ -18,7 +18,7 @@ from benchmarks.critical_path.memory import peaks_on_cores
 from benchmarks.turns import in_turns
 from hocket import zoo
 from hocket.backends import Backend, CpuBackend, CudaBackend
-from hocket.execution.lanes import Executor
+from hocket.execution.base import Executor
 from hocket.ir import Costs, Machine, Timeline
 from hocket.job import Job
 from hocket.planning import plan
@@ -86,7 +86,7 @@ def _cores_row(name: str, size: int, backend: Backend, rounds: int, block: int) 
     job, captured, costs = _profiled(name, size, backend, "cpu")
     contenders: dict[str, Callable[[Any], Any]] = {"eager": job.step}
     for label in ("serial", "concurrency", "critical-path"):
-        contenders[label] = backend.lanes(captured, plan(captured.graph, costs, backend.machine, planner=label))
+        contenders[label] = backend.executor(captured, plan(captured.graph, costs, backend.machine, planner=label))
     row = _row(contenders, job, rounds, block)
     row["to_concurrency"] = row["median_ms"]["critical-path"] / row["median_ms"]["concurrency"]
     row["memory"] = peaks_on_cores(name, size, plan(captured.graph, costs, backend.machine, "critical-path"))
@@ -165,7 +165,7 @@ def _streams_row(
     lanes: dict[str, Executor] = {}
     for count, label in enumerate(("graph", "layers", "asynchronous", "full")):
         made = plan(captured.graph, costs, backend.machine, planner="critical-path", methods=METHODS[:count])
-        lanes[label] = backend.lanes(captured, made)
+        lanes[label] = backend.executor(captured, made)
         contenders[label] = _settled(lanes[label], backend)
     what = f"{name}/{size}: compile"
     with budget.item(what, kind="compile", units=_layers(name), share=1 / 3) as begun:
@@ -211,7 +211,7 @@ def _profiled(name: str, size: int, backend: Backend, device: str) -> tuple[Job,
 def _settled(step: Callable[[Any], Any], backend: Backend) -> Callable[[Any], Any]:
     def settled(batch: Any) -> Any:
         result = step(batch)
-        backend.settle()
+        backend.synchronize()
         return result
 
     return settled

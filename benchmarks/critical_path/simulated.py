@@ -2,8 +2,7 @@
 
 Each network is captured as it is trained (on ``meta`` tensors, so no memory is needed), its convolutions' backward
 split into activation, weight and bias gradients. Kernel times and shares are `hocket.profiling.gpu`'s; a step's time is
-what one more step in a row of steps adds (`hocket.simulation.steps`), except where a step is one CUDA graph: those do
-not overlap, so there it is the makespan. docs/critical-path.md tells what is assumed, and what the result hangs on
+its makespan, since streams meet at its end. docs/critical-path.md tells what is assumed, and what the result hangs on
 most.
 """
 
@@ -22,7 +21,7 @@ from hocket.planning import plan
 from hocket.planning.critical_path import METHODS
 from hocket.planning.ranks import graph_ranks
 from hocket.profiling.gpu import Fit, GpuModel, estimate_gpu
-from hocket.simulation import simulate, step_us
+from hocket.simulation import simulate
 from hocket.tracing.captured import capture_step
 
 __all__ = ["BATCHES", "DEPTHS", "PAPER", "PAPER_SPEEDUP", "measure", "sensitivity", "simulated"]
@@ -81,7 +80,7 @@ def simulated(*, quick: bool = False, machine: str = "p100") -> dict[str, Any]:
         ``geomean`` of the six networks: speedup of each contender over ``layers``, beside ``paper``; ``contribution``:
         what asynchrony and priorities add to each (the paper's Fig. 11); ``sensitivity``, not with `quick`.
     """
-    setting = Setting(Machine.known(machine))
+    setting = Setting(Machine.preset(machine))
     graphs = _Graphs()
     networks = {name: measure(graphs(name, batch), setting, batch) for name, batch in PAPER.items()}
 
@@ -228,9 +227,8 @@ def _plan(graph: Graph, costs: Costs, machine: Machine, methods: Sequence[str], 
 
 
 def _takes_us(graph: Graph, made: Plan, costs: Costs, machine: Machine, label: str) -> float:
-    if label.endswith("graph"):
-        return simulate(graph, made, costs, machine, launches="graph").makespan_us
-    return step_us(graph, made, costs, machine, launches="eager")
+    launches = "graph" if label.endswith("graph") else "eager"
+    return simulate(graph, made, costs, machine, launches=launches).makespan_us
 
 
 def _lower_us(graph: Graph, costs: Costs) -> float:

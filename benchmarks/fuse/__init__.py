@@ -23,31 +23,27 @@ from __future__ import annotations
 
 import platform
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from itertools import product
 from queue import Empty
-from statistics import median, quantiles
 from threading import BrokenBarrierError
 from time import perf_counter
 from typing import Any
 
 import torch
-from torch import nn
 
 from benchmarks.budget import Budget
 from benchmarks.fuse import beside, counters
-from benchmarks.fuse.targets import BACKENDS, TARGETS, Step, Target, named, partly_fused, step_of
+from benchmarks.fuse.targets import BACKENDS, TARGETS, Target, named, step_of
+from benchmarks.fuse.timing import check_device, row_of, timed
 from hocket.errors import InputError
 
-__all__ = ["CONTENDERS", "TARGETS", "Target", "blocks_of", "partial", "run"]
+__all__ = ["CONTENDERS", "TARGETS", "Target", "run"]
 
 CONTENDERS = ("serial", "channels-last", "processes", "mps", "mig", "vmap", "fused", "auto", "scheduled", "lanes")
 IN_TURNS = ("serial", "channels-last", *BACKENDS, "lanes")  # in this process
 MAX_PROCESSES = 8
-SHORT_S = 2.0  # short steps are taken as often as fits in this time,
-MAX_STEPS = 300  # or so often
-BLOCK = 4  # counted steps of one contender after another
 PATIENCE_S = 300.0  # for processes side by side to begin, and to end
 
 
@@ -90,7 +86,7 @@ def run(
     Raises:
         InputError: the device is not there, or a target or contender is unknown.
     """
-    _check_device(device)
+    check_device(device)
     unknown = set(contenders) - set(CONTENDERS)
     if unknown:
         raise InputError(f"bench fuse: expected contenders among {', '.join(CONTENDERS)}, got {sorted(unknown)}")
@@ -146,61 +142,6 @@ def _pays(to_serial: dict[int, float]) -> dict[str, int | None]:
     return {"pays_from": begins, "stops_at": min(loses, default=None)}
 
 
-def partial(
-    target: str, *, device: str = "cpu", size: int = 4, steps: int = 7, amp: bool = False
-) -> list[dict[str, Any]]:
-    """Partial fusion: at first only one block is fused, then one more at a time (HFTA, section 5.4).
-
-    Args:
-        target: a name in `TARGETS` with one model, or of a zoo entry that classifies.
-        device: as of `run`.
-        size: B.
-        steps: as of `run`.
-        amp: as of `run`.
-
-    Returns:
-        A row for each number of fused blocks: ``fused``, ``separate`` (the blocks' names), ``step_ms``,
-        ``to_serial``.
-
-    Raises:
-        InputError: the device is not there, the target is unknown, or is two models.
-    """
-    _check_device(device)
-    chosen = named(target)
-    models = chosen.models(0, device)
-    if len(models) != 1:
-        raise InputError(f"bench fuse: {target}: expected one model for partial fusion, got {len(models)}")
-    blocks = blocks_of(models[0])
-    rows: list[dict[str, Any]] = [
-        {"fused": number, "separate": list(blocks[number:])} for number in range(1, len(blocks) + 1)
-    ]
-    in_turn: dict[str, Callable[[], None]] = {"serial": step_of("serial", chosen, size, device, amp)}
-    for row in rows:
-        in_turn[str(row["fused"])] = partly_fused(chosen, size, device, amp, tuple(blocks[row["fused"] :]))
-    times = _timed(in_turn, device, steps)
-    for row in rows:
-        row |= _row(times[str(row["fused"])])
-        row["to_serial"] = median(times["serial"]) / row["step_ms"]
-    return rows
-
-
-def blocks_of(model: nn.Module) -> tuple[str, ...]:
-    """The names of a model's blocks: of its parts with parameters, down to where there are three or more."""
-    parts = [(name, part) for name, part in model.named_children() if any(True for _ in part.parameters())]
-    if len(parts) >= 3 or not parts:
-        return tuple(name for name, _ in parts)
-    found: list[str] = []
-    for name, part in parts:
-        inner = [f"{name}.{inside}" for inside in blocks_of(part)]
-        found += inner if len(inner) > 1 else [name]
-    return tuple(found)
-
-
-def _check_device(device: str) -> None:
-    if device == "cuda" and not torch.cuda.is_available():
-        raise InputError("bench fuse: device: expected one that is there, got 'cuda', and torch sees no GPU")
-
-
 def _where(device: str) -> dict[str, Any]:
     return {
         "machine": torch.cuda.get_device_name() if device == "cuda" else platform.processor() or platform.machine(),
@@ -224,45 +165,6 @@ def _absent(device: str, wanted: tuple[str, ...]) -> dict[str, str]:
     return found
 
 
-def _timed(in_turn: Mapping[str, Callable[[], None]], device: str, steps: int) -> dict[str, list[float]]:
-    """What each one's steps took, in ms: in blocks, in turns there and back, so nobody always follows the same one.
-
-    The first step of a block finds the caches and the heap as another contender left them, and does not count.
-    """
-    times: dict[str, list[float]] = {name: [] for name in in_turn}
-    turn_s = 0.0
-    for _ in range(beside.WARM_UP):
-        turn_s = sum([_took_s(step, device) for step in in_turn.values()])
-    for step in in_turn.values():
-        _close(step)
-    wanted = max(steps, min(MAX_STEPS, int(SHORT_S / turn_s)))
-    for first in range(0, wanted, BLOCK):
-        for name in list(in_turn)[:: 1 if first // BLOCK % 2 else -1]:
-            _took_s(in_turn[name], device)
-            for _ in range(first, min(wanted, first + BLOCK)):
-                times[name].append(_took_s(in_turn[name], device) * 1e3)
-            _close(in_turn[name])
-    return times
-
-
-def _close(step: Callable[[], None]) -> None:
-    """End a step's lanes, of whose threads libgomp would think while others run (see `bench.turns`)."""
-    if isinstance(step, Step):
-        step.close()
-
-
-def _took_s(step: Callable[[], None], device: str) -> float:
-    start = perf_counter()
-    step()
-    beside.settle(device)
-    return perf_counter() - start
-
-
-def _row(times_ms: list[float]) -> dict[str, Any]:
-    lower, middle, upper = quantiles(times_ms, n=4) if len(times_ms) > 1 else times_ms * 3
-    return {"step_ms": middle, "quartiles_ms": [lower, upper], "steps": len(times_ms)}
-
-
 def _measure(
     target: Target,
     size: int,
@@ -276,7 +178,7 @@ def _measure(
     here = [name for name in IN_TURNS if name in names and (name != "channels-last" or target.has_images())]
     in_turn = {name: step_of(name, target, size, device, amp) for name in here}
     found: dict[str, dict[str, Any]] = {
-        name: _row(times_ms) for name, times_ms in _timed(in_turn, device, steps).items()
+        name: row_of(times_ms) for name, times_ms in timed(in_turn, device, steps).items()
     }
     for name, step in in_turn.items():
         if step.chosen():

@@ -18,6 +18,7 @@ from hocket.planning import Bounds, bounds, efficiency, plan, planners
 from hocket.profiling import profile
 from hocket.simulation import simulate
 from hocket.tracing import capture
+from hocket.version import VERSION
 
 if TYPE_CHECKING:
     from hocket.autotune.decision import Decision, Verdict
@@ -51,7 +52,7 @@ __all__ = [
     "simulate",
 ]
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 
 def __getattr__(name: str) -> Any:

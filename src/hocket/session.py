@@ -7,32 +7,34 @@ searched by itself (see `hocket.autotune.variant`) and remembered.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 from hocket.adaptation import CoRun, DriftLimits
 from hocket.arguments import packed, spreading
-from hocket.autotune.candidate import Candidate, Setting
+from hocket.autotune.candidate import Candidate, TunerConfig
 from hocket.autotune.decision import Decision, Verdict
+from hocket.autotune.store import DecisionStore
 from hocket.autotune.variant import Variant
 from hocket.autotune.verification import Difference
+from hocket.backends import Backend
 from hocket.errors import ExecutionError, InputError, StaleCaptureError
-from hocket.execution import EXECUTORS, foreign
+from hocket.execution import EXECUTORS, unavailable_reason
 from hocket.interrupts import native_holders
 from hocket.ir import Costs, Graph, Machine, Plan, Timeline
 from hocket.planning import Bounds, planners
 from hocket.reporting import Comparison, write_report
-from hocket.summary import bounds_of, comparison_of, notes_of
+from hocket.summary import comparison_of, notes_of
 from hocket.tracing.captured import Captured
-from hocket.tracing.purity import PurityWatch, named
+from hocket.tracing.purity.watch import PurityWatch, named
 from hocket.tracing.signature import Signature, Signatures
 from hocket.tracing.state import inventory
 
@@ -50,8 +52,10 @@ class Schedule:
     Beyond the arguments of `schedule`:
 
     Args:
-        clock: counts seconds; every decision rests on it.
+        clock: counts seconds, as `time.perf_counter` does; every decision rests on it.
         drift: when a step time has drifted from its verdict, and how often that may be acted on.
+        backend: makes what the plans of one signature run on, such as a `hocket.backends.SimulatedBackend`; the device
+            of the parameters when not given.
     """
 
     def __init__(
@@ -61,47 +65,56 @@ class Schedule:
         optimizer: Any,
         *,
         planner: str = "auto",
+        plan: Plan | None = None,
         guard: bool = True,
         strict: bool = False,
         machine: Machine | None = None,
         executor: str = "auto",
+        cache: bool | str | os.PathLike[str] = False,
         on_progress: Callable[[str, int], object] | None = None,
         clock: Callable[[], float] = perf_counter,
         drift: DriftLimits | None = None,
+        backend: Callable[[], Backend] | None = None,
     ) -> None:
         if not callable(step):
             raise InputError(f"schedule: expected a step to call, got {type(step).__name__}")
         if planner != "auto" and planner not in planners():
             raise InputError(f"schedule: unknown planner {planner!r}; available: auto, {', '.join(planners())}")
+        if plan is not None and (planner != "auto" or not isinstance(plan, Plan)):
+            raise InputError("schedule: plan: expected a hocket.Plan and no planner beside it")
         if executor not in EXECUTORS:
             raise InputError(f"schedule: unknown executor {executor!r}; available: {', '.join(EXECUTORS)}")
         self.step = step
         self.machine = machine or Machine.here()
         for device in self.machine.devices:
-            if problem := foreign(device):
+            if problem := unavailable_reason(device):
                 raise InputError(f"schedule: machine: {problem}")
         self._places = inventory(model, optimizer)
         self._versions = self._places.versions()
         limits = drift or DriftLimits()
         watch = PurityWatch(step, (*self._places.models, *self._places.optimizers))
-        self._setting = Setting(
+        self._setting = TunerConfig(
             step=spreading(step),
             model=model,
             optimizer=optimizer,
             places=self._places,
             watch=watch,
             planner=planner,
+            plan=plan,
             guard=guard,
             strict=strict,
             machine=self.machine,
             executor=executor,
             clock=clock,
             drift=limits,
+            store=DecisionStore.of(cache),
             on_progress=on_progress,
+            backend=backend,
         )
         self._signatures = Signatures()
         self._variants: dict[Signature, list[Variant]] = {}
         self._current = Variant(self._setting)
+        self.backend.candidate_planners(planner)  # raises for one that plans other devices
         self._last_resort: Variant | None = None  # runs what comes when there are too many variants
         self._num_lost = 0  # variants whose capture was one of the past before it was verified
         self._busy = threading.Lock()
@@ -290,14 +303,15 @@ class Schedule:
         return self._current.decision.co_runs
 
     @property
-    def current_machine(self) -> Machine:
+    def backend(self) -> Backend:
         """What plans for the last call's shape run on: cores, or one GPU."""
-        return self._current.machine
+        return self._current.backend
 
     @property
     def bounds(self) -> Bounds:
         """Between which times any plan of this graph lies, by the measured costs."""
-        return bounds_of(self._found(), self._current.machine)
+        found = self._found()
+        return self.backend.bounds(found.captured.graph, found.costs)
 
     @property
     def difference(self) -> Difference | None:
@@ -312,7 +326,7 @@ class Schedule:
         """Eager and planned side by side, from the steps that the decision stands on."""
         if not self.decision.eager_ms or not self._found().steps_ms:
             raise InputError("nothing has been compared yet: that follows the profiling steps, and needs guard=True")
-        return comparison_of(target, self.decision, self._current.machine, self.difference)
+        return comparison_of(target, self.decision, self.backend, self.difference)
 
     def report(self, directory: str | os.PathLike[str]) -> Mapping[str, Path]:
         """Write the page, the trace, the drawing and all files behind them into `directory`."""
@@ -329,13 +343,27 @@ class Schedule:
             comparison=self.comparison() if contested else None,
             lower_us=limits.lower_us,
             upper_us=limits.upper_us,
-            notes=self.notes,
+            notes=self.notes if contested else (*self.backend.notes, *self.notes),
         )
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What a report adds in words: earlier verdicts, and how pairs of ops fared side by side."""
         return notes_of(self.decision, self.history)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The decisions that were made or met, as plain values, to be saved with a checkpoint."""
+        return self._setting.store.state()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take decisions over from another run of the same step; the next calls decide anew, with these at hand.
+
+        Raises:
+            InputError: `state` is not what `state_dict` gave.
+        """
+        self._setting.store.load(state)
+        self._look_around()
+        self._current = Variant(self._setting)
 
     def __enter__(self) -> Schedule:
         return self
@@ -373,10 +401,12 @@ def schedule(
     optimizer: Any,
     *,
     planner: str = "auto",
+    plan: Plan | None = None,
     guard: bool = True,
     strict: bool = False,
     machine: Machine | None = None,
     executor: str = "auto",
+    cache: bool | str | os.PathLike[str] = True,
     on_progress: Callable[[str, int], object] | None = None,
 ) -> Schedule:
     """Make a training step use everything the machine has, without changing what it computes.
@@ -386,11 +416,14 @@ def schedule(
             a clock stays eager (see ``docs/eager.md``).
         model: the module it trains, or a list of modules.
         optimizer: the optimizer it steps, or a list of optimizers.
-        planner: ``auto`` tries every planner; or one of `hocket.planning.planners`.
+        planner: ``auto`` tries every planner; or one of `hocket.planners()`.
+        plan: try this plan and no planner's: one that was edited, say. A call raises `PlanError` where it does not fit.
         guard: measure the plan against eager and keep the faster; without it the plan runs in any case.
         strict: raise `CaptureError` where a step cannot be captured, instead of staying eager.
         machine: what to run on; `Machine.here()` when not given.
         executor: ``native`` lanes, ``python`` threads, or ``auto``: native where they can be built.
+        cache: whether decisions are remembered in the user's cache folder, or the folder for them. A step that is met
+            again on the same machine runs its plan from the fifth call on.
         on_progress: called after each step of a search with its stage (``watch``, ``verify``, ``profile`` or
             ``compare``) and how many there were. One that raises is named in the log and not called again.
 
@@ -411,15 +444,17 @@ def schedule(
     return Schedule(
         *(step, model, optimizer),
         planner=planner,
+        plan=plan,
         guard=guard,
         strict=strict,
         machine=machine,
         executor=executor,
+        cache=cache,
         on_progress=on_progress,
     )
 
 
-@cache
+@functools.cache
 def _advise() -> None:
     """Say once what has to be in the environment before torch is loaded, and is not."""
     if sys.platform.startswith("linux") and not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & set(os.environ):

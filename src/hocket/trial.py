@@ -10,22 +10,23 @@ import itertools
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import torch
 
+from hocket.autotune.candidate import Candidate
 from hocket.autotune.verification import verify
+from hocket.backends import SimulatedBackend, SimulatedClock
 from hocket.errors import HocketError
-from hocket.execution import executor
-from hocket.ir import Timeline
+from hocket.ir import Machine, Plan, Timeline
 from hocket.job import Job
-from hocket.profiling.tracer import one_lane
 from hocket.reporting import Comparison, Sample, write_report
 from hocket.session import Schedule, schedule
 from hocket.summary import comparison_of
-from hocket.tracing.forms import in_form
+from hocket.tracing.variants import in_form
 
 __all__ = ["Trial", "try_out"]
 
@@ -62,7 +63,7 @@ class Trial:
             comparison=self.comparison,
             lower_us=limits.lower_us,
             upper_us=limits.upper_us,
-            baseline_plan=one_lane(candidate.captured, torch.get_num_threads(), self.fast.current_machine),
+            baseline_plan=self.fast.backend.serial_plan(candidate.captured),
             notes=self.fast.notes,
         )
 
@@ -71,8 +72,11 @@ def try_out(
     job: Job,
     *,
     planner: str = "auto",
+    plan: Plan | None = None,
+    cache: bool = True,
     runs: int = 10,
     strict: bool = False,
+    simulated: Machine | None = None,
     progress: Callable[[str, int, int], None] = lambda what, done, total: None,
 ) -> Trial:
     """Run the main job on `job`.
@@ -80,59 +84,78 @@ def try_out(
     Args:
         job: the training step and its batches.
         planner: see `hocket.schedule`.
+        plan: the same.
+        cache: the same.
         runs: interleaved steps of each kind that are measured after the verdict.
         strict: raise where the step cannot be captured.
+        simulated: has a GPU whose times are simulated; see `hocket.backends.SimulatedBackend`.
         progress: called as ``progress(what, done, total)`` after every step.
 
     Raises:
         CaptureError: the step cannot be captured, under `strict`.
+        InputError: there is no GPU in `simulated` whose rates are known.
+        HocketError: there is no plan, and no time to be had without one, since times are simulated.
     """
-    fast = schedule(job.step, job.model, job.optimizer, planner=planner, strict=strict)
+    options: dict[str, Any] = {"planner": planner, "plan": plan, "strict": strict}
+    clock: Callable[[], float] = perf_counter
+    if simulated is None:
+        fast = schedule(job.step, job.model, job.optimizer, cache=cache, **options)
+    else:
+        clock = simulated_clock = SimulatedClock()
+        backend_of = partial(SimulatedBackend, simulated, simulated_clock)
+        fast = Schedule(job.step, job.model, job.optimizer, clock=clock, backend=backend_of, **options)
     number = 0
     while not fast.decided:
         fast(job.batch(number))
         number += 1
         progress("capture, profile and try plans", min(number, EXPECTED_STEPS - 1), EXPECTED_STEPS)
-    candidate = fast.candidate
-    planned: Callable[[Any], Any] = candidate.executor if candidate else job.step
+    candidate, backend = fast.candidate, fast.backend
+    if candidate is None and simulated is not None:
+        raise HocketError(f"there is nothing to simulate, the step was not planned: {fast.why}")
+    eager = backend.eager(job.step)
+    planned: Callable[[Any], Any] = candidate.executor if candidate else eager
     following = _batches(job, number, candidate.captured.fits if candidate else lambda batch: True)
     eager_ms: list[float] = []
     planned_ms: list[float] = []
     for done in range(runs):
-        for times, work in ((eager_ms, job.step), (planned_ms, planned)):
+        for times, work in ((eager_ms, eager), (planned_ms, planned)):
             batch = next(following)
-            start = perf_counter()
+            backend.synchronize()
+            start = clock()
             work(batch)
-            times.append((perf_counter() - start) * 1e3)
+            backend.synchronize()
+            times.append((clock() - start) * 1e3)
         progress("measure eager and planned in turn", done + 1, runs)
     if candidate is None:
         return Trial(_unplanned(job, fast, [*eager_ms, *planned_ms]), fast, {})
     batches = list(itertools.islice(following, VERIFIED_STEPS))
-    width = max(lane.width for lane in candidate.plan.lanes)
+    width = max((lane.width for lane in candidate.plan.lanes if lane.kind == "cores"), default=None)
     with in_form(candidate.captured.trace.places, candidate.form):
         found, _ = verify(candidate.captured, planned, batches, width=width)
-    name, machine = job.name or "step", fast.current_machine
-    comparison = comparison_of(name, fast.decision, machine, found, eager_ms, planned_ms)
-    notes = [f"compared with eager at {width} thread(s) over {found.steps} steps: parameters, buffers, state, loss"]
-    if width != torch.get_num_threads():
+    comparison = comparison_of(job.name or "step", fast.decision, backend, found, eager_ms, planned_ms)
+    at_width = f" at {width} thread(s)" if width else ""
+    notes = [f"compared with eager{at_width} over {found.steps} steps: parameters, buffers, state, loss"]
+    if width and width != torch.get_num_threads():
         with in_form(candidate.captured.trace.places, candidate.form):
             other, _ = verify(candidate.captured, planned, batches)
         notes.append(
             f"against eager at {torch.get_num_threads()} threads the largest difference is {other.max_abs_diff:.3g} "
             f"({other.relative:.1g} relative): what another number of threads does to sums"
         )
-    serial = executor(
-        candidate.captured,
-        one_lane(candidate.captured, torch.get_num_threads(), fast.current_machine),
-        fast.current_machine,
-    )
-    serial(batches[0])
-    timelines = {"serial": serial.timeline()}
+    timelines = _timelines(fast, candidate, batches[0])
+    return Trial(replace(comparison, notes=(*comparison.notes, *notes)), fast, timelines)
+
+
+def _timelines(fast: Schedule, candidate: Candidate, batch: Any) -> dict[str, Timeline]:
+    """Of a serial step, a planned one, and what was predicted; each is a training step."""
+    serial = fast.backend.executor(candidate.captured, fast.backend.serial_plan(candidate.captured))
+    serial(batch)
+    found = {"serial": serial.timeline()}
+    serial.close()
     if candidate.plan.planner != "serial":
-        planned(batches[0])
-        timelines["planned"] = candidate.executor.timeline()
-    timelines["simulated"] = candidate.predicted
-    return Trial(replace(comparison, notes=tuple(notes)), fast, timelines)
+        candidate.executor(batch)
+        found["planned"] = candidate.executor.timeline()
+    return {**found, "simulated": candidate.predicted}
 
 
 def _batches(job: Job, number: int, fits: Callable[[Any], bool]) -> Iterator[Any]:
@@ -151,8 +174,8 @@ def _unplanned(job: Job, fast: Schedule, eager_ms: list[float]) -> Comparison:
     eager = Sample.of(eager_ms)
     return Comparison(
         target=job.name or "step",
-        device="cpu",
-        cores=fast.machine.cores,
+        device=fast.backend.label,
+        cores=fast.backend.num_cores,
         ops=0,
         eager_ms=eager,
         planned_ms=eager,

@@ -9,25 +9,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hocket.adaptation import Drift, DriftLimits, StepWatch
+from hocket.adaptation import Drift, DriftDetector, DriftLimits
 from hocket.errors import InputError
 
 LIMITS = DriftLimits(factor=1.3, window=10, patience=3, rest_steps=100, max_share=0.05)
 
 
-def first_drift(watch: StepWatch, times_ms) -> tuple[int, Drift] | None:
+def first_drift(watch: DriftDetector, times_ms) -> tuple[int, Drift] | None:
     return next(((number, drift) for number, ms in enumerate(times_ms, 1) if (drift := watch.observe(ms))), None)
 
 
 def test_a_steady_step_never_drifts():
-    watch = StepWatch(2.0, 0.0, LIMITS)
+    watch = DriftDetector(2.0, 0.0, LIMITS)
     chance = random.Random(1)
     assert first_drift(watch, (2.0 * chance.uniform(0.85, 1.25) for _ in range(20_000))) is None
 
 
 @pytest.mark.parametrize("factor", [1.5, 4.0, 0.6, 0.1])
 def test_a_change_that_lasts_is_drift_in_either_direction(factor):
-    watch = StepWatch(2.0, 0.0, LIMITS)
+    watch = DriftDetector(2.0, 0.0, LIMITS)
     number, drift = first_drift(watch, itertools.chain([2.0] * 200, itertools.repeat(2.0 * factor)))
     assert number == 200 + LIMITS.patience * LIMITS.window
     assert drift == Drift(2.0, 2.0 * factor, 30)
@@ -35,38 +35,38 @@ def test_a_change_that_lasts_is_drift_in_either_direction(factor):
 
 
 def test_a_change_that_passes_is_none():
-    watch = StepWatch(2.0, 0.0, LIMITS)
+    watch = DriftDetector(2.0, 0.0, LIMITS)
     burst = LIMITS.window * (LIMITS.patience - 1)
     times = itertools.islice(itertools.cycle([2.0] * 100 + [9.0] * burst), 5000)
     assert first_drift(watch, times) is None
 
 
 def test_up_and_down_in_turn_is_no_drift_in_a_direction():
-    watch = StepWatch(2.0, 0.0, LIMITS)
+    watch = DriftDetector(2.0, 0.0, LIMITS)
     times = [2.0] * 100 + ([9.0] * 20 + [0.5] * 20) * 50
     assert first_drift(watch, times) is None
 
 
 def test_single_slow_steps_do_not_count():
-    watch = StepWatch(2.0, 0.0, LIMITS)
+    watch = DriftDetector(2.0, 0.0, LIMITS)
     assert first_drift(watch, [2.0, 90.0, 2.0, 2.0] * 1000) is None
 
 
 def test_a_step_that_settles_below_what_the_contest_measured_is_expected_there():
-    watch = StepWatch(4.0, 0.0, LIMITS)
+    watch = DriftDetector(4.0, 0.0, LIMITS)
     assert first_drift(watch, [2.0] * 3000) is None
     assert watch.expected_ms == 2.0
     assert first_drift(watch, [4.0] * 100) is not None, "and from there it may drift"
 
 
 def test_a_step_that_begins_above_what_the_contest_measured_drifts():
-    number, drift = first_drift(StepWatch(2.0, 0.0, LIMITS), itertools.repeat(3.0))
+    number, drift = first_drift(DriftDetector(2.0, 0.0, LIMITS), itertools.repeat(3.0))
     assert (number, drift.expected_ms) == (LIMITS.rest_steps, 2.0)
 
 
 def test_the_search_must_have_been_a_small_share_of_the_time_since():
     # 500 ms of search at 5%: not before 10 s have passed, of 2 ms and then 3 ms each.
-    number, _ = first_drift(StepWatch(2.0, 500.0, LIMITS), itertools.chain([2.0] * 1000, itertools.repeat(3.0)))
+    number, _ = first_drift(DriftDetector(2.0, 500.0, LIMITS), itertools.chain([2.0] * 1000, itertools.repeat(3.0)))
     assert number == pytest.approx(1000 + 8000 / 3, abs=LIMITS.window)
 
 
@@ -84,7 +84,7 @@ def test_the_search_must_have_been_a_small_share_of_the_time_since():
     ),
 )
 def test_whatever_the_times_it_is_never_too_early_nor_without_a_departure(times_ms, expected_ms, searched_ms, limits):
-    watch = StepWatch(expected_ms, searched_ms, limits)
+    watch = DriftDetector(expected_ms, searched_ms, limits)
     found = first_drift(watch, times_ms)
     if found is None:
         return

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hocket.autotune.candidate import Candidate, lower_quartile
+from hocket.autotune.candidate import Candidate
 from hocket.autotune.comparison import (
     MAX_ROUNDS,
     MIN_ROUNDS,
@@ -22,6 +22,7 @@ from hocket.autotune.comparison import (
     speedup_interval,
 )
 from hocket.ir import Lane, Plan, Span, Timeline
+from hocket.reporting import lower_quartile
 
 TIMES = st.lists(st.floats(1.0, 100.0), min_size=3, max_size=20)
 
@@ -37,7 +38,7 @@ def candidate(name: str, lanes: int = 1) -> Candidate:
 def compared(takes_ms: Callable[[str], float], *candidates: Candidate) -> tuple[StepComparison, Counter[str]]:
     """The comparison where a step of that name takes so long, and how many steps each made."""
     steps: Counter[str] = Counter()
-    backend: Any = SimpleNamespace(rest=lambda executor: None)
+    backend: Any = SimpleNamespace(release=lambda executor: None)
     search = compare_steps(candidates, backend, lambda: None)
     item = next(search)
     while True:

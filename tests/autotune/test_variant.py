@@ -14,7 +14,7 @@ from execution.probe import KINDS, forget, look, meanwhile, meanwhile_in_eager, 
 from hocket import zoo
 from hocket.adaptation import DriftLimits
 from hocket.autotune.verification import differ
-from hocket.execution.lanes import synchronisation
+from hocket.execution.base import synchronisation
 from hocket.session import Schedule
 from test_session import MANY, decide, state
 

@@ -162,6 +162,10 @@ def test_decision_counts_calls_until_there_is_one(bench, tmp_path):
     assert "x of eager's time" in row["why"]
     assert row["calls"] > 6
     assert row["over_eager_s"] == pytest.approx(row["seconds"] - row["calls"] * row["eager_ms"] / 1e3)
+    assert not row["recalled"]
+    warm = row["warm"]
+    assert warm["planned_from"] == 5, "what was found by one process is compared, or compared in full, by the next"
+    assert warm["calls"] <= 12 or not warm["recalled"]
 
 
 def test_call_writes_its_parts(bench, tmp_path):

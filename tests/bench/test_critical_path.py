@@ -13,7 +13,7 @@ from benchmarks.critical_path.simulated import PAPER, Setting, _Graphs, measure,
 from hocket.errors import InputError
 from hocket.ir import Machine
 
-SETTING = Setting(Machine.known("p100"))
+SETTING = Setting(Machine.preset("p100"))
 CAPTURED = _Graphs()
 
 

@@ -14,7 +14,8 @@ from torch import nn
 
 from benchmarks import fuse as bench
 from benchmarks.budget import Budget
-from benchmarks.fuse import beside, counters, targets
+from benchmarks.fuse import beside, counters, targets, timing
+from benchmarks.fuse.partial import blocks_of, partial
 from benchmarks.fuse.targets import Target
 from hocket.errors import InputError
 
@@ -32,7 +33,7 @@ TINY = {
 def tiny(monkeypatch):
     for name, target in TINY.items():
         monkeypatch.setitem(bench.TARGETS, name, target)
-    monkeypatch.setattr(bench, "SHORT_S", 0.0)  # as many steps as are asked for, no more
+    monkeypatch.setattr(timing, "SHORT_S", 0.0)  # as many steps as are asked for, no more
 
 
 @pytest.mark.parametrize("name", TINY)
@@ -97,15 +98,15 @@ def test_lanes_end_after_each_block(monkeypatch):
     closed = []
     step = targets.Step(lambda: None)
     monkeypatch.setattr(targets.Step, "close", lambda self: closed.append(self))
-    bench._timed({"a": step, "b": lambda: None}, "cpu", 2 * bench.BLOCK)
+    timing.timed({"a": step, "b": lambda: None}, "cpu", 2 * timing.BLOCK)
     assert len(closed) == 3, "after the warm-up, and after each block"
 
 
 def test_short_steps_are_taken_more_often(monkeypatch):
-    monkeypatch.setattr(bench, "SHORT_S", 1e9)
-    monkeypatch.setattr(bench, "MAX_STEPS", 5)
-    assert [len(each) for each in bench._timed({"a": lambda: None, "b": lambda: None}, "cpu", 2).values()] == [5, 5]
-    assert [len(each) for each in bench._timed({"a": lambda: None}, "cpu", 8).values()] == [8]
+    monkeypatch.setattr(timing, "SHORT_S", 1e9)
+    monkeypatch.setattr(timing, "MAX_STEPS", 5)
+    assert [len(each) for each in timing.timed({"a": lambda: None, "b": lambda: None}, "cpu", 2).values()] == [5, 5]
+    assert [len(each) for each in timing.timed({"a": lambda: None}, "cpu", 8).values()] == [8]
 
 
 @pytest.mark.slow
@@ -209,20 +210,20 @@ def test_where_fusing_pays_and_where_it_stops(speeds, pays_from, stops_at):
 
 
 def test_partial_fusion_goes_block_by_block():
-    rows = bench.partial("mlp-32", size=2, steps=1)
-    blocks = bench.blocks_of(TINY["mlp-32"].models(0, "cpu")[0])
+    rows = partial("mlp-32", size=2, steps=1)
+    blocks = blocks_of(TINY["mlp-32"].models(0, "cpu")[0])
     assert [row["fused"] for row in rows] == list(range(1, len(blocks) + 1))
     assert rows[0]["separate"] == list(blocks[1:])
     assert rows[-1]["separate"] == []
     assert all(math.isfinite(row["to_serial"]) and row["to_serial"] > 0 for row in rows)
     with pytest.raises(InputError, match="one model"):
-        bench.partial("dcgan")
+        partial("dcgan")
 
 
 def test_blocks_are_looked_for_where_there_are_several():
     inner = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2), nn.Linear(2, 2))
-    assert bench.blocks_of(nn.Sequential(inner, nn.Linear(2, 1))) == ("0.0", "0.2", "0.3", "1")
-    assert bench.blocks_of(inner) == ("0", "2", "3")
+    assert blocks_of(nn.Sequential(inner, nn.Linear(2, 1))) == ("0.0", "0.2", "0.3", "1")
+    assert blocks_of(inner) == ("0", "2", "3")
 
 
 def test_what_is_not_there_is_refused_or_named(monkeypatch):

@@ -17,7 +17,7 @@ from benchmarks.cli import main, make_parser
 from benchmarks.critical_path import measured
 from benchmarks.gpu import PARTS, Part
 from execution.streams.deferred import Deferred
-from hocket.backends import CudaBackend
+from hocket.backends import StreamBackend
 from hocket.errors import InputError
 from hocket.ir import Device, Machine
 
@@ -124,19 +124,15 @@ class Forgetful(Budget):
         super().__init__(total_s, clock=lambda: next(now))
 
 
-class Nowhere(CudaBackend):
+def nowhere() -> StreamBackend:
     """The streams of a device that is none."""
-
-    def __init__(self) -> None:
-        self.backend = Deferred(0)
-        device = Device("gpu0", "cuda", 56, memory_bytes=16e9, priorities=2)
-        self.machine = Machine((*Machine.here().devices, device), note="nowhere")
-        self._rates = None
+    gpu = Device("gpu0", "cuda", 56, memory_bytes=16e9, priorities=2)
+    return StreamBackend(Deferred(0), Machine((gpu,), note="nowhere"), "nowhere")
 
 
 def test_streams_are_measured_in_small_batches_first_and_what_is_left_out_is_named(monkeypatch):
     """All of `on_gpu` but the device."""
-    backend = Nowhere()
+    backend = nowhere()
     monkeypatch.setattr(measured, "_compiled", lambda name, size, device: measured.zoo.load(name, batch_size=size).step)
     saved = []
     networks = {"lenet": (2, 4), "mlp": (2, 4)}
@@ -165,6 +161,6 @@ def test_a_step_that_cannot_be_compiled_is_left_out(monkeypatch):
         return step
 
     monkeypatch.setattr(measured, "_compiled", broken)
-    found = measured.on_streams(Nowhere(), "cpu", {"mlp": (2, 2)}, 1, 1, Budget(), lambda _: None)
+    found = measured.on_streams(nowhere(), "cpu", {"mlp": (2, 2)}, 1, 1, Budget(), lambda _: None)
     assert found["left_out"] == {"mlp/2: compile": "mlp/2: compile: no compiler"}
     assert "compile" not in found["networks"]["mlp/2"]["speedup"]

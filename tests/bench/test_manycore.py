@@ -66,7 +66,8 @@ def test_ops_that_do_not_scale_gain_what_runs_side_by_side():
     costs = Costs({op.name: {"1": 100.0, "4": 100.0} for op in graph.ops})
     row = manycore.figures(manycore.Setup(graph, costs, Machine.of(cores=4, smt=2)))
     assert row["recommended_ms"] == 0.4
-    assert row["speedup"] == {"s1": 1.0, "s12": 1.0, "s123": 4.0, "s1234": 4.0, "uniform": 4.0, "all": 4.0}
+    labels = {"s1": 1.0, "s12": 1.0, "s123": 4.0, "s1234": 4.0, "halves": 4.0, "uniform": 4.0, "all": 4.0}
+    assert row["speedup"] == labels
     assert row["added"] == {"s12": 1.0, "s3": 4.0, "s4": 1.0}
     assert row["uniform_best"] == "4x1"
     assert row["to_bound"] == 1.0

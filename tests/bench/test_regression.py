@@ -13,18 +13,15 @@ from rich.console import Console
 
 from benchmarks.curves import Curve, Curves
 from benchmarks.knl import published_knl
-from benchmarks.regression import (
+from benchmarks.regression import MODELS, evaluate, sampled_widths, train
+from benchmarks.regression_tables import (
     INTERVALS,
-    MODELS,
     PAPER_TABLE_IV,
     PAPER_TABLE_V,
     SAMPLES,
     Table,
-    evaluate,
-    sampled_widths,
     table_iv,
     table_v,
-    train,
 )
 from hocket.errors import InputError, MissingDependencyError
 
@@ -120,7 +117,9 @@ def test_without_scikit_learn_the_error_names_the_command(monkeypatch) -> None:
 
 
 def test_nothing_heavy_is_imported_before_it_is_needed() -> None:
-    code = "import sys, benchmarks.regression\nprint([m for m in ('torch', 'sklearn', 'rich') if m in sys.modules])"
+    code = (
+        "import sys, benchmarks.regression_tables\nprint([m for m in ('torch', 'sklearn', 'rich') if m in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
 import subprocess
 import sys
+from dataclasses import replace
 
+import pytest
 import torch
+
+from hocket.ir import Machine
 
 from .conftest import TINY, line_of
 
@@ -16,7 +22,8 @@ def test_prints_comparison_plan_and_how_to_get_a_report(hocket):
     found = hocket("run", *TINY, "--runs", 2)
     assert found.status == 0
     lines = found.out.splitlines()
-    assert lines[0].startswith("mlp on cpu, ")
+    cores = Machine.here().cores
+    assert re.match(rf"mlp on {cores} CPU cores?, \d+ ops", lines[0])
     assert max(map(len, lines)) <= 80
     for words in ("eager", "planned", "lower bound", "verdict: ", "plan by ", "update"):
         assert words in found.out
@@ -29,7 +36,7 @@ def test_json_is_one_object_with_the_promised_fields(hocket):
     found = hocket("run", *TINY, "--runs", 3, "--format", "json")
     assert found.status == 0
     result = found.json
-    assert result["format"] == "hocket-comparison/1"
+    assert result["format"] == "hocket-comparison/2"
     assert result["target"] == "mlp"
     for name, kind in {
         "device": str,
@@ -44,7 +51,7 @@ def test_json_is_one_object_with_the_promised_fields(hocket):
     }.items():
         assert isinstance(result[name], kind), name
     for name in ("eager_ms", "planned_ms"):
-        assert result[name].keys() == {"median", "min", "p90", "runs"}
+        assert result[name].keys() == {"lower_quartile", "median", "min", "p90", "runs"}
         assert result[name]["runs"] == 3
     assert result["verdict"] in ("planned", "eager")
     assert result["ops"] > 20
@@ -140,3 +147,77 @@ def test_says_so_when_torch_was_there_first(hocket, monkeypatch):
     found = hocket("run", *TINY, "--runs", 1, "--format", "json")
     assert found.json["notes"][-1].startswith("GOMP_SPINCOUNT is not set: torch was loaded before")
     assert "GOMP_SPINCOUNT" not in os.environ
+
+
+def test_a_plan_that_was_edited_by_hand_is_run(hocket, tmp_path):
+    profiled = hocket("profile", *TINY, "--widths", "1", "--runs", 1, "-o", "costs.json", "--graph", "graph.json")
+    assert profiled.status == 0
+    assert hocket("plan", "graph.json", "costs.json", "--planner", "serial", "-o", "plan.txt").status == 0
+    text = (tmp_path / "plan.txt").read_text()
+    (tmp_path / "plan.txt").write_text("# mine\n" + text.replace("planner=serial", "planner=mine"))
+    found = hocket("run", *TINY, "--runs", 1, "--plan", "plan.txt", "--format", "json")
+    assert found.status == 0
+    assert found.json["planner"] == "mine"
+    assert "plan 'mine' on" in found.json["why"]
+    lines = text.splitlines()
+    (tmp_path / "plan.txt").write_text("\n".join(lines[:-1]))
+    found = hocket("run", *TINY, "--plan", "plan.txt")
+    assert found.status == 1
+    assert f"op {lines[-1].split()[1]!r} of the graph is run by no lane" in found.error
+    assert hocket("run", *TINY, "--plan", "plan.txt", "--planner", "list").status == 2
+
+
+def test_a_second_run_remembers_unless_told_not_to(hocket, cache_folder, monkeypatch):
+    monkeypatch.setattr("hocket.autotune.recall.MAX_SLOWDOWN", math.inf)  # other programs may slow the few steps
+    words = ("run", *TINY, "--runs", 1, "--format", "json")
+    assert hocket(*words, "--no-cache").status == 0
+    assert not cache_folder.exists()
+    first, again = hocket(*words), hocket(*words)
+    assert len(list((cache_folder / "hocket" / "decisions").glob("*.json"))) == 1
+    assert "remembered" not in first.json["why"]
+    assert "remembered" in again.json["why"] or "no difference" in first.json["why"]
+
+
+def test_a_run_on_a_simulated_gpu_says_so_and_never_names_the_cpu(hocket, tmp_path):
+    found = hocket("run", *TINY, "--runs", 2, "--simulate", "a100", "--report", "report")
+    assert (found.status, found.err) == (0, "")
+    lines = found.out.splitlines()
+    assert re.match(r"mlp on simulated NVIDIA A100 SXM4 40 GB, \d+ ops", lines[0])
+    assert "same result: bitwise" in found.out
+    assert "note: simulated, not measured" in found.out
+    assert "gpu0, stream, priority" in found.out
+    assert "thread" not in found.out
+    written = json.loads((tmp_path / "report/comparison.json").read_text())
+    assert (written["device"], written["cores"]) == ("simulated NVIDIA A100 SXM4 40 GB", 108)
+    assert written["eager_ms"]["median"] > written["planned_ms"]["median"] > written["lower_bound_ms"]
+    names = {path.name for path in (tmp_path / "report").iterdir()}
+    assert {"timeline-serial.json", "timeline-planned.json", "index.html"} <= names
+    again = hocket("run", *TINY, "--runs", 2, "--simulate", "a100", "--format", "json").json
+    assert (again["speedup"], again["why"]) == (written["speedup"], written["why"]), "simulated times repeat"
+
+
+def test_a_machine_file_is_simulated_too(hocket, tmp_path):
+    a100 = Machine.preset("a100")
+    slow = replace(a100, devices=(replace(a100.devices[0], graph_launch_us=30.0),), note="my GPU. Made up.")
+    slow.save(tmp_path / "gpu.json")
+    found = hocket("run", *TINY, "--runs", 1, "--simulate", "gpu.json", "--format", "json").json
+    assert (found["device"], found["verdict"]) == ("simulated my GPU", "eager")
+
+
+def test_what_cannot_be_simulated_is_an_error(hocket, steps):
+    found = hocket("run", *TINY, "--simulate", "nosuch")
+    assert found.status == 2
+    assert "expected one of a100, h200, p100, v100, got 'nosuch'; or a machine file" in found.error
+    found = hocket("run", *TINY, "--simulate", "a100", "--planner", "list")
+    assert found.status == 1
+    assert "planner 'list' makes plans for CPU cores" in found.error
+    found = hocket("run", "train.py:printing", "--simulate", "a100")
+    assert found.status == 1
+    assert "there is nothing to simulate, the step was not planned: it asks print" in found.error
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_device_cuda_says_so(hocket):
+    found = hocket("run", *TINY, "--device", "cuda")
+    assert found.status == 2
+    assert found.error == "hocket: error: --device: torch sees no GPU here; --simulate a100 simulates one"

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_flatten
 
 from hocket.errors import StaleCaptureError
 from hocket.execution import executor
-from hocket.execution.lanes import Executor
+from hocket.execution.base import Executor
 from hocket.execution.threads import ThreadLanes
 from hocket.ir import Lane, Plan
 from hocket.job import Job

@@ -16,7 +16,7 @@ from hocket.execution import executor
 from hocket.execution.threads import ThreadLanes
 from hocket.ir import Costs, Lane, Machine, Plan
 from hocket.planning import plan
-from hocket.planning.critical_path.hardware import METHODS
+from hocket.planning.critical_path.priority_levels import METHODS
 from hocket.tracing.captured import Captured, Frame
 
 __all__ = ["_one_thread"]  # a fixture of this module too
@@ -26,7 +26,7 @@ def on_cores(captured: Captured, **options) -> Plan:
     """The plan that a P100 would get, with a thread in place of each stream."""
     chance = random.Random(str(options))
     costs = Costs({op.name: {"gpu0": chance.uniform(1, 50)} for op in captured.graph.ops})
-    made = plan(captured.graph, costs, Machine.known("p100"), planner="critical-path", **options)
+    made = plan(captured.graph, costs, Machine.preset("p100"), planner="critical-path", **options)
     hazards(captured.graph, made)
     lanes = tuple(replace(lane, kind="cores", device="cpu0", priority=0) for lane in made.lanes)
     found = replace(made, lanes=lanes)

@@ -49,7 +49,7 @@ PLATEAUS: dict[str, Callable[[Any], Any]] = {
     "plateau": lambda o: hocket.lr_scheduler.ReduceLROnPlateau(o, patience=[0, 1, 2], factor=[0.5, 0.1, 0.9]),
     "plateau of one number": lambda o: hocket.lr_scheduler.ReduceLROnPlateau(o, patience=0, cooldown=2),
 }
-LONG = 30  # steps until a schedule without a contest has long settled
+LONG = 30  # steps until a schedule that compares nothing has long decided
 
 
 @pytest.fixture(autouse=True)
@@ -292,14 +292,14 @@ def stateless(parameters: Any) -> Any:
 @pytest.fixture
 def by_losses(monkeypatch):
     """Makes jobs that step by `array.losses`, in one go wherever nobody traces."""
-    from hocket.fusion import choose, training
+    from hocket.fusion import choose, step_planner
 
     def won_by(name):
         return lambda contenders: {each: 1.0 + (each != name) for each in contenders}
 
-    monkeypatch.setattr(choose, "contest", won_by("rule"))
+    monkeypatch.setattr(choose, "benchmark", won_by("rule"))
     monkeypatch.setattr(choose, "_choose_ops", lambda program, leaves: ({}, {}))
-    monkeypatch.setattr(training, "contest", won_by("1 in one go"))
+    monkeypatch.setattr(step_planner, "benchmark", won_by("1 in one go"))
 
     def make(state: dict[str, Any], net: Callable[[], nn.Module]) -> Job:
         made = job(stateless, net, backend="auto")

@@ -14,7 +14,7 @@ from equivalence.compare import assert_same, everything, serial
 from equivalence.test_lanes import JOBS, captured_twins, on_lanes, random_order
 from execution.probe import KINDS
 from hocket.execution import executor
-from hocket.execution.lanes import releases, synchronisation
+from hocket.execution.base import releases, synchronisation
 from hocket.execution.native import NativeLanes
 from hocket.execution.threads import ThreadLanes
 from hocket.ir import Lane, Plan

@@ -7,26 +7,26 @@ from typing import Any
 
 import pytest
 
-from hocket.fusion import choose, training
+from hocket.fusion import choose, step_planner
 
 Contest = Callable[[dict[str, Callable[[], None]]], dict[str, float]]
 
 
 def won_by(name: str) -> Contest:
-    def contest(contenders: dict[str, Callable[[], None]]) -> dict[str, float]:
+    def benchmark(contenders: dict[str, Callable[[], None]]) -> dict[str, float]:
         for run in contenders.values():
             run()
         return {each: 0.0 if each == name else 1.0 + place for place, each in enumerate(contenders)}
 
-    return contest
+    return benchmark
 
 
 def prefer(monkeypatch: pytest.MonkeyPatch, step: str = "whole", forward: str = "rule") -> None:
     """Let one of `step` win of `array.losses`, and one of `forward` of ``array(x)``."""
     monkeypatch.setattr(choose, "_choose_ops", lambda program, leaves: ({}, {}))
-    monkeypatch.setattr(choose, "contest", won_by(forward))
-    monkeypatch.setattr(training, "contest", won_by(step))
-    monkeypatch.setattr(training, "LARGE_S", float("inf"))  # however slow the machine is
+    monkeypatch.setattr(choose, "benchmark", won_by(forward))
+    monkeypatch.setattr(step_planner, "benchmark", won_by(step))
+    monkeypatch.setattr(step_planner, "LARGE_S", float("inf"))  # however slow the machine is
 
 
 def in_one_go(array: Any) -> bool:

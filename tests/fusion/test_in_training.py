@@ -90,7 +90,7 @@ def test_models_leave_and_come_in_mid_training():
     steps(range(5))
     gone = fused.array.drop(1)
     fused.optimizer.drop(1)
-    fused.scheduler.take([0, 2])
+    fused.scheduler.select_models([0, 2])
     for name, tensor in singles.pop(1).model.state_dict().items():
         torch.testing.assert_close(gone.state_dict()[name], tensor, rtol=1e-9, atol=1e-12)
     steps(range(5, 10))

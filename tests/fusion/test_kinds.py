@@ -14,8 +14,8 @@ from torch.nn import functional as F
 
 import hocket
 
-calls = importlib.import_module("hocket.fusion.calls")
-training = importlib.import_module("hocket.fusion.training")
+calls = importlib.import_module("hocket.fusion.dispatcher")
+step_planner = importlib.import_module("hocket.fusion.step_planner")
 
 D = torch.float64
 LENGTHS = range(2, 2 + calls.MAX_TIMED + 4)
@@ -92,12 +92,12 @@ def test_another_loss_function_is_looked_at_first(monkeypatch):
 def test_what_is_remembered_has_a_bound(monkeypatch):
     prefer(monkeypatch, "1 in one go")
     monkeypatch.setattr(calls, "MAX_KINDS", 10)
-    monkeypatch.setattr(training, "MAX_KINDS", 10)
+    monkeypatch.setattr(step_planner, "MAX_KINDS", 10)
     array = hocket.fuse(made(Words, 2), shared=True)
     for length in range(2, 40):
         array(batch(length))
         array.losses(F.cross_entropy, batch(length), Y).backward()
-        for name in ("_chosen", "_ready", "_goes", "_ready_goes"):
+        for name in ("_chosen", "_ready", "_plans", "_ready_plans"):
             assert len(getattr(array, name)) <= 10, name
 
 

@@ -360,9 +360,9 @@ def test_evaluation_and_back_to_training(way, monkeypatch):
 
 @pytest.mark.parametrize("large", [True, False])
 def test_models_too_large_to_fuse_never_run_all_at_once(large, monkeypatch):
-    from hocket.fusion import training
+    from hocket.fusion import step_planner
 
-    monkeypatch.setattr(training, "LARGE_S", 0.0 if large else 1e9)
+    monkeypatch.setattr(step_planner, "LARGE_S", 0.0 if large else 1e9)
     array = hocket.fuse(linears(), shared=True)
     called = []
     forward = array.forward

@@ -86,10 +86,10 @@ def test_permuted_models_give_permuted_losses(way, monkeypatch):
 
 @pytest.mark.parametrize("fault", ["gradient", "loss", "order"])
 def test_a_fault_in_one_group_is_caught(fault, monkeypatch):
-    from hocket.fusion import one_go
+    from hocket.fusion import per_group_backward
 
     prefer(monkeypatch, GO)
-    right_bring, right_loss = one_go.Gather.bring, one_go.OneGo._loss
+    right_bring, right_loss = per_group_backward.Gather.bring, per_group_backward.PerGroupBackward._loss
 
     def bring(self, index, grads):
         if fault == "gradient" and index == 1:
@@ -100,8 +100,8 @@ def test_a_fault_in_one_group_is_caught(fault, monkeypatch):
         found = right_loss(self, fn, out, targets, index)
         return found * (1 + 1e-9) if fault == "loss" and index == 1 else found
 
-    monkeypatch.setattr(one_go.Gather, "bring", bring)
-    monkeypatch.setattr(one_go.OneGo, "_loss", loss)
+    monkeypatch.setattr(per_group_backward.Gather, "bring", bring)
+    monkeypatch.setattr(per_group_backward.PerGroupBackward, "_loss", loss)
     runs = Runs(linears(), shared=True)
     named = "loss of model 1" if fault == "loss" else "gradient of .*, model 0" if fault == "order" else "model 1"
     with pytest.raises(AssertionError, match=named):

@@ -309,13 +309,13 @@ def test_one_model_alone_is_right_however_it_runs(name, monkeypatch):
     from hocket.fusion import choose
 
     make, given = NETS[name]
-    right = choose.contest
+    right = choose.benchmark
 
     def prefer(contenders):
         found = right(contenders)
         return found | {"single": 0.0} if "single" in contenders else found
 
-    monkeypatch.setattr(choose, "contest", prefer)
+    monkeypatch.setattr(choose, "benchmark", prefer)
     none = frozenset()
     array = check(
         made(make, 1), given()[None], shared=False, steps=3, backend="auto", vanishing=VANISHING.get(name, none)

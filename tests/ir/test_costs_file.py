@@ -49,6 +49,9 @@ def test_unknown_source_and_missing_table(tmp_path):
     )
     with pytest.raises(FormatError, match=r"sources\['a'\].*'guessed'"):
         Costs.load(path)
+    path.write_text(json.dumps({"format": "hocket-costs/1", "durations_us": {"a": {"1": 1}}, "placement": "anywhere"}))
+    with pytest.raises(FormatError, match=r"placement: expected compact or scatter, got 'anywhere'"):
+        Costs.load(path)
     path.write_text('{"format": "hocket-costs/1"}')
     with pytest.raises(FormatError, match="missing field 'durations_us'"):
         Costs.load(path)

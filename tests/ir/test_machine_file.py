@@ -27,6 +27,7 @@ PROBLEMS = {
     "devices[0].name: a device may not be named like a width": {"devices": [{"name": "4"}]},
     "devices[0].kind: expected cpu or cuda, got 'tpu'": {"devices": [{"name": "x", "kind": "tpu"}]},
     "devices[0].cores: expected a whole number >= 1, got 0": {"devices": [{"name": "x", "cores": 0}]},
+    "devices[0].cores_per_cache: expected a whole number >= 1, got 0": {"devices": [{**CPU, "cores_per_cache": 0}]},
     "devices[0].cores: expected a whole number, got 2.5": {"devices": [{"name": "x", "cores": 2.5}]},
     "devices[0]: unknown field 'core'": {"devices": [{"name": "x", "core": 2}]},
     "devices[0].flops_per_s: expected a finite number > 0": {"devices": [{"name": "x", "flops_per_s": 0}]},
@@ -80,7 +81,7 @@ def test_of_and_here():
 
 @pytest.mark.parametrize("name", ["p100", "v100", "a100", "h200"])
 def test_machines_that_come_with_hocket_name_their_sources(name):
-    machine = Machine.known(name)
+    machine = Machine.preset(name)
     (gpu,) = machine.devices
     assert (gpu.name, gpu.kind) == ("gpu0", "cuda")
     assert None not in (gpu.flops_per_s, gpu.bytes_per_s, gpu.memory_bytes)
@@ -91,4 +92,4 @@ def test_machines_that_come_with_hocket_name_their_sources(name):
 
 def test_a_machine_that_nobody_knows():
     with pytest.raises(InputError, match="expected one of a100, h200, p100, v100, got 'k20'"):
-        Machine.known("k20")
+        Machine.preset("k20")

@@ -15,9 +15,9 @@ from hocket.errors import InputError, MissingDependencyError
 from hocket.ir import Costs, Edge, Graph, Machine, Op
 from hocket.planning import plan
 from hocket.planning.exact import GAP, RESOLUTION, solve
-from hocket.planning.lookahead import improve
-from hocket.planning.moldable import Instance, instance_of, makespan_us
-from hocket.planning.order import in_order
+from hocket.planning.moldable.instance import Instance, instance_of, makespan_us
+from hocket.planning.moldable.local_search import improve
+from hocket.planning.moldable.serial_sgs import serial_sgs
 from hocket.simulation import simulate
 from invariants import moldable_optimum_us, placement_faults
 from strategies import moldable_cases
@@ -75,7 +75,7 @@ def test_looking_ahead_is_within_3_percent_of_the_optimum_in_the_mean(seeds):
     ratios = []
     for instance in map(step, seeds):
         optimum, _ = solve(instance, AMPLE_S)
-        serial = in_order(instance, [instance.num_cores] * len(instance.order), instance.order)
+        serial = serial_sgs(instance, [instance.num_cores] * len(instance.order), instance.order)
         found = improve(instance, serial, budget_s=AMPLE_S)
         ratios.append(makespan_us(found) / makespan_us(optimum))
     assert fmean(ratios) <= 1.03

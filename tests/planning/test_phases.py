@@ -10,7 +10,7 @@ from hocket.checking import check
 from hocket.errors import InputError
 from hocket.ir import Costs, Edge, Graph, Machine, Op
 from hocket.planning import plan
-from hocket.planning.moldable import instance_of
+from hocket.planning.moldable.instance import instance_of
 from hocket.planning.phases import divide
 from hocket.simulation import simulate
 from invariants import illegality

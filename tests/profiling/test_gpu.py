@@ -12,7 +12,7 @@ from hocket.ir import Buffer, Device, Edge, Graph, Machine, Op
 from hocket.profiling.gpu import GpuModel, estimate_gpu
 from strategies import touching_graphs
 
-P100 = Machine.known("p100")
+P100 = Machine.preset("p100")
 KERNEL_US = GpuModel().kernel_us
 
 # DeepBench, results/train/DeepBench_NV_P100.xlsx: side, channels in, batch, channels out, kernel, padding, stride, and

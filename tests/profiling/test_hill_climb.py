@@ -216,6 +216,30 @@ def test_costs_are_what_was_measured(tmp_path) -> None:
     assert Costs.load(tmp_path / "costs.json") == costs
 
 
+def test_costs_have_one_placement_that_of_the_step_as_a_whole() -> None:
+    def time_us(op: str, width: int, affinity: str) -> float:
+        apart = {"a": -3.0, "b": 1.0}[op] if affinity == "scatter" else 0.0
+        return 100.0 / width + width + apart
+
+    search = HillClimb([Op("a", "x"), Op("b", "y")], 8, 3, cores_per_cache=2).run(time_us)
+    costs = search.costs()
+    assert search.placement == costs.placement == "scatter", "`a` gains more than `b` loses"
+    assert costs.durations_us["b"]["4"] == 100.0 / 4 + 4 + 1.0
+    assert costs.durations_us["b"]["7"] == 100.0 / 7 + 7, "wider than there are caches: no other way"
+    assert HillClimb([Op("b", "y")], 8, 3, cores_per_cache=2).run(time_us).costs().placement == "compact"
+
+
+def test_what_is_wanted_next_is_told_by_setting() -> None:
+    search = HillClimb([Op("a", "x"), Op("b", "y")], 4, 3, also=())
+    assert search.wanted == {Setting(1): ("a", "b")}
+    search.record("a", 1, 5.0)
+    assert search.wanted == {Setting(1): ("b",), Setting(4): ("a",)}
+    search.record("b", 1, 5.0)
+    search.record("a", 4, 2.0)
+    search.record("b", 4, 9.0)
+    assert search.wanted == {}
+
+
 def test_no_ops_are_done_at_once() -> None:
     search = HillClimb([], 4)
     assert search.done

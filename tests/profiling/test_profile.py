@@ -10,7 +10,6 @@ from hocket import zoo
 from hocket.errors import InputError
 from hocket.ir import Costs, Graph, Op, Span, Timeline
 from hocket.profiling.analytic import estimate, measure_rates
-from hocket.profiling.oracle import complete
 from hocket.profiling.tracer import costs_of, default_widths
 
 
@@ -63,14 +62,6 @@ def test_estimates_follow_flops_and_bytes() -> None:
     assert costs.lookup("busy").source == "analytic"
     with pytest.raises(InputError, match="no flops_per_s"):
         estimate(graph, hocket.Machine.of(cores=4))
-
-
-def test_the_oracle_prefers_what_was_measured() -> None:
-    machine = hocket.Machine.of(cores=2, flops_per_s=1e9, bytes_per_s=1e9)
-    graph = Graph((Op("known"), Op("unknown", flops=1e6)))
-    costs = complete(graph, Costs({"known": {"1": 5.0}}), machine)
-    assert costs.lookup("known") == (5.0, "measured")
-    assert costs.lookup("unknown").source == "analytic"
 
 
 def test_measured_rates_are_of_this_world() -> None:

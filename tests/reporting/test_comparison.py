@@ -30,8 +30,8 @@ PLAIN = Comparison(
 
 def test_sample_is_worked_by_hand() -> None:
     sample = Sample.of([5.0, 1.0, 2.0, 4.0, 3.0, 10.0])
-    assert sample == Sample(median=3.5, min=1.0, p90=7.5, runs=6)
-    assert Sample.of([2.0]) == Sample(2.0, 2.0, 2.0, 1)
+    assert sample == Sample(lower_quartile=2.0, median=3.5, min=1.0, p90=7.5, runs=6)
+    assert Sample.of([2.0]) == Sample(2.0, 2.0, 2.0, 2.0, 1)
 
 
 @pytest.mark.parametrize("values", [[], [math.nan], [-1.0], [math.inf]])
@@ -41,10 +41,10 @@ def test_sample_refuses(values: list[float]) -> None:
 
 
 def test_sample_refuses_what_no_runs_could_give() -> None:
-    with pytest.raises(InputError, match="min <= median <= p90"):
-        Sample(median=1.0, min=2.0, p90=3.0, runs=1)
+    with pytest.raises(InputError, match="min <= lower quartile <= median <= p90"):
+        Sample(lower_quartile=1.0, median=1.0, min=2.0, p90=3.0, runs=1)
     with pytest.raises(InputError, match="at least one run"):
-        Sample(1.0, 1.0, 1.0, 0)
+        Sample(1.0, 1.0, 1.0, 1.0, 0)
 
 
 def test_json_has_the_promised_keys() -> None:
@@ -55,7 +55,7 @@ def test_json_has_the_promised_keys() -> None:
         *("efficiency", "speedup", "verdict", "why", "max_abs_diff", "bitwise"),
     } <= set(document)
     for key in ("eager_ms", "planned_ms"):
-        assert set(document[key]) == {"median", "min", "p90", "runs"}
+        assert set(document[key]) == {"lower_quartile", "median", "min", "p90", "runs"}
     assert json.loads(json.dumps(document, allow_nan=False)) == document
 
 
@@ -105,7 +105,7 @@ def test_file_round_trip(tmp_path) -> None:
     [
         ("verdict", "maybe", "expected one of planned, eager"),
         ("bitwise", 1, "expected true or false"),
-        ("eager_ms", {"median": 1, "min": 2, "p90": 3, "runs": 1}, "min <= median"),
+        ("eager_ms", {"lower_quartile": 1, "median": 1, "min": 2, "p90": 3, "runs": 1}, "min <= lower"),
         ("speed", 1, "unknown field 'speed'"),
     ],
 )

@@ -105,7 +105,7 @@ def test_it_says_what_was_found() -> None:
     found = example(5)
     text = Page(page_of(found, upper_us=20000.0)).text
     for words in (
-        *("faster than eager, same result bitwise", "Lower bound", "Over the bound", "1.52x", "Upper bound", "20 ms"),
+        *("faster than eager, same result bitwise", "Lower bound", "Over the bound", "1.42x", "Upper bound", "20 ms"),
         *("How busy the lanes are", "cpu0, 1 thread, core 1", "Costliest ops", "By layer", "By role"),
         *("What the plan changed", "Moved to another lane", "Start later", "hocket-plan/1 planner=list"),
         *("Environment", "2.13.0", "a note", "batch 8, float32"),

@@ -93,13 +93,14 @@ def test_launches_hold_an_op_back_and_events_delay_it():
     plan = Plan((Lane("x", ("a", "b"), "stream", "gpu0"), Lane("y", ("c",), "stream", "gpu0")))
     costs = Costs({op: {"gpu0": 3.0} for op in "abc"})
 
-    def starts(launches: str) -> list[float]:
-        spans = simulate(graph, plan, costs, machine, launches=launches).by_op
+    def starts(launches: str, *outside: str) -> list[float]:
+        spans = simulate(graph, plan, costs, machine, launches=launches, outside=outside).by_op
         return [spans[op].start_us for op in "abc"]
 
     assert starts("free") == [0.0, 3.0, 3.0]
     assert starts("eager") == [5.0, 10.0, 15.0]
     assert starts("graph") == [1.0, 4.0, 6.0]
+    assert starts("graph", "b") == [1.0, 6.0, 7.0], "b is launched by itself, and c after it"
     with pytest.raises(InputError, match="expected launches to be one of free, eager, graph, got 'lazy'"):
         simulate(graph, plan, costs, machine, launches="lazy")
 

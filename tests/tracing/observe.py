@@ -9,7 +9,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from equivalence.compare import bits
-from hocket.execution.lanes import below_autograd
+from hocket.execution.base import below_autograd
 from hocket.tracing.captured import Captured
 from hocket.tracing.program import compile_action
 

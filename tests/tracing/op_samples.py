@@ -19,7 +19,7 @@ from torch.autograd import profiler_legacy
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from hocket.errors import CaptureError
-from hocket.execution.lanes import below_autograd
+from hocket.execution.base import below_autograd
 from hocket.tracing import capture
 from hocket.tracing.captured import Captured
 from hocket.tracing.program import compile_action

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from hocket.tracing.data_reads import _READERS, UNSEEN_WRITES
+from hocket.tracing.recording.data_reads import _READERS, UNSEEN_WRITES
 from tracing.op_samples import sample_with
 
 

@@ -16,13 +16,13 @@ from equivalence.test_layers import LAYERS, layer_job
 from equivalence.test_places import Counting
 from equivalence.test_steps import mse, simple
 from equivalence.test_zoo import load
-from hocket.execution.lanes import below_autograd
+from hocket.execution.base import below_autograd
 from hocket.job import Job
 from hocket.tracing import capture
 from hocket.tracing.captured import Captured
 from hocket.tracing.program import Action, Slot, compile_action
-from hocket.tracing.scalars import TapeRef
-from hocket.tracing.watch import written_arguments
+from hocket.tracing.recording.recorder import written_arguments
+from hocket.tracing.scalars.tape import TapeRef
 from tracing.observe import content, observe, storages
 
 WRITING = ["batch norm in both modes", "instance norm", "spectral and weight norm", "embedding with a largest norm"]

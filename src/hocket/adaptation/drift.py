@@ -23,7 +23,7 @@ from statistics import median
 
 from hocket.errors import InputError
 
-__all__ = ["Drift", "DriftLimits", "StepWatch"]
+__all__ = ["Drift", "DriftDetector", "DriftLimits"]
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Drift:
         )
 
 
-class StepWatch:
+class DriftDetector:
     """Follows the step times after a verdict.
 
     Args:
@@ -80,7 +80,7 @@ class StepWatch:
         limits: see `DriftLimits`.
 
     Example:
-        >>> watch = StepWatch(2.0, 50.0, DriftLimits(window=2, patience=2, rest_steps=5))
+        >>> watch = DriftDetector(2.0, 50.0, DriftLimits(window=2, patience=2, rest_steps=5))
         >>> found = [watch.observe(ms) for ms in [2.0] * 1000 + [3.0] * 4]
         >>> [number for number, drift in enumerate(found) if drift], found[-1].found_ms
         ([1003], 3.0)

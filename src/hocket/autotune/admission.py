@@ -20,8 +20,8 @@ from hocket.autotune.verification import Difference
 from hocket.backends import Backend
 from hocket.errors import HocketError
 from hocket.tracing.captured import Captured
-from hocket.tracing.guards import Guards
-from hocket.tracing.purity import MAX_WATCHED, PurityWatch, in_words, named
+from hocket.tracing.purity.guards import Guards
+from hocket.tracing.purity.watch import MAX_WATCHED, PurityWatch, in_words, named
 
 __all__ = ["Admission", "RefusedError"]
 
@@ -45,27 +45,38 @@ class Admission:
 
     Attributes:
         guards: what has to hold for this variant; None until a step was watched.
-        forms: the captured forms that compute what eager computes, the likeliest first.
+        traced: all captured forms, the likeliest first.
+        forms: the captured forms that compute what eager computes.
         difference: what the verification found.
     """
 
     def __init__(self, watch: PurityWatch, backend: Backend) -> None:
         self.guards: Guards | None = None
+        self.traced: dict[str, Captured] = {}
         self.forms: dict[str, Captured] = {}
         self.difference: Difference | None = None
         self._watch = watch
         self._backend = backend
 
-    def search(self) -> Generator[Item, Any, None]:
-        """Ask for the steps that it takes.
+    def capture(self) -> Generator[Item, Any, None]:
+        """Ask for the steps that it takes until the step is captured.
 
         Raises:
             RefusedError: the step stays eager.
         """
         yield from self._watched()
         forms: dict[str, Captured] = yield CaptureRequest()
+        self.traced = dict(forms)
         self.forms = dict(forms)
-        for number in range(VERIFIED_STEPS):
+
+    def verify(self, num_steps: int = VERIFIED_STEPS) -> Generator[Item, Any, None]:
+        """Ask for `num_steps` verified ones in each form, and leave out the forms that differ from eager.
+
+        Raises:
+            RefusedError: none is left; the step stays eager.
+        """
+        forms = dict(self.forms)
+        for number in range(num_steps):
             for form, captured in forms.items():
                 if form in self.forms:
                     yield from self._verified(form, captured)
@@ -85,7 +96,7 @@ class Admission:
 
     def _verified(self, form: str, captured: Captured) -> Generator[Item, Any, None]:
         """One ordinary step, made again by the plan of eager's order."""
-        plain = self._backend.lanes(captured, self._backend.plain(captured))
+        plain = self._backend.executor(captured, self._backend.serial_plan(captured))
         try:
             found: Difference = yield VerifiedStep(form, captured, plain)
         finally:

@@ -19,7 +19,7 @@ from hocket.backends import Backend
 from hocket.errors import StaleCaptureError
 from hocket.ir import Plan
 from hocket.tracing.captured import Captured
-from hocket.tracing.forms import in_form
+from hocket.tracing.variants import in_form
 
 __all__ = ["Audit", "Auditor", "audited", "narrowed"]
 
@@ -86,7 +86,7 @@ class Auditor:
         made, executor = best.plan, best.executor
         if self._doubted is not None:
             made = self._doubted
-            executor = self._backend.lanes(best.captured, made)
+            executor = self._backend.executor(best.captured, made)
         try:
             with in_form(best.captured.trace.places, best.form):
                 found, result = audited(best.captured, made, executor, batch, eager)

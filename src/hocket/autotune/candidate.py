@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 from hocket.adaptation import DriftLimits
-from hocket.execution.lanes import Executor
+from hocket.autotune.store import DecisionStore
+from hocket.backends import Backend
+from hocket.execution.base import Executor
 from hocket.ir import Costs, Machine, Plan, Timeline
+from hocket.reporting import lower_quartile
 from hocket.tracing.captured import Captured
-from hocket.tracing.purity import PurityWatch
+from hocket.tracing.purity.watch import PurityWatch
 from hocket.tracing.state import Inventory
 
-__all__ = ["Candidate", "Setting", "lower_quartile", "rank_of"]
+__all__ = ["Candidate", "TunerConfig", "rank_of"]
 
 
 @dataclass(frozen=True)
-class Setting:
-    """What a schedule was asked for; see `hocket.schedule`. `clock` counts seconds, as `time.perf_counter` does."""
+class TunerConfig:
+    """What a schedule was asked for; see `hocket.schedule` and `hocket.session.Schedule`."""
 
     step: Callable[[Any], Any]
     model: Any
@@ -33,7 +36,10 @@ class Setting:
     executor: str
     clock: Callable[[], float]
     drift: DriftLimits
+    store: DecisionStore
+    plan: Plan | None = None
     on_progress: Callable[[str, int], object] | None = None
+    backend: Callable[[], Backend] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +47,7 @@ class Candidate:
     """One plan that may win.
 
     Attributes:
-        form: of the step; see `hocket.tracing.forms`.
+        form: of the step; see `hocket.tracing.variants`.
         captured, costs, plan, predicted: the step in that form, what its ops take, the plan and its simulation.
         executor: what runs it.
         steps_ms: what its steps took in the comparison; empty before one.
@@ -71,15 +77,6 @@ class Candidate:
     def co_runs(self) -> bool:
         """Whether ops may run side by side."""
         return sum(bool(lane.ops) for lane in self.plan.lanes) > 1
-
-
-def lower_quartile(steps_ms: Sequence[float]) -> float:
-    """A quarter of the steps took no longer.
-
-    On a shared machine somebody else's work makes whole blocks of steps slower, and nothing makes one faster. A median
-    of a few steps then says who was unlucky.
-    """
-    return sorted(steps_ms)[(len(steps_ms) - 1) // 4]
 
 
 def rank_of(candidate: Candidate) -> float:

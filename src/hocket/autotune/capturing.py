@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from hocket.autotune.admission import RefusedError
-from hocket.autotune.candidate import Setting
+from hocket.autotune.candidate import TunerConfig
 from hocket.errors import CaptureError, StaleCaptureError
 from hocket.tracing.captured import Captured, capture_step
-from hocket.tracing.forms import forms_of, in_form
-from hocket.tracing.purity import PurityWatch, named
+from hocket.tracing.purity.undo import Before
+from hocket.tracing.purity.watch import PurityWatch, named
 from hocket.tracing.state import inventory
-from hocket.tracing.undo import Before
+from hocket.tracing.variants import forms_of, in_form
 
 __all__ = ["captured_forms"]
 
@@ -19,7 +19,7 @@ __all__ = ["captured_forms"]
 MAX_OPS = 4000
 
 
-def captured_forms(setting: Setting, batch: Any) -> dict[str, Captured]:
+def captured_forms(setting: TunerConfig, batch: Any) -> dict[str, Captured]:
     """The forms that could be captured, the likeliest first.
 
     Raises:
@@ -53,7 +53,7 @@ def captured_forms(setting: Setting, batch: Any) -> dict[str, Captured]:
     return found
 
 
-def _capture(setting: Setting, batch: Any) -> Captured:
+def _capture(setting: TunerConfig, batch: Any) -> Captured:
     watch: PurityWatch = setting.watch
     known: dict[str, Any] = {
         "further": (*watch.rebound.values(), *watch.moving.values()),

@@ -12,12 +12,13 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 
 from hocket.adaptation import CoRun
-from hocket.autotune.candidate import Candidate, lower_quartile, rank_of
+from hocket.autotune.candidate import Candidate, rank_of
 from hocket.autotune.items import TimedStep
 from hocket.backends import Backend
 from hocket.ir import Timeline
+from hocket.reporting import lower_quartile
 
-__all__ = ["StepComparison", "compare_steps", "speedup_interval"]
+__all__ = ["StepComparison", "compare_steps", "speedup_interval", "take_turn"]
 
 MIN_ROUNDS = 3
 MAX_ROUNDS = 6
@@ -74,11 +75,11 @@ def compare_steps(
     timelines: list[list[Timeline]] = [[] for _ in candidates]
     left = list(range(len(candidates)))
     for round_ in range(MAX_ROUNDS):
-        eager_ms += yield from _turn(None, after_eager)
+        eager_ms += yield from take_turn(None, after_eager)
         for number in left:
             candidate = candidates[number]
-            steps_ms[number] += yield from _turn(candidate, _keeping(candidate, timelines[number]))
-            backend.rest(candidate.executor)
+            steps_ms[number] += yield from take_turn(candidate, _keeping(candidate, timelines[number]))
+            backend.release(candidate.executor)
         best = min(left, key=lambda number: lower_quartile(steps_ms[number]))
         low, high = speedup_interval(eager_ms, steps_ms[best])
         left = [n for n in left if lower_quartile(steps_ms[n]) <= HOPELESS * lower_quartile(steps_ms[best])]
@@ -93,7 +94,8 @@ def compare_steps(
     return StepComparison(tuple(eager_ms), measured, low, high)
 
 
-def _turn(candidate: Candidate | None, after_each: Callable[[], None]) -> Generator[TimedStep, float, list[float]]:
+def take_turn(candidate: Candidate | None, after_each: Callable[[], None]) -> Generator[TimedStep, float, list[float]]:
+    """Ask for a few steps in a row of a plan (None: of eager); the times of all but the first."""
     times = []
     for number in range(STEPS_IN_A_ROW):
         took_ms = yield TimedStep(candidate.executor if candidate else None)

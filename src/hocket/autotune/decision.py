@@ -38,6 +38,7 @@ class Decision:
         candidates: all plans that were compared, with the times of their steps.
         eager_ms: the times of eager's steps.
         co_runs: pairs of ops that ran side by side, as they were measured.
+        is_recalled: it was made in an earlier search, and met again.
     """
 
     kind: str
@@ -49,6 +50,7 @@ class Decision:
     candidates: tuple[Candidate, ...] = ()
     eager_ms: tuple[float, ...] = ()
     co_runs: tuple[CoRun, ...] = ()
+    is_recalled: bool = False
 
     @property
     def verdict(self) -> Verdict:

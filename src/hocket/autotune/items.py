@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from hocket.execution.lanes import Executor
+from hocket.execution.base import Executor
 from hocket.tracing.captured import Captured
 
 __all__ = ["CaptureRequest", "Item", "TimedStep", "VerifiedStep", "WatchedStep"]
@@ -20,7 +20,7 @@ __all__ = ["CaptureRequest", "Item", "TimedStep", "VerifiedStep", "WatchedStep"]
 
 @dataclass(frozen=True)
 class WatchedStep:
-    """An ordinary step, watched. Back comes what it showed, a `hocket.tracing.purity.Watched`."""
+    """An ordinary step, watched. Back comes what it showed, a `hocket.tracing.purity.watch.Watched`."""
 
     stage: ClassVar[str] = "watch"
 

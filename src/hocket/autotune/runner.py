@@ -10,15 +10,15 @@ from collections.abc import Callable
 from typing import Any
 from weakref import WeakSet
 
-from hocket.autotune.candidate import Setting
+from hocket.autotune.candidate import TunerConfig
 from hocket.autotune.capturing import captured_forms
 from hocket.autotune.items import CaptureRequest, Item, TimedStep, VerifiedStep, WatchedStep
 from hocket.autotune.verification import verify
 from hocket.backends import Backend
 from hocket.errors import HocketError, StaleCaptureError
-from hocket.execution.lanes import Executor
-from hocket.tracing.forms import in_form
+from hocket.execution.base import Executor
 from hocket.tracing.state import Saved
+from hocket.tracing.variants import in_form
 
 __all__ = ["PlanFailedError", "StepRunner"]
 
@@ -40,7 +40,7 @@ class StepRunner:
         failed: the step of this call raised; that error is the user's.
     """
 
-    def __init__(self, setting: Setting, backend: Backend) -> None:
+    def __init__(self, setting: TunerConfig, backend: Backend) -> None:
         self.is_done = False
         self.failed = False
         self.result: Any = None
@@ -88,7 +88,7 @@ class StepRunner:
 
     def _timed(self, executor: Executor | None, batch: Any) -> float:
         clock: Callable[[], float] = self._setting.clock
-        self._backend.settle()
+        self._backend.synchronize()
         start = clock()
         if executor is None:
             self.eager(batch)
@@ -96,7 +96,7 @@ class StepRunner:
             self._planned(executor, batch)
         else:
             self._first_planned(executor, batch)
-        self._backend.settle()
+        self._backend.synchronize()
         return (clock() - start) * 1e3
 
     def _planned(self, executor: Executor, batch: Any) -> None:

@@ -4,7 +4,8 @@ No batch and no result enters it: a variant of the schedule makes each item on t
 `hocket.autotune.items`) and sends back what it showed::
 
     admission    watched, captured, verified     is the step pure, what is its graph, is the graph right
-    profile      each op's time, at each width, joint and split
+    recall       met before: a short comparison, and no search
+    profile      each op's time, at chosen widths, joint and split; a step that nothing can gain ends here
     plans        every planner's, checked and simulated; those predicted to be fastest go on
     comparison   eager and these plans in turns
     once more    without the pairs of ops that disturbed each other side by side
@@ -18,27 +19,29 @@ from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from hocket.adaptation import Drift, co_runs, interfering
+from hocket.adaptation import CoRun, Drift, co_runs, interfering
 from hocket.autotune.admission import Admission
-from hocket.autotune.candidate import Candidate, Setting, lower_quartile, rank_of
-from hocket.autotune.comparison import StepComparison, compare_steps
+from hocket.autotune.candidate import Candidate, TunerConfig, rank_of
+from hocket.autotune.comparison import StepComparison, compare_steps, take_turn
 from hocket.autotune.decision import Decision
 from hocket.autotune.items import Item, TimedStep
+from hocket.autotune.recall import Recall
+from hocket.autotune.shortlist import Profile, Proposal, finalists, longest_chain, profile_of
 from hocket.backends import Backend
 from hocket.checking import check
-from hocket.ir import Costs, Plan, Timeline
+from hocket.execution.base import Executor
+from hocket.ir import Plan
 from hocket.planning import plan
-from hocket.simulation import simulate
+from hocket.reporting import lower_quartile
 from hocket.tracing.captured import Captured, relowered
 
 __all__ = ["Tuner"]
 
 log = logging.getLogger(__name__)
 
-# Real training steps spent on a profile: timed runs at each width, after one that is not counted.
-PROFILE_RUNS = 3
-# Candidates that come to the comparison by their prediction; serial plans always do.
-FINALISTS = 3
+# A step of which the longest chain of ops leaves less than this share of eager's time is decided at once; eager steps
+# to see whether are spent where the chain leaves less than the other of the fastest profiled step.
+NOTHING_LEFT, HARDLY_ANYTHING_LEFT = 0.02, 0.1
 
 
 class Tuner:
@@ -50,10 +53,12 @@ class Tuner:
 
     Attributes:
         admission: what is known of the step.
+        recall: keeps decisions, and finds those that were kept.
     """
 
-    def __init__(self, setting: Setting, backend: Backend) -> None:
+    def __init__(self, setting: TunerConfig, backend: Backend) -> None:
         self.admission = Admission(setting.watch, backend)
+        self.recall = Recall(setting, backend, self.admission)
         self._setting = setting
         self._backend = backend
 
@@ -63,23 +68,39 @@ class Tuner:
         Raises:
             RefusedError: the step stays eager, for this reason.
         """
-        yield from self.admission.search()
+        yield from self.admission.capture()
+        recalled = yield from self.recall.search()
+        if isinstance(recalled, Decision):
+            return recalled
+        if recalled is not None:
+            return self._decided(recalled, None, None)
+        yield from self.admission.verify()
         return (yield from self.search_again(None))
 
     def search_again(self, drift: Drift | None) -> Generator[Item, Any, Decision]:
-        """The same for a step that is admitted; `drift` is why."""
-        candidates: list[Candidate] = []
-        for form, captured in self.admission.forms.items():
-            for variant in self._variants(captured):
-                costs = yield from self._profiled(variant)
-                candidates += self._planned(form, variant, costs, candidates)
+        """The same for a step that is admitted; `drift` is why.
+
+        Raises:
+            PlanError: the plan that was given is not one for this step.
+        """
+        profiles: list[Profile] = []
+        for form, captured in self._variants():
+            profile = yield from self._profiled(form, captured)
+            profiles.append(profile)
+        if self._setting.guard and self._setting.plan is None:
+            at_once = yield from self._decided_at_once(profiles, drift)
+            if at_once is not None:
+                return at_once
+        proposals: list[Proposal] = []
+        for profile in profiles:
+            self._propose(profile, proposals)
         if not self._setting.guard:
-            best = min(candidates, key=rank_of)
+            best = self._candidate(min(proposals, key=lambda proposal: proposal.predicted_ms))
             reason = "guard=False: the plan runs whatever it costs"
-            return Decision("planned", reason, best=best, candidates=tuple(candidates))
-        finalists = _finalists(candidates)
-        found = yield from compare_steps(finalists, self._backend, self.admission.expect_no_writes)
-        apart, pairs = self._kept_apart(found)
+            return Decision("planned", reason, best=best, candidates=(best,))
+        chosen = [self._candidate(proposal) for proposal in finalists(proposals)]
+        found = yield from compare_steps(chosen, self._backend, self.admission.expect_no_writes)
+        apart, pairs = self._kept_apart(found, profiles)
         if apart is not None:
             second = yield from compare_steps([found.best, apart], self._backend, self.admission.expect_no_writes)
             others = [candidate for candidate in found.candidates if candidate is not found.best]
@@ -89,50 +110,84 @@ class Tuner:
             found = replace(found, co_runs=pairs)
         return self._decided(found, apart, drift)
 
-    def _variants(self, captured: Captured) -> list[Captured]:
-        if not self._backend.splits or self._setting.planner == "serial":
-            return [captured]
-        taken_apart = relowered(captured, split=True)
-        return [captured, taken_apart] if len(taken_apart.graph) > len(captured.graph) else [captured]
+    def _variants(self) -> list[tuple[str, Captured]]:
+        """Each form, with convolutions' backward as it stands and taken apart; for a given plan the one it is for."""
+        found: list[tuple[str, Captured]] = []
+        for form, captured in self.admission.forms.items():
+            found.append((form, captured))
+            if self._backend.splits and self._setting.planner != "serial":
+                taken_apart = relowered(captured, split=True)
+                found += [(form, taken_apart)] if len(taken_apart.graph) > len(captured.graph) else []
+        given = self._setting.plan
+        if given is None:
+            return found
+        fitting = max(found, key=lambda one: len(given.lane_of.keys() & one[1].graph.by_name.keys()))
+        check(fitting[1].graph, given, self._backend.machine)
+        return [fitting]
 
-    def _profiled(self, captured: Captured) -> Generator[TimedStep, float, Costs]:
-        """Costs from real steps, at every width."""
-        measured: dict[str, list[Timeline]] = {}
-        for key, executor in self._backend.profilers(captured):
-            for run in range(PROFILE_RUNS + 1):
-                yield TimedStep(executor, "profile")
-                if run:
-                    measured.setdefault(key, []).append(executor.timeline())
-            executor.close()
-        return self._backend.costs(captured, measured)
+    def _profiled(self, form: str, captured: Captured) -> Generator[TimedStep, float, Profile]:
+        """What ops take, from real steps."""
+        rounds = self._backend.profiled(captured)
+        steps: list[tuple[Executor, list[float]]] = []
+        while True:
+            try:
+                executor = next(rounds)
+            except StopIteration as end:
+                ran = [(executor.plan, times_ms) for executor, times_ms in steps]
+                return profile_of(form, captured, end.value, self._backend, ran)
+            if not steps or steps[-1][0] is not executor:
+                steps.append((executor, []))
+            steps[-1][1].append((yield TimedStep(executor, "profile")))
 
-    def _planned(self, form: str, captured: Captured, costs: Costs, known: Sequence[Candidate]) -> Iterator[Candidate]:
-        made: list[Candidate] = list(known)
-        for name, options in self._backend.tried(self._setting.planner):
-            candidate = self._candidate(form, captured, costs, made, name, options)
-            if candidate is not None:
-                made.append(candidate)
-                yield candidate
+    def _decided_at_once(
+        self, profiles: Sequence[Profile], drift: Drift | None
+    ) -> Generator[TimedStep, float, Decision | None]:
+        """Eager, where the ops that cannot run side by side take all of its time; None where something may be gained.
 
-    def _candidate(
-        self,
-        form: str,
-        captured: Captured,
-        costs: Costs,
-        known: Sequence[Candidate],
-        name: str,
-        options: dict[str, Any],
-    ) -> Candidate | None:
-        """A plan with all that is needed to run it; None if there is one like it."""
-        machine = self._backend.machine
-        made = plan(captured.graph, costs, machine, planner=name, **options)
-        if any(_alike(made, other.plan) for other in known if other.captured is captured):
+        Serial plans save the interpreter's time, so it is what eager takes, measured, that must leave nothing.
+        """
+        chain = min((longest_chain(p.captured.graph, p.costs) for p in profiles), key=lambda each: each.duration_ms)
+        if chain.duration_ms < (1 - HARDLY_ANYTHING_LEFT) * min(profile.fastest_ms for profile in profiles):
             return None
-        check(captured.graph, made, machine)
-        predicted = simulate(captured.graph, made, costs, machine)
-        return Candidate(form, captured, costs, made, predicted, self._backend.lanes(captured, made))
+        eager_ms = yield from take_turn(None, self.admission.expect_no_writes)
+        if chain.duration_ms < (1 - NOTHING_LEFT) * lower_quartile(eager_ms):
+            return None
+        reason = f"no plan can be faster: of {lower_quartile(eager_ms):.4g} ms that eager takes, "
+        if chain.op_ms >= (1 - HARDLY_ANYTHING_LEFT) * chain.duration_ms:
+            reason += f"op {chain.op!r} alone takes {chain.op_ms / lower_quartile(eager_ms):.0%}"
+        else:
+            reason += f"ops that wait for each other take {chain.duration_ms / lower_quartile(eager_ms):.0%}"
+        return Decision("eager", reason + _because(drift), eager_ms=tuple(eager_ms))
 
-    def _kept_apart(self, found: StepComparison) -> tuple[Candidate | None, Any]:
+    def _propose(self, profile: Profile, proposals: list[Proposal]) -> None:
+        """Add every planner's plan that is unlike those that are there; or the one that was given."""
+        for made in self._plans(profile):
+            proposal = self._proposal(profile, [other.plan for other in proposals if other.profile is profile], made)
+            if proposal is not None:
+                proposals.append(proposal)
+
+    def _plans(self, profile: Profile) -> Iterator[Plan]:
+        if self._setting.plan is not None:
+            yield self._setting.plan
+            return
+        for name, options in self._backend.candidate_planners(self._setting.planner):
+            yield plan(profile.captured.graph, profile.costs, self._backend.machine, planner=name, **options)
+
+    def _proposal(self, profile: Profile, known: Sequence[Plan], made: Plan) -> Proposal | None:
+        """A plan, checked and simulated; None if there is one like it."""
+        if any(_alike(made, other) for other in known):
+            return None
+        check(profile.captured.graph, made, self._backend.machine)
+        return Proposal(profile, made, self._backend.predict(profile.captured, made, profile.costs))
+
+    def _candidate(self, proposal: Proposal) -> Candidate:
+        profile = proposal.profile
+        executor = self._backend.executor(profile.captured, proposal.plan)
+        return Candidate(profile.form, profile.captured, profile.costs, proposal.plan, proposal.predicted, executor)
+
+    def _kept_apart(
+        self, found: StepComparison, profiles: Sequence[Profile]
+    ) -> tuple[Candidate | None, tuple[CoRun, ...]]:
         """The best plan with ops side by side, made anew without the pairs that interfered (None if there are none).
 
         Also returns the pairs that ran side by side.
@@ -143,16 +198,18 @@ class Tuner:
         judged = min(several, key=rank_of)
         pairs = co_runs(judged.timelines, judged.plan, judged.costs)
         avoid = interfering(pairs)
-        if not avoid or self._setting.planner not in ("auto", "concurrency"):
+        if not avoid or self._setting.plan is not None or self._setting.planner not in ("auto", "concurrency"):
             return None, pairs
-        made = self._candidate(
-            judged.form, judged.captured, judged.costs, found.candidates, "concurrency", {"avoid": avoid}
-        )
+        profile = next(profile for profile in profiles if profile.captured is judged.captured)
+        known = [candidate.plan for candidate in found.candidates if candidate.captured is judged.captured]
+        graph, machine = judged.captured.graph, self._backend.machine
+        kept_apart = plan(graph, judged.costs, machine, planner="concurrency", avoid=avoid)
+        made = self._proposal(profile, known, kept_apart)
         fastest_ms = min(lower_quartile(found.eager_ms), found.best.rank_ms)
-        if made is None or made.rank_ms >= fastest_ms:
+        if made is None or made.predicted_ms >= fastest_ms:
             return None, pairs  # not even its prediction, which knows of no interference, beats what was measured
         log.info("hocket: %d pair(s) of ops interfered: a plan that keeps them apart is tried", len(avoid))
-        return made, pairs
+        return self._candidate(made), pairs
 
     def _decided(self, found: StepComparison, apart: Candidate | None, drift: Drift | None) -> Decision:
         best = found.best
@@ -165,8 +222,7 @@ class Tuner:
             reason += ": no difference"
         if apart is not None and best.executor is apart.executor:
             reason += f", with {len(interfering(found.co_runs))} pair(s) of ops kept apart that interfered"
-        if drift is not None:
-            reason += f"; measured again because the {drift}"
+        reason += _because(drift)
         planned = found.is_clear and found.speedup > 1
         return Decision(
             "planned" if planned else "eager",
@@ -181,13 +237,8 @@ class Tuner:
         )
 
 
-def _finalists(candidates: Sequence[Candidate]) -> list[Candidate]:
-    ranked = sorted(candidates, key=lambda candidate: candidate.predicted.makespan_us)
-    finalists = [c for n, c in enumerate(ranked) if n < FINALISTS or c.plan.planner == "serial"]
-    for candidate in candidates:
-        if candidate not in finalists:
-            candidate.executor.close()
-    return finalists
+def _because(drift: Drift | None) -> str:
+    return f"; measured again because the {drift}" if drift is not None else ""
 
 
 def _alike(first: Plan, second: Plan) -> bool:

@@ -9,23 +9,23 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Generator
+from dataclasses import replace
 from typing import Any
 
-from hocket.adaptation import Drift, StepWatch
+from hocket.adaptation import Drift, DriftDetector
 from hocket.autotune.admission import RefusedError
 from hocket.autotune.audit import Auditor
-from hocket.autotune.candidate import Candidate, Setting
+from hocket.autotune.candidate import Candidate, TunerConfig
 from hocket.autotune.decision import UNDECIDED, Decision, Verdict
 from hocket.autotune.items import Item
 from hocket.autotune.runner import StepRunner
 from hocket.autotune.tuner import Tuner
 from hocket.autotune.verification import Difference
 from hocket.backends import Backend, CpuBackend, CudaBackend
-from hocket.errors import CaptureError, StaleCaptureError
-from hocket.ir import Machine
+from hocket.errors import CaptureError, PlanError, StaleCaptureError
 from hocket.tracing.captured import Captured
-from hocket.tracing.guards import Guards
-from hocket.tracing.purity import named
+from hocket.tracing.purity.guards import Guards
+from hocket.tracing.purity.watch import named
 from hocket.tracing.state import Inventory
 
 __all__ = ["Variant"]
@@ -45,18 +45,17 @@ class Variant:
         is_final: the step stays eager for good, whatever its state.
         decision: the last decision.
         history: all verdicts, the first one first.
-        machine: what plans run on.
+        backend: what plans run on.
     """
 
-    def __init__(self, setting: Setting, *, refused: str = "") -> None:
+    def __init__(self, setting: TunerConfig, *, refused: str = "") -> None:
         self.settled = False
         self.is_final = False
         self.decision: Decision = UNDECIDED
         self.history: tuple[Verdict, ...] = ()
-        self._setting = setting
         self._refused = refused or _unplannable(setting.places)
-        backend = _backend_of(setting)
-        self.machine: Machine = backend.machine
+        self.backend = backend = _backend_of(setting)
+        self._setting = setting = replace(setting, step=backend.eager(setting.step))
         self._runner = StepRunner(setting, backend)
         self._tuner = Tuner(setting, backend)
         self._auditor = Auditor(backend, setting.clock)
@@ -66,7 +65,7 @@ class Variant:
         self._searched_s = 0.0
         self._num_searched = 0
         self._is_mute = False  # the callback for progress has raised
-        self._watch: StepWatch | None = None
+        self._watch: DriftDetector | None = None
 
     @property
     def guards(self) -> Guards | None:
@@ -74,7 +73,7 @@ class Variant:
 
     @property
     def forms(self) -> dict[str, Captured]:
-        """The step as graphs, the likeliest form first (see `hocket.tracing.forms`); empty until it is captured."""
+        """The step as graphs, the likeliest form first (see `hocket.tracing.variants`); empty until it is captured."""
         return self._tuner.admission.forms
 
     @property
@@ -167,7 +166,8 @@ class Variant:
             if not runner.is_done:
                 raise
         except Exception as error:  # noqa: BLE001  # whatever fails in a search, eager can still make the step
-            if runner.failed or (self._setting.strict and isinstance(error, (CaptureError, RefusedError))):
+            asked_for = self._setting.strict and isinstance(error, (CaptureError, RefusedError))
+            if runner.failed or asked_for or (self._setting.plan is not None and isinstance(error, PlanError)):
                 self._give_up()
                 raise (CaptureError(str(error)) if isinstance(error, RefusedError) else error) from error.__cause__
             if not runner.is_done:
@@ -184,7 +184,7 @@ class Variant:
             self._searched_s += clock() - start
             if self.settled and self._setting.guard and self.decision.eager_ms:
                 # Another search could find another answer.
-                self._watch = StepWatch(self.decision.expected_ms, self._searched_s * 1e3, self._setting.drift)
+                self._watch = DriftDetector(self.decision.expected_ms, self._searched_s * 1e3, self._setting.drift)
         return runner.result
 
     def _tell(self, stage: str) -> None:
@@ -211,6 +211,8 @@ class Variant:
             self._item = self._search.send(outcome)
         except StopIteration as end:
             self._settle(end.value)
+            if not end.value.is_recalled:
+                self._tuner.recall.keep(end.value)
 
     def _give_up(self) -> None:
         self._search = self._item = None
@@ -240,7 +242,9 @@ class Variant:
         log.info("hocket: %s: %s", decision.kind, decision.reason)
 
 
-def _backend_of(setting: Setting) -> Backend:
+def _backend_of(setting: TunerConfig) -> Backend:
+    if setting.backend is not None:
+        return setting.backend()
     devices = {entry.get().device for entry in setting.places.parameters}
     if len(devices) == 1 and (device := next(iter(devices))).type == "cuda":
         return CudaBackend(device.index or 0)

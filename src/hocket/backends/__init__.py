@@ -3,5 +3,7 @@
 from hocket.backends.base import Backend
 from hocket.backends.cpu import CpuBackend
 from hocket.backends.cuda import CudaBackend
+from hocket.backends.simulated import SimulatedBackend, SimulatedClock
+from hocket.backends.streams import StreamBackend
 
-__all__ = ["Backend", "CpuBackend", "CudaBackend"]
+__all__ = ["Backend", "CpuBackend", "CudaBackend", "SimulatedBackend", "SimulatedClock", "StreamBackend"]

@@ -1,27 +1,22 @@
-"""Streams of one GPU."""
+"""The streams of one CUDA device."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 
-from hocket.backends.base import Backend
-from hocket.execution.lanes import Executor
-from hocket.ir import Costs, Device, Lane, Machine, Plan, Timeline
-from hocket.profiling.gpu import estimate_gpu
-from hocket.profiling.tracer import costs_of
-from hocket.tracing.captured import Captured
+from hocket.backends.streams import StreamBackend
+from hocket.execution.streams import CudaDevice
+from hocket.ir import Device, Machine
 
 __all__ = ["CudaBackend"]
 
-# GPUs whose rates come with Hocket; see `hocket.ir.Machine.known`.
+# GPUs whose rates come with Hocket; see `hocket.ir.Machine.preset`.
 _KNOWN = ("p100", "v100", "a100", "h200")
 
 
-class CudaBackend(Backend):
+class CudaBackend(StreamBackend):
     """The streams of one CUDA device.
 
     Args:
@@ -32,48 +27,25 @@ class CudaBackend(Backend):
     """
 
     def __init__(self, index: int) -> None:
-        from hocket.execution.streams import Cuda
-
-        self.backend = Cuda(index)
+        device = CudaDevice(index)
         found = torch.cuda.get_device_properties(index)
         least, greatest = torch.cuda.Stream.priority_range()  # type: ignore[call-arg]  # it is static
-        device = Device(
-            "gpu0",
-            "cuda",
-            found.multi_processor_count,
+        gpu = replace(
+            _published(found.name),
+            cores=found.multi_processor_count,
             memory_bytes=float(found.total_memory),
             priorities=least - greatest + 1,
         )
-        self.machine = Machine((*Machine.here().devices, device), note=found.name)
-        words = found.name.lower().replace("-", " ").split()
-        self._rates = next((Machine.known(name) for name in _KNOWN if name in words), None)
+        super().__init__(device, Machine((gpu,), note=found.name), found.name)
 
-    def plain(self, captured: Captured) -> Plan:
-        return Plan((Lane("gpu0.0", captured.graph.order, "stream", "gpu0"),), planner="serial")
 
-    def lanes(self, captured: Captured, plan: Plan) -> Executor:
-        from hocket.execution.streams import GraphedLanes
+def _published(name: str) -> Device:
+    """The published rates of the GPU of this name; none where they do not come with Hocket.
 
-        return GraphedLanes(captured, plan, self.machine, backend=self.backend)
-
-    def profilers(self, captured: Captured) -> Sequence[tuple[str, Executor]]:
-        from hocket.execution.streams import StreamLanes
-
-        return [("gpu0", StreamLanes(captured, self.plain(captured), backend=self.backend, timed=True))]
-
-    def costs(self, captured: Captured, measured: dict[str, list[Timeline]]) -> Costs:
-        found = costs_of(measured)
-        if self._rates is None:
-            return found
-        # Durations are measured; which part of the GPU an op fills can only be estimated.
-        return replace(found, shares=estimate_gpu(captured.graph, self._rates).shares)
-
-    def tried(self, planner: str) -> list[tuple[str, dict[str, Any]]]:
-        # One stream stands for itself: as a CUDA graph it is the baseline that other plans have to beat.
-        return [("critical-path", {"methods": ()}), ("critical-path" if planner == "auto" else planner, {})]
-
-    def settle(self) -> None:
-        self.backend.synchronize()
-
-    def rest(self, lanes: Executor) -> None:
-        """Nothing: streams that have no work cost nobody anything."""
+    Example:
+        >>> _published("Tesla P100-PCIE-16GB").launch_us, _published("some other").flops_per_s
+        (5.0, None)
+    """
+    words = name.lower().replace("-", " ").split()
+    known = next((known for known in _KNOWN if known in words), None)
+    return replace(Machine.preset(known).devices[0], name="gpu0") if known else Device("gpu0", "cuda")

@@ -31,6 +31,7 @@ __all__ = [
     "output_file",
     "output_folder",
     "plan_verb",
+    "read_plan",
     "report_verb",
     "simulate_verb",
     "written",
@@ -74,7 +75,7 @@ def plan_verb(args: Namespace) -> None:
 
 def check_verb(args: Namespace) -> None:
     """Whether PLAN may run GRAPH."""
-    graph, found = Graph.load(args.graph), _plan(args.plan)
+    graph, found = Graph.load(args.graph), read_plan(args.plan)
     machine = Machine.load(args.machine) if args.machine else None
     try:
         with Bar("check", moving=True):
@@ -93,7 +94,7 @@ def simulate_verb(args: Namespace) -> None:
     """The timeline that PLAN would have."""
     target, trace = output_file(args.output), output_file(args.trace)
     with Bar("simulate", moving=True):
-        graph, found, costs = Graph.load(args.graph), _plan(args.plan), Costs.load(args.costs)
+        graph, found, costs = Graph.load(args.graph), read_plan(args.plan), Costs.load(args.costs)
         machine = _machine(args)
         timeline = simulate(graph, found, costs, machine)
         limits = bounds(graph, costs, machine)
@@ -132,7 +133,7 @@ def report_verb(args: Namespace) -> None:
     """The page, the trace and the files behind them."""
     folder = output_folder(args.output)
     with Bar("report", moving=True):
-        graph, found, costs = Graph.load(args.graph), _plan(args.plan), Costs.load(args.costs)
+        graph, found, costs = Graph.load(args.graph), read_plan(args.plan), Costs.load(args.costs)
         machine = _machine(args)
         limits = bounds(graph, costs, machine)
         timelines = _timelines(args.timelines)
@@ -226,7 +227,8 @@ def _machine(args: Namespace) -> Machine:
     return Machine.load(args.machine) if args.machine else Machine.here()
 
 
-def _plan(path: Path) -> Plan:
+def read_plan(path: Path) -> Plan:
+    """The plan of a text file, or an `InputError` that names the line."""
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:

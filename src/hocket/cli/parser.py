@@ -8,6 +8,8 @@ from pathlib import Path
 
 from hocket.cli import files, steps
 from hocket.cli.arguments import Parser, Verbs, add_output, add_verb, count
+from hocket.errors import HocketError
+from hocket.ir import Machine
 from hocket.planning import planners
 
 __all__ = ["make_parser"]
@@ -46,17 +48,30 @@ def _add_steps(verbs: Verbs) -> None:
         "hocket run mlp --set depth=4 --report report",
         _TARGET,
     )
-    _target(run)
+    _target(run).add_argument(
+        "--device", choices=("cpu", "cuda"), metavar="NAME", help="where to train: cpu or cuda (cpu)"
+    )
     names = ", ".join(planners())
-    run.add_argument(
+    planned = run.add_mutually_exclusive_group()
+    planned.add_argument(
         "--planner",
         choices=("auto", *planners()),
         default="auto",
         metavar="NAME",
         help=f"auto (the default) tries all; or {names}",
     )
+    planned.add_argument("--plan", type=_input, metavar="FILE", help="run this plan, edited by hand perhaps")
+    run.add_argument(
+        "--no-cache", action="store_false", dest="cache", help="search, whatever is remembered; keep nothing"
+    )
     run.add_argument("--runs", type=count, default=10, metavar="N", help="measured steps of each kind (10)")
     run.add_argument("--threads", type=count, metavar="N", help="threads of the eager step (torch's own choice)")
+    run.add_argument(
+        "--simulate",
+        type=_gpu,
+        metavar="GPU",
+        help="simulated times on a GPU: p100, v100, a100, h200 or a machine file",
+    )
     run.add_argument("--strict", action="store_true", help="fail where the step cannot be captured")
     run.add_argument("--report", type=Path, metavar="DIR", help="write the page, the trace and all files there")
 
@@ -171,7 +186,8 @@ def _add_rest(verbs: Verbs) -> None:
     add_verb(verbs, "zoo", steps.zoo_verb, "list the training steps that come with Hocket", "hocket zoo --format json")
 
 
-def _target(parser: argparse.ArgumentParser) -> None:
+def _target(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """The target and the options of zoo targets, which may be added to."""
     parser.add_argument("target", metavar="TARGET", help="a zoo name, or file.py:function")
     zoo = parser.add_argument_group("options of zoo targets")
     zoo.add_argument("--batch-size", type=count, metavar="N", help="examples in a batch (the entry's own)")
@@ -186,6 +202,7 @@ def _target(parser: argparse.ArgumentParser) -> None:
         metavar="KEY=VALUE",
         help="a setting that `hocket zoo` lists, or lr or num_batches; may be given again",
     )
+    return zoo
 
 
 def _inputs(parser: argparse.ArgumentParser, *names: str) -> None:
@@ -208,6 +225,14 @@ def _input(text: str) -> Path:
     if path.is_dir():
         raise argparse.ArgumentTypeError(f"expected a file, got the directory {text}")
     return path
+
+
+def _gpu(text: str) -> Machine:
+    """A machine by the name of its GPU or from its file."""
+    try:
+        return Machine.load(text) if Path(text).exists() else Machine.preset(text)
+    except HocketError as error:
+        raise argparse.ArgumentTypeError(f"{error}; or a machine file") from None
 
 
 def _widths(text: str) -> list[int]:

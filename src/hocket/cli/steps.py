@@ -13,7 +13,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from hocket.cli.console import Bar, UsageError, print_json, print_tables, table
-from hocket.cli.files import output_file, output_folder, written
+from hocket.cli.files import output_file, output_folder, read_plan, written
 from hocket.cli.targets import Target
 from hocket.ir import ROLES, Costs, Graph, Machine
 from hocket.reporting import comparison_table, ops_table, plan_table
@@ -29,20 +29,31 @@ def run_verb(args: Namespace) -> None:
     """The main job: measure eager, plan, run, compare."""
     policy = wait_policy()
     folder = None if args.report is None else output_folder(args.report)
+    plan = None if args.plan is None else read_plan(args.plan)
     with _working(args, "load the step") as (target, job, bar):
         import torch
 
         from hocket.native import available
         from hocket.trial import try_out
 
-        bar.update("load the native lanes (they are compiled once)")
-        available()
+        if args.simulate is None:
+            bar.update("load the native lanes (they are compiled once)")
+            available()
         bar.update("capture, profile and try plans")
         if args.threads is not None:
             torch.set_num_threads(args.threads)
         with target.blamed("the step"):
-            trial = try_out(job, planner=args.planner, runs=args.runs, strict=args.strict, progress=bar.update)
-    notes = (*trial.comparison.notes, policy)
+            trial = try_out(
+                job,
+                planner=args.planner,
+                plan=plan,
+                cache=args.cache,
+                runs=args.runs,
+                strict=args.strict,
+                simulated=args.simulate,
+                progress=bar.update,
+            )
+    notes = (*trial.comparison.notes, *([policy] if args.simulate is None else []))
     trial = replace(trial, comparison=replace(trial.comparison, notes=notes))
     planned = trial.fast.candidate
     page = None
@@ -210,7 +221,8 @@ def wait_policy() -> str:
 @contextmanager
 def _working(args: Namespace, what: str, *, moving: bool = False) -> Iterator[tuple[Target, Job, Bar]]:
     """The job that the arguments name, and a bar; what the user's code prints goes to stderr meanwhile."""
-    target = Target(args.target, args.batch_size, args.optimizer, args.seed, dict(args.settings))
+    device = getattr(args, "device", None)
+    target = Target(args.target, args.batch_size, args.optimizer, args.seed, dict(args.settings), device)
     with redirect_stdout(sys.stderr), Bar(what, moving=moving) as bar:
         yield target, target.job(), bar
 

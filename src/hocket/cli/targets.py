@@ -40,6 +40,7 @@ class Target:
     optimizer: str | None = None
     seed: int | None = None
     settings: Mapping[str, int | float | str] = field(default_factory=dict)
+    device: str | None = None
 
     @property
     def path(self) -> Path | None:
@@ -75,6 +76,8 @@ class Target:
             raise StepError(f"{self.words}: {what} failed{where}: {_problem(error)}") from error
 
     def _from_zoo(self) -> Job:
+        import torch
+
         from hocket import zoo
 
         entry = zoo.entries().get(self.words)
@@ -83,6 +86,10 @@ class Target:
             if name not in known:
                 raise UsageError(f"{self.words}: --set {name}: no such setting; it takes {', '.join(known)}")
         settings: dict[str, Any] = dict(self.settings)
+        if self.device == "cuda" and not torch.cuda.is_available():
+            raise UsageError("--device: torch sees no GPU here; --simulate a100 simulates one")
+        if self.device is not None:
+            settings["device"] = self.device
         try:
             return zoo.load(
                 self.words, batch_size=self.batch_size, optimizer=self.optimizer, seed=self.seed or 0, **settings
@@ -118,6 +125,7 @@ class Target:
             "--batch-size": self.batch_size,
             "--optimizer": self.optimizer,
             "--seed": self.seed,
+            "--device": self.device,
             "--set": self.settings or None,
         }
         for option, value in given.items():

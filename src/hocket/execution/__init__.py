@@ -6,14 +6,14 @@ import logging
 from typing import TYPE_CHECKING
 
 from hocket.errors import ExecutionError, InputError
-from hocket.execution.here import foreign
+from hocket.execution.process import unavailable_reason
 from hocket.ir import Machine, Plan
 
 if TYPE_CHECKING:
-    from hocket.execution.lanes import Executor
+    from hocket.execution.base import Executor
     from hocket.tracing.captured import Captured
 
-__all__ = ["EXECUTORS", "executor", "foreign"]
+__all__ = ["EXECUTORS", "executor", "unavailable_reason"]
 
 EXECUTORS = ("auto", "native", "python")
 

@@ -20,8 +20,8 @@ from typing import Any, TypeAlias
 import torch
 
 from hocket.errors import ExecutionError
-from hocket.execution.here import foreign, forked
-from hocket.execution.lanes import Executor, below_autograd, releases
+from hocket.execution.base import Executor, below_autograd, releases
+from hocket.execution.process import forked, unavailable_reason
 from hocket.ir import Graph, Lane, Machine, Plan, Span, Timeline, hardware_threads, names_threads
 from hocket.tracing.captured import Captured, Frame
 from hocket.tracing.program import compile_action
@@ -269,7 +269,7 @@ def cpus_of(lane: Lane, machine: Machine | None) -> set[int]:
     if device is None:
         names = ", ".join(machine.by_name)
         raise ExecutionError(f"lane {lane.name!r} runs on device {lane.device!r}; the machine has only {names}")
-    if not device.cpus and (problem := foreign(device)):
+    if not device.cpus and (problem := unavailable_reason(device)):
         raise ExecutionError(f"lane {lane.name!r}: {problem}")
     if not device.cpus or not lane.cores:
         return set()

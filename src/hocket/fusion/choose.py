@@ -23,11 +23,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hocket.fusion.contest import Copies, contest, in_turns, make_pass, those_that_run
+from hocket.fusion.benchmark import Copies, benchmark, in_turns, make_pass, those_that_run
 from hocket.fusion.groups import Groups
-from hocket.fusion.plain import has_images
-from hocket.fusion.program import Program, Step
-from hocket.fusion.stacked import Stacked, mapped
+from hocket.fusion.program import FusedProgram
+from hocket.fusion.single_model import has_images
+from hocket.fusion.stacked import Stacked, map_tree
+from hocket.fusion.steps import Step
 
 __all__ = ["CHANNELS_LAST", "Choice", "as_before", "choose", "put_back"]
 
@@ -49,7 +50,7 @@ class Choice:
         winner: "rule", "mixed" (each op its own way), "2 at a time" and so on (by rules, in groups of models), "loop"
             (the plain models one after another) or, of one model, "single" (its ops as they are); the latter two also
             with convolutions ", channels last".
-        whole_us: time of one pass of each of them, microseconds, as long as it was in the contest.
+        whole_us: time of one pass of each of them, microseconds, as long as it was in the benchmark.
         ops_us: time of each op by each backend, by layer and op, microseconds.
     """
 
@@ -58,7 +59,7 @@ class Choice:
     ops_us: dict[tuple[int, str, str], dict[str, float]] = field(default_factory=dict)
 
 
-def choose(program: Program, leaves: list[Any], state: Callable[[], Any]) -> tuple[Choice, Run]:
+def choose(program: FusedProgram, leaves: list[Any], state: Callable[[], Any]) -> tuple[Choice, Run]:
     """Time and choose: what was timed, and what runs from now on.
 
     The program's backends are set where the choice is "mixed".
@@ -101,7 +102,7 @@ def choose(program: Program, leaves: list[Any], state: Callable[[], Any]) -> tup
         contenders = {name: make_pass(partial(run, leaves), params) for name, run in runs.items()}
         # A forward that sees strides, or writes over its input, may fail in another layout or in turns.
         others = those_that_run({name: run for name, run in contenders.items() if name != "rule"})
-        whole_us = contest({"rule": contenders["rule"]} | ({} if copies.are_written() else others))
+        whole_us = benchmark({"rule": contenders["rule"]} | ({} if copies.are_written() else others))
     winner = min(whole_us, key=lambda name: whole_us[name] * HANDICAP.get(name, GROUPED))
     for step in program.steps:
         step.backends = (mixed if winner == "mixed" else usual)[step.index]
@@ -109,7 +110,7 @@ def choose(program: Program, leaves: list[Any], state: Callable[[], Any]) -> tup
     return Choice(winner, whole_us, ops_us), run
 
 
-def as_before(program: Program, winner: str) -> Run:
+def as_before(program: FusedProgram, winner: str) -> Run:
     """What `choose` gave with this winner, for arguments of another kind; by rules where each op went its own way."""
     if winner in ("rule", "mixed"):
         return program.run
@@ -118,12 +119,12 @@ def as_before(program: Program, winner: str) -> Run:
     return Groups(program.owner, program.traced, size, channels_last=name != winner).run
 
 
-def _trained(program: Program) -> list[Tensor]:
+def _trained(program: FusedProgram) -> list[Tensor]:
     return [each for each in program.owner.all_parameters() if each.requires_grad]
 
 
 def _choose_ops(
-    program: Program, leaves: list[Any]
+    program: FusedProgram, leaves: list[Any]
 ) -> tuple[dict[tuple[int, str, str], dict[str, float]], dict[int, list[str]]]:
     """Time each op that is worth it on the arguments it has in this pass."""
     ops_us: dict[tuple[int, str, str], dict[str, float]] = {}
@@ -134,7 +135,7 @@ def _choose_ops(
     def watch(step: Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not step.is_timed or perf_counter() > until:
             return
-        key = (step.op, str(mapped((args, kwargs), _described)), _tensors_of(program, step))
+        key = (step.op, str(map_tree((args, kwargs), _described)), _tensors_of(program, step))
         if key not in known:
             known[key] = _time_op(program, step, args, kwargs)
         times = known[key]
@@ -151,7 +152,7 @@ def _choose_ops(
     return ops_us, best
 
 
-def _tensors_of(program: Program, step: Step) -> str:
+def _tensors_of(program: FusedProgram, step: Step) -> str:
     names = program.owner.names_in(step.layer)
     return str([tuple(program.owner.tensor(f"{step.layer}.{name}" if step.layer else name).shape) for name in names])
 
@@ -164,7 +165,7 @@ def _described(value: Any) -> Any:
     return value
 
 
-def _time_op(program: Program, step: Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, float]:
+def _time_op(program: FusedProgram, step: Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, float]:
     """Microseconds of forward and backward, by each backend that can."""
     backends = list(step.backends)
     if step.can_multiply is not None and step.can_multiply(*args, **kwargs):
@@ -181,7 +182,7 @@ def _time_op(program: Program, step: Step, args: tuple[Any, ...], kwargs: dict[s
             inputs.append(own)
         return Stacked(own) if isinstance(value, Stacked) else own
 
-    own_args, own_kwargs = mapped(args, fresh), mapped(kwargs, fresh)
+    own_args, own_kwargs = map_tree(args, fresh), map_tree(kwargs, fresh)
     names = program.owner.names_in(step.layer) if step.op[0].isupper() else []
     params = [program.owner.tensor(f"{step.layer}.{name}" if step.layer else name).tensor for name in names]
     wanted = [*inputs, *(param for param in params if param.requires_grad)]

@@ -34,7 +34,7 @@ class Blocks:
     """What does not fuse: names of blocks with the reason, and layers whose attributes differ (perhaps harmlessly)."""
 
     separate: dict[str, str]
-    doubts: dict[str, str]
+    differing_attributes: dict[str, str]
 
 
 def compare(models: Sequence[Any], separate: Sequence[str] = ()) -> Blocks:
@@ -64,7 +64,7 @@ def compare(models: Sequence[Any], separate: Sequence[str] = ()) -> Blocks:
     if walk.separate and not left and any(True for _ in models[0].parameters()):
         reasons = [f"{name}: {reason}" for name, reason in walk.separate.items()]
         raise InputError("models differ in every layer that has parameters: " + _listed(reasons))
-    return Blocks(walk.separate, walk.doubts)
+    return Blocks(walk.separate, walk.differing_attributes)
 
 
 def _inside(name: str, blocks: dict[str, str]) -> bool:
@@ -130,7 +130,7 @@ def _check_layers(models: Sequence[nn.Module]) -> None:
 @dataclass
 class _Walk:
     separate: dict[str, str]
-    doubts: dict[str, str]
+    differing_attributes: dict[str, str]
     errors: list[str]
 
     def visit(self, path: str, modules: list[nn.Module]) -> list[str]:
@@ -151,7 +151,7 @@ class _Walk:
                 else:
                     self.errors.append(f"{_called(path)}: {attribute}")
                 return []
-            self.doubts[path] = attribute
+            self.differing_attributes[path] = attribute
         for name, _ in modules[0].named_children():
             below = [getattr(module, name) for module in modules]
             found += self.visit(f"{path}.{name}" if path else name, below)

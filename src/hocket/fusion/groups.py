@@ -17,18 +17,19 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from hocket.fusion.plain import Plain
-from hocket.fusion.program import Owner, make_program
+from hocket.fusion.program import make_program
 from hocket.fusion.rules.base import is_watched
 from hocket.fusion.shares import LARGE_BYTES, GradientMemory, shares
-from hocket.fusion.single import Single
-from hocket.fusion.stacked import Stacked, lead
+from hocket.fusion.single_model import SingleModel
+from hocket.fusion.single_tensors import SingleTensors
+from hocket.fusion.stacked import Stacked, with_model_dim
+from hocket.fusion.steps import Owner
 from hocket.fusion.trace import Traced
 
 __all__ = ["Groups"]
 
 
-class Part:
+class ModelSlice:
     """Models `start` to `stop` of a fused module, as the owner of a program."""
 
     _hocket_form: str | None = None
@@ -39,7 +40,7 @@ class Part:
         self.num_models = stop - start
         self.strict = owner.strict
         self.backend = owner.backend
-        self.told = owner.told
+        self.warned = owner.warned
         self.gradient_memory = memory
         self.tensors: Mapping[str, Tensor] = {}
 
@@ -94,15 +95,15 @@ class Groups:
         self._size = size
         starts = range(0, owner.num_models, size)
         memory = owner.gradient_memory if memory is None else memory
-        self._parts = [Part(owner, start, min(start + size, owner.num_models), memory) for start in starts]
+        self._parts = [ModelSlice(owner, start, min(start + size, owner.num_models), memory) for start in starts]
         self._programs = [make_program(part, traced) for part in self._parts]
         self._plain = [
-            Plain(program, channels_last) if program.owner.num_models == 1 else None for program in self._programs
+            SingleModel(program, channels_last) if program.owner.num_models == 1 else None for program in self._programs
         ]
-        self._single = Single()
+        self._single = SingleTensors()
 
     def run(self, leaves: list[Any]) -> Any:
-        """As `Program.run`: the output for these leaves, `Stacked` where models have their own."""
+        """As `FusedProgram.run`: the output for these leaves, `Stacked` where models have their own."""
         if self._owner.num_models == 1:
             out = self.run_alone(leaves)
             if isinstance(out, Tensor):
@@ -141,7 +142,7 @@ class Groups:
                 Stacked(each) if isinstance(leaf, Stacked) else each for leaf, each in zip(leaves, own, strict=True)
             ]
             return pytree.tree_map(
-                lambda leaf: lead(leaf, part.num_models) if isinstance(leaf, (Stacked, Tensor)) else leaf,
+                lambda leaf: with_model_dim(leaf, part.num_models) if isinstance(leaf, (Stacked, Tensor)) else leaf,
                 self._programs[index].run(stacked),
                 is_leaf=lambda leaf: isinstance(leaf, Stacked),
             )

@@ -31,12 +31,12 @@ BATCHED = {
 
 
 def is_per_model(
-    shell: nn.Module, leaves: list[Any], spec: Any, num_models: int, shared: bool | None
+    template: nn.Module, leaves: list[Any], spec: Any, num_models: int, shared: bool | None
 ) -> tuple[bool, ...]:
     """For each leaf of the arguments, whether its first axis is the models'.
 
     Args:
-        shell: a model whose tensors are on the meta device.
+        template: a model whose tensors are on the meta device.
         leaves: all leaves of the arguments.
         spec: the tree they come from.
         num_models: B.
@@ -65,7 +65,7 @@ def is_per_model(
     for number, choice in enumerate(product(*choices)):
         if number >= MAX_COMBINATIONS:
             break
-        if _works(shell, leaves, spec, choice):
+        if _works(template, leaves, spec, choice):
             works.append(choice)
     likely = [
         choice for choice in works if all(not own or leaf.ndim >= 3 for own, leaf in zip(choice, leaves, strict=True))
@@ -75,7 +75,7 @@ def is_per_model(
     return tuple(fit and leaf.ndim >= 3 for fit, leaf in zip(fits, leaves, strict=True))
 
 
-def _works(shell: nn.Module, leaves: list[Any], spec: Any, choice: tuple[bool, ...]) -> bool:
+def _works(template: nn.Module, leaves: list[Any], spec: Any, choice: tuple[bool, ...]) -> bool:
     """Whether the model takes these inputs, with a batch axis where a layer has one."""
     filled = [
         torch.empty(leaf.shape[1:] if own else leaf.shape, dtype=leaf.dtype, device="meta")
@@ -84,10 +84,10 @@ def _works(shell: nn.Module, leaves: list[Any], spec: Any, choice: tuple[bool, .
         for leaf, own in zip(leaves, choice, strict=True)
     ]
     args, kwargs = pytree.tree_unflatten(filled, spec)
-    hooks = [module.register_forward_pre_hook(_needs_batch) for module in shell.modules() if type(module) in BATCHED]
+    hooks = [module.register_forward_pre_hook(_needs_batch) for module in template.modules() if type(module) in BATCHED]
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            shell(*args, **kwargs)
+            template(*args, **kwargs)
     except _Unbatched:
         return False
     except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError, AssertionError):

@@ -1,11 +1,11 @@
 r"""The fused module: B models as one, their parameters stacked, their ops fused where a rule, ``vmap`` or a loop can.
 
-    models --compare--> blocks --trace--> graph --rules--> program --choose--> what runs    (`hocket.fusion.calls`),
-       |                                                            or runs with its loss (`hocket.fusion.training`)
+    models --compare--> blocks --trace--> graph --rules--> program --choose--> what runs    (`fusion.dispatcher`),
+       |                                                            or runs with its loss (`fusion.step_planner`)
        \--tensors, stacked--> parameters (B, *shape)
-        \--without tensors--> shells, from which `unfuse` makes plain modules again
+        \--without tensors--> templates, from which `unfuse` makes plain modules again
 
-Source: S. Wang et al., "Horizontally Fused Training Array", MLSys 2021, section 3.
+Source: S. Wang et al., "Horizontally Fused StepPlanner Array", MLSys 2021, section 3.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from hocket.fusion import trace
 from hocket.fusion.compare import compare
 from hocket.fusion.loss import per_model_loss
 from hocket.fusion.report import report
-from hocket.fusion.training import Training
+from hocket.fusion.step_planner import StepPlanner
 
 __all__ = ["Array"]
 
 BACKENDS = ("auto", "rule", "vmap", "loop")
 
 
-class Array(Training):
+class Array(StepPlanner):
     """B models fused; see `hocket.fusion.fuse`.
 
     Attributes:
@@ -61,15 +61,15 @@ class Array(Training):
 
     def _check_doubts(self) -> None:
         """Layers of the user's whose attributes differ: harmless if all models trace to the same graph."""
-        if not self._blocks.doubts:
+        if not self._blocks.differing_attributes:
             return
-        path, reason = next(iter(self._blocks.doubts.items()))
+        path, reason = next(iter(self._blocks.differing_attributes.items()))
         where = f"layer {path}" if path else "the model itself"
         graphs: list[Any] = []
         for index in range(self.num_models):
             try:
-                sample = _required_arguments(self._shells[index])
-                traced = trace.symbolic(self._shells[index], sample, {}, frozenset(self._separate_index))
+                sample = _required_arguments(self._templates[index])
+                traced = trace.symbolic(self._templates[index], sample, {}, frozenset(self._separate_index))
             except (torch.fx.proxy.TraceError, *trace.FAILURES) as error:
                 raise InputError(f"models differ: {where}: {reason}; and whether it matters cannot be seen") from error
             described = [(node.op, str(node.target), str(node.args), str(node.kwargs)) for node in traced.graph.nodes]

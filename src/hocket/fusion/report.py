@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 
-from hocket.fusion.calls import Calls
+from hocket.fusion.dispatcher import Dispatcher
 
 __all__ = ["report"]
 
 
-def report(array: Calls) -> str:
+def report(array: Dispatcher) -> str:
     """One line in all, then one for each op of the last traced program, then the reasons of separate blocks."""
     programs = [program for program in array._programs.values() if program is not None]
     lines = []

@@ -89,7 +89,7 @@ class _Hub(torch.autograd.Function):
         return grads[0], None
 
 
-class _Part(torch.autograd.Function):
+class _Share(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hub: Tensor, place: _Place, gather: _Gather) -> Tensor:
         ctx.place, ctx.gather = place, gather
@@ -129,4 +129,4 @@ def shares(whole: Tensor, memory: GradientMemory, size: int = 1) -> tuple[Tensor
     hub = _Hub.apply(whole, gather)
     total = whole.shape[0]
     places = [_Place(start, min(start + size, total), size == 1) for start in range(0, total, size)]
-    return tuple(_Part.apply(hub, place, gather) for place in places)
+    return tuple(_Share.apply(hub, place, gather) for place in places)

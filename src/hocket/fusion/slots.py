@@ -1,4 +1,4 @@
-"""Slots: a model leaves, or another one takes its place, in mid-training."""
+"""Models change in mid-training: one leaves, or another one takes its place."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from hocket.errors import InputError
 from hocket.fusion.compare import compare
-from hocket.fusion.store import Store, mark, named_tensors, shell_of
+from hocket.fusion.store import Store, mark, named_tensors, template_of
 
-__all__ = ["Slots"]
+__all__ = ["MutableStore"]
 
 
-class Slots(Store):
+class MutableStore(Store):
     """A store whose models can change."""
 
     def drop(self, model: int) -> nn.Module:
@@ -41,7 +41,7 @@ class Slots(Store):
             group = self._group(number)
             self.separate[number] = nn.ModuleList([group[index] for index in keep])
             mark(self._group(number))
-        self._shells = [self._shells[index] for index in keep]
+        self._templates = [self._templates[index] for index in keep]
         if self._seeds is not None:
             self._seeds = [self._seeds[index] for index in keep]
         self._generators = {device: tuple(each[index] for index in keep) for device, each in self._generators.items()}
@@ -83,8 +83,8 @@ class Slots(Store):
                 group[model] = module
                 self.separate[place] = nn.ModuleList(group)
                 mark(group)
-        self._shells[model] = shell_of(new, model)
-        self._shells[model].train(self.training)
+        self._templates[model] = template_of(new, model)
+        self._templates[model].train(self.training)
         if self._seeds is not None and seed is not None:
             self._seeds[model] = int(seed)
             for generators in self._generators.values():

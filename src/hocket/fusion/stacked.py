@@ -25,12 +25,12 @@ __all__ = [
     "fold",
     "from_channels",
     "is_stacked",
-    "lead",
-    "mapped",
+    "map_tree",
     "part",
     "to_channels",
     "unfold",
     "unwrap",
+    "with_model_dim",
 ]
 
 
@@ -76,30 +76,30 @@ def is_stacked(tree: Any) -> bool:
     return False
 
 
-def mapped(tree: Any, change: Callable[[Any], Any]) -> Any:
+def map_tree(tree: Any, change: Callable[[Any], Any]) -> Any:
     """A tree of arguments with every leaf changed."""
     if isinstance(tree, tuple):
-        return tuple([mapped(each, change) for each in tree])
+        return tuple([map_tree(each, change) for each in tree])
     if isinstance(tree, list):
-        return [mapped(each, change) for each in tree]
+        return [map_tree(each, change) for each in tree]
     if isinstance(tree, dict):
-        return {name: mapped(each, change) for name, each in tree.items()}
+        return {name: map_tree(each, change) for name, each in tree.items()}
     if isinstance(tree, slice):
-        return slice(mapped(tree.start, change), mapped(tree.stop, change), mapped(tree.step, change))
+        return slice(map_tree(tree.start, change), map_tree(tree.stop, change), map_tree(tree.step, change))
     return change(tree)
 
 
 def part(tree: Any, model: int) -> Any:
     """A tree of arguments as one model sees it."""
-    return mapped(tree, lambda value: value.parts()[model] if isinstance(value, Stacked) else value)
+    return map_tree(tree, lambda value: value.parts()[model] if isinstance(value, Stacked) else value)
 
 
 def unwrap(tree: Any) -> Any:
     """A tree with the tensors themselves in place of `Stacked`."""
-    return mapped(tree, lambda value: value.tensor if isinstance(value, Stacked) else value)
+    return map_tree(tree, lambda value: value.tensor if isinstance(value, Stacked) else value)
 
 
-def lead(value: Any, num_models: int) -> Tensor:
+def with_model_dim(value: Any, num_models: int) -> Tensor:
     """A tensor ``(B, ...)``: of a stacked value, or of a shared one, repeated without a copy."""
     if isinstance(value, Stacked):
         return value.tensor

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from hocket.errors import InputError
-from hocket.fusion.slots import Slots
+from hocket.fusion.slots import MutableStore
 
-__all__ = ["Saved"]
+__all__ = ["StatefulStore"]
 
 
-class Saved(Slots):
+class StatefulStore(MutableStore):
     """A store that can be saved and loaded."""
 
     def state_dict(  # type: ignore[override]
@@ -49,7 +49,7 @@ class Saved(Slots):
 
     def _state_of(self, index: int) -> Iterator[tuple[str, Tensor]]:
         """Names and tensors (views of the stacked ones) that a plain module's state holds."""
-        for name in self._shells[index].state_dict(keep_vars=True):
+        for name in self._templates[index].state_dict(keep_vars=True):
             if name in self._places:
                 yield name, self.tensor(name).tensor[index]
                 continue

@@ -1,7 +1,7 @@
 r"""The tensors of B models, stacked, and the models without theirs.
 
 models --tensors, stacked--> parameters (B, *shape), under the names that they have in a model
-    \--without tensors--> shells, from which plain modules are made again
+    \--without tensors--> templates, from which plain modules are made again
     \--blocks that differ--> B modules each, as they are
 """
 
@@ -18,7 +18,7 @@ from hocket.errors import InputError
 from hocket.fusion.compare import Blocks
 from hocket.fusion.stacked import Stacked
 
-__all__ = ["Store", "mark", "named_tensors", "shell_of"]
+__all__ = ["Store", "mark", "named_tensors", "template_of"]
 
 
 class _Store(nn.Module):
@@ -49,7 +49,7 @@ class Store(nn.Module):
 
     def _fill(self, models: list[nn.Module]) -> None:
         """Stack the tensors; keep the models without theirs."""
-        self._shells = [shell_of(model, index) for index, model in enumerate(models)]
+        self._templates = [template_of(model, index) for index, model in enumerate(models)]
         self.fused = _Store()
         self.separate = nn.ModuleList()
         self._places: dict[str, tuple[nn.Module, str]] = {}
@@ -104,7 +104,7 @@ class Store(nn.Module):
 
     def layers(self, name: str) -> tuple[nn.Module, ...]:
         """The layer of each model, without its tensors."""
-        return tuple(shell.get_submodule(name) for shell in self._shells)
+        return tuple(template.get_submodule(name) for template in self._templates)
 
     def names_in(self, layer: str) -> list[str]:
         """The names of a layer's stacked tensors, from the layer on."""
@@ -148,9 +148,9 @@ class Store(nn.Module):
 
     def _plain(self, index: int) -> nn.Module:
         """Model `index` as a plain module with tensors of its own."""
-        shell = self._shells[index]
+        template = self._templates[index]
         memo: dict[int, Any] = {}
-        for name, hollow in named_tensors(shell):
+        for name, hollow in named_tensors(template):
             if id(hollow) in memo or name not in self._places:
                 continue
             whole = self.tensor(name).tensor
@@ -158,8 +158,8 @@ class Store(nn.Module):
             is_parameter = isinstance(hollow, nn.Parameter)
             memo[id(hollow)] = nn.Parameter(own, requires_grad=whole.requires_grad) if is_parameter else own
         for block, place in self._separate_index.items():
-            memo[id(shell.get_submodule(block))] = copy.deepcopy(self._group(place)[index])
-        plain = copy.deepcopy(shell, memo)
+            memo[id(template.get_submodule(block))] = copy.deepcopy(self._group(place)[index])
+        plain = copy.deepcopy(template, memo)
         for module in plain.modules():
             if isinstance(module, nn.RNNBase):
                 module._init_flat_weights()
@@ -174,8 +174,8 @@ class Store(nn.Module):
             param._hocket_models = self.num_models  # type: ignore[attr-defined]
         for place in range(len(self.separate)):
             mark(self._group(place))
-        for shell in self._shells:
-            _match_dtypes(self, shell)
+        for template in self._templates:
+            _match_dtypes(self, template)
         self._forget()
         return self
 
@@ -189,7 +189,7 @@ def named_tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
     return [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
 
 
-def shell_of(model: nn.Module, index: int) -> nn.Module:
+def template_of(model: nn.Module, index: int) -> nn.Module:
     """A copy of a model whose parameters and buffers hold no data (they are on the meta device)."""
     memo: dict[int, Any] = {}
     for _, tensor in named_tensors(model):
@@ -202,9 +202,9 @@ def shell_of(model: nn.Module, index: int) -> nn.Module:
         raise InputError(f"model {index}: cannot be copied: {error}") from error
 
 
-def _match_dtypes(array: Store, shell: nn.Module) -> None:
+def _match_dtypes(array: Store, template: nn.Module) -> None:
     """After ``double()`` and the like."""
-    for name, hollow in named_tensors(shell):
+    for name, hollow in named_tensors(template):
         if name in array._places:
             dtype = array.tensor(name).tensor.dtype
             if hollow.dtype != dtype:

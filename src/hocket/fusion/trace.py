@@ -4,8 +4,8 @@ torch.fx first: its symbolic trace keeps batch sizes open and whole modules whol
 unpacks them, torch.export on the input at hand: its graphs hold for these shapes only, so they are made again for
 others. Where neither can follow, the model as a whole goes by ``vmap`` or model by model.
 
-Transformer layers are traced through a plain reading of their forwards, because torch's own choose a fast path by
-looking at values.
+Transformer layers are traced through forwards without a fast path (`transformer_forwards`), because torch's own choose
+one by looking at values.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from torch.fx._symbolic_trace import PH
 from torch.utils import _pytree as pytree
 
 from hocket.fusion.rules import find_module
+from hocket.fusion.transformer_forwards import TRACEABLE_FORWARDS
 
-__all__ = ["Call", "Traced", "exported", "symbolic"]
+__all__ = ["CallSpec", "Traced", "exported", "symbolic"]
 
 # What torch.fx would read as ``x = x + y``, so that another name for the same tensor would keep the old value.
 IN_PLACE = ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor")
@@ -41,18 +42,18 @@ FAILURES = (
 
 
 @dataclass(frozen=True)
-class Call:
+class CallSpec:
     """How the model is called: the tree of its arguments, and the leaves that are not tensors."""
 
     spec: Any
     constants: tuple[tuple[int, Any], ...]
 
     @staticmethod
-    def of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Call, list[Any]]:
+    def of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[CallSpec, list[Any]]:
         """The call and all leaves, in order."""
         leaves, spec = pytree.tree_flatten((args, kwargs))
         constants = tuple((index, leaf) for index, leaf in enumerate(leaves) if not isinstance(leaf, Tensor))
-        return Call(spec, constants), leaves
+        return CallSpec(spec, constants), leaves
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,7 @@ class _Tracer(fx.Tracer):
     def call_module(
         self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        plain = PLAIN.get(type(m))
+        plain = TRACEABLE_FORWARDS.get(type(m))
         if plain is not None and self.path_of_module(m) not in self._whole:
             return super().call_module(m, lambda *a, **k: plain(m, *a, **k), args, kwargs)
         if not type(m).__module__.startswith("torch.nn.") or isinstance(m, (nn.Sequential, nn.ModuleList)):
@@ -189,8 +190,8 @@ def symbolic(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], se
         raise ValueError("the same tensor stands for two arguments")
     if find_module(model) is not None:
         return _one_op(bound.arguments, order)
-    if type(model) in PLAIN:
-        plain = PLAIN[type(model)]
+    if type(model) in TRACEABLE_FORWARDS:
+        plain = TRACEABLE_FORWARDS[type(model)]
         model.__class__ = type(type(model).__name__, (type(model),), {"forward": plain})
     with warnings.catch_warnings(), torch.inference_mode(False), torch.enable_grad():
         warnings.simplefilter("ignore")
@@ -280,86 +281,3 @@ def exported(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     if len(program.graph_signature.output_specs) != out_spec.num_leaves:
         raise ValueError("the forward gives more than its output")
     return Traced(graph, inputs, tensors, constants, lambda outs: pytree.tree_unflatten(list(outs), out_spec), "export")
-
-
-# ------------------------------------------------------------- Transformer layers, without their fast paths
-
-
-def _encoder_layer(
-    m: Any, src: Any, src_mask: Any = None, src_key_padding_mask: Any = None, is_causal: bool = False
-) -> Any:
-    def attend(x: Any) -> Any:
-        y, _ = m.self_attn(
-            x, x, x, attn_mask=src_mask, key_padding_mask=src_key_padding_mask, need_weights=False, is_causal=is_causal
-        )
-        return m.dropout1(y)
-
-    return _feed_forward(m, src, (attend,), (m.norm1, m.norm2), m.dropout2, m.dropout)
-
-
-def _decoder_layer(
-    m: Any,
-    tgt: Any,
-    memory: Any,
-    tgt_mask: Any = None,
-    memory_mask: Any = None,
-    tgt_key_padding_mask: Any = None,
-    memory_key_padding_mask: Any = None,
-    tgt_is_causal: bool = False,
-    memory_is_causal: bool = False,
-) -> Any:
-    def attend(x: Any) -> Any:
-        y, _ = m.self_attn(x, x, x, attn_mask=tgt_mask, key_padding_mask=tgt_key_padding_mask, need_weights=False)
-        return m.dropout1(y)
-
-    def look(x: Any) -> Any:
-        y, _ = m.multihead_attn(
-            x, memory, memory, attn_mask=memory_mask, key_padding_mask=memory_key_padding_mask, need_weights=False
-        )
-        return m.dropout2(y)
-
-    return _feed_forward(m, tgt, (attend, look), (m.norm1, m.norm2, m.norm3), m.dropout3, m.dropout)
-
-
-def _feed_forward(m: Any, x: Any, blocks: Any, norms: Any, last_dropout: Any, inner_dropout: Any) -> Any:
-    """Blocks and the two linear layers, each with its norm before it or after it."""
-
-    def forward(x: Any) -> Any:
-        return last_dropout(m.linear2(inner_dropout(m.activation(m.linear1(x)))))
-
-    for block, norm in zip((*blocks, forward), norms, strict=True):
-        x = x + block(norm(x)) if m.norm_first else norm(x + block(x))
-    return x
-
-
-def _encoder(m: Any, src: Any, mask: Any = None, src_key_padding_mask: Any = None, is_causal: Any = None) -> Any:
-    for layer in m.layers:
-        src = layer(src, src_mask=mask, src_key_padding_mask=src_key_padding_mask)
-    return src if m.norm is None else m.norm(src)
-
-
-def _decoder(m: Any, tgt: Any, memory: Any, **masks: Any) -> Any:
-    for layer in m.layers:
-        tgt = layer(tgt, memory, **masks)
-    return tgt if m.norm is None else m.norm(tgt)
-
-
-def _transformer(m: Any, src: Any, tgt: Any, src_mask: Any = None, tgt_mask: Any = None, **masks: Any) -> Any:
-    memory = m.encoder(src, mask=src_mask, src_key_padding_mask=masks.get("src_key_padding_mask"))
-    return m.decoder(
-        tgt,
-        memory,
-        tgt_mask=tgt_mask,
-        memory_mask=masks.get("memory_mask"),
-        tgt_key_padding_mask=masks.get("tgt_key_padding_mask"),
-        memory_key_padding_mask=masks.get("memory_key_padding_mask"),
-    )
-
-
-PLAIN: dict[type[nn.Module], Callable[..., Any]] = {
-    nn.TransformerEncoderLayer: _encoder_layer,
-    nn.TransformerDecoderLayer: _decoder_layer,
-    nn.TransformerEncoder: _encoder,
-    nn.TransformerDecoder: _decoder,
-    nn.Transformer: _transformer,
-}

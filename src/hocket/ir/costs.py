@@ -15,16 +15,17 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hocket.errors import FormatError, InputError
-from hocket.ir._fields import load_document, require_duration, save_document
+from hocket.ir._fields import Reader, load_document, require_duration, save_document
 
-__all__ = ["SOURCES", "Costs", "Duration", "Share"]
+__all__ = ["PLACEMENTS", "SOURCES", "Costs", "Duration", "Share"]
 
 FORMAT = "hocket-costs/1"
 
 SOURCES = ("measured", "analytic", "published")
+PLACEMENTS = ("compact", "scatter")
 
 
 class Duration(NamedTuple):
@@ -51,9 +52,11 @@ class Costs:
         sources: op -> one of `SOURCES`; an op that is not listed was measured.
         note: where the figures come from, in words.
         shares: op -> GPU -> what the op asks for there; an op that is not listed is in nobody's way.
+        placement: one of `PLACEMENTS`: on which cores a lane's threads lay when these were measured, and lie in a plan:
+            neighbours, or each in a cache of its own while there are caches (`Device.cores_per_cache`).
 
     Raises `FormatError` at construction for a negative or NaN duration, a key that is no width and no device name,
-    an op without any duration, an unknown source, and a share that is none or more than all.
+    an op without any duration, an unknown source or placement, and a share that is none or more than all.
 
     Example:
         >>> Costs({"conv1": {"1": 300.0, "3": 100.0}}).duration_us("conv1", width=2)
@@ -65,12 +68,16 @@ class Costs:
     sources: Mapping[str, str] = field(default_factory=dict)
     note: str = ""
     shares: Mapping[str, Mapping[str, Share]] = field(default_factory=dict)
+    placement: str = "compact"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shares", _shares(self.shares))
         object.__setattr__(self, "durations_us", _normalised(self.durations_us, "durations_us"))
         object.__setattr__(self, "spread_us", _normalised(self.spread_us, "spread_us"))
         object.__setattr__(self, "sources", dict(self.sources))
+        if self.placement not in PLACEMENTS:
+            expected = " or ".join(PLACEMENTS)
+            raise FormatError("costs", "placement", f"expected {expected}, got {self.placement!r}")
         for op, source in self.sources.items():
             if source not in SOURCES:
                 raise FormatError("costs", f"sources[{op!r}]", f"expected one of {', '.join(SOURCES)}, got {source!r}")
@@ -121,6 +128,7 @@ class Costs:
             {**self.sources, **{op: other.sources.get(op, "measured") for op in other.durations_us}},
             other.note or self.note,
             {op: {**self.shares.get(op, {}), **other.shares.get(op, {})} for op in {**self.shares, **other.shares}},
+            other.placement,
         )
 
     def restricted(self, ops: Iterable[str]) -> Costs:
@@ -132,13 +140,18 @@ class Costs:
             {op: value for op, value in self.sources.items() if op in keep},
             self.note,
             {op: value for op, value in self.shares.items() if op in keep},
+            self.placement,
         )
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Costs:
         """Read a ``hocket-costs/1`` file."""
-        reader = load_document(path, FORMAT)
-        reader.only("format", "durations_us", "spread_us", "sources", "note", "shares")
+        return Costs.read(load_document(path, FORMAT))
+
+    @staticmethod
+    def read(reader: Reader) -> Costs:
+        """Costs from the document of a ``hocket-costs/1`` file."""
+        reader.only("format", "durations_us", "spread_us", "sources", "note", "shares", "placement")
         tables = {
             name: {
                 op: {key: value.duration_us() for key, value in durations.items()}
@@ -154,13 +167,18 @@ class Costs:
         }
         _ = reader["durations_us"]
         try:
-            return Costs(tables["durations_us"], tables["spread_us"], sources, note, shares)
+            placement = reader.get("placement", "compact").text()
+            return Costs(tables["durations_us"], tables["spread_us"], sources, note, shares, placement)
         except FormatError as error:
             raise FormatError(reader.source, error.where, str(error).split(": ", 2)[-1]) from None
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a ``hocket-costs/1`` file that reads back to equal costs."""
-        document: dict[str, object] = {"format": FORMAT}
+        save_document(path, self.document())
+
+    def document(self) -> dict[str, Any]:
+        """What a ``hocket-costs/1`` file of these costs has in it."""
+        document: dict[str, Any] = {"format": FORMAT}
         if self.note:
             document["note"] = self.note
         document["durations_us"] = self.durations_us
@@ -170,7 +188,9 @@ class Costs:
             document["sources"] = self.sources
         if self.shares:
             document["shares"] = self.shares
-        save_document(path, document)
+        if self.placement != "compact":
+            document["placement"] = self.placement
+        return document
 
 
 def _normalised(table: Mapping[str, Mapping[str, float]], name: str) -> dict[str, dict[str, float]]:

@@ -10,12 +10,14 @@ edges follow from that, so it is there for those who check them (`hocket.checkin
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hocket.errors import FormatError
 from hocket.ir._fields import Reader, load_document, save_document
@@ -174,6 +176,15 @@ class Graph:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a ``hocket-graph/1`` file that reads back to an equal graph."""
+        save_document(path, self.document())
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """The same for graphs that are equal, in every process, and for no others: SHA-256 of the document."""
+        return hashlib.sha256(json.dumps(self.document()).encode()).hexdigest()
+
+    def document(self) -> dict[str, Any]:
+        """What a ``hocket-graph/1`` file of this graph has in it."""
         ops = [
             {
                 "name": op.name,
@@ -187,7 +198,7 @@ class Graph:
             }
             for op in self.ops
         ]
-        document: dict[str, object] = {
+        document: dict[str, Any] = {
             "format": FORMAT,
             "ops": ops,
             "edges": [list(edge) for edge in self.edges],
@@ -195,7 +206,7 @@ class Graph:
         }
         if self.buffers:
             document["buffers"] = [{"name": b.name, "bytes": b.size_bytes, "life": b.life} for b in self.buffers]
-        save_document(path, document)
+        return document
 
 
 def _read_op(reader: Reader) -> Op:

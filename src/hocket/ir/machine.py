@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from hocket.errors import FormatError, InputError
 from hocket.ir._fields import Reader, load_document, save_document
@@ -33,6 +34,8 @@ class Device:
         kind: ``cpu`` or ``cuda``.
         cores: physical cores of a CPU; multiprocessors of a GPU.
         smt: hardware threads per core.
+        cores_per_cache: cores that share their last level of cache, neighbours in number; 1 where each has a cache of
+            its own, or where one cache is everybody's.
         flops_per_s: floating-point operations a second, all cores together; None: not known.
         bytes_per_s: memory traffic a second, all cores together; None: not known.
         memory_bytes: None: not known.
@@ -59,6 +62,7 @@ class Device:
     launch_us: float = 0.0
     graph_launch_us: float = 0.0
     event_us: float = 0.0
+    cores_per_cache: int = 1
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "cpus", tuple(tuple(core) for core in self.cpus))
@@ -132,21 +136,25 @@ class Machine:
 
     @staticmethod
     def here() -> Machine:
-        """The CPU that this process may run on: the cores of its affinity mask, and who shares a core with whom."""
+        """The CPU that this process may run on: the cores of its affinity mask, who shares a core and who a cache."""
         allowed = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-        cores = _cores_of(allowed)
+        caches = _by_cache(_cores_of(allowed))
+        cores = tuple(core for cache in caches for core in cache)
         smt = max(len(core) for core in cores)
-        return Machine((Device("cpu0", cores=len(cores), smt=smt, memory_bytes=_memory_bytes(), cpus=cores),))
+        device = Device("cpu0", cores=len(cores), smt=smt, memory_bytes=_memory_bytes(), cpus=cores)
+        # Where caches have different numbers of cores (an affinity mask may do that), nobody's neighbours are known.
+        sizes = {len(cache) for cache in caches}
+        return Machine((replace(device, cores_per_cache=sizes.pop() if len(sizes) == 1 < len(caches) else 1),))
 
     @staticmethod
-    def known(name: str) -> Machine:
+    def preset(name: str) -> Machine:
         """A machine with one GPU ``gpu0``, from published figures that its note names: p100, v100, a100 or h200.
 
         Raises:
             InputError: there is no such file among those that come with Hocket.
 
         Example:
-            >>> Machine.known("p100").devices[0].cores
+            >>> Machine.preset("p100").devices[0].cores
             56
         """
         path = _KNOWN / f"{name}.json"
@@ -177,6 +185,10 @@ class Machine:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a ``hocket-machine/1`` file that reads back to an equal machine."""
+        save_document(path, self.document())
+
+    def document(self) -> dict[str, Any]:
+        """What a ``hocket-machine/1`` file of this machine has in it."""
         devices = [
             {
                 "name": device.name,
@@ -190,6 +202,7 @@ class Machine:
                 "priorities": device.priorities,
                 "smt_speedup": device.smt_speedup,
                 **{field: getattr(device, field) for field in _LAUNCHING if getattr(device, field)},
+                **({"cores_per_cache": device.cores_per_cache} if device.cores_per_cache > 1 else {}),
             }
             for device in self.devices
         ]
@@ -204,13 +217,13 @@ class Machine:
             for link in self.links
         ]
         note = {"note": self.note} if self.note else {}
-        save_document(path, {"format": FORMAT, **note, "devices": devices, "links": links})
+        return {"format": FORMAT, **note, "devices": devices, "links": links}
 
 
 def _read_device(reader: Reader) -> Device:
     reader.only(
         *("name", "kind", "cores", "smt", "flops_per_s", "bytes_per_s", "memory_bytes", "cpus", "priorities"),
-        "smt_speedup",
+        *("smt_speedup", "cores_per_cache"),
         *_LAUNCHING,
     )
     return Device(
@@ -224,6 +237,7 @@ def _read_device(reader: Reader) -> Device:
         cpus=tuple(tuple(cpu.integer() for cpu in core.elements()) for core in reader.get("cpus", []).elements()),
         priorities=reader.get("priorities", 1).integer(1),
         smt_speedup=reader.get("smt_speedup", Device.smt_speedup).number(),
+        cores_per_cache=reader.get("cores_per_cache", 1).integer(1),
         **{field: reader.get(field, 0.0).duration_us() for field in _LAUNCHING},
     )
 
@@ -257,7 +271,7 @@ def _check(machine: Machine, source: str) -> None:
         names.add(device.name)
         if device.kind not in ("cpu", "cuda"):
             raise FormatError(source, f"{where}.kind", f"expected cpu or cuda, got {device.kind!r}")
-        for field in ("cores", "smt", "priorities"):
+        for field in ("cores", "smt", "priorities", "cores_per_cache"):
             if getattr(device, field) < 1:
                 raise FormatError(source, f"{where}.{field}", f"expected at least 1, got {getattr(device, field)}")
         for field in ("flops_per_s", "bytes_per_s", "memory_bytes"):
@@ -304,6 +318,15 @@ def _cores_of(cpus: Iterable[int]) -> tuple[tuple[int, ...], ...]:
         key = siblings.read_text().strip() if siblings.exists() else str(cpu)
         groups.setdefault(key, []).append(cpu)
     return tuple(tuple(group) for group in groups.values())
+
+
+def _by_cache(cores: Iterable[tuple[int, ...]]) -> list[list[tuple[int, ...]]]:
+    """Group cores by the last level of cache that they share, as Linux tells it; elsewhere they share one."""
+    groups: dict[str, list[tuple[int, ...]]] = {}
+    for core in cores:
+        levels = sorted(Path(f"/sys/devices/system/cpu/cpu{core[0]}/cache").glob("index*/shared_cpu_list"))
+        groups.setdefault(levels[-1].read_text().strip() if levels else "", []).append(core)
+    return list(groups.values())
 
 
 def _memory_bytes() -> float | None:

@@ -16,6 +16,7 @@ from hocket.planning.concurrency import Concurrency
 from hocket.planning.critical_path import CriticalPath
 from hocket.planning.exact import Exact
 from hocket.planning.list_scheduler import ListScheduler
+from hocket.planning.moldable.placement import scattered
 from hocket.planning.phases import Phases
 from hocket.planning.serial import Serial
 
@@ -73,4 +74,5 @@ def plan(graph: Graph, costs: Costs, machine: Machine, planner: str = "list", **
     # Planning makes objects by the hundred thousand and hardly a circle: looking through all of them again and again,
     # and through torch's, is about a third of the time that a step of 3,000 ops takes to plan.
     with collections_held():
-        return maker(**options).plan(graph, costs, machine)
+        made = maker(**options).plan(graph, costs, machine)
+    return scattered(made, machine) if costs.placement == "scatter" else made

@@ -19,10 +19,10 @@ from typing import Any
 
 from hocket.errors import InputError, MissingDependencyError
 from hocket.ir import Costs, Graph, Machine, Plan
-from hocket.planning.allot import useful_widths
 from hocket.planning.base import Planner, cpu_devices
-from hocket.planning.moldable import Instance, Placement, as_plan, instance_of
-from hocket.planning.order import in_order
+from hocket.planning.moldable.instance import Instance, Placement, as_plan, instance_of
+from hocket.planning.moldable.serial_sgs import serial_sgs
+from hocket.planning.moldable.widths import useful_widths
 
 __all__ = ["Exact", "solve"]
 
@@ -80,7 +80,7 @@ def solve(instance: Instance, time_limit_s: float = 60.0) -> tuple[list[Placemen
         raise MissingDependencyError("ortools", "exact", "the planner exact") from None
     serial_us = sum(of_op[width] for of_op, width in zip(instance.durations_us, instance.best_width, strict=True))
     if serial_us == 0.0:
-        return in_order(instance, instance.best_width, instance.order), True
+        return serial_sgs(instance, instance.best_width, instance.order), True
     # An op that takes longer than the serial step is in no plan worth having, and perhaps in no whole number.
     options = [
         {
@@ -103,7 +103,7 @@ def solve(instance: Instance, time_limit_s: float = 60.0) -> tuple[list[Placemen
     widths = [next(width for width, on in taken.items() if solver.value(on)) for _, taken in chosen]
     place = {op: position for position, op in enumerate(instance.order)}
     order = sorted(instance.order, key=lambda op: (starts[op], place[op]))
-    return in_order(instance, widths, order), status == cp_model.OPTIMAL
+    return serial_sgs(instance, widths, order), status == cp_model.OPTIMAL
 
 
 def _model(model: Any, instance: Instance, options: Sequence[dict[int, int]]) -> list[tuple[Any, dict[int, Any]]]:

@@ -25,8 +25,8 @@ from collections.abc import Sequence
 from hocket.errors import InputError
 from hocket.ir import Costs, Graph, Machine, Plan
 from hocket.planning.base import Planner, cpu_devices
-from hocket.planning.moldable import Instance, Placement, as_plan, instance_of, makespan_us
-from hocket.planning.pack import pack
+from hocket.planning.moldable.instance import Instance, Placement, as_plan, instance_of, makespan_us
+from hocket.planning.moldable.parallel_sgs import parallel_sgs
 
 __all__ = ["SWITCH_US", "Phases", "divide", "in_phases"]
 
@@ -94,7 +94,7 @@ def in_phases(instance: Instance, order: Sequence[int], switch_us: float, wait_u
     for lanes, ops in divide(instance, order, switch_us):
         part = _part(instance, ops)
         widths = [instance.num_cores // lanes] * len(ops)
-        inside = pack(part, widths, part.ranks_at_us(widths), wait_us=wait_us)
+        inside = parallel_sgs(part, widths, part.ranks_at_us(widths), wait_us=wait_us)
         placed += [Placement(ops[p.op], p.cores, p.start_us + begin_us, p.end_us + begin_us) for p in inside]
         begin_us += makespan_us(inside) + switch_us
     return placed

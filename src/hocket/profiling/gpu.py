@@ -97,7 +97,7 @@ def estimate_gpu(graph: Graph, machine: Machine, *, device: str = "gpu0", model:
     Example:
         >>> from hocket.ir import Graph, Machine, Op
         >>> graph = Graph((Op("copy", "aten.add_", size_bytes=2e8),))
-        >>> round(estimate_gpu(graph, Machine.known("p100")).duration_us("copy", device="gpu0"))
+        >>> round(estimate_gpu(graph, Machine.preset("p100")).duration_us("copy", device="gpu0"))
         392
     """
     found = machine.by_name.get(device)

@@ -203,6 +203,17 @@ class HillClimb:
         """Training steps so far: those of the op that took the most."""
         return max((len(samples) for samples in self._samples.values()), default=0)
 
+    @property
+    def wanted(self) -> dict[Setting, tuple[str, ...]]:
+        """What is to be measured next, and of which ops: of all whose climb goes on or misses one of the `also`."""
+        next_of = {id(samples): self._rules.next(samples)[1] for samples in self._samples.values()}
+        found: dict[Setting, list[str]] = {}
+        for op, samples in self._of.items():
+            setting = next_of[id(samples)]
+            if setting is not None:
+                found.setdefault(setting, []).append(op)
+        return {setting: tuple(found[setting]) for setting in sorted(found)}
+
     def next_settings(self) -> dict[str, Setting]:
         """For each op what to run it at in the next step; its best where its climb has ended."""
         chosen = {id(samples): self._chosen(samples) for samples in self._samples.values()}
@@ -243,14 +254,32 @@ class HillClimb:
         found = {id(samples): self._rules.result(samples) for samples in self._samples.values() if samples}
         return {op: found[id(samples)] for op, samples in self._of.items() if samples}
 
+    @property
+    def placement(self) -> str:
+        """The better affinity of the step as a whole: by the sum of all ops at the widths measured in both."""
+        sums_us = dict.fromkeys(AFFINITIES, 0.0)
+        for samples in self._of.values():
+            for width, affinity in samples:
+                if affinity == SCATTER and Setting(width) in samples:
+                    for each in AFFINITIES:
+                        sums_us[each] += min(samples[Setting(width, each)])
+        return min(AFFINITIES, key=sums_us.__getitem__)
+
     def costs(self) -> Costs:
-        """`climbs` as `Costs`, each width in the better affinity."""
-        climbs = self.climbs()
-        return Costs(
-            {op: climb.durations_us for op, climb in climbs.items()},
-            {op: {str(width): spread for width, spread in climb.spread_us.items()} for op, climb in climbs.items()},
-            note=f"hill climbing in steps of {self._rules.interval} up to {self._rules.widest} threads",
-        )
+        """What was measured as `Costs`, in the better affinity of the step as a whole where both were measured.
+
+        A plan has one placement: who gets which core is decided for lanes, and ops of all kinds run on one lane.
+        """
+        placement = self.placement
+        durations: dict[str, dict[str, float]] = {}
+        spreads: dict[str, dict[str, float]] = {}
+        for op, samples in self._of.items():
+            for (width, affinity), times_us in sorted(samples.items()):
+                if affinity == placement or Setting(width, placement) not in samples:
+                    durations.setdefault(op, {})[str(width)] = min(times_us)
+                    spreads.setdefault(op, {})[str(width)] = median(times_us) - min(times_us)
+        note = f"hill climbing in steps of {self._rules.interval} up to {self._rules.widest} threads"
+        return Costs(durations, spreads, note=note, placement=placement)
 
     def _chosen(self, samples: Mapping[Setting, Sequence[float]]) -> Setting:
         wanted = self._rules.next(samples)[1]

@@ -14,7 +14,7 @@ from hocket.execution import executor
 from hocket.ir import Costs, Lane, Machine, Plan, Timeline
 from hocket.tracing.captured import Captured
 
-__all__ = ["costs_of", "default_widths", "one_lane", "trace_costs"]
+__all__ = ["costs_of", "default_widths", "serial_plan", "trace_costs"]
 
 
 def default_widths(cores: int) -> tuple[int, ...]:
@@ -22,7 +22,7 @@ def default_widths(cores: int) -> tuple[int, ...]:
     return tuple(sorted({*(1 << power for power in range(cores.bit_length()) if 1 << power < cores), cores}))
 
 
-def one_lane(captured: Captured, width: int, machine: Machine) -> Plan:
+def serial_plan(captured: Captured, width: int, machine: Machine) -> Plan:
     """The ops in eager's order on one lane of `width` threads on the first cores."""
     device = next(device for device in machine.devices if device.kind == "cpu")
     cores = tuple(range(min(width, device.cores)))
@@ -41,7 +41,7 @@ def trace_costs(
         raise InputError(f"profile: expected at least one run, got {runs}")
     measured: dict[int, list[Timeline]] = {}
     for width in chosen:
-        lanes = executor(captured, one_lane(captured, width, machine), machine, kind=kind)
+        lanes = executor(captured, serial_plan(captured, width, machine), machine, kind=kind)
         frame = captured.rehearse()
         lanes.run(frame)
         measured[width] = []

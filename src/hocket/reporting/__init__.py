@@ -3,7 +3,7 @@
 Only the nouns are known here. Rich is imported when a table is made.
 """
 
-from hocket.reporting.comparison import Comparison, Sample
+from hocket.reporting.comparison import Comparison, Sample, lower_quartile
 from hocket.reporting.corunning import corunning_of, corunning_svg, write_corunning
 from hocket.reporting.drawing import timeline_svg, write_svg
 from hocket.reporting.page import page_html, write_page, write_report
@@ -16,6 +16,7 @@ __all__ = [
     "comparison_table",
     "corunning_of",
     "corunning_svg",
+    "lower_quartile",
     "ops_table",
     "page_html",
     "plan_table",

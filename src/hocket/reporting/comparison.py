@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -16,18 +16,28 @@ from hocket.errors import FormatError, InputError
 from hocket.ir._fields import Reader, load_document, save_document
 from hocket.reporting.words import duration_text
 
-__all__ = ["VERDICTS", "Comparison", "Sample"]
+__all__ = ["VERDICTS", "Comparison", "Sample", "lower_quartile"]
 
-FORMAT = "hocket-comparison/1"
+FORMAT = "hocket-comparison/2"
 
 VERDICTS = ("planned", "eager")
 
 
+def lower_quartile(values: Sequence[float]) -> float:
+    """A quarter of these times are no longer: the statistic of decisions and of what is told of them.
+
+    On a shared machine somebody else's work makes whole blocks of steps slower, and nothing makes one faster. A median
+    of a few steps then says who was unlucky.
+    """
+    return sorted(values)[(len(values) - 1) // 4]
+
+
 @dataclass(frozen=True)
 class Sample:
-    """Times of repeated runs, in milliseconds.
+    """Times of repeated runs, in milliseconds. Decisions, speedups and bounds stand on the lower quartile.
 
     Attributes:
+        lower_quartile: a quarter of the runs were at least as fast.
         median: half of the runs were faster.
         min: the fastest run.
         p90: nine out of ten runs were at least as fast, interpolated between runs.
@@ -35,18 +45,19 @@ class Sample:
 
     Example:
         >>> Sample.of([3.0, 1.0, 2.0])
-        Sample(median=2.0, min=1.0, p90=2.8, runs=3)
+        Sample(lower_quartile=1.0, median=2.0, min=1.0, p90=2.8, runs=3)
     """
 
+    lower_quartile: float
     median: float
     min: float
     p90: float
     runs: int
 
     def __post_init__(self) -> None:
-        times = (self.min, self.median, self.p90)
+        times = (self.min, self.lower_quartile, self.median, self.p90)
         if not all(math.isfinite(value) and value >= 0 for value in times) or list(times) != sorted(times):
-            raise InputError(f"sample: expected 0 <= min <= median <= p90, got {times}")
+            raise InputError(f"sample: expected 0 <= min <= lower quartile <= median <= p90, got {times}")
         if self.runs < 1:
             raise InputError(f"sample: expected at least one run, got {self.runs}")
 
@@ -59,10 +70,10 @@ class Sample:
         for value in values:
             if not math.isfinite(value) or value < 0:
                 raise InputError(f"sample: expected milliseconds, finite and >= 0, got {value!r}")
-        return Sample(_quantile(values, 0.5), values[0], _quantile(values, 0.9), len(values))
+        return Sample(lower_quartile(values), _quantile(values, 0.5), values[0], _quantile(values, 0.9), len(values))
 
     def to_json(self) -> dict[str, float | int]:
-        return {"median": self.median, "min": self.min, "p90": self.p90, "runs": self.runs}
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 @dataclass(frozen=True)
@@ -71,14 +82,14 @@ class Comparison:
 
     Attributes:
         target: what was run.
-        device: on what, in words.
-        cores: how many cores it had.
+        device: on what, in words, such as ``2 CPU cores`` or ``NVIDIA H100``.
+        cores: how many cores it had; multiprocessors of a GPU.
         ops: number of ops in the graph.
         eager_ms: times of the eager step.
         planned_ms: times of the planned step.
         lower_bound_ms: no plan is faster than this; None: not known.
         efficiency: ``(U - m) / (U - L)``, 1 at the bound; None: not known.
-        speedup: eager's time over planned's time.
+        speedup: eager's time over planned's time, by lower quartiles.
         verdict: which one was kept, ``planned`` or ``eager``.
         why: the reason, in words.
         max_abs_diff: the largest difference of any result from eager's; None: not compared.
@@ -139,8 +150,8 @@ class Comparison:
 
     @property
     def over_bound(self) -> float | None:
-        """The planned step's time over that of the bound, medians; None where there is no bound."""
-        return self.planned_ms.median / self.lower_bound_ms if self.lower_bound_ms else None
+        """The planned step's time over that of the bound, by its lower quartile; None where there is no bound."""
+        return self.planned_ms.lower_quartile / self.lower_bound_ms if self.lower_bound_ms else None
 
     @property
     def outcome(self) -> str:
@@ -156,7 +167,7 @@ class Comparison:
         return words if self.verdict == "planned" else f"eager kept: the plan is {words}"
 
     def to_json(self) -> dict[str, Any]:
-        """One dict for a ``hocket-comparison/1`` file. What is no finite number becomes null."""
+        """One dict for a ``hocket-comparison/2`` file. What is no finite number becomes null."""
         return {
             "format": FORMAT,
             "target": self.target,
@@ -180,12 +191,12 @@ class Comparison:
         }
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a ``hocket-comparison/1`` file."""
+        """Write a ``hocket-comparison/2`` file."""
         save_document(path, self.to_json())
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Comparison:
-        """Read a ``hocket-comparison/1`` file."""
+        """Read a ``hocket-comparison/2`` file."""
         reader = load_document(path, FORMAT)
         reader.only("format", "result", "headline", *(f.name for f in fields(Comparison)))
         speedup = reader["speedup"].optional_number()
@@ -213,10 +224,14 @@ class Comparison:
 
 
 def _read_sample(reader: Reader) -> Sample:
-    reader.only("median", "min", "p90", "runs")
+    reader.only(*(each.name for each in fields(Sample)))
     try:
         return Sample(
-            reader["median"].number(), reader["min"].number(), reader["p90"].number(), reader["runs"].integer()
+            lower_quartile=reader["lower_quartile"].number(),
+            median=reader["median"].number(),
+            min=reader["min"].number(),
+            p90=reader["p90"].number(),
+            runs=reader["runs"].integer(),
         )
     except FormatError:
         raise

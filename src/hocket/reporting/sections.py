@@ -42,7 +42,7 @@ def hero_section(
         headline = _sentence(comparison.outcome) + (", same result bitwise" if comparison.bitwise else "")
         lines = [comparison.bound, comparison.why]
         for name, sample in (("Eager", comparison.eager_ms), ("Planned", comparison.planned_ms)):
-            tiles.append((name, _ms(sample.median), f"median of {count_text(sample.runs, 'run')}"))
+            tiles.append((name, _ms(sample.lower_quartile), f"lower quartile of {count_text(sample.runs, 'run')}"))
     elif shown is not None:
         headline = f"A planned step takes {duration_text(timelines[shown].makespan_us, MICRO)}"
         lines = [f"{timelines[shown].source}, not compared with eager in this report"]
@@ -73,27 +73,32 @@ def comparison_section(comparison: Comparison | None, lower_us: float | None) ->
     if comparison is None:
         return ""
     samples = (("eager", comparison.eager_ms), ("planned", comparison.planned_ms))
-    longest = max(sample.median for _, sample in samples) or 1.0
+    times_ms = {name: sample.lower_quartile for name, sample in samples}
+    longest = max(times_ms.values()) or 1.0
     bound = None if lower_us is None else lower_us / 1e3
     mark = f'<u style="left:{min(1.0, bound / longest) * 100:.2f}%"></u>' if bound is not None else ""
     tracks = "".join(
         f'<div class="track{" kept" if name == comparison.verdict else ""}"><span>{name}</span>'
-        f'<i><b style="width:{sample.median / longest * 100:.2f}%"></b>{mark}</i><em>{_ms(sample.median)}</em></div>'
-        for name, sample in samples
+        f'<i><b style="width:{time_ms / longest * 100:.2f}%"></b>{mark}</i><em>{_ms(time_ms)}</em></div>'
+        for name, time_ms in times_ms.items()
     )
-    head = [Cell("milliseconds"), *(Cell(word, "n") for word in ("median", "min", "p90", "runs"))]
+    head = [Cell("milliseconds"), *(Cell(word, "n") for word in ("lower quartile", "median", "min", "p90", "runs"))]
     rows = [
-        [Cell(name), *(number(v, f"{v:,.3f}") for v in (s.median, s.min, s.p90)), number(s.runs, f"{s.runs:,}")]
+        [
+            Cell(name),
+            *(number(v, f"{v:,.3f}") for v in (s.lower_quartile, s.median, s.min, s.p90)),
+            number(s.runs, f"{s.runs:,}"),
+        ]
         for name, s in samples
     ]
     kinds = {position: "kept" for position, (name, _) in enumerate(samples) if name == comparison.verdict}
     if bound is not None:
         kinds[len(rows)] = "aside"
-        rows.append([Cell("lower bound"), number(bound, f"{bound:,.3f}"), *([Cell("", "n")] * 3)])
+        rows.append([Cell("lower bound"), number(bound, f"{bound:,.3f}"), *([Cell("", "n")] * 4)])
     dashed = " The dashed line is the lower bound." if bound is not None else ""
     return (
         '<section aria-labelledby="comparison"><h2 id="comparison">Eager and planned</h2>'
-        f'<div class="pair"><div class="race">{tracks}<p>Medians; the one in colour was kept.{dashed}</p></div>'
+        f'<div class="pair"><div class="race">{tracks}<p>Lower quartiles; the one in colour was kept.{dashed}</p></div>'
         f"{table(head, rows, caption='Eager and planned in milliseconds', kinds=kinds)}</div></section>"
     )
 
@@ -241,7 +246,7 @@ def environment_section(comparison: Comparison | None, notes: Sequence[str]) -> 
     if comparison is not None:
         pairs = {
             "target": comparison.target,
-            "device": f"{comparison.device}, {count_text(comparison.cores, 'core')}",
+            "device": comparison.device,
             **({"planner": comparison.planner} if comparison.planner else {}),
             **comparison.versions,
         }

@@ -30,21 +30,20 @@ def comparison_table(comparison: Comparison) -> Table:
     from rich.text import Text
 
     kept = comparison.verdict
-    device, cores, ops = comparison.device, count_text(comparison.cores, "core"), count_text(comparison.ops, "op")
-    table = _table(f"{comparison.target} on {device}, {cores}, {ops}")
+    table = _table(f"{comparison.target} on {comparison.device}, {count_text(comparison.ops, 'op')}")
     table.min_width = _MIN_WIDTH
     table.add_column("milliseconds", no_wrap=True)
-    for name in ("median", "min", "p90", "runs"):
+    for name in ("lower quartile", "median", "min", "p90", "runs"):
         table.add_column(name, justify="right", no_wrap=True)
 
     def row(name: str, sample: Sample) -> None:
-        times = (f"{value:,.3f}" for value in (sample.median, sample.min, sample.p90))
+        times = (f"{value:,.3f}" for value in (sample.lower_quartile, sample.median, sample.min, sample.p90))
         table.add_row(name, *times, f"{sample.runs:,}", style="bold" if name == kept else None)
 
     row("eager", comparison.eager_ms)
     row("planned", comparison.planned_ms)
     if comparison.lower_bound_ms is not None:
-        table.add_row("lower bound", f"{comparison.lower_bound_ms:,.3f}", "", "", "", style="dim")
+        table.add_row("lower bound", f"{comparison.lower_bound_ms:,.3f}", "", "", "", "", style="dim")
     figures = [f"\nspeedup {comparison.speedup:.2f}x"]
     if comparison.over_bound is not None:
         figures.append(f"{comparison.over_bound:.2f}x of the bound")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-__all__ = ["Contention", "Together"]
+__all__ = ["CombinedContention", "Contention"]
 
 
 class Contention(Protocol):
@@ -30,7 +30,7 @@ class Contention(Protocol):
         """
 
 
-class Together:
+class CombinedContention:
     """Several kinds of contention in one plan; a lane has at most one of them."""
 
     def __init__(self, *parts: Contention) -> None:

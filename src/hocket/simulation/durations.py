@@ -9,8 +9,8 @@ import numpy.typing as npt
 
 from hocket.errors import InputError
 from hocket.ir import Costs, Graph, Lane, Machine, Plan
-from hocket.simulation.memory import remember
-from hocket.simulation.program import compiled
+from hocket.simulation.plan_arrays import plan_arrays
+from hocket.simulation.weak_cache import remember
 
 __all__ = ["durations"]
 
@@ -23,7 +23,7 @@ def durations(graph: Graph, plan: Plan, costs: Costs, machine: Machine) -> _Floa
     Raises:
         InputError: there is no cost for an op on its lane, or no link for a channel.
     """
-    position = compiled(graph, plan).position
+    position = plan_arrays(graph, plan).position
     columns = _columns(graph, costs)
     found = np.empty(len(position))
     begin = 0

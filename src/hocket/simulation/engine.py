@@ -9,21 +9,21 @@ or streams for a GPU, `hocket.simulation.events` takes over.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from hocket.errors import InputError
 from hocket.ir import Costs, Graph, Machine, Plan, Timeline
-from hocket.simulation.contention import Contention, Together
+from hocket.simulation.contention import CombinedContention, Contention
 from hocket.simulation.durations import durations
 from hocket.simulation.events import by_events
 from hocket.simulation.launches import released_us
-from hocket.simulation.memory import remember
 from hocket.simulation.multiprocessors import multiprocessors_of
-from hocket.simulation.program import Program, compiled
-from hocket.simulation.sharing import sharing_of
+from hocket.simulation.plan_arrays import PlanArrays, plan_arrays
+from hocket.simulation.smt import sharing_of
+from hocket.simulation.weak_cache import remember
 
 __all__ = ["simulate"]
 
@@ -31,7 +31,13 @@ _Floats = npt.NDArray[np.float64]
 
 
 def simulate(
-    graph: Graph, plan: Plan, costs: Costs, machine: Machine, wait_us: float = 0.0, launches: str = "free"
+    graph: Graph,
+    plan: Plan,
+    costs: Costs,
+    machine: Machine,
+    wait_us: float = 0.0,
+    launches: str = "free",
+    outside: Collection[str] = (),
 ) -> Timeline:
     """The timeline that `plan` would have, if every op took what `costs` says.
 
@@ -40,11 +46,11 @@ def simulate(
     `size_bytes`. A link of k channels lets k transfers run side by side; the next ones queue in the order in which
     they became ready (among equals, in the order of the plan's lanes); a link of None channels never queues.
 
-    Lanes on sibling hardware threads slow each other down as `hocket.simulation.sharing` says, and streams of a GPU as
+    Lanes on sibling hardware threads slow each other down as `hocket.simulation.smt` says, and streams of a GPU as
     `hocket.simulation.multiprocessors` says, if the costs know shares. An op that depends on one of another lane starts
     `wait_us` after that has ended at the earliest: the time to wake a thread, 0 by default. With `launches`, ``eager``
     or ``graph``, ops on streams have to be launched first (`hocket.simulation.launches`), and wait for other streams'
-    events as long as the machine says.
+    events as long as the machine says. Ops that are `outside` of a graph are launched one by one.
 
     Returns:
         A timeline in microseconds whose source is ``simulated``; its spans stand lane after lane, in order.
@@ -65,25 +71,25 @@ def simulate(
     """
     if not 0.0 <= wait_us < float("inf"):
         raise InputError(f"simulate: expected wait_us >= 0, got {wait_us!r}")
-    program = compiled(graph, plan)
+    arrays = plan_arrays(graph, plan)
     link_of, channels = _contended(plan, machine)
     sharing = _sharing(graph, plan, costs, machine)
-    released = released_us(graph, plan, machine, launches)
+    released = released_us(graph, plan, machine, launches, outside)
     waits_us = _waits(plan, machine, wait_us, launches)
     if channels or sharing is not None or released is not None or any(us != wait_us for us in waits_us):
         durations_us = durations(graph, plan, costs, machine).tolist()
-        start_us, end_us = by_events(program, durations_us, link_of, channels, waits_us, sharing, released)
+        start_us, end_us = by_events(arrays, durations_us, link_of, channels, waits_us, sharing, released)
     elif wait_us:
-        start_us, end_us = _with_waits(program, _work(graph, plan, costs, machine), wait_us)
+        start_us, end_us = _with_waits(arrays, _work(graph, plan, costs, machine), wait_us)
     else:
-        start_us, end_us = _in_one_pass(program, _work(graph, plan, costs, machine))
-    position = program.position
+        start_us, end_us = _in_one_pass(arrays, _work(graph, plan, costs, machine))
+    position = arrays.position
     return Timeline.of_columns({lane.name: lane.ops for lane in plan.lanes}, start_us[position], end_us[position])
 
 
-def _in_one_pass(program: Program, work_us: list[float]) -> tuple[_Floats, _Floats]:
+def _in_one_pass(arrays: PlanArrays, work_us: list[float]) -> tuple[_Floats, _Floats]:
     """When each op starts and ends, in the order of the graph."""
-    steps = program.steps
+    steps = arrays.steps
     ends = [0.0]
     append = ends.append
     for a, b, work in zip(steps.left, steps.right, work_us, strict=True):
@@ -96,9 +102,9 @@ def _in_one_pass(program: Program, work_us: list[float]) -> tuple[_Floats, _Floa
     return start_us, end_us[steps.last + 1]
 
 
-def _with_waits(program: Program, work_us: list[float], wait_us: float) -> tuple[_Floats, _Floats]:
+def _with_waits(arrays: PlanArrays, work_us: list[float], wait_us: float) -> tuple[_Floats, _Floats]:
     """The same, where what comes from another lane (always a step's right slot) comes later by `wait_us`."""
-    steps = program.steps
+    steps = arrays.steps
     ends = [0.0]
     for a, b, work in zip(steps.left, steps.right, work_us, strict=True):
         ends.append((max(ends[a], ends[b] + wait_us) if b else ends[a]) + work)
@@ -110,7 +116,7 @@ def _with_waits(program: Program, work_us: list[float], wait_us: float) -> tuple
 def _sharing(graph: Graph, plan: Plan, costs: Costs, machine: Machine) -> Contention | None:
     found = [sharing_of(plan, machine), multiprocessors_of(graph, plan, costs, machine)]
     parts: list[Contention] = [part for part in found if part is not None]
-    return Together(*parts) if len(parts) > 1 else parts[0] if parts else None
+    return CombinedContention(*parts) if len(parts) > 1 else parts[0] if parts else None
 
 
 def _waits(plan: Plan, machine: Machine, wait_us: float, launches: str) -> list[float]:
@@ -121,8 +127,8 @@ def _waits(plan: Plan, machine: Machine, wait_us: float, launches: str) -> list[
 
 @remember
 def _work(graph: Graph, plan: Plan, costs: Costs, machine: Machine) -> list[float]:
-    """What each step of the program takes: an op's duration at its last step, nothing before."""
-    steps = compiled(graph, plan).steps
+    """What each step of the plan takes: an op's duration at its last step, nothing before."""
+    steps = plan_arrays(graph, plan).steps
     work = np.zeros(len(steps.left))
     work[steps.last] = durations(graph, plan, costs, machine)
     return work.tolist()

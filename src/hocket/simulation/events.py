@@ -19,13 +19,13 @@ import numpy as np
 import numpy.typing as npt
 
 from hocket.simulation.contention import Contention
-from hocket.simulation.program import Program
+from hocket.simulation.plan_arrays import PlanArrays
 
 __all__ = ["by_events"]
 
 
 def by_events(
-    program: Program,
+    arrays: PlanArrays,
     durations_us: Sequence[float],
     link_of: Sequence[int],
     channels: Sequence[int],
@@ -36,7 +36,7 @@ def by_events(
     """When each op starts and ends.
 
     Args:
-        program: the plan.
+        arrays: the plan.
         durations_us: how long each op takes, in the order of the graph.
         link_of: for each lane the number of the link it has to queue for; -1: none.
         channels: for each of these links how many transfers fit side by side.
@@ -44,13 +44,13 @@ def by_events(
         sharing: the lanes that slow each other down.
         released_us: for each op before when it may not start.
     """
-    begin, after, waits = program.followers
-    lane = program.lane.tolist()
-    before = program.before.tolist()
+    begin, after, waits = arrays.followers
+    lane = arrays.lane.tolist()
+    before = arrays.before.tolist()
     following = {other: (op,) for op, other in enumerate(before)}
     waiting = [count + (other >= 0) for count, other in zip(waits, before, strict=True)]
-    start_us = [0.0] * len(program)
-    end_us = [0.0] * len(program)
+    start_us = [0.0] * len(arrays)
+    end_us = [0.0] * len(arrays)
     free = list(channels)
     queues: list[list[tuple[float, int, int]]] = [[] for _ in channels]
     changed: set[int] = set()  # links that may have both a free channel and a queue
@@ -59,7 +59,7 @@ def by_events(
     for op, at_us in enumerate(released_us or ()):
         if at_us > 0:
             waiting[op] += 1
-            events.append((at_us, len(program) + op))
+            events.append((at_us, len(arrays) + op))
     heapify(events)
     ready = [op for op, count in enumerate(waiting) if count == 0]
     now_us = 0.0
@@ -81,7 +81,7 @@ def by_events(
         for follower in after[begin[op] : begin[op + 1]]:
             wait_us = waits_us[lane[follower]] if lane[follower] != lane[op] else 0.0
             if wait_us:
-                heappush(events, (now_us + wait_us, len(program) + follower))
+                heappush(events, (now_us + wait_us, len(arrays) + follower))
             else:
                 told(follower)
         for follower in following.get(op, ()):
@@ -116,8 +116,8 @@ def by_events(
                 ended(op)
             continue
         _, op = heappop(events)
-        if op >= len(program):
-            told(op - len(program))
+        if op >= len(arrays):
+            told(op - len(arrays))
             continue
         link = link_of[lane[op]]
         if link >= 0:

@@ -2,7 +2,8 @@
 
 One host thread for each GPU launches its ops one by one, ahead of the device, in `hocket.ir.launch_order`, and never
 waits for it. So launch k ends at k times what a launch takes, whatever runs meanwhile, and an op starts then at the
-earliest. A step captured as a CUDA graph is launched at once; the device then takes a little for each op::
+earliest. A step captured as a CUDA graph is launched at once; the device then takes a little for each op, except for
+those that stay outside and are launched one by one::
 
     host     | a | b | c | d | e |            eager: 5 us each
     device       [a]   [ b  ][c] [d][e]       too short to hide the launches that follow
@@ -13,6 +14,8 @@ simulating several steps in a row (`hocket.simulation.steps`).
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from hocket.errors import InputError
 from hocket.ir import Graph, Machine, Plan, launch_order
 
@@ -21,7 +24,9 @@ __all__ = ["LAUNCHES", "released_us"]
 LAUNCHES = ("free", "eager", "graph")
 
 
-def released_us(graph: Graph, plan: Plan, machine: Machine, launches: str) -> list[float] | None:
+def released_us(
+    graph: Graph, plan: Plan, machine: Machine, launches: str, outside: Collection[str] = ()
+) -> list[float] | None:
     """For each op, in the order of the graph, when it has been launched; None where that takes no time.
 
     Raises:
@@ -31,19 +36,21 @@ def released_us(graph: Graph, plan: Plan, machine: Machine, launches: str) -> li
         raise InputError(f"simulate: expected launches to be one of {', '.join(LAUNCHES)}, got {launches!r}")
     if launches == "free":
         return None
+    gpus = {device.name: device for device in machine.devices if device.kind == "cuda"}
+    apart = set(outside)
     cost_us = {
-        device.name: device.launch_us if launches == "eager" else device.graph_launch_us
-        for device in machine.devices
-        if device.kind == "cuda"
+        op: gpus[lane.device].launch_us if launches == "eager" or op in apart else gpus[lane.device].graph_launch_us
+        for lane in plan.lanes
+        if lane.kind == "stream" and lane.device in gpus
+        for op in lane.ops
     }
-    launched = {op for lane in plan.lanes if lane.kind == "stream" and cost_us.get(lane.device) for op in lane.ops}
-    if not launched:
+    if not any(cost_us.values()):
         return None
     released = [0.0] * len(graph)
-    now_us = dict.fromkeys(cost_us, 0.0)
+    now_us = dict.fromkeys(gpus, 0.0)
     for op in launch_order(graph, plan):
-        if op in launched:
+        if op in cost_us:
             device = plan.lane_of[op].device
-            now_us[device] += cost_us[device]
+            now_us[device] += cost_us[op]
             released[graph.index[op]] = now_us[device]
     return released

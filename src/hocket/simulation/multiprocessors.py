@@ -41,7 +41,7 @@ class Multiprocessors:
         self._shares = shares
         # By GPU: minus the priority, since when it is ready, and the op; whoever is served first stands first.
         self._queues: dict[str, list[tuple[int, float, int, int]]] = {device: [] for device, _ in streams.values()}
-        self._running: dict[int, _Running] = {}
+        self._running: dict[int, _RunningKernel] = {}
         self._disturbed = False
 
     def __contains__(self, lane: int) -> bool:
@@ -50,7 +50,7 @@ class Multiprocessors:
     def begin(self, lane: int, op: int, work_us: float, now_us: float) -> None:
         device, priority = self._streams[lane]
         insort(self._queues[device], (-priority, now_us, lane, op))
-        self._running[op] = _Running(work_us, now_us)
+        self._running[op] = _RunningKernel(work_us, now_us)
         self._disturbed = True
         self.next_us = now_us
 
@@ -95,7 +95,7 @@ class Multiprocessors:
 _STANDSTILL = 1e-9
 
 
-class _Running:
+class _RunningKernel:
     """An op on its way: what is left of it, when it got on at first, and when it ends at its present speed."""
 
     def __init__(self, work_us: float, now_us: float) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -15,13 +15,13 @@ from hocket.errors import CaptureError, StaleCaptureError
 from hocket.heap import collections_held, trim_heap
 from hocket.interrupts import held_interrupts
 from hocket.ir import Graph
-from hocket.tracing.batch_reads import BatchNumber
-from hocket.tracing.lower import Lowered, lower
+from hocket.tracing.lowering.lower import Lowered, lower
 from hocket.tracing.program import Program, compile_action, compile_tape
+from hocket.tracing.recording.batch_reads import BatchNumber
+from hocket.tracing.recording.recorder import schedulers_refused
 from hocket.tracing.signature import signature_of
 from hocket.tracing.state import BatchLeaf, Entry, Gradient, Inventory, LiveLeaf, Saved, inventory
 from hocket.tracing.trace import Trace, trace_step
-from hocket.tracing.watch import schedulers_refused
 
 __all__ = ["Captured", "Frame", "capture_step", "kind_of", "relowered"]
 
@@ -316,17 +316,7 @@ def relowered(captured: Captured, *, split: bool, pays: Callable[[str, str], boo
     """The same captured step with its convolutions' backward split otherwise; nothing is traced again."""
     lowered = lower(captured.trace, split_backward=split, pays=pays)
     stand_ins = {slot: captured.stand_ins[slot] for slot in lowered.program.inputs if slot in captured.stand_ins}
-    return Captured(
-        lowered.graph,
-        lowered.program,
-        captured.step,
-        captured.batch,
-        captured.trace,
-        lowered,
-        captured.signature,
-        stand_ins,
-        captured.kinds,
-    )
+    return replace(captured, graph=lowered.graph, program=lowered.program, lowered=lowered, stand_ins=stand_ins)
 
 
 def _read(leaf: Any, batch: list[Any], of_batch: list[Any]) -> Any:

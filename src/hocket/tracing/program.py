@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hocket.tracing.scalars import Tape, TapeRef
+from hocket.tracing.scalars.tape import Tape, TapeRef
 
 __all__ = ["Action", "Call", "Program", "Slot", "compile_action", "compile_tape", "slots_in"]
 
@@ -52,7 +52,7 @@ class Action:
 
     @property
     def reads(self) -> tuple[int, ...]:
-        """Slots that other actions (or the prologue) fill."""
+        """SlotTable that other actions (or the prologue) fill."""
         own = {slot for call in self.calls for slot in call.outs.values()}
         return tuple(dict.fromkeys(slot for call in self.calls for slot in call.reads if slot not in own))
 

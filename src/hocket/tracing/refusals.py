@@ -24,7 +24,7 @@ from torch.optim import lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler
 
 from hocket.errors import CaptureError
-from hocket.tracing.executed import origin
+from hocket.tracing.purity.executed import origin
 
 __all__ = ["Refusals", "exits_refused", "refusal", "remembered_refusals", "schedulers_refused", "user_line"]
 

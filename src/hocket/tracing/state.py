@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from hocket.errors import InputError
-from hocket.tracing.places import Place
+from hocket.tracing.purity.places import Place
 
 __all__ = [
     "PLAIN",
@@ -92,7 +92,7 @@ class GroupOf:
 
 @dataclass(frozen=True, eq=False)
 class ValueOf:
-    """A place outside of models and optimizers (see `hocket.tracing.places`), as a table of one entry."""
+    """A place outside of models and optimizers (see `hocket.tracing.purity.places`), as a table of one entry."""
 
     place: Place
 

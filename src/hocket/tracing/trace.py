@@ -14,22 +14,24 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._guards import TracingContext, tracing
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from hocket.errors import CaptureError, HocketError
-from hocket.tracing.appended import AppendedList, standing_in
-from hocket.tracing.batch_reads import BatchGuards, BatchNumber
-from hocket.tracing.followed_math import followed_math
-from hocket.tracing.live import LateFloat, Live
-from hocket.tracing.module_tracker import ModuleTracker
-from hocket.tracing.places import Place
+from hocket.tracing.purity.appended import AppendedList, standing_in
+from hocket.tracing.purity.places import Place
+from hocket.tracing.recording.batch_reads import BatchGuards, BatchNumber
+from hocket.tracing.recording.function_recorder import FunctionRecorder, python_functions_open
+from hocket.tracing.recording.module_tracker import ModuleTracker
+from hocket.tracing.recording.recorder import Note, OpRecorder
+from hocket.tracing.recording.step_counts import StepCounts
 from hocket.tracing.refusals import exits_refused, remembered_refusals
-from hocket.tracing.scalar_watch import ScalarWatch, python_functions_open
-from hocket.tracing.scalars import Tape, TapeRef
+from hocket.tracing.scalars.followed_math import followed_math
+from hocket.tracing.scalars.live import LateFloat, Live
+from hocket.tracing.scalars.tape import Tape, TapeRef
 from hocket.tracing.state import PLAIN, BatchLeaf, Constant, Entry, Gradient, Inventory, LiveLeaf, inventory
-from hocket.tracing.step_counts import StepCounts
-from hocket.tracing.watch import Note, OpWatch
 
 __all__ = ["Result", "Trace", "trace_step"]
 
@@ -161,7 +163,7 @@ def _traced(
             else:
                 watch.batch.lose([root])
         counts = StepCounts(tape, watch, sources, tensors)
-        with torch.enable_grad(), watch, ScalarWatch(watch, tape, counts, stand_in):
+        with torch.enable_grad(), watch, FunctionRecorder(watch, tape, counts, stand_in):
             with standing_in(appended) as added:
                 result = step(tree_unflatten(_with_live_leaves(leaves, live_leaves, tape, stand_in), spec))
             watch.refuse_rewound("its end")
@@ -180,12 +182,15 @@ def _traced(
 
     devices = sorted({t.device.index for t in tensors if t.device.type == "cuda"})
     with remembered_refusals() as refusals:
-        watch = OpWatch(where, tape, refusals)
+        watch = OpRecorder(where, tape, refusals)
         try:
             with torch.random.fork_rng(devices), followed_math(), exits_refused(), python_functions_open():
                 for entry, value in numbers.items():
                     entry.set(tape.leaf(entry, stand_in(entry, value), value))
-                module = make_fx(traced)(*tensors)
+                # Without a mode in a context, make_fx makes a new one for each tensor, with a stack trace: a fifth of
+                # what a capture takes.
+                with tracing(TracingContext(FakeTensorMode())):
+                    module = make_fx(traced)(*tensors)
         except HocketError:
             refusals.check()
             raise
@@ -261,7 +266,7 @@ def _collect(
     module: fx.GraphModule,
     sources: list[Any],
     tensors: list[torch.Tensor],
-    watch: OpWatch,
+    watch: OpRecorder,
     tape: Tape,
     places: Inventory,
     outcome: dict[str, Any],

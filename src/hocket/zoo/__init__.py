@@ -18,18 +18,18 @@ from typing import TYPE_CHECKING
 
 from hocket.errors import InputError
 from hocket.job import Job
-from hocket.zoo.base import Entry, Option, Request, checked_integer
+from hocket.zoo.base import Option, Request, ZooEntry, checked_integer
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Entry", "Option", "entries", "load"]
+__all__ = ["Option", "ZooEntry", "entries", "load"]
 
 MAX_SEED = 2**63 - 1
 
 
 @cache
-def entries() -> Mapping[str, Entry]:
+def entries() -> Mapping[str, ZooEntry]:
     """Every entry by name, from the smallest step to the largest. Loads torch, but no optional package."""
     from hocket.zoo import (
         alexnet,
@@ -98,7 +98,7 @@ def load(
     return request.build(entry)
 
 
-def _entry(name: str) -> Entry:
+def _entry(name: str) -> ZooEntry:
     known = entries()
     if name in known:
         return known[name]
@@ -120,7 +120,7 @@ def _device(name: str, device: str | torch.device) -> torch.device:
         raise InputError(f"{name}: device: expected one such as 'cpu' or 'cuda:0', got {device!r}") from error
 
 
-def _optimizer(entry: Entry, name: str | None, lr: float | None) -> tuple[str, float]:
+def _optimizer(entry: ZooEntry, name: str | None, lr: float | None) -> tuple[str, float]:
     """The optimizer's name and rate; the entry's own rate belongs to the entry's own optimizer."""
     from hocket.zoo import optimizers
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from hocket.job import Job
 from hocket.zoo import classify, data
-from hocket.zoo.base import Entry, Option, Request
+from hocket.zoo.base import Option, Request, ZooEntry
 
 SIDE = 227
 CLASSES = 1000
@@ -59,7 +59,7 @@ def _last_side(side: int) -> int:
 
 
 ENTRIES = (
-    Entry(
+    ZooEntry(
         name="alexnet",
         summary="AlexNet on generated images, 227 x 227 pixels",
         source="Krizhevsky et al., ImageNet Classification with Deep Convolutional Neural Networks, 2012",
@@ -68,7 +68,7 @@ ENTRIES = (
         lr=0.002,
         options=OPTIONS,
     ),
-    Entry(
+    ZooEntry(
         name="caffenet",
         summary="CaffeNet on generated images, 227 x 227 pixels",
         source="Jia et al., Caffe: Convolutional Architecture for Fast Feature Embedding, 2014",

@@ -27,7 +27,7 @@ class Option:
 
 
 @dataclass(frozen=True)
-class Entry:
+class ZooEntry:
     """One line of the zoo: a model, its data and its training step, not yet built.
 
     ``source`` is the paper, ``package`` the one that holds the architecture where it is not written here, and
@@ -74,7 +74,7 @@ class Request:
     optimizer: Callable[..., torch.optim.Optimizer]
     size: Mapping[str, int]
 
-    def build(self, entry: Entry) -> Job:
+    def build(self, entry: ZooEntry) -> Job:
         """Build ``entry`` from the seed and put the caller's random state back.
 
         Everything is made on the CPU and then moved, so that the seed means the same on every device. Only

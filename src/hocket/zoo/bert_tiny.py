@@ -17,7 +17,7 @@ from torch import Tensor
 from hocket.errors import InputError
 from hocket.job import Job
 from hocket.zoo import data
-from hocket.zoo.base import Entry, Option, Request, optional
+from hocket.zoo.base import Option, Request, ZooEntry, optional
 
 MASKED_SHARE = 0.15
 NOT_SCORED = -100
@@ -72,7 +72,7 @@ def _batches(request: Request, vocab: int, steps: int) -> list[Batch]:
     return batches
 
 
-ENTRY = Entry(
+ENTRY = ZooEntry(
     name="bert-tiny",
     summary="BERT with 2 layers of 128 and random weights, masked language model",
     source="Devlin et al., BERT, 2018; Turc et al., Well-Read Students Learn Better, 2019",

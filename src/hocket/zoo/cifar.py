@@ -13,7 +13,7 @@ from torch import nn
 
 from hocket.job import Job
 from hocket.zoo import classify, data
-from hocket.zoo.base import Entry, Option, Request, optional
+from hocket.zoo.base import Option, Request, ZooEntry, optional
 
 PACKAGE = "pytorchcv"
 EXTRA = "zoo"
@@ -41,7 +41,7 @@ def _build(request: Request, module: str, constructor: str) -> Job:
 
 
 ENTRIES = (
-    Entry(
+    ZooEntry(
         name="resnet20",
         summary="ResNet-20 on generated images, 32 x 32 pixels",
         source="He et al., Deep Residual Learning for Image Recognition, 2015",
@@ -51,7 +51,7 @@ ENTRIES = (
         package=PACKAGE,
         extra=EXTRA,
     ),
-    Entry(
+    ZooEntry(
         name="densenet40",
         summary="DenseNet-40, growth rate 12, on generated images, 32 x 32 pixels",
         source="Huang et al., Densely Connected Convolutional Networks, 2016",

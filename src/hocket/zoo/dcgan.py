@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from hocket.errors import InputError
 from hocket.job import Job
 from hocket.zoo import data
-from hocket.zoo.base import Entry, Option, Request
+from hocket.zoo.base import Option, Request, ZooEntry
 
 CHANNELS = 3
 NOISE_WIDTH = 100
@@ -94,7 +94,7 @@ def build(request: Request) -> Job:
     return Job(step, models, optimizers, batches, name=request.name)
 
 
-ENTRY = Entry(
+ENTRY = ZooEntry(
     name="dcgan",
     summary="generator and discriminator on generated images, 64 x 64 pixels, trained in one step",
     source="Radford et al., Deep Convolutional Generative Adversarial Networks, 2015",

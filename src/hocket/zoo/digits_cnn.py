@@ -14,7 +14,7 @@ from torch import nn
 
 from hocket.job import Job
 from hocket.zoo import classify, data
-from hocket.zoo.base import Entry, Option, Request, optional
+from hocket.zoo.base import Option, Request, ZooEntry, optional
 
 MAX_PIXEL = 16.0
 
@@ -50,7 +50,7 @@ def _batches(request: Request) -> list[classify.Batch]:
     return [(pictures[rows].to(request.device), labels[rows].to(request.device)) for rows in picked]
 
 
-ENTRY = Entry(
+ENTRY = ZooEntry(
     name="digits-cnn",
     summary="small convolutional net on real handwritten digits, 8 x 8 pixels",
     source="E. Alpaydin & C. Kaynak, Optical Recognition of Handwritten Digits, UCI 1998",

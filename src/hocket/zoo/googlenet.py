@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from hocket.job import Job
 from hocket.zoo import classify, data
-from hocket.zoo.base import Entry, Option, Request
+from hocket.zoo.base import Option, Request, ZooEntry
 
 SIDE = 224
 CLASSES = 1000
@@ -63,7 +63,7 @@ def _pool() -> nn.MaxPool2d:
     return nn.MaxPool2d(3, 2, ceil_mode=True)
 
 
-ENTRY = Entry(
+ENTRY = ZooEntry(
     name="googlenet",
     summary="GoogLeNet on generated images, 224 x 224 pixels",
     source="Szegedy et al., Going Deeper with Convolutions, 2014",

@@ -18,7 +18,7 @@ from torch import nn
 
 from hocket.job import Job
 from hocket.zoo import classify, data
-from hocket.zoo.base import Entry, Option, Request, optional
+from hocket.zoo.base import Option, Request, ZooEntry, optional
 
 PACKAGE = "pytorchcv"
 EXTRA = "zoo"
@@ -81,7 +81,7 @@ def _job(request: Request, model: nn.Module) -> Job:
 
 
 ENTRIES = (
-    Entry(
+    ZooEntry(
         name="mobilenet-v2",
         summary="MobileNetV2 on generated images, 224 x 224 pixels",
         source="Sandler et al., MobileNetV2, 2018",
@@ -92,7 +92,7 @@ ENTRIES = (
         package=PACKAGE,
         extra=EXTRA,
     ),
-    Entry(
+    ZooEntry(
         name="mobilenet-v3-large",
         summary="MobileNetV3-Large on generated images, 224 x 224 pixels",
         source="Howard et al., Searching for MobileNetV3, 2019",
@@ -104,7 +104,7 @@ ENTRIES = (
         extra=EXTRA,
     ),
     *(
-        Entry(
+        ZooEntry(
             name=f"resnet{depth}",
             summary=f"ResNet-{depth} on generated images, 224 x 224 pixels",
             source="He et al., Deep Residual Learning for Image Recognition, 2015",
@@ -117,7 +117,7 @@ ENTRIES = (
         )
         for depth, batch_size in ((18, 16), (34, 16), (50, 8), (101, 4), (152, 4))
     ),
-    Entry(
+    ZooEntry(
         name="vgg16",
         summary="VGG-16 on generated images, 224 x 224 pixels",
         source="Simonyan & Zisserman, Very Deep Convolutional Networks, 2014",
@@ -128,7 +128,7 @@ ENTRIES = (
         package=PACKAGE,
         extra=EXTRA,
     ),
-    Entry(
+    ZooEntry(
         name="inception-v3",
         summary="Inception-v3 on generated images, 299 x 299 pixels",
         source="Szegedy et al., Rethinking the Inception Architecture for Computer Vision, 2015",

@@ -12,7 +12,7 @@ from torch import nn
 
 from hocket.job import Job
 from hocket.zoo import classify, data
-from hocket.zoo.base import Entry, Option, Request
+from hocket.zoo.base import Option, Request, ZooEntry
 
 
 def build(request: Request) -> Job:
@@ -36,7 +36,7 @@ def build(request: Request) -> Job:
     return classify.job(request, classify.initialised(model), data.images(request, channels=1, side=side))
 
 
-ENTRY = Entry(
+ENTRY = ZooEntry(
     name="lenet",
     summary="LeNet-5 on generated images, 28 x 28 pixels",
     source="LeCun et al., Gradient-Based Learning Applied to Document Recognition, 1998",

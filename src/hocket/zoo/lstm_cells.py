@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from hocket.job import Job
 from hocket.zoo import data
-from hocket.zoo.base import Entry, Option, Request
+from hocket.zoo.base import Option, Request, ZooEntry
 
 
 class CellModel(nn.Module):
@@ -59,7 +59,7 @@ def build(request: Request) -> Job:
     return Job(step, model, optimizer, data.tokens(request, vocab=vocab, steps=steps), name=request.name)
 
 
-ENTRY = Entry(
+ENTRY = ZooEntry(
     name="lstm-cells",
     summary="language model, 2 layers of LSTM cells of 128 unrolled by hand over 16 steps: small operations",
     source="Hochreiter & Schmidhuber, Long Short-Term Memory, 1997",

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from hocket.job import Job
 from hocket.zoo import data
-from hocket.zoo.base import Entry, Option, Request
+from hocket.zoo.base import Option, Request, ZooEntry
 
 INIT_RANGE = 0.1
 MAX_GRADIENT_NORM = 5.0
@@ -57,7 +57,7 @@ def build(request: Request) -> Job:
     return Job(step, model, optimizer, data.tokens(request, vocab=vocab, steps=steps), name=request.name)
 
 
-ENTRY = Entry(
+ENTRY = ZooEntry(
     name="lstm-lm",
     summary="language model, 2 LSTM layers of 200, 35 steps, gradients clipped",
     source="Zaremba et al., Recurrent Neural Network Regularization, 2014",

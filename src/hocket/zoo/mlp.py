@@ -12,7 +12,7 @@ from torch import nn
 
 from hocket.job import Job
 from hocket.zoo import classify, data
-from hocket.zoo.base import Entry, Option, Request
+from hocket.zoo.base import Option, Request, ZooEntry
 
 
 def build(request: Request) -> Job:
@@ -25,7 +25,7 @@ def build(request: Request) -> Job:
     return classify.job(request, classify.initialised(model), data.vectors(request, width=width))
 
 
-ENTRY = Entry(
+ENTRY = ZooEntry(
     name="mlp",
     summary="multilayer perceptron, 8 layers of 256, on generated vectors: small operations",
     source="D. Rumelhart, G. Hinton, R. Williams, Learning representations by back-propagating errors, 1986",

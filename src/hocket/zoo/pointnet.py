@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from hocket.job import Job
 from hocket.zoo import classify, data
-from hocket.zoo.base import Entry, Option, Request
+from hocket.zoo.base import Option, Request, ZooEntry
 
 CLASSES = 16  # of ShapeNet's parts data set, on which the paper trains
 PARTS = 4
@@ -137,7 +137,7 @@ _OPTIONS = (
     Option("width", 64, "channels of the first layer"),
 )
 ENTRIES = (
-    Entry(
+    ZooEntry(
         name="pointnet-cls",
         summary="PointNet, classification of generated clouds of 2,500 points",
         source=_SOURCE,
@@ -147,7 +147,7 @@ ENTRIES = (
         lr=1e-3,
         options=_OPTIONS,
     ),
-    Entry(
+    ZooEntry(
         name="pointnet-seg",
         summary="PointNet, segmentation of generated clouds of 2,500 points",
         source=_SOURCE,

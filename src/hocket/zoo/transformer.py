@@ -18,7 +18,7 @@ from torch.nn import functional
 from hocket.errors import InputError
 from hocket.job import Job
 from hocket.zoo import data
-from hocket.zoo.base import Entry, Option, Request
+from hocket.zoo.base import Option, Request, ZooEntry
 
 DROPOUT = 0.1
 INIT_STD = 0.02
@@ -80,7 +80,7 @@ def build(request: Request) -> Job:
     return Job(step, model, optimizer, data.tokens(request, vocab=vocab, steps=steps), name=request.name)
 
 
-ENTRY = Entry(
+ENTRY = ZooEntry(
     name="transformer",
     summary="language model, 4 Transformer encoder layers of 256, dropout, tied embedding",
     source="Vaswani et al., Attention Is All You Need, 2017",

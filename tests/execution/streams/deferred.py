@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from hocket.execution.streams import Backend
+from hocket.execution.streams import StreamDevice
 
 
 @dataclass(eq=False)
@@ -27,7 +27,7 @@ class Stream:
     queue: list[tuple[Any, ...]] = field(default_factory=list)
 
 
-class Deferred(Backend):
+class Deferred(StreamDevice):
     """Runs what streams were given only when the caller's stream, which is the host itself here, has to wait."""
 
     def __init__(self, seed: int) -> None:
@@ -35,7 +35,6 @@ class Deferred(Backend):
         self.streams: list[Stream] = []
         self.host = Stream(0)
         self.clock = 0.0
-        self.kept: list[tuple[torch.Tensor, Stream]] = []
         self.waits = 0
         self._captures: list[tuple[Stream, tuple[Any, ...]]] | None = None
 
@@ -59,9 +58,6 @@ class Deferred(Backend):
 
     def launch(self, stream: Stream, work: Callable[[], None]) -> None:
         self._put(stream, ("work", work))
-
-    def keep(self, tensor: torch.Tensor, stream: Stream) -> None:
-        self.kept.append((tensor, stream))
 
     def elapsed_us(self, first: Event, second: Event) -> float:
         return second.at - first.at

@@ -82,8 +82,8 @@ def test_models_that_are_kept_keep_their_schedules(case):
     epochs(untouched, other, 3)
     for p in twins.params:
         p.data, p.grad = p.data[[2, 1]].clone(), None
-    twins.fused.take([2, 1])
-    scheduler.take([2, 1])
+    twins.fused.select_models([2, 1])
+    scheduler.select_models([2, 1])
     plateau = isinstance(scheduler, lr_scheduler.ReduceLROnPlateau)
     for epoch in range(3, 12):
         twins.fused.step()

@@ -91,7 +91,7 @@ def test_saved_set_taken_and_turned_off():
     other.load_state_dict(scaler.state_dict())
     assert other.get_scale().tolist() == [2.0, 4.0, 8.0]
     assert other.state_dict() == scaler.state_dict()
-    other.take([2, 0])
+    other.select_models([2, 0])
     assert other.get_scale().tolist() == [8.0, 2.0]
     scaler.update([1.0, 2.0, 3.0])
     assert scaler.get_scale().tolist() == [1.0, 2.0, 3.0]

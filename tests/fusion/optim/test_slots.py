@@ -13,7 +13,7 @@ from hocket.fusion import optim
 def taken(twins, models):
     """The twins with only these models, over new parameters."""
     new = [torch.nn.Parameter(p.detach()[models].clone()) for p in twins.params]
-    twins.fused.take(models, new)
+    twins.fused.select_models(models, new)
     twins.params = new
     twins.singles = [twins.singles[model] for model in models]
     twins.torch = [twins.torch[model] for model in models]
@@ -129,15 +129,15 @@ def test_bad_slots():
     twins.step()
     fused = twins.fused
     with pytest.raises(InputError, match="models: expected at least one model to keep, got none"):
-        fused.take([])
+        fused.select_models([])
     with pytest.raises(InputError, match=r"models: expected each model at most once, got \[1, 1\]"):
-        fused.take([1, 1])
+        fused.select_models([1, 1])
     with pytest.raises(InputError, match=r"model: expected one of 0 \.\.\. 2, got 3"):
-        fused.take([0, 3])
+        fused.select_models([0, 3])
     with pytest.raises(InputError, match=r"params: expected parameter 0 to have shape \(2, 4, 5\), got \(3, 4, 5\)"):
-        fused.take([0, 1])
+        fused.select_models([0, 1])
     with pytest.raises(InputError, match=r"params: expected 4 parameters for models \[0\], got 1"):
-        fused.take([0], [torch.ones(1, 4, 5)])
+        fused.select_models([0], [torch.ones(1, 4, 5)])
     with pytest.raises(InputError, match=r"refill: expected options among lr, betas, eps, weight_decay, got gama=1"):
         fused.refill(0, gama=1)
     with pytest.raises(InputError, match="lr: expected numbers >= 0, got -1"):

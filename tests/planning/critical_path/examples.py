@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from hypothesis import strategies as st
 
 from hocket.ir import Buffer, Carried, Costs, Edge, Graph, Op
-from hocket.planning.critical_path.spine import Spine
+from hocket.planning.critical_path.backbone import Backbone
+from hocket.planning.critical_path.blocks import Block
+from hocket.planning.critical_path.paths import Path
 
 MB = 1e6
 
@@ -83,7 +86,7 @@ def gpu_costs(graph: Graph, durations: dict[str, float] | None = None, shares=No
 
 
 @st.composite
-def series_parallel(draw, depth: int = 3) -> Spine:
+def series_parallel(draw, depth: int = 3) -> Backbone:
     """A random series-parallel graph: ops in a row, and ways side by side between two ops, nested."""
     above: list[list[int]] = []
 
@@ -104,22 +107,60 @@ def series_parallel(draw, depth: int = 3) -> Spine:
         return op([end for way in ends for end in way])
 
     part([], depth)
-    return as_spine(above)
+    return as_backbone(above)
 
 
 @st.composite
-def dags(draw, max_ops: int = 9) -> Spine:
+def dags(draw, max_ops: int = 9) -> Backbone:
     """Any order of a few ops, reduced."""
-    from hocket.planning.critical_path.spine import reduced
+    from hocket.planning.critical_path.backbone import reduced
 
     count = draw(st.integers(1, max_ops))
     above = [draw(st.lists(st.integers(0, at - 1), max_size=3, unique=True)) if at else [] for at in range(count)]
-    return as_spine(reduced(above))
+    return as_backbone(reduced(above))
 
 
-def as_spine(above: list[list[int]]) -> Spine:
+def as_backbone(above: list[list[int]]) -> Backbone:
     below: list[list[int]] = [[] for _ in above]
     for op, before in enumerate(above):
         for other in before:
             below[other].append(op)
-    return Spine(tuple(f"op{n}" for n in range(len(above))), tuple(map(tuple, above)), tuple(map(tuple, below)))
+    return Backbone(tuple(f"op{n}" for n in range(len(above))), tuple(map(tuple, above)), tuple(map(tuple, below)))
+
+
+def ancestors(above: Sequence[Sequence[int]]) -> list[int]:
+    """For each op of a topological order all that comes before it, as a set of bits."""
+    found: list[int] = []
+    for before in above:
+        mine = 0
+        for other in before:
+            mine |= found[other] | 1 << other
+        found.append(mine)
+    return found
+
+
+def listed_paths(backbone: Backbone, block: Block, durations_ns: Sequence[int]) -> list[Path]:
+    """The same by the letter of Algorithm 1: list all ways, sort them, and give each op to the first that has it.
+
+    For small blocks only: their number can be exponential.
+    """
+    inside = set(block.ops)
+
+    def ways(op: int) -> Iterator[tuple[int, ...]]:
+        following = [other for other in backbone.below[op] if other in inside]
+        for other in following:
+            for rest in ways(other):
+                yield (op, *rest)
+        if not following:
+            yield (op,)
+
+    starts = [op for op in block.ops if not inside.intersection(backbone.above[op])]
+    found = [(sum(durations_ns[op] for op in way), way) for start in starts for way in ways(start)]
+    left = set(block.ops)
+    paths = []
+    for length_ns, way in sorted(found, key=lambda entry: (-entry[0], entry[1])):
+        mine = tuple(op for op in way if op in left)
+        if mine:
+            left.difference_update(mine)
+            paths.append(Path(length_ns, mine))
+    return paths

@@ -8,7 +8,7 @@ import pytest
 
 from hocket.ir import Costs, Machine
 from hocket.planning.critical_path.cores import core_plans
-from hocket.planning.critical_path.frugal import frugal_order
+from hocket.planning.critical_path.min_memory_order import min_memory_order
 from hocket.planning.critical_path.priorities import Priorities
 from hocket.planning.critical_path.streams import step_order, streams_of
 from planning.critical_path.examples import network
@@ -23,9 +23,9 @@ def test_every_plans_lanes_and_waits_keep_the_order_that_comes_with_it(cores, wh
     streams = streams_of(graph, {op.name: 6.0 for op in graph.ops})
     orders = {
         "of streams": streams.order,
-        "updates last": step_order(graph, streams.spine.ops, updates_last=True),
+        "updates last": step_order(graph, streams.backbone.ops, updates_last=True),
         "program": graph.order,
-        "frugal": frugal_order(graph),
+        "frugal": min_memory_order(graph),
     }
     streams = replace(streams, order=tuple(orders[which]))
     keep_order = which != "of streams"

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from hocket.checking import check
 from hocket.ir import Graph, Lane, Plan
-from hocket.planning.critical_path.frugal import frugal_order
 from hocket.planning.critical_path.memory import held_back, peak_bytes, serial_peak_bytes
+from hocket.planning.critical_path.min_memory_order import min_memory_order
 from hocket.planning.critical_path.streams import streams_of
 from hocket.planning.critical_path.transfers import without_transfers
 from invariants import direct_waits, held_bytes
@@ -52,7 +52,7 @@ def most_held_bytes(graph: Graph, plan: Plan, chance: random.Random, runs: int =
 
 @given(graph=touching_graphs())
 def test_on_one_lane_it_is_what_counting_says(graph):
-    for order in (graph.order, frugal_order(graph)):
+    for order in (graph.order, min_memory_order(graph)):
         expected = max(held_bytes(graph, [(op, "start") if n else (op, "end") for op in order for n in (1, 0)]))
         assert abs(serial_peak_bytes(graph, order) - expected) <= 1e-6 * expected
         assert abs(peak_bytes(graph, one_lane(order)) - expected) <= 1e-6 * expected
@@ -71,7 +71,7 @@ def test_no_run_that_a_plan_allows_holds_more(data):
 @given(data=st.data())
 def test_a_limit_that_the_order_keeps_is_kept_by_every_run(data):
     graph = without_transfers(data.draw(touching_graphs()))
-    order = data.draw(st.sampled_from([None, graph.order, frugal_order(graph)]))
+    order = data.draw(st.sampled_from([None, graph.order, min_memory_order(graph)]))
     plan, order = in_streams(graph, order, updates_last=data.draw(st.booleans()))
     least, most = serial_peak_bytes(graph, order), peak_bytes(graph, plan, order)
     limit = least + data.draw(st.floats(0, 1)) * (most - least)
@@ -107,9 +107,9 @@ def test_held_back_keeps_the_limit_and_waits_no_more_than_it_must():
 
 @given(graph=touching_graphs())
 def test_the_frugal_order_is_an_order(graph):
-    check(graph, one_lane(frugal_order(graph)))
+    check(graph, one_lane(min_memory_order(graph)))
 
 
 def test_the_frugal_order_frees_what_it_can_first():
     graph = network(5)
-    assert serial_peak_bytes(graph, frugal_order(graph)) <= serial_peak_bytes(graph)
+    assert serial_peak_bytes(graph, min_memory_order(graph)) <= serial_peak_bytes(graph)

@@ -5,38 +5,38 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hocket.planning.critical_path.backbone import Backbone, backbone_of
 from hocket.planning.critical_path.blocks import blocks_of
-from hocket.planning.critical_path.paths import in_ns, listed_paths, ranked_paths
-from hocket.planning.critical_path.spine import Spine, spine_of
-from planning.critical_path.examples import as_spine, branching, dags, series_parallel
+from hocket.planning.critical_path.paths import in_ns, ranked_paths
+from planning.critical_path.examples import as_backbone, branching, dags, listed_paths, series_parallel
 
 
-def agree(spine: Spine, durations_ns: list[int]) -> None:
-    for block in blocks_of(spine):
-        ranked, listed = ranked_paths(spine, block, durations_ns), listed_paths(spine, block, durations_ns)
+def agree(backbone: Backbone, durations_ns: list[int]) -> None:
+    for block in blocks_of(backbone):
+        ranked, listed = ranked_paths(backbone, block, durations_ns), listed_paths(backbone, block, durations_ns)
         assert ranked == listed
         assert sorted(op for path in ranked for op in path.ops) == list(block.ops)
 
 
-@given(spine=series_parallel(), data=st.data())
-def test_agrees_with_algorithm_1_on_series_parallel_graphs(spine, data):
+@given(backbone=series_parallel(), data=st.data())
+def test_agrees_with_algorithm_1_on_series_parallel_graphs(backbone, data):
     # Powers of two: no two sets of ops take equally long, so that every tie is decided.
-    powers = data.draw(st.permutations(range(len(spine))))
-    agree(spine, [1 << power for power in powers])
+    powers = data.draw(st.permutations(range(len(backbone))))
+    agree(backbone, [1 << power for power in powers])
 
 
-@given(spine=dags(), data=st.data())
-def test_agrees_with_algorithm_1_on_any_graph(spine, data):
-    powers = data.draw(st.permutations(range(len(spine))))
-    agree(spine, [1 << power for power in powers])
+@given(backbone=dags(), data=st.data())
+def test_agrees_with_algorithm_1_on_any_graph(backbone, data):
+    powers = data.draw(st.permutations(range(len(backbone))))
+    agree(backbone, [1 << power for power in powers])
 
 
-@given(spine=st.one_of(series_parallel(), dags()), data=st.data())
-def test_with_ties_every_op_has_a_path_as_long_as_by_algorithm_1(spine, data):
-    durations_ns = data.draw(st.lists(st.integers(0, 3), min_size=len(spine), max_size=len(spine)))
-    for block in blocks_of(spine):
+@given(backbone=st.one_of(series_parallel(), dags()), data=st.data())
+def test_with_ties_every_op_has_a_path_as_long_as_by_algorithm_1(backbone, data):
+    durations_ns = data.draw(st.lists(st.integers(0, 3), min_size=len(backbone), max_size=len(backbone)))
+    for block in blocks_of(backbone):
         lengths = []
-        for paths in (ranked_paths(spine, block, durations_ns), listed_paths(spine, block, durations_ns)):
+        for paths in (ranked_paths(backbone, block, durations_ns), listed_paths(backbone, block, durations_ns)):
             assert [path.length_ns for path in paths] == sorted((path.length_ns for path in paths), reverse=True)
             lengths.append({op: path.length_ns for path in paths for op in path.ops})
         assert lengths[0] == lengths[1]
@@ -44,11 +44,11 @@ def test_with_ties_every_op_has_a_path_as_long_as_by_algorithm_1(spine, data):
 
 def test_the_example_of_the_drawing():
     graph, durations = branching()
-    spine = spine_of(graph)
-    (block,) = blocks_of(spine)
-    paths = ranked_paths(spine, block, in_ns([durations[op] for op in spine.ops]))
+    backbone = backbone_of(graph)
+    (block,) = blocks_of(backbone)
+    paths = ranked_paths(backbone, block, in_ns([durations[op] for op in backbone.ops]))
     assert [path.length_ns for path in paths] == [9000, 7000, 6000]
-    assert [[spine.ops[op] for op in path.ops] for path in paths] == [["p0.0", "p0.1"], ["p1.0", "p1.1"], ["p2.0"]]
+    assert [[backbone.ops[op] for op in path.ops] for path in paths] == [["p0.0", "p0.1"], ["p1.0", "p1.1"], ["p2.0"]]
 
 
 def test_exponentially_many_ways_are_ranked_without_being_listed():
@@ -58,10 +58,10 @@ def test_exponentially_many_ways_are_ranked_without_being_listed():
         before = list(range(len(above) - (width if layer else 1), len(above)))
         above += [before] * width
     above.append(list(range(len(above) - width, len(above))))
-    spine = as_spine(above)
-    (block,) = blocks_of(spine)
-    durations_ns = [1 + at % width for at in range(len(spine))]
-    paths = ranked_paths(spine, block, durations_ns)
+    backbone = as_backbone(above)
+    (block,) = blocks_of(backbone)
+    durations_ns = [1 + at % width for at in range(len(backbone))]
+    paths = ranked_paths(backbone, block, durations_ns)
     assert paths[0].length_ns == layers * width
     assert len(paths[0].ops) == layers
     assert sum(len(path.ops) for path in paths) == layers * width

@@ -12,8 +12,8 @@ from hocket.errors import InputError
 from hocket.ir import Buffer, Costs, Device, Edge, Graph, Machine, Op, Plan, Share
 from hocket.planning import bounds, plan
 from hocket.planning.critical_path import METHODS, CriticalPath, serial_peak_bytes
-from hocket.planning.critical_path.frugal import frugal_order
-from hocket.planning.critical_path.hardware import METHODS as LEVELS
+from hocket.planning.critical_path.min_memory_order import min_memory_order
+from hocket.planning.critical_path.priority_levels import METHODS as LEVELS
 from hocket.simulation import simulate
 from planning.critical_path.examples import branching, gpu_costs, network
 from planning.critical_path.test_memory import most_held_bytes
@@ -152,7 +152,7 @@ def test_on_cores_ops_that_take_no_time_keep_the_order_of_their_lane():
 def test_below_eagers_peak_another_order_helps_as_long_as_there_is_one():
     graph = network(8)
     costs = gpu_costs(graph)
-    least = serial_peak_bytes(graph, frugal_order(graph))
+    least = serial_peak_bytes(graph, min_memory_order(graph))
     assert least < serial_peak_bytes(graph)
     found = made(graph, costs, peak_limit_bytes=least * 1.002)
     assert most_held_bytes(graph, found, random.Random(1)) <= found.peak_bytes <= least * 1.002

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from hocket.checking import check
 from hocket.errors import InputError
 from hocket.ir import Edge, Graph, Lane, Op, Plan
-from hocket.planning.critical_path.hardware import METHODS, stream_plan
 from hocket.planning.critical_path.priorities import Priorities
+from hocket.planning.critical_path.priority_levels import METHODS, stream_plan
 from hocket.planning.critical_path.streams import MAX_STREAMS, step_order, streams_of
 from planning.critical_path.examples import branching, network
 from strategies import graphs
@@ -72,7 +72,7 @@ def test_a_number_of_streams_that_cannot_be(number):
 @given(graph=graphs(), updates_last=st.booleans())
 def test_the_order_respects_every_edge_and_leaves_out_transfers(graph, updates_last):
     found = streams(graph, updates_last=updates_last)
-    order = step_order(graph, found.spine.ops, updates_last=updates_last)
+    order = step_order(graph, found.backbone.ops, updates_last=updates_last)
     assert order == found.order
     place = {op: at for at, op in enumerate(order)}
     assert set(place) | set(found.transfers) == set(graph.by_name)

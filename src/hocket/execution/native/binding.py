@@ -12,10 +12,10 @@ import torch
 from torch.utils._pytree import tree_flatten
 
 from hocket.native import load
-from hocket.tracing.batch_reads import BatchNumber
 from hocket.tracing.bound_places import BoundPlaces
 from hocket.tracing.captured import Captured, kind_of
-from hocket.tracing.scalars import TapeRef
+from hocket.tracing.recording.batch_reads import BatchNumber
+from hocket.tracing.scalars.tape import TapeRef
 from hocket.tracing.state import BatchLeaf, Constant, Entry, Gradient, ItemOf, LiveLeaf
 
 __all__ = ["Binding"]

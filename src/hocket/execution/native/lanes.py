@@ -11,17 +11,17 @@ from typing import Any
 import torch
 
 from hocket.errors import ExecutionError
-from hocket.execution.here import forked
-from hocket.execution.lanes import Executor, releases
+from hocket.execution.base import Executor, releases
 from hocket.execution.native.binding import Binding
-from hocket.execution.native.workers import Workers, workers_of
+from hocket.execution.native.thread_assignment import Workers, workers_of
+from hocket.execution.process import forked
 from hocket.execution.threads import cpus_of
 from hocket.heap import trim_heap
 from hocket.ir import Graph, Machine, Plan, Span, Timeline
 from hocket.native import available, load
 from hocket.tracing.captured import Captured, Frame
 from hocket.tracing.program import Action, Call, Slot
-from hocket.tracing.scalars import TapeRef
+from hocket.tracing.scalars.tape import TapeRef
 
 __all__ = ["NativeLanes"]
 

@@ -6,8 +6,8 @@ replays that.
 
 from __future__ import annotations
 
-from hocket.execution.streams.backend import Backend, Cuda
-from hocket.execution.streams.graphs import GraphedLanes
+from hocket.execution.streams.device import CudaDevice, StreamDevice
+from hocket.execution.streams.graphs import GraphedLanes, as_launched
 from hocket.execution.streams.lanes import StreamLanes
 
-__all__ = ["Backend", "Cuda", "GraphedLanes", "StreamLanes"]
+__all__ = ["CudaDevice", "GraphedLanes", "StreamDevice", "StreamLanes", "as_launched"]

@@ -15,21 +15,21 @@ and numbers that were arguments. So
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from hocket.errors import ExecutionError
-from hocket.execution.streams.backend import Backend
+from hocket.execution.streams.device import StreamDevice
 from hocket.execution.streams.lanes import Launch, StreamLanes
-from hocket.execution.streams.part import part_of
+from hocket.execution.streams.launch_plan import launch_plan_of
 from hocket.ir import Graph, Machine, Plan, Timeline
 from hocket.tracing.captured import Captured, Frame
 from hocket.tracing.program import Action
-from hocket.tracing.scalars import TapeRef
+from hocket.tracing.scalars.tape import TapeRef
 from hocket.tracing.state import BatchLeaf
 
-__all__ = ["GraphedLanes", "changing"]
+__all__ = ["GraphedLanes", "as_launched", "changing"]
 
 # Steps launched op by op before the capture: libraries choose their kernels and make their workspaces in them.
 WARM_UP = 2
@@ -45,13 +45,16 @@ class GraphedLanes(StreamLanes):
         machine: Machine | None = None,
         graph: Graph | None = None,
         *,
-        backend: Backend | None = None,
+        device: StreamDevice | None = None,
+        timed: bool = False,
     ) -> None:
-        super().__init__(captured, plan, machine, graph, backend=backend)
+        super().__init__(captured, plan, machine, graph, device=device, timed=timed)
         outside = changing(captured, graph)
         program, order = captured.program, self._whole.part.order
-        self._inside = Launch(self, part_of(program, self._graph, plan, [op for op in order if op not in outside]))
-        self._outside = Launch(self, part_of(program, self._graph, plan, [op for op in order if op in outside]))
+        self._inside = Launch(
+            self, launch_plan_of(program, self._graph, plan, [op for op in order if op not in outside])
+        )
+        self._outside = Launch(self, launch_plan_of(program, self._graph, plan, [op for op in order if op in outside]))
         needed = set(program.kept).union(*(program.by_name[op].reads for op in self._outside.part.order))
         filled = {slot for op in self._inside.part.order for slot in program.by_name[op].fills}
         self._handed_over = tuple(sorted(needed & filled))
@@ -62,15 +65,18 @@ class GraphedLanes(StreamLanes):
         self._seen: dict[int, tuple[int, ...]] = {}
         self._static: list[Any] = []
         self._given: dict[int, Any] = {}
+        self._steps = 0
 
     def run(self, frame: Frame) -> None:
         if self._steps < WARM_UP or not self._inside.part.order:
             super().run(frame)
+            self._steps += 1
             return
         self._give(frame)
         if self._replay is None or self._moved(frame):
             self._capture(frame)
         assert self._replay is not None
+        self._start_time()
         self._replay()
         for slot in self._handed_over:
             frame.values[slot] = self._given[slot]
@@ -82,10 +88,28 @@ class GraphedLanes(StreamLanes):
         self._steps += 1
 
     def timeline(self) -> Timeline:
-        raise ExecutionError("a graph does not say when its ops ran; time them with StreamLanes(..., timed=True)")
+        """When each op ran in one further step, made on copies of everything by a graph that records events.
+
+        The graph of the steps themselves records none: each costs about a microsecond. Needs a second step's memory.
+
+        Raises:
+            CaptureError: the numbers of the optimizer are others than those that the step was captured with.
+        """
+        if self.timed:
+            return super().timeline()
+        timed = GraphedLanes(self.captured, self.plan, graph=self._graph, device=self.device, timed=True)
+        index = self.device.index
+        with torch.random.fork_rng(devices=[] if index is None else [index]):
+            frame = self.captured.rehearse()
+            for _ in range(WARM_UP + 1):
+                timed.run(frame)
+            found = timed.timeline()
+        timed.close()
+        return found
 
     def close(self) -> None:
         super().close()
+        self._steps = 0
         self._replay, self._static, self._given, self._seen = None, [], {}, {}
 
     def _give(self, frame: Frame) -> None:
@@ -110,7 +134,7 @@ class GraphedLanes(StreamLanes):
         self._seen = {slot: _where(values[slot]) for slot, source in captured.inputs if type(source) is not BatchLeaf}
         self._given = dict.fromkeys(self._handed_over)
         static = Frame(_Keeping(values, self._given), frame.numbers)
-        self._replay = self.backend.graph(lambda: self._inside(static))
+        self._replay = self.device.graph(lambda: self._inside(static))
         self._static = static.values
 
 
@@ -135,6 +159,30 @@ def changing(captured: Captured, graph: Graph | None = None) -> frozenset[str]:
         if found.intersection(graph.predecessors[name]):
             found.add(name)
     return frozenset(found)
+
+
+def as_launched(captured: Captured, plan: Plan) -> tuple[Plan, frozenset[str]]:
+    """`plan` as `GraphedLanes` runs it, for a simulation, and the ops that stay outside of the graph.
+
+    On each lane these come last, and they begin when the graph has ended. Where nothing is left for a graph the plan is
+    as it was.
+    """
+    outside = changing(captured)
+    if not outside or len(outside) == len(captured.graph):
+        return plan, outside
+    inside = [tuple(op for op in lane.ops if op not in outside) for lane in plan.lanes]
+    behind = [tuple(op for op in lane.ops if op in outside) for lane in plan.lanes]
+    ends = tuple(ops[-1] for ops in inside if ops)
+    # An op of the graph waits for none outside: a wait of the plan's own (for memory) is not kept across its end.
+    after = {
+        op: tuple(other for other in others if op in outside or other not in outside)
+        for op, others in plan.after.items()
+    }
+    after |= {ops[0]: (*after.get(ops[0], ()), *ends) for ops in behind if ops}
+    lanes = tuple(
+        replace(lane, ops=(*first, *then)) for lane, first, then in zip(plan.lanes, inside, behind, strict=True)
+    )
+    return replace(plan, lanes=lanes, after={op: others for op, others in after.items() if others}), outside
 
 
 def _takes_numbers(action: Action) -> bool:

@@ -12,10 +12,9 @@ device's. So a value is dropped when the launch has come to an op *of the stream
 its readers: whatever that stream allocates next comes later than every use. Nothing needs `record_stream`, so
 `GraphedLanes` can capture it all. Where there is no such op, the value stays until the streams have joined.
 
-*The step's end.* The caller's stream waits for all lanes, so parameters can be used as after an eager step. With
-``overlap=True`` it waits only for those that make what the step returns; then an op of the next step waits for the ops
-of this one that it depends on alone (`hocket.ir.carried_waits`), and whoever else wants to look at parameters calls
-`join` first.
+*The step's end.* The caller's stream waits for all lanes, so parameters can be used as after an eager step. Letting the
+next step begin before the last updates are done would save their tail, and every other reader of a parameter (an
+evaluation, a checkpoint, an average of weights) would race with them.
 """
 
 from __future__ import annotations
@@ -25,13 +24,12 @@ from typing import Any
 import torch
 
 from hocket.errors import ExecutionError
-from hocket.execution.lanes import Executor, below_autograd
-from hocket.execution.streams.backend import Backend, Cuda
-from hocket.execution.streams.part import Part, part_of
-from hocket.ir import Graph, Machine, Plan, Span, Timeline, carried_waits
+from hocket.execution.base import Executor, below_autograd
+from hocket.execution.streams.device import CudaDevice, StreamDevice
+from hocket.execution.streams.launch_plan import LaunchPlan, launch_plan_of
+from hocket.ir import Graph, Machine, Plan, Span, Timeline
 from hocket.tracing.captured import Captured, Frame
 from hocket.tracing.program import compile_action
-from hocket.tracing.state import BatchLeaf
 
 __all__ = ["Launch", "StreamLanes"]
 
@@ -44,8 +42,7 @@ class StreamLanes(Executor):
         plan: any plan whose lanes are streams.
         machine: not needed; for the same signature as other executors.
         graph: the orders to keep, when they are not `captured.graph`'s (for tests of broken plans).
-        backend: the device; the current CUDA device if not given.
-        overlap: let the next step begin before this one's last updates are done.
+        device: the current CUDA device if not given.
         timed: record events around every op, for `timeline`; costs launch time.
 
     Raises:
@@ -60,46 +57,26 @@ class StreamLanes(Executor):
         machine: Machine | None = None,
         graph: Graph | None = None,
         *,
-        backend: Backend | None = None,
-        overlap: bool = False,
+        device: StreamDevice | None = None,
         timed: bool = False,
     ) -> None:
         super().__init__(captured, plan, graph)
         for lane in plan.lanes:
             if lane.ops and lane.kind != "stream":
                 raise ExecutionError(f"lane {lane.name!r} is a lane of {lane.kind}; stream lanes run streams only")
-        self.backend = backend or Cuda()
-        self.overlap = overlap
+        self.device = device or CudaDevice()
         self.timed = self.keeps_time = timed
         self._graph = graph or captured.graph
-        self._streams = [self.backend.stream(lane.priority) for lane in plan.lanes]
-        self._begin = self.backend.event()
-        self._carried = carried_waits(self._graph, plan, self.sync) if overlap else {}
-        self._carriers = {op for others in self._carried.values() for op in others}
+        self._streams = [self.device.stream(lane.priority) for lane in plan.lanes]
+        self._begin = self.device.event()
         self._events: dict[str, Any] = {}
-        program = captured.program
-        self._whole = Launch(self, part_of(program, self._graph, plan))
-        makers = {slot: action.name for action in program.actions for slot in action.fills}
-        self._returned = self._makers_of_results(makers)
-        lane_of = self._whole.part.lane_of
-        batch = {slot for slot, source in program.inputs.items() if type(source) is BatchLeaf}
-        views = {slot for call in program.prologue.calls if batch & set(call.reads) for slot in call.outs.values()}
-        readers = program.readers()
-        self._reads_batch = {lane_of[op] for slot in batch | views for op in readers.get(slot, ())}
-        # With overlap nobody waits for these: which lanes use their memory when the host forgets it.
-        late = (*self._whole.part.late, *batch) if overlap else ()
-        self._used_late = {slot: {lane_of[op] for op in readers.get(slot, ())} for slot in late}
+        self._whole = Launch(self, launch_plan_of(captured.program, self._graph, plan))
         self._marks: dict[str, tuple[Any, Any]] = {}
         self._started: Any = None
-        self._steps = 0
 
     def run(self, frame: Frame) -> None:
+        self._start_time()
         self._whole(frame)
-        self._steps += 1
-
-    def join(self) -> None:
-        """The caller's stream waits for all that has been launched: then parameters may be read."""
-        self._join(self.backend.current())
 
     def timeline(self) -> Timeline:
         if not self._marks:
@@ -108,88 +85,63 @@ class StreamLanes(Executor):
         for lane in self.plan.lanes:
             for op in lane.ops:
                 start, end = self._marks[op]
-                start_us = self.backend.elapsed_us(self._started, start)
-                spans.append(Span(op, lane.name, start_us, start_us + self.backend.elapsed_us(start, end)))
+                start_us = self.device.elapsed_us(self._started, start)
+                spans.append(Span(op, lane.name, start_us, start_us + self.device.elapsed_us(start, end)))
         return Timeline(tuple(spans), tuple(lane.name for lane in self.plan.lanes), "measured")
 
     def close(self) -> None:
-        self.backend.synchronize()
-        self._steps = 0
+        self.device.synchronize()
 
     def event(self, name: str) -> Any:
         """The event of an op, made when it is first asked for."""
         if name not in self._events:
-            self._events[name] = self.backend.event()
+            self._events[name] = self.device.event()
         return self._events[name]
 
-    def _join(self, stream: Any) -> None:
-        for name in self._whole.part.last:
-            self.backend.wait(stream, self.event(name))
-
-    def _makers_of_results(self, makers: dict[int, str]) -> tuple[str, ...]:
-        captured = self.captured
-        slots = [captured.lowered.slot_of[leaf] for kind, leaf in captured.trace.result.leaves if kind in _TENSORS]
-        return tuple(dict.fromkeys(makers[slot] for slot in slots if slot in makers))
-
-
-_TENSORS = ("tensor", "item")
+    def _start_time(self) -> None:
+        """The step begins, for `timeline`."""
+        if self.timed:
+            self._started = self.device.event(timed=True)
+            self.device.record(self._started, self.device.current())
 
 
 class Launch:
     """Gives the ops of one part to their streams, between the caller's work before and after."""
 
-    def __init__(self, lanes: StreamLanes, part: Part) -> None:
+    def __init__(self, lanes: StreamLanes, part: LaunchPlan) -> None:
         self.part = part
         self._lanes = lanes
         program = lanes.captured.program
         self._run = {op: compile_action(program.by_name[op], part.dropped.get(op, ())) for op in part.order}
         self._grad_mode = {op: program.by_name[op].grad_mode for op in part.order}
-        awaited = {op for others in part.sync.waits.values() for op in others}
-        self._told = awaited | set(part.last) | lanes._carriers
-        if lanes.overlap:
-            self._told |= set(lanes._makers_of_results({s: a.name for a in program.actions for s in a.fills}))
+        self._told = {op for others in part.sync.waits.values() for op in others} | set(part.last)
 
     def __call__(self, frame: Frame) -> None:
         lanes, part, values = self._lanes, self.part, frame.values
-        backend, streams = lanes.backend, lanes._streams
-        current = backend.current()
-        if lanes.timed:
-            lanes._started = backend.event(timed=True)
-            backend.record(lanes._started, current)
-        backend.record(lanes._begin, current)
-        overlapping = lanes.overlap and lanes._steps > 0
+        device, streams = lanes.device, lanes._streams
+        current = device.current()
+        device.record(lanes._begin, current)
         entered: set[int] = set()
         with below_autograd():
             for name in part.order:
                 number = part.lane_of[name]
                 stream = streams[number]
-                if number not in entered and (not overlapping or number in lanes._reads_batch):
-                    backend.wait(stream, lanes._begin)
+                if number not in entered:
+                    device.wait(stream, lanes._begin)
                     entered.add(number)
-                if overlapping:
-                    for other in lanes._carried.get(name, ()):
-                        backend.wait(stream, lanes.event(other))
                 for other in part.sync.waits.get(name, ()):
-                    backend.wait(stream, lanes.event(other))
+                    device.wait(stream, lanes.event(other))
                 self._one(name, stream, values, frame.numbers)
                 if name in self._told:
-                    backend.record(lanes.event(name), stream)
-        if lanes.overlap:
-            for name in lanes._returned:
-                backend.wait(current, lanes.event(name))
-            for slot, users in lanes._used_late.items():
-                for number in users:
-                    if isinstance(values[slot], torch.Tensor):
-                        backend.keep(values[slot], streams[number])
-            return
+                    device.record(lanes.event(name), stream)
         for name in part.last:
-            backend.wait(current, lanes.event(name))
+            device.wait(current, lanes.event(name))
         for slot in part.late:
             values[slot] = None
 
     def _one(self, name: str, stream: Any, values: list[Any], numbers: list[Any]) -> None:
         lanes, action, grad_mode = self._lanes, self._run[name], self._grad_mode[name]
-        backend = lanes.backend
+        device = lanes.device
 
         def work() -> None:
             if torch.is_grad_enabled() is not grad_mode:
@@ -198,12 +150,12 @@ class Launch:
 
         try:
             if not lanes.timed:
-                backend.launch(stream, work)
+                device.launch(stream, work)
                 return
-            start, end = lanes._marks.setdefault(name, (backend.event(timed=True), backend.event(timed=True)))
-            backend.record(start, stream)
-            backend.launch(stream, work)
-            backend.record(end, stream)
+            start, end = lanes._marks.setdefault(name, (device.event(timed=True), device.event(timed=True)))
+            device.record(start, stream)
+            device.launch(stream, work)
+            device.record(end, stream)
         except Exception as error:
             layer = lanes.captured.program.by_name[name].layer
             error.add_note(f"in op {name!r} of layer {layer!r} of the planned step")

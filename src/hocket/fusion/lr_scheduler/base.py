@@ -22,8 +22,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from hocket.errors import InputError
 from hocket.fusion.optim.base import FusedOptimizer
-from hocket.fusion.optim.carry import as_list
-from hocket.fusion.optim.hyper import is_number, is_row, plain, row
+from hocket.fusion.optim.hyper import as_list, is_number, is_row, plain, row
 
 __all__ = ["FusedScheduler", "Rows", "check_optimizer", "read_rates", "widen", "write_rates"]
 
@@ -138,7 +137,7 @@ class FusedScheduler(LRScheduler, ABC):
     def begin_model(self, model: int) -> None:
         """Set up what else this model's schedule begins with."""
 
-    def take(self, models: Sequence[int]) -> None:
+    def select_models(self, models: Sequence[int]) -> None:
         """Keep these models, in this order: call it with what `optimizer.take` was called with."""
         for name, value in list(vars(self).items()):
             if isinstance(value, Argument):

@@ -9,42 +9,42 @@ learning rates with the concatenated gradients of all models")::
     parameters, gradients, states, a chunk at a time ------------------------------------------> [update]
 
 Parameters of a group that share device, dtype and step count are updated together; on a CPU in chunks that fit a core's
-cache with their intermediate results, elsewhere all at once. A model that rests (frozen, or with a gradient that is not
-finite) is put back afterwards from a copy of its slices: nothing of its neighbours' arithmetic depends on it.
+cache with their intermediate results, elsewhere all at once. A model that is skipped (frozen, or with a gradient that
+is not finite) is put back afterwards from a copy of its slices: nothing of its neighbours' arithmetic depends on it.
 
 The step counts are torch's: one number on the CPU, here shared by the parameters that are in step; from the moment on
-when models may rest on their own, B numbers.
+when models may skip steps on their own, B numbers.
 """
 
 from __future__ import annotations
 
-import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
 from hocket.errors import InputError
-from hocket.fusion.optim import carry
+from hocket.fusion.optim import carry, select_models
 from hocket.fusion.optim.arithmetic import Tensors
-from hocket.fusion.optim.chunks import Bucket, Chunk, Columns, Layout, Piece, lay_out
+from hocket.fusion.optim.chunks import Bucket, Chunk, Columns, Layout, ParameterSlice, lay_out
 from hocket.fusion.optim.hyper import Number, one_of, plain
-from hocket.fusion.optim.options import Options, as_tuple, groups_of
+from hocket.fusion.optim.model_state import ModelState
+from hocket.fusion.optim.options import as_tuple, groups_of
 from hocket.fusion.optim.slots import slots_of
+from hocket.fusion.optim.step_counts import are_per_model, count_dtype, rejoin
 
 __all__ = ["Chunk", "FusedOptimizer"]
 
 NONFINITE = ("step", "skip", "freeze")
 
 
-class FusedOptimizer(Options, ABC):
+class FusedOptimizer(ModelState):
     """An optimizer over fused parameters; all of torch's machinery (groups, hooks, schedulers) works on it.
 
     Attributes:
         bounds: the numbers among its options, and what each may be; of these each may be one number or B.
-        torch_class: the optimizer of one plain model that this is B of.
 
     Args:
         params: fused parameters of shape (B, ...), with an attribute `_hocket_models` = B; parameters of single models,
@@ -59,8 +59,6 @@ class FusedOptimizer(Options, ABC):
         InputError: no parameters, parameters of other numbers of models, options out of bounds or of a wrong length.
     """
 
-    torch_class: ClassVar[type[torch.optim.Optimizer]]
-
     def __init__(
         self, params: Any, defaults: dict[str, Any], *, num_models: int | None = None, nonfinite: str = "step"
     ) -> None:
@@ -69,27 +67,9 @@ class FusedOptimizer(Options, ABC):
         self._slots = slots_of([p for group in groups for p in group["params"]], num_models)
         self._frozen = [False] * self.num_models
         self._hocket_version = 0  # whoever captured a step sees by it that another one is needed
-        self._apart = nonfinite != "step"
+        self._per_model_steps = nonfinite != "step"
         self._layouts: dict[int, Layout] = {}  # of each group, by its number
         super().__init__(groups, defaults)
-
-    @property
-    def frozen(self) -> tuple[bool, ...]:
-        """For each model whether it is frozen."""
-        return tuple(self._frozen)
-
-    def freeze(self, model: int) -> None:
-        """Leave this model as it is, parameters and state, in all steps to come."""
-        self._frozen[self.checked_model(model)] = True
-        self._hocket_version += 1
-        self.part()
-
-    def unfreeze(self, model: int) -> None:
-        """Let this model take part in the steps again."""
-        self._frozen[self.checked_model(model)] = False
-        self._hocket_version += 1
-
-    # ------------------------------------------------------------------------------------------------- the step
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update the parameters that have a gradient.
@@ -102,42 +82,29 @@ class FusedOptimizer(Options, ABC):
             with torch.enable_grad():
                 loss = closure()
         with torch.no_grad():
-            resting = [model for model, frozen in enumerate(self._frozen) if frozen]
+            skipped = [model for model, frozen in enumerate(self._frozen) if frozen]
             if self.nonfinite != "step":
                 bad = [model for model, fine in enumerate(self.finite_models()) if not fine]
-                resting = sorted({*resting, *bad})
+                skipped = sorted({*skipped, *bad})
                 if self.nonfinite == "freeze":
                     for model in bad:
                         self._frozen[model] = True
-            self._update_all(resting)
+            self._update_all(skipped)
         return loss
 
     def step_without(self, models: Iterable[int]) -> None:
         """Update all models but these, whose parameters and state stay as they are, bit for bit."""
-        resting = {self.checked_model(model) for model in models}
+        skipped = {self.checked_model(model) for model in models}
         with torch.no_grad():
-            self._update_all(sorted(resting | {model for model, frozen in enumerate(self._frozen) if frozen}))
+            self._update_all(sorted(skipped | {model for model, frozen in enumerate(self._frozen) if frozen}))
 
-    def finite_models(self) -> list[bool]:
-        """For each model whether all of its gradients are finite."""
-        ready = [p for p in self._slots if p.grad is not None and p.grad.numel()]
-        if not ready:
-            return [True] * self.num_models
-        device = ready[0].device
-        # A sum over everything is cheap, and finite only if all of it is; which model it was is asked when it is not.
-        sums = torch.stack([_float(p.grad).sum().to(device, torch.float32) for p in ready])
-        if bool(torch.isfinite(sums).all()):
-            return [True] * self.num_models
-        peaks = [self._slots.reduced(p, _float(p.grad), math.inf).to(device) for p in ready]
-        return torch.stack([torch.isfinite(peak) for peak in peaks]).all(0).tolist()
-
-    def _update_all(self, resting: Sequence[int]) -> None:
+    def _update_all(self, skipped: Sequence[int]) -> None:
         work = []
         for group in self.param_groups:
             self._settle(group)
             ready = [p for p in group["params"] if p.grad is not None]
-            if resting:
-                ready = [p for p in ready if self._slots[p] not in resting]
+            if skipped:
+                ready = [p for p in ready if self._slots[p] not in skipped]
             if any(map(attrgetter("grad.is_sparse"), ready)):
                 shape = next(tuple(p.shape) for p in ready if p.grad.is_sparse)
                 raise InputError(
@@ -145,18 +112,18 @@ class FusedOptimizer(Options, ABC):
                     "make its embedding with sparse=False"
                 )
             work.append((group, ready))
-        if len(resting) == self.num_models:
+        if len(skipped) == self.num_models:
             return
-        if resting:
-            self.part()
+        if skipped:
+            self.count_per_model()
         laid = [self._laid_out(number, group, ready) for number, (group, ready) in enumerate(work)]
-        kept = [list(self._kept(p, resting)) for _, ready in work for p in ready] if resting else []
+        kept = [list(self._kept(p, skipped)) for _, ready in work for p in ready] if skipped else []
         for (group, _), layout in zip(work, laid, strict=True):
             self._update_group(group, self._counted(group, layout))
         for tensor, index, values in (one for several in kept for one in several):
             tensor.index_copy_(0, index, values)
         for layout in laid:
-            self.finish(layout.states, [self._slots[p] for p in layout.params] if resting else [], resting)
+            self.finish(layout.states, [self._slots[p] for p in layout.params] if skipped else [], skipped)
 
     def _laid_out(self, number: int, group: dict[str, Any], ready: Tensors) -> Layout:
         """The layout of a group's parameters that have gradients, whose states are complete from here on."""
@@ -171,12 +138,12 @@ class FusedOptimizer(Options, ABC):
         return layout
 
     def _kept(
-        self, p: torch.Tensor, resting: Sequence[int]
+        self, p: torch.Tensor, skipped: Sequence[int]
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-        """What belongs to the resting models: of a parameter and of each tensor of its state."""
+        """What belongs to the skipped models: of a parameter and of each tensor of its state."""
         if self._slots[p] is not None:
             return
-        index = torch.tensor(resting, device=p.device)
+        index = torch.tensor(skipped, device=p.device)
         for tensor in (p, *(value for key, value in self.state[p].items() if key != "step")):
             yield tensor, index, tensor.index_select(0, index)
 
@@ -185,16 +152,16 @@ class FusedOptimizer(Options, ABC):
         fresh: dict[bool, torch.Tensor] = {}
         for p, state in zip(ready, states, strict=True):
             if not state and self.counts:
-                fused = self._slots[p] is None and self._apart
+                fused = self._slots[p] is None and self._per_model_steps
                 if fused not in fresh:
                     fresh[fused] = self._zero_count(fused)
                 state["step"] = fresh[fused]
             self.make_state(p, group, state)
 
-    def _zero_count(self, apart: bool) -> torch.Tensor:
-        if apart:
+    def _zero_count(self, per_model: bool) -> torch.Tensor:
+        if per_model:
             return torch.zeros(self.num_models, dtype=torch.float64)
-        return torch.tensor(0.0, dtype=carry.count_dtype())
+        return torch.tensor(0.0, dtype=count_dtype())
 
     def _counted(self, group: dict[str, Any], layout: Layout) -> Layout:
         """Count this step, of the parameters that take part."""
@@ -211,11 +178,6 @@ class FusedOptimizer(Options, ABC):
             assert step is not None
             step += 1
         return layout
-
-    def part(self) -> None:
-        """From now on count the steps of each model on its own."""
-        self._apart = True
-        carry.part_counts(self.state, self._slots)
 
     def _update_group(self, group: dict[str, Any], layout: Layout) -> None:
         for bucket in layout.buckets:
@@ -243,7 +205,7 @@ class FusedOptimizer(Options, ABC):
             return False
         return self.update_at_once(bucket.params, grads, bucket.states, group, bucket.count)
 
-    def _chunk(self, pieces: Sequence[Piece], group: dict[str, Any]) -> Chunk:
+    def _chunk(self, pieces: Sequence[ParameterSlice], group: dict[str, Any]) -> Chunk:
         params = [piece.of(piece.p) for piece in pieces]
         grads = [piece.of(piece.p.grad) for piece in pieces if piece.p.grad is not None]
         states = [piece.state(self.state[piece.p]) for piece in pieces]
@@ -260,16 +222,6 @@ class FusedOptimizer(Options, ABC):
         """Update these parameters by one kernel, options being the same for all; False if there is none for that."""
         return False
 
-    counts: ClassVar[bool] = True  # whether its state holds a step count
-
-    @abstractmethod
-    def entries(self, group: dict[str, Any]) -> tuple[str, ...]:
-        """The tensors that a parameter's state holds under these options."""
-
-    @abstractmethod
-    def make_state(self, p: torch.Tensor, group: dict[str, Any], state: dict[str, Any]) -> None:
-        """Put into `state` whatever entries it has not yet."""
-
     @abstractmethod
     def coefficients(self, group: dict[str, Any], step: Number | None) -> dict[str, Number]:
         """The numbers of this step's update, each a float or B of them; `step` counts from 1."""
@@ -278,24 +230,17 @@ class FusedOptimizer(Options, ABC):
     def update(self, chunk: Chunk, group: dict[str, Any], by: Mapping[str, Any]) -> None:
         """Update a chunk in place, by the coefficients: each a float, or for each parameter a tensor beside it."""
 
-    def finish(self, states: Sequence[dict[str, Any]], slots: Sequence[int | None], resting: Sequence[int]) -> None:
-        """After a step, give back to the models that rested what is not in slices: their step counts.
+    def finish(self, states: Sequence[dict[str, Any]], slots: Sequence[int | None], skipped: Sequence[int]) -> None:
+        """After a step, give back to the models that were skipped what is not in slices: their step counts.
 
-        `slots` is empty where no model rested.
+        `slots` is empty where no model was skipped.
         """
-        if resting and self.counts:
+        if skipped and self.counts:
             for step in {id(state["step"]): state["step"] for state in states}.values():
                 if step.dim():
-                    step[list(resting)] -= 1
+                    step[list(skipped)] -= 1
 
     # ------------------------------------------------------------------------------- state, from and to plain torch
-
-    def plain_state(self, state: dict[str, Any], group: dict[str, Any]) -> dict[str, Any]:
-        """The state of one model, under its own plain options, as `torch_class` would hold it."""
-        return state
-
-    def tidy_state(self, state: dict[str, Any]) -> None:
-        """Drop entries of a fused state that have nothing more to say."""
 
     def state_dict(self) -> dict[str, Any]:
         """As torch's, with B numbers as a tensor of shape (B,), and which models are frozen under ``"hocket"``."""
@@ -318,13 +263,13 @@ class FusedOptimizer(Options, ABC):
         self._frozen = list(frozen)
         for group in self.param_groups:
             self._settle(group)
-        carry.rejoin(self.param_groups, self.state)
-        if any(self._frozen) or carry.are_apart(self.state):
-            self.part()
+        rejoin(self.param_groups, self.state)
+        if any(self._frozen) or are_per_model(self.state):
+            self.count_per_model()
         self._hocket_version += 1
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("nonfinite", "_slots", "_frozen", "_apart", "_hocket_version")
+        own = ("nonfinite", "_slots", "_frozen", "_per_model_steps", "_hocket_version")
         return {**super().__getstate__(), **{key: getattr(self, key) for key in own}, "_layouts": {}}
 
     def unfuse(self) -> list[dict[str, Any]]:
@@ -351,7 +296,7 @@ class FusedOptimizer(Options, ABC):
         carry.load_unfused(self, states)
         self._hocket_version += 1
 
-    def take(self, models: Sequence[int], params: Iterable[torch.Tensor] | None = None) -> None:
+    def select_models(self, models: Sequence[int], params: Iterable[torch.Tensor] | None = None) -> None:
         """Keep these models, in this order: it drops slots, or permutes them.
 
         Args:
@@ -362,13 +307,13 @@ class FusedOptimizer(Options, ABC):
         Raises:
             InputError: no models, one twice, or parameters that do not fit.
         """
-        carry.take(self, models, params)
+        select_models.select_models(self, models, params)
         self._hocket_version += 1
 
     def drop(self, model: int, params: Iterable[torch.Tensor] | None = None) -> None:
-        """Drop the slot of a model; the models after it move up. `params` as in `take`."""
+        """Drop the slot of a model; the models after it move up. `params` as in `select_models`."""
         slot = self.checked_model(model)
-        self.take([other for other in range(self.num_models) if other != slot], params)
+        self.select_models([other for other in range(self.num_models) if other != slot], params)
 
     def refill(self, model: int, state: Mapping[str, Any] | None = None, **options: Any) -> None:
         """Begin anew in the slot of a model whose parameters are now another model's; the others go on undisturbed.
@@ -381,12 +326,5 @@ class FusedOptimizer(Options, ABC):
         Raises:
             InputError: an unknown option or one out of bounds, or a state that does not fit.
         """
-        carry.refill(self, self.checked_model(model), state, options)
+        select_models.refill(self, self.checked_model(model), state, options)
         self._hocket_version += 1
-
-
-def _float(grad: torch.Tensor | None) -> torch.Tensor:
-    """A gradient in which sums neither cancel in the complex plane nor overflow early."""
-    assert grad is not None
-    real = torch.view_as_real(grad) if grad.is_complex() else grad
-    return real.float() if real.dtype in (torch.float16, torch.bfloat16) else real

@@ -23,7 +23,7 @@ from hocket.fusion.optim.arithmetic import Factor, Tensors, add
 from hocket.fusion.optim.hyper import Number, plain
 from hocket.fusion.optim.slots import Slots
 
-__all__ = ["Bucket", "Chunk", "Columns", "Layout", "Piece", "lay_out"]
+__all__ = ["Bucket", "Chunk", "Columns", "Layout", "ParameterSlice", "lay_out"]
 
 LINE_BYTES = 64
 CHUNK_BYTES = 1 << 20  # parameters of one chunk on a CPU; an update reads and writes a few times as much
@@ -69,14 +69,14 @@ class Columns:
             self._rows = {name: value.to(like.device, dtype) for name, value in rows.items()}
         self._views: dict[Any, dict[str, torch.Tensor]] = {}
 
-    def beside(self, pieces: Sequence[Piece]) -> dict[str, Any]:
+    def beside(self, pieces: Sequence[ParameterSlice]) -> dict[str, Any]:
         """For each coefficient a float, or a list with a tensor that broadcasts against each of the pieces."""
         if not self._rows:
             return self._floats
         views = [self._viewed(self._slots[piece.p], piece) for piece in pieces]
         return {**self._floats, **{name: [view[name] for view in views] for name in self._rows}}
 
-    def _viewed(self, slot: int | None, piece: Piece) -> dict[str, torch.Tensor]:
+    def _viewed(self, slot: int | None, piece: ParameterSlice) -> dict[str, torch.Tensor]:
         dims = piece.p.dim() + piece.p.is_complex()
         key = (slot, dims, piece.begin, piece.end)
         if key not in self._views:
@@ -88,7 +88,7 @@ class Columns:
 
 
 @dataclass(frozen=True)
-class Piece:
+class ParameterSlice:
     """A parameter, or of a large one the models from `begin` to before `end`."""
 
     p: torch.Tensor
@@ -106,11 +106,11 @@ class Piece:
         return {key: self.of(value) for key, value in entries.items() if key != "step"}
 
 
-def chunks(bucket: Tensors, slots: Slots) -> Iterator[list[Piece]]:
+def chunks(bucket: Tensors, slots: Slots) -> Iterator[list[ParameterSlice]]:
     if bucket[0].device.type != "cpu":
-        yield [Piece(p) for p in bucket]
+        yield [ParameterSlice(p) for p in bucket]
         return
-    chunk: list[Piece] = []
+    chunk: list[ParameterSlice] = []
     size_bytes = 0
     for p in bucket:
         bytes_of_p = p.numel() * p.element_size()
@@ -118,12 +118,12 @@ def chunks(bucket: Tensors, slots: Slots) -> Iterator[list[Piece]]:
             # A large one goes by itself, as many models at a time as fit.
             at_once = max(1, CHUNK_BYTES * p.shape[0] // bytes_of_p)
             for begin in range(0, p.shape[0], at_once):
-                yield [Piece(p, begin, begin + at_once)]
+                yield [ParameterSlice(p, begin, begin + at_once)]
             continue
         if chunk and size_bytes + bytes_of_p > CHUNK_BYTES:
             yield chunk
             chunk, size_bytes = [], 0
-        chunk.append(Piece(p))
+        chunk.append(ParameterSlice(p))
         size_bytes += bytes_of_p
     if chunk:
         yield chunk
@@ -137,7 +137,7 @@ class Bucket:
     params: Tensors
     states: Sequence[dict[str, Any]]
     count: torch.Tensor | None
-    chunks: Sequence[Sequence[Piece]]
+    chunks: Sequence[Sequence[ParameterSlice]]
 
     @property
     def first(self) -> torch.Tensor:

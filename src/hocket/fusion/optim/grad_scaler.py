@@ -141,9 +141,10 @@ class GradScaler:
         if id(optimizer) not in self._overflows:
             self.unscale_(optimizer)
         self._stepped.add(id(optimizer))
-        optimizer.part()  # from the first step on: a model then computes alike whether or not another overflows
-        resting = [model for model, bad in enumerate(self._overflows[id(optimizer)].tolist()) if bad]
-        optimizer.step_without(resting)
+        # From the first step on: a model then computes alike whether or not another overflows.
+        optimizer.count_per_model()
+        skipped = [model for model, bad in enumerate(self._overflows[id(optimizer)].tolist()) if bad]
+        optimizer.step_without(skipped)
         return None
 
     def update(self, new_scale: Any = None) -> None:
@@ -169,7 +170,7 @@ class GradScaler:
         self._overflows.clear()
         self._stepped.clear()
 
-    def take(self, models: list[int]) -> None:
+    def select_models(self, models: list[int]) -> None:
         """Keep these models, in this order: call it with what `optimizer.take` was called with."""
         index = torch.tensor(models, device=self._scale.device)
         self._scale, self._growth_tracker = self._scale[index], self._growth_tracker[index]

@@ -20,7 +20,7 @@ import torch
 
 from hocket.errors import InputError
 
-__all__ = ["Bound", "Number", "PerModel", "check_whole", "numbers_of", "one_of", "per_model", "plain", "row"]
+__all__ = ["Bound", "Number", "PerModel", "as_list", "check_whole", "numbers_of", "one_of", "per_model", "plain", "row"]
 
 
 class PerModel(torch.Tensor):
@@ -167,3 +167,10 @@ def per_model(values: Sequence[float] | torch.Tensor, device: torch.device | str
 
 def _shown(value: Any) -> str:
     return repr(value.tolist() if hasattr(value, "tolist") else value)
+
+
+def as_list(value: Any, num_models: int) -> list[Any]:
+    """One number for all models, or a row of them, as a row in Python floats."""
+    if isinstance(value, torch.Tensor):
+        return [value.item()] * num_models if value.dim() == 0 else value.tolist()
+    return list(value) if isinstance(value, list) else [value] * num_models

@@ -8,8 +8,7 @@ from typing import Any, ClassVar
 import torch
 
 from hocket.errors import InputError
-from hocket.fusion.optim import carry
-from hocket.fusion.optim.hyper import Bound, PerModel, numbers_of, per_model
+from hocket.fusion.optim.hyper import Bound, PerModel, as_list, numbers_of, per_model
 from hocket.fusion.optim.slots import Slots, largest, slots_of
 
 __all__ = ["Options", "as_tuple", "groups_of"]
@@ -73,7 +72,7 @@ class Options(torch.optim.Optimizer):
         slot = self.checked_model(model)
         pieces = []
         for was, now in zip(as_tuple(group[key]), as_tuple(value), strict=True):
-            numbers = carry.as_list(was, self.num_models)
+            numbers = as_list(was, self.num_models)
             numbers[slot] = now
             pieces.append(numbers)
         self.set_number(group, key, tuple(pieces) if isinstance(group[key], tuple) else pieces[0])

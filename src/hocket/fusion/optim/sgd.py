@@ -127,13 +127,13 @@ class SGD(FusedOptimizer):
         torch._foreach_mul_(buffers, by["momentum"])
         add_(buffers, chunk.grads, share)
 
-    def finish(self, states: Sequence[dict[str, Any]], slots: Sequence[int | None], resting: Sequence[int]) -> None:
+    def finish(self, states: Sequence[dict[str, Any]], slots: Sequence[int | None], skipped: Sequence[int]) -> None:
         for state, slot in zip(states, slots or [None] * len(states), strict=True):
             if "fresh" not in state:
                 continue
-            if resting and slot is None:
+            if skipped and slot is None:
                 still = torch.zeros_like(state["fresh"])
-                still[list(resting)] = state["fresh"][list(resting)]
+                still[list(skipped)] = state["fresh"][list(skipped)]
                 state["fresh"] = still
                 self.tidy_state(state)
             else:

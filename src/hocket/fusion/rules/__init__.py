@@ -18,11 +18,11 @@ from hocket.fusion.rules import (
     reduction,
     shape,
 )
-from hocket.fusion.rules.base import Rule, Site, find, find_module
+from hocket.fusion.rules.base import OpContext, Rule, find, find_module
 
 __all__ = [
+    "OpContext",
     "Rule",
-    "Site",
     "attention",
     "conv",
     "dropout",

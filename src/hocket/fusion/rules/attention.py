@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hocket.fusion.rules.base import Site, module_rule, rule
+from hocket.fusion.rules.base import OpContext, module_rule, rule
 from hocket.fusion.rules.dropout import dropped
-from hocket.fusion.stacked import Stacked, lead
+from hocket.fusion.stacked import Stacked, with_model_dim
 
 
 @rule("scaled_dot_product_attention")
 def sdpa(
-    site: Site,
+    context: OpContext,
     query: Any,
     key: Any,
     value: Any,
@@ -32,11 +32,13 @@ def sdpa(
     """``(N, ..., L, E)``; a mask may be one for all models or one for each."""
     if enable_gqa or min(value.ndim for value in (query, key, value)) < 3:
         return NotImplemented
-    num_models = site.num_models
-    q, k, v = (lead(each, num_models) for each in (query, key, value))
+    num_models = context.num_models
+    q, k, v = (with_model_dim(each, num_models) for each in (query, key, value))
     if dropout_p > 0.0:
-        return Stacked(_weighted(site, q, k, v, _mask(site, attn_mask, q.ndim - 1), is_causal, dropout_p, scale)[0])
-    mask = _mask(site, attn_mask, q.ndim - 1)
+        return Stacked(
+            _weighted(context, q, k, v, _mask(context, attn_mask, q.ndim - 1), is_causal, dropout_p, scale)[0]
+        )
+    mask = _mask(context, attn_mask, q.ndim - 1)
     if mask is not None and mask.ndim == q.ndim:
         mask = mask.expand(num_models, q.shape[1], *mask.shape[2:]).flatten(0, 1)
     q, k, v = (each.flatten(0, 1) for each in (q, k, v))
@@ -44,16 +46,16 @@ def sdpa(
     return Stacked(y.unflatten(0, (num_models, -1)))
 
 
-def _mask(site: Site, mask: Any, rank: int) -> Tensor | None:
+def _mask(context: OpContext, mask: Any, rank: int) -> Tensor | None:
     """A shared mask, or ``(B, 1, ..., L, S)`` where models have their own."""
     if not isinstance(mask, Stacked):
         return mask.unsqueeze(0) if mask is not None and mask.ndim == rank else mask
     missing = rank - mask.ndim
-    return mask.tensor.reshape(site.num_models, *([1] * missing), *mask.shape)
+    return mask.tensor.reshape(context.num_models, *([1] * missing), *mask.shape)
 
 
 def _weighted(
-    site: Site,
+    context: OpContext,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -72,13 +74,13 @@ def _weighted(
         scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
     weights = torch.softmax(scores, -1)
     if dropout_p > 0.0:
-        weights = dropped(site, Stacked(weights), [dropout_p] * site.num_models).tensor
+        weights = dropped(context, Stacked(weights), [dropout_p] * context.num_models).tensor
     return torch.matmul(weights, v), weights
 
 
 @module_rule(nn.MultiheadAttention)
 def multihead(
-    site: Site,
+    context: OpContext,
     query: Any,
     key: Any,
     value: Any,
@@ -89,18 +91,18 @@ def multihead(
     is_causal: bool = False,
 ) -> Any:
     """Batched input, equal or different widths of keys and values; masks shared or per model."""
-    module = site.modules[0]
+    module = context.modules[0]
     assert isinstance(module, nn.MultiheadAttention)
     if query.ndim != 3 or module.bias_k is not None or module.add_zero_attn:
         return NotImplemented
-    num_models, heads = site.num_models, module.num_heads
-    q, k, v = _projected(site, module, query, key, value)  # (B, N, L, E) each
+    num_models, heads = context.num_models, module.num_heads
+    q, k, v = _projected(context, module, query, key, value)  # (B, N, L, E) each
     q, k, v = (each.unflatten(-1, (heads, -1)).transpose(2, 3) for each in (q, k, v))  # (B, N, heads, L, E/heads)
-    mask = _joined_mask(site, attn_mask, key_padding_mask, q, k)
+    mask = _joined_mask(context, attn_mask, key_padding_mask, q, k)
     rate = module.dropout if module.training else 0.0
     weights = None
     if need_weights or rate:
-        y, weights = _weighted(site, q, k, v, mask, False, rate)
+        y, weights = _weighted(context, q, k, v, mask, False, rate)
     else:
         flat_q, flat_k, flat_v = (each.flatten(0, 1) for each in (q, k, v))
         flat_mask = None if mask is None else mask.expand(num_models, q.shape[1], *mask.shape[2:]).flatten(0, 1)
@@ -108,15 +110,15 @@ def multihead(
             0, (num_models, -1)
         )
     y = y.transpose(2, 3).flatten(3)
-    y = _linear(y, _tensor(site, "out_proj.weight"), _tensor(site, "out_proj.bias"))
+    y = _linear(y, _tensor(context, "out_proj.weight"), _tensor(context, "out_proj.bias"))
     out = Stacked(y if module.batch_first else y.transpose(1, 2))
     if not need_weights or weights is None:
         return out, None
     return out, Stacked(weights.mean(2) if average_attn_weights else weights)
 
 
-def _tensor(site: Site, name: str) -> Tensor | None:
-    found = site.lookup(name)
+def _tensor(context: OpContext, name: str) -> Tensor | None:
+    found = context.lookup(name)
     return None if found is None else found.tensor
 
 
@@ -128,17 +130,19 @@ def _linear(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     return y.view(*x.shape[:-1], -1)
 
 
-def _projected(site: Site, module: nn.MultiheadAttention, query: Any, key: Any, value: Any) -> tuple[Tensor, ...]:
+def _projected(
+    context: OpContext, module: nn.MultiheadAttention, query: Any, key: Any, value: Any
+) -> tuple[Tensor, ...]:
     inputs = []
     for each in (query, key, value):
-        x = lead(each, site.num_models)
+        x = with_model_dim(each, context.num_models)
         inputs.append(x if module.batch_first else x.transpose(1, 2))
-    bias = _tensor(site, "in_proj_bias")
+    bias = _tensor(context, "in_proj_bias")
     biases: Any = (None, None, None) if bias is None else bias.chunk(3, 1)
-    together = _tensor(site, "in_proj_weight")
+    together = _tensor(context, "in_proj_weight")
     if together is None:
         names = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
-        weights: Any = tuple(_tensor(site, name) for name in names)
+        weights: Any = tuple(_tensor(context, name) for name in names)
     else:
         if query is key and key is value:
             return _linear(inputs[0], together, bias).chunk(3, -1)
@@ -146,7 +150,7 @@ def _projected(site: Site, module: nn.MultiheadAttention, query: Any, key: Any, 
     return tuple(_linear(x, weight, own) for x, weight, own in zip(inputs, weights, biases, strict=True))
 
 
-def _joined_mask(site: Site, attn_mask: Any, padding: Any, q: Tensor, k: Tensor) -> Tensor | None:
+def _joined_mask(context: OpContext, attn_mask: Any, padding: Any, q: Tensor, k: Tensor) -> Tensor | None:
     """Both masks as one to be added, ``(B or 1, N or 1, heads or 1, L, S)``. True means: not this one."""
     num_models, batch, heads = q.shape[:3]
     joined = None

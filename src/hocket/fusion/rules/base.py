@@ -1,6 +1,6 @@
 """What a rule is, and where rules are found.
 
-A rule computes one op for all models at once. It gets a `Site`, and the op's own arguments, in which a value that
+A rule computes one op for all models at once. It gets a `OpContext`, and the op's own arguments, in which a value that
 differs between models is a `Stacked`; it gives a tensor with the models first wrapped in `Stacked` (or a tree of them),
 or ``NotImplemented`` where it does not apply, and the op falls back to ``vmap`` or to a loop.
 
@@ -21,7 +21,7 @@ from torch import nn
 from hocket.fusion.shares import GradientMemory
 from hocket.fusion.stacked import Stacked
 
-__all__ = ["Rule", "Site", "find", "find_module", "is_watched", "module_rule", "op_name", "rule"]
+__all__ = ["OpContext", "Rule", "find", "find_module", "is_watched", "module_rule", "op_name", "rule"]
 
 Rule = Callable[..., Any]
 
@@ -32,7 +32,7 @@ _TORCH = ("torch", "torch._C._nn", "torch.nn.functional", "torch.functional", "t
 
 
 @dataclass(frozen=True)
-class Site:
+class OpContext:
     """Where in the models an op stands.
 
     Attributes:

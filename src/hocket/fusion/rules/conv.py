@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hocket.fusion.rules.base import Site, rule
-from hocket.fusion.stacked import Stacked, from_channels, lead, to_channels
+from hocket.fusion.rules.base import OpContext, rule
+from hocket.fusion.stacked import Stacked, from_channels, to_channels, with_model_dim
 
 
-def _channels(site: Site, input: Any) -> Tensor:
+def _channels(context: OpContext, input: Any) -> Tensor:
     """``(N, B*C, ...)`` of a stacked or a shared input."""
-    return to_channels(lead(input, site.num_models))
+    return to_channels(with_model_dim(input, context.num_models))
 
 
 def _flat(value: Any) -> Any:
@@ -31,7 +31,7 @@ def _flat(value: Any) -> Any:
 
 @rule("conv1d", "conv2d", "conv3d")
 def conv(
-    site: Site,
+    context: OpContext,
     input: Any,
     weight: Any,
     bias: Any = None,
@@ -45,15 +45,15 @@ def conv(
     if not isinstance(weight, Stacked) or not (bias is None or isinstance(bias, Stacked)) or input.ndim != rank:
         return NotImplemented
     shared = not isinstance(input, Stacked) and groups == 1
-    x = input if shared else _channels(site, input)
-    groups = 1 if shared else site.num_models * groups
-    y = getattr(functional, site.name)(x, _flat(weight), _flat(bias), stride, padding, dilation, groups)
-    return Stacked(from_channels(y, site.num_models))
+    x = input if shared else _channels(context, input)
+    groups = 1 if shared else context.num_models * groups
+    y = getattr(functional, context.name)(x, _flat(weight), _flat(bias), stride, padding, dilation, groups)
+    return Stacked(from_channels(y, context.num_models))
 
 
 @rule("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
 def conv_transpose(
-    site: Site,
+    context: OpContext,
     input: Any,
     weight: Any,
     bias: Any = None,
@@ -67,10 +67,12 @@ def conv_transpose(
     rank = weight.ndim if isinstance(weight, (Stacked, Tensor)) else 0
     if not isinstance(weight, Stacked) or not (bias is None or isinstance(bias, Stacked)) or input.ndim != rank:
         return NotImplemented
-    groups = site.num_models * groups
-    x = _channels(site, input)
-    y = getattr(functional, site.name)(x, _flat(weight), _flat(bias), stride, padding, output_padding, groups, dilation)
-    return Stacked(from_channels(y, site.num_models))
+    groups = context.num_models * groups
+    x = _channels(context, input)
+    y = getattr(functional, context.name)(
+        x, _flat(weight), _flat(bias), stride, padding, output_padding, groups, dilation
+    )
+    return Stacked(from_channels(y, context.num_models))
 
 
 def is_product(input: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0, *rest: Any) -> bool:
@@ -82,9 +84,9 @@ def is_product(input: Any, weight: Any, bias: Any = None, stride: Any = 1, paddi
     return ones and groups == 1 and all(s == 1 for s in strides) and all(p in (0, "same") for p in paddings)
 
 
-def product(site: Site, input: Any, weight: Any, bias: Any = None, *options: Any) -> Any:
+def product(context: OpContext, input: Any, weight: Any, bias: Any = None, *options: Any) -> Any:
     """A convolution that `is_product`, as one: ``(B, O, C) x (B, C, N*L)``, its output in the layout (B, C, N, ...)."""
-    num_models, filters = site.num_models, weight.tensor.flatten(2)
+    num_models, filters = context.num_models, weight.tensor.flatten(2)
     if isinstance(input, Stacked):
         x = input.tensor.transpose(1, 2)  # (B, C, N, ...)
         batch = x.shape[2:]

@@ -12,21 +12,21 @@ import torch
 from torch import Tensor, nn
 
 from hocket.errors import InputError
-from hocket.fusion.rules.base import Site, module_rule, rule
-from hocket.fusion.stacked import Stacked, lead
+from hocket.fusion.rules.base import OpContext, module_rule, rule
+from hocket.fusion.stacked import Stacked, with_model_dim
 
 ALPHA = 1.7580993408473766  # of self-normalising networks, as torch has it
 
 
-def drawn(site: Site, shape: tuple[int, ...], like: Tensor, keep: list[float]) -> Tensor:
+def drawn(context: OpContext, shape: tuple[int, ...], like: Tensor, keep: list[float]) -> Tensor:
     """``(B, *shape)`` of zeros and ones, each one with the chance `keep` of its model."""
-    if site.generators:
+    if context.generators:
         own = [
             torch.empty(shape, dtype=like.dtype, device=like.device).bernoulli_(chance, generator=generator)
-            for chance, generator in zip(keep, site.generators, strict=True)
+            for chance, generator in zip(keep, context.generators, strict=True)
         ]
         return torch.stack(own)
-    noise = torch.empty((site.num_models, *shape), dtype=like.dtype, device=like.device)
+    noise = torch.empty((context.num_models, *shape), dtype=like.dtype, device=like.device)
     if len(set(keep)) == 1:
         return noise.bernoulli_(keep[0])
     chances = torch.tensor(keep, dtype=like.dtype, device=like.device)
@@ -40,16 +40,18 @@ def _per_model(values: list[float], like: Tensor) -> Any:
     return torch.tensor(values, dtype=like.dtype, device=like.device).reshape(-1, *([1] * (like.ndim - 1)))
 
 
-def dropped(site: Site, input: Any, rates: list[float], *, whole_channels: bool = False, alpha: bool = False) -> Any:
+def dropped(
+    context: OpContext, input: Any, rates: list[float], *, whole_channels: bool = False, alpha: bool = False
+) -> Any:
     """Apply dropout with B rates; of whole channels ``(N, C, 1, ...)``, or keeping mean and variance (alpha)."""
     if not all(0.0 <= rate <= 1.0 for rate in rates):
-        raise InputError(f"layer {site.layer}: expected dropout rates from 0 to 1, got {rates}")
-    x = lead(input, site.num_models)
+        raise InputError(f"layer {context.layer}: expected dropout rates from 0 to 1, got {rates}")
+    x = with_model_dim(input, context.num_models)
     shape = tuple(x.shape[1:])
     if whole_channels:
         shape = (*shape[:2], *([1] * (len(shape) - 2)))
     keep = [1.0 - rate for rate in rates]
-    noise = drawn(site, shape, x, keep)
+    noise = drawn(context, shape, x, keep)
     if not alpha:
         scale = _per_model([chance or 1.0 for chance in keep], x)
         return Stacked(x * noise.div_(scale))
@@ -63,27 +65,29 @@ CHANNELS = {"dropout1d", "dropout2d", "dropout3d", "feature_dropout", "feature_a
 
 
 @rule("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_dropout", "feature_alpha_dropout")
-def dropout(site: Site, input: Any, p: float = 0.5, training: bool = True, inplace: bool = False, **named: Any) -> Any:
+def dropout(
+    context: OpContext, input: Any, p: float = 0.5, training: bool = True, inplace: bool = False, **named: Any
+) -> Any:
     """Called as a function, with one rate for all models."""
     training = named.get("train", training)
-    name = site.name
+    name = context.name
     if not training:
         return input
     whole = name in CHANNELS
     if whole and input.ndim < 3:
         return NotImplemented  # torch's own special cases for examples without a batch
-    return dropped(site, input, [p] * site.num_models, whole_channels=whole, alpha="alpha" in name)
+    return dropped(context, input, [p] * context.num_models, whole_channels=whole, alpha="alpha" in name)
 
 
 @module_rule(nn.Dropout, nn.AlphaDropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.FeatureAlphaDropout)
-def dropout_module(site: Site, input: Any) -> Any:
+def dropout_module(context: OpContext, input: Any) -> Any:
     """A rate per model."""
-    module = site.modules[0]
+    module = context.modules[0]
     if not module.training:
         return input
     whole = not isinstance(module, (nn.Dropout, nn.AlphaDropout))
     if whole and input.ndim < 3:
         return NotImplemented
-    rates = [float(each.p) for each in site.modules]  # type: ignore[arg-type]
+    rates = [float(each.p) for each in context.modules]  # type: ignore[arg-type]
     alpha = isinstance(module, (nn.AlphaDropout, nn.FeatureAlphaDropout))
-    return dropped(site, input, rates, whole_channels=whole, alpha=alpha)
+    return dropped(context, input, rates, whole_channels=whole, alpha=alpha)

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from hocket.errors import InputError
-from hocket.fusion.rules.base import Site, rule
-from hocket.fusion.stacked import Stacked, lead
+from hocket.fusion.rules.base import OpContext, rule
+from hocket.fusion.stacked import Stacked, with_model_dim
 
 
 def _moved(indices: Tensor, num_rows: int) -> Tensor:
@@ -25,16 +25,16 @@ def _moved(indices: Tensor, num_rows: int) -> Tensor:
     return indices + first_rows.reshape(-1, *([1] * (indices.ndim - 1)))
 
 
-def _check(site: Site, indices: Any) -> None:
+def _check(context: OpContext, indices: Any) -> None:
     tensor = indices.tensor if isinstance(indices, Stacked) else indices
     if tensor.is_floating_point():
-        raise InputError(f"layer {site.layer}: expected indices (int64), got {tensor.dtype}")
+        raise InputError(f"layer {context.layer}: expected indices (int64), got {tensor.dtype}")
 
 
 @rule("embedding")
-def embedding(site: Site, *args: Any, **kwargs: Any) -> Any:
+def embedding(context: OpContext, *args: Any, **kwargs: Any) -> Any:
     """``F.embedding`` takes indices first, ``aten.embedding`` the table."""
-    if site.target is functional.embedding:
+    if context.target is functional.embedding:
         names: tuple[str, ...] = (
             "input",
             "weight",
@@ -49,31 +49,31 @@ def embedding(site: Site, *args: Any, **kwargs: Any) -> Any:
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     indices: Any = given.get("input", given.get("indices"))
     weight = given["weight"]
-    _check(site, indices)
+    _check(context, indices)
     if given.get("sparse"):
-        raise InputError(f"layer {site.layer}: sparse gradients cannot be fused; expected sparse=False")
+        raise InputError(f"layer {context.layer}: sparse gradients cannot be fused; expected sparse=False")
     if not isinstance(weight, Stacked):
         return Stacked(functional.embedding(indices.tensor, weight))
     num_rows = weight.shape[0]
-    moved = lead(indices, site.num_models)
-    in_table = _within(site, moved, num_rows)
+    moved = with_model_dim(indices, context.num_models)
+    in_table = _within(context, moved, num_rows)
     max_norm, norm_type = given.get("max_norm"), given.get("norm_type", 2.0)
     by_freq = given.get("scale_grad_by_freq", False)
     y = functional.embedding(in_table, weight.tensor.flatten(0, 1), None, max_norm, norm_type, by_freq)
     padding_idx = given.get("padding_idx")
-    if padding_idx is not None and (padding_idx >= 0 or site.target is functional.embedding):
+    if padding_idx is not None and (padding_idx >= 0 or context.target is functional.embedding):
         is_padding = (moved == padding_idx % num_rows).unsqueeze(-1)
         y = torch.where(is_padding, y.detach(), y)
     return Stacked(y)
 
 
-def _within(site: Site, indices: Tensor, num_rows: int) -> Tensor:
+def _within(context: OpContext, indices: Tensor, num_rows: int) -> Tensor:
     """Indices into the common table. One out of range would read a neighbour's row, so it must not pass."""
     if indices.device.type == "cpu" and indices.numel() and not _is_traced(indices):
         lowest, highest = torch.aminmax(indices)
         if lowest < 0 or highest >= num_rows:
             raise InputError(
-                f"layer {site.layer}: expected indices from 0 to {num_rows - 1}, got {int(lowest)} to {int(highest)}"
+                f"layer {context.layer}: expected indices from 0 to {num_rows - 1}, got {int(lowest)} to {int(highest)}"
             )
     else:  # where looking costs a synchronisation: a wrong index goes far beyond the table and fails there
         is_wrong = (indices < 0) | (indices >= num_rows)
@@ -88,7 +88,7 @@ def _is_traced(tensor: Tensor) -> bool:
 
 @rule("embedding_bag")
 def embedding_bag(
-    site: Site,
+    context: OpContext,
     input: Any,
     weight: Any,
     offsets: Any = None,
@@ -102,15 +102,17 @@ def embedding_bag(
     padding_idx: int | None = None,
 ) -> Any:
     """Bags of equal length, ``(N, L)``; those given by offsets, or with padding, go model by model."""
-    if site.target is not functional.embedding_bag or offsets is not None or padding_idx is not None:
+    if context.target is not functional.embedding_bag or offsets is not None or padding_idx is not None:
         return NotImplemented
     if input.ndim != 2 or not isinstance(weight, Stacked) or sparse:
         return NotImplemented
-    _check(site, input)
-    moved = _within(site, lead(input, site.num_models), weight.shape[0]).flatten(0, 1)
-    weights = None if per_sample_weights is None else lead(per_sample_weights, site.num_models).flatten(0, 1)
+    _check(context, input)
+    moved = _within(context, with_model_dim(input, context.num_models), weight.shape[0]).flatten(0, 1)
+    weights = (
+        None if per_sample_weights is None else with_model_dim(per_sample_weights, context.num_models).flatten(0, 1)
+    )
     table = weight.tensor.flatten(0, 1)
     y = functional.embedding_bag(
         moved, table, None, max_norm, norm_type, scale_grad_by_freq, mode, False, per_sample_weights=weights
     )
-    return Stacked(y.unflatten(0, (site.num_models, -1)))
+    return Stacked(y.unflatten(0, (context.num_models, -1)))

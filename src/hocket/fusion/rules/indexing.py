@@ -6,13 +6,13 @@ from typing import Any
 
 from torch import Tensor
 
-from hocket.fusion.rules.base import Site, rule
+from hocket.fusion.rules.base import OpContext, rule
 from hocket.fusion.rules.shape import shifted
-from hocket.fusion.stacked import Stacked, is_stacked, lead
+from hocket.fusion.stacked import Stacked, is_stacked, with_model_dim
 
 
 @rule("getitem")
-def getitem(site: Site, input: Any, index: Any) -> Any:
+def getitem(context: OpContext, input: Any, index: Any) -> Any:
     """Slices, numbers, None and Ellipsis; of a tuple, its item."""
     if not isinstance(input, Stacked):
         return NotImplemented if is_stacked(index) else input[index]
@@ -23,7 +23,7 @@ def getitem(site: Site, input: Any, index: Any) -> Any:
 
 
 @rule("setitem")
-def setitem(site: Site, input: Any, index: Any, value: Any) -> Any:
+def setitem(context: OpContext, input: Any, index: Any, value: Any) -> Any:
     """Write into a part of a value, in place."""
     parts = index if isinstance(index, tuple) else (index,)
     if not isinstance(input, Stacked) or any(isinstance(part, (Stacked, Tensor, list)) for part in parts):
@@ -31,7 +31,7 @@ def setitem(site: Site, input: Any, index: Any, value: Any) -> Any:
     target = input.tensor[(slice(None), *parts)]
     if isinstance(value, Stacked):
         missing = target.ndim - value.tensor.ndim
-        target.copy_(value.tensor.reshape(site.num_models, *([1] * missing), *value.shape))
+        target.copy_(value.tensor.reshape(context.num_models, *([1] * missing), *value.shape))
     elif isinstance(value, Tensor):
         target.copy_(value)
     else:
@@ -40,16 +40,20 @@ def setitem(site: Site, input: Any, index: Any, value: Any) -> Any:
 
 
 @rule("gather", "take_along_dim")
-def gather(site: Site, input: Any, dim: Any, index: Any, **kwargs: Any) -> Any:
+def gather(context: OpContext, input: Any, dim: Any, index: Any, **kwargs: Any) -> Any:
     """Elements along one axis, by an index of the same rank."""
     if not isinstance(dim, int):
         return NotImplemented
-    return Stacked(site.target(lead(input, site.num_models), shifted(dim), lead(index, site.num_models), **kwargs))
+    return Stacked(
+        context.target(
+            with_model_dim(input, context.num_models), shifted(dim), with_model_dim(index, context.num_models), **kwargs
+        )
+    )
 
 
 @rule("index_select")
-def index_select(site: Site, input: Any, dim: int, index: Any) -> Any:
+def index_select(context: OpContext, input: Any, dim: int, index: Any) -> Any:
     """Rows by a shared index."""
     if isinstance(index, Stacked):
         return NotImplemented
-    return Stacked(site.target(input.tensor, shifted(dim), index))
+    return Stacked(context.target(input.tensor, shifted(dim), index))

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hocket.fusion.rules.base import Site, is_watched, rule
+from hocket.fusion.rules.base import OpContext, is_watched, rule
 from hocket.fusion.shares import GradientMemory
-from hocket.fusion.stacked import Stacked, align, lead
+from hocket.fusion.stacked import Stacked, align, with_model_dim
 
 
 class _Product(torch.autograd.Function):
@@ -59,9 +59,9 @@ class _Product(torch.autograd.Function):
 
 
 @rule("linear")
-def linear(site: Site, input: Any, weight: Any, bias: Any = None) -> Any:
+def linear(context: OpContext, input: Any, weight: Any, bias: Any = None) -> Any:
     """``(*, in)`` to ``(*, out)``."""
-    num_models = site.num_models
+    num_models = context.num_models
     if not isinstance(weight, Stacked) or (bias is not None and not isinstance(bias, Stacked)):
         if isinstance(weight, Stacked) or isinstance(bias, Stacked):
             return NotImplemented
@@ -76,29 +76,29 @@ def linear(site: Site, input: Any, weight: Any, bias: Any = None) -> Any:
     columns = weight.tensor.transpose(1, 2)
     transformed = torch._C._are_functorch_transforms_active()
     if torch.is_grad_enabled() and weight.tensor.requires_grad and not transformed:
-        y = _Product.apply(rows, weight.tensor, None if bias is None else bias.tensor, site.memory)
+        y = _Product.apply(rows, weight.tensor, None if bias is None else bias.tensor, context.memory)
     else:
         y = torch.bmm(rows, columns) if bias is None else torch.baddbmm(bias.tensor.unsqueeze(1), rows, columns)
     return Stacked(y if x.ndim == 3 else y.reshape(*x.shape[:-1], out_features))
 
 
 @rule("bilinear")
-def bilinear(site: Site, input1: Any, input2: Any, weight: Any, bias: Any = None) -> Any:
+def bilinear(context: OpContext, input1: Any, input2: Any, weight: Any, bias: Any = None) -> Any:
     """``y[.., o] = x1 A[o] x2``: a batched product with the weights of all models, then a sum over the second input."""
-    first, second = lead(input1, site.num_models), lead(input2, site.num_models)
-    table = lead(weight, site.num_models)
+    first, second = with_model_dim(input1, context.num_models), with_model_dim(input2, context.num_models)
+    table = with_model_dim(weight, context.num_models)
     num_models, out_features, in1, in2 = table.shape
     rows = first.reshape(num_models, -1, in1)
     half = torch.bmm(rows, table.permute(0, 2, 1, 3).reshape(num_models, in1, out_features * in2))
     half = half.view(num_models, -1, out_features, in2)
     y = (half @ second.reshape(num_models, -1, in2, 1)).squeeze(-1)
     if bias is not None:
-        y = y + lead(bias, num_models).unsqueeze(1)
+        y = y + with_model_dim(bias, num_models).unsqueeze(1)
     return Stacked(y.reshape(*first.shape[:-1], out_features))
 
 
 @rule("matmul", "bmm", "__matmul__", "mm", "rmatmul")
-def matmul(site: Site, input: Any, other: Any, **kwargs: Any) -> Any:
+def matmul(context: OpContext, input: Any, other: Any, **kwargs: Any) -> Any:
     """Matrix products of any rank; those with vectors fall back to vmap."""
     if kwargs or min(input.ndim, other.ndim) < 2:
         return NotImplemented
@@ -106,25 +106,25 @@ def matmul(site: Site, input: Any, other: Any, **kwargs: Any) -> Any:
 
 
 @rule("baddbmm")
-def baddbmm(site: Site, input: Any, batch1: Any, batch2: Any, *, beta: float = 1, alpha: float = 1) -> Any:
+def baddbmm(context: OpContext, input: Any, batch1: Any, batch2: Any, *, beta: float = 1, alpha: float = 1) -> Any:
     """A batched product within each model, and an addition."""
-    first, second = (lead(value, site.num_models) for value in (batch1, batch2))
+    first, second = (with_model_dim(value, context.num_models) for value in (batch1, batch2))
     added, _ = align((input, batch1))
     return Stacked(beta * added + alpha * torch.matmul(first, second))
 
 
 @rule("addmm")
-def addmm(site: Site, input: Any, mat1: Any, mat2: Any, *, beta: float = 1, alpha: float = 1) -> Any:
+def addmm(context: OpContext, input: Any, mat1: Any, mat2: Any, *, beta: float = 1, alpha: float = 1) -> Any:
     """A product and an addition."""
-    first, second = (lead(value, site.num_models) for value in (mat1, mat2))
-    added = lead(input, site.num_models)
+    first, second = (with_model_dim(value, context.num_models) for value in (mat1, mat2))
+    added = with_model_dim(input, context.num_models)
     if added.ndim == 2:
         added = added.unsqueeze(1)
     return Stacked(torch.baddbmm(added, first, second, beta=beta, alpha=alpha))
 
 
 @rule("einsum")
-def einsum(site: Site, equation: str, *operands: Any) -> Any:
+def einsum(context: OpContext, equation: str, *operands: Any) -> Any:
     """Einstein's sum, with one more letter for the models."""
     tensors: tuple[Any, ...] = tuple(operands[0]) if isinstance(operands[0], (tuple, list)) else operands
     if not isinstance(equation, str) or "..." in equation or "->" not in equation:

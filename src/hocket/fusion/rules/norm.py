@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hocket.errors import InputError
-from hocket.fusion.rules.base import Site, module_rule, rule
-from hocket.fusion.stacked import Stacked, from_channels, lead, to_channels
+from hocket.fusion.rules.base import OpContext, module_rule, rule
+from hocket.fusion.stacked import Stacked, from_channels, to_channels, with_model_dim
 
 
 def _flat(value: Any, num_models: int) -> Tensor | None:
@@ -27,10 +27,10 @@ def _flat(value: Any, num_models: int) -> Tensor | None:
 
 
 @rule("batch_norm")
-def batch_norm(site: Site, input: Any, *args: Any, **kwargs: Any) -> Any:
+def batch_norm(context: OpContext, input: Any, *args: Any, **kwargs: Any) -> Any:
     """Called as a function: ``F.batch_norm`` has the statistics first, ``aten.batch_norm`` the weights."""
     names = ["running_mean", "running_var", "weight", "bias", "training", "momentum", "eps"]
-    if site.target is not functional.batch_norm:
+    if context.target is not functional.batch_norm:
         names = ["weight", "bias", "running_mean", "running_var", "training", "momentum", "eps", "cudnn_enabled"]
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     statistics = (given.get("running_mean"), given.get("running_var"))
@@ -38,7 +38,7 @@ def batch_norm(site: Site, input: Any, *args: Any, **kwargs: Any) -> Any:
         return NotImplemented
     training = given.get("training", False)
     return _batch_norm(
-        site,
+        context,
         input,
         *statistics,
         given.get("weight"),
@@ -50,15 +50,23 @@ def batch_norm(site: Site, input: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _batch_norm(
-    site: Site, input: Any, mean: Any, var: Any, weight: Any, bias: Any, training: bool, momentum: float, eps: float
+    context: OpContext,
+    input: Any,
+    mean: Any,
+    var: Any,
+    weight: Any,
+    bias: Any,
+    training: bool,
+    momentum: float,
+    eps: float,
 ) -> Any:
-    x, num_models = lead(input, site.num_models), site.num_models
+    x, num_models = with_model_dim(input, context.num_models), context.num_models
     flat: Any = [_flat(value, num_models) for value in (mean, var, weight, bias)]
     if x.ndim < 3:
         return NotImplemented
     swapped = x.transpose(1, 2)
     if x.ndim > 3 and swapped.is_contiguous() and not x.is_contiguous():  # (B, C, N, ...): one example, B*C channels
-        _check_enough(site, swapped, training)
+        _check_enough(context, swapped, training)
         one = swapped.reshape(1, x.shape[0] * x.shape[2], -1)
         y = functional.batch_norm(one, flat[0], flat[1], flat[2], flat[3], training, momentum, eps)
         return Stacked(y.view(swapped.shape).transpose(1, 2))
@@ -67,28 +75,28 @@ def _batch_norm(
     return Stacked(from_channels(y, num_models))
 
 
-def _check_enough(site: Site, swapped: Tensor, training: bool) -> None:
+def _check_enough(context: OpContext, swapped: Tensor, training: bool) -> None:
     """Torch's own check, of one model's ``(C, N, ...)``."""
     if training and swapped[0, 0].numel() == 1:
-        raise InputError(f"layer {site.layer}: expected more than one value per channel when training")
+        raise InputError(f"layer {context.layer}: expected more than one value per channel when training")
 
 
 @module_rule(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-def batch_norm_module(site: Site, input: Any) -> Any:
+def batch_norm_module(context: OpContext, input: Any) -> Any:
     """With running statistics and a count of batches of its own in each model."""
-    module = site.modules[0]
+    module = context.modules[0]
     assert isinstance(module, nn.modules.batchnorm._BatchNorm)
-    _check_rank(site, module, input.ndim)
-    mean, var = site.lookup("running_mean"), site.lookup("running_var")
-    counted = site.lookup("num_batches_tracked")
+    _check_rank(context, module, input.ndim)
+    mean, var = context.lookup("running_mean"), context.lookup("running_var")
+    counted = context.lookup("num_batches_tracked")
     if module.training and module.track_running_stats and counted is not None:
         counted.tensor.add_(1)
     training = module.training or mean is None
     if not (not module.training or module.track_running_stats):
         mean = var = None
     momentum = 0.0 if module.momentum is None else module.momentum
-    weight, bias = site.lookup("weight"), site.lookup("bias")
-    return _batch_norm(site, input, mean, var, weight, bias, training, momentum, module.eps)
+    weight, bias = context.lookup("weight"), context.lookup("bias")
+    return _batch_norm(context, input, mean, var, weight, bias, training, momentum, module.eps)
 
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -133,39 +141,41 @@ RANKS: dict[type[nn.Module], tuple[int, ...]] = {
 }
 
 
-def _check_rank(site: Site, module: nn.Module, rank: int) -> None:
+def _check_rank(context: OpContext, module: nn.Module, rank: int) -> None:
     expected = RANKS[type(module)]
     if rank not in expected:
         axes = " or ".join(map(str, expected))
-        raise InputError(f"layer {site.layer}: {type(module).__name__} expects {axes} axes in each model, got {rank}")
+        raise InputError(
+            f"layer {context.layer}: {type(module).__name__} expects {axes} axes in each model, got {rank}"
+        )
 
 
 @module_rule(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
-def instance_norm_module(site: Site, input: Any) -> Any:
+def instance_norm_module(context: OpContext, input: Any) -> Any:
     """Every example and channel by itself; running statistics, where kept, per model."""
-    module = site.modules[0]
+    module = context.modules[0]
     assert isinstance(module, nn.modules.instancenorm._InstanceNorm)
     if input.ndim not in RANKS[type(module)]:
         return NotImplemented  # without a batch axis
-    mean, var = site.lookup("running_mean"), site.lookup("running_var")
+    mean, var = context.lookup("running_mean"), context.lookup("running_var")
     use_input_stats = module.training or not module.track_running_stats
-    weight, bias = site.lookup("weight"), site.lookup("bias")
-    flat: Any = [_flat(value, site.num_models) for value in (mean, var, weight, bias)]
-    together = to_channels(lead(input, site.num_models))
+    weight, bias = context.lookup("weight"), context.lookup("bias")
+    flat: Any = [_flat(value, context.num_models) for value in (mean, var, weight, bias)]
+    together = to_channels(with_model_dim(input, context.num_models))
     momentum = 0.0 if module.momentum is None else module.momentum
     y = functional.instance_norm(together, flat[0], flat[1], flat[2], flat[3], use_input_stats, momentum, module.eps)
-    return Stacked(from_channels(y, site.num_models))
+    return Stacked(from_channels(y, context.num_models))
 
 
 @rule("group_norm")
 def group_norm(
-    site: Site, input: Any, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any
+    context: OpContext, input: Any, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any
 ) -> Any:
     """B models with G groups are one with B*G groups."""
     if input.ndim < 2:
         return NotImplemented
-    num_models = site.num_models
-    x = lead(input, num_models)
+    num_models = context.num_models
+    x = with_model_dim(input, num_models)
     together = x.transpose(0, 1).flatten(1) if x.ndim == 3 else to_channels(x)
     y = functional.group_norm(
         together, num_models * num_groups, _flat(weight, num_models), _flat(bias, num_models), eps
@@ -175,29 +185,37 @@ def group_norm(
 
 @rule("layer_norm")
 def layer_norm(
-    site: Site, input: Any, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any
+    context: OpContext,
+    input: Any,
+    normalized_shape: Any,
+    weight: Any = None,
+    bias: Any = None,
+    eps: float = 1e-5,
+    *_: Any,
 ) -> Any:
     """The last axes of every example, then a scale and a shift per model."""
     shape = tuple(normalized_shape)
-    x = lead(input, site.num_models)
+    x = with_model_dim(input, context.num_models)
     y = functional.layer_norm(x, shape, None, None, eps)
-    return Stacked(_scaled(site, y, weight, bias, len(shape)))
+    return Stacked(_scaled(context, y, weight, bias, len(shape)))
 
 
 @rule("rms_norm")
-def rms_norm(site: Site, input: Any, normalized_shape: Any, weight: Any = None, eps: float | None = None) -> Any:
+def rms_norm(
+    context: OpContext, input: Any, normalized_shape: Any, weight: Any = None, eps: float | None = None
+) -> Any:
     """The last axes of every example, then a scale per model."""
     shape = tuple(normalized_shape)
-    y = functional.rms_norm(lead(input, site.num_models), shape, None, eps)
-    return Stacked(_scaled(site, y, weight, None, len(shape)))
+    y = functional.rms_norm(with_model_dim(input, context.num_models), shape, None, eps)
+    return Stacked(_scaled(context, y, weight, None, len(shape)))
 
 
-def _scaled(site: Site, y: Tensor, weight: Any, bias: Any, rank: int) -> Tensor:
+def _scaled(context: OpContext, y: Tensor, weight: Any, bias: Any, rank: int) -> Tensor:
     """Weights ``(B, *normalized_shape)`` against ``(B, ..., *normalized_shape)``."""
 
     def spread(value: Any) -> Tensor:
-        tensor = lead(value, site.num_models)
-        return tensor.reshape(site.num_models, *([1] * (y.ndim - 1 - rank)), *tensor.shape[1:])
+        tensor = with_model_dim(value, context.num_models)
+        return tensor.reshape(context.num_models, *([1] * (y.ndim - 1 - rank)), *tensor.shape[1:])
 
     if weight is not None and bias is not None:
         return spread(bias).addcmul(y, spread(weight))

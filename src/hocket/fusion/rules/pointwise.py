@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hocket.fusion.rules.base import Site, rule
-from hocket.fusion.stacked import Stacked, align, lead
+from hocket.fusion.rules.base import OpContext, rule
+from hocket.fusion.stacked import Stacked, align, with_model_dim
 
 UNARY = re.findall(
     r"\w+",
@@ -41,16 +41,16 @@ BINARY = re.findall(
 
 
 @rule("pointwise", *UNARY, *BINARY, *(name + "_" for name in (*UNARY, *BINARY) if not name.endswith("_")))
-def pointwise(site: Site, *args: Any, **kwargs: Any) -> Any:
+def pointwise(context: OpContext, *args: Any, **kwargs: Any) -> Any:
     """Any function of elements, of as many tensors as it takes."""
     if not kwargs:
-        return _kept(site, args, site.target(*align(args)))
+        return _kept(context, args, context.target(*align(args)))
     values = align((*args, *kwargs.values()))
     named = dict(zip(kwargs, values[len(args) :], strict=True))
-    return _kept(site, args, site.target(*values[: len(args)], **named))
+    return _kept(context, args, context.target(*values[: len(args)], **named))
 
 
-def _kept(site: Site, args: tuple[Any, ...], result: Tensor) -> Any:
+def _kept(context: OpContext, args: tuple[Any, ...], result: Tensor) -> Any:
     """The result, stacked; an in-place op gives back the very value that it changed."""
     if args and isinstance(args[0], Stacked) and result is args[0].tensor:
         return args[0]
@@ -58,44 +58,46 @@ def _kept(site: Site, args: tuple[Any, ...], result: Tensor) -> Any:
 
 
 @rule("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor", "copy_")
-def written(site: Site, input: Any, other: Any) -> Any:
+def written(context: OpContext, input: Any, other: Any) -> Any:
     """``x += y``, ``x.copy_(y)``: in place; a value that all models share becomes one of each model first."""
-    own = input if isinstance(input, Stacked) else Stacked(lead(input, site.num_models).clone())
-    return pointwise(site, own, other)
+    own = input if isinstance(input, Stacked) else Stacked(with_model_dim(input, context.num_models).clone())
+    return pointwise(context, own, other)
 
 
 @rule("prelu", "_prelu_kernel")
-def prelu(site: Site, input: Any, weight: Any) -> Any:
+def prelu(context: OpContext, input: Any, weight: Any) -> Any:
     """``(N, C, ...)`` with a slope per channel or one for all, in every model."""
-    x, slope = lead(input, site.num_models), lead(weight, site.num_models)
+    x, slope = with_model_dim(input, context.num_models), with_model_dim(weight, context.num_models)
     spatial = max(x.ndim - 3, 0)
-    slope = slope.reshape(site.num_models, *([1] * min(1, x.ndim - 2)), -1, *([1] * spatial)) if x.ndim > 1 else slope
+    slope = (
+        slope.reshape(context.num_models, *([1] * min(1, x.ndim - 2)), -1, *([1] * spatial)) if x.ndim > 1 else slope
+    )
     return Stacked(torch.where(x > 0, x, slope * x))
 
 
 @rule("glu")
-def glu(site: Site, input: Any, dim: int = -1) -> Any:
+def glu(context: OpContext, input: Any, dim: int = -1) -> Any:
     """Gated linear unit along one axis."""
-    return Stacked(site.target(input.tensor, dim + 1 if dim >= 0 else dim))
+    return Stacked(context.target(input.tensor, dim + 1 if dim >= 0 else dim))
 
 
 @rule(
     "size", "numel", "nelement", "dim", "ndimension", "is_floating_point", "is_contiguous", "get_device", "is_complex"
 )
-def asked(site: Site, input: Any, *args: Any, **kwargs: Any) -> Any:
+def metadata_query(context: OpContext, input: Any, *args: Any, **kwargs: Any) -> Any:
     """What a model asks about one of its tensors, answered as for a tensor of its own."""
     probe = input.tensor[0]
-    return site.target(probe, *args, **kwargs)
+    return context.target(probe, *args, **kwargs)
 
 
 @rule("sym_size")
-def sym_size(site: Site, input: Any, dim: int) -> int:
+def sym_size(context: OpContext, input: Any, dim: int) -> int:
     """An axis's length, as exported programs ask for it."""
     return input.shape[dim]
 
 
 @rule("getattr")
-def attribute(site: Site, input: Any, name: str) -> Any:
+def attribute(context: OpContext, input: Any, name: str) -> Any:
     """``x.shape``, ``x.dtype``, ``x.device``, ``x.T``, ..."""
     if name == "T":
         if input.ndim != 2:

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from hocket.fusion.rules.base import Site, rule
-from hocket.fusion.stacked import Stacked, lead
+from hocket.fusion.rules.base import OpContext, rule
+from hocket.fusion.stacked import Stacked, with_model_dim
 
 __all__ = ["DRAWS"]
 
@@ -21,32 +21,32 @@ DRAWS = frozenset((*FROM_SIZE, *LIKE))  # even where no argument differs between
 
 
 @rule(*FROM_SIZE)
-def from_size(site: Site, *args: Any, **kwargs: Any) -> Any:
+def from_size(context: OpContext, *args: Any, **kwargs: Any) -> Any:
     """``torch.randn(n, m)``."""
     sizes = kwargs.pop("size") if "size" in kwargs else args[0] if isinstance(args[0], (tuple, list)) else args
-    if site.generators:
-        own = [site.target(tuple(sizes), **kwargs, generator=each) for each in site.generators]
+    if context.generators:
+        own = [context.target(tuple(sizes), **kwargs, generator=each) for each in context.generators]
         return Stacked(torch.stack(own))
-    return Stacked(site.target((site.num_models, *sizes), **kwargs))
+    return Stacked(context.target((context.num_models, *sizes), **kwargs))
 
 
 @rule(*LIKE)
-def like(site: Site, input: Any, *args: Any, **kwargs: Any) -> Any:
+def like(context: OpContext, input: Any, *args: Any, **kwargs: Any) -> Any:
     """``torch.randn_like(x)``."""
-    tensor = lead(input, site.num_models)
-    if site.generators:
+    tensor = with_model_dim(input, context.num_models)
+    if context.generators:
         return NotImplemented
-    return Stacked(site.target(tensor, *args, **kwargs))
+    return Stacked(context.target(tensor, *args, **kwargs))
 
 
 @rule(*IN_PLACE)
-def in_place(site: Site, input: Any, *args: Any, **kwargs: Any) -> Any:
+def in_place(context: OpContext, input: Any, *args: Any, **kwargs: Any) -> Any:
     """``x.normal_()``."""
     if not isinstance(input, Stacked):
         return NotImplemented
-    if site.generators:
-        for own, generator in zip(input.tensor.unbind(0), site.generators, strict=True):
-            site.target(own, *args, **kwargs, generator=generator)
+    if context.generators:
+        for own, generator in zip(input.tensor.unbind(0), context.generators, strict=True):
+            context.target(own, *args, **kwargs, generator=generator)
     else:
-        site.target(input.tensor, *args, **kwargs)
+        context.target(input.tensor, *args, **kwargs)
     return input

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hocket.fusion.rules.base import Site, module_rule
+from hocket.fusion.rules.base import OpContext, module_rule
 from hocket.fusion.rules.dropout import dropped
-from hocket.fusion.stacked import Stacked, lead
+from hocket.fusion.stacked import Stacked, with_model_dim
 
 Cell = Callable[[Tensor, Tensor, tuple[Tensor, ...]], tuple[Tensor, ...]]
 
@@ -58,55 +58,55 @@ CELLS: dict[str, Cell] = {"LSTM": lstm_cell, "GRU": gru_cell, "RNN_TANH": tanh_c
 
 
 @module_rule(nn.LSTM, nn.GRU, nn.RNN)
-def recurrent(site: Site, input: Any, hx: Any = None) -> Any:
+def recurrent(context: OpContext, input: Any, hx: Any = None) -> Any:
     """``(T, N, in)`` or, batch first, ``(N, T, in)``; gives outputs and the last states."""
-    module = site.modules[0]
+    module = context.modules[0]
     assert isinstance(module, nn.RNNBase)
     if not isinstance(input, (Stacked, Tensor)) or input.ndim != 3:
         return NotImplemented  # packed sequences, or no batch
-    x = lead(input, site.num_models)
+    x = with_model_dim(input, context.num_models)
     x = x.transpose(1, 2) if module.batch_first else x  # (B, T, N, in)
     is_lstm = module.mode == "LSTM"
     num_directions = 2 if module.bidirectional else 1
-    starts = _starts(site, module, hx, x, num_directions)
+    starts = _starts(context, module, hx, x, num_directions)
     finals: list[tuple[Tensor, ...]] = []
     for layer in range(module.num_layers):
         outputs = []
         for direction in range(num_directions):
             row = layer * num_directions + direction
             start = tuple(state[:, row] for state in starts)
-            output, final = _run(site, module, layer, direction, x, start)
+            output, final = _run(context, module, layer, direction, x, start)
             outputs.append(output)
             finals.append(final)
         x = outputs[0] if num_directions == 1 else torch.cat(outputs, -1)
         if module.dropout and module.training and layer < module.num_layers - 1:
-            rates = [float(each.dropout) for each in site.modules]  # type: ignore[arg-type]
-            x = dropped(site, Stacked(x), rates).tensor
+            rates = [float(each.dropout) for each in context.modules]  # type: ignore[arg-type]
+            x = dropped(context, Stacked(x), rates).tensor
     last = tuple(Stacked(torch.stack(states, 1)) for states in zip(*finals, strict=True))
     out = Stacked(x.transpose(1, 2) if module.batch_first else x)
     return (out, last if is_lstm else last[0])
 
 
-def _starts(site: Site, module: nn.RNNBase, hx: Any, x: Tensor, num_directions: int) -> tuple[Tensor, ...]:
+def _starts(context: OpContext, module: nn.RNNBase, hx: Any, x: Tensor, num_directions: int) -> tuple[Tensor, ...]:
     """The first states, ``(B, layers * directions, N, H)`` each."""
     if hx is not None:
         given = hx if isinstance(hx, (tuple, list)) else (hx,)
-        return tuple(lead(state, site.num_models) for state in given)
+        return tuple(with_model_dim(state, context.num_models) for state in given)
     rows = module.num_layers * num_directions
     hidden_size = module.proj_size or module.hidden_size
-    hidden = x.new_zeros(site.num_models, rows, x.shape[2], hidden_size)
+    hidden = x.new_zeros(context.num_models, rows, x.shape[2], hidden_size)
     if module.mode != "LSTM":
         return (hidden,)
-    return (hidden, x.new_zeros(site.num_models, rows, x.shape[2], module.hidden_size))
+    return (hidden, x.new_zeros(context.num_models, rows, x.shape[2], module.hidden_size))
 
 
 def _run(
-    site: Site, module: nn.RNNBase, layer: int, direction: int, x: Tensor, state: tuple[Tensor, ...]
+    context: OpContext, module: nn.RNNBase, layer: int, direction: int, x: Tensor, state: tuple[Tensor, ...]
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """One layer in one direction over all steps of ``(B, T, N, in)``."""
     suffix = f"_l{layer}{'_reverse' if direction else ''}"
     w_ih, w_hh, b_ih, b_hh, w_hr = (
-        None if (found := site.lookup(name + suffix)) is None else found.tensor
+        None if (found := context.lookup(name + suffix)) is None else found.tensor
         for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr")
     )
     assert w_ih is not None
@@ -127,21 +127,21 @@ def _run(
 
 
 @module_rule(nn.LSTMCell, nn.GRUCell, nn.RNNCell)
-def one_step(site: Site, input: Any, hx: Any = None) -> Any:
+def one_step(context: OpContext, input: Any, hx: Any = None) -> Any:
     """One step, ``(N, in)``; gives the new state, of an LSTM both states."""
-    module = site.modules[0]
+    module = context.modules[0]
     assert isinstance(module, nn.RNNCellBase)
     if input.ndim != 2:
         return NotImplemented
-    x = lead(input, site.num_models)
+    x = with_model_dim(input, context.num_models)
     if hx is None:
-        zeros = x.new_zeros(site.num_models, x.shape[1], module.hidden_size)
+        zeros = x.new_zeros(context.num_models, x.shape[1], module.hidden_size)
         state: tuple[Tensor, ...] = (zeros, zeros)
     else:
         given = hx if isinstance(hx, (tuple, list)) else (hx,)
-        state = tuple(lead(each, site.num_models) for each in given)
-    w_ih, w_hh = lead(site.lookup("weight_ih"), 0), lead(site.lookup("weight_hh"), 0)
-    b_ih, b_hh = (None if (bias := site.lookup(name)) is None else bias.tensor for name in ("bias_ih", "bias_hh"))
+        state = tuple(with_model_dim(each, context.num_models) for each in given)
+    w_ih, w_hh = with_model_dim(context.lookup("weight_ih"), 0), with_model_dim(context.lookup("weight_hh"), 0)
+    b_ih, b_hh = (None if (bias := context.lookup(name)) is None else bias.tensor for name in ("bias_ih", "bias_hh"))
     if isinstance(module, nn.RNNCell):
         cell = CELLS["RNN_TANH" if module.nonlinearity == "tanh" else "RNN_RELU"]
     else:

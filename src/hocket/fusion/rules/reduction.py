@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hocket.fusion.rules.base import Site, rule
+from hocket.fusion.rules.base import OpContext, rule
 from hocket.fusion.rules.shape import shifted, wrapped
 from hocket.fusion.stacked import Stacked, align, is_stacked
 
@@ -57,11 +57,11 @@ def amax(input: Tensor, dim: Any = (), keepdim: bool = False) -> Tensor:
 
 
 @rule(*dict.fromkeys((*SEVERAL, *ONE)))
-def reduce(site: Site, input: Any, *args: Any, **kwargs: Any) -> Any:
+def reduce(context: OpContext, input: Any, *args: Any, **kwargs: Any) -> Any:
     """Any reduction; without an axis, over all elements of each model."""
-    name = site.name
+    name = context.name
     if args and isinstance(args[0], (Stacked, Tensor)):  # max(a, b) is pointwise
-        return Stacked(site.target(*align((input, *args))))
+        return Stacked(context.target(*align((input, *args))))
     if is_stacked((args, kwargs)) or (args and isinstance(args[0], bool)):
         return NotImplemented
     if "axis" in kwargs:
@@ -76,18 +76,18 @@ def reduce(site: Site, input: Any, *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("keepdim") or rest:
             return NotImplemented
         if name in SEVERAL:
-            return Stacked(site.target(tensor, tuple(range(1, tensor.ndim)), **kwargs))
-        flat = site.target(tensor.flatten(1), 1, **kwargs)
+            return Stacked(context.target(tensor, tuple(range(1, tensor.ndim)), **kwargs))
+        flat = context.target(tensor.flatten(1), 1, **kwargs)
         return Stacked(flat if isinstance(flat, Tensor) else flat[0])
     if isinstance(axes, (tuple, list)):
         axes = tuple(axes)
     if name == "amax":
         return Stacked(amax(tensor, shifted(axes), *rest, **kwargs))
-    return wrapped(site.target(tensor, shifted(axes), *rest, **kwargs))
+    return wrapped(context.target(tensor, shifted(axes), *rest, **kwargs))
 
 
 @rule("norm")
-def norm(site: Site, input: Any, *args: Any, **kwargs: Any) -> Any:
+def norm(context: OpContext, input: Any, *args: Any, **kwargs: Any) -> Any:
     """The norm along given axes; a norm of everything falls back to vmap."""
     positional = [*args]
     if len(positional) >= 2:
@@ -96,4 +96,4 @@ def norm(site: Site, input: Any, *args: Any, **kwargs: Any) -> Any:
         kwargs = {**kwargs, "dim": shifted(kwargs["dim"])}
     else:
         return NotImplemented
-    return Stacked(site.target(input.tensor, *positional, **kwargs))
+    return Stacked(context.target(input.tensor, *positional, **kwargs))

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hocket.fusion.rules.base import Site, rule
-from hocket.fusion.stacked import Stacked, fold, is_stacked, lead, unfold
+from hocket.fusion.rules.base import OpContext, rule
+from hocket.fusion.stacked import Stacked, fold, is_stacked, unfold, with_model_dim
 
 __all__ = ["shifted"]
 
@@ -58,10 +58,10 @@ def shifted(axes: Any) -> Any:
 
 
 @rule(*AXES)
-def axis_op(site: Site, input: Any, *args: Any, **kwargs: Any) -> Any:
+def axis_op(context: OpContext, input: Any, *args: Any, **kwargs: Any) -> Any:
     """Any op in `AXES`."""
     positional = [input.tensor, *args]
-    for position, keyword, default in AXES[site.name]:
+    for position, keyword, default in AXES[context.name]:
         if position < len(positional):
             positional[position] = shifted(positional[position])
         elif keyword in kwargs or default is not None:
@@ -70,15 +70,15 @@ def axis_op(site: Site, input: Any, *args: Any, **kwargs: Any) -> Any:
             return NotImplemented
     if is_stacked((positional[1:], kwargs)):
         return NotImplemented
-    return wrapped(_called(site, positional, kwargs))
+    return wrapped(_called(context, positional, kwargs))
 
 
-def _called(site: Site, positional: list[Any], kwargs: dict[str, Any]) -> Any:
+def _called(context: OpContext, positional: list[Any], kwargs: dict[str, Any]) -> Any:
     """Call the op; where it takes an axis by position only, put it there."""
     try:
-        return site.target(*positional, **kwargs)
+        return context.target(*positional, **kwargs)
     except TypeError:
-        return site.target(*positional, *kwargs.values())
+        return context.target(*positional, *kwargs.values())
 
 
 def wrapped(result: Any) -> Any:
@@ -95,38 +95,38 @@ def _sizes(first: Any, rest: tuple[Any, ...]) -> tuple[int, ...]:
 
 
 @rule("view", "reshape", "_unsafe_view", "unsafe_view")
-def view(site: Site, input: Any, *args: Any, **kwargs: Any) -> Any:
+def view(context: OpContext, input: Any, *args: Any, **kwargs: Any) -> Any:
     """A model's own shape, behind the models' axis."""
     if kwargs or isinstance(args[0], torch.dtype):
         return NotImplemented
     sizes = _sizes(args[0], args[1:])
-    return Stacked(input.tensor.reshape(site.num_models, *sizes))
+    return Stacked(input.tensor.reshape(context.num_models, *sizes))
 
 
 @rule("view_as", "reshape_as")
-def view_as(site: Site, input: Any, other: Any) -> Any:
+def view_as(context: OpContext, input: Any, other: Any) -> Any:
     """The shape of another value of the same model."""
-    return Stacked(lead(input, site.num_models).reshape(site.num_models, *other.shape))
+    return Stacked(with_model_dim(input, context.num_models).reshape(context.num_models, *other.shape))
 
 
 @rule("expand")
-def expand(site: Site, input: Any, *args: Any, **kwargs: Any) -> Any:
+def expand(context: OpContext, input: Any, *args: Any, **kwargs: Any) -> Any:
     """Repeat without a copy; new axes go between the models' axis and the value's own."""
     sizes = _sizes(kwargs["size"] if "size" in kwargs else args[0], args[1:])
     tensor = input.tensor
     missing = len(sizes) - input.ndim
-    tensor = tensor.reshape(site.num_models, *([1] * missing), *tensor.shape[1:])
-    return Stacked(tensor.expand(site.num_models, *sizes))
+    tensor = tensor.reshape(context.num_models, *([1] * missing), *tensor.shape[1:])
+    return Stacked(tensor.expand(context.num_models, *sizes))
 
 
 @rule("expand_as")
-def expand_as(site: Site, input: Any, other: Any) -> Any:
+def expand_as(context: OpContext, input: Any, other: Any) -> Any:
     """Repeat to the shape of another value."""
-    return expand(site, input, tuple(other.shape)) if isinstance(input, Stacked) else NotImplemented
+    return expand(context, input, tuple(other.shape)) if isinstance(input, Stacked) else NotImplemented
 
 
 @rule("repeat", "tile")
-def repeat(site: Site, input: Any, *args: Any, **kwargs: Any) -> Any:
+def repeat(context: OpContext, input: Any, *args: Any, **kwargs: Any) -> Any:
     """Repeat with a copy."""
     if kwargs:
         return NotImplemented
@@ -134,12 +134,12 @@ def repeat(site: Site, input: Any, *args: Any, **kwargs: Any) -> Any:
     missing = len(times) - input.ndim
     if missing < 0:
         return NotImplemented
-    tensor = input.tensor.reshape(site.num_models, *([1] * missing), *input.tensor.shape[1:])
+    tensor = input.tensor.reshape(context.num_models, *([1] * missing), *input.tensor.shape[1:])
     return Stacked(tensor.repeat(1, *times))
 
 
 @rule("permute")
-def permute(site: Site, input: Any, *args: Any, **kwargs: Any) -> Any:
+def permute(context: OpContext, input: Any, *args: Any, **kwargs: Any) -> Any:
     """Axes in another order."""
     axes = _sizes(kwargs["dims"] if "dims" in kwargs else args[0], args[1:])
     rank = input.ndim
@@ -147,13 +147,13 @@ def permute(site: Site, input: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 @rule("t")
-def t(site: Site, input: Any) -> Any:
+def t(context: OpContext, input: Any) -> Any:
     """A matrix, transposed; a vector as it is."""
     return Stacked(input.tensor.transpose(1, 2)) if input.ndim == 2 else input
 
 
 @rule("squeeze")
-def squeeze(site: Site, input: Any, *args: Any, **kwargs: Any) -> Any:
+def squeeze(context: OpContext, input: Any, *args: Any, **kwargs: Any) -> Any:
     """Without axes of length one, but never without the models' axis."""
     axes = kwargs.get("dim", args[0] if args else None)
     if axes is None:
@@ -162,43 +162,43 @@ def squeeze(site: Site, input: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 @rule("ravel")
-def ravel(site: Site, input: Any) -> Any:
+def ravel(context: OpContext, input: Any) -> Any:
     """All elements of one model."""
     return Stacked(input.tensor.flatten(1))
 
 
 @rule("cat", "concat", "concatenate", "stack")
-def cat(site: Site, tensors: Any, dim: int = 0, **kwargs: Any) -> Any:
+def cat(context: OpContext, tensors: Any, dim: int = 0, **kwargs: Any) -> Any:
     """Values side by side. In the layout of the first one, so that a chain of convolutions copies nothing more."""
     if "axis" in kwargs:
         dim = kwargs.pop("axis")
     if kwargs:
         return NotImplemented
-    stacked = [lead(tensor, site.num_models) for tensor in tensors]
+    stacked = [with_model_dim(tensor, context.num_models) for tensor in tensors]
     first = next(tensor.tensor for tensor in tensors if isinstance(tensor, Stacked))
     is_old_empty = [tensor.ndim == 2 and tensor.shape[1] == 0 for tensor in stacked]
     stacked = [tensor for tensor, empty in zip(stacked, is_old_empty, strict=True) if not empty or first.ndim == 2]
-    new_axis = site.name == "stack"
+    new_axis = context.name == "stack"
     rank = first.ndim - 1 + new_axis
     dim = dim % rank
     batch_outside = first.ndim > 2 and first.stride(0) < first.stride(1) and dim > 0
     if not batch_outside:
-        return Stacked(site.target(stacked, dim + 1))
-    return Stacked(site.target([tensor.transpose(0, 1) for tensor in stacked], dim + 1).transpose(0, 1))
+        return Stacked(context.target(stacked, dim + 1))
+    return Stacked(context.target([tensor.transpose(0, 1) for tensor in stacked], dim + 1).transpose(0, 1))
 
 
 @rule("pad", "constant_pad_nd", "reflection_pad1d", "reflection_pad2d", "replication_pad1d", "replication_pad2d")
-def pad(site: Site, input: Any, pad: Any, *args: Any, **kwargs: Any) -> Any:
+def pad(context: OpContext, input: Any, pad: Any, *args: Any, **kwargs: Any) -> Any:
     """Padding counts from the last axis, so a constant one needs no change; others treat the models as images."""
     tensor = input.tensor
     mode = kwargs.get("mode", args[0] if args and isinstance(args[0], str) else "constant")
-    if mode == "constant" and site.name in ("pad", "constant_pad_nd"):
-        return Stacked(site.target(tensor, pad, *args, **kwargs))
+    if mode == "constant" and context.name in ("pad", "constant_pad_nd"):
+        return Stacked(context.target(tensor, pad, *args, **kwargs))
     spatial = len(pad) // 2
     if input.ndim != spatial + 2:
         return NotImplemented
     folded, models_first = fold(tensor)
-    return Stacked(unfold(site.target(folded, pad, *args, **kwargs), site.num_models, models_first))
+    return Stacked(unfold(context.target(folded, pad, *args, **kwargs), context.num_models, models_first))
 
 
 @rule(
@@ -207,20 +207,20 @@ def pad(site: Site, input: Any, pad: Any, *args: Any, **kwargs: Any) -> Any:
     *("unfold", "im2col", "fold", "col2im", "upsample_nearest1d", "upsample_nearest3d", "upsample_bicubic2d"),
     *("upsample_trilinear3d", "upsample_linear1d"),
 )
-def per_example(site: Site, input: Any, *args: Any, **kwargs: Any) -> Any:
+def per_example(context: OpContext, input: Any, *args: Any, **kwargs: Any) -> Any:
     """What treats every example of a batch ``(N, C, ...)`` alike: models and examples become one axis."""
-    if input.ndim < 3 or is_stacked((args, kwargs)) or (site.name == "unfold" and _is_method(site)):
+    if input.ndim < 3 or is_stacked((args, kwargs)) or (context.name == "unfold" and _is_method(context)):
         return NotImplemented
     folded, models_first = fold(input.tensor)
-    return Stacked(unfold(site.target(folded, *args, **kwargs), site.num_models, models_first))
+    return Stacked(unfold(context.target(folded, *args, **kwargs), context.num_models, models_first))
 
 
-def _is_method(site: Site) -> bool:
-    return type(site.target).__name__ == "method_descriptor"
+def _is_method(context: OpContext) -> bool:
+    return type(context.target).__name__ == "method_descriptor"
 
 
 @rule("new_zeros", "new_ones", "new_full", "new_empty", "new_tensor")
-def new(site: Site, input: Any, *args: Any, **kwargs: Any) -> Any:
+def new(context: OpContext, input: Any, *args: Any, **kwargs: Any) -> Any:
     """A new tensor like one of the model's, the same in all models until one is written to."""
-    made = site.target(input.tensor, *args, **kwargs)
-    return Stacked(made.unsqueeze(0).repeat(site.num_models, *([1] * made.ndim)))
+    made = context.target(input.tensor, *args, **kwargs)
+    return Stacked(made.unsqueeze(0).repeat(context.num_models, *([1] * made.ndim)))

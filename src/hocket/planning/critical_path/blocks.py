@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
-from hocket.planning.critical_path.spine import Spine
+from hocket.planning.critical_path.backbone import Backbone
 
 __all__ = ["Block", "blocks_of", "dominators"]
 
@@ -27,7 +27,7 @@ START = -1
 
 @dataclass(frozen=True)
 class Block:
-    """Ops of the spine between a fork and its merge, by position in the spine.
+    """Ops of the backbone between a fork and its merge, by position in the backbone.
 
     Attributes:
         fork: the op before the block on every way; None: the step's start.
@@ -75,15 +75,15 @@ def _common(one: int, other: int, immediate: Sequence[int], depth: Sequence[int]
     return one
 
 
-def blocks_of(spine: Spine) -> list[Block]:
-    """The blocks of a spine, in order; a chain has none."""
-    count = len(spine)
+def blocks_of(backbone: Backbone) -> list[Block]:
+    """The blocks of a backbone, in order; a chain has none."""
+    count = len(backbone)
     if not count:
         return []
     last = count - 1
     # The end stands behind all ops that nothing follows.
-    forward = dominators([*spine.above, [op for op in range(count) if not spine.below[op]]])
-    backward = dominators([[last - after for after in spine.below[last - op]] for op in range(count)])
+    forward = dominators([*backbone.above, [op for op in range(count) if not backbone.below[op]]])
+    backward = dominators([[last - after for after in backbone.below[last - op]] for op in range(count)])
     chain: set[int] = set()
     at = forward[count]
     while at != START:

@@ -8,8 +8,8 @@ ways, each with several widths or orders, and the simulation decides:
       core 0   activation 0   [ conv1 ][ conv2 ][ dA2 ][ dRelu1 ]
       core 1   weight 0                         [ dW2 ][ u2 ][ dW1 ][ u1 ]
 
-- any cores, for whoever is ready and has the highest priority (`hocket.planning.pack`); lanes that share a core take
-  turns through `Plan.after`::
+- any cores, for whoever is ready and has the highest priority (`hocket.planning.moldable.parallel_sgs`); lanes that
+  share a core take turns through `Plan.after`::
 
       core 0   [ conv1       ][ conv2      ][ dA2 ][ dRelu1 ][ dW1 ]
       core 1   [             ][            ][ dW2 ][ u2 ]    [ dB1 ]
@@ -28,8 +28,8 @@ from dataclasses import replace
 from hocket.ir import Costs, Device, Graph, Lane, Machine, Plan
 from hocket.planning.critical_path.priorities import Priorities
 from hocket.planning.critical_path.streams import Streams, streams_of
-from hocket.planning.moldable import Instance, as_plan, instance_of
-from hocket.planning.pack import pack
+from hocket.planning.moldable.instance import Instance, as_plan, instance_of
+from hocket.planning.moldable.parallel_sgs import parallel_sgs
 from hocket.planning.phases import SWITCH_US, in_phases
 from hocket.planning.serial import Serial
 
@@ -65,7 +65,7 @@ def core_plans(
     yield _own_cores(graph, instance, device, streams.order), streams.order
     place = {op: at for at, op in enumerate(streams.order)}
     first = [priorities.of(*streams.stream_of[op.name]) * len(graph) - place[op.name] for op in graph.ops]
-    spine = set(streams.spine.ops)
+    backbone = set(streams.backbone.ops)
     names = [op.name for op in graph.ops]
     best = instance.best_width
     widths = [list(best)]
@@ -73,14 +73,14 @@ def core_plans(
     orders = [[number[name] for name in streams.order]]
     if not keep_order:
         widths += [
-            [width if name in spine else 1 for name, width in zip(names, best, strict=True)],
+            [width if name in backbone else 1 for name, width in zip(names, best, strict=True)],
             [max(1, device.cores // 2)] * len(names),
             [1] * len(names),
         ]
         ranks = instance.ranks_at_us([device.cores] * len(names))
         orders += [list(instance.order), sorted(instance.order, key=lambda op: (-ranks[op], place[names[op]]))]
     turn = {op: at for at, op in enumerate(graph.order)}  # of ops that take no time, in a plan as well
-    packed = [pack(instance, of_ops, first, wait_us=wait_us) for of_ops in widths]
+    packed = [parallel_sgs(instance, of_ops, first, wait_us=wait_us) for of_ops in widths]
     packed += [in_phases(instance, order, SWITCH_US, wait_us) for order in orders]
     for placed in packed:
         by_start = sorted(placed, key=lambda p: (p.start_us, p.end_us, turn[names[p.op]]))

@@ -13,15 +13,15 @@ when `m` started. So
 
 and that depends on the waits of `m` alone. It is what `held_back` turns into waits, op by op in the order::
 
-    spine   [ dA9 ][ dA8 ][ dA7 ][ dA6 ] ...        without a limit the side may still be at dW9 when the spine
-    side    [ dW9 ][ dW8 ] ...                      is at dA1: then every activation is still there
+    backbone   [ dA9 ][ dA8 ][ dA7 ][ dA6 ] ...        without a limit the side may still be at dW9 when the backbone
+    side       [ dW9 ][ dW8 ] ...                      is at dA1: then every activation is still there
 
-    spine   [ dA9 ][ dA8 ][ dA7 ]|wait for dW9|[ dA6 ]        only where the next bytes would not fit, and only for
-    side    [ dW9         ][ dW8 ] ...                        as much as has to be freed for them
+    backbone   [ dA9 ][ dA8 ][ dA7 ]|wait for dW9|[ dA6 ]        only where the next bytes would not fit, and only for
+    side       [ dW9         ][ dW8 ] ...                        as much as has to be freed for them
 
 If `m` waits for everything before it, its bytes are those of running the ops one after another in that order. So every
 limit is kept that the order itself keeps; which orders to try is up to the caller
-(`hocket.planning.critical_path.frugal` has the one that holds little).
+(`hocket.planning.critical_path.min_memory_order` has the one that holds little).
 """
 
 from __future__ import annotations

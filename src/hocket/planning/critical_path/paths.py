@@ -7,11 +7,11 @@ the block's critical path (Algorithm 1)::
     fork --<-- 3 -- 4 --- >-- merge
             `---- 6 ------'
 
-`listed_paths` does just that. But a block in which every op is joined to every later one has exponentially many ways,
-so `ranked_paths` finds the same without listing them. The longest way through an op is as long as what leads to it, the
-op itself, and what leads on from it, and both parts follow from the neighbours (dynamic programming). Sorted by length,
-the first way that contains an op is the longest way through it. So the op with the longest way that has no path yet,
-and the ops without a path on that way, are the next path::
+By its letter that is a list of all ways, sorted. But a block in which every op is joined to every later one has
+exponentially many ways, so `ranked_paths` finds the same without listing them. The longest way through an op is as long
+as what leads to it, the op itself, and what leads on from it, and both parts follow from the neighbours (dynamic
+programming). Sorted by length, the first way that contains an op is the longest way through it. So the op with the
+longest way that has no path yet, and the ops without a path on that way, are the next path::
 
     longest way through each op:    5: 9    4: 9    3: 7    4: 7    6: 6
 
@@ -20,13 +20,13 @@ Times are counted in whole nanoseconds, so that sums are exact and equal ways ar
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hocket.planning.critical_path.backbone import Backbone
 from hocket.planning.critical_path.blocks import Block
-from hocket.planning.critical_path.spine import Spine
 
-__all__ = ["Path", "in_ns", "listed_paths", "ranked_paths"]
+__all__ = ["Path", "in_ns", "ranked_paths"]
 
 
 @dataclass(frozen=True)
@@ -42,17 +42,17 @@ def in_ns(durations_us: Sequence[float]) -> list[int]:
     return [round(us * 1000) for us in durations_us]
 
 
-def ranked_paths(spine: Spine, block: Block, durations_ns: Sequence[int]) -> list[Path]:
+def ranked_paths(backbone: Backbone, block: Block, durations_ns: Sequence[int]) -> list[Path]:
     """The paths of a block, the most critical first, by dynamic programming; each op is on one of them.
 
     Args:
-        spine: the ops.
+        backbone: the ops.
         block: one of its blocks.
-        durations_ns: of all ops of the spine.
+        durations_ns: of all ops of the backbone.
     """
     inside = set(block.ops)
-    above = {op: [other for other in spine.above[op] if other in inside] for op in block.ops}
-    below = {op: [other for other in spine.below[op] if other in inside] for op in block.ops}
+    above = {op: [other for other in backbone.above[op] if other in inside] for op in block.ops}
+    below = {op: [other for other in backbone.below[op] if other in inside] for op in block.ops}
     up, down = dict.fromkeys(block.ops, 0), dict.fromkeys(block.ops, 0)
     for op in block.ops:
         up[op] = max([up[other] + durations_ns[other] for other in above[op]], default=0)
@@ -74,31 +74,4 @@ def ranked_paths(spine: Spine, block: Block, durations_ns: Sequence[int]) -> lis
         for other in mine:
             del left[other]
         paths.append(Path(through[op], mine))
-    return paths
-
-
-def listed_paths(spine: Spine, block: Block, durations_ns: Sequence[int]) -> list[Path]:
-    """The same by the letter of Algorithm 1: list all ways, sort them, and give each op to the first that has it.
-
-    For small blocks only: their number can be exponential.
-    """
-    inside = set(block.ops)
-
-    def ways(op: int) -> Iterator[tuple[int, ...]]:
-        following = [other for other in spine.below[op] if other in inside]
-        for other in following:
-            for rest in ways(other):
-                yield (op, *rest)
-        if not following:
-            yield (op,)
-
-    starts = [op for op in block.ops if not inside.intersection(spine.above[op])]
-    found = [(sum(durations_ns[op] for op in way), way) for start in starts for way in ways(start)]
-    left = set(block.ops)
-    paths = []
-    for length_ns, way in sorted(found, key=lambda entry: (-entry[0], entry[1])):
-        mine = tuple(op for op in way if op in left)
-        if mine:
-            left.difference_update(mine)
-            paths.append(Path(length_ns, mine))
     return paths

@@ -20,17 +20,16 @@ from hocket.errors import InputError
 from hocket.ir import Costs, Device, Graph, Lane, Machine, Plan
 from hocket.planning.base import Planner, cpu_devices
 from hocket.planning.critical_path.cores import core_plans, switches_us
-from hocket.planning.critical_path.distance import dependency_distance
-from hocket.planning.critical_path.frugal import frugal_order
-from hocket.planning.critical_path.hardware import METHODS as LEVEL_METHODS
-from hocket.planning.critical_path.hardware import stream_plan
-from hocket.planning.critical_path.lateness import needed_first
-from hocket.planning.critical_path.layers import layer_by_layer
+from hocket.planning.critical_path.layer_sync import layer_sync
 from hocket.planning.critical_path.memory import held_back, serial_peak_bytes
+from hocket.planning.critical_path.min_memory_order import min_memory_order
 from hocket.planning.critical_path.priorities import Priorities
+from hocket.planning.critical_path.priority_levels import METHODS as LEVEL_METHODS
+from hocket.planning.critical_path.priority_levels import stream_plan
+from hocket.planning.critical_path.reuse_distance import dependency_distance
 from hocket.planning.critical_path.streams import MAX_STREAMS, Streams, step_order, streams_of
 from hocket.planning.critical_path.transfers import channel_lanes, without_transfers
-from hocket.simulation import LAUNCHES, simulate, step_us
+from hocket.simulation import LAUNCHES, simulate
 
 __all__ = ["METHODS", "CriticalPath"]
 
@@ -52,7 +51,7 @@ class CriticalPath(Planner):
         alpha, beta, above: see `hocket.planning.critical_path.priorities.Priorities`.
         max_streams: 1 to 8.
         levels: what to do with the priority levels that the GPU has: ``order``, ``waits``, ``plain``, ``flat`` (see
-            `hocket.planning.critical_path.hardware`), or ``auto``: the one that simulates shortest.
+            `hocket.planning.critical_path.priority_levels`), or ``auto``: the one that simulates shortest.
         peak_limit_bytes: the plan never holds more; 1.1 times eager's peak when None. Without buffers in the graph
             nothing is limited.
         launches: how a GPU's ops will be launched (``free``, ``eager``, ``graph``), for choosing by simulation.
@@ -63,7 +62,7 @@ class CriticalPath(Planner):
         >>> ops = (Op("f", role="forward"), Op("dA", role="activation_grad"), Op("dW", role="weight_grad"))
         >>> graph = Graph((*ops, Op("u", role="update")), (Edge("f", "dA"), Edge("dA", "dW"), Edge("dW", "u")))
         >>> costs = Costs({op.name: {"gpu0": 9.0} for op in graph.ops})
-        >>> print(CriticalPath().plan(graph, costs, Machine.known("p100")), end="")
+        >>> print(CriticalPath().plan(graph, costs, Machine.preset("p100")), end="")
         hocket-plan/1 planner=critical-path
         lane gpu0.activation0 kind=stream device=gpu0
         run f
@@ -136,15 +135,19 @@ class CriticalPath(Planner):
 
         durations = {op.name: costs.duration_us(op.name, width=_width(device), device=device.name) for op in graph.ops}
         streams = streams_of(graph, durations, self.max_streams, updates_last=wired)  # updates wait for transfers
-        consider(self._plans(graph, costs, machine, device, streams))
+        consider(self._plans(graph, costs, device, streams))
         if graph.buffers:  # in another order a plan may hold less
-            for order in (step_order(graph, streams.spine.ops, updates_last=True), graph.order, frugal_order(graph)):
+            for order in (
+                step_order(graph, streams.backbone.ops, updates_last=True),
+                graph.order,
+                min_memory_order(graph),
+            ):
                 other = replace(streams, order=order)
-                consider(self._plans(graph, costs, machine, device, other, keep_order=True))
+                consider(self._plans(graph, costs, device, other, keep_order=True))
         if device.kind == "cuda" and self.methods == METHODS and self.levels == "auto":
             consider(_simpler(graph, device, streams))
         if chosen is None:
-            least = min(serial_peak_bytes(graph, order) for order in (graph.order, frugal_order(graph)))
+            least = min(serial_peak_bytes(graph, order) for order in (graph.order, min_memory_order(graph)))
             raise InputError(
                 f"planner critical-path: no plan holds at most {limit_bytes:,.0f} bytes; the least that was found is "
                 f"{least:,.0f}, and eager holds {eager_bytes:,.0f}"
@@ -155,18 +158,14 @@ class CriticalPath(Planner):
         return replace(plan, peak_bytes=math.ceil(peak_bytes), eager_peak_bytes=math.ceil(eager_bytes))
 
     def _takes_us(self, graph: Graph, plan: Plan, costs: Costs, machine: Machine) -> float:
-        """What a step takes; launched one by one, streams run into the next step, and one after another it is that."""
         if not any(lane.kind == "stream" for lane in plan.lanes):
             return simulate(graph, plan, costs, machine, self.wait_us).makespan_us + switches_us(plan)
-        if self.launches == "graph":
-            return simulate(graph, plan, costs, machine, launches=self.launches).makespan_us
-        return step_us(graph, plan, costs, machine, launches=self.launches, steps=2)
+        return simulate(graph, plan, costs, machine, launches=self.launches).makespan_us
 
     def _plans(
         self,
         graph: Graph,
         costs: Costs,
-        machine: Machine,
         device: Device,
         streams: Streams,
         *,
@@ -181,12 +180,12 @@ class CriticalPath(Planner):
             priorities = self._priorities(streams)
             yield from core_plans(graph, costs, device, streams, priorities, self.wait_us, keep_order=keep_order)
         elif len(self.methods) == 1:
-            yield layer_by_layer(graph, streams, device.name), graph.order
+            yield layer_sync(graph, streams, device.name), graph.order
         else:
-            yield from self._on_streams(graph, costs, machine, device, streams, keep_order)
+            yield from self._on_streams(graph, device, streams, keep_order)
 
     def _on_streams(
-        self, graph: Graph, costs: Costs, machine: Machine, device: Device, streams: Streams, keep_order: bool
+        self, graph: Graph, device: Device, streams: Streams, keep_order: bool
     ) -> Iterator[tuple[Plan, Sequence[str]]]:
         priorities = self._priorities(streams)
         wanted = {priorities.of(*stream) for stream in streams.lanes()}
@@ -198,19 +197,7 @@ class CriticalPath(Planner):
         if keep_order:  # the others make orders of their own
             levels = tuple(method for method in levels if method in ("plain", "flat"))
         for method in levels:
-            made, order = stream_plan(graph, streams, priorities, device.name, device.priorities, method)
-            yield made, order
-            if self.launches != "graph" and "priorities" in self.methods:  # steps run into each other
-                yield self._needed_first(graph, costs, machine, device, streams, made)
-
-    def _needed_first(
-        self, graph: Graph, costs: Costs, machine: Machine, device: Device, streams: Streams, made: Plan
-    ) -> tuple[Plan, Sequence[str]]:
-        spine = set(streams.spine.ops)
-        timeline = simulate(graph, made, costs, machine, launches=self.launches)
-        alone_us = {op.name: costs.duration_us(op.name, device=device.name) for op in graph.ops}
-        side = {op for op in streams.order if op not in spine}
-        return needed_first(graph, made, side, timeline, alone_us, dependency_distance(graph, spine))
+            yield stream_plan(graph, streams, priorities, device.name, device.priorities, method)
 
     def _priorities(self, streams: Streams) -> Priorities:
         return Priorities(streams.num_paths, self.alpha, self.beta, self.above)
@@ -240,7 +227,7 @@ def _one_lane(order: Sequence[str], device: Device) -> Plan:
 def _simpler(graph: Graph, device: Device, streams: Streams) -> Iterator[tuple[Plan, Sequence[str]]]:
     """What is shorter where waiting costs more than running side by side saves."""
     yield _one_lane(graph.order, device), graph.order
-    yield layer_by_layer(graph, streams, device.name), graph.order
+    yield layer_sync(graph, streams, device.name), graph.order
 
 
 def _with_channels(graph: Graph, made: Plan, compute: Graph, costs: Costs, machine: Machine, device: Device) -> Plan:

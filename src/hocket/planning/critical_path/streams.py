@@ -9,13 +9,13 @@ is, where Caffe with cuDNN makes 38 (section 4.3)::
     bias 0                                        [ dB2 ][ v2 ] [ dB1 ][ v1 ]              -1
 
 Where eight are not enough, each task keeps one stream at least, and the activation gradients get the most; paths of
-higher rank share the last stream of their task. So do paths that take less than a thousandth of the spine, such as the
-draw of a dropout's mask: a stream of their own would save less than that.
+higher rank share the last stream of their task. So do paths that take less than a thousandth of the backbone, such as
+the draw of a dropout's mask: a stream of their own would save less than that.
 
-All lanes keep one order of the whole step, so they can never wait for each other in a circle. In it the spine has its
-program order, and everything else stands right behind the last op of the spine that it depends on: a weight gradient
-behind the activation gradient it reads, and an update behind its gradient, not behind the whole backward. So a stream
-of weight gradients takes them in the order in which they become ready, and frees activations in that order, too.
+All lanes keep one order of the whole step, so they can never wait for each other in a circle. In it the backbone has
+its program order, and everything else stands right behind the last op of the backbone that it depends on: a weight
+gradient behind the activation gradient it reads, and an update behind its gradient, not behind the whole backward. So a
+stream of weight gradients takes them in the order in which they become ready, and frees activations in that order, too.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from dataclasses import dataclass
 
 from hocket.errors import InputError
 from hocket.ir import Graph
+from hocket.planning.critical_path.backbone import Backbone, backbone_of
 from hocket.planning.critical_path.blocks import Block, blocks_of
 from hocket.planning.critical_path.paths import Path, in_ns, ranked_paths
 from hocket.planning.critical_path.priorities import TASKS
-from hocket.planning.critical_path.spine import Spine, spine_of
 
 __all__ = ["MAX_STREAMS", "Stream", "Streams", "step_order", "streams_of"]
 
 MAX_STREAMS = 8
 
-# Of the spine's time: a layer path that takes less gets no stream of its own.
+# Of the backbone's time: a layer path that takes less gets no stream of its own.
 LEAST_PATH = 1e-3
 
 Stream = tuple[str, int]
@@ -47,15 +47,15 @@ class Streams:
     Attributes:
         order: all ops but transfers, in the order that every lane keeps.
         stream_of: op -> its task (one of `TASKS`) and the rank of the layer path whose stream it takes.
-        spine: the ops that are waited for in the step.
-        blocks: the spine's blocks, each with its layer paths, the critical one first.
+        backbone: the ops that are waited for in the step.
+        blocks: the backbone's blocks, each with its layer paths, the critical one first.
         transfers: ops of the roles send and recv.
         updates_last: how the order was made, see `step_order`.
     """
 
     order: tuple[str, ...]
     stream_of: Mapping[str, Stream]
-    spine: Spine
+    backbone: Backbone
     blocks: tuple[tuple[Block, tuple[Path, ...]], ...]
     transfers: tuple[str, ...]
     updates_last: bool = False
@@ -80,7 +80,7 @@ def streams_of(
 
     Args:
         graph: one step.
-        durations_us: what each op of the spine takes.
+        durations_us: what each op of the backbone takes.
         max_streams: 1 to 8.
         updates_last: updates stand behind everything else, in program order, and not behind their gradients.
 
@@ -96,16 +96,16 @@ def streams_of(
     """
     if isinstance(max_streams, bool) or not isinstance(max_streams, int) or not 1 <= max_streams <= MAX_STREAMS:
         raise InputError(f"streams: expected 1 to {MAX_STREAMS} streams, got {max_streams!r}")
-    spine = spine_of(graph)
-    weights = in_ns([durations_us[op] for op in spine.ops])
-    blocks = tuple((block, tuple(ranked_paths(spine, block, weights))) for block in blocks_of(spine))
-    rank = dict.fromkeys(spine.ops, 0)
+    backbone = backbone_of(graph)
+    weights = in_ns([durations_us[op] for op in backbone.ops])
+    blocks = tuple((block, tuple(ranked_paths(backbone, block, weights))) for block in blocks_of(backbone))
+    rank = dict.fromkeys(backbone.ops, 0)
     least = LEAST_PATH * sum(weights)
     for _, paths in blocks:
         wide = sum(sum(weights[op] for op in path.ops) >= least for path in paths)
         for number, path in enumerate(paths):
             for op in path.ops:
-                rank[spine.ops[op]] = min(number, max(wide - 1, 0))
+                rank[backbone.ops[op]] = min(number, max(wide - 1, 0))
     transfers = tuple(name for name in graph.order if graph[name].role in ("send", "recv"))
     tasks = _tasks(graph, rank, set(transfers))
     if max_streams < len(TASKS):  # one for everything, or one for what is waited for and one for the rest
@@ -114,26 +114,27 @@ def streams_of(
     width = _widths({task: {r for t, r in tasks.values() if t == task} for task in TASKS}, max_streams)
     stream_of = {name: (task, min(number, width[task] - 1)) for name, (task, number) in tasks.items()}
     return Streams(
-        order=step_order(graph, spine.ops, updates_last=updates_last),
+        order=step_order(graph, backbone.ops, updates_last=updates_last),
         stream_of=stream_of,
-        spine=spine,
+        backbone=backbone,
         blocks=blocks,
         transfers=transfers,
         updates_last=updates_last,
     )
 
 
-def step_order(graph: Graph, spine: Sequence[str], *, updates_last: bool = False) -> tuple[str, ...]:
-    """All ops but transfers: the spine in the given order, and each other op behind the last of it that it depends on.
+def step_order(graph: Graph, backbone: Sequence[str], *, updates_last: bool = False) -> tuple[str, ...]:
+    """All ops but transfers: the backbone in the given order, and each other op behind the last of it that it depends
+    on.
 
     Args:
         graph: one step.
-        spine: the names of its spine, in any order that respects the edges.
+        backbone: the names of its backbone, in any order that respects the edges.
         updates_last: updates stand behind everything else, in program order.
     """
-    inside = set(spine)
+    inside = set(backbone)
     rest = [op for op in graph.order if op not in inside and graph[op].role not in ("send", "recv")]
-    place = {op: at for at, op in enumerate((*spine, *rest))}
+    place = {op: at for at, op in enumerate((*backbone, *rest))}
     behind: dict[str, int] = {}
     for op in place:
         if op in inside or (updates_last and graph[op].role == "update"):

@@ -1,0 +1,151 @@
+"""A decision met again: its plan is checked, one step verified, a few compared, and then it runs.
+
+What was clear before only has to hold in one short comparison, which begins with the plan. What was not clear, a plan
+that made no difference, is compared in full, without a search. A plan that no longer checks, or that now loses, is
+searched for as if nothing had been remembered.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Generator
+from typing import Any
+
+from hocket.autotune.admission import Admission
+from hocket.autotune.candidate import Candidate, TunerConfig
+from hocket.autotune.comparison import StepComparison, compare_steps, take_turn
+from hocket.autotune.decision import Decision
+from hocket.autotune.items import Item, TimedStep
+from hocket.autotune.remembered import Remembered, RememberedPlan, about_step
+from hocket.backends import Backend
+from hocket.checking import check
+from hocket.errors import FormatError, HocketError
+from hocket.ir import Plan
+from hocket.reporting import lower_quartile
+from hocket.tracing.captured import relowered
+
+__all__ = ["Recall"]
+
+log = logging.getLogger(__name__)
+
+# A remembered plan may look slower than eager by this in a few steps; beyond it, everything is measured anew.
+MAX_SLOWDOWN = 1.1
+
+
+class Recall:
+    """Keeps the decisions of one variant of a step, and finds those that were kept.
+
+    Args:
+        setting: what was asked for, and the store.
+        backend: what plans run on.
+        admission: what is known of the step, which is captured.
+    """
+
+    def __init__(self, setting: TunerConfig, backend: Backend, admission: Admission) -> None:
+        self._setting = setting
+        self._backend = backend
+        self._admission = admission
+
+    def search(self) -> Generator[Item, Any, Decision | StepComparison | None]:
+        """Ask for the steps that it takes.
+
+        Returns:
+            The remembered decision; or a new comparison of its plan, where it was not clear; None: search.
+
+        Raises:
+            RefusedError: the captured step is not what eager computes.
+        """
+        known = self._setting.store.find(self._about())
+        if known is None:
+            return None
+        if known.plan is None:
+            yield TimedStep()
+            return _decision(known, None)
+        try:
+            candidate = self._candidate(known.plan)
+        except HocketError as error:
+            log.warning("hocket: a remembered decision is ignored: %s", error)
+            return None
+        found = yield from self._checked(known, candidate)
+        if found is None:
+            candidate.executor.close()
+        return found
+
+    def _checked(
+        self, known: Remembered, candidate: Candidate
+    ) -> Generator[Item, Any, Decision | StepComparison | None]:
+        if known.kind == "eager" and known.is_clear:
+            yield TimedStep()
+            return _decision(known, candidate)
+        yield from self._admission.verify(1)
+        if candidate.form not in self._admission.forms:
+            return None
+        after_eager = self._admission.expect_no_writes
+        if not known.is_clear:
+            return (yield from compare_steps([candidate], self._backend, after_eager))
+        if self._setting.guard:
+            planned_ms = yield from take_turn(candidate, lambda: None)
+            self._backend.release(candidate.executor)
+            eager_ms = yield from take_turn(None, after_eager)
+            slowdown = lower_quartile(planned_ms) / lower_quartile(eager_ms)
+            if slowdown > MAX_SLOWDOWN:
+                log.info("hocket: the remembered plan takes %.2fx of eager's time now; plans are searched", slowdown)
+                return None
+        return _decision(known, candidate)
+
+    def keep(self, decision: Decision) -> None:
+        """Remember what a search has found."""
+        best = decision.candidate
+        plan = None
+        if best is not None:
+            plan = RememberedPlan(
+                best.form,
+                best.captured is not self._admission.forms[best.form],
+                str(best.plan),
+                best.steps_ms,
+                best.costs,
+            )
+        self._setting.store.keep(
+            self._about(),
+            Remembered(
+                decision.kind,
+                decision.reason,
+                *(decision.speedup, decision.low, decision.high),
+                decision.eager_ms,
+                plan,
+            ),
+        )
+
+    def _about(self) -> dict[str, Any]:
+        setting = self._setting
+        return about_step(
+            self._admission.traced,
+            self._backend.machine,
+            planner=setting.planner if setting.plan is None else f"given: {setting.plan}",
+            guard=setting.guard,
+            executor=setting.executor,
+        )
+
+    def _candidate(self, known: RememberedPlan) -> Candidate:
+        captured = self._admission.forms.get(known.form)
+        if captured is None:
+            raise FormatError("plan", "form", f"the step has no form {known.form!r}")
+        if known.split:
+            captured = relowered(captured, split=True)
+        plan = Plan.parse(known.text)
+        check(captured.graph, plan, self._backend.machine)
+        predicted = self._backend.predict(captured, plan, known.costs)
+        lanes = self._backend.executor(captured, plan)
+        return Candidate(known.form, captured, known.costs, plan, predicted, lanes, known.steps_ms)
+
+
+def _decision(known: Remembered, candidate: Candidate | None) -> Decision:
+    return Decision(
+        known.kind,
+        f"{known.reason}; remembered",
+        *(known.speedup, known.low, known.high),
+        best=candidate if known.kind == "planned" else None,
+        candidates=() if candidate is None else (candidate,),
+        eager_ms=known.eager_ms,
+        is_recalled=True,
+    )

@@ -1,0 +1,167 @@
+"""What is kept of a decision, and what it is about: values, and their form as JSON.
+
+A document is read strictly, and nothing in it is run or unpickled::
+
+    {"format": "hocket-decision/1",
+     "about": {"graphs": {"": "5f0c..."}, "machine": {...}, "threads": 2, "torch": "2.13.0", ...},
+     "decision": {"kind": "planned", "reason": "...", "speedup": 1.7, "low": 1.6, "high": 1.8, "eager_ms": [...]},
+     "plan": {"form": "", "split": false, "text": "...", "steps_ms": [...], "costs": {"format": "hocket-costs/1", ...}}}
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hocket.ir import Costs, Machine
+from hocket.ir._fields import Reader
+from hocket.tracing.captured import Captured
+from hocket.version import VERSION
+
+__all__ = ["FORMAT", "Remembered", "RememberedPlan", "about_step", "document_of", "read_document"]
+
+FORMAT = "hocket-decision/1"
+# They set how long idle threads of OpenMP spin, and so who is faster.
+_SPINNING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+
+
+@dataclass(frozen=True)
+class RememberedPlan:
+    """A plan as it was measured.
+
+    Attributes:
+        form: of the step; see `hocket.tracing.variants`.
+        split: whether the backward of convolutions was taken apart.
+        text: the plan, as ``str(plan)`` writes it.
+        steps_ms: what its steps took in the comparison; empty before one.
+        costs: what its ops take.
+    """
+
+    form: str
+    split: bool
+    text: str
+    steps_ms: tuple[float, ...]
+    costs: Costs
+
+
+@dataclass(frozen=True)
+class Remembered:
+    """What is kept of a decision (see `hocket.autotune.decision.Decision`): its figures and its best plan, if any."""
+
+    kind: str
+    reason: str
+    speedup: float | None
+    low: float | None
+    high: float | None
+    eager_ms: tuple[float, ...]
+    plan: RememberedPlan | None
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether one was faster, or nothing had to be compared."""
+        return self.low is None or self.high is None or not self.low <= 1 <= self.high
+
+
+def about_step(
+    forms: Mapping[str, Captured], machine: Machine, *, planner: str, guard: bool, executor: str
+) -> dict[str, Any]:
+    """What a decision depends on: the step as graphs, what it runs on, the versions, and what was asked for."""
+    return {
+        "graphs": {form: captured.graph.fingerprint for form, captured in forms.items()},
+        "machine": json.loads(json.dumps(machine.document())),
+        "processor": _processor(),
+        "threads": torch.get_num_threads(),
+        "spinning": {name: os.environ[name] for name in _SPINNING if name in os.environ},
+        "torch": str(torch.__version__),
+        "hocket": VERSION,
+        "planner": planner,
+        "guard": guard,
+        "executor": executor,
+    }
+
+
+def document_of(about: Mapping[str, Any], found: Remembered) -> dict[str, Any]:
+    """A decision and what it is about as plain values."""
+    plan = found.plan
+    return {
+        "format": FORMAT,
+        "about": dict(about),
+        "decision": {
+            "kind": found.kind,
+            "reason": found.reason,
+            "speedup": found.speedup,
+            "low": found.low,
+            "high": found.high,
+            "eager_ms": list(found.eager_ms),
+        },
+        "plan": None
+        if plan is None
+        else {
+            "form": plan.form,
+            "split": plan.split,
+            "text": plan.text,
+            "steps_ms": list(plan.steps_ms),
+            "costs": plan.costs.document(),
+        },
+    }
+
+
+def read_document(reader: Reader, about: Mapping[str, Any]) -> Remembered:
+    """The decision of a document.
+
+    Raises:
+        FormatError: it does not read, or is about something else.
+    """
+    reader.only("format", "about", "decision", "plan")
+    if reader["format"].text() != FORMAT:
+        raise reader["format"].fail(f'expected "{FORMAT}"')
+    if reader["about"].mapping() != about:
+        raise reader["about"].fail("it is about another step, machine or version")
+    decision = reader["decision"]
+    decision.only("kind", "reason", "speedup", "low", "high", "eager_ms")
+    kind = decision["kind"].text()
+    plan = None if reader["plan"].value is None else _read_plan(reader["plan"])
+    if kind not in ("planned", "eager") or (kind == "planned" and plan is None):
+        raise decision["kind"].fail(f"expected planned (with a plan) or eager, got {kind!r}")
+    return Remembered(
+        kind,
+        decision["reason"].text(),
+        decision["speedup"].optional_number(),
+        decision["low"].optional_number(),
+        decision["high"].optional_number(),
+        _times(decision["eager_ms"]),
+        plan,
+    )
+
+
+def _read_plan(reader: Reader) -> RememberedPlan:
+    reader.only("form", "split", "text", "steps_ms", "costs")
+    costs = reader["costs"]
+    if costs["format"].text() != "hocket-costs/1":
+        raise costs["format"].fail('expected "hocket-costs/1"')
+    return RememberedPlan(
+        reader["form"].text(),
+        reader["split"].boolean(),
+        reader["text"].text(),
+        _times(reader["steps_ms"]),
+        Costs.read(costs),
+    )
+
+
+def _times(reader: Reader) -> tuple[float, ...]:
+    return tuple(element.number() for element in reader.elements())
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())

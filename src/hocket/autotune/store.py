@@ -1,0 +1,173 @@
+"""Decisions that outlive their process: a plan that is met again is checked, verified and compared briefly.
+
+One file for each step, machine and version (see `hocket.autotune.remembered`), in the user's cache folder and bounded
+in size. One that is damaged, edited or of another step is ignored with one line in the log, and the step is searched as
+if there were none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hocket.autotune.remembered import FORMAT, Remembered, document_of, read_document
+from hocket.errors import InputError
+from hocket.ir._fields import Reader, load_document, save_document
+
+__all__ = ["DecisionStore", "user_folder"]
+
+log = logging.getLogger(__name__)
+
+STATE_FORMAT = "hocket-decisions/1"
+# What all files of a folder may take together; those that were used longest ago go first.
+MAX_FOLDER_BYTES = 64 * 2**20
+
+
+def user_folder() -> Path:
+    """Where decisions are kept by default: in the user's cache folder, as each system has it."""
+    if sys.platform == "win32":
+        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+    elif sys.platform == "darwin":
+        base = Path.home() / "Library" / "Caches"
+    else:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return base / "hocket" / "decisions"
+
+
+class DecisionStore:
+    """The decisions of one schedule, and those of earlier ones.
+
+    Args:
+        folder: where they are kept; None: nowhere beyond this schedule.
+
+    Example:
+        >>> store = DecisionStore(None)
+        >>> store.keep({"threads": 2}, Remembered("eager", "one op has it all", None, None, None, (), None))
+        >>> store.find({"threads": 2}).reason, store.find({"threads": 4})
+        ('one op has it all', None)
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self.folder = folder
+        self._documents: dict[str, dict[str, Any]] = {}  # found, made or loaded; by key
+        self._loaded: list[dict[str, Any]] = []  # what loaded ones are about
+
+    @staticmethod
+    def of(cache: bool | str | os.PathLike[str]) -> DecisionStore:
+        """The store that a ``cache`` argument names: the user's, none, or that of a folder.
+
+        Raises:
+            InputError: it is neither a boolean nor a path.
+        """
+        if isinstance(cache, bool):
+            return DecisionStore(user_folder() if cache else None)
+        if not isinstance(cache, (str, os.PathLike)):
+            raise InputError(f"schedule: cache: expected True, False or a folder, got {type(cache).__name__}")
+        return DecisionStore(Path(cache))
+
+    def find(self, about: Mapping[str, Any]) -> Remembered | None:
+        """The decision for this step on this machine, if there is one that reads."""
+        key = _key_of(about)
+        try:
+            document = self._documents.get(key) or self._from_file(key)
+            if document is None:
+                self._explain(about)
+                return None
+            found = read_document(Reader(document, self._source(key), ""), about)
+        except (OSError, InputError) as error:
+            log.warning("hocket: a remembered decision is ignored: %s", error)
+            return None
+        self._documents[key] = document
+        return found
+
+    def keep(self, about: Mapping[str, Any], found: Remembered) -> None:
+        """Remember a decision; where it cannot be written, the log says so."""
+        key = _key_of(about)
+        try:
+            document = json.loads(json.dumps(document_of(about, found), allow_nan=False))
+            self._documents[key] = document
+            if self.folder is None:
+                return
+            self.folder.mkdir(parents=True, exist_ok=True)
+            save_document(self._file(key), document)
+            _bound(self.folder, self._file(key))
+        except (OSError, ValueError) as error:  # no room, no right; or a time that is no number
+            log.warning("hocket: the decision is not remembered: %s", error)
+
+    def state(self) -> dict[str, Any]:
+        """The decisions that this schedule has made or met, as plain values."""
+        return {"format": STATE_FORMAT, "decisions": list(self._documents.values())}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Take in what `state` gave, perhaps in another process.
+
+        Raises:
+            InputError: it is not such a state.
+        """
+        reader = Reader(state, "load_state_dict", "")
+        if not isinstance(state, dict) or state.get("format") != STATE_FORMAT:
+            raise reader.fail(f'expected the state_dict() of a schedule ("format": "{STATE_FORMAT}")')
+        found = [(element["about"].mapping(), element) for element in reader["decisions"].elements()]
+        for about, element in found:
+            read_document(element, about)
+        for about, element in found:
+            self._documents[_key_of(about)] = element.value
+        self._loaded = [about for about, _ in found]
+
+    def _file(self, key: str) -> Path:
+        assert self.folder is not None
+        return self.folder / f"{key}.json"
+
+    def _source(self, key: str) -> str:
+        return str(self._file(key)) if self.folder is not None else "load_state_dict"
+
+    def _from_file(self, key: str) -> dict[str, Any] | None:
+        if self.folder is None:
+            return None
+        try:
+            document = load_document(self._file(key), FORMAT).mapping()
+        except FileNotFoundError:
+            return None
+        try:
+            os.utime(self._file(key))
+        except OSError as error:  # a folder that may only be read; it still tells what is remembered
+            log.debug("hocket: %s", error)
+        return document
+
+    def _explain(self, about: Mapping[str, Any]) -> None:
+        """Say once why nothing of what was loaded is used."""
+        if self._loaded:
+            fewest = min(
+                ([name for name in about if about[name] != other.get(name)] for other in self._loaded), key=len
+            )
+            log.warning(
+                "hocket: no loaded decision is for this step here (other %s); it is searched", ", ".join(fewest)
+            )
+            self._loaded = []
+
+
+def _key_of(about: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _bound(folder: Path, newest: Path) -> None:
+    """Delete those files that were used longest ago, as long as all together take too much."""
+    files = []
+    for file in folder.glob("*.json"):
+        try:
+            files.append((file.stat().st_mtime, file.stat().st_size, file))
+        except FileNotFoundError:  # another process has deleted it
+            continue
+    total_bytes = sum(size for _, size, _ in files)
+    for _, size, file in sorted(files):
+        if total_bytes <= MAX_FOLDER_BYTES:
+            break
+        if file != newest:
+            file.unlink(missing_ok=True)
+            total_bytes -= size

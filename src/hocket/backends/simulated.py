@@ -1,0 +1,169 @@
+"""A GPU that is not there: steps are computed on the CPU, and a clock moves on by what they would take on the GPU.
+
+What a schedule would decide on a GPU can so be tried, and tested, without one::
+
+    step           computed on                     takes
+    eager          CPU, the user's own Python      simulated: one stream, each op launched by itself
+    planned        CPU, by the executor of GPUs    simulated: the plan's streams as one CUDA graph, and what cannot be
+                                                   part of it (updates, where the rate is a number) launched behind it
+
+An op takes what `hocket.profiling.gpu` estimates from its flops and bytes; launches and events take what the machine
+says. Nothing is measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from hocket.backends.streams import StreamBackend
+from hocket.errors import InputError
+from hocket.execution.base import Executor, below_autograd
+from hocket.execution.streams import GraphedLanes, StreamDevice
+from hocket.ir import Costs, Machine, Plan, Timeline
+from hocket.profiling.gpu import estimate_gpu
+from hocket.simulation import simulate
+from hocket.tracing.captured import Captured, Frame
+
+__all__ = ["SimulatedBackend", "SimulatedClock"]
+
+
+class SimulatedClock:
+    """Counts the seconds that simulated steps take; it stands still in between.
+
+    Example:
+        >>> clock = SimulatedClock()
+        >>> clock.advance(1500.0)
+        >>> clock()
+        0.0015
+    """
+
+    def __init__(self) -> None:
+        self._now_us = 0.0
+
+    def __call__(self) -> float:
+        return self._now_us / 1e6
+
+    def advance(self, duration_us: float) -> None:
+        """Let so many microseconds pass."""
+        self._now_us += duration_us
+
+
+class SimulatedBackend(StreamBackend):
+    """The streams of a simulated GPU, for the steps of one signature.
+
+    Args:
+        machine: has a GPU with rates, such as ``Machine.preset("a100")``; the first one is simulated.
+        clock: what `Schedule` reads the time from.
+
+    Raises:
+        InputError: there is no such GPU.
+
+    Example:
+        >>> clock = SimulatedClock()
+        >>> SimulatedBackend(Machine.preset("a100"), clock).label
+        'simulated NVIDIA A100 SXM4 40 GB'
+    """
+
+    def __init__(self, machine: Machine, clock: SimulatedClock) -> None:
+        gpus = [gpu for gpu in machine.devices if gpu.kind == "cuda" and gpu.flops_per_s and gpu.bytes_per_s]
+        if not gpus:
+            raise InputError("machine: expected a GPU with flops_per_s and bytes_per_s to simulate")
+        name = machine.note.partition(". ")[0] or gpus[0].name
+        super().__init__(_HostDevice(), Machine((gpus[0],), note=f"simulated {machine.note}"), f"simulated {name}")
+        self.notes = (
+            f"simulated, not measured: ops take what their flops and bytes say on {name}; "
+            "results are computed on the CPU",
+        )
+        self._clock = clock
+        self._eager_us = 0.0
+
+    def eager(self, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """The user's own step; it takes no time before its ops are known, that is, before `executor` was asked for."""
+
+        def simulated(batch: Any) -> Any:
+            result = step(batch)
+            self._clock.advance(self._eager_us)
+            return result
+
+        return simulated
+
+    def executor(self, captured: Captured, plan: Plan) -> Executor:
+        costs = self.costs(captured, {})
+        if not self._eager_us:
+            alone = simulate(captured.graph, self.serial_plan(captured), costs, self.machine, launches="eager")
+            self._eager_us = alone.makespan_us
+        return _SimulatedLanes(captured, plan, self.device, self.predict(captured, plan, costs), self._clock)
+
+    def profilers(self, captured: Captured) -> Sequence[tuple[str, Executor]]:
+        return ()
+
+    def costs(self, captured: Captured, measured: dict[str, list[Timeline]]) -> Costs:
+        return estimate_gpu(captured.graph, self.machine, device=self.gpu.name)
+
+
+class _SimulatedLanes(GraphedLanes):
+    """Runs a plan's ops on the CPU, and moves the clock on by its simulated timeline."""
+
+    def __init__(
+        self, captured: Captured, plan: Plan, device: StreamDevice, predicted: Timeline, clock: SimulatedClock
+    ) -> None:
+        super().__init__(captured, plan, device=device)
+        self._predicted = predicted
+        self._clock = clock
+
+    def run(self, frame: Frame) -> None:
+        super().run(frame)
+        self._clock.advance(self._predicted.makespan_us)
+
+    def timeline(self) -> Timeline:
+        return self._predicted
+
+
+class _HostDevice(StreamDevice):
+    """Every stream is the calling thread: ops run when they are launched, which is an order that the plan allows."""
+
+    def __init__(self) -> None:
+        self._captured: list[Callable[[], None]] | None = None
+
+    def stream(self, priority: int) -> None:
+        """Nothing to tell streams apart by."""
+
+    def current(self) -> None:
+        """Nothing, likewise."""
+
+    def event(self, timed: bool = False) -> None:
+        """Nothing: what was launched is done."""
+
+    def record(self, event: Any, stream: Any) -> None:
+        """No-op, likewise."""
+
+    def wait(self, stream: Any, event: Any) -> None:
+        """No-op, likewise."""
+
+    def launch(self, stream: Any, work: Callable[[], None]) -> None:
+        if self._captured is None:
+            work()
+        else:
+            self._captured.append(work)
+
+    def elapsed_us(self, first: Any, second: Any) -> float:
+        return 0.0
+
+    def synchronize(self) -> None:
+        """No-op, likewise."""
+
+    def graph(self, work: Callable[[], None]) -> Callable[[], None]:
+        launches: list[Callable[[], None]] = []
+        self._captured = launches
+        try:
+            work()
+        finally:
+            self._captured = None
+
+        def replay() -> None:
+            with below_autograd():
+                for launch in launches:
+                    launch()
+
+        return replay

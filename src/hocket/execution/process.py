@@ -1,0 +1,46 @@
+"""Where this process is: on which machine, and whether it is the one that Hocket was loaded in.
+
+What another machine is described by can be planned for and simulated, but not run on.
+"""
+
+from __future__ import annotations
+
+import os
+
+from hocket.ir import Device, Machine
+
+__all__ = ["forked", "unavailable_reason"]
+
+_LOADED_IN = os.getpid()
+
+
+def unavailable_reason(device: Device) -> str:
+    """Why this process cannot run on `device`; empty if it can, or if the device is no CPU.
+
+    A device without CPU numbers stands for any cores of this process, as many as it has.
+    """
+    if device.kind != "cpu":
+        return ""
+    if device.cpus:
+        allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+        lacking = sorted({cpu for core in device.cpus for cpu in core} - allowed)
+        if lacking:
+            numbers = ", ".join(map(str, lacking[:8])) + (", ..." if len(lacking) > 8 else "")
+            return f"device {device.name!r} has CPUs {numbers}, which this process may not use; see Machine.here()"
+        return ""
+    cores = Machine.here().cores
+    if device.cores > cores:
+        return (
+            f"device {device.name!r} has {device.cores} cores, and this process may use {cores}; a plan for such a "
+            "machine can be simulated, not run here"
+        )
+    return ""
+
+
+def forked() -> bool:
+    """Whether this process was forked after Hocket was loaded.
+
+    OpenMP's threads do not come along into the child, and a thread that had a team of them waits for it for ever. So
+    wide ops may not run on the thread that forked; a new thread gets a team of its own.
+    """
+    return os.getpid() != _LOADED_IN

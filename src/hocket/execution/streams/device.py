@@ -1,0 +1,121 @@
+"""What streams need from a device: a small interface, so that all but the device itself can be tested without one."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from hocket.errors import ExecutionError
+
+__all__ = ["CudaDevice", "StreamDevice"]
+
+
+class StreamDevice(ABC):
+    """Streams, events between them, and graphs of both. Streams and events are opaque to the executors.
+
+    Attributes:
+        index: of the CUDA device, whose random numbers its ops draw; None where they draw the CPU's.
+    """
+
+    index: int | None = None
+
+    @abstractmethod
+    def stream(self, priority: int) -> Any:
+        """A new stream; a higher `priority` runs first, as far as the device has levels for it."""
+
+    @abstractmethod
+    def current(self) -> Any:
+        """The stream that the caller's own ops go to."""
+
+    @abstractmethod
+    def event(self, timed: bool = False) -> Any:
+        """A new event, which can be recorded again and again; `timed` ones can be told apart in time."""
+
+    @abstractmethod
+    def record(self, event: Any, stream: Any) -> None:
+        """`event` happens when all that `stream` has been given so far is done."""
+
+    @abstractmethod
+    def wait(self, stream: Any, event: Any) -> None:
+        """What `stream` is given from now on runs after `event`, as it was last recorded. The host does not wait."""
+
+    @abstractmethod
+    def launch(self, stream: Any, work: Callable[[], None]) -> None:
+        """Give `stream` the ops that `work` calls."""
+
+    @abstractmethod
+    def elapsed_us(self, first: Any, second: Any) -> float:
+        """Time between two timed events; waits until both have happened."""
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Wait on the host until all streams are done."""
+
+    @abstractmethod
+    def graph(self, work: Callable[[], None]) -> Callable[[], None]:
+        """Capture what `work` launches, on the current stream and on those that wait for it; returns its replay.
+
+        Nothing has run when this returns; what the ops allocated stays theirs as long as the replay exists. Timed
+        events that are recorded meanwhile are recorded by each replay.
+        """
+
+
+class CudaDevice(StreamDevice):
+    """One CUDA device.
+
+    Args:
+        index: of the device; the current one if not given.
+
+    Raises:
+        ExecutionError: there is no CUDA device.
+    """
+
+    def __init__(self, index: int | None = None) -> None:
+        if not torch.cuda.is_available():
+            raise ExecutionError("stream lanes need a CUDA device, and torch sees none here")
+        self.index: int = torch.cuda.current_device() if index is None else index
+        # Least and greatest, where greater means a lower number: (0, -5) on recent devices.
+        self._least, self._greatest = torch.cuda.Stream.priority_range()  # type: ignore[call-arg]  # it is static
+
+    def stream(self, priority: int) -> Any:
+        level = max(self._greatest, self._least - max(0, priority))
+        return torch.cuda.Stream(self.index, priority=level)
+
+    def current(self) -> Any:
+        return torch.cuda.current_stream(self.index)
+
+    def event(self, timed: bool = False) -> Any:
+        # An external event is a node of a graph that is being captured, so that a replay records it; others only order.
+        return torch.cuda.Event(enable_timing=timed, external=timed)
+
+    def record(self, event: Any, stream: Any) -> None:
+        event.record(stream)
+
+    def wait(self, stream: Any, event: Any) -> None:
+        stream.wait_event(event)
+
+    def launch(self, stream: Any, work: Callable[[], None]) -> None:
+        with torch.cuda.stream(stream):
+            work()
+
+    def elapsed_us(self, first: Any, second: Any) -> float:
+        second.synchronize()
+        return 1e3 * float(first.elapsed_time(second))
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize(self.index)
+
+    def graph(self, work: Callable[[], None]) -> Callable[[], None]:
+        made = torch.cuda.CUDAGraph()
+        # Memory that other work gives back during the capture must not be mistaken for the graph's.
+        torch.cuda.synchronize(self.index)
+        with torch.cuda.graph(made, capture_error_mode="thread_local"):
+            work()
+
+        def replay() -> None:
+            made.replay()
+
+        return replay

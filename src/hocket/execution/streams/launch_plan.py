@@ -1,0 +1,87 @@
+"""Some ops of a plan that are launched together: in which order, with which waits, and what is dropped when.
+
+All of a step is one launch plan; a CUDA graph and what stays outside of it are two, one launched behind the other. What
+one part knows of waits and of memory it works out for itself: an order that holds only by way of an op of another part
+does not hold inside this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+from hocket.ir import Graph, Op, Plan, Synchronisation, launch_order, synchronisation
+from hocket.tracing.program import Program
+
+__all__ = ["LaunchPlan", "drops", "launch_plan_of"]
+
+
+@dataclass(frozen=True)
+class LaunchPlan:
+    """What a launch needs to know.
+
+    Attributes:
+        order: the ops in launch order.
+        lane_of: op -> number of its lane in the plan.
+        sync: the waits between them.
+        last: of each lane that takes part the last op.
+        dropped: op -> slots to drop once it has been launched.
+        late: slots to drop when the lanes have joined.
+    """
+
+    order: tuple[str, ...]
+    lane_of: dict[str, int]
+    sync: Synchronisation
+    last: tuple[str, ...]
+    dropped: dict[str, tuple[int, ...]]
+    late: tuple[int, ...]
+
+
+def launch_plan_of(program: Program, graph: Graph, plan: Plan, ops: Collection[str] | None = None) -> LaunchPlan:
+    """The part of `ops`; of all ops if not given. What they wait for among other ops has been launched before."""
+    if ops is not None:
+        chosen = set(ops)
+        graph = Graph(
+            tuple(Op(op.name, op.target, op.role) for op in graph.ops if op.name in chosen),
+            tuple(edge for edge in graph.edges if edge.src in chosen and edge.dst in chosen),
+        )
+        after = {op: tuple(o for o in others if o in chosen) for op, others in plan.after.items() if op in chosen}
+        lanes = tuple(replace(lane, ops=tuple(op for op in lane.ops if op in chosen)) for lane in plan.lanes)
+        plan = Plan(lanes, {op: others for op, others in after.items() if others}, plan.planner)
+    sync = synchronisation(graph, plan)
+    dropped, late = drops(program, sync, plan)
+    return LaunchPlan(
+        launch_order(graph, plan),
+        {op: number for number, lane in enumerate(plan.lanes) for op in lane.ops},
+        sync,
+        tuple(lane.ops[-1] for lane in plan.lanes if lane.ops),
+        dropped,
+        late,
+    )
+
+
+def drops(program: Program, sync: Synchronisation, plan: Plan) -> tuple[dict[str, tuple[int, ...]], tuple[int, ...]]:
+    """After which op's launch each value is dropped that these ops make.
+
+    Returns:
+        op -> slots to drop once it has been launched: on the lane that made them, after all that use them; and the
+        slots without such an op, which are dropped when the lanes have joined.
+    """
+    readers = program.readers()
+    dropped: dict[str, list[int]] = {}
+    late: list[int] = []
+    for action in program.actions:
+        if action.name not in sync.place:
+            continue
+        number, position = sync.place[action.name]
+        lane = plan.lanes[number].ops
+        for slot in action.fills:
+            if slot in program.kept:
+                continue
+            users = [action.name, *(reader for reader in readers.get(slot, ()) if reader in sync.place)]
+            op = next((op for op in lane[position:] if all(sync.before(user, op) for user in users)), None)
+            if op is None:
+                late.append(slot)
+            else:
+                dropped.setdefault(op, []).append(slot)
+    return {op: tuple(slots) for op, slots in dropped.items()}, tuple(late)

@@ -1,0 +1,182 @@
+"""Strategies 3 and 4 of Liu et al.: what runs beside what.
+
+Strategy 3: whenever cores are idle, take the ready op that fits into them at one of its candidate widths, narrowest
+first, and does not outlast what is running; the most expensive such op first. Where there is none, take the most
+expensive op that fits at all; where nothing runs, the most expensive op there is.
+
+Strategy 4: an op that takes all cores leaves their sibling hardware threads. Small ready ops (the shortest at one
+thread first) go there, each to the cores that have been disturbed least, as long as they do not outlast the wide op.
+What that costs is in `hocket.simulation.smt`: while both threads of a core are busy, both get on at the same
+reduced speed, and the wide op ends when the most disturbed of its threads does::
+
+    core 0  sibling  |  [ small ][ small ]     |
+            thread 0 |=======---------------===|      the wide op ends later by what the small ones on one core take
+    core 1  sibling  |  [   small   ]          |      from it; what they take on other cores costs nothing more
+            thread 0 |=======---------=====|...|
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from heapq import heappop, heappush
+
+from hocket.planning.moldable.core_allocator import CoreAllocator, members
+from hocket.planning.moldable.instance import NOBODY, Instance, Placement
+from hocket.planning.moldable.parallel_sgs import Clock
+
+__all__ = ["corun"]
+
+
+def corun(
+    instance: Instance,
+    widths: Sequence[int],
+    candidates: Sequence[Sequence[int]],
+    *,
+    wait_us: float = 0.0,
+    apart: Mapping[int, AbstractSet[int]] = NOBODY,
+    smt_speedup: float | None = None,
+    in_pairs: bool = False,
+) -> list[Placement]:
+    """Placements by strategy 3; and by strategy 4 too, if `smt_speedup` is given (see `hocket.ir.Device`).
+
+    Args:
+        instance: the ops.
+        widths: the width of each by strategies 1 and 2.
+        candidates: the widths that strategy 3 may choose from, ascending.
+        wait_us: what it takes to wake a lane.
+        apart: for each op those that it shall not run beside.
+        smt_speedup: what two threads of a core get done, over what one does alone. Times of ops that share cores leave
+            wake-ups out.
+        in_pairs: where nothing runs, begin the two most expensive ready ops side by side if that ends sooner.
+    """
+    return _Corun(instance, widths, candidates, wait_us, apart, smt_speedup, in_pairs).run()
+
+
+class _Corun:
+    def __init__(
+        self,
+        instance: Instance,
+        widths: Sequence[int],
+        candidates: Sequence[Sequence[int]],
+        wait_us: float,
+        apart: Mapping[int, AbstractSet[int]],
+        smt_speedup: float | None,
+        in_pairs: bool,
+    ) -> None:
+        self._instance = instance
+        self._durations = instance.durations_us
+        self._widths = widths
+        self._candidates = candidates
+        self._cost_us = [min(of_op[w] for w in mine) for of_op, mine in zip(self._durations, candidates, strict=True)]
+        self._wait_us = wait_us
+        self._apart = apart
+        self._smt_speedup = smt_speedup
+        self._in_pairs = in_pairs
+        self._clock = Clock(instance, wait_us, apart)
+        self._waiting = [len(before) for before in instance.predecessors]
+        self._ready: list[tuple[float, int]] = []  # the most expensive first
+        for op, count in enumerate(self._waiting):
+            if not count:
+                self._is_ready(op)
+
+    def run(self) -> list[Placement]:
+        clock = self._clock
+        now_us = 0.0
+        while self._ready or clock.running:
+            while self._ready and clock.cores.num_idle:
+                chosen = self._next(now_us)
+                if chosen is None:
+                    break
+                op, width = chosen
+                del self._ready[bisect_left(self._ready, (-self._cost_us[op], op))]
+                clock.start(op, width)
+                if self._smt_speedup is not None and width == self._instance.num_cores:
+                    self._fill_siblings(clock.placed[-1], self._smt_speedup)
+            now_us, ended = clock.next(now_us)
+            for op in ended:
+                self._has_ended(op)
+        return clock.placed
+
+    def _is_ready(self, op: int) -> None:
+        insort(self._ready, (-self._cost_us[op], op))
+
+    def _has_ended(self, op: int) -> None:
+        for after in self._instance.successors[op]:
+            self._waiting[after] -= 1
+            if not self._waiting[after]:
+                self._is_ready(after)
+
+    def _next(self, now_us: float) -> tuple[int, int] | None:
+        """The op to start now and its width, or None: wait."""
+        clock, durations = self._clock, self._durations
+        if not clock.running:
+            op = self._ready[0][1]
+            return op, self._width_in_a_pair(op) or min(self._candidates[op], key=durations[op].__getitem__)
+        left_us = max(end_us for end_us, _ in clock.running) - now_us - self._wait_us
+        num_idle = clock.cores.num_idle
+        for _, op in self._ready[bisect_left(self._ready, (-left_us, -1)) :]:
+            for width in self._candidates[op]:
+                if width <= num_idle and durations[op][width] <= left_us and not clock.disturbs(op):
+                    return op, width
+        for _, op in self._ready:
+            fitting = [width for width in self._candidates[op] if width <= num_idle]
+            if fitting and not clock.disturbs(op):
+                return op, min(fitting, key=durations[op].__getitem__)
+        return None
+
+    def _width_in_a_pair(self, op: int) -> int:
+        """The width at which `op` and the next ready op, side by side, end sooner than one after the other; or 0."""
+        if not self._in_pairs or len(self._ready) < 2:
+            return 0
+        other = self._ready[1][1]
+        if other in self._apart.get(op, frozenset()):
+            return 0
+        both_us, width = min(
+            (
+                (max(self._durations[op][one], self._durations[other][two]) + self._wait_us, one)
+                for one in self._candidates[op]
+                for two in self._candidates[other]
+                if one + two <= self._instance.num_cores
+            ),
+            default=(float("inf"), 0),
+        )
+        return width if both_us < self._cost_us[op] + self._cost_us[other] else 0
+
+    def _fill_siblings(self, wide: Placement, speedup: float) -> None:
+        """Strategy 4, from the start of the `wide` op to its end."""
+        num_cores = self._instance.num_cores
+        slowdown = 2 / speedup  # of an op beside another one
+        end_us = [wide.end_us] * num_cores  # when the wide op's thread on each core is done
+        siblings = CoreAllocator(num_cores)
+        running: list[tuple[float, int, int]] = []  # when a small op will end, which, and on which siblings
+        now_us = wide.start_us
+        while True:
+            for op in sorted((op for _, op in self._ready), key=lambda op: self._durations[op][1]):
+                width = self._widths[op]
+                small_us = self._durations[op][width]
+                near_apart = self._apart.get(op, frozenset())
+                if (
+                    width > siblings.num_idle
+                    or wide.op in near_apart
+                    or any(other in near_apart for _, other, _ in running)
+                ):
+                    continue
+                lane = siblings.choose_least(width, end_us)
+                cores = members(lane)
+                latest_us = min([end_us[core] for core in cores])
+                if now_us + small_us > latest_us or now_us >= latest_us:
+                    continue
+                del self._ready[bisect_left(self._ready, (-self._cost_us[op], op))]
+                siblings.take(lane)
+                heappush(running, (now_us + small_us * slowdown, op, lane))
+                self._clock.beside(op, lane << num_cores, now_us, now_us + small_us * slowdown)
+                for core in cores:
+                    end_us[core] += small_us * (slowdown - 1)
+            if not running:
+                break
+            now_us, op, lane = heappop(running)
+            siblings.give_back(lane, now_us)
+            self._has_ended(op)
+        self._clock.stretch(wide, max(end_us))

@@ -1,0 +1,190 @@
+"""`concurrency`: the right width for each op, and other ops in the cores it leaves idle.
+
+The four strategies of Liu et al. ("Runtime Concurrency Control and Operation Scheduling for High Performance Neural
+Network Training", IPDPS 2019, section III-D), decided ahead of the step by the measured costs::
+
+    cores
+      68 |#####################|....   1  each op instance at its own best width
+         |#####################|       2  one width for all instances of a kernel, that of its largest instance,
+      48 |#####################|           since changing widths costs time
+         |  conv (best at 48)  |oooo|  3  a ready op that fits into the idle cores and does not outlast what runs
+       0 +---------------------------      goes beside it, at one of its three best widths (narrowest first)
+
+    4  beside an op that takes all cores, small ops on the second hardware threads of the same cores
+
+Without strategy 3 ops run one after another, as the framework would. Where nothing fits, the most expensive ready op
+runs next. The width of strategy 3 gives way to that of strategy 2 when they differ by more than two threads.
+
+So an op that is best at nearly all cores leaves room for nothing. With `halves`, half of its width is among its
+candidates, too, and where nothing runs, the two most expensive ready ops begin side by side if they end sooner like
+that than one after the other (section II-C, Table III: two convolutions on 34 cores each, 1.38 times as soon as one
+after the other on 68).
+
+Beyond the paper, `lookahead` improves the result by search (see `hocket.planning.moldable.local_search`), small ops are
+first bundled into actions (`hocket.planning.moldable.clustering`), a lane that waits for another one is taken to wake
+up some microseconds late, and pairs of ops that were measured to disturb each other (`avoid`) are kept apart. What is
+found by looking ahead, the paper's plan and the serial one are simulated, and the shortest of them is the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+
+from hocket.errors import InputError
+from hocket.ir import Costs, Device, Graph, Machine, Plan
+from hocket.planning.base import Planner, cpu_devices
+from hocket.planning.concurrency.corun import corun
+from hocket.planning.moldable.clustering import Coarse, coarsen
+from hocket.planning.moldable.instance import Instance, Placement, as_plan, makespan_us
+from hocket.planning.moldable.local_search import improve
+from hocket.planning.serial import Serial
+from hocket.simulation import simulate
+
+__all__ = ["Concurrency", "strategy_candidates", "strategy_widths"]
+
+# Empirical values of the paper: candidates per op, and threads by which strategy 3 may depart from strategy 2.
+CANDIDATES = 3
+MAX_DEPARTURE = 2
+
+
+class Concurrency(Planner):
+    """Strategies 1 to 4 of the paper, each switchable, and a search that starts from their plan.
+
+    Args:
+        strategies: which of 1, 2, 3 and 4 to apply; 4 adds to 3, where cores have sibling threads, and to nothing else.
+        lookahead_ms: how long to search for something shorter; 0: the paper's plan as it is.
+        avoid: pairs of ops that shall not run side by side.
+        coarsen_us: bundle small ops into actions of up to this duration; 0: leave them as they are.
+        wait_us: how much later an op starts than one of another lane ends that it waits for; counted when choosing.
+        halves: let strategy 3 take half of an op's width; where it looks ahead, both ways are tried anyway.
+
+    Example:
+        >>> from hocket.ir import Costs, Graph, Machine, Op
+        >>> costs = Costs({op: {"1": 30.0, "2": 25.0} for op in "ab"})
+        >>> plan = Concurrency(lookahead_ms=20).plan(Graph((Op("a"), Op("b"))), costs, Machine.of(cores=2))
+        >>> sorted(lane.ops for lane in plan.lanes)
+        [('a',), ('b',)]
+    """
+
+    name = "concurrency"
+
+    def __init__(
+        self,
+        strategies: Collection[int] = (1, 2, 3, 4),
+        lookahead_ms: float = 300.0,
+        avoid: Iterable[tuple[str, str]] = (),
+        coarsen_us: float = 20.0,
+        wait_us: float = 5.0,
+        halves: bool = False,
+    ) -> None:
+        self.strategies = frozenset(strategies)
+        if not self.strategies <= {1, 2, 3, 4}:
+            got = sorted(self.strategies, key=str)
+            raise InputError(f"planner concurrency: expected strategies out of 1, 2, 3, 4, got {got}")
+        for option, value in (("lookahead_ms", lookahead_ms), ("coarsen_us", coarsen_us), ("wait_us", wait_us)):
+            if not 0 <= value < float("inf"):
+                raise InputError(f"planner concurrency: expected {option} >= 0, got {value!r}")
+        self.lookahead_ms = lookahead_ms
+        self.avoid = frozenset(frozenset(pair) for pair in avoid)
+        self.coarsen_us = coarsen_us
+        self.wait_us = wait_us
+        self.halves = halves
+
+    def plan(self, graph: Graph, costs: Costs, machine: Machine) -> Plan:
+        device = cpu_devices(machine)[0]
+        coarse = coarsen(graph, costs, device, self.coarsen_us)
+        apart = _apart(coarse, self.avoid)
+
+        def made(placed: Sequence[Placement]) -> Plan:
+            return coarse.expand(as_plan(coarse.graph, placed, device, self.name, apart), apart)
+
+        ways = [False, True] if self.lookahead_ms and 3 in self.strategies else [self.halves]
+        by_strategies = [self._by_strategies(coarse, device, apart, halves) for halves in ways]
+        found = [made(placed) for placed in by_strategies]
+        if {3, 4} <= self.strategies and device.smt > 1:
+            found += [made(self._by_strategies(coarse, device, apart, halves, device.smt_speedup)) for halves in ways]
+        if not self.lookahead_ms:
+            return found[-1]
+        start = min(by_strategies, key=makespan_us)
+        budget_s = self.lookahead_ms / 1e3
+        found += [made(improve(coarse.instance, start, budget_s=budget_s, wait_us=self.wait_us, apart=apart))]
+        found += [replace(Serial().plan(graph, costs, machine), planner=self.name)]
+        return min(found, key=lambda plan: simulate(graph, plan, costs, machine, self.wait_us).makespan_us)
+
+    def _by_strategies(
+        self,
+        coarse: Coarse,
+        device: Device,
+        apart: dict[int, set[int]],
+        halves: bool,
+        smt_speedup: float | None = None,
+    ) -> list[Placement]:
+        instance = coarse.instance
+        widths = strategy_widths(coarse.graph, instance, self.strategies)
+        if 3 not in self.strategies:
+            return _one_by_one(instance, widths, self.wait_us)
+        return corun(
+            instance,
+            widths,
+            strategy_candidates(instance, widths, self.strategies, halves),
+            wait_us=self.wait_us,
+            apart=apart,
+            smt_speedup=smt_speedup,
+            in_pairs=halves,
+        )
+
+
+def strategy_widths(graph: Graph, instance: Instance, strategies: Collection[int]) -> list[int]:
+    """The width of each op by strategies 1 and 2; all cores where no strategy says anything.
+
+    The type of an op is its kernel and its role: one kernel makes all gradients of a convolution.
+    """
+    if 2 in strategies:
+        largest: dict[tuple[str, str], int] = {}
+        for op, described in enumerate(graph.ops):
+            known = largest.setdefault((described.target, described.role), op)
+            if instance.durations_us[op][1] > instance.durations_us[known][1]:
+                largest[described.target, described.role] = op
+        return [instance.best_width[largest[described.target, described.role]] for described in graph.ops]
+    if 1 in strategies or 3 in strategies:
+        return list(instance.best_width)
+    return [instance.num_cores] * len(graph)
+
+
+def strategy_candidates(
+    instance: Instance, widths: Sequence[int], strategies: Collection[int], halves: bool = False
+) -> list[list[int]]:
+    """The widths strategy 3 may give each op: its three fastest, unless they are far from what strategy 2 says.
+
+    With `halves`, half of its usual width, too.
+    """
+    found = []
+    for durations, usual in zip(instance.durations_us, widths, strict=True):
+        candidates = sorted(range(1, len(durations)), key=lambda width: (durations[width], width))[:CANDIDATES]
+        if 2 in strategies:
+            candidates = [width for width in candidates if abs(width - usual) <= MAX_DEPARTURE] or [usual]
+        found.append(sorted({*candidates, max(1, usual // 2)} if halves else candidates))
+    return found
+
+
+def _apart(coarse: Coarse, avoid: Iterable[frozenset[str]]) -> dict[int, set[int]]:
+    apart: dict[int, set[int]] = {}
+    for pair in avoid:
+        actions = {coarse.action_of[name] for name in pair if name in coarse.action_of}
+        if len(actions) == 2:
+            one, other = actions
+            apart.setdefault(one, set()).add(other)
+            apart.setdefault(other, set()).add(one)
+    return apart
+
+
+def _one_by_one(instance: Instance, widths: Sequence[int], wait_us: float) -> list[Placement]:
+    placed, now_us, last_width = [], 0.0, 0
+    for op in instance.order:
+        width = widths[op]
+        if last_width not in (0, width):
+            now_us += wait_us
+        placed.append(Placement(op, tuple(range(width)), now_us, now_us + instance.durations_us[op][width]))
+        now_us, last_width = placed[-1].end_us, width
+    return placed

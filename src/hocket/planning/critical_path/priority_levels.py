@@ -1,0 +1,134 @@
+r"""Fewer priority levels than wanted: what a GPU has, and two ways to make do with it.
+
+A P100 has two levels. TurboDL (section 3.3) wants one for each layer path and each task, and proposes:
+
+1. *Order*: paths that share a level share a queue, and their places in it stand for the rest::
+
+       level 1   [ critical dA ][ critical dA ][ dA of the other path ][ ... ]        one stream in place of two
+
+2. *Waits*: they keep their streams, and an added wait keeps the less critical path back until the more critical one
+   has begun::
+
+       level 1   [ critical dA ][ critical dA ]
+                       `-------> [ dA of the other path ]                            two streams, one event more
+
+Both cost something, as the paper says. So there are two more: *plain*, where paths that share a level just share it,
+and *flat*, one level for all streams, for steps whose side work is what they are short of time for. Which is shortest
+depends on the times, so `hocket.planning.critical_path` simulates them and takes the best.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from heapq import heapify, heappop, heappush
+from itertools import pairwise
+
+from hocket.errors import InputError
+from hocket.ir import Graph, Lane, Plan
+from hocket.planning.critical_path.priorities import Priorities
+from hocket.planning.critical_path.streams import Stream, Streams, step_order
+
+__all__ = ["METHODS", "hardware_levels", "stream_plan"]
+
+METHODS = ("order", "waits", "plain", "flat")
+
+
+def hardware_levels(wanted: Mapping[Stream, int], num_levels: int) -> dict[Stream, int]:
+    """A level of the GPU for each stream: 0 is the lowest, `num_levels` - 1 the highest.
+
+    Where levels are too few, weight and bias gradients share the lowest, and the most critical paths keep a level of
+    their own as far as they go; if there is only one level, all streams share it.
+
+    Example:
+        >>> hardware_levels({("activation", 0): 2, ("activation", 1): 1, ("weight", 0): 0, ("bias", 0): -1}, 2)
+        {('activation', 0): 1, ('activation', 1): 1, ('weight', 0): 0, ('bias', 0): 0}
+    """
+    distinct = sorted(set(wanted.values()))
+    if len(distinct) <= num_levels:
+        return {stream: distinct.index(priority) for stream, priority in wanted.items()}
+    critical = sorted({priority for (task, _), priority in wanted.items() if task == "activation"}, reverse=True)
+    lowest = 1 if num_levels > 1 else 0
+    return {
+        stream: max(num_levels - 1 - critical.index(priority), lowest) if stream[0] == "activation" else 0
+        for stream, priority in wanted.items()
+    }
+
+
+def stream_plan(
+    graph: Graph, streams: Streams, priorities: Priorities, device: str, num_levels: int, method: str
+) -> tuple[Plan, tuple[str, ...]]:
+    """The plan on a GPU, and the order of all ops that its lanes keep.
+
+    Args:
+        graph: one step.
+        streams: which op goes to which stream.
+        priorities: how urgent each stream is.
+        device: the GPU.
+        num_levels: how many stream priorities it has.
+        method: one of `METHODS`.
+
+    Raises:
+        InputError: an unknown method.
+    """
+    if method not in METHODS:
+        raise InputError(f"planner critical-path: expected a method out of {', '.join(METHODS)}, got {method!r}")
+    if method in ("order", "waits"):
+        by_rank = step_order(graph, _by_rank(graph, streams), updates_last=streams.updates_last)
+        streams = replace(streams, order=by_rank)
+    turn = {op: at for at, op in enumerate(streams.order)}
+    ops = streams.lanes()
+    level = dict.fromkeys(ops, 0)
+    if method != "flat":
+        level = hardware_levels({stream: priorities.of(*stream) for stream in ops}, num_levels)
+    queues: dict[Stream, list[Stream]] = {}
+    for stream in ops:
+        leader = next((other for other in queues if method == "order" and _share(stream, other, level)), stream)
+        queues.setdefault(leader, []).append(stream)
+    lanes = []
+    for leader, members in queues.items():
+        queue = sorted((op for stream in members for op in ops[stream]), key=turn.__getitem__)
+        name = f"{device}.{leader[0]}{leader[1]}"
+        lanes.append(Lane(name, tuple(queue), "stream", device, priority=level[leader]))
+    after = _added_waits(streams, level, turn) if method == "waits" else {}
+    return Plan(tuple(lanes), after), streams.order
+
+
+def _share(one: Stream, other: Stream, level: Mapping[Stream, int]) -> bool:
+    return one[0] == other[0] == "activation" and level[one] == level[other]
+
+
+def _by_rank(graph: Graph, streams: Streams) -> list[str]:
+    """The backbone block by block, and in each block the more critical path first, as far as edges allow."""
+    backbone = streams.backbone.ops
+    place = {op: at for at, op in enumerate(backbone)}
+    turn = {op: (at, 0) for op, at in place.items()}
+    for block, paths in streams.blocks:
+        for rank, path in enumerate(paths):
+            turn.update(dict.fromkeys((backbone[op] for op in path.ops), (block.ops[0], rank)))
+    left = {op: sum(before in place for before in graph.predecessors[op]) for op in backbone}
+    ready = [(turn[op], place[op], op) for op, count in left.items() if not count]
+    heapify(ready)
+    order = []
+    while ready:
+        op = heappop(ready)[-1]
+        order.append(op)
+        for after in graph.successors[op]:
+            if after in left:
+                left[after] -= 1
+                if not left[after]:
+                    heappush(ready, (turn[after], place[after], after))
+    return order
+
+
+def _added_waits(streams: Streams, level: Mapping[Stream, int], turn: Mapping[str, int]) -> dict[str, tuple[str, ...]]:
+    """In each block, for paths that share a level: the first op of one waits for the first of the next better one."""
+    backbone = streams.backbone.ops
+    waits: dict[str, tuple[str, ...]] = {}
+    for _, paths in streams.blocks:
+        for better, worse in pairwise(paths):
+            first, late = backbone[better.ops[0]], backbone[worse.ops[0]]
+            one, other = streams.stream_of[first], streams.stream_of[late]
+            if one != other and level[one] == level[other] and turn[first] < turn[late]:
+                waits[late] = (first,)
+    return waits

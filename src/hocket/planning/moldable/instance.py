@@ -1,0 +1,218 @@
+"""Ops of chosen widths on the cores of one device: from placements to lanes.
+
+An op that may run at several widths is *moldable*. A planner decides its width and its turn (`parallel_sgs` or
+`serial_sgs` place it), and `as_plan` makes lanes of that: one for each set of cores that ops ran on. Lanes that share a
+core take turns, which the plan states by `after`: an op waits for whoever had its cores before, on other lanes::
+
+    cores 0  [   a (2 cores)   ][ b ][   d   ]      lane 0-1: a      lane 0: b, d     b after a
+          1  [                 ][    c    ][ e ]                     lane 1: c, e     c after a
+          ----------------------------------> time
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from hocket.errors import InputError
+from hocket.ir import Costs, Device, Graph, Lane, Plan
+from hocket.planning.ranks import upward_ranks
+
+__all__ = [
+    "NOBODY",
+    "Instance",
+    "Placement",
+    "as_plan",
+    "durations_of",
+    "instance_of",
+    "lane_name",
+    "makespan_us",
+    "tabled",
+]
+
+# For each op those that shall not run beside it: nobody.
+NOBODY: Mapping[int, AbstractSet[int]] = {}
+
+
+class Placement(NamedTuple):
+    """`op` (its position in the graph) on `cores`, from `start_us` to `end_us`."""
+
+    op: int
+    cores: tuple[int, ...]
+    start_us: float
+    end_us: float
+
+
+@dataclass(frozen=True)
+class Instance:
+    """A graph in numbers, for the inner loops of planners.
+
+    Attributes:
+        num_cores: of the device.
+        durations_us: ``durations_us[op][width]``; index 0 is not used.
+        predecessors, successors: positions of ops.
+        order: the ops in `Graph.order`.
+        best_width: for each op the width at which it is fastest, the narrowest of equals.
+    """
+
+    num_cores: int
+    durations_us: Sequence[Sequence[float]]
+    predecessors: Sequence[Sequence[int]]
+    successors: Sequence[Sequence[int]]
+    order: Sequence[int]
+    best_width: Sequence[int]
+
+    @cached_property
+    def ranks_us(self) -> list[float]:
+        """For each op the longest path to the end of the step, every op at its best width."""
+        return self.ranks_at_us(self.best_width)
+
+    def ranks_at_us(self, widths: Sequence[int]) -> list[float]:
+        """For each op the longest path from its start to the end of the step, at these widths."""
+        durations_us = [row[width] for row, width in zip(self.durations_us, widths, strict=True)]
+        return upward_ranks(self.order, self.successors, durations_us)
+
+    @cached_property
+    def lower_us(self) -> float:
+        """No placement of all ops ends earlier: the longest path, and the least area over the cores."""
+        areas = [min(width * us for width, us in enumerate(of_op) if width) for of_op in self.durations_us]
+        return max(max(self.ranks_us, default=0.0), sum(areas) / self.num_cores)
+
+    def on_cores(self, num_cores: int) -> Instance:
+        """The same ops on some of the cores."""
+        durations_us = [of_op[: num_cores + 1] for of_op in self.durations_us]
+        best_width = [min(range(1, num_cores + 1), key=of_op.__getitem__) for of_op in durations_us]
+        return replace(self, num_cores=num_cores, durations_us=durations_us, best_width=best_width)
+
+
+def instance_of(graph: Graph, costs: Costs, device: Device) -> Instance:
+    """The numbers of `graph` on `device`.
+
+    Raises:
+        InputError: an op without a cost.
+    """
+    return tabled(graph, durations_of(graph, costs, device))
+
+
+def tabled(graph: Graph, table: npt.NDArray[np.float64]) -> Instance:
+    """The numbers of `graph`, from what `durations_of` returned."""
+    index = graph.index
+    return Instance(
+        num_cores=table.shape[1] - 1,
+        durations_us=table.tolist(),
+        predecessors=[[index[name] for name in graph.predecessors[op.name]] for op in graph.ops],
+        successors=[[index[name] for name in graph.successors[op.name]] for op in graph.ops],
+        order=[index[name] for name in graph.order],
+        best_width=(table[:, 1:].argmin(axis=1) + 1).tolist(),
+    )
+
+
+def durations_of(graph: Graph, costs: Costs, device: Device) -> npt.NDArray[np.float64]:
+    """What `Costs.duration_us` says for each op (row) at each width (column; column 0 is not used).
+
+    Ops with the same widths measured are looked up together: 3,000 ops at 68 widths would be 200,000 calls.
+
+    Raises:
+        InputError: an op without a cost.
+    """
+    table = np.zeros((len(graph), device.cores + 1))
+    alike: dict[tuple[str, ...], list[int]] = {}
+    for op, described in enumerate(graph.ops):
+        if described.name not in costs:
+            raise InputError(f"costs: no duration for op {described.name!r}")
+        alike.setdefault(tuple(costs.durations_us[described.name]), []).append(op)
+    for keys, ops in alike.items():
+        values = np.array([list(costs.durations_us[graph.ops[op].name].values()) for op in ops])
+        column = {key: values[:, number] for number, key in enumerate(keys)}
+        widths = sorted(int(key) for key in keys if key.isdecimal())
+        for width in range(1, device.cores + 1):
+            exact = next((key for key in (f"{device.name}:{width}", device.name, str(width)) if key in column), None)
+            if exact is not None:
+                table[ops, width] = column[exact]
+                continue
+            if not widths:
+                costs.duration_us(graph.ops[ops[0]].name, width=width, device=device.name)  # raises, and says why
+            at = sum(known < width for known in widths)
+            if at in (0, len(widths)):
+                table[ops, width] = column[str(widths[min(at, len(widths) - 1)])]
+            else:
+                low, high = column[str(widths[at - 1])], column[str(widths[at])]
+                table[ops, width] = low + (width - widths[at - 1]) / (widths[at] - widths[at - 1]) * (high - low)
+    return table
+
+
+def makespan_us(placed: Sequence[Placement]) -> float:
+    """When the last op ends."""
+    return max((placement.end_us for placement in placed), default=0.0)
+
+
+def as_plan(
+    graph: Graph,
+    placed: Sequence[Placement],
+    device: Device,
+    planner: str,
+    apart: Mapping[int, AbstractSet[int]] = NOBODY,
+) -> Plan:
+    """Lanes for these placements, and the turns of those that share cores or shall be kept `apart`.
+
+    An op on sibling threads (numbers from the device's cores on) starts beside the op that has their cores.
+
+    Raises:
+        InputError: two placements overlap on a core.
+    """
+    lanes: dict[tuple[int, ...], list[str]] = {}
+    after: dict[str, tuple[str, ...]] = {}
+    last_on: dict[int, Placement] = {}
+    done: dict[int, Placement] = {}
+    waits: dict[int, list[int]] = {}
+    turn = {op: position for position, op in enumerate(map(graph.index.__getitem__, graph.order))}
+    for placement in sorted(placed, key=lambda p: (p.start_us, max(p.cores) >= device.cores, p.end_us, turn[p.op])):
+        name = graph.ops[placement.op].name
+        before: dict[int, None] = {}
+        held_by = dict.fromkeys(map(graph.index.__getitem__, graph.predecessors[name]))
+        for core in placement.cores:
+            last = last_on.get(core)
+            if last is not None:
+                held_by[last.op] = None
+                if last.end_us > placement.start_us * (1 + 1e-12) + 1e-9:
+                    other = graph.ops[last.op].name
+                    raise InputError(f"ops {other!r} and {name!r} overlap on core {core}")
+                if last.cores != placement.cores:
+                    before[last.op] = None
+            host = last_on.get(core % device.cores)
+            if core >= device.cores and host is not None and (last is None or last.start_us < host.start_us):
+                before |= dict.fromkeys(waits[host.op])  # beside the op that has the core, not sooner
+            last_on[core] = placement
+        waits[placement.op] = list(held_by)
+        for op in apart.get(placement.op, ()):
+            if op in done and done[op].cores != placement.cores:
+                before[op] = None
+        done[placement.op] = placement
+        data = set(graph.predecessors[name])
+        needed = tuple(graph.ops[op].name for op in before if graph.ops[op].name not in data)
+        if needed:
+            after[name] = needed
+        lanes.setdefault(placement.cores, []).append(name)
+    widest_first = sorted(lanes, key=lambda cores: (-len(cores), cores))
+    made = [
+        Lane(lane_name(cores, device), tuple(lanes[cores]), "cores", device.name, len(cores), cores)
+        for cores in widest_first
+    ]
+    return Plan(tuple(made), after, planner)
+
+
+def lane_name(cores: Sequence[int], device: Device) -> str:
+    """What a lane on these cores is called: ``cpu0.4-7``, or ``cpu0.4-5+8-9`` where they lie apart."""
+    runs: list[list[int]] = []
+    for core in cores:
+        if runs and core == runs[-1][-1] + 1:
+            runs[-1].append(core)
+        else:
+            runs.append([core])
+    return f"{device.name}." + "+".join(f"{r[0]}-{r[-1]}" if len(r) > 1 else f"{r[0]}" for r in runs)

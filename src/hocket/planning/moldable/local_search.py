@@ -1,0 +1,187 @@
+"""Looking ahead: a shorter plan for moldable ops, by search within a time budget.
+
+The paper's strategies decide with the next op in view. Two facts about a step ask for more: an op on the critical path
+is worth its width even where that wastes cores, and an op beside it is not. So the search tries whole allotments of
+widths (`widths`), each placed by `parallel_sgs`, and goes on from the best of them: a small
+graph is annealed (`annealing`); in a large one, where a try takes milliseconds and only some dozens fit
+into the budget, widths and turns are changed a few at a time, and what does not make the plan longer stays (hill
+climbing)::
+
+    the chain that makes the plan as long as it is      a --> b ==========> c --> d        one of its ops, often,
+    ops that take as long at every width                a', a'', ...  c'                   and those that are like it
+
+A try is given up as soon as an op starts so late that the longest path from it leads beyond the best end so far.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from time import perf_counter
+
+from hocket.planning.moldable.annealing import anneal
+from hocket.planning.moldable.instance import NOBODY, Instance, Placement, makespan_us
+from hocket.planning.moldable.parallel_sgs import parallel_sgs
+from hocket.planning.moldable.widths import allotments, ladder
+
+__all__ = ["improve"]
+
+# Each lane is a thread with its team: a lane more per core has to make the plan shorter by this share.
+LANE_SHARE = 0.003
+# Up to this many ops orders are searched, not priorities.
+SMALL = 64
+# Tries of the climb per op, at most.
+TRIES_PER_OP = 20
+
+
+def improve(
+    instance: Instance,
+    start: Sequence[Placement],
+    *,
+    budget_s: float,
+    wait_us: float = 0.0,
+    apart: Mapping[int, AbstractSet[int]] = NOBODY,
+    seed: int = 0,
+) -> list[Placement]:
+    """The best placements found within `budget_s` seconds: not longer than `start`, and on few lanes.
+
+    The search is the same for the same seed as far as the budget goes.
+    """
+    deadline = perf_counter() + budget_s
+    trial = _Trial(instance, start, wait_us, apart)
+    for widths in allotments(instance):
+        if perf_counter() > deadline:
+            return trial.best
+        trial.better(widths, instance.ranks_at_us(widths))
+    if trial.best_us <= instance.lower_us or instance.num_cores == 1:
+        return trial.best
+    rng = random.Random(seed)
+    if len(start) <= SMALL:
+        annealed = anneal(instance, trial.best, deadline=deadline, wait_us=wait_us, apart=apart, rng=rng)
+        return min(trial.best, annealed, key=makespan_us)
+    _climb(instance, trial, deadline, rng)
+    return trial.best
+
+
+class _Trial:
+    """The best placements so far, and whether others are better."""
+
+    def __init__(
+        self,
+        instance: Instance,
+        start: Sequence[Placement],
+        wait_us: float,
+        apart: Mapping[int, AbstractSet[int]],
+    ) -> None:
+        self._instance = instance
+        self._wait_us = wait_us
+        self._apart = apart
+        self._limit_us = makespan_us(start)
+        self.best = list(start)
+        self.best_us = self._limit_us
+        self._score = self._scored(start)
+        self.widths = [0] * len(start)
+        for placement in start:
+            self.widths[placement.op] = len(placement.cores)
+        self.ranks = instance.ranks_at_us(self.widths)
+        self.priority = self.ranks
+
+    def better(self, widths: list[int], ranks: list[float], priority: list[float] | None = None) -> bool:
+        """Keep these widths and priorities if they lead to something better than what is known.
+
+        Args:
+            widths: of each op.
+            ranks: the longest path from each op to the end at these widths.
+            priority: who goes first; `ranks` if not given.
+        """
+        # A plan of more lanes has to be shorter; no plan has fewer lanes than one.
+        limit_us = min(self._limit_us, self._score / (1.0 + LANE_SHARE / self._instance.num_cores))
+        latest_us = [limit_us - rank for rank in ranks]
+        if min(latest_us, default=0.0) < 0.0:
+            return False
+        placed = parallel_sgs(
+            self._instance,
+            widths,
+            priority or ranks,
+            wait_us=self._wait_us,
+            apart=self._apart,
+            latest_us=latest_us,
+        )
+        if len(placed) < len(widths) or self._scored(placed) > self._score:
+            return False
+        self.best, self.best_us, self._score = placed, makespan_us(placed), self._scored(placed)
+        self.widths, self.ranks, self.priority = widths, ranks, priority or ranks
+        return True
+
+    def _scored(self, placed: Sequence[Placement]) -> float:
+        lanes = len({placement.cores for placement in placed})
+        return makespan_us(placed) * (1.0 + LANE_SHARE * lanes / self._instance.num_cores)
+
+
+def _climb(instance: Instance, trial: _Trial, deadline: float, rng: random.Random) -> None:
+    """Change a few widths or priorities at a time, and keep what is not worse."""
+    steps = ladder(instance.num_cores)
+    alike = _alike(instance)
+    chain: list[int] = []
+    for _ in range(TRIES_PER_OP * len(alike)):
+        if perf_counter() > deadline:
+            break
+        chain = chain or _longest_chain(instance, trial.best)
+        op = rng.choice(chain) if rng.random() < 0.7 else rng.randrange(len(alike))
+        what = rng.random()
+        if what < 0.8:
+            others = alike[op] if what < 0.3 else [op]
+            if 0.3 <= what < 0.6:
+                others = list(set(alike[op]).intersection([op, *chain]))
+            widths = list(trial.widths)
+            wider = _other_step(steps, widths[op], rng)
+            for other in others:
+                if trial.widths[other] == trial.widths[op]:
+                    widths[other] = wider
+            found = trial.better(widths, instance.ranks_at_us(widths))
+        else:
+            priority = list(trial.priority)
+            factor = rng.choice((0.5, 0.9, 1.1, 2.0))
+            for other in alike[op] if what < 0.9 else [op]:
+                priority[other] *= factor
+            found = trial.better(trial.widths, trial.ranks, priority)
+        if found:
+            chain = []
+
+
+def _alike(instance: Instance) -> list[list[int]]:
+    """For each op those that take as long at every width, itself included."""
+    groups: dict[tuple[float, ...], list[int]] = {}
+    found = []
+    for op, of_op in enumerate(instance.durations_us):
+        group = groups.setdefault(tuple(of_op), [])
+        group.append(op)
+        found.append(group)
+    return found
+
+
+def _other_step(steps: Sequence[int], width: int, rng: random.Random) -> int:
+    at = min(range(len(steps)), key=lambda at: abs(steps[at] - width))
+    return steps[min(max(at + rng.choice((-2, -1, 1, 2)), 0), len(steps) - 1)]
+
+
+def _longest_chain(instance: Instance, placed: Sequence[Placement]) -> list[int]:
+    """Ops from the end of the step back to its start, each held up by the one before it."""
+    last_on: dict[int, Placement] = {}
+    held_by: dict[int, int] = {}  # for each op the one that ends last of all it may have waited for
+    end_us = [0.0] * len(placed)
+    for placement in sorted(placed, key=lambda placement: placement.start_us):
+        before = [last_on[core].op for core in placement.cores if core in last_on]
+        before += instance.predecessors[placement.op]
+        if before:
+            held_by[placement.op] = max(before, key=end_us.__getitem__)
+        end_us[placement.op] = placement.end_us
+        for core in placement.cores:
+            last_on[core] = placement
+    chain: list[int] = []
+    op = max(range(len(placed)), key=end_us.__getitem__, default=-1)
+    while op >= 0 and len(chain) < len(placed):
+        chain.append(op)
+        op = held_by.get(op, -1)
+    return chain

@@ -1,0 +1,57 @@
+"""Which cores of a device a plan's lanes lie on: neighbours, or each in a cache of its own while there are caches.
+
+Planners give lanes neighbouring cores. Threads that share data are best off like that, in one cache; threads that each
+need all of a cache are better off apart (Liu et al., IPDPS 2019, sections III-B and III-C: every width is profiled with
+and without cache sharing). Which is the case is measured (`hocket.profiling.climbing`) and stands in the costs; a plan
+of scattered lanes is one of neighbours with its cores counted in another order::
+
+    caches       [0 1] [2 3] [4 5] [6 7]
+    compact       0 1   2 3   4 5   6 7        a lane of cores 0-3 fills two caches
+    scatter       0 4   1 5   2 6   3 7        a lane of cores 0-3 has one core of each of four caches: 0, 2, 4, 6
+
+Where the device lies in the caches does not matter to anybody else: lanes that shared a core still do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hocket.ir import Device, Lane, Machine, Plan
+from hocket.planning.moldable.instance import lane_name
+
+__all__ = ["scattered", "scattered_cores"]
+
+
+def scattered_cores(device: Device) -> tuple[int, ...]:
+    """The cores of a device, the first one of each cache, then the second ones, and so on.
+
+    Example:
+        >>> scattered_cores(Device("cpu0", cores=8, cores_per_cache=2))
+        (0, 2, 4, 6, 1, 3, 5, 7)
+    """
+    size = device.cores_per_cache
+    return tuple(core for first in range(size) for core in range(first, device.cores, size))
+
+
+def scattered(plan: Plan, machine: Machine) -> Plan:
+    """The same plan on cores that lie apart, wherever the machine has cores that share caches.
+
+    Example:
+        >>> print(scattered(Plan((Lane("a", ("x",), width=2, cores=(0, 1)),)), Machine.of(cores=4, cores_per_cache=2)))
+        hocket-plan/1
+        lane a kind=cores device=cpu0 width=2 cores=0,2
+        run x
+        <BLANKLINE>
+    """
+    return replace(plan, lanes=tuple(_moved(lane, machine.by_name.get(lane.device)) for lane in plan.lanes))
+
+
+def _moved(lane: Lane, device: Device | None) -> Lane:
+    if lane.kind != "cores" or not lane.cores or device is None or device.cores_per_cache == 1:
+        return lane
+    order = scattered_cores(device)
+    # Numbers from the device's cores on are sibling threads of the same cores.
+    cores = tuple(order[core % device.cores] + core // device.cores * device.cores for core in lane.cores)
+    return replace(
+        lane, cores=cores, name=lane_name(cores, device) if lane.name == lane_name(lane.cores, device) else lane.name
+    )

@@ -1,0 +1,222 @@
+"""A plan on its graph as arrays of whole numbers, which the engine can walk without a name in sight.
+
+Ops are counted in the order of the graph, so that what belongs to the graph alone is worked out once for all plans. An
+op waits for the op before it on its lane and for the ops it depends on elsewhere; so many maxima would need a loop
+inside the loop. Instead every op becomes one or more *steps* of exactly two waits each, and the whole simulation is
+one line, ``end[step] = max(end[left], end[right]) + work``::
+
+    op d waits for c, which is before it on its lane, and for a and b on other lanes:
+
+    lane ..---[ c ]--.
+                      max(c, a) + 0 = step 1 --.
+              [ a ]--'                          max(step 1, b) + duration(d) = step 2
+                                   [ b ]-------'
+
+Dependencies within a lane are left out: the lane itself enforces them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from hocket.ir import Graph, Plan, check_ops, execution_order
+from hocket.simulation.weak_cache import remember
+
+__all__ = ["Followers", "PlanArrays", "Steps", "plan_arrays"]
+
+_Ints = npt.NDArray[np.int64]
+
+
+class Followers(NamedTuple):
+    """Who waits for whom; ``after[begin[op]:begin[op + 1]]`` depend on `op`.
+
+    Attributes:
+        begin: for each op where its followers begin in `after`.
+        after: the followers of all ops.
+        waits: for each op how many ops it depends on.
+    """
+
+    begin: list[int]
+    after: list[int]
+    waits: list[int]
+
+
+class Steps(NamedTuple):
+    """What each step waits for, as two slots; slot 0 is the start of time, slot ``s + 1`` the end of step s.
+
+    Attributes:
+        left: for each step the first slot.
+        right: for each step the second.
+        last: for each op its last step, the one that takes time.
+        last_left: for each op the first slot of that step.
+        last_right: for each op the second.
+    """
+
+    left: list[int]
+    right: list[int]
+    last: _Ints
+    last_left: _Ints
+    last_right: _Ints
+
+
+@dataclass(frozen=True)
+class PlanArrays:
+    """A plan of n ops.
+
+    Attributes:
+        position: in the order of the plan, lane after lane, where each op stands in the graph.
+        lane: for each op the position of its lane.
+        before: for each op the op before it on its lane; -1 for a lane's first.
+        src: the ops waited for, one element for each dependency: edges of the graph and `Plan.after`.
+        dst: the op that waits, in the same order; all dependencies of an op stand side by side.
+        followers: the same, by the op that is waited for.
+        order: the ops in an order in which each comes after all it waits for.
+    """
+
+    position: _Ints
+    lane: _Ints
+    before: _Ints
+    src: _Ints
+    dst: _Ints
+    followers: Followers
+    order: _Ints
+
+    def __len__(self) -> int:
+        return len(self.lane)
+
+    @cached_property
+    def steps(self) -> Steps:
+        """The ops as steps of two waits each."""
+        elsewhere = self.lane[self.src] != self.lane[self.dst]
+        src, dst = self.src[elsewhere], self.dst[elsewhere]
+        waits = np.bincount(dst, minlength=len(self))
+        length = np.maximum(waits, 1)
+        last = np.empty(len(self), np.int64)
+        last[self.order] = np.cumsum(length[self.order]) - 1
+        first = last - length + 1
+        slot = np.append(last + 1, 0)  # slot[-1]: what the first op of a lane waits for
+        left = np.arange(int(length.sum()))
+        left[first] = slot[self.before]
+        right = np.zeros_like(left)
+        groups = waits[waits > 0]  # how many dependencies stand side by side; they are not sorted, only grouped
+        nth = np.arange(len(dst)) - np.repeat(np.cumsum(groups) - groups, groups)
+        right[first[dst] + nth] = slot[src]
+        return Steps(left.tolist(), right.tolist(), last, left[last], right[last])
+
+
+@dataclass(frozen=True)
+class _Dependencies:
+    """A graph's edges by the position of their ops, grouped by `dst` in the graph's order.
+
+    Attributes:
+        src: the ops waited for.
+        dst: the ops that wait, ascending.
+        rank: for each op its place in `Graph.order`.
+    """
+
+    src: _Ints
+    dst: _Ints
+    rank: _Ints
+
+    @cached_property
+    def followers(self) -> Followers:
+        return _followers(len(self.rank), self.src, self.dst)
+
+
+@remember
+def _dependencies(graph: Graph) -> _Dependencies:
+    predecessors = graph.predecessors.values()
+    number = graph.index.__getitem__
+    lengths = np.fromiter(map(len, predecessors), np.int64, len(graph))
+    src = np.fromiter(map(number, chain.from_iterable(predecessors)), np.int64, int(lengths.sum()))
+    dst = np.repeat(np.arange(len(graph)), lengths)
+    rank = np.arange(len(graph))
+    if (src > dst).any():
+        rank[np.fromiter(map(number, graph.order), np.int64, len(graph))] = np.arange(len(graph))
+    return _Dependencies(src, dst, rank)
+
+
+@remember
+def plan_arrays(graph: Graph, plan: Plan) -> PlanArrays:
+    """The arrays of `plan` on `graph`.
+
+    Raises:
+        PlanError: an op that the graph does not have, an op of the graph on no lane, or lanes that wait for each
+            other in a circle (named op by op).
+    """
+    position, lane, before, following = _places(graph, plan)
+    known = _dependencies(graph)
+    src, dst, rank = known.src, known.dst, known.rank
+    if plan.after:
+        number = graph.index
+        more = [(number[other], number[op]) for op, others in plan.after.items() for other in others]
+        src = np.append(src, [other for other, _ in more])
+        dst = np.append(dst, [op for _, op in more])
+        grouped = np.argsort(dst, kind="stable")
+        src, dst = src[grouped], dst[grouped]
+    followers = _followers(len(graph), src, dst) if plan.after else known.followers
+    has_before = np.flatnonzero(before >= 0)
+    if (rank[before[has_before]] < rank[has_before]).all() and (rank[src] < rank[dst]).all():
+        order = np.empty_like(rank)
+        order[rank] = np.arange(len(graph))  # the plan keeps the graph's own order, so that order will do
+    else:
+        order = _order(followers, following, (before >= 0).tolist())
+    if len(order) < len(graph):
+        execution_order(graph, plan)  # names the circle
+    return PlanArrays(position, lane, before, src, dst, followers, order)
+
+
+def _places(graph: Graph, plan: Plan) -> tuple[_Ints, _Ints, _Ints, list[int]]:
+    """Where the plan's ops stand in the graph; for each op its lane, the op before it there, and the one after."""
+    lengths = np.array([len(lane.ops) for lane in plan.lanes], np.int64)
+    count = int(lengths.sum())
+    names = chain.from_iterable(lane.ops for lane in plan.lanes)
+    try:
+        position = np.fromiter(map(graph.index.__getitem__, names), np.int64, count)
+    except KeyError:
+        count = -1
+    if count < len(graph):
+        check_ops(graph, plan)  # says which op is missing or unknown
+    lane = np.empty(count, np.int64)
+    lane[position] = np.repeat(np.arange(len(lengths)), lengths)
+    before = np.full(count, -1)
+    following = np.full(count, -1)
+    same_lane = lane[position[1:]] == lane[position[:-1]]
+    before[position[1:][same_lane]] = position[:-1][same_lane]
+    following[position[:-1][same_lane]] = position[1:][same_lane]
+    return position, lane, before, following.tolist()
+
+
+def _followers(count: int, src: _Ints, dst: _Ints) -> Followers:
+    begin = np.append(0, np.cumsum(np.bincount(src, minlength=count)))
+    after = dst[np.argsort(src, kind="stable")]
+    return Followers(begin.tolist(), after.tolist(), np.bincount(dst, minlength=count).tolist())
+
+
+def _order(followers: Followers, following: list[int], has_before: list[bool]) -> _Ints:
+    """The ops so that each comes after all it waits for; those that wait in a circle are left out."""
+    begin, after, waits = followers
+    waiting = list(map(int.__add__, waits, has_before))
+    order = []
+    ready = [op for op, count in enumerate(waiting) if count == 0]
+    while ready:
+        op = ready.pop()
+        order.append(op)
+        for follower in after[begin[op] : begin[op + 1]]:
+            left = waiting[follower] - 1
+            waiting[follower] = left
+            if not left:
+                ready.append(follower)
+        follower = following[op]
+        if follower >= 0:
+            left = waiting[follower] - 1
+            waiting[follower] = left
+            if not left:
+                ready.append(follower)
+    return np.array(order, np.int64)

@@ -1,0 +1,131 @@
+"""The calls of a trace, as the passes of `lower` work on them: what is called, what is known of it, in which slots."""
+
+from __future__ import annotations
+
+import math
+import operator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils._pytree import tree_iter
+
+from hocket.tracing.lowering import shape_only
+from hocket.tracing.lowering.dependencies import Access
+from hocket.tracing.lowering.flops import flops
+from hocket.tracing.program import Call, Slot
+from hocket.tracing.recording.recorder import Note
+
+__all__ = ["AnnotatedCall", "SlotTable", "annotated_call"]
+
+
+@dataclass(frozen=True)
+class AnnotatedCall:
+    """A call with what is known of it: the note of the watch, its size, the part of a split op."""
+
+    call: Call
+    note: Note
+    flops: float
+    part: str = ""
+    views: tuple[Call, ...] = ()
+
+    @property
+    def access(self) -> Access:
+        """A fresh result is a root that the op writes: nobody can read it before."""
+        fresh = frozenset(r for r in self.note.returns if r is not None) - self.note.reads
+        return Access(self.note.reads, self.note.writes | fresh, self.note.random)
+
+    @property
+    def target(self) -> str:
+        return str(getattr(self.call.func, "_overloadpacket", self.call.func))
+
+    @property
+    def kernel(self) -> str:
+        return self.target.rpartition(".")[2]
+
+
+@dataclass
+class SlotTable:
+    """Numbers for the values of a trace, with their size and root."""
+
+    of: dict[fx.Node, int] = field(default_factory=dict)
+    size_bytes: list[float] = field(default_factory=list)
+    root: list[int | None] = field(default_factory=list)
+
+    def new(self, value: Any, root: int | None) -> int:
+        self.size_bytes.append(_size_bytes(value))
+        self.root.append(root)
+        return len(self.root) - 1
+
+
+def annotated_call(node: fx.Node, note: Note, slots: SlotTable) -> AnnotatedCall:
+    """The call that a node stands for; what it returns gets slots, unless it returns a tensor that has one."""
+    func: Any = node.target
+    value = node.meta.get("val")
+    args = _slotted(node.args, slots, note, (0,))
+    kwargs = _slotted(node.kwargs, slots, note, (1,))
+    kwargs.update({path[1]: r for path, r in note.scalars.items() if len(path) == 2 and path[0] == 1})
+    shaped = shape_only.without_data(func, value)
+    if shaped is not None:
+        func, args, kwargs = shaped
+        note = replace(note, reads=frozenset())
+    outs: dict[int | None, int] = {}
+    taken = [user for user in node.users if user.target is operator.getitem]
+    for user in taken:
+        position = int(user.args[1])  # type: ignore[arg-type]
+        if position not in outs:
+            root = note.returns[position] if position < len(note.returns) else None
+            outs[position] = slots.new(user.meta.get("val"), root)
+        slots.of[user] = outs[position]
+    if isinstance(value, torch.Tensor):
+        same = _same_value(func, node, slots)
+        if same is None:
+            outs[None] = slots.new(value, note.returns[0] if note.returns else None)
+        slots.of[node] = outs.get(None, -1 if same is None else same)
+    return AnnotatedCall(Call(func, args, kwargs, outs), note, flops(func, *_values(node), value))
+
+
+# These make no value of their own: whoever reads the result reads the argument.
+_ALIASES = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
+
+
+def _same_value(func: Any, node: fx.Node, slots: SlotTable) -> int | None:
+    """The slot whose tensor this op returns: one that writes returns what it wrote, a detach the tensor itself."""
+    returns = func._schema.returns
+    written = returns[0].alias_info if len(returns) == 1 else None
+    if func in _ALIASES:
+        same = node.args[0]
+    elif written is not None and written.is_write:
+        position, name = next(
+            (position, argument.name)
+            for position, argument in enumerate(func._schema.arguments)
+            if argument.alias_info is not None and argument.alias_info.before_set == written.before_set
+        )
+        same = node.args[position] if position < len(node.args) else node.kwargs.get(name)
+    else:
+        return None
+    return slots.of[same] if isinstance(same, fx.Node) else None
+
+
+def _values(node: fx.Node) -> tuple[Any, Any]:
+    def value(argument: fx.Node) -> Any:
+        return argument.meta.get("val")
+
+    return fx.node.map_arg(node.args, value), fx.node.map_arg(node.kwargs, value)
+
+
+def _slotted(value: Any, slots: SlotTable, note: Note, path: tuple[Any, ...]) -> Any:
+    if isinstance(value, fx.Node):
+        return Slot(slots.of[value])
+    if path in note.scalars:
+        return note.scalars[path]
+    if isinstance(value, (tuple, list)):
+        return tuple(_slotted(element, slots, note, (*path, i)) for i, element in enumerate(value))
+    if isinstance(value, dict):
+        return {key: _slotted(element, slots, note, (*path, key)) for key, element in value.items()}
+    return value
+
+
+def _size_bytes(value: Any) -> float:
+    return float(sum(math.prod(v.shape) * v.element_size() for v in tree_iter(value) if isinstance(v, torch.Tensor)))

@@ -1,0 +1,51 @@
+"""`aten.convolution_backward` computes up to three gradients at once; split by its output mask they are three ops.
+
+The next layer waits for the activation gradient alone; the weight and bias gradients are waited for by the update
+(TurboDL, section III). A split kernel can cost more than the joint one (on CPUs oneDNN computes the bias gradient
+along with the weight gradient), so the joint op can be kept, and the parts are joined again where that is faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+
+from hocket.tracing.program import Call, slots_in
+
+__all__ = ["PARTS", "is_joint", "parts", "unread"]
+
+PARTS = ("activation", "weight", "bias")
+_MASK = 10
+
+# Which of grad_output, input and weight a part's kernel looks at; it is handed all three, for their shapes.
+_LOOKS_AT = ((0, 2), (0, 1), (0,))
+
+
+def is_joint(call: Call) -> bool:
+    """Whether `call` is a convolution's backward that computes more than one gradient."""
+    return call.func is torch.ops.aten.convolution_backward.default and len(call.outs) > 1
+
+
+def parts(call: Call, pays: Callable[[str], bool] = lambda part: True) -> Iterator[tuple[str, Call]]:
+    """The ops that `call` falls into, each with its name.
+
+    `pays(part)` says whether the part (one of `PARTS`) is worth an op of its own; the others stay together in one op,
+    which goes by the name of its first part.
+    """
+    together = [position for position in call.outs if position is not None and not pays(PARTS[position])]
+    groups = [[position] for position in call.outs if position is not None and position not in together]
+    if together:
+        groups.append(together)
+    for group in sorted(groups):
+        mask = [position in group for position in range(3)]
+        args = (*call.args[:_MASK], mask)
+        yield PARTS[group[0]], Call(call.func, args, call.kwargs, {p: call.outs[p] for p in group})
+
+
+def unread(call: Call) -> frozenset[int]:
+    """SlotTable that a convolution's backward is handed, but whose content none of the gradients it computes needs."""
+    if call.func is not torch.ops.aten.convolution_backward.default:
+        return frozenset()
+    looked_at = {argument for part in call.outs if part is not None for argument in _LOOKS_AT[part]}
+    return frozenset(slots_in(call.args)) - {slot for at in looked_at for slot in slots_in(call.args[at])}

@@ -1,0 +1,69 @@
+"""From a traced step to a `Graph` and a `Program`: passes over a list of calls, each a plain function.
+
+nodes --annotated_call--> calls --drop_dead, split_conv_backward, fold_views--> actions --roles, graph_of--> Graph
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx
+
+from hocket.ir import Graph
+from hocket.tracing.lowering import roles
+from hocket.tracing.lowering.calls import AnnotatedCall, SlotTable, annotated_call
+from hocket.tracing.lowering.graph import graph_of
+from hocket.tracing.lowering.passes import drop_dead, fold_views, split_conv_backward
+from hocket.tracing.program import Action, Program
+from hocket.tracing.trace import Trace
+
+__all__ = ["Lowered", "lower"]
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """The graph, the program, and the slots of everything the step leaves behind."""
+
+    graph: Graph
+    program: Program
+    slot_of: dict[fx.Node, int]
+
+
+def lower(trace: Trace, *, split_backward: bool = True, pays: Callable[[str, str], bool] | None = None) -> Lowered:
+    """Make the graph and the program of a trace.
+
+    `split_backward` takes every convolution's backward apart; `pays(name of the joint op, part)` may then keep a part
+    with the others.
+    """
+    slots = SlotTable()
+    inputs: dict[int, Any] = {}
+    pieces: list[AnnotatedCall] = []
+    sources = iter(trace.sources)
+    for node in trace.graph.nodes:
+        if node.op in ("placeholder", "get_attr"):
+            slots.of[node] = slots.new(node.meta.get("val"), trace.roots[node])
+            inputs[slots.of[node]] = next(sources)
+        elif node.op == "call_function" and node in trace.notes:
+            pieces.append(annotated_call(node, trace.notes[node], slots))
+    kept = frozenset(slots.of[node] for node in _left_behind(trace))
+    pieces = drop_dead(pieces, kept)
+    gradients = {slots.of[node]: g for g, node in trace.gradients.items() if node is not None}
+    if split_backward:
+        names = roles.describe(pieces, slots.root, inputs, gradients).names
+        pieces = split_conv_backward(pieces, names, pays)
+    pieces, prologue = fold_views(pieces, set(inputs))
+    described = roles.describe(pieces, slots.root, inputs, gradients)
+    layers = {entry.name: entry.layer for entry in trace.places.parameters}
+    actions = tuple(
+        Action(name, (piece.call, *piece.views), layers.get(owner, piece.note.layer), piece.note.grad_mode)
+        for name, owner, piece in zip(described.names, described.owners, pieces, strict=True)
+    )
+    program = Program(actions, Action("prologue", tuple(prologue)), len(slots.root), inputs, kept)
+    return Lowered(graph_of(pieces, program, described.roles, slots, trace), program, slots.of)
+
+
+def _left_behind(trace: Trace) -> list[fx.Node]:
+    nodes = [leaf for kind, leaf in trace.result.leaves if kind in ("item", "tensor")]
+    return [*nodes, *(n for n in trace.gradients.values() if n is not None), *trace.rebound.values()]

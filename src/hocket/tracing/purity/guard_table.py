@@ -1,0 +1,155 @@
+"""The guard table where there is no compiler: the same questions as ``native/guards.cpp``, asked in Python."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from hocket.tracing.purity.places import same
+
+__all__ = ["PythonTable"]
+
+
+class PythonTable:
+    """See the native `GuardTable`; methods that add a group return its number."""
+
+    def __init__(self) -> None:
+        self._tests: list[Callable[[], bool]] = []
+        self._dicts: dict[int, _Dict] = {}
+        self._flags: Any = None
+
+    def __len__(self) -> int:
+        return len(self._tests)
+
+    def add_dict(
+        self, table: dict[Any, Any], keys: list[Any], values: list[Any], kinds: list[int], whole: bool, ordered: bool
+    ) -> int:
+        made = self._dicts[len(self._tests)] = _Dict(table, keys, values, kinds, whole)
+        return self.add_test(made.holds)
+
+    def add_class(self, kind: type, keys: list[str], values: list[Any], kinds: list[int]) -> int:
+        tests = [_test(value, how) for value, how in zip(values, kinds, strict=True)]
+        return self.add_test(lambda: all(test(vars(kind).get(key)) for key, test in zip(keys, tests, strict=True)))
+
+    def add_cell(self, cell: types.CellType, value: Any, kind: int) -> int:
+        test = _test(value, kind)
+
+        def holds() -> bool:
+            try:
+                return test(cell.cell_contents)
+            except ValueError:
+                return False  # unbound since
+
+        return self.add_test(holds)
+
+    def add_list(self, items: list[Any], values: Sequence[Any], kinds: list[int]) -> int:
+        tests = [_test(value, kind) for value, kind in zip(values, kinds, strict=True)]
+
+        def holds() -> bool:
+            return list.__len__(items) == len(tests) and all(
+                test(item) for test, item in zip(tests, list.__iter__(items), strict=True)
+            )
+
+        return self.add_test(holds)
+
+    def add_slot(self, owner: Any, name: str, value: Any, kind: int) -> int:
+        test, absent = _test(value, kind), object()
+        return self.add_test(lambda: test(getattr(owner, name, absent)))
+
+    def add_function(self, function: types.FunctionType) -> int:
+        parts = (function.__code__, function.__defaults__, function.__kwdefaults__)
+        return self.add_test(
+            lambda: all(
+                now is then
+                for now, then in zip(
+                    (function.__code__, function.__defaults__, function.__kwdefaults__), parts, strict=True
+                )
+            )
+        )
+
+    def add_tensor(self, tensor: torch.Tensor) -> int:
+        expected = (_meta(tensor), _hooks(tensor))
+        return self.add_test(lambda: (_meta(tensor), _hooks(tensor)) == expected)
+
+    def add_buffer(self, owner: Any) -> int:
+        content = memoryview(owner).tobytes()
+        return self.add_test(lambda: memoryview(owner).tobytes() == content)
+
+    def add_set(self, members: Any) -> int:
+        content = frozenset(members)
+        return self.add_test(lambda: members == content)
+
+    def add_test(self, test: Callable[[], bool]) -> int:
+        self._tests.append(test)
+        return len(self._tests) - 1
+
+    def guard_flags(self) -> None:
+        self._flags = _flags()
+
+    def finish(self) -> None:
+        """Nothing: every question is asked each time."""
+
+    def check(self) -> int:
+        if _flags() != self._flags:
+            return -2
+        return next((number for number, test in enumerate(self._tests) if not test()), -1)
+
+    def accept(self, number: int) -> None:
+        made = self._dicts[number]
+        self._dicts[number] = again = made.renewed()
+        self._tests[number] = again.holds
+
+
+class _Dict:
+    def __init__(
+        self, table: dict[Any, Any], keys: list[Any], values: list[Any], kinds: list[int], whole: bool
+    ) -> None:
+        self.table, self.keys, self.kinds, self.whole, self.size = table, keys, kinds, whole, len(table)
+        self.tests = [_test(value, kind) for value, kind in zip(values, kinds, strict=True)]
+
+    def renewed(self) -> _Dict:
+        return _Dict(self.table, self.keys, [self.table.get(key) for key in self.keys], self.kinds, self.whole)
+
+    def holds(self) -> bool:
+        table = self.table
+        if len(table) != self.size or (self.whole and list(table) != self.keys):
+            return False
+        return all(key in table and test(table[key]) for key, test in zip(self.keys, self.tests, strict=True))
+
+
+def _test(value: Any, kind: int) -> Callable[[Any], bool]:
+    if kind == 1:
+        return lambda now: same(now, value)
+    if kind == 2:
+        return lambda now: type(now) is type(value)
+    if kind == 3:
+        expected = _meta(value)
+        return lambda now: isinstance(now, torch.Tensor) and _meta(now) == expected
+    return lambda now: now is value
+
+
+def _meta(tensor: torch.Tensor) -> tuple[Any, ...]:
+    strides = tensor.stride() if tensor.layout is torch.strided else ()
+    return (tensor.dtype, tensor.device, tensor.shape, strides, tensor.requires_grad, tensor.layout)
+
+
+def _hooks(tensor: torch.Tensor) -> tuple[int, ...]:
+    tables = (tensor._backward_hooks, getattr(tensor, "_post_accumulate_grad_hooks", None))
+    return tuple(id(hook) for table in tables for hook in (table or {}).values())
+
+
+def _flags() -> tuple[Any, ...]:
+    return (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.backends.mkldnn.enabled,
+        torch.backends.cudnn.enabled,
+        torch.backends.cudnn.deterministic,
+        torch.backends.cudnn.benchmark,
+        torch.is_inference_mode_enabled(),
+        torch.is_anomaly_enabled(),
+        torch._C._len_torch_function_stack(),
+        torch._C._len_torch_dispatch_stack(),
+    )

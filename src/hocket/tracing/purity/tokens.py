@@ -1,0 +1,56 @@
+"""State that advances when it is read, as a value to compare: random generators and iterators."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+
+from hocket.tracing.purity.places import is_plain
+
+__all__ = ["ITERATORS", "generator_state", "iterator_state"]
+
+_EMPTY: tuple[Any, ...] = ([], (), range(0), {}, {}.items(), {}.values(), set(), "", b"")
+
+ITERATORS: tuple[type, ...] = (
+    itertools.cycle, itertools.count, itertools.repeat, itertools.chain, itertools.islice, zip, map, enumerate, filter,
+    reversed, *(type(iter(each)) for each in _EMPTY),
+)  # fmt: skip
+
+
+def generator_state(value: Any) -> Any:
+    """Where a generator of `random`, numpy or torch stands."""
+    if isinstance(value, torch.Generator):
+        return value.get_state().numpy().tobytes()
+    if isinstance(value, random.Random):
+        return hash(value.getstate())
+    if isinstance(value, np.random.Generator):
+        return repr(value.bit_generator.state)
+    state: Any = value.get_state()
+    return (state[1].tobytes(), *state[2:])
+
+
+def iterator_state(value: Any) -> tuple[Any, ...]:
+    """Where one of Python's own iterators stands.
+
+    Raises:
+        TypeError, ValueError: it does not tell.
+    """
+    return tuple(_flat(value.__reduce__()))
+
+
+def _flat(state: Any) -> Iterable[Any]:
+    """What an iterator says of its place, objects by their identity."""
+    for each in state:
+        if isinstance(each, tuple):
+            yield from _flat(each)
+        elif is_plain(each):
+            yield (type(each), each)
+        elif isinstance(each, ITERATORS):
+            yield from _flat(each.__reduce__())
+        else:
+            yield id(each)

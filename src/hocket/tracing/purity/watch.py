@@ -1,0 +1,276 @@
+"""Does a step write anything that its graph would not? Ordinary steps are watched to find out.
+
+A captured step runs ops instead of the user's Python. So that nothing is lost, the state that the step can reach is
+compared before and after two or three ordinary steps (`PurityWatch.run`); the user's step is called no more often than
+he calls it. The first steps are different: modules are imported, optimizers make their state. A step counts once it
+runs no code for the first time.
+
+What a step may write is what its graph writes too: models, gradients, optimizers, tensors in place, and tensors that
+it binds anew each time (a moving average, a hidden state), which become outputs of the graph. Anything else, and any
+look at the world outside (a clock, a file, a random generator that is not torch's), is a *finding*: the step stays
+eager.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten
+
+from hocket.tracing.purity.appended import AppendedList
+from hocket.tracing.purity.executed import ExecutedCode
+from hocket.tracing.purity.places import Group, Place, is_number, same, shown
+from hocket.tracing.purity.reachable import Reachable, reachable
+
+__all__ = ["Change", "PurityWatch", "Watched", "differences", "in_words", "named"]
+
+# A step that goes on running new code after so many is not watched any longer.
+MAX_WATCHED = 6
+# How many findings a message names.
+MAX_NAMED = 5
+
+_ABSENT = object()
+# Groups of which a walk notes one value that stands for all.
+_TOKENS = frozenset(("state", "set", "buffer"))
+
+
+@dataclass(frozen=True, eq=False)
+class Change:
+    """One value that differs between two walks."""
+
+    place: Place
+    then: Any
+    now: Any
+
+    def __str__(self) -> str:
+        if self.place.kind == "state":
+            kind = type(self.place.owner)
+            return self.place.name if kind is ModuleType else f"{self.place.name}, a {kind.__name__}"
+        if self.then is _ABSENT:
+            return f"{self.place.name} (new: {shown(self.now)})"
+        if self.now is _ABSENT:
+            return f"{self.place.name} (gone; it was {shown(self.then)})"
+        return f"{self.place.name} ({shown(self.then)} -> {shown(self.now)})"
+
+
+@dataclass(frozen=True)
+class Watched:
+    """What one watched step showed.
+
+    Attributes:
+        findings: what it writes or asks that its graph would not, in words.
+        settled: it ran no code for the first time.
+        after: what it could reach at its end.
+    """
+
+    findings: tuple[str, ...]
+    settled: bool
+    after: Reachable
+
+
+def differences(before: Reachable, after: Reachable) -> Iterator[Change]:
+    """Every value that both walks could see and that is not the same; keys that came or went where all keys count."""
+    for key, now in after.groups.items():
+        then = before.groups.get(key)
+        if then is None or (then.values is now.values and then.keys is now.keys):
+            continue
+        yield from _changes(then, now)
+
+
+def _changes(then: Group, now: Group) -> Iterator[Change]:
+    if len(then.keys) == len(now.keys) and all(map(_is_key, then.keys, now.keys)):
+        for position, (old, new) in enumerate(zip(then.values, now.values, strict=True)):
+            if now.kind in _TOKENS:
+                if old != new:
+                    yield Change(now.place(position), old, new)
+            elif not same(old, new) and not (now.rebindable and _are_tensors(old, new)):
+                yield Change(now.place(position), old, new)
+        return
+    if then.kind in ("list", "sequence"):
+        place = Place("length", now.owner, None, (now.path, "the length of {}", None))
+        yield Change(place, len(then.keys), len(now.keys))
+        return
+    old_values = {_hashable(key): (key, value) for key, value in zip(then.keys, then.values, strict=True)}
+    for position, key in enumerate(now.keys):
+        _, old = old_values.pop(_hashable(key), (key, _ABSENT))
+        if old is _ABSENT or not same(old, now.values[position]):
+            yield Change(now.place(position), old, now.values[position])
+    for key, old in old_values.values():
+        yield Change(Place(now.kind, now.owner, key, now.path_of(key)), old, _ABSENT)
+
+
+def _are_tensors(first: Any, second: Any) -> bool:
+    return isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor)
+
+
+def _is_key(first: Any, second: Any) -> bool:
+    return first is second or (type(first) is type(second) and bool(first == second))
+
+
+def _hashable(key: Any) -> Any:
+    return (type(key), key) if isinstance(key, (str, int, float, tuple)) else id(key)
+
+
+class PurityWatch:
+    """Watches ordinary steps of one schedule, and remembers what they showed.
+
+    Args:
+        step: the user's step.
+        roots: its models and optimizers.
+
+    Attributes:
+        executed: the code that ran.
+        num_watched: steps that were watched.
+        rebound: places that the step binds another tensor to.
+        moving: places whose number changes between steps.
+        live_leaves: leaves of the batch, counted among those that are no tensors, whose number changes between batches.
+        appended: lists that the step appends to, by identity.
+        follows_numbers: such a number is read anew by each planned step; else there is a capture for each value.
+    """
+
+    def __init__(self, step: Callable[..., Any], roots: Iterable[Any]) -> None:
+        self.step = step
+        self.roots = tuple(roots)
+        self.executed = ExecutedCode()
+        self.num_watched = 0
+        self.rebound: dict[tuple[str, int, Any], Place] = {}
+        self.moving: dict[tuple[str, int, Any], Place] = {}
+        self.live_leaves: set[int] = set()
+        self.appended: dict[int, AppendedList] = {}
+        self.follows_numbers = True
+        self._last: Reachable | None = None
+
+    def look(self) -> Reachable:
+        return reachable(self.step, self.roots, self.executed)
+
+    def run(self, step: Callable[[Any], Any], batch: Any) -> tuple[Any, Watched]:
+        """One ordinary step, made by `step` and watched: its result, and what it showed.
+
+        Raises:
+            CaptureError: the step cannot be watched; it was not run.
+            Exception: whatever the step raises.
+        """
+        before = self.look() if self.num_watched else None
+        if before is not None and self._last is not None:
+            self.note_moving(differences(self._last, before))
+        leaves, spec = tree_flatten(batch)
+        versions = [leaf._version if isinstance(leaf, torch.Tensor) else None for leaf in leaves]
+        with self.executed.watching():
+            result = step(batch)
+        self.num_watched += 1
+        after = self._last = self.look()
+        settled = before is not None and self.executed.num_new == 0
+        findings = [f"it asks {asked}" for asked in self.executed.world] if before is not None else []
+        if before is not None:
+            findings += self._findings(before, after, settled)
+        findings += list(after.opaque)
+        findings += _batch_findings(batch, leaves, spec, versions)
+        return result, Watched(tuple(dict.fromkeys(findings)), settled, after)
+
+    def note_moving(self, changes: Iterable[Change]) -> list[Change]:
+        """Numbers and tensors that changed between two steps are read anew from now on; other changes are returned."""
+        others = []
+        for change in changes:
+            if _is_rebinding(change):
+                self.rebound[change.place.identity] = change.place
+            elif (
+                self.follows_numbers
+                and change.place.is_writable
+                and is_number(change.then)
+                and type(change.then) is type(change.now)
+            ):
+                self.moving[change.place.identity] = change.place
+            else:
+                others.append(change)
+        return others
+
+    def _findings(self, before: Reachable, after: Reachable, settled: bool) -> Iterator[str]:
+        for change in differences(before, after):
+            if _is_rebinding(change):
+                self.rebound[change.place.identity] = change.place
+            elif (found := _appended(change, before, after)) is not None:
+                self.appended[id(change.place.owner)] = found
+            elif settled or not (change.then is None or change.then is _ABSENT):
+                yield _finding(change)
+
+
+def _appended(change: Change, before: Reachable, after: Reachable) -> AppendedList | None:
+    """The list that has only grown at its end, if every place that holds it can hold a stand-in during a trace."""
+    target = change.place.owner
+    if change.place.kind != "length" or type(target) is not list:
+        return None
+    then, now = before.groups[id(target), "list"].values, after.groups[id(target), "list"].values
+    if len(now) < len(then) or not all(map(same, then, now)):
+        return None
+    holders = [
+        group.place(position)
+        for group in after.groups.values()
+        for position, value in enumerate(group.values)
+        if value is target
+    ]
+    return AppendedList(target, tuple(holders)) if holders and all(place.is_writable for place in holders) else None
+
+
+def _is_rebinding(change: Change) -> bool:
+    """Whether a tensor took the place of another one of its kind, without a graph of autograd behind it.
+
+    With such a graph only where a hook makes it anew before it is read: pruned and normed weights.
+    """
+    then, now = change.then, change.now
+    return (
+        change.place.is_writable
+        and isinstance(then, torch.Tensor)
+        and isinstance(now, torch.Tensor)
+        and not isinstance(now, torch.nn.Parameter)
+        and (then.dtype, then.device, then.shape, then.requires_grad)
+        == (now.dtype, now.device, now.shape, now.requires_grad)
+        and (not now.requires_grad or _is_made_by_hook(change.place))
+    )
+
+
+def _is_made_by_hook(place: Place) -> bool:
+    return place.kind == "dict" and bool(place.owner.get("_forward_pre_hooks"))
+
+
+def _finding(change: Change) -> str:
+    kind = change.place.kind
+    if kind == "state":
+        return f"it advances {change}"
+    if isinstance(change.now, torch.Tensor) and change.now.requires_grad:
+        return f"it keeps a tensor with its autograd graph in {change.place.name}: detach it"
+    if is_number(change.then) and is_number(change.now) and change.place.kind != "length":
+        return f"it changes {change}: count outside the step, or return the number"
+    if change.place.kind == "length":
+        return f"it changes {change}: return what is to be kept, and keep it outside the step"
+    return f"it changes {change}"
+
+
+def _batch_findings(batch: Any, leaves: list[Any], spec: Any, versions: list[Any]) -> Iterator[str]:
+    again, spec_now = tree_flatten(batch)
+    if spec_now != spec or any(map(_is_other, leaves, again)):
+        yield "it puts other values into its batch"
+        return
+    for place, (leaf, version) in enumerate(zip(leaves, versions, strict=True)):
+        if version is not None and leaf._version != version:
+            yield f"it writes into tensor {place} of its batch"
+            return
+
+
+def _is_other(first: Any, second: Any) -> bool:
+    return first is not second and not same(first, second)
+
+
+def in_words(findings: Iterable[str]) -> str:
+    """The first few findings in one line."""
+    found = list(findings)
+    more = f" (and {len(found) - MAX_NAMED} more)" if len(found) > MAX_NAMED else ""
+    return "; ".join(found[:MAX_NAMED]) + more
+
+
+def named(changes: Iterable[Change]) -> str:
+    """The first few places that changed, in one line."""
+    return in_words(str(change) for change in changes)

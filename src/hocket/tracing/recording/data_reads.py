@@ -1,0 +1,153 @@
+"""Where torch reads what is *in* a tensor, to decide in Python or C++ what is done next.
+
+A captured step is a fixed list of ops. A kernel may look at whatever it is given: it runs again in every step. What a
+graph cannot hold is a value that leaves the tensors and decides which ops run, with which numbers, on which shapes.
+Torch does that in four places:
+
+1. ops that return a Python value (`item`, `equal`): torch tags most of them, `_VALUES` has the others;
+2. ops whose result has a shape that depends on values (`nonzero`): tagged, or in `_SHAPES`;
+3. functions that read in C++ before any op is dispatched (`tensor_split` with a tensor of indices): `_READERS`;
+4. methods that hand the memory to somebody else (`numpy`), or functions that write it unseen: `EXITS`,
+   `UNSEEN_WRITES`.
+
+All other ops that torch takes apart in C++ were tried: captured with some values, replayed with others, and compared
+(`tests/tracing/recording/test_data_reads.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map_only
+
+__all__ = [
+    "CHOOSERS",
+    "EXITS",
+    "NUMBERS_THAT_SHAPE",
+    "UNSEEN_WRITES",
+    "reads_value",
+    "shaped_by_values",
+    "tensors_read",
+    "with_numbers",
+]
+
+# Ops that return a Python value that depends on data, and do not say so.
+_VALUES = frozenset(
+    {
+        "aten::is_nonzero",
+        "aten::q_scale",
+        "aten::q_zero_point",
+        "aten::_nnz",
+        "aten::_nested_tensor_from_mask_left_aligned",
+        "aten::_use_cudnn_ctc_loss",
+        "aten::_use_miopen_ctc_loss",
+    }
+)
+
+# Ops whose results have shapes that depend on data, and that do not say so.
+_SHAPES = frozenset({"aten::_pack_padded_sequence", "aten::_nested_tensor_from_mask", "aten::_nested_from_padded"})
+
+# Functions that read an argument in C++: its position and its names.
+_READERS: dict[str, tuple[int, tuple[str, ...]]] = {
+    # ATen/native/TensorShape.cpp: splits at the indices in the tensor, or into as many parts as it says
+    "tensor_split": (1, ("tensor_indices_or_sections", "indices_or_sections")),
+    # ATen/native/PackedSequence.cpp and RNN.cpp: cut the data into steps by the sizes in the tensor
+    "_pad_packed_sequence": (1, ("batch_sizes",)),
+    "lstm": (1, ("batch_sizes",)),
+    "gru": (1, ("batch_sizes",)),
+    "rnn_tanh": (1, ("batch_sizes",)),
+    "rnn_relu": (1, ("batch_sizes",)),
+    # ATen/native/TensorConversions.cpp: the shape is what is in the tensor
+    "_reshape_from_tensor": (1, ("shape",)),
+    # ATen/native/QuantizedLinear.cpp, quantized/QTensor.cpp: read the weights to pack them or to choose a scale
+    "choose_qparams_optimized": (0, ("input",)),
+    "fbgemm_linear_quantize_weight": (0, ("input",)),
+    "fbgemm_pack_gemm_matrix_fp16": (0, ("input",)),
+    "fbgemm_pack_quantized_matrix": (0, ("input",)),
+    "_saturate_weight_to_fp16": (0, ("weight",)),
+    "_rowwise_prune": (1, ("mask",)),
+}
+_PACKED = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
+
+# Functions that write tensors in C++ where no mode sees it: the state of a Sobol sequence, weights in another form.
+UNSEEN_WRITES = frozenset(
+    {
+        *("_sobol_engine_draw", "_sobol_engine_ff_", "_sobol_engine_scramble_", "_sobol_engine_initialize_state_"),
+        *("fbgemm_linear_int8_weight", "fbgemm_linear_int8_weight_fp32_activation", "fbgemm_linear_fp16_weight"),
+        *(
+            "fbgemm_linear_fp16_weight_fp32_activation",
+            "_wrapped_linear_prepack",
+            "_wrapped_quantized_linear_prepacked",
+        ),
+    }
+)
+
+# Ops whose numbers, and not only their sizes, decide on a shape.
+NUMBERS_THAT_SHAPE = frozenset({"aten::arange", "aten::range"})
+
+# Functions that choose their ops in C++ by a number: a norm of order 2 is not computed as one of order 3.
+CHOOSERS = frozenset(
+    {
+        *("cdist", "norm", "linalg_norm", "linalg_vector_norm", "linalg_matrix_norm", "pairwise_distance", "renorm"),
+        *("dropout", "dropout_", "feature_dropout", "feature_dropout_", "alpha_dropout", "alpha_dropout_"),
+        *("feature_alpha_dropout", "feature_alpha_dropout_", "scaled_dot_product_attention", "float_power"),
+    }
+)
+
+# Methods of a tensor that hand its memory to somebody who does not ask torch.
+EXITS: frozenset[Any] = frozenset(
+    {
+        torch.Tensor.numpy,
+        torch.Tensor.data.__set__,  # type: ignore[attr-defined]
+        torch.Tensor.data_ptr,
+        torch.Tensor.untyped_storage,
+        torch.Tensor.apply_,
+        torch.Tensor.map_,
+        torch.Tensor.map2_,
+    }
+)
+
+# Functions that make a tensor of Python data, and where they are given it.
+_MAKERS: dict[Any, int] = {torch.tensor: 0, torch.as_tensor: 0, torch.asarray: 0, torch.Tensor.new_tensor: 1}
+
+
+def reads_value(func: Any) -> bool:
+    """Whether the op returns a Python value that depends on what is in its arguments."""
+    return torch.Tag.data_dependent_output in func.tags or func._schema.name in _VALUES
+
+
+def shaped_by_values(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether the op's result has a shape that depends on what is in its arguments."""
+    name = func._schema.name
+    if name == "aten::index":
+        return any(isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8) for index in args[1])
+    if name == "aten::repeat_interleave" and kwargs.get("output_size") is not None:
+        return False
+    return torch.Tag.dynamic_output_shape in func.tags or name in _SHAPES
+
+
+def tensors_read(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
+    """Tensors whose content the torch function looks at before it reaches an op."""
+    name = getattr(func, "__name__", "")
+    if name not in _READERS:
+        return
+    position, names = _READERS[name]
+    found = [args[position]] if position < len(args) else [kwargs[n] for n in names if n in kwargs]
+    for value in found:
+        # The networks' other forms have the hidden state in that place.
+        if isinstance(value, torch.Tensor) and (name not in _PACKED or value.dtype is torch.int64):
+            yield value
+
+
+def with_numbers(func: Any, args: Any, read: Callable[[torch.Tensor], Any]) -> Any:
+    """The arguments, with the number in place of each tensor inside a list that a tensor is made of.
+
+    ``torch.tensor([loss, 1.0])`` reads the loss where no mode is asked.
+    """
+    position = _MAKERS.get(func)
+    if position is None or len(args) <= position or isinstance(args[position], torch.Tensor):
+        return args
+    data = tree_map_only(torch.Tensor, read, args[position])
+    return (*args[:position], data, *args[position + 1 :])

@@ -1,0 +1,232 @@
+"""Watching a step from above while it is traced: torch functions, with the Python arguments that the user gave.
+
+Ops get plain numbers. Here they are still live ones (see `live`), and the numbers of the recorded ops are tied to the
+tape. And here the step is seen to ask for the value of a tensor, which is answered where the answer can be followed: a
+step count of the optimizer, a value of the batch, a loss that is only returned.
+
+A torch function that is written in Python hands itself to a mode first, and is then out of its sight with all that it
+calls (`Tensor.backward` with every hook in it). `python_functions_open` keeps them from doing so: what they call in C++
+comes here.
+"""
+
+from __future__ import annotations
+
+import operator
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import fx
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
+
+from hocket.tracing.recording.data_reads import CHOOSERS, EXITS, UNSEEN_WRITES, tensors_read, with_numbers
+from hocket.tracing.recording.recorder import DATA_DEPENDENT, Note, OpRecorder, last_node, nodes_after
+from hocket.tracing.recording.ties import tie
+from hocket.tracing.refusals import refusal, user_line
+from hocket.tracing.scalars.live import LateFloat, Live, plain_tree
+from hocket.tracing.scalars.tape import Tape
+from hocket.tracing.state import Entry, ItemOf
+
+__all__ = ["FunctionRecorder", "python_functions_open"]
+
+# More values than these are data: a guard on them would not hold for another batch.
+MAX_VALUES = 1024
+
+_VALUE: Any = torch.ops.aten._local_scalar_dense.default
+_SET_ITEM: Any = torch.Tensor.__setitem__
+_AS: dict[Any, Callable[[Any], Any]] = {
+    torch.Tensor.item: lambda value: value,
+    torch.Tensor.__float__: float,
+    torch.Tensor.__int__: int,
+    torch.Tensor.__bool__: bool,
+    torch.Tensor.__index__: operator.index,
+    torch.Tensor.__complex__: complex,
+}
+
+
+class FunctionRecorder(TorchFunctionMode):
+    """Ties scalars of recorded ops to the tape, and answers ``.item()`` where the answer can be followed.
+
+    Args:
+        watch: sees the ops below.
+        tape: of the live numbers.
+        step_count: the live number in a tensor of the optimizer's state; None where it cannot be followed.
+        stand_in: the number that stands in the trace for one that was read from the batch.
+    """
+
+    def __init__(
+        self,
+        watch: OpRecorder,
+        tape: Tape,
+        step_count: Callable[[torch.Tensor], Any],
+        stand_in: Callable[[Any, Any], Any],
+    ) -> None:
+        super().__init__()
+        self.watch = watch
+        self.tape = tape
+        self.step_count = step_count
+        self.stand_in = stand_in
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _AS:
+            return self._value(args[0], func)
+        if func is torch.Tensor.data.__get__:  # type: ignore[attr-defined]
+            # `.data` makes its alias where no mode can see it.
+            with torch.no_grad():
+                return args[0].detach()
+        name = getattr(func, "__name__", "data")
+        if func in EXITS or name in UNSEEN_WRITES:
+            raise refusal(f"the step at {user_line()} takes a tensor out of torch's sight: {name}")
+        if func is torch.Tensor.tolist:
+            return self._values(args[0])
+        for tensor in tensors_read(func, args, kwargs):
+            self._values(tensor)
+        args = with_numbers(func, args, lambda tensor: self._value(tensor, torch.Tensor.item))
+        live = list(_live_in((args, kwargs)))
+        return self._with_numbers(func, args, kwargs, live) if live else func(*args, **kwargs)
+
+    def _value(self, tensor: torch.Tensor, func: Any) -> Any:
+        if tensor.numel() != 1:
+            return func(tensor)  # which says what is wrong
+        of_batch = self.watch.batch.knows([self.watch.root(tensor)])
+        known = self.step_count(tensor)
+        if known is None and of_batch and func is torch.Tensor.item and not (_is_bool(tensor) or tensor.is_complex()):
+            source, found = self.watch.batch.number((_VALUE, (tensor,), {}), frozenset([self.watch.root(tensor)]))
+            known = self.tape.leaf(source, self.stand_in(source, found), found)
+        if known is None and of_batch:
+            known = self.watch.read(_VALUE, (tensor,))
+        if known is not None:
+            return _AS[func](known)
+        if func is not torch.Tensor.item or not tensor.dtype.is_floating_point:
+            cure = "; .item() may be returned or appended" if func is torch.Tensor.__float__ else ""
+            raise refusal(f"the step at {user_line()} {DATA_DEPENDENT}: it reads a tensor's value{cure}")
+        with _disable_current_modes():
+            late = LateFloat(tensor, user_line(), tensor.item())
+        self.tape.handed_out.append(weakref.ref(late))
+        return late
+
+    def _values(self, tensor: torch.Tensor) -> Any:
+        if tensor.numel() > MAX_VALUES:
+            raise refusal(f"the step at {user_line()} {DATA_DEPENDENT}: it reads {tensor.numel()} values of a tensor")
+        return self.watch.read(torch.Tensor.tolist, (tensor,))
+
+    def _with_numbers(self, func: Any, args: Any, kwargs: Any, live: list[Any]) -> Any:
+        for value in live:
+            if isinstance(value, LateFloat):
+                raise refusal(
+                    f"the step at {value.origin} reads the value of a tensor and computes with it in Python; "
+                    "keep it a tensor"
+                )
+        if getattr(func, "__name__", "") in CHOOSERS:
+            args, kwargs = plain_tree(args), plain_tree(kwargs)
+        last, reads = last_node(), self.watch.batch.num_reads
+        first_made = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
+        if func in (torch.tensor, torch.as_tensor) and not kwargs.keys() - {"dtype", "device"} and _is_flat(args[0]):
+            # A tensor made from a live number has to be made again in every step.
+            result = _made_of(args[0], **kwargs)
+        elif func is _SET_ITEM and isinstance(args[2], Live):
+            # So does a number that is put into a tensor.
+            at = plain_tree(args[1])
+            result = func(args[0], at, torch.full((), args[2].plain, dtype=args[0].dtype, device=args[0].device))
+            live = [args[2]]
+        else:
+            result = func(*_unwrapped(args), **_unwrapped(kwargs))
+        nodes = list(nodes_after(last))
+        for number in range(first_made, torch.autograd._get_sequence_nr()):  # type: ignore[attr-defined]
+            self.watch.numbers_kept[number] = live
+        if self.watch.batch.num_reads > reads:
+            # The function read a value of the batch, perhaps of what it had computed with the numbers.
+            plain_tree(live)
+        self._tie(func, live, [(node, self.watch.notes[node]) for node in nodes if node in self.watch.notes])
+        return result
+
+    def _tie(self, func: Any, live: list[Any], nodes: list[tuple[fx.Node, Note]]) -> None:
+        tied = {index for node, note in nodes for index in tie(node, note.scalars, live, self.tape)[0]}
+        if any(note.scalars for _, note in nodes):
+            self.watch.batch.lose([root for _, note in nodes for root in (*note.returns, *note.writes)])
+        for value in live:
+            if value.index in tied or value.index in self.tape.settled:
+                continue
+            if nodes and self._is_optimizers(value):
+                name = getattr(func, "__name__", str(func))
+                raise refusal(
+                    f"the step at {user_line()} hands a number that changes between steps to {name}, which "
+                    "computes with it before it reaches an op; use a tensor there"
+                )
+            self.tape.settle(value)
+
+    def _is_optimizers(self, value: Any) -> bool:
+        """Whether the number comes from an optimizer, whose numbers change: a guard on it would fail in every step."""
+        sources = [self.tape.leaves[leaf] for leaf in self.tape.leaves_of(value.index)]
+        return any(isinstance(s, ItemOf) or (isinstance(s, Entry) and s.kind in ("group", "state")) for s in sources)
+
+
+@contextmanager
+def python_functions_open() -> Iterator[None]:
+    """While this lasts, torch functions written in Python do not hand themselves to a mode."""
+    names = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+    closed = {name: getattr(torch.overrides, name) for name in names}
+    opened = {names[0]: lambda tensors: _overridden(*tensors), names[1]: _overridden, names[2]: _overridden}
+    tables = [vars(module) for module in list(sys.modules.values()) if hasattr(module, "__dict__")]
+    places = [(table, name) for table in tables for name in names if table.get(name) is closed[name]]
+    try:
+        for table, name in places:
+            table[name] = opened[name]
+        yield
+    finally:
+        for table, name in places:
+            table[name] = closed[name]
+
+
+def _overridden(*values: Any) -> bool:
+    """Whether one of the values is a tensor of a kind that has torch functions of its own."""
+    usual: Any = torch.Tensor.__torch_function__
+    known = (None, usual.__func__, torch._C._disabled_torch_function_impl)
+    methods = [getattr(kind, "__torch_function__", None) for kind in map(type, values) if kind is not torch.Tensor]
+    return any(getattr(method, "__func__", method) not in known for method in methods)
+
+
+def _is_bool(tensor: torch.Tensor) -> bool:
+    return tensor.dtype is torch.bool
+
+
+def _live_in(value: Any) -> Iterator[Any]:
+    if isinstance(value, (Live, LateFloat)):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for element in value:
+            yield from _live_in(element)
+    elif isinstance(value, dict):
+        yield from _live_in(list(value.values()))
+    elif isinstance(value, slice):
+        yield from _live_in((value.start, value.stop, value.step))
+
+
+def _is_flat(data: Any) -> bool:
+    """Whether it is a number, or a list of numbers."""
+    return isinstance(data, Live) or all(isinstance(element, (int, float)) for element in data)
+
+
+def _made_of(data: Any, dtype: torch.dtype | None = None, device: Any = None) -> torch.Tensor:
+    """The tensor that `torch.tensor` makes of these numbers, by ops that take each of them."""
+    numbers = [data] if isinstance(data, Live) else data
+    plain = [number.plain if isinstance(number, Live) else number for number in numbers]
+    kind = dtype or (torch.get_default_dtype() if any(isinstance(n, float) for n in plain) else torch.int64)
+    made = [torch.full((), number, dtype=kind, device=device) for number in plain]
+    return made[0] if isinstance(data, Live) else torch.stack(made)
+
+
+def _unwrapped(value: Any) -> Any:
+    """`value` with the plain number in place of each live one; in an index later steps must find it again."""
+    if isinstance(value, Live):
+        return value.plain
+    if type(value) in (tuple, list):
+        return type(value)(_unwrapped(element) for element in value)
+    if isinstance(value, dict):
+        return {key: _unwrapped(element) for key, element in value.items()}
+    return plain_tree(value)

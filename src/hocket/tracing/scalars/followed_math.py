@@ -1,0 +1,52 @@
+"""The functions of `math` follow live numbers, which they would otherwise ask for their plain value.
+
+A function that was imported by its name (``from math import sqrt``) is not exchanged here: it asks the live number for
+its value, which then has to be the same in later steps.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from hocket.tracing.scalars.live import Live, plain_tree
+
+__all__ = ["followed_math"]
+
+# It multiplies what it is given, as Python does, and so needs no help.
+_FOLLOWS_ALREADY = ("prod",)
+
+
+@contextmanager
+def followed_math() -> Iterator[None]:
+    """While this lasts, the functions of `math` follow live numbers."""
+    functions = {name: value for name, value in vars(math).items() if callable(value) and not name.startswith("_")}
+    try:
+        for name, function in functions.items():
+            if name not in _FOLLOWS_ALREADY:
+                setattr(math, name, _followed(function, asks=name.startswith("is") and name != "isqrt"))
+        yield
+    finally:
+        for name, function in functions.items():
+            setattr(math, name, function)
+
+
+def _followed(function: Callable[..., Any], asks: bool) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def followed(*operands: Any, **options: Any) -> Any:
+        live = next((operand for operand in operands if isinstance(operand, Live)), None)
+        if live is not None and not options:
+            if asks:
+                return live.tape.guard(function, *operands)
+            result = function(*(operand.plain if isinstance(operand, Live) else operand for operand in operands))
+            if isinstance(result, (int, float)):
+                return live.tape.apply(function, *operands)
+        # Whatever is not a plain function of numbers (a list of them, a pair as the result) is told their values.
+        if any(isinstance(operand, Iterator) for operand in operands):
+            operands = tuple(list(operand) if isinstance(operand, Iterator) else operand for operand in operands)
+        return function(*plain_tree(operands), **plain_tree(options))
+
+    return followed

@@ -1,0 +1,66 @@
+"""What belongs to another machine is refused before anything runs, and says why."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from execution.probe import KINDS, captured_job, probing_job, spread
+from hocket.errors import ExecutionError, InputError
+from hocket.execution import executor
+from hocket.execution.process import forked, unavailable_reason
+from hocket.ir import Device, Lane, Machine
+from hocket.profiling import profile
+from hocket.session import Schedule
+
+HERE = Machine.here()
+MANY = HERE.cores + 1
+
+
+def test_this_machine_is_not_foreign():
+    assert [unavailable_reason(device) for device in HERE.devices] == [""]
+    assert unavailable_reason(Device("cpu0", cores=HERE.cores)) == ""
+    assert unavailable_reason(Device("gpu0", "cuda", cores=100)) == ""
+    assert not forked()
+
+
+@pytest.mark.parametrize(
+    ("device", "words"),
+    [
+        (Device("big", cores=MANY), f"'big' has {MANY} cores, and this process may use {HERE.cores}"),
+        (Device("far", cores=1, cpus=((9999,),)), "'far' has CPUs 9999, which this process may not use"),
+        (Device("smt", cores=1, smt=20, cpus=(tuple(range(9000, 9020)),)), r"CPUs 9000, .*, 9007, \.\.\., which"),
+    ],
+)
+def test_what_this_process_lacks_is_named(device, words):
+    job = probing_job(2)
+    machine = Machine((device,))
+    with pytest.raises(InputError, match=f"schedule: machine: device .*{words}"):
+        Schedule(job.step, job.model, job.optimizer, machine=machine)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_plan_for_a_machine_with_more_cores_is_not_run(kind):
+    captured = captured_job(probing_job(2))
+    plan = spread(captured, Lane("first", cores=(0,)), Lane("last", cores=(MANY - 1,)))
+    with pytest.raises(ExecutionError, match=f"lane 'first': device 'cpu0' has {MANY} cores.* can be simulated"):
+        executor(captured, plan, Machine.of(cores=MANY), kind=kind)
+    with pytest.raises(ExecutionError, match="lane 'first' runs on device 'cpu0'; the machine has only cpu7"):
+        executor(captured, plan, Machine((Device("cpu7", cores=1),)), kind=kind)
+
+
+def test_profiling_is_refused_at_widths_beyond_the_cores_and_for_another_machine():
+    captured = captured_job(probing_job(2))
+    with pytest.raises(InputError, match=rf"widths between 1 and the machine's {HERE.cores} cores, got \[{MANY}\]"):
+        profile(captured, widths=[MANY])
+    with pytest.raises(ExecutionError, match=f"device 'cpu0' has {MANY} cores"):
+        profile(captured, machine=Machine.of(cores=MANY))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+def test_a_child_knows_that_it_was_forked():
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if forked() else 1)
+    assert os.waitpid(child, 0)[1] == 0

@@ -1,0 +1,208 @@
+"""One go by itself: where gradients lie, whose memory it is, and what a failure leaves behind."""
+
+from __future__ import annotations
+
+import copy
+import gc
+
+import pytest
+import torch
+from tests.fusion.oracle import made
+from tests.fusion.prefer import in_one_go, prefer
+from torch import nn
+from torch.nn import functional as F
+
+import hocket
+from hocket.fusion.gather import Gather
+from hocket.fusion.shares import LARGE_BYTES, GradientMemory
+
+D = torch.float64
+WIDE = 370  # squared, in float64, more than a MiB
+X, Y = torch.linspace(-1, 1, 24, dtype=D).view(4, 6), torch.tensor([0, 1, 2, 1])
+
+
+def net() -> nn.Module:
+    """Large and small parameters."""
+    return nn.Sequential(nn.Linear(6, WIDE), nn.Tanh(), nn.Linear(WIDE, WIDE), nn.Tanh(), nn.Linear(WIDE, 3))
+
+
+@pytest.fixture(params=["2 in one go", "1 in one go"])
+def array(request, monkeypatch):
+    prefer(monkeypatch, request.param)
+    made_ = hocket.fuse(made(net, 4), shared=True)
+    made_.losses(F.cross_entropy, X, Y)
+    assert in_one_go(made_)
+    assert any(p[0].nbytes >= LARGE_BYTES for p in made_.parameters())
+    return made_
+
+
+def expected(array, x=X, y=Y):
+    twin = hocket.fuse(array.unfuse(), backend="rule", shared=True)
+    twin.loss(F.cross_entropy, twin(x), y).backward()
+    return [p.grad for p in twin.parameters()]
+
+
+def large(array):
+    """The parameters whose gradients have memory that is kept."""
+    return [p for p in array.parameters() if p.nbytes >= LARGE_BYTES]
+
+
+def close(found, wanted):
+    for one, two in zip(found, wanted, strict=True):
+        assert (one - two).abs().max() <= 1e-12 * two.abs().max()
+
+
+def test_memory_of_gradients_is_used_again_when_nobody_holds_it(array):
+    places = []
+    for number in range(4):
+        array.losses(F.cross_entropy, X * (number + 1), Y).backward()
+        places.append([p.grad.data_ptr() for p in large(array)])
+        array.zero_grad()
+    assert places[0] == places[1] == places[2] == places[3]
+
+
+def test_gradients_are_handed_over_without_a_copy(array):
+    losses = array.losses(F.cross_entropy, X, Y)
+    kept = {storage.data_ptr() for storage in array.gradient_memory._storages.values()}
+    losses.backward()
+    assert {p.grad.data_ptr() for p in large(array)} <= kept
+
+
+@pytest.mark.parametrize("how", ["grad", "detached", "row", "numpy"])
+def test_a_gradient_that_somebody_keeps_is_not_written_over(how, array):
+    array.losses(F.cross_entropy, X, Y).backward()
+    keep = {
+        "grad": lambda grad: grad,
+        "detached": lambda grad: grad.detach(),
+        "row": lambda grad: grad[1:2],
+        "numpy": lambda grad: grad.numpy(),
+    }[how]
+    kept = [keep(p.grad) for p in array.parameters()]
+    before = [copy.deepcopy(each) for each in kept]
+    for number in range(3):
+        array.zero_grad()
+        array.losses(F.cross_entropy, X * -number, Y).backward()
+        assert not all(
+            (a == b[: len(a)]).all() for a, b in zip(before, (p.grad for p in array.parameters()), strict=True)
+        )
+    for one, two in zip(kept, before, strict=True):
+        assert (one == two).all()
+
+
+def test_losses_that_are_kept_keep_their_gradients(array):
+    wanted = [expected(array, X * factor) for factor in (1, 2, 3)]
+    kept = [array.losses(F.cross_entropy, X * factor, Y) for factor in (1, 2, 3)]
+    for losses, grads in zip(kept, wanted, strict=True):
+        array.zero_grad()
+        losses.backward()
+        close([p.grad for p in array.parameters()], grads)
+
+
+def test_losses_let_go_of_gradients_once_handed_over(array):
+    """A history of losses that were never detached holds no gradients."""
+    history = []
+    places = set()
+    for number in range(4):
+        array.zero_grad()
+        history.append(array.losses(F.cross_entropy, X * (number + 1), Y))
+        history[-1].backward()
+        places.add(tuple(p.grad.data_ptr() for p in large(array)))
+    assert len(places) == 1
+
+
+def test_gradients_set_to_zero_and_not_to_none(array):
+    for number in range(3):
+        wanted = expected(array, X * (number + 1))
+        array.losses(F.cross_entropy, X * (number + 1), Y).backward()
+        close([p.grad for p in array.parameters()], wanted)
+        array.zero_grad(set_to_none=False)
+        assert all(p.grad is not None and not p.grad.any() for p in array.parameters())
+
+
+def test_gradients_changed_in_place_stay_with_their_step(array):
+    wanted = expected(array)
+    for _ in range(3):
+        array.losses(F.cross_entropy, X, Y).backward()
+        close([p.grad for p in array.parameters()], wanted)
+        nn.utils.clip_grad_norm_(array.parameters(), 1e-3)
+        for p in array.parameters():
+            p.grad = p.grad * 2 if p.ndim > 2 else p.grad.fill_(5)
+        array.zero_grad()
+
+
+@pytest.mark.parametrize("layer", [0, 2, 4])
+def test_a_backward_that_fails_leaves_nothing_behind(layer, array):
+    """In the middle of the second group's, by the hand of a hook."""
+    wanted = expected(array)
+    [run] = [run for run in array._plans.values() if run is not None]
+
+    def fails(grad):
+        raise RuntimeError("by intent")
+
+    handle = run.__self__._current_parts()[1].tensors[f"{layer}.weight"].register_hook(fails)
+    with pytest.raises(RuntimeError, match="by intent"):
+        array.losses(F.cross_entropy, X, Y)
+    handle.remove()
+    assert all(p.grad is None for p in array.parameters())
+    array.losses(F.cross_entropy, X, Y).backward()
+    close([p.grad for p in array.parameters()], wanted)
+
+
+def test_graphs_and_activations_are_gone_after_each_call(array):
+    """What is alive after a step does not grow, and without a backward neither."""
+
+    def alive():
+        gc.collect()
+        return sum(issubclass(type(each), torch.Tensor) for each in gc.get_objects())
+
+    array.losses(F.cross_entropy, X, Y).backward()
+    array.zero_grad()
+    before = alive()
+    for number in range(3):
+        array.losses(F.cross_entropy, X * number, Y)
+        array.losses(F.cross_entropy, X * number, Y).backward()
+        array.zero_grad()
+    assert alive() == before
+
+
+def test_the_parts_are_made_once_and_follow_updates(array):
+    [run] = [run for run in array._plans.values() if run is not None]
+    first = run.__self__._current_parts()
+    optimizer = hocket.optim.SGD(array.parameters(), lr=0.1)
+    array.losses(F.cross_entropy, X, Y).backward()
+    optimizer.step()
+    assert run.__self__._current_parts() is first
+    wanted = expected(array)
+    array.zero_grad()
+    array.losses(F.cross_entropy, X, Y).backward()
+    close([p.grad for p in array.parameters()], wanted)
+    array.get_parameter("fused.0.bias").data = torch.zeros(4, WIDE, dtype=D)
+    assert run.__self__._current_parts() is not first
+
+
+@pytest.mark.parametrize("columns", [2, LARGE_BYTES // 16])  # kept as they come, and in buffers
+@pytest.mark.parametrize("size", [1, 2])
+def test_gather_fills_what_nobody_brings(size, columns, monkeypatch):
+    monkeypatch.setattr(torch, "empty", lambda *args, **kwargs: torch.full(*args, torch.nan, **kwargs))
+    first, second, third = (nn.Parameter(torch.ones(2 * size, columns, dtype=D)) for _ in range(3))
+    gather = Gather(GradientMemory(), [first, second, third], 2, size)
+    shape = (columns,) if size == 1 else (size, columns)
+    gather.bring(0, {id(first): torch.full(shape, 5.0, dtype=D)})
+    gather.bring(1, {id(first): torch.full(shape, 7.0, dtype=D), id(second): torch.full(shape, 3.0, dtype=D)})
+    gather.bring(1, {})
+    assert gather.whole(first).mean(1).tolist() == [5.0] * size + [7.0] * size
+    assert gather.whole(second).mean(1).tolist() == [0.0] * size + [3.0] * size
+    assert gather.whole(third) is None
+
+
+def test_blocks_of_memory_are_told_apart():
+    memory, one, two = GradientMemory(), torch.ones(3, 2), torch.ones(3, 2)
+    first = memory.like(one)
+    assert memory.like(two).data_ptr() != first.data_ptr()
+    assert memory.like(one).data_ptr() != first.data_ptr(), "somebody holds the first"
+    del first
+    address = memory.like(one).data_ptr()
+    assert memory.like(one).data_ptr() == address, "nobody does"
+    assert memory.like(one.double()).dtype == D
+    one.data = torch.ones(2, 2)
+    assert memory.like(one).shape == (2, 2)

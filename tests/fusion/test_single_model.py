@@ -1,0 +1,313 @@
+"""Plain models one by one, as they are and with convolutions' images channels last, against torch in float64."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tests.fusion.nets import NETS, VANISHING, Residual
+from tests.fusion.oracle import assert_close, check, made
+from tests.fusion.prefer import prefer, won_by
+from torch import nn
+from torch.nn import functional as F
+
+import hocket
+from hocket.fusion import choose, single_model
+from hocket.fusion.single_model import CHANNELS_LAST
+
+D = torch.float64
+NONE: frozenset[str] = frozenset()
+
+
+class Keyword(nn.Module):
+    """Convolutions whose arguments are all named."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 3, 3, 3))
+        self.back = nn.Parameter(torch.randn(4, 2, 3, 3))
+
+    def forward(self, x):
+        x = F.conv2d(weight=self.weight, input=x, stride=2, padding=1)
+        return F.conv_transpose2d(input=x, weight=self.back).relu()
+
+
+class Shapes(nn.Module):
+    """What looks at an image after a convolution: a reshape, a permutation, a slice, a sum, an argmax, a stride."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, x):
+        x = self.conv(x)
+        y = x.reshape(x.size(0), 2, -1)
+        z = x.permute(0, 2, 3, 1).flatten(1)
+        best = x.argmax(1, keepdim=True).to(x.dtype)
+        return y, z, x[:, 1:, ::2], x.sum((2, 3)), best, x
+
+
+def seq(*layers: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
+    return lambda: nn.Sequential(*[layer() for layer in layers])
+
+
+conv = nn.Conv2d
+# name -> (make, one model's input)
+IMAGES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "conv2d": (lambda: conv(3, 4, 3), (2, 3, 6, 5)),
+    "of one channel": (lambda: conv(1, 4, 3), (2, 1, 6, 5)),
+    "one wide": (lambda: conv(3, 4, 1), (2, 3, 6, 5)),
+    "images of one pixel": (lambda: conv(3, 4, 3, padding=1), (2, 3, 1, 1)),
+    "a batch of one": (seq(lambda: conv(3, 4, 3), nn.ReLU, lambda: conv(4, 2, 2)), (1, 3, 6, 5)),
+    "an empty batch": (lambda: conv(3, 4, 3), (0, 3, 6, 5)),
+    "conv3d": (seq(lambda: nn.Conv3d(2, 4, 2), nn.ReLU, lambda: nn.Conv3d(4, 2, 2)), (2, 2, 4, 5, 6)),
+    "conv1d beside": (seq(lambda: conv(3, 4, 3), lambda: nn.Flatten(2), lambda: nn.Conv1d(4, 2, 3)), (2, 3, 6, 5)),
+    "transposed": (lambda: nn.ConvTranspose2d(3, 4, 3, stride=2, output_padding=1), (2, 3, 4, 5)),
+    "transposed 3d": (lambda: nn.ConvTranspose3d(2, 3, 2, stride=2), (2, 2, 3, 4, 3)),
+    "grouped": (seq(lambda: conv(4, 6, 3, groups=2), nn.ReLU, lambda: conv(6, 4, 1)), (2, 4, 6, 5)),
+    "depthwise": (seq(lambda: conv(4, 4, 3, groups=4), lambda: conv(4, 8, 3, groups=4)), (2, 4, 7, 6)),
+    "transposed, grouped": (lambda: nn.ConvTranspose2d(4, 6, 3, groups=2), (2, 4, 4, 5)),
+    "strided, dilated, reflecting": (lambda: conv(3, 4, 3, 2, 2, 2, padding_mode="reflect"), (2, 3, 8, 7)),
+    "without a batch": (seq(lambda: conv(3, 4, 3), nn.ReLU, lambda: conv(4, 2, 2)), (3, 6, 5)),
+    "flatten": (seq(lambda: conv(3, 4, 3), nn.Flatten, lambda: nn.Linear(48, 3)), (2, 3, 6, 5)),
+    "relu in place": (seq(lambda: conv(3, 4, 3), lambda: nn.ReLU(inplace=True), lambda: conv(4, 2, 2)), (2, 3, 6, 5)),
+    "norms": (
+        seq(
+            lambda: conv(3, 4, 3), lambda: nn.BatchNorm2d(4), nn.ReLU, lambda: nn.GroupNorm(2, 4), lambda: conv(4, 2, 2)
+        ),
+        (3, 3, 6, 5),
+    ),
+    "pools": (
+        seq(lambda: conv(3, 4, 3), lambda: nn.MaxPool2d(2), nn.GELU, lambda: conv(4, 4, 1), lambda: nn.AvgPool2d(2)),
+        (2, 3, 8, 7),
+    ),
+    "resized and shuffled": (
+        seq(
+            lambda: conv(3, 4, 3),
+            lambda: nn.Upsample(scale_factor=2),
+            lambda: nn.PixelShuffle(2),
+            lambda: conv(1, 2, 3),
+        ),
+        (2, 3, 6, 5),
+    ),
+    "keywords": (Keyword, (2, 3, 6, 5)),
+    "what looks at shapes": (Shapes, (2, 3, 6, 5)),
+}
+WAYS = ["loop", "loop, channels last"]
+
+
+@pytest.mark.filterwarnings("ignore:hocket.fuse")  # a convolution without a batch has no rule
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
+@pytest.mark.parametrize("name", IMAGES)
+def test_convolutions(name, shared, way, monkeypatch):
+    prefer(monkeypatch, forward=way)
+    make, shape = IMAGES[name]
+    x = torch.randn(*(() if shared else (3,)), *shape, dtype=D)
+    array = check(made(make, 3), x, shared=shared, backend="auto")
+    assert array.choices[-1].winner == way
+
+
+@pytest.mark.filterwarnings("ignore:hocket.fuse")
+@pytest.mark.parametrize("name", IMAGES)
+def test_one_model_alone(name, monkeypatch):
+    prefer(monkeypatch, forward="single, channels last")
+    make, shape = IMAGES[name]
+    array = check(made(make, 1), torch.randn(1, *shape, dtype=D), shared=False, backend="auto")
+    assert array.choices[-1].winner == "single, channels last"
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("num_models", [2, 4])
+def test_a_net_with_running_statistics(num_models, training, way, monkeypatch):
+    prefer(monkeypatch, forward=way)
+    models = made(Residual, num_models, training=training)
+    vanishing = VANISHING["residual"] if training else NONE
+    x = torch.randn(num_models, 4, 3, 6, 6, dtype=D)
+    if training:
+        array = check(models, x, shared=False, backend="auto", steps=3, vanishing=vanishing)
+    else:  # biases do not vanish then, and the oracle takes some for such
+        array = hocket.fuse(copy.deepcopy(models), shared=False)
+        out = array(x)
+        out.square().sum().backward()
+        for index, model in enumerate(models):
+            own = model(x[index])
+            own.square().sum().backward()
+            assert_close(out[index], own, "output")
+            for name, parameter in model.named_parameters():
+                assert_close(array.tensor(name).tensor.grad[index], parameter.grad, name)
+    assert array.choices[-1].winner == way
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("strides", ["transposed", "sliced", "expanded", "channels last"])
+def test_inputs_that_lie_otherwise(strides, way, monkeypatch):
+    prefer(monkeypatch, forward=way)
+    x = {
+        "transposed": lambda: torch.randn(2, 3, 5, 6, dtype=D).transpose(2, 3),
+        "sliced": lambda: torch.randn(4, 6, 12, 10, dtype=D)[::2, 1::2, ::2, ::2],
+        "expanded": lambda: torch.randn(2, 1, 6, 5, dtype=D).expand(2, 3, 6, 5),
+        "channels last": lambda: torch.randn(2, 3, 6, 5, dtype=D).to(memory_format=torch.channels_last),
+    }[strides]()
+    assert not x.is_contiguous()
+    models = made(IMAGES["relu in place"][0], 3)
+    array = hocket.fuse(copy.deepcopy(models), shared=True)
+    out = array(x)
+    assert array.choices[-1].winner == way
+    for index, model in enumerate(models):
+        assert_close(out[index], model(x), f"model {index}")
+
+
+@pytest.mark.parametrize("name", [name for name in NETS if name != "residual"])
+def test_nets_without_images_have_no_such_contender(name, monkeypatch):
+    prefer(monkeypatch, forward="loop, channels last")
+    make, given = NETS[name]
+    array = check(made(make, 3), given(), shared=True, backend="auto", vanishing=VANISHING.get(name, NONE))
+    assert not any(CHANNELS_LAST_NAME in name for choice in array.choices for name in choice.whole_us)
+    assert array.choices[-1].winner != "loop, channels last"
+
+
+CHANNELS_LAST_NAME = choose.CHANNELS_LAST
+
+
+class Views(nn.Module):
+    """Its view needs an image that lies plane by plane."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.head = nn.Linear(48, 5)
+
+    def forward(self, x):
+        x = self.conv(x)
+        return self.head(x.view(x.size(0), -1))
+
+
+@pytest.mark.parametrize("num_models", [1, 3])
+def test_a_view_that_cannot_be_leaves_the_contest_and_not_the_call(num_models, monkeypatch):
+    name = "loop" if num_models > 1 else "single"
+    prefer(monkeypatch, "1 in one go, channels last", f"{name}, channels last")
+    models = made(Views, num_models)
+    x, y = torch.randn(num_models, 4, 3, 6, 5, dtype=D), torch.randint(0, 5, (4,))
+    array = check(models, x, shared=False, backend="auto")
+    assert set(array.choices[-1].whole_us) >= {"rule", name}
+    assert f"{name}, channels last" not in array.choices[-1].whole_us
+    if num_models > 1:
+        array.zero_grad()
+        array.losses(F.cross_entropy, x, y).backward()
+        assert array.choices[-1].whole_us.keys() == {"whole", "1 in one go"}
+        for index, model in enumerate(models):
+            model.zero_grad()
+            F.cross_entropy(model(x[index]), y).backward()
+            assert_close(array.tensor("conv.weight").tensor.grad[index], model.conv.weight.grad, "conv.weight")
+
+
+@pytest.mark.parametrize("num_models", [1, 3])
+def test_what_comes_out_lies_as_usual(num_models, monkeypatch):
+    """Or a loss function's view would fail, which one that was there when both were timed did not have."""
+    alone = "single" if num_models == 1 else "loop"
+    prefer(monkeypatch, "1 in one go, channels last", f"{alone}, channels last")
+    models = made(seq(lambda: conv(3, 4, 3), nn.ReLU), num_models)
+    array = hocket.fuse(copy.deepcopy(models), shared=True)
+    x = torch.randn(2, 3, 6, 5, dtype=D)
+    out = array(x)
+    assert array.choices[-1].winner == f"{alone}, channels last"
+    assert out.is_contiguous()
+    if num_models == 1:
+        return
+    views = [False]
+
+    def fn(out):
+        out = out.view(-1) if views[0] else out
+        return out.square().sum()
+
+    array.losses(fn, x)
+    assert array.choices[-1].winner == "1 in one go, channels last"
+    views[0] = True
+    losses = array.losses(fn, x)
+    for index, model in enumerate(models):
+        assert_close(losses[index].detach().as_subclass(torch.Tensor), fn(model(x)).detach(), "loss")
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 3, 5), (2, 4, 3, 5, 2), (1, 4, 1, 1), (2, 1, 3, 3), (3, 4)])
+def test_as_usual(shape):
+    value = torch.randn(shape)
+    layouts = {4: torch.channels_last, 5: torch.channels_last_3d}
+    last = value.to(memory_format=layouts[value.ndim]) if value.ndim in layouts else value
+    assert single_model._as_usual(value) is value
+    assert single_model._as_usual(last).is_contiguous()
+    assert torch.equal(single_model._as_usual(last), value)
+    turned = value.transpose(0, 1)[..., ::2]
+    assert single_model._as_usual(turned) is turned or turned.is_contiguous(memory_format=layouts[value.ndim])
+    assert single_model._as_usual("a word") == "a word"
+
+
+@pytest.mark.parametrize("op", CHANNELS_LAST)
+def test_the_images_are_channels_last_and_a_fault_is_caught(op, monkeypatch):
+    """The op sees what it is promised; and what it computes counts, or these tests would see nothing."""
+    dims = 4 if op.endswith("2d") else 5
+    seen = []
+    right = single_model._channels_last
+
+    def watching(function, layout):
+        def watched(input, *args, **kwargs):
+            seen.append(input.is_contiguous(memory_format=layout))
+            return function(input, *args, **kwargs) * (1 + 1e-9)
+
+        return right(watched, layout)
+
+    monkeypatch.setattr(single_model, "_channels_last", watching)
+    prefer(monkeypatch, forward="loop, channels last")
+    layer: Any = {"conv2d": nn.Conv2d, "conv3d": nn.Conv3d}.get(
+        op, nn.ConvTranspose2d if dims == 4 else nn.ConvTranspose3d
+    )
+    with pytest.raises(AssertionError, match="output 0 of model 0"):
+        check(
+            made(lambda: layer(3, 4, 2), 2), torch.randn(2, 3, *[4] * (dims - 2), dtype=D), shared=True, backend="auto"
+        )
+    assert seen
+    assert all(seen)
+
+
+class Tokens(nn.Module):
+    """An image of tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(5, 3)
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, tokens):
+        return self.conv(self.table(tokens).permute(0, 3, 1, 2))
+
+
+@pytest.mark.parametrize("way", ["{}", "{}, channels last"])
+@pytest.mark.parametrize("num_models", [1, 3])
+def test_errors_name_the_layer(num_models, way, monkeypatch):
+    way = way.format("single" if num_models == 1 else "loop")
+    prefer(monkeypatch, forward=way)
+    array = hocket.fuse(made(Tokens, num_models), shared=True)
+    tokens = torch.randint(0, 5, (2, 6, 5))
+    array(tokens)
+    assert array.choices[-1].winner == way
+    with pytest.raises(hocket.errors.InputError, match="layer table: embedding: index out of range"):
+        array(tokens + 3)
+
+
+def test_a_contender_has_to_win_clearly(monkeypatch):
+    """Four per cent faster is not enough for a layout that comes with copies."""
+    monkeypatch.setattr(choose, "_choose_ops", lambda program, leaves: ({}, {}))
+    for faster, winner in ((1.04, "loop"), (1.06, "loop, channels last")):
+
+        def benchmark(contenders, faster=faster):
+            times = won_by("")(contenders)
+            return dict.fromkeys(times, 500.0) | {"loop": 100.0 * faster, "loop, channels last": 100.0}
+
+        monkeypatch.setattr(choose, "benchmark", benchmark)
+        array = hocket.fuse(made(lambda: conv(3, 4, 3), 3), shared=True)
+        array(torch.randn(2, 3, 6, 5, dtype=D))
+        assert array.choices[-1].winner == winner

@@ -1,0 +1,92 @@
+"""Placing ops whose widths are decided: what starts when, and who may pass whom."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hocket.ir import Costs, Device, Edge, Graph, Op
+from hocket.planning.moldable.instance import Instance, instance_of, makespan_us
+from hocket.planning.moldable.parallel_sgs import parallel_sgs
+from hocket.planning.moldable.serial_sgs import serial_sgs
+from invariants import placement_faults
+from strategies import apart_in, moldable_cases
+
+
+@st.composite
+def decided(draw):
+    """A case with widths, priorities, a time to wake lanes and pairs to be kept apart."""
+    case = draw(moldable_cases())
+    count = len(case.graph)
+    widths = draw(st.lists(st.integers(1, case.device.cores), min_size=count, max_size=count))
+    priority = draw(st.lists(st.integers(0, 3).map(float), min_size=count, max_size=count))
+    return case.instance, widths, priority, draw(st.sampled_from([0.0, 2.5])), draw(apart_in(case))
+
+
+@given(decided())
+def test_packed_ops_keep_the_rules(made):
+    instance, widths, priority, wait_us, apart = made
+    placed = parallel_sgs(instance, widths, priority, wait_us=wait_us, apart=apart)
+    assert placement_faults(instance, placed, wait_us, apart) == []
+    assert all(len(one.cores) == widths[one.op] for one in placed)
+
+
+@given(decided())
+def test_ops_in_order_keep_the_rules_and_the_order(made):
+    instance, widths, _, wait_us, apart = made
+    placed = serial_sgs(instance, widths, instance.order, wait_us=wait_us, apart=apart)
+    assert placement_faults(instance, placed, wait_us, apart) == []
+    assert [one.op for one in placed] == list(instance.order)
+    assert [len(one.cores) for one in placed] == [widths[one.op] for one in placed]
+
+
+@given(decided())
+def test_in_order_of_their_starts_no_op_starts_later(made):
+    """What `exact` relies on: no order is better for these widths than that of the best placement's starts."""
+    instance, widths, priority, _, _ = made
+    packed = {one.op: one for one in parallel_sgs(instance, widths, priority)}
+    place = {op: at for at, op in enumerate(instance.order)}
+    order = sorted(packed, key=lambda op: (packed[op].start_us, packed[op].end_us, place[op]))
+    again = serial_sgs(instance, widths, order)
+    assert all(one.start_us <= packed[one.op].start_us * (1 + 1e-9) for one in again)
+    assert makespan_us(again) <= makespan_us(packed.values()) * (1 + 1e-9)
+
+
+@given(decided())
+def test_no_op_waits_that_could_run(made):
+    """At the start of every op that had to wait, something had just ended or something wider was ahead of it."""
+    instance, widths, priority, _, _ = made
+    narrow = [1] * len(widths)
+    placed = parallel_sgs(instance, narrow, priority)
+    ends = {one.op: one.end_us for one in placed}
+    for one in placed:
+        ready_us = max((ends[other] for other in instance.predecessors[one.op]), default=0.0)
+        if one.start_us > ready_us:
+            busy = [other for other in placed if other.start_us <= ready_us < other.end_us]
+            assert len(busy) == instance.num_cores
+
+
+def _instance(durations: dict[str, float], cores: int, *edges: str) -> Instance:
+    graph = Graph(tuple(map(Op, durations)), tuple(Edge(*edge) for edge in edges))
+    return instance_of(graph, Costs({op: {"1": us} for op, us in durations.items()}), Device("cpu0", cores=cores))
+
+
+def test_narrow_ops_pass_a_wide_one_only_if_they_do_not_hold_it_up():
+    # a b on two cores; d (2 cores) is next in line; c may pass it, e may not.
+    instance = _instance({"a": 2.0, "b": 5.0, "c": 3.0, "d": 4.0, "e": 4.0}, 2)
+    placed = parallel_sgs(instance, [1, 1, 1, 2, 1], [9.0, 8.0, 2.0, 7.0, 3.0])
+    starts = {one.op: one.start_us for one in placed}
+    assert starts == {0: 0.0, 1: 0.0, 2: 2.0, 3: 5.0, 4: 9.0}
+
+
+def test_a_lane_has_to_be_woken():
+    instance = _instance({"a": 2.0, "b": 5.0, "c": 3.0}, 2, "ac", "bc")
+    placed = {one.op: one for one in parallel_sgs(instance, [1, 1, 1], [1.0, 1.0, 1.0], wait_us=0.5)}
+    assert placed[2].cores == placed[1].cores, "on the lane of who ends last"
+    assert placed[2].start_us == 5.0
+    placed = {one.op: one for one in parallel_sgs(instance, [1, 1, 2], [1.0, 1.0, 1.0], wait_us=0.5)}
+    assert placed[2].start_us == 5.5
+
+
+def test_no_ops():
+    assert parallel_sgs(_instance({}, 2), [], []) == serial_sgs(_instance({}, 2), [], []) == []

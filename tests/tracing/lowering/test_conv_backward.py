@@ -1,0 +1,123 @@
+"""A convolution's backward taken apart: which parts there are, what each computes, and which stay together."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch import nn
+
+from hocket.job import Job
+from hocket.tracing import capture
+from hocket.tracing.captured import relowered
+from hocket.tracing.lowering.conv_backward import PARTS, is_joint, parts
+from hocket.tracing.program import Action, Call, Slot, compile_action
+
+BACKWARD = torch.ops.aten.convolution_backward.default
+
+
+def joint(wanted=(0, 1, 2)) -> Call:
+    mask = [position in wanted for position in range(3)]
+    args = (Slot(0), Slot(1), Slot(2), [4], [1, 1], [0, 0], [1, 1], False, [0, 0], 1, mask)
+    return Call(BACKWARD, args, {}, {position: 3 + position for position in wanted})
+
+
+def run(calls) -> dict[int, torch.Tensor]:
+    torch.manual_seed(0)
+    values = [torch.randn(2, 4, 4, 4), torch.randn(2, 3, 6, 6), torch.randn(4, 3, 3, 3), None, None, None]
+    compile_action(Action("test", tuple(calls)))(values, [])
+    return {slot: value for slot, value in enumerate(values[3:], 3) if value is not None}
+
+
+@pytest.mark.parametrize("wanted", [w for n in (1, 2, 3) for w in itertools.combinations(range(3), n)])
+@pytest.mark.parametrize("paying", [p for n in range(4) for p in itertools.combinations(PARTS, n)])
+def test_parts_compute_together_what_the_joint_op_computes(wanted, paying):
+    call = joint(wanted)
+    found = list(parts(call, lambda part: part in paying))
+    filled = [slot for _, part in found for slot in part.outs.values()]
+    assert sorted(filled) == sorted(call.outs.values()), "each gradient is computed once"
+    whole, apart = run([call]), run([part for _, part in found])
+    assert whole.keys() == apart.keys()
+    for slot in whole:
+        torch.testing.assert_close(whole[slot], apart[slot], rtol=1e-5, atol=1e-5)
+
+
+def test_what_does_not_pay_stays_in_one_op_that_goes_by_its_first_part():
+    names = {name: sorted(call.outs) for name, call in parts(joint(), lambda part: part == "activation")}
+    assert names == {"activation": [0], "weight": [1, 2]}
+    names = {name: sorted(call.outs) for name, call in parts(joint(), lambda part: part == "weight")}
+    assert names == {"activation": [0, 2], "weight": [1]}
+    names = {name: sorted(call.outs) for name, call in parts(joint(), lambda part: False)}
+    assert names == {"activation": [0, 1, 2]}
+
+
+def test_only_a_backward_of_several_gradients_is_joint():
+    assert is_joint(joint((0, 1)))
+    assert not is_joint(joint((1,)))
+    assert not is_joint(Call(torch.ops.aten.mm.default, (Slot(0), Slot(1)), {}, {0: 1, 1: 2}))
+
+
+def net() -> Job:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(batch):
+        optimizer.zero_grad()
+        loss = model(batch).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return Job(step, model, optimizer, [torch.randn(2, 3, 8, 8)])
+
+
+def backward_ops(captured) -> dict[str, str]:
+    return {op.name: op.role for op in captured.graph.ops if op.target == "aten.convolution_backward"}
+
+
+def test_capture_splits_on_demand_and_asks_what_pays():
+    job = net()
+    arguments = (job.step, job.model, job.optimizer, job.batch(0))
+    assert backward_ops(capture(*arguments, split=False)) == {
+        "2/convolution_backward": "activation_grad",
+        "0/convolution_backward": "weight_grad",
+    }
+    assert backward_ops(capture(*arguments)) == {
+        "2/convolution_backward.activation": "activation_grad",
+        "2/convolution_backward.weight": "weight_grad",
+        "2/convolution_backward.bias": "bias_grad",
+        "0/convolution_backward.weight": "weight_grad",
+        "0/convolution_backward.bias": "bias_grad",
+    }
+    asked = []
+
+    def pays(name, part):
+        asked.append((name, part))
+        return name.startswith("2/") and part == "activation"
+
+    found = backward_ops(capture(*arguments, pays=pays))
+    assert found == {
+        "2/convolution_backward.activation": "activation_grad",
+        "2/convolution_backward.weight": "weight_grad",
+        "0/convolution_backward.weight": "weight_grad",
+    }
+    assert {("2/convolution_backward", part) for part in PARTS} <= set(asked)
+
+
+def test_a_captured_step_can_be_split_later_without_another_trace():
+    job = net()
+    arguments = (job.step, job.model, job.optimizer, job.batch(0))
+    together, apart = capture(*arguments, split=False), capture(*arguments, split=True)
+    assert relowered(together, split=True).graph == apart.graph
+    assert relowered(apart, split=False).graph == together.graph
+
+
+def test_a_split_keeps_the_operations_of_the_joint_op():
+    job = net()
+    arguments = (job.step, job.model, job.optimizer, job.batch(0))
+    together, apart = capture(*arguments, split=False), capture(*arguments, split=True)
+    for layer in ("0", "2"):
+        whole = sum(op.flops for op in together.graph.ops if op.layer == layer and "backward" in op.target)
+        shares = sum(op.flops for op in apart.graph.ops if op.layer == layer and "backward" in op.target)
+        assert shares == pytest.approx(whole)

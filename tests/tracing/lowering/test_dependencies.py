@@ -1,0 +1,92 @@
+"""Orders between ops, against a reference that looks at every pair of accesses."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hocket.tracing.lowering.dependencies import Access, carried, orders
+
+ROOTS = st.frozensets(st.integers(0, 3), max_size=2)
+
+
+@st.composite
+def sequences(draw) -> list[Access]:
+    found = []
+    for _ in range(draw(st.integers(0, 9))):
+        reads, writes = draw(ROOTS), draw(ROOTS)
+        # An op that writes in place reads what it writes, or does not: both occur.
+        found.append(Access(reads | (writes if draw(st.booleans()) else frozenset()), writes, draw(st.booleans())))
+    return found
+
+
+def conflicts(first: Access, second: Access) -> bool:
+    if first.random and second.random:
+        return True
+    return bool(first.writes & (second.reads | second.writes) or first.reads & second.writes)
+
+
+def reachable(pairs, count: int) -> set[tuple[int, int]]:
+    """All pairs that `pairs` imply."""
+    found = set(pairs)
+    for middle in range(count):
+        before = {a for a, b in found if b == middle}
+        after = {b for a, b in found if a == middle}
+        found |= {(a, b) for a in before for b in after}
+    return found
+
+
+@given(sequences())
+def test_every_pair_that_conflicts_is_ordered(accesses):
+    implied = reachable(orders(accesses), len(accesses))
+    for first, second in combinations(range(len(accesses)), 2):
+        if conflicts(accesses[first], accesses[second]):
+            assert (first, second) in implied
+
+
+@given(sequences())
+def test_nothing_is_ordered_for_no_reason(accesses):
+    for first, second in orders(accesses):
+        assert first < second
+        assert conflicts(accesses[first], accesses[second])
+
+
+@given(sequences())
+def test_what_flows_along_an_order_was_written_last_by_its_source(accesses):
+    for (first, second), roots in orders(accesses).items():
+        for root in roots:
+            assert root in accesses[first].writes
+            assert root in accesses[second].reads
+            assert not any(root in accesses[between].writes for between in range(first + 1, second))
+
+
+@given(sequences())
+def test_every_value_that_is_read_flows_along_some_order(accesses):
+    flowing = {(second, root) for (_, second), roots in orders(accesses).items() for root in roots}
+    for second, access in enumerate(accesses):
+        for root in access.reads:
+            if any(root in before.writes for before in accesses[:second]):
+                assert (second, root) in flowing
+
+
+@given(sequences(), ROOTS)
+def test_two_steps_in_a_row_are_ordered_by_the_orders_of_one_and_what_is_carried(accesses, lasting):
+    """Unrolled: with the orders of each step and the carried ones, two steps are ordered as one long one would be."""
+    count = len(accesses)
+    one = orders(accesses)
+    pairs = [*one, *((a + count, b + count) for a, b in one), *((a, b + count) for a, b in carried(accesses, lasting))]
+    implied = reachable(pairs, 2 * count)
+    for first, before in enumerate(accesses):
+        for second, after in enumerate(accesses):
+            read_or_written = before.writes & (after.reads | after.writes) | before.reads & after.writes
+            if read_or_written & lasting:
+                assert (first, second + count) in implied
+
+
+@given(sequences(), ROOTS)
+def test_nothing_is_carried_by_what_does_not_outlive_the_step(accesses, lasting):
+    for before, after in carried(accesses, lasting):
+        first, second = accesses[before], accesses[after]
+        assert (first.writes & (second.reads | second.writes) | first.reads & second.writes) & lasting

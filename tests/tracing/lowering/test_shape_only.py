@@ -1,0 +1,54 @@
+"""Ops that only look at shapes wait for nobody."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import hocket
+from hocket.tracing.lowering.shape_only import without_data
+
+aten = torch.ops.aten
+
+
+@pytest.mark.parametrize(
+    "value",
+    [torch.empty(2, 3), torch.empty(3, 2).t(), torch.empty(2, 3, 4, 5).to(memory_format=torch.channels_last)],
+    ids=["contiguous", "transposed", "channels last"],
+)
+def test_an_empty_tensor_keeps_shape_strides_and_type(value):
+    func, args, kwargs = without_data(aten.empty_like.default, value.to(torch.float64))
+    made = func(*args, **kwargs)
+    assert (made.shape, made.stride(), made.dtype) == (value.shape, value.stride(), torch.float64)
+
+
+@pytest.mark.parametrize("func", [aten.zeros_like.default, aten.ones_like.default])
+def test_constants_of_a_shape(func):
+    value = func(torch.randn(2, 3))
+    made, args, kwargs = without_data(func, value)
+    assert torch.equal(made(*args, **kwargs), value)
+    assert without_data(func, value.t()) is None, "a full tensor is contiguous"
+
+
+def test_what_reads_values_is_left_alone():
+    assert without_data(aten.relu.default, torch.zeros(3)) is None
+    assert without_data(aten.empty_like.default, torch.zeros(3).to_sparse()) is None
+
+
+def test_the_masks_of_dropout_wait_for_one_another_alone():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 4), nn.Dropout(0.5))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(batch):
+        optimizer.zero_grad()
+        loss = model(batch).sum()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    graph = hocket.capture(step, model, optimizer, torch.randn(2, 4)).graph
+    masks = [op.name for op in graph.ops if op.target == "aten.bernoulli_"]
+    assert len(masks) == 2
+    ahead = {before for mask in masks for before in graph.predecessors[mask]}
+    assert {graph[name].target for name in ahead} == {"aten.bernoulli_", "aten.empty_strided"}

@@ -1,0 +1,77 @@
+"""Which code a step is said to run."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from hocket.tracing.purity.executed import ExecutedCode
+
+
+class Cycle:
+    """Garbage that only the collector finds, and that says so."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+    def __del__(self) -> None:
+        self.finalized_at = time.perf_counter()
+
+
+@pytest.fixture
+def collections() -> Iterator[list[float]]:
+    """The times of all collections, noted by a callback as tools for memory do."""
+    noted: list[float] = []
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        noted.append(time.perf_counter())
+
+    gc.callbacks.append(note)
+    yield noted
+    gc.callbacks.remove(note)
+
+
+def _allocate() -> int:
+    return len([Cycle() for _ in range(10_000)])
+
+
+def _collect() -> int:
+    Cycle()
+    gc.collect()
+    return 0
+
+
+@pytest.mark.parametrize("step", [_allocate, _collect])
+def test_what_the_collector_runs_is_no_code_of_the_step(collections: list[float], step: Callable[[], int]) -> None:
+    step()
+    assert collections, "it runs the collector where nobody watches"
+    executed = ExecutedCode()
+    with executed.watching():
+        step()
+    assert not executed.world
+    assert "finalized_at" not in executed.names
+    assert gc.isenabled()
+
+
+def test_code_after_a_collection_is_watched() -> None:
+    def step() -> None:
+        gc.collect()
+        time.time()
+
+    executed = ExecutedCode()
+    with executed.watching():
+        step()
+    assert any("time" in asked for asked in executed.world)
+
+
+def test_the_collector_stays_as_it_was() -> None:
+    gc.disable()
+    try:
+        with ExecutedCode().watching():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
