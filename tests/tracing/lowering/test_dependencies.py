@@ -7,7 +7,7 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hocket.tracing.lowering.dependencies import Access, carried, orders
+from hocket.tracing.lowering.dependencies import Access, around_raises, carried, orders
 
 ROOTS = st.frozensets(st.integers(0, 3), max_size=2)
 
@@ -90,3 +90,22 @@ def test_nothing_is_carried_by_what_does_not_outlive_the_step(accesses, lasting)
     for before, after in carried(accesses, lasting):
         first, second = accesses[before], accesses[after]
         assert (first.writes & (second.reads | second.writes) | first.reads & second.writes) & lasting
+
+
+@given(sequences(), st.frozensets(st.integers(0, 8)), ROOTS)
+def test_what_outlives_the_step_stays_on_its_side_of_an_op_that_may_raise(accesses, raising, lasting):
+    pairs = around_raises(accesses, raising, lasting)
+    implied = reachable(pairs, len(accesses))
+    kept = {n for n, access in enumerate(accesses) if access.random or access.writes & lasting}
+    for pair in combinations(range(len(accesses)), 2):
+        both_raise = set(pair) <= raising
+        one_raises = len(raising.intersection(pair)) == 1 and len(kept.intersection(pair)) >= 1
+        if both_raise or (one_raises and (kept - raising).intersection(pair)):
+            assert pair in implied
+    assert all(first < second for first, second in pairs)
+    assert all(raising.intersection(pair) and set(pair) <= kept | raising for pair in pairs)
+
+
+def test_without_an_op_that_may_raise_nothing_is_ordered():
+    accesses = [Access(frozenset(), frozenset({0}), random=True)] * 3
+    assert around_raises(accesses, (), {0}) == []

@@ -6,15 +6,16 @@ tensor has a *root*, the storage it views. For each root, in program order::
     write ---> read, read ---> write        a read waits for the write before it,
                                             a write waits for the write and for all reads before it;
 
-and ops that draw from the default random generator keep program order among themselves.
+and ops that draw from the default random generator keep program order among themselves. So do those that may raise,
+with what is written beyond the step (`around_raises`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Access", "carried", "orders"]
+__all__ = ["Access", "around_raises", "carried", "orders"]
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,33 @@ def orders(accesses: Sequence[Access]) -> dict[tuple[int, int], set[int]]:
             if last_random is not None:
                 pairs.setdefault((last_random, position), set())
             last_random = position
+    return pairs
+
+
+def around_raises(
+    accesses: Sequence[Access], raising: Collection[int], lasting: Collection[int]
+) -> list[tuple[int, int]]:
+    """Pairs ``(before, after)`` such that an op that raises leaves what it would leave in program order.
+
+    Writes of what outlives the step, and draws of random numbers, stay on their side of each op that may raise, and
+    these ops keep their order: the error is the one that program order meets first.
+
+    Args:
+        accesses: of the ops, in program order.
+        raising: positions of ops that may raise.
+        lasting: roots that outlive the step.
+    """
+    pairs: list[tuple[int, int]] = []
+    last: int | None = None
+    since: list[int] = []
+    for position, access in enumerate(accesses):
+        if position in raising:
+            pairs += [(before, position) for before in since]
+            pairs += [] if last is None else [(last, position)]
+            last, since = position, []
+        elif access.random or not access.writes.isdisjoint(lasting):
+            since.append(position)
+            pairs += [] if last is None else [(last, position)]
     return pairs
 
 

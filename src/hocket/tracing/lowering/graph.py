@@ -9,6 +9,7 @@ from torch import fx
 from hocket.ir import Buffer, Carried, Edge, Graph, Op
 from hocket.tracing.lowering import conv_backward, dependencies
 from hocket.tracing.lowering.calls import AnnotatedCall, SlotTable
+from hocket.tracing.lowering.raising import may_raise
 from hocket.tracing.program import Program
 from hocket.tracing.trace import Trace
 
@@ -40,7 +41,11 @@ def graph_of(pieces: list[AnnotatedCall], program: Program, found: list[str], sl
             )
         )
     maker = {slot: position for position, action in enumerate(program.actions) for slot in action.fills}
-    pairs = dependencies.orders([piece.access for piece in pieces])
+    accesses = [piece.access for piece in pieces]
+    pairs = dependencies.orders(accesses)
+    raising = {position for position, piece in enumerate(pieces) if may_raise(piece.kernel)}
+    for pair in dependencies.around_raises(accesses, raising, _outliving(program, slots)):
+        pairs.setdefault(pair, set())
     for position, action in enumerate(program.actions):
         for slot in action.reads:
             if slot in maker:
@@ -56,6 +61,11 @@ def graph_of(pieces: list[AnnotatedCall], program: Program, found: list[str], sl
     random = (_GENERATOR,) if any(piece.access.random for piece in pieces) else ()
     carried = tuple(_carried(pieces, program, maker, slots, trace))
     return Graph(tuple(ops), tuple(edges), carried, (*buffers.values(), *random))
+
+
+def _outliving(program: Program, slots: SlotTable) -> set[int]:
+    """Roots of all that the step is given: parameters, state, the batch."""
+    return {root for slot in program.inputs if (root := slots.root[slot]) is not None}
 
 
 def _buffers(pieces: list[AnnotatedCall], program: Program, slots: SlotTable) -> dict[int, Buffer]:
