@@ -24,7 +24,7 @@ from hocket import zoo
 from hocket.execution.base import Executor
 from hocket.ir import Machine
 from hocket.job import Job
-from hocket.reporting.comparison import lower_quartile
+from hocket.reporting import lower_quartile
 from hocket.tracing.signature import Signatures, signature_of
 
 __all__ = ["TARGETS", "bar_us", "measure", "run"]
