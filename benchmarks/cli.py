@@ -32,6 +32,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_overhead(names)
     _add_guards(names)
     _add_decision(names)
+    _add_call(names)
     _add_concurrency(names)
     _add_manycore(names)
     _add_fuse(names)
@@ -87,6 +88,19 @@ def _add_decision(names: Verbs) -> None:
     )
     add_output(decision, "the result, after each target, as JSON")
     decision.add_argument("target", nargs="*", metavar="TARGET", help="zoo names (all of them)")
+
+
+def _add_call(names: Verbs) -> None:
+    call = add_verb(
+        names,
+        "call",
+        schedule_commands.call_bench,
+        "what a call of a schedule takes beyond the ops of its plan",
+        "python -m benchmarks call mlp gpt2 gpt2-tiny -o call.json",
+    )
+    call.add_argument("--rounds", type=count, default=300, metavar="N", help="calls that are timed (300)")
+    add_output(call, "the result, after each target, as JSON")
+    call.add_argument("target", nargs="*", metavar="TARGET", help="zoo names, gpt2, or with -tiny (a selection)")
 
 
 def _add_concurrency(names: Verbs) -> None:

@@ -9,7 +9,30 @@ from benchmarks.commands import write_so_far
 from hocket.cli.console import Bar, print_json, print_tables, table
 from hocket.cli.files import output_file, written
 
-__all__ = ["decision_bench", "guards_bench"]
+__all__ = ["call_bench", "decision_bench", "guards_bench"]
+
+
+def call_bench(args: Namespace) -> None:
+    """What a call takes beyond the ops of its plan."""
+    from benchmarks.call import TARGETS, run
+
+    target = output_file(args.output)
+    with Bar("call the schedule of each target"):
+        result = run(
+            tuple(args.target) or TARGETS, args.rounds, save=partial(write_so_far, target, "call", complete=False)
+        )
+    write_so_far(target, "call", result)
+    if args.format == "json":
+        print_json({"bench": "call", **result})
+        return
+    figures = ("call", "signature", "guards", "executor", "python", "described")
+    rows = []
+    for name, row in result["targets"].items():
+        for label, found in ((name, row), ("  best", row["best"])):
+            shown = [f"{found[f'{figure}_us']:.1f}" for figure in figures]
+            rows.append((label, str(row["ops"]), shown[0], f"{row['bar_us']:.1f}", *shown[1:]))
+    columns = ("target", "ops", "call", "bar", "signature", "guards", "executor", "in Python:", "signature")
+    print_tables(table("us of a call beyond its ops, lower quartiles", columns, rows), *written(target))
 
 
 def decision_bench(args: Namespace) -> None:

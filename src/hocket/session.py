@@ -33,8 +33,9 @@ from hocket.ir import Costs, Graph, Machine, Plan, Timeline
 from hocket.planning import Bounds, planners
 from hocket.reporting import Comparison, write_report
 from hocket.summary import comparison_of, notes_of
-from hocket.tracing.captured import Captured, signature_of
+from hocket.tracing.captured import Captured
 from hocket.tracing.purity.watch import PurityWatch, named
+from hocket.tracing.signature import Signature, Signatures
 from hocket.tracing.state import inventory
 
 __all__ = ["Candidate", "Decision", "Schedule", "Verdict", "schedule"]
@@ -43,8 +44,6 @@ log = logging.getLogger(__name__)
 
 # A step whose shapes, or whose state, never settle would be captured for ever.
 MAX_VARIANTS = 8
-# Kinds of batches of which a schedule remembers the plain values.
-MAX_MET = 1000
 
 
 class Schedule:
@@ -112,12 +111,12 @@ class Schedule:
             on_progress=on_progress,
             backend=backend,
         )
-        self._variants: dict[Any, list[Variant]] = {}
+        self._signatures = Signatures()
+        self._variants: dict[Signature, list[Variant]] = {}
         self._current = Variant(self._setting)
         self.backend.candidate_planners(planner)  # raises for one that plans other devices
         self._last_resort: Variant | None = None  # runs what comes when there are too many variants
         self._num_lost = 0  # variants whose capture was one of the past before it was verified
-        self._met: dict[Any, Any] = {}  # plain values of the first batch of each kind
         self._busy = threading.Lock()
         self._failed = False  # the last call raised
         self._has_plan = False  # some variant was captured
@@ -149,15 +148,15 @@ class Schedule:
     def _run(self, batch: Any) -> Any:
         if self._current.is_final and not self._has_plan:
             return self._live(self._current, batch)  # one variant was refused before any was planned: eager for good
-        if self._places.versions() != self._versions:
+        if self._versions and self._places.versions() != self._versions:
             self._look_around()
         live = self._setting.watch.live_leaves
         try:
-            key = signature_of(self._places, batch, live)
+            key = self._signatures.of(self._places, batch, live)
         except KeyError:
             key = self._signature_anew(batch)  # a parameter goes by another name now, or is gone
         if key not in self._variants and self._find_live_leaves(key):
-            key = signature_of(self._places, batch, live)
+            key = self._signatures.of(self._places, batch, live)
         failed, self._failed = self._failed, False
         if failed and self._has_plan and not any(variant.captured for variant in self._variants.get(key, ())):
             return self._setting.step(batch)  # a step that failed has left no gradients; that is not worth a capture
@@ -174,24 +173,18 @@ class Schedule:
                     self._forget(variant)
         return self._live(self._another(key, batch), batch)
 
-    def _signature_anew(self, batch: Any) -> Any:
+    def _signature_anew(self, batch: Any) -> Signature:
         self._places = inventory(self._setting.model, self._setting.optimizer)
         self._setting = replace(self._setting, places=self._places)
-        return signature_of(self._places, batch, self._setting.watch.live_leaves)
+        return self._signatures.of(self._places, batch, self._setting.watch.live_leaves)
 
-    def _find_live_leaves(self, key: Any) -> bool:
+    def _find_live_leaves(self, key: Signature) -> bool:
         """Whether a batch that was met differs from one of this signature by numbers only: they are read anew then."""
-        shape, values = (*key[:2], *key[3:], tuple(kind for kind, _ in key[2])), key[2]
-        if len(self._met) > MAX_MET:
-            self._met.clear()
-        before = self._met.setdefault(shape, values)
-        if before == values or not self._setting.watch.follows_numbers:
+        watch = self._setting.watch
+        moved = self._signatures.numbers_moved(key, watch.live_leaves)
+        if not moved or not watch.follows_numbers:
             return False
-        known = self._setting.watch.live_leaves
-        moved = [n for n, (a, b) in enumerate(zip(before, values, strict=True)) if a != b and n not in known]
-        if not moved or not all(values[n][0] in (int, float) for n in moved):
-            return False
-        self._setting.watch.live_leaves.update(moved)
+        watch.live_leaves.update(moved)
         self.close()
         self._variants.clear()
         return True
@@ -223,7 +216,7 @@ class Schedule:
                 self._forget(variant)
             raise
 
-    def _another(self, key: Any, batch: Any) -> Variant:
+    def _another(self, key: Signature, batch: Any) -> Variant:
         """A new variant, where none of those of this signature stands for the step as it is."""
         variants = self._variants.get(key, [])
         if variants and variants[-1].renew():

@@ -18,6 +18,7 @@ from hocket.autotune.shortlist import (
     longest_chain,
     profile_of,
 )
+from hocket.backends import CpuBackend
 from hocket.ir import Costs, Edge, Graph, Lane, Machine, Op, Plan, Span, Timeline
 from hocket.planning import bounds
 from strategies import moldable_cases
@@ -73,10 +74,11 @@ def test_the_error_of_simulation_is_measured_on_what_the_profile_ran():
     plans = [
         Plan((Lane("main", ("a", "b"), width=width, cores=tuple(range(width))),), planner="serial") for width in (1, 2)
     ]
-    found = profile_of("", step, costs, Machine.of(cores=2), [(plans[0], [9.0, 2.2, 2.1]), (plans[1], [5.0, 1.5, 1.8])])
+    backend = CpuBackend(Machine.of(cores=2), "python")
+    found = profile_of("", step, costs, backend, [(plans[0], [9.0, 2.2, 2.1]), (plans[1], [5.0, 1.5, 1.8])])
     assert found.error == pytest.approx(1.5 / 1.2)
     assert found.fastest_ms == 1.5
-    quick = profile_of("", step, costs, Machine.of(cores=2), [(plans[0], [1.9])])
+    quick = profile_of("", step, costs, backend, [(plans[0], [1.9])])
     assert quick.error == 1.0, "a step that is faster than its simulation says nothing about those that are slower"
 
 

@@ -41,30 +41,31 @@ class SimulatedBackend(Backend):
     """Two cores on which ops take so long, and steps as long as simulated, and `overhead_ms` more."""
 
     machine = MACHINE
+    label = "2 simulated cores"
     splits = False
 
     def __init__(self, costs: Costs) -> None:
         self._true = costs
 
-    def plain(self, captured: Any) -> Plan:
+    def serial_plan(self, captured: Any) -> Plan:
         return self._serial(captured.graph, 2)
 
-    def lanes(self, captured: Any, plan: Plan) -> Executor:
+    def executor(self, captured: Any, plan: Plan) -> Executor:
         return SimulatedLanes(captured.graph, plan, self._true)
 
     def profilers(self, captured: Any) -> list[tuple[str, Executor]]:
-        return [(str(width), self.lanes(captured, self._serial(captured.graph, width))) for width in (1, 2)]
+        return [(str(width), self.executor(captured, self._serial(captured.graph, width))) for width in (1, 2)]
 
     def costs(self, captured: Any, measured: dict[str, list[Timeline]]) -> Costs:
         return costs_of(measured)
 
-    def tried(self, planner: str) -> list[tuple[str, dict[str, Any]]]:
+    def candidate_planners(self, planner: str) -> list[tuple[str, dict[str, Any]]]:
         return [("serial", {}), ("list", {}), ("serial", {"width": 1})]
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Nothing."""
 
-    def rest(self, lanes: Executor) -> None:
+    def release(self, executor: Executor) -> None:
         """Nothing."""
 
     def _serial(self, graph: Graph, width: int) -> Plan:
@@ -78,7 +79,7 @@ def searched(
     tuner: Any = Tuner.__new__(Tuner)
     tuner.admission = SimpleNamespace(forms={"": SimpleNamespace(graph=graph)}, expect_no_writes=lambda: None)
     tuner._backend = SimulatedBackend(costs)
-    tuner._setting = SimpleNamespace(planner="auto", guard=guard)
+    tuner._setting = SimpleNamespace(planner="auto", plan=None, guard=guard)
     search = tuner.search_again(drift)
     steps: Counter[str] = Counter()
     item = next(search)

@@ -41,7 +41,7 @@ class Simulated(CpuBackend):
         self.made: list[SimulatedLanes] = []
         self._shared = shared
 
-    def lanes(self, captured: Any, plan: Plan) -> Any:
+    def executor(self, captured: Any, plan: Plan) -> Any:
         self.made.append(SimulatedLanes(plan, self.machine, self._shared))
         return self.made[-1]
 

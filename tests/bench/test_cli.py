@@ -14,7 +14,18 @@ from benchmarks.cli import main
 from cli.conftest import Outcome
 
 ROOT = Path(__file__).parents[2]
-NAMES = ("simulate", "overhead", "guards", "decision", "concurrency", "manycore", "fuse", "critical-path", "gpu")
+NAMES = (
+    "simulate",
+    "overhead",
+    "guards",
+    "decision",
+    "call",
+    "concurrency",
+    "manycore",
+    "fuse",
+    "critical-path",
+    "gpu",
+)
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT)))}
 
 
@@ -155,3 +166,17 @@ def test_decision_counts_calls_until_there_is_one(bench, tmp_path):
     warm = row["warm"]
     assert warm["planned_from"] == 5, "what was found by one process is compared, or compared in full, by the next"
     assert warm["calls"] <= 12 or not warm["recalled"]
+
+
+def test_call_writes_its_parts(bench, tmp_path):
+    found = bench("call", "mlp-tiny", "--rounds", 20, "-o", "call.json")
+    assert found.status == 0
+    assert found.out.startswith("us of a call beyond its ops")
+    assert max(map(len, found.out.splitlines())) <= 80
+    row = json.loads((tmp_path / "call.json").read_text())["targets"]["mlp-tiny"]
+    assert row["bar_us"] == pytest.approx(15 + 0.02 * row["ops"])
+    assert row["call_us"] == pytest.approx(
+        sum(row[f"{part}_us"] for part in ("signature", "guards", "executor", "rest"))
+    )
+    assert row["call_us"] >= row["best"]["call_us"] > 0
+    assert "  best" in found.out

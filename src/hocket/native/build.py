@@ -76,7 +76,7 @@ def load() -> Any:
         return build(
             name=name,
             sources=[str(file) for file in _SOURCES],
-            extra_cflags=["-O2", "-std=c++20", "-Wall", "-Wno-unknown-pragmas"],
+            extra_cflags=["-O2", "-std=c++20", "-fvisibility=hidden", "-Wall", "-Wno-unknown-pragmas"],
             build_directory=str(directory),
             verbose=False,
         )

@@ -13,17 +13,15 @@
 //
 // The table holds references to all that it compares with, so an address that is met again is the same object.
 
-#include "guards.h"
+#include "bindings.h"
+#include "objects.h"
 
 #include <ATen/Context.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <torch/csrc/autograd/anomaly_mode.h>
-#include <torch/csrc/autograd/python_variable.h>
-#include <torch/extension.h>
 
-#include <cstring>
 #include <string>
 #include <utility>
 #include <vector>
@@ -31,42 +29,15 @@
 namespace {
 
 namespace py = pybind11;
+using hocket::equal;
+using hocket::kTags;
+using hocket::Meta;
+using hocket::tag_of;
 
 // How a value is compared: the same object; equal and of one type; a number of one type; a tensor of one kind.
 enum Kind : int { kIdentity = 0, kEqual = 1, kNumber = 2, kTensor = 3 };
 
-uint64_t tag_of(PyObject* dict) {
-#if PY_VERSION_HEX < 0x030D0000
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
-  return reinterpret_cast<PyDictObject*>(dict)->ma_version_tag;
-#pragma GCC diagnostic pop
-#else
-  return 0;
-#endif
-}
-
 constexpr size_t kAhead = 16;
-constexpr bool kTags = PY_VERSION_HEX < 0x030D0000;
-
-bool equal(PyObject* now, PyObject* then) {
-  if (now == then) return true;
-  if (Py_TYPE(now) != Py_TYPE(then)) return false;
-  if (PyFloat_CheckExact(now)) {
-    // By bits: -0.0 is not 0.0, and NaN is the same NaN.
-    const double a = PyFloat_AS_DOUBLE(now), b = PyFloat_AS_DOUBLE(then);
-    return std::memcmp(&a, &b, sizeof a) == 0;
-  }
-  if (PyTuple_CheckExact(now)) {
-    if (PyTuple_GET_SIZE(now) != PyTuple_GET_SIZE(then)) return false;
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(now); i++)
-      if (!equal(PyTuple_GET_ITEM(now, i), PyTuple_GET_ITEM(then, i))) return false;
-    return true;
-  }
-  const int same = PyObject_RichCompareBool(now, then, Py_EQ);
-  if (same < 0) PyErr_Clear();
-  return same == 1;
-}
 
 // Hooks of a tensor: the dict that holds them and its tag; a dict without hooks is as good as none.
 struct Hooks {
@@ -81,26 +52,6 @@ struct Hooks {
     size = PyDict_GET_SIZE(found);
   }
   bool operator==(const Hooks& other) const { return dict == other.dict && tag == other.tag && size == other.size; }
-};
-
-struct Meta {
-  c10::ScalarType dtype;
-  c10::Device device;
-  c10::Layout layout;
-  bool requires_grad;
-  std::vector<int64_t> sizes, strides;
-
-  explicit Meta(const at::Tensor& t)
-      : dtype(t.scalar_type()), device(t.device()), layout(t.layout()), requires_grad(t.requires_grad()),
-        sizes(t.sizes().vec()) {
-    if (layout == c10::kStrided) strides = t.strides().vec();
-  }
-  bool holds(const at::Tensor& t) const {
-    const auto* impl = t.unsafeGetTensorImpl();
-    return c10::typeMetaToScalarType(impl->dtype()) == dtype && impl->requires_grad() == requires_grad &&
-        impl->sizes() == c10::IntArrayRef(sizes) && impl->device() == device && impl->layout() == layout &&
-        (layout != c10::kStrided || impl->strides() == c10::IntArrayRef(strides));
-  }
 };
 
 struct Value {

@@ -5,7 +5,7 @@
 // SIGINT within one hold goes through at once: the user means it. Two system calls a hold, under a microsecond; Python's
 // `signal.signal` takes six, and only in the main thread.
 
-#include "guards.h"
+#include "bindings.h"
 
 #include <csignal>
 #include <mutex>

@@ -22,8 +22,9 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
-#include "guards.h"
+#include "bindings.h"
 #include "memory.h"
+#include "slots.h"
 
 #include <linux/futex.h>
 #include <pthread.h>
@@ -54,23 +55,6 @@ struct Word {
 constexpr int kSpins = 20'000;              // inside a step: some 0.3 ms, less than what a sleep and a wake-up can cost
 constexpr int kIdleSpins = 2'000;           // between steps: the core may be wanted by somebody else
 constexpr int64_t kPollNs = 20'000'000;    // how often a long step looks for Ctrl-C
-
-// A number as ops take it. None where it is none, or too large: the outcome of a guard, or a part of a longer
-// computation; an op that reads it fails.
-IValue as_number(PyObject* value) {
-  if (PyBool_Check(value)) return value == Py_True;
-  if (PyIndex_Check(value)) {
-    int overflow = 0;
-    const auto whole = py::reinterpret_steal<py::object>(PyNumber_Index(value));
-    if (!whole) throw py::error_already_set();
-    const int64_t number = PyLong_AsLongLongAndOverflow(whole.ptr(), &overflow);
-    return overflow ? IValue() : IValue(number);
-  }
-  const double number = PyFloat_AsDouble(value);
-  if (!PyErr_Occurred()) return number;
-  PyErr_Clear();
-  return {};
-}
 
 int64_t now_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
@@ -108,28 +92,35 @@ void store_and_wake(Word& word, uint32_t value) {
   wake(word);
 }
 
-// The calling thread stays on `cpus`; teams that it begins inherit that.
-void pin(const std::vector<int>& cpus) {
+// The calling thread stays on `cpus`; teams that it begins inherit that. A system call of several microseconds, so only
+// where it is not there already (`current`).
+void pin(const std::vector<int>& cpus, cpu_set_t& current) {
   if (cpus.empty()) return;
   cpu_set_t set;
   CPU_ZERO(&set);
   for (int cpu : cpus) CPU_SET(cpu, &set);
+  if (CPU_EQUAL(&set, &current)) return;
   TORCH_CHECK(!pthread_setaffinity_np(pthread_self(), sizeof(set), &set), "a lane cannot be pinned to its cores");
+  current = set;
 }
 
 // The caller gets back what a step may change: the number of threads for its ops, and the cores it may use.
 class Usual {
  public:
-  Usual() : width_(at::get_num_threads()) { pthread_getaffinity_np(pthread_self(), sizeof(cpus_), &cpus_); }
+  explicit Usual(cpu_set_t& current) : width_(at::get_num_threads()), current_(current) {
+    pthread_getaffinity_np(pthread_self(), sizeof(cpus_), &cpus_);
+    current_ = cpus_;
+  }
   ~Usual() {
     if (at::get_num_threads() != width_) at::set_num_threads(width_);
-    pthread_setaffinity_np(pthread_self(), sizeof(cpus_), &cpus_);
+    if (!CPU_EQUAL(&cpus_, &current_)) pthread_setaffinity_np(pthread_self(), sizeof(cpus_), &cpus_);
   }
   Usual(const Usual&) = delete;
 
  private:
   int width_;
   cpu_set_t cpus_;
+  cpu_set_t& current_;
 };
 
 // How one argument of an operator is put together.
@@ -165,12 +156,14 @@ struct Action {
 struct Worker {
   std::vector<Action> actions;
   std::vector<int64_t> times;  // start and end of each action of the last step
+  cpu_set_t cpus{};            // where its thread is pinned
 };
 
-class Core : public std::enable_shared_from_this<Core> {
+class Core : public hocket::Slots, public std::enable_shared_from_this<Core> {
  public:
   Core(int num_slots, int num_words, std::vector<int> users)
-      : slots_(num_slots), words_(num_words), counters_(users.size()), users_(std::move(users)) {
+      : words_(num_words), counters_(users.size()), users_(std::move(users)) {
+    slots_.resize(num_slots);
     hocket::KeptMemory::instance();
   }
 
@@ -247,16 +240,19 @@ class Core : public std::enable_shared_from_this<Core> {
     numbers_.clear();
     for (const auto& number : numbers) {
       PyObject* value = number.ptr();
-      numbers_.push_back(as_number(value));
+      numbers_.push_back(hocket::as_number(value));
     }
-    {
-      py::gil_scoped_release unlocked;
-      step();
-    }
+    run_begun();
     py::list result;
     for (int slot : kept) result.append(torch::jit::toPyObject(slots_[slot]));
-    for (auto& slot : slots_) slot = IValue();
+    clear();
     return result;
+  }
+
+  // A step on what is in the slots already.
+  void run_begun() {
+    py::gil_scoped_release unlocked;
+    step();
   }
 
   std::vector<std::vector<int64_t>> times() const {
@@ -269,6 +265,9 @@ class Core : public std::enable_shared_from_this<Core> {
     }
     return result;
   }
+
+  // What the last step took, from before the workers were woken to when the last of them had ended.
+  int64_t took_ns() const { return took_ns_; }
 
   // Worker and action of the error that `run` raised last.
   std::pair<int, int> failed() const { return {failed_worker_, failed_action_}; }
@@ -335,7 +334,7 @@ class Core : public std::enable_shared_from_this<Core> {
     for (size_t i = 0; i < users_.size(); ++i) counters_[i].store(users_[i], std::memory_order_relaxed);
     const size_t others = workers_.size() - 1;
     finished_.value.store(0, std::memory_order_relaxed);
-    const Usual usual;
+    const Usual usual(workers_[0]->cpus);
     const int spins = workers_[0]->actions.size() > 1 ? kSpins : 0;  // who only waits needs no core
     began_ns_ = last_poll_ns_ = now_ns();
     const uint32_t epoch = step_.load() + 1;
@@ -346,8 +345,9 @@ class Core : public std::enable_shared_from_this<Core> {
       if (finished_.load() == seen) sleep_on(finished_, seen, kPollNs);
       poll(now_ns());
     }
+    took_ns_ = now_ns() - began_ns_;
     if (failure_) {
-      for (auto& slot : slots_) slot = IValue();
+      clear();
       std::rethrow_exception(take_failure());
     }
   }
@@ -364,7 +364,7 @@ class Core : public std::enable_shared_from_this<Core> {
       at::get_num_threads();
       const auto& actions = workers_[number]->actions;
       if (!actions.empty()) {
-        pin(actions[0].cpus);
+        pin(actions[0].cpus, workers_[number]->cpus);
         at::set_num_threads(actions[0].width);
       }
     } catch (...) {
@@ -397,7 +397,7 @@ class Core : public std::enable_shared_from_this<Core> {
         if (abort_.load(std::memory_order_relaxed)) return;
         if (action.moves) {
           if (at::get_num_threads() != action.width) at::set_num_threads(action.width);
-          pin(action.cpus);
+          pin(action.cpus, worker.cpus);
         }
         if (c10::GradMode::is_enabled() != action.grad_mode) c10::GradMode::set_enabled(action.grad_mode);
         const int64_t start = now_ns();
@@ -470,8 +470,6 @@ class Core : public std::enable_shared_from_this<Core> {
     }
   }
 
-  std::vector<IValue> slots_;
-  std::vector<IValue> numbers_;
   std::vector<Word> words_;
   std::vector<std::atomic<int>> counters_;
   std::vector<int> users_;
@@ -485,13 +483,15 @@ class Core : public std::enable_shared_from_this<Core> {
   int failed_worker_ = -1;
   int failed_action_ = -1;
   int64_t began_ns_ = 0;
+  int64_t took_ns_ = 0;
   int64_t last_poll_ns_ = 0;
 };
 
 }  // namespace
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
-  py::class_<Core, std::shared_ptr<Core>>(module, "Core")
+  py::class_<hocket::Slots, std::shared_ptr<hocket::Slots>>(module, "Slots");
+  py::class_<Core, hocket::Slots, std::shared_ptr<Core>>(module, "Core")
       .def(py::init<int, int, std::vector<int>>())
       .def("add_worker", &Core::add_worker)
       .def("add_action", &Core::add_action)
@@ -499,9 +499,13 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def("start", torch::wrap_pybind_function(&Core::start))
       .def("close", &Core::close)
       .def("run", torch::wrap_pybind_function(&Core::run))
+      .def("run_begun", torch::wrap_pybind_function(&Core::run_begun))
+      .def("took_ns", &Core::took_ns)
       .def("times", &Core::times)
       .def("failed", &Core::failed);
   hocket::bind_guards(module);
   hocket::bind_interrupts(module);
+  hocket::bind_signature(module);
+  hocket::bind_binding(module);
   module.def("kept_bytes", [] { return hocket::KeptMemory::instance().size_bytes(); });
 }

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -19,10 +19,11 @@ from hocket.tracing.lowering.lower import Lowered, lower
 from hocket.tracing.program import Program, compile_action, compile_tape
 from hocket.tracing.recording.batch_reads import BatchNumber
 from hocket.tracing.recording.recorder import schedulers_refused
-from hocket.tracing.state import PLAIN, BatchLeaf, Entry, Gradient, Inventory, LiveLeaf, Saved, inventory
+from hocket.tracing.signature import signature_of
+from hocket.tracing.state import BatchLeaf, Entry, Gradient, Inventory, LiveLeaf, Saved, inventory
 from hocket.tracing.trace import Trace, trace_step
 
-__all__ = ["Captured", "Frame", "capture_step", "relowered", "signature_of"]
+__all__ = ["Captured", "Frame", "capture_step", "kind_of", "relowered"]
 
 # Tracing replaces functions of torch and of `math` for the whole process, and puts back what it found.
 _ONE_AT_A_TIME = threading.RLock()
@@ -81,15 +82,15 @@ class Captured:
                 return None
             for slot, source in self.inputs:
                 values[slot] = leaves[source.index] if type(source) is BatchLeaf else source.get()
-            for slot, _, kind in self._options:
-                if _kind_of(values[slot]) != kind:
+            for slot, _, kind in self.options:
+                if kind_of(values[slot]) != kind:
                     return None
-            for gradient in self._read_gradients:
+            for gradient in self.read_gradients:
                 if gradient.get() is None:
                     raise KeyError(gradient.name)
         except KeyError as error:
             raise StaleCaptureError(f"there is no {error} yet: run one eager step before the planned ones") from None
-        for gradient in self._unread_gradients:
+        for gradient in self.unread_gradients:
             # As eager's zero_grad does: the old gradient's memory is free during the step.
             gradient.set(None)
         return self._started(values, numbers) if prologue else Frame(values, numbers)
@@ -103,8 +104,8 @@ class Captured:
                     source.get()
             return (
                 self._numbers(leaves) is not None
-                and all(_kind_of(option.get()) == kind for _, option, kind in self._options)
-                and all(gradient.get() is not None for gradient in self._read_gradients)
+                and all(kind_of(option.get()) == kind for _, option, kind in self.options)
+                and all(gradient.get() is not None for gradient in self.read_gradients)
             )
         except KeyError:
             return False  # state that the step needs is not there
@@ -122,23 +123,29 @@ class Captured:
     def finish(self, frame: Frame) -> Any:
         """Put gradients, rebound state and numbers in their places, and return what the step returns."""
         values, numbers = frame.values, frame.numbers
-        for gradient, slot in self._gradients:
+        for gradient, slot in self.gradients:
             gradient.set(None if slot is None else values[slot])
-        for entry, slot in self._rebound:
+        for entry, slot in self.rebound:
             value = values[slot]
             entry.set(value.detach().requires_grad_() if entry in self.trace.with_grad else value)
         for number, reference in self.trace.numbers.items():
             number.set(numbers[reference.index])
-        leaves: list[Any] = []
-        for kind, leaf in self.trace.result.leaves:
-            if kind == "value":
-                leaves.append(leaf)
-            elif kind == "number":
-                leaves.append(numbers[leaf.index])
+        found: list[Any] = []
+        for kind, place in self.results:
+            if kind == "number":
+                found.append(numbers[place])
             else:
                 # Detached: a parameter that is returned as it stands must not leave as the parameter itself.
-                value = values[self.lowered.slot_of[leaf]].detach()
-                leaves.append(value.item() if kind == "item" else value)
+                value = values[place].detach()
+                found.append(value.item() if kind == "item" else value)
+        return self.returned(found)
+
+    def returned(self, found: Sequence[Any]) -> Any:
+        """What the step returns, put together of the values of `results`; what it appends goes to its lists."""
+        if self._single is not None:
+            return found[self._single]
+        following = iter(found)
+        leaves = [leaf if kind == "value" else next(following) for kind, leaf in self.trace.result.leaves]
         result, added = tree_unflatten(leaves, self.trace.result.spec)
         for each, new in zip(self.trace.appended, added, strict=True):
             each.target.extend(new)
@@ -202,26 +209,42 @@ class Captured:
         return tuple((s, source) for s, source in self.program.inputs.items() if s in read or s in self.program.kept)
 
     @cached_property
-    def _options(self) -> tuple[tuple[int, Any, Any], ...]:
+    def options(self) -> tuple[tuple[int, Any, Any], ...]:
         return tuple((slot, source, self.kinds[slot]) for slot, source in self.inputs if slot in self.kinds)
 
     @cached_property
-    def _gradients(self) -> tuple[tuple[Gradient, int | None], ...]:
+    def gradients(self) -> tuple[tuple[Gradient, int | None], ...]:
         slot_of = self.lowered.slot_of
         return tuple((g, None if n is None else slot_of[n]) for g, n in self.trace.gradients.items())
 
     @cached_property
-    def _rebound(self) -> tuple[tuple[Entry, int], ...]:
+    def rebound(self) -> tuple[tuple[Entry, int], ...]:
         return tuple((entry, self.lowered.slot_of[node]) for entry, node in self.trace.rebound.items())
 
     @cached_property
-    def _read_gradients(self) -> tuple[Gradient, ...]:
+    def results(self) -> tuple[tuple[str, int], ...]:
+        """What the step makes of its result's leaves: a tensor or the number (``item``) in a slot, or on the tape."""
+        slot_of = self.lowered.slot_of
+        return tuple(
+            (kind, leaf.index if kind == "number" else slot_of[leaf])
+            for kind, leaf in self.trace.result.leaves
+            if kind != "value"
+        )
+
+    @cached_property
+    def _single(self) -> int | None:
+        """The result, where that is one tensor or number and nothing is appended."""
+        alone = not self.trace.appended and len(self.trace.result.leaves) == len(self.results) == 1
+        return 0 if alone and self.trace.result.spec == tree_flatten((0, []))[1] else None
+
+    @cached_property
+    def read_gradients(self) -> tuple[Gradient, ...]:
         return tuple(source for _, source in self.inputs if type(source) is Gradient)
 
     @cached_property
-    def _unread_gradients(self) -> tuple[Gradient, ...]:
+    def unread_gradients(self) -> tuple[Gradient, ...]:
         read = {id(source) for _, source in self.inputs}
-        return tuple(gradient for gradient, _ in self._gradients if id(gradient) not in read)
+        return tuple(gradient for gradient, _ in self.gradients if id(gradient) not in read)
 
 
 def capture_step(
@@ -285,7 +308,7 @@ def _captured(
         slot: made[places[id(source)]] for slot, source in lowered.program.inputs.items() if places[id(source)] in made
     }
     inputs = lowered.program.inputs.items()
-    kinds = {slot: _kind_of(source.get()) for slot, source in inputs if source.kind == "group"}
+    kinds = {slot: kind_of(source.get()) for slot, source in inputs if source.kind == "group"}
     return Captured(lowered.graph, lowered.program, step, batch, trace, lowered, signature, stand_ins, kinds)
 
 
@@ -293,43 +316,7 @@ def relowered(captured: Captured, *, split: bool, pays: Callable[[str, str], boo
     """The same captured step with its convolutions' backward split otherwise; nothing is traced again."""
     lowered = lower(captured.trace, split_backward=split, pays=pays)
     stand_ins = {slot: captured.stand_ins[slot] for slot in lowered.program.inputs if slot in captured.stand_ins}
-    return Captured(
-        lowered.graph,
-        lowered.program,
-        captured.step,
-        captured.batch,
-        captured.trace,
-        lowered,
-        captured.signature,
-        stand_ins,
-        captured.kinds,
-    )
-
-
-def signature_of(places: Inventory, batch: Any, live_leaves: Collection[int] = ()) -> tuple[Any, ...]:
-    """What a graph is good for: shapes of the batch, modes of the modules, which gradients are there, autocast.
-
-    Of `live_leaves` (counted among the leaves of the batch that are no tensors) the value does not matter.
-    """
-    leaves, spec = tree_flatten(batch)
-    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-    shapes = tuple([(t.shape, t.stride(), t.dtype, t.device, t.requires_grad) for t in tensors])
-    # 1, 1.0 and True are equal but do not compute the same; of what is not plain only the type can be told.
-    others = [leaf for leaf in leaves if not isinstance(leaf, torch.Tensor)]
-    values = tuple(
-        [
-            (type(leaf), leaf if isinstance(leaf, PLAIN) and place not in live_leaves else None)
-            for place, leaf in enumerate(others)
-        ]
-    )
-    # A tensor that stands in two places of the batch is one tensor in the graph.
-    first: dict[int, int] = {}
-    twice = tuple([first.setdefault(id(tensor), place) for place, tensor in enumerate(tensors)])
-    modes = tuple([module.training for module in places.modules])
-    present = tuple([(p.requires_grad, p.grad is None) for p in [entry.get() for entry in places.parameters]])
-    autocast = tuple([torch.is_autocast_enabled(d) and torch.get_autocast_dtype(d) for d in ("cpu", "cuda")])
-    grad, dtype = torch.is_grad_enabled(), torch.get_default_dtype()
-    return (spec, shapes, values, twice, modes, present, places.versions(), autocast, grad, dtype)
+    return replace(captured, graph=lowered.graph, program=lowered.program, lowered=lowered, stand_ins=stand_ins)
 
 
 def _read(leaf: Any, batch: list[Any], of_batch: list[Any]) -> Any:
@@ -339,7 +326,8 @@ def _read(leaf: Any, batch: list[Any], of_batch: list[Any]) -> Any:
     return batch[leaf.index] if type(leaf) is LiveLeaf else leaf.get()
 
 
-def _kind_of(option: Any) -> Any:
+def kind_of(option: Any) -> Any:
+    """What has to stay as it is of an option: shape, dtype and device of a tensor, the type of anything else."""
     return (option.shape, option.dtype, option.device) if isinstance(option, torch.Tensor) else type(option)
 
 

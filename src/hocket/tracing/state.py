@@ -63,7 +63,7 @@ class Entry:
 
 
 @dataclass(frozen=True, eq=False)
-class _StateOf:
+class StateOf:
     """``optimizer.state[parameter]``, asked for anew each time: loading a state exchanges all of these dicts."""
 
     optimizer: torch.optim.Optimizer
@@ -77,7 +77,7 @@ class _StateOf:
 
 
 @dataclass(frozen=True, eq=False)
-class _GroupOf:
+class GroupOf:
     """``optimizer.param_groups[position]``, asked for anew each time."""
 
     optimizer: torch.optim.Optimizer
@@ -91,7 +91,7 @@ class _GroupOf:
 
 
 @dataclass(frozen=True, eq=False)
-class _ValueOf:
+class ValueOf:
     """A place outside of models and optimizers (see `hocket.tracing.purity.places`), as a table of one entry."""
 
     place: Place
@@ -257,17 +257,17 @@ def inventory(model: Any, optimizer: Any, further: Sequence[Place] = ()) -> Inve
                     name = f"{prefix}.group{position}.{place}"
                     names[id(parameter)] = Entry("parameter", name, group["params"], place, name)
                     parameters.append(names[id(parameter)])
-            place_of = _GroupOf(opt, position)
+            place_of = GroupOf(opt, position)
             _sort_in(group, place_of, f"{prefix}.group{position}", "group", "", "", tensors, numbers)
         for parameter, state in opt.state.items():
             if isinstance(state, dict):
                 owner = names.get(id(parameter))
                 name = owner.name if owner else prefix
                 layer = owner.layer if owner else ""
-                _sort_in(state, _StateOf(opt, parameter), f"{prefix}.{name}", "state", name, layer, tensors, numbers)
+                _sort_in(state, StateOf(opt, parameter), f"{prefix}.{name}", "state", name, layer, tensors, numbers)
     known = {id(entry.get()) for entry in (*parameters, *tensors)}
     for each in further:
-        value, entry = each.get(), Entry("object", each.name, _ValueOf(each), each.key)
+        value, entry = each.get(), Entry("object", each.name, ValueOf(each), each.key)
         if isinstance(value, torch.Tensor) and id(value) not in known:
             tensors.append(entry)
         elif isinstance(value, (int, float)) and not isinstance(value, bool):  # in a trace it is a live number
@@ -288,7 +288,7 @@ def inventory(model: Any, optimizer: Any, further: Sequence[Place] = ()) -> Inve
 
 def _sort_in(
     values: dict[Any, Any],
-    table: _StateOf | _GroupOf,
+    table: StateOf | GroupOf,
     name: str,
     kind: str,
     owner: str,

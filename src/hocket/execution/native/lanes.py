@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from hocket.errors import ExecutionError
 from hocket.execution.base import Executor, releases
+from hocket.execution.native.binding import Binding
 from hocket.execution.native.thread_assignment import Workers, workers_of
 from hocket.execution.process import forked
 from hocket.execution.threads import cpus_of
@@ -21,6 +24,11 @@ from hocket.tracing.program import Action, Call, Slot
 from hocket.tracing.scalars.tape import TapeRef
 
 __all__ = ["NativeLanes"]
+
+log = logging.getLogger(__name__)
+
+# A step whose batches or places go on changing is not bound again and again.
+MAX_BINDINGS = 4
 
 
 class NativeLanes(Executor):
@@ -55,13 +63,26 @@ class NativeLanes(Executor):
         self._core: Any = None
         self._pid = 0
         self._runs = 0
+        self._binding: Binding | None = None
+        self._num_bindings = 0
         self._times: list[Any] = []  # of the last step, once the lanes are closed
 
+    def __call__(self, batch: Any) -> Any:
+        if self._binding is not None and self._pid == os.getpid() and self._claimed():
+            try:
+                if self._binding.begin(batch):
+                    self._runs += 1
+                    self._step(self._core.run_begun)
+                    return self._binding.finish()
+            finally:
+                self._busy.release()
+        result = super().__call__(batch)
+        if self._runs > 1:
+            self._bind(batch)
+        return result
+
     def run(self, frame: Frame) -> None:
-        if not self._busy.acquire(blocking=False):
-            raise ExecutionError(
-                "this step is already running in another thread; give each thread a schedule of its own"
-            )
+        self._claimed()
         try:
             if self._pid != os.getpid():
                 self._start()
@@ -69,12 +90,9 @@ class NativeLanes(Executor):
                 # The last eager step's gradients have been replaced: lanes have memory of their own.
                 trim_heap()
             self._runs += 1
-            kept = self._core.run(frame.values, frame.numbers, self._inputs, self._kept)
+            kept = self._step(self._core.run, frame.values, frame.numbers, self._inputs, self._kept)
             for slot, value in zip(self._kept, kept, strict=True):
                 frame.values[slot] = value
-        except BaseException as error:
-            self._annotate(error)
-            raise
         finally:
             self._busy.release()
 
@@ -93,11 +111,39 @@ class NativeLanes(Executor):
         if self._core is not None and self._pid == os.getpid():
             self._times = self._core.times() if self._runs else []
             self._core.close()
-        self._core, self._pid = None, 0
+        self._core, self._pid, self._binding = None, 0, None
 
     def __del__(self) -> None:
         if getattr(self, "_core", None) is not None:
             self.close()
+
+    def _claimed(self) -> bool:
+        """True; this thread runs the step until it releases it.
+
+        Raises:
+            ExecutionError: another thread does.
+        """
+        if self._busy.acquire(blocking=False):
+            return True
+        raise ExecutionError("this step is already running in another thread; give each thread a schedule of its own")
+
+    def _step(self, run: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return run(*arguments)
+        except BaseException as error:
+            self._annotate(error)
+            raise
+
+    def _bind(self, batch: Any) -> None:
+        """From the next step on, read and put back natively, where the native core can."""
+        if self._num_bindings >= MAX_BINDINGS:
+            return
+        self._num_bindings += 1
+        try:
+            self._binding = Binding(self.captured, self._core, batch)
+        except (TypeError, ValueError, LookupError) as error:
+            self._binding = None
+            log.debug("hocket: the step is read and put back in Python: %s", error)
 
     def _annotate(self, error: BaseException) -> None:
         worker, at = self._core.failed() if self._core is not None else (-1, -1)
@@ -114,6 +160,7 @@ class NativeLanes(Executor):
         return workers_of(self._graph, self.plan, self.sync, usual)
 
     def _start(self) -> None:
+        self._binding, self._num_bindings = None, 0
         self._shared = self._divided()
         program, sync, asleep = self.captured.program, self._shared.sync, self._shared.asleep
         release = releases(program, sync)

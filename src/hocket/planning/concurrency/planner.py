@@ -57,7 +57,8 @@ class Concurrency(Planner):
         avoid: pairs of ops that shall not run side by side.
         coarsen_us: bundle small ops into actions of up to this duration; 0: leave them as they are.
         wait_us: how much later an op starts than one of another lane ends that it waits for; counted when choosing.
-        halves: let strategy 3 take half of an op's width; where it looks ahead, both ways are tried anyway.
+        halves: let strategy 3 take half of an op's width; where it looks ahead, on more than four cores, both ways are
+            tried anyway.
 
     Example:
         >>> from hocket.ir import Costs, Graph, Machine, Op
@@ -99,7 +100,9 @@ class Concurrency(Planner):
         def made(placed: Sequence[Placement]) -> Plan:
             return coarse.expand(as_plan(coarse.graph, placed, device, self.name, apart), apart)
 
-        ways = [False, True] if self.lookahead_ms and 3 in self.strategies else [self.halves]
+        ways = [self.halves]
+        if self.lookahead_ms and 3 in self.strategies and device.cores > 2 * MAX_DEPARTURE:
+            ways = [False, True]  # on fewer cores half of a width is among its neighbours
         by_strategies = [self._by_strategies(coarse, device, apart, halves) for halves in ways]
         found = [made(placed) for placed in by_strategies]
         if {3, 4} <= self.strategies and device.smt > 1:

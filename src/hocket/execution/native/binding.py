@@ -1,0 +1,124 @@
+"""What a native step reads of Python and puts back, bound once so that no Python runs for it between calls.
+
+`Captured.begin` and `Captured.finish` are what it has to equal; see ``native/binding.cpp``.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten
+
+from hocket.native import load
+from hocket.tracing.bound_places import BoundPlaces
+from hocket.tracing.captured import Captured, kind_of
+from hocket.tracing.recording.batch_reads import BatchNumber
+from hocket.tracing.scalars.tape import TapeRef
+from hocket.tracing.state import BatchLeaf, Constant, Entry, Gradient, ItemOf, LiveLeaf
+
+__all__ = ["Binding"]
+
+_SIGNS = {operator.add: "+", operator.sub: "-", operator.mul: "*", operator.truediv: "/"}
+_KINDS = {"tensor": "d", "item": "i", "number": "n"}
+
+
+class Binding:
+    """A captured step bound to a native core.
+
+    Args:
+        captured: the step, which has run on `core`.
+        core: the native lanes.
+        batch: one that the step ran on.
+
+    Raises:
+        TypeError, ValueError, LookupError: the native core cannot read a place of the step, or its batch.
+    """
+
+    def __init__(self, captured: Captured, core: Any, batch: Any) -> None:
+        self._captured = captured
+        self._native = load().Binding(core, batch)
+        self._places = BoundPlaces(self._native)
+        self._guards = captured.trace.batch_guards if captured.trace.batch_guards.parts else None
+        self._check_batch(batch)
+        self._add_inputs()
+        self._add_tape()
+        for gradient in captured.unread_gradients:
+            self._native.add_unread_gradient(self._parameter(gradient))
+        for gradient, slot in captured.gradients:
+            self._native.add_gradient(self._parameter(gradient), -1 if slot is None else slot)
+        for kind, place in captured.results:
+            self._native.add_result(_KINDS[kind], place)
+        for _, slot in captured.rebound:
+            self._native.add_result("t", slot)
+        for reference in captured.trace.numbers.values():
+            self._native.add_result("n", reference.index)
+        self._is_plain = not captured.rebound and not captured.trace.numbers
+
+    def begin(self, batch: Any) -> bool:
+        """Read all that the step reads; False where `Captured.begin` has to say what is different."""
+        read: list[Any] | None = []
+        if self._guards is not None:
+            read = self._guards.evaluate(self._native.leaves(batch)) if self._native.fits(batch) else None
+        return read is not None and bool(self._native.begin(batch, read))
+
+    def finish(self) -> Any:
+        """Put everything in its place, and return what the step returns."""
+        found, captured = self._native.finish(), self._captured
+        if not self._is_plain:
+            further = iter(found[len(captured.results) :])
+            for entry, _ in captured.rebound:
+                value = next(further)
+                entry.set(value.detach().requires_grad_() if entry in captured.trace.with_grad else value)
+            for number in captured.trace.numbers:
+                number.set(next(further))
+        return captured.returned(found)
+
+    def _check_batch(self, batch: Any) -> None:
+        leaves, _ = tree_flatten(batch)
+        seen = self._native.leaves(batch)
+        if len(seen) != len(leaves) or any(a is not b for a, b in zip(seen, leaves, strict=True)):
+            raise TypeError("torch's pytree sees another tree in this batch")
+
+    def _add_inputs(self) -> None:
+        for slot, source in self._captured.inputs:
+            if isinstance(source, BatchLeaf):
+                self._native.add_batch_input(slot, source.index)
+            elif isinstance(source, Gradient):
+                self._native.add_gradient_input(slot, self._parameter(source))
+            elif isinstance(source, Constant):
+                self._native.add_input(slot, self._places.object(source.value))
+            else:
+                self._native.add_input(slot, self._places.add(source))
+        for _, option, kind in self._captured.options:
+            if not isinstance(option.get(), torch.Tensor) or kind_of(option.get()) != kind:
+                raise TypeError(f"{option.name} is of another kind")
+            self._native.add_option(self._places.add(option))
+
+    def _add_tape(self) -> None:
+        tape = self._captured.trace.tape
+        for function, operands in tape.entries:
+            if function is None:
+                self._native.add_number(*self._leaf(tape.leaves[operands]))
+            else:
+                arguments = [("n", o.index) if type(o) is TapeRef else ("c", o) for o in operands]
+                self._native.add_entry(_SIGNS.get(function, " "), function, arguments)
+        for entry, outcome in tape.guards:
+            self._native.add_guard(entry, outcome)
+
+    def _leaf(self, leaf: Any) -> tuple[str, int]:
+        if isinstance(leaf, BatchNumber):
+            return "g", leaf.position
+        if isinstance(leaf, LiveLeaf):
+            return "b", leaf.index
+        if isinstance(leaf, ItemOf):
+            return "i", self._places.add(leaf.source)
+        if isinstance(leaf, Entry):
+            return "p", self._places.add(leaf)
+        raise TypeError(f"a leaf of the tape that is a {type(leaf).__name__}")
+
+    def _parameter(self, gradient: Gradient) -> int:
+        if type(gradient.parameter.get()) not in (torch.Tensor, torch.nn.Parameter):
+            raise TypeError(f"{gradient.parameter.name} has attributes of its own")
+        return self._places.add(gradient.parameter)

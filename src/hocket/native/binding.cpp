@@ -1,0 +1,218 @@
+// Bindings: what a planned step reads of Python before its first op, and puts back after the last.
+//
+// `Captured.begin` and `Captured.finish` do the same in Python and are what this is measured by: where anything is not as
+// it was when the binding was made, `begin` says no, has changed nothing, and the step goes the way of those two.
+//
+//   begin    batch, places, gradients --> slots      numbers at places --> tape --> numbers of the ops
+//            gradients that no op reads are dropped, so that their memory is free during the step
+//   finish   slots --> gradients; what the step returns, binds anew and counts is handed back as Python objects
+
+#include "bindings.h"
+#include "objects.h"
+#include "slots.h"
+#include "tape.h"
+
+#include <torch/csrc/Exceptions.h>
+
+#include <memory>
+#include <vector>
+
+namespace {
+
+namespace py = pybind11;
+using c10::IValue;
+using hocket::Number;
+
+class Binding : public hocket::Places {
+ public:
+  Binding(std::shared_ptr<hocket::Slots> slots, const py::object& batch)
+      : slots_(std::move(slots)), pattern_(batch.ptr()) {}
+
+  bool fits(const py::object& batch) { return pattern_.read(batch.ptr(), leaves_); }
+
+  py::list leaves(const py::object& batch) {
+    py::list found;
+    if (pattern_.read(batch.ptr(), leaves_))
+      for (PyObject* leaf : leaves_) found.append(py::reinterpret_borrow<py::object>(leaf));
+    return found;
+  }
+
+  void add_batch_input(int slot, int leaf) { batch_inputs_.emplace_back(slot, leaf); }
+  void add_input(int slot, int place) { inputs_.emplace_back(slot, place); }
+  void add_gradient_input(int slot, int parameter) { gradient_inputs_.emplace_back(slot, parameter); }
+  // The tensor there must keep its shape, dtype and device.
+  void add_option(int place) { options_.emplace_back(place, hocket::Meta(tensor_at(place))); }
+  void add_unread_gradient(int parameter) { unread_.push_back(parameter); }
+  // After the step; slot -1: there is none.
+  void add_gradient(int parameter, int slot) { gradients_.emplace_back(parameter, slot); }
+
+  // Where the next leaf of the tape is: 'p' a number at a place, 'i' the number in the tensor there, 'b' a leaf of the
+  // batch, 'g' one of those that guards have read of the batch.
+  void add_number(char kind, int index) {
+    tape_.add_leaf(static_cast<int>(sources_.size()));
+    sources_.emplace_back(kind, index);
+  }
+  void add_entry(char sign, py::object function, const std::vector<std::pair<std::string, py::object>>& operands) {
+    tape_.add_entry(sign, std::move(function), operands);
+  }
+  void add_guard(int entry, py::object outcome) { tape_.add_guard(entry, std::move(outcome)); }
+
+  // What `finish` hands back: 't' the tensor in a slot, 'd' the same detached, 'i' the number in it, 'n' one of the tape.
+  void add_result(char kind, int index) { results_.emplace_back(kind, index); }
+
+  // Read everything. `of_batch`: the numbers that guards have read of the batch. False: nothing was changed.
+  bool begin(const py::object& batch, const py::list& of_batch) {
+    if (!pattern_.read(batch.ptr(), leaves_) || !read_numbers(of_batch) || !read()) return false;
+    for (const auto& [place, meta] : options_)
+      if (!THPVariable_Check(at(place)) || !meta.fits(tensor_at(place))) return false;
+    for (const auto& [slot, parameter] : gradient_inputs_)
+      if (!gradient_of(parameter).defined()) return false;
+    for (const auto& [slot, leaf] : batch_inputs_)
+      if (!THPVariable_Check(leaves_[static_cast<size_t>(leaf)])) return false;
+    auto& values = slots_->slots_;
+    for (const auto& [slot, leaf] : batch_inputs_)
+      values[static_cast<size_t>(slot)] = THPVariable_Unpack(leaves_[static_cast<size_t>(leaf)]);
+    for (const auto& [slot, place] : inputs_) values[static_cast<size_t>(slot)] = tensor_at(place);
+    for (const auto& [slot, parameter] : gradient_inputs_) values[static_cast<size_t>(slot)] = gradient_of(parameter);
+    for (const int parameter : unread_) tensor_at(parameter).mutable_grad().reset();
+    return true;
+  }
+
+  py::list finish() {
+    for (const auto& [parameter, slot] : gradients_) {
+      if (slot < 0) {
+        tensor_at(parameter).mutable_grad().reset();
+        continue;
+      }
+      auto& value = slots_->slots_[static_cast<size_t>(slot)];
+      const auto& tensor = tensor_at(parameter);
+      const auto& gradient = value.toTensor();
+      if (gradient.sizes() == tensor.sizes() && gradient.dtype() == tensor.dtype() &&
+          gradient.device() == tensor.device()) {
+        tensor.mutable_grad() = gradient;
+      } else {
+        py::handle(at(parameter)).attr("grad") = py::cast(gradient);  // which says what is wrong
+      }
+    }
+    py::list found(results_.size());
+    for (size_t i = 0; i < results_.size(); i++) found[i] = result_of(results_[i].first, results_[i].second);
+    slots_->clear();
+    return found;
+  }
+
+ private:
+  const at::Tensor& tensor_at(int place) const { return THPVariable_Unpack(at(place)); }
+
+  const at::Tensor& gradient_of(int parameter) const { return tensor_at(parameter).unsafeGetTensorImpl()->grad(); }
+
+  // First of all, since it is what may call Python: what is read after it stands until the step begins.
+  bool read_numbers(const py::list& of_batch) {
+    if (sources_.empty()) {
+      slots_->numbers_.clear();
+      return true;
+    }
+    if (!read()) return false;
+    numbers_.clear();
+    for (const auto& [kind, index] : sources_) {
+      const auto place = static_cast<size_t>(index);
+      std::optional<Number> number;
+      switch (kind) {
+        case 'p': number = Number::of(at(index)); break;
+        case 'i': number = item_of(at(index)); break;
+        case 'b': number = Number::of(leaves_[place]); break;
+        default:
+          if (place < of_batch.size()) number = Number::of(of_batch[place].ptr());
+      }
+      if (!number) return false;
+      numbers_.push_back(*number);
+    }
+    if (!tape_.evaluate(numbers_)) return false;
+    auto& found = slots_->numbers_;
+    found.clear();
+    for (const auto& number : tape_.values()) found.push_back(value_of(number));
+    return true;
+  }
+
+  static std::optional<Number> item_of(PyObject* value) {
+    if (!THPVariable_Check(value)) return {};
+    const auto& tensor = THPVariable_Unpack(value);
+    if (!tensor.device().is_cpu() || tensor.layout() != c10::kStrided || tensor.numel() != 1 || tensor.is_neg()) return {};
+    switch (tensor.scalar_type()) {
+      case c10::kFloat: return Number(static_cast<double>(*tensor.const_data_ptr<float>()));
+      case c10::kDouble: return Number(*tensor.const_data_ptr<double>());
+      case c10::kLong: return Number(*tensor.const_data_ptr<int64_t>());
+      default: return {};
+    }
+  }
+
+  static IValue value_of(const Number& number) {
+    switch (number.kind) {
+      case Number::Kind::floating: return number.floating;
+      case Number::Kind::whole: return number.whole;
+      case Number::Kind::truth: return number.whole != 0;
+      case Number::Kind::object: break;
+    }
+    return hocket::as_number(number.object);
+  }
+
+  py::object result_of(char kind, int index) const {
+    const auto place = static_cast<size_t>(index);
+    if (kind == 'n') return tape_.values()[place].boxed();
+    const auto& tensor = slots_->slots_[place].toTensor();
+    if (kind == 't') return py::cast(tensor);
+    const auto detached = tensor.detach();
+    return kind == 'd' ? py::cast(detached) : py::cast(detached).attr("item")();
+  }
+
+  std::shared_ptr<hocket::Slots> slots_;
+  hocket::BatchPattern pattern_;
+  std::vector<std::pair<int, int>> batch_inputs_, inputs_, gradient_inputs_, gradients_;
+  std::vector<std::pair<int, hocket::Meta>> options_;
+  std::vector<int> unread_;
+  std::vector<std::pair<char, int>> sources_, results_;
+  hocket::Tape tape_;
+  std::vector<Number> numbers_;
+  std::vector<PyObject*> leaves_;
+};
+
+}  // namespace
+
+namespace hocket {
+
+// A number as ops take it. None where it is none, or too large: the outcome of a guard, or a part of a longer
+// computation; an op that reads it fails.
+IValue as_number(PyObject* value) {
+  if (PyBool_Check(value)) return value == Py_True;
+  if (PyIndex_Check(value)) {
+    int overflow = 0;
+    const auto whole = py::reinterpret_steal<py::object>(PyNumber_Index(value));
+    if (!whole) throw py::error_already_set();
+    const int64_t number = PyLong_AsLongLongAndOverflow(whole.ptr(), &overflow);
+    return overflow ? IValue() : IValue(number);
+  }
+  const double number = PyFloat_AsDouble(value);
+  if (!PyErr_Occurred()) return number;
+  PyErr_Clear();
+  return {};
+}
+
+void bind_binding(py::module& module) {
+  py::class_<Binding, Places>(module, "Binding")
+      .def(py::init<std::shared_ptr<Slots>, const py::object&>())
+      .def("fits", &Binding::fits)
+      .def("leaves", &Binding::leaves)
+      .def("add_batch_input", &Binding::add_batch_input)
+      .def("add_input", &Binding::add_input)
+      .def("add_gradient_input", &Binding::add_gradient_input)
+      .def("add_option", &Binding::add_option)
+      .def("add_unread_gradient", &Binding::add_unread_gradient)
+      .def("add_gradient", &Binding::add_gradient)
+      .def("add_number", &Binding::add_number)
+      .def("add_entry", &Binding::add_entry)
+      .def("add_guard", &Binding::add_guard)
+      .def("add_result", &Binding::add_result)
+      .def("begin", &Binding::begin)
+      .def("finish", torch::wrap_pybind_function(&Binding::finish));
+}
+
+}  // namespace hocket

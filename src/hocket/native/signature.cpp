@@ -1,0 +1,131 @@
+// Signatures: is a call of the same signature as an earlier one?
+//
+// `hocket.tracing.signature.signature_of` describes a call in Python objects, which takes some tens of microseconds. One
+// of these is made where a signature was met, and says of later calls in one pass whether they have the same: the leaves
+// of the batch, the modes of the modules, which parameters require a gradient and have one, and torch's own modes. It may
+// say no where the description is the same (then that is made, and compared); where it says yes, it is.
+
+#include "bindings.h"
+#include "objects.h"
+
+#include <ATen/autocast_mode.h>
+#include <c10/core/DefaultDtype.h>
+#include <c10/core/GradMode.h>
+
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+namespace {
+
+namespace py = pybind11;
+
+struct Flags {
+  bool cpu, cuda, grad;
+  c10::ScalarType cpu_dtype, cuda_dtype, dtype;
+
+  static Flags now() {
+    return {at::autocast::is_autocast_enabled(at::kCPU), at::autocast::is_autocast_enabled(at::kCUDA),
+            c10::GradMode::is_enabled(), at::autocast::get_autocast_dtype(at::kCPU),
+            at::autocast::get_autocast_dtype(at::kCUDA), c10::get_default_dtype_as_scalartype()};
+  }
+  bool operator==(const Flags&) const = default;
+};
+
+class Signature : public hocket::Places {
+ public:
+  // The value of leaf `i` does not count where `free[i]`; its type does.
+  Signature(const py::object& batch, const std::vector<bool>& free) : pattern_(batch.ptr()), flags_(Flags::now()) {
+    if (!pattern_.read(batch.ptr(), now_) || free.size() != now_.size()) throw py::value_error("not this batch");
+    first_ = places_of(now_);
+    for (size_t i = 0; i < now_.size(); i++) {
+      Leaf leaf;
+      if (THPVariable_Check(now_[i])) {
+        leaf.meta.emplace(THPVariable_Unpack(now_[i]));
+      } else if (!free[i]) {
+        leaf.value = py::reinterpret_borrow<py::object>(now_[i]);
+      }
+      leaves_.push_back(std::move(leaf));
+    }
+  }
+
+  py::list leaves() const {
+    py::list found;
+    for (PyObject* leaf : now_) found.append(py::reinterpret_borrow<py::object>(leaf));
+    return found;
+  }
+
+  // What stands at a place counts.
+  void expect(int place) { expected_.push_back({place, py::reinterpret_borrow<py::object>(at(place))}); }
+
+  // Of a parameter it counts whether it requires a gradient, and has one.
+  void expect_parameter(int place) {
+    if (!THPVariable_Check(at(place))) throw py::type_error("expected a tensor");
+    parameters_.push_back({place, state_of(at(place))});
+  }
+
+  bool holds(const py::object& batch) {
+    if (!pattern_.read(batch.ptr(), now_)) return false;
+    for (size_t i = 0; i < now_.size(); i++) {
+      const auto& leaf = leaves_[i];
+      if (leaf.meta ? !leaf.meta->holds(THPVariable_Unpack(now_[i]))
+                    : leaf.value && !hocket::equal(now_[i], leaf.value.ptr()))
+        return false;
+    }
+    if (now_.size() > 1 && places_of(now_) != first_) return false;
+    if (!(Flags::now() == flags_) || !read()) return false;
+    for (const auto& [place, value] : expected_)
+      if (at(place) != value.ptr() && !hocket::equal(at(place), value.ptr())) return false;
+    for (const auto& [place, state] : parameters_)
+      if (state_of(at(place)) != state) return false;
+    return true;
+  }
+
+ private:
+  struct Leaf {
+    std::optional<hocket::Meta> meta;  // of a tensor
+    py::object value;                  // of what is none; empty where it does not count
+  };
+
+  static int state_of(PyObject* parameter) {
+    const auto* impl = THPVariable_Unpack(parameter).unsafeGetTensorImpl();
+    return 2 * impl->requires_grad() + impl->grad().defined();
+  }
+
+  // Of each tensor its first place: one that stands twice is one tensor to the step.
+  static std::vector<size_t> places_of(const std::vector<PyObject*>& leaves) {
+    std::vector<size_t> places;
+    std::unordered_map<PyObject*, size_t> first;
+    for (size_t i = 0; i < leaves.size(); i++)
+      if (THPVariable_Check(leaves[i])) places.push_back(first.try_emplace(leaves[i], i).first->second);
+    return places;
+  }
+
+  hocket::BatchPattern pattern_;
+  Flags flags_;
+  std::vector<Leaf> leaves_;
+  std::vector<size_t> first_;
+  std::vector<std::pair<int, py::object>> expected_;
+  std::vector<std::pair<int, int>> parameters_;
+  std::vector<PyObject*> now_;
+};
+
+}  // namespace
+
+namespace hocket {
+
+void bind_signature(py::module& module) {
+  py::class_<Places>(module, "Places")
+      .def("add_object", &Places::add_object)
+      .def("add_item", &Places::add_item)
+      .def("add_cell", &Places::add_cell)
+      .def("at", [](const Places& places, int number) { return py::reinterpret_borrow<py::object>(places.at(number)); });
+  py::class_<Signature, Places>(module, "Signature")
+      .def(py::init<const py::object&, const std::vector<bool>&>())
+      .def("leaves", &Signature::leaves)
+      .def("expect", &Signature::expect)
+      .def("expect_parameter", &Signature::expect_parameter)
+      .def("holds", &Signature::holds);
+}
+
+}  // namespace hocket

@@ -1,0 +1,200 @@
+// The numbers of a step, computed before it as eager Python computes them: float for float, int for int.
+//
+// Arithmetic that Python does in one IEEE operation is done here. All else (a power, a rounding, a guard of the user's) is
+// asked of the Python function itself, once a step for the same operands: a hundred parameters of Adam have the same step
+// count. Where anything is out of the ordinary (an integer that overflows, a division by zero) there is no result here,
+// and the caller goes the way of `hocket.tracing.program.compile_tape`.
+
+#pragma once
+
+#include <ATen/core/ivalue.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <cstring>
+#include <optional>
+#include <utility>
+#include <vector>
+
+namespace hocket {
+
+namespace py = pybind11;
+
+struct Number {
+  enum class Kind : uint8_t { floating, whole, truth, object } kind = Kind::whole;
+  union {
+    double floating;
+    int64_t whole;
+    PyObject* object;  // kept by the tape
+  };
+
+  explicit Number(double value) : kind(Kind::floating), floating(value) {}
+  explicit Number(int64_t value) : whole(value) {}
+  explicit Number(bool value) : kind(Kind::truth), whole(value) {}
+
+  // None for an int that is too large, and for what is neither a float nor an int.
+  static std::optional<Number> of(PyObject* value) {
+    if (PyFloat_CheckExact(value)) return Number(PyFloat_AS_DOUBLE(value));
+    if (!PyLong_CheckExact(value)) return {};
+    int overflow = 0;
+    const int64_t whole = PyLong_AsLongLongAndOverflow(value, &overflow);
+    if (overflow) return {};
+    return Number(whole);
+  }
+  py::object boxed() const {
+    switch (kind) {
+      case Kind::floating: return py::float_(floating);
+      case Kind::whole: return py::int_(whole);
+      case Kind::truth: return py::bool_(whole != 0);
+      case Kind::object: break;
+    }
+    return py::reinterpret_borrow<py::object>(object);
+  }
+  // A float, or an int that is one without rounding.
+  std::optional<double> as_double() const {
+    constexpr int64_t kExact = int64_t{1} << 53;
+    if (kind == Kind::floating) return floating;
+    if (kind == Kind::whole && -kExact <= whole && whole <= kExact) return static_cast<double>(whole);
+    return {};
+  }
+  bool same(const Number& other) const {
+    return kind == other.kind && kind != Kind::object && std::memcmp(&whole, &other.whole, sizeof whole) == 0;
+  }
+};
+
+class Tape {
+ public:
+  void add_leaf(int leaf) { entries_.push_back({'x', nullptr, {{true, leaf}}}); }
+
+  // `sign`: + - * /, or a space for any other function. An operand is ("n", entry) or ("c", value).
+  void add_entry(char sign, py::object function, const std::vector<std::pair<std::string, py::object>>& operands) {
+    Entry entry{sign, function.ptr(), {}};
+    kept_.push_back(std::move(function));
+    for (const auto& [kind, value] : operands) {
+      if (kind == "n") {
+        entry.operands.push_back({true, value.cast<int>()});
+        continue;
+      }
+      auto number = Number::of(value.ptr());
+      if (!number) {
+        number.emplace(int64_t{0});
+        number->kind = Number::Kind::object;
+        number->object = value.ptr();
+        kept_.push_back(value);
+      }
+      entry.operands.push_back({false, static_cast<int>(constants_.size())});
+      constants_.push_back(*number);
+    }
+    if (entry.sign != ' ' && entry.operands.size() != 2) entry.sign = ' ';
+    entries_.push_back(std::move(entry));
+  }
+
+  void add_guard(int entry, py::object outcome) { guards_.emplace_back(entry, std::move(outcome)); }
+
+  // Compute all entries from these leaves; false where that could not be done here, or a guard fails.
+  bool evaluate(const std::vector<Number>& leaves) {
+    values_.clear();
+    made_.clear();
+    asked_.clear();
+    for (const auto& entry : entries_) {
+      if (entry.sign == 'x') {
+        values_.push_back(leaves[static_cast<size_t>(entry.operands[0].index)]);
+        continue;
+      }
+      const auto found = entry.sign == ' ' ? ask(entry) : computed(entry);
+      if (!found) return false;
+      values_.push_back(*found);
+    }
+    for (const auto& [entry, outcome] : guards_)
+      if (!is(values_[static_cast<size_t>(entry)], outcome.ptr())) return false;
+    return true;
+  }
+
+  const std::vector<Number>& values() const { return values_; }
+
+ private:
+  struct Operand {
+    bool is_entry;
+    int index;
+  };
+  struct Entry {
+    char sign;
+    PyObject* function;
+    std::vector<Operand> operands;
+  };
+  struct Asked {
+    const Entry* entry;
+    Number result;
+  };
+
+  const Number& value_of(const Operand& operand) const {
+    return (operand.is_entry ? values_ : constants_)[static_cast<size_t>(operand.index)];
+  }
+
+  std::optional<Number> computed(const Entry& entry) const {
+    const Number &a = value_of(entry.operands[0]), &b = value_of(entry.operands[1]);
+    if (a.kind == Number::Kind::whole && b.kind == Number::Kind::whole && entry.sign != '/') {
+      int64_t result = 0;
+      const bool overflow = entry.sign == '+' ? __builtin_add_overflow(a.whole, b.whole, &result)
+          : entry.sign == '-'                 ? __builtin_sub_overflow(a.whole, b.whole, &result)
+                                              : __builtin_mul_overflow(a.whole, b.whole, &result);
+      if (overflow) return {};
+      return Number(result);
+    }
+    const auto x = a.as_double(), y = b.as_double();
+    if (!x || !y || (entry.sign == '/' && *y == 0.0)) return {};
+    switch (entry.sign) {
+      case '+': return Number(*x + *y);
+      case '-': return Number(*x - *y);
+      case '*': return Number(*x * *y);
+      default: return Number(*x / *y);
+    }
+  }
+
+  std::optional<Number> ask(const Entry& entry) {
+    constexpr size_t kRemembered = 16;
+    for (const auto& asked : asked_)
+      if (asks_the_same(*asked.entry, entry)) return asked.result;
+    py::tuple arguments(entry.operands.size());
+    for (size_t i = 0; i < entry.operands.size(); i++) arguments[i] = value_of(entry.operands[i]).boxed();
+    PyObject* answer = PyObject_CallObject(entry.function, arguments.ptr());
+    if (answer == nullptr) {
+      PyErr_Clear();
+      return {};
+    }
+    made_.push_back(py::reinterpret_steal<py::object>(answer));
+    std::optional<Number> result = PyBool_Check(answer) ? Number(answer == Py_True) : Number::of(answer);
+    if (!result) {
+      result.emplace(int64_t{0});
+      result->kind = Number::Kind::object;
+      result->object = answer;
+    }
+    if (asked_.size() < kRemembered) asked_.push_back({&entry, *result});
+    return result;
+  }
+
+  bool asks_the_same(const Entry& then, const Entry& now) const {
+    if (then.function != now.function || then.operands.size() != now.operands.size()) return false;
+    for (size_t i = 0; i < now.operands.size(); i++)
+      if (!value_of(then.operands[i]).same(value_of(now.operands[i]))) return false;
+    return true;
+  }
+
+  static bool is(const Number& value, PyObject* outcome) {
+    if (value.kind == Number::Kind::floating && PyFloat_CheckExact(outcome))
+      return value.floating == PyFloat_AS_DOUBLE(outcome);
+    if (value.kind == Number::Kind::truth && PyBool_Check(outcome)) return (value.whole != 0) == (outcome == Py_True);
+    const int differs = PyObject_RichCompareBool(value.boxed().ptr(), outcome, Py_NE);
+    if (differs < 0) PyErr_Clear();
+    return differs == 0;
+  }
+
+  std::vector<Entry> entries_;
+  std::vector<Number> constants_;
+  std::vector<std::pair<int, py::object>> guards_;
+  std::vector<py::object> kept_;
+  std::vector<Number> values_;
+  std::vector<Asked> asked_;
+  std::vector<py::object> made_;
+};
+
+}  // namespace hocket

@@ -1,0 +1,166 @@
+"""What a graph is good for, and which calls of a schedule have the same.
+
+`signature_of` describes a call in Python values. Where a signature is met again, the native core learns to recognise it
+(see ``native/signature.cpp``): the next such call costs about a microsecond instead of some tens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten
+
+from hocket import native
+from hocket.tracing.bound_places import BoundPlaces
+from hocket.tracing.state import PLAIN, Inventory
+
+__all__ = ["Signature", "Signatures", "signature_of"]
+
+# Signatures that are remembered, and those of them that are recognised natively.
+MAX_MET = 1000
+MAX_KNOWN = 8
+
+
+def signature_of(places: Inventory, batch: Any, live_leaves: Collection[int] = ()) -> tuple[Any, ...]:
+    """What a graph is good for: shapes of the batch, modes of the modules, which gradients are there, autocast.
+
+    Of `live_leaves` (counted among the leaves of the batch that are no tensors) the value does not matter.
+
+    Raises:
+        KeyError: a parameter is not where it was.
+    """
+    leaves, spec = tree_flatten(batch)
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    shapes = tuple([(t.shape, t.stride(), t.dtype, t.device, t.requires_grad) for t in tensors])
+    # 1, 1.0 and True are equal but do not compute the same; of what is not plain only the type can be told.
+    others = [leaf for leaf in leaves if not isinstance(leaf, torch.Tensor)]
+    values = tuple(
+        [
+            (type(leaf), leaf if isinstance(leaf, PLAIN) and place not in live_leaves else None)
+            for place, leaf in enumerate(others)
+        ]
+    )
+    # A tensor that stands in two places of the batch is one tensor in the graph.
+    first: dict[int, int] = {}
+    twice = tuple([first.setdefault(id(tensor), place) for place, tensor in enumerate(tensors)])
+    modes = tuple([module.training for module in places.modules])
+    present = tuple([(p.requires_grad, p.grad is None) for p in [entry.get() for entry in places.parameters]])
+    autocast = tuple([torch.is_autocast_enabled(d) and torch.get_autocast_dtype(d) for d in ("cpu", "cuda")])
+    grad, dtype = torch.is_grad_enabled(), torch.get_default_dtype()
+    return (spec, shapes, values, twice, modes, present, places.versions(), autocast, grad, dtype)
+
+
+class Signature:
+    """What `signature_of` says of a call, as a key: it is hashed once."""
+
+    __slots__ = ("_hash", "parts")
+
+    def __init__(self, parts: tuple[Any, ...]) -> None:
+        self.parts = parts
+        self._hash = hash(parts)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Signature) and self.parts == other.parts)
+
+    @property
+    def values(self) -> tuple[tuple[type, Any], ...]:
+        """Type and value of each leaf of the batch that is no tensor."""
+        values: tuple[tuple[type, Any], ...] = self.parts[2]
+        return values
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        """All but these values, of which only the types are left."""
+        return (*self.parts[:2], *self.parts[3:], tuple(kind for kind, _ in self.values))
+
+
+class Signatures:
+    """Tells calls apart.
+
+    Example:
+        >>> signatures = Signatures()  # doctest: +SKIP
+        >>> signatures.of(places, batch) is signatures.of(places, batch)  # doctest: +SKIP
+        True
+    """
+
+    def __init__(self) -> None:
+        self._met: dict[tuple[Any, ...], Signature] = {}
+        self._first_values: dict[Any, Any] = {}  # of the batch that was the first of its shape
+        self._known: list[tuple[Callable[[Any], bool], Signature]] = []
+        self._places: Inventory | None = None
+        self._live: frozenset[int] = frozenset()
+
+    def of(self, places: Inventory, batch: Any, live_leaves: Collection[int] = ()) -> Signature:
+        """The signature of a call with `batch`; see `signature_of`."""
+        if places is not self._places or live_leaves != self._live:
+            self._places, self._live = places, frozenset(live_leaves)
+            self._known.clear()
+        for has_this, signature in self._known:
+            if has_this(batch):
+                return signature
+        parts = signature_of(places, batch, live_leaves)
+        if parts in self._met:
+            signature = self._met[parts]
+            check = _native_check(places, batch, self._live)
+            if check is not None:
+                self._known.insert(0, (check, signature))
+                del self._known[MAX_KNOWN:]
+            return signature
+        if len(self._met) >= MAX_MET:
+            self._met.clear()
+        return self._met.setdefault(parts, Signature(parts))
+
+    def numbers_moved(self, signature: Signature, known: Collection[int]) -> list[int]:
+        """Leaves of the batch, counted among those that are no tensors, by which it differs from one met before.
+
+        Empty where there was none of its shape, or where anything but numbers differs.
+        """
+        if len(self._first_values) > MAX_MET:
+            self._first_values.clear()
+        values = signature.values
+        before = self._first_values.setdefault(signature.shape, values)
+        moved = [n for n, (a, b) in enumerate(zip(before, values, strict=True)) if a != b and n not in known]
+        return moved if all(values[n][0] in (int, float) for n in moved) else []
+
+
+def _native_check(places: Inventory, batch: Any, live_leaves: Collection[int]) -> Callable[[Any], bool] | None:
+    """Recognises calls of this one's signature; None where the native core cannot."""
+    if not native.available():
+        return None
+    leaves, _ = tree_flatten(batch)
+    position, free = 0, []
+    for leaf in leaves:
+        free.append(not isinstance(leaf, PLAIN) or position in live_leaves)
+        position += not isinstance(leaf, torch.Tensor)
+    try:
+        check = native.load().Signature(batch, free)
+        seen = check.leaves()
+        if len(seen) != len(leaves) or any(a is not b for a, b in zip(seen, leaves, strict=True)):
+            return None  # torch's pytree sees another tree in it
+        if any(isinstance(leaf, torch.Tensor) and not _is_usual(leaf) for leaf in leaves):
+            return None
+        bound = BoundPlaces(check)
+        for module in places.modules:
+            if hasattr(type(module), "training"):
+                return None  # a property may say anything
+            check.expect(bound.item(bound.object(vars(module)), "training"))
+        for attributes in places.versioned:
+            check.expect(bound.item(bound.object(attributes), "_hocket_version"))
+        for entry in places.parameters:
+            if not _is_usual(entry.get()):
+                return None
+            check.expect_parameter(bound.add(entry))
+    except (TypeError, ValueError, LookupError):
+        return None
+    has_this: Callable[[Any], bool] = check.holds
+    return has_this
+
+
+def _is_usual(tensor: torch.Tensor) -> bool:
+    """Whether its attributes are torch's own."""
+    return type(tensor) in (torch.Tensor, torch.nn.Parameter)

@@ -1,0 +1,173 @@
+"""Signatures recognised natively are those that `signature_of` describes, whatever changes between two calls."""
+
+from __future__ import annotations
+
+import collections
+
+import pytest
+import torch
+from torch import nn
+
+from hocket.native import available
+from hocket.tracing import signature
+from hocket.tracing.signature import Signatures, signature_of
+from hocket.tracing.state import Inventory, inventory
+
+Named = collections.namedtuple("Named", "x y")
+
+
+class Setting:
+    """A model with gradients, and a batch with one of everything."""
+
+    def __init__(self) -> None:
+        self.model = nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5), nn.Linear(3, 2, bias=False))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        for parameter in self.model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        self.first, self.second = torch.ones(5, 4), torch.zeros(5, dtype=torch.int64)
+        self.batch = {"x": [self.first, (self.second, 2)], "more": Named(0.5, "word"), "none": None, "yes": True}
+        self.live: frozenset[int] = frozenset()
+        self.places: Inventory = inventory(self.model, self.optimizer)
+
+
+def _put(key, value):
+    return lambda setting: setting.batch.__setitem__(key, value)
+
+
+def _first_layer(name, value):
+    return lambda setting: setattr(setting.model[0], name, value)
+
+
+CHANGES = {
+    "other values in the tensors": lambda s: s.first.add_(1),
+    "another batch of the same kind": lambda s: _put("x", [torch.zeros(5, 4), (torch.ones(5, dtype=torch.int64), 2)])(
+        s
+    ),
+    "another shape": lambda s: _put("x", [torch.ones(6, 4), (s.second, 2)])(s),
+    "other strides": lambda s: _put("x", [torch.ones(4, 5).t(), (s.second, 2)])(s),
+    "another dtype": lambda s: _put("x", [s.first, (s.second.int(), 2)])(s),
+    "a batch that requires a gradient": lambda s: s.first.requires_grad_(),
+    "one tensor twice": lambda s: _put("none", s.first)(s),
+    "another number": lambda s: _put("more", Named(0.25, "word"))(s),
+    "another type of number": lambda s: _put("x", [s.first, (s.second, 2.0)])(s),
+    "a bool for a number": lambda s: _put("x", [s.first, (s.second, True)])(s),
+    "zero of another sign": lambda s: _put("more", Named(-0.0, "word"))(s),
+    "another word": lambda s: _put("more", Named(0.5, "other"))(s),
+    "a tuple for a list": lambda s: _put("x", (s.first, (s.second, 2)))(s),
+    "one more entry": _put("last", 1),
+    "entries in another order": lambda s: s.batch.update(x=s.batch.pop("x")),
+    "a parameter for a tensor": lambda s: _put("x", [nn.Parameter(s.first), (s.second, 2)])(s),
+    "evaluation": lambda s: s.model.eval(),
+    "evaluation of one layer": lambda s: s.model[1].eval(),
+    "a frozen parameter": lambda s: s.model[0].weight.requires_grad_(False),
+    "no gradient": lambda s: s.optimizer.zero_grad(),
+    "one gradient gone": lambda s: setattr(s.model[2].weight, "grad", None),
+    "another parameter": _first_layer("weight", nn.Parameter(torch.ones(3, 4))),
+    "a parameter with other data": lambda s: setattr(s.model[0].weight, "data", torch.ones(3, 4)),
+}
+
+
+@pytest.fixture
+def setting() -> Setting:
+    return Setting()
+
+
+def recognised(setting: Setting) -> Signatures:
+    """Signatures that have met the setting's often enough to know it."""
+    signatures = Signatures()
+    found = {signatures.of(setting.places, setting.batch, setting.live) for _ in range(3)}
+    assert len(found) == 1
+    return signatures
+
+
+@pytest.mark.skipif(not available(), reason="the native core cannot be built here")
+def test_a_signature_that_was_met_is_not_described_again(setting, monkeypatch):
+    signatures = recognised(setting)
+    known = signatures.of(setting.places, setting.batch, setting.live)
+    monkeypatch.setattr(signature, "signature_of", None)
+    assert signatures.of(setting.places, setting.batch, setting.live) is known
+    setting.first.add_(1)
+    assert signatures.of(setting.places, dict(setting.batch), setting.live) is known
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_changes_is_seen(setting, change):
+    signatures = recognised(setting)
+    CHANGES[change](setting)
+    expected = signature_of(setting.places, setting.batch, setting.live)
+    assert signatures.of(setting.places, setting.batch, setting.live).parts == expected
+    for _ in range(2):
+        assert signatures.of(setting.places, setting.batch, setting.live).parts == expected
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+        lambda: torch.autocast("cpu", dtype=torch.float16),
+        torch.no_grad,
+    ],
+)
+def test_modes_around_a_call_are_seen(setting, around):
+    signatures = recognised(setting)
+    plain = signatures.of(setting.places, setting.batch)
+    with around():
+        inside = signatures.of(setting.places, setting.batch)
+        assert inside.parts == signature_of(setting.places, setting.batch) != plain.parts
+    assert signatures.of(setting.places, setting.batch) is plain
+
+
+def test_another_default_dtype_is_seen(setting):
+    signatures = recognised(setting)
+    plain = signatures.of(setting.places, setting.batch)
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert signatures.of(setting.places, setting.batch) != plain
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert signatures.of(setting.places, setting.batch) is plain
+
+
+def test_signatures_that_alternate_stay_known(setting, monkeypatch):
+    batches = [torch.ones(length, 4) for length in (3, 4, 5)]
+    signatures = Signatures()
+    found = [[signatures.of(setting.places, batch) for batch in batches] for _ in range(3)]
+    assert len({id(each) for each in found[0]}) == 3
+    assert all(one is two for one, two in zip(found[0], found[2], strict=True))
+
+
+def test_a_parameter_that_is_gone_is_said(setting):
+    signatures = recognised(setting)
+    del setting.model[0].weight
+    with pytest.raises(KeyError):
+        signatures.of(setting.places, setting.batch)
+
+
+def test_a_live_number_does_not_count(setting):
+    setting.live = frozenset((0,))  # the 2 beside the labels
+    signatures = recognised(setting)
+    plain = signatures.of(setting.places, setting.batch, setting.live)
+    setting.batch["x"][1] = (setting.second, 3)
+    assert signatures.of(setting.places, setting.batch, setting.live) is plain
+    assert signatures.of(setting.places, setting.batch).values[0] == (int, 3)
+
+
+def test_a_module_whose_mode_is_a_property_is_asked(setting):
+    class Odd(nn.Linear):
+        training = property(lambda self: self.mode, lambda self, mode: vars(self).__setitem__("mode", mode))
+
+    setting.model[2] = Odd(3, 2)
+    setting.places = inventory(setting.model, setting.optimizer)
+    signatures = recognised(setting)
+    setting.model[2].eval()
+    assert signatures.of(setting.places, setting.batch).parts == signature_of(setting.places, setting.batch)
+
+
+def test_numbers_that_moved(setting):
+    signatures = Signatures()
+    first = signatures.of(setting.places, (setting.first, 1, "a"))
+    assert signatures.numbers_moved(first, ()) == []
+    assert signatures.numbers_moved(signatures.of(setting.places, (setting.first, 2, "a")), ()) == [0]
+    assert signatures.numbers_moved(signatures.of(setting.places, (setting.first, 2, "a")), {0}) == []
+    assert signatures.numbers_moved(signatures.of(setting.places, (setting.first, 2, "b")), ()) == []
+    assert signatures.numbers_moved(signatures.of(setting.places, (setting.first, 2.0, "a")), ()) == []
