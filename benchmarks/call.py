@@ -89,9 +89,9 @@ def _measure(target: str, job: Job, rounds: int) -> dict[str, Any]:
         calls += 1
     found = fast.candidate
     assert found is not None, f"{target}: {fast.why}"
-    executor, variant = found.executor, fast._current
+    executor, variant = found.executor, fast._pool.current
     assert variant.guards is not None
-    signatures, places, live = Signatures(), fast._setting.places, fast._setting.watch.live_leaves
+    signatures, places, live = Signatures(), fast._pool.config.places, fast._pool.config.watch.live_leaves
     times: dict[str, list[float]] = {"ops": []}
 
     def beyond(name: str, step: Callable[[Any], Any], batch: Any) -> None:

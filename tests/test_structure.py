@@ -18,7 +18,6 @@ MAX_LINES = 350
 LONG = {
     "hocket/native/guards.cpp",
     "hocket/native/lanes.cpp",
-    "hocket/session.py",
     "hocket/tracing/captured.py",
     "hocket/tracing/state.py",
 }

@@ -1,8 +1,7 @@
 """`hocket.schedule`: the one place that joins capture, profile, plan, check and execute.
 
-A schedule is called like the step. It tells calls apart by what a graph would be good for (the shapes of the batch, the
-modes of the modules) and, among calls of one signature, by the Python state that the step reads. Each such variant is
-searched by itself (see `hocket.autotune.variant`) and remembered.
+A schedule is called like the step. Which plan makes a call is told by `hocket.autotune.pool`, how it was found by
+`hocket.autotune.tuner`; here are the arguments, and what a user may ask.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -22,11 +20,11 @@ from hocket.adaptation import CoRun, DriftLimits
 from hocket.arguments import packed, spreading
 from hocket.autotune.candidate import Candidate, TunerConfig
 from hocket.autotune.decision import Decision, Verdict
+from hocket.autotune.pool import VariantPool
 from hocket.autotune.store import DecisionStore
-from hocket.autotune.variant import Variant
 from hocket.autotune.verification import Difference
 from hocket.backends import Backend
-from hocket.errors import ExecutionError, InputError, StaleCaptureError
+from hocket.errors import ExecutionError, InputError
 from hocket.execution import EXECUTORS, unavailable_reason
 from hocket.interrupts import native_holders
 from hocket.ir import Costs, Graph, Machine, Plan, Timeline
@@ -34,16 +32,12 @@ from hocket.planning import Bounds, planners
 from hocket.reporting import Comparison, write_report
 from hocket.summary import comparison_of, notes_of
 from hocket.tracing.captured import Captured
-from hocket.tracing.purity.watch import PurityWatch, named
-from hocket.tracing.signature import Signature, Signatures
+from hocket.tracing.purity.watch import PurityWatch
 from hocket.tracing.state import inventory
 
 __all__ = ["Candidate", "Decision", "Schedule", "Verdict", "schedule"]
 
 log = logging.getLogger(__name__)
-
-# A step whose shapes, or whose state, never settle would be captured for ever.
-MAX_VARIANTS = 8
 
 
 class Schedule:
@@ -89,16 +83,13 @@ class Schedule:
         for device in self.machine.devices:
             if problem := unavailable_reason(device):
                 raise InputError(f"schedule: machine: {problem}")
-        self._places = inventory(model, optimizer)
-        self._versions = self._places.versions()
-        limits = drift or DriftLimits()
-        watch = PurityWatch(step, (*self._places.models, *self._places.optimizers))
-        self._setting = TunerConfig(
+        places = inventory(model, optimizer)
+        config = TunerConfig(
             step=spreading(step),
             model=model,
             optimizer=optimizer,
-            places=self._places,
-            watch=watch,
+            places=places,
+            watch=PurityWatch(step, (*places.models, *places.optimizers)),
             planner=planner,
             plan=plan,
             guard=guard,
@@ -106,20 +97,14 @@ class Schedule:
             machine=self.machine,
             executor=executor,
             clock=clock,
-            drift=limits,
+            drift=drift or DriftLimits(),
             store=DecisionStore.of(cache),
             on_progress=on_progress,
             backend=backend,
         )
-        self._signatures = Signatures()
-        self._variants: dict[Signature, list[Variant]] = {}
-        self._current = Variant(self._setting)
+        self._pool = VariantPool(config, self._let_go)
         self.backend.candidate_planners(planner)  # raises for one that plans other devices
-        self._last_resort: Variant | None = None  # runs what comes when there are too many variants
-        self._num_lost = 0  # variants whose capture was one of the past before it was verified
         self._busy = threading.Lock()
-        self._failed = False  # the last call raised
-        self._has_plan = False  # some variant was captured
         self._held = False
         self._hold, self._release = native_holders()
 
@@ -137,7 +122,7 @@ class Schedule:
                 raise ExecutionError("this step is already running; give each thread a schedule of its own")
             self._held = held
             try:
-                return self._run(packed(args, kwargs))
+                return self._pool(packed(args, kwargs))
             finally:
                 held = self._held
                 self._busy.release()
@@ -145,121 +130,21 @@ class Schedule:
             if held:
                 self._release()
 
-    def _run(self, batch: Any) -> Any:
-        if self._current.is_final and not self._has_plan:
-            return self._live(self._current, batch)  # one variant was refused before any was planned: eager for good
-        if self._versions and self._places.versions() != self._versions:
-            self._look_around()
-        live = self._setting.watch.live_leaves
-        try:
-            key = self._signatures.of(self._places, batch, live)
-        except KeyError:
-            key = self._signature_anew(batch)  # a parameter goes by another name now, or is gone
-        if key not in self._variants and self._find_live_leaves(key):
-            key = self._signatures.of(self._places, batch, live)
-        failed, self._failed = self._failed, False
-        if failed and self._has_plan and not any(variant.captured for variant in self._variants.get(key, ())):
-            return self._setting.step(batch)  # a step that failed has left no gradients; that is not worth a capture
-        variants = self._variants.get(key, [])
-        for variant in variants:
-            if not variant.fits(batch):
-                continue
-            try:
-                return self._live(variant, batch)
-            except StaleCaptureError:
-                # A number that the step branches on has crossed its threshold: this graph is of the past.
-                if not variant.settled:
-                    self._num_lost += variant.captured is not None
-                    self._forget(variant)
-        return self._live(self._another(key, batch), batch)
-
-    def _signature_anew(self, batch: Any) -> Signature:
-        self._places = inventory(self._setting.model, self._setting.optimizer)
-        self._setting = replace(self._setting, places=self._places)
-        return self._signatures.of(self._places, batch, self._setting.watch.live_leaves)
-
-    def _find_live_leaves(self, key: Signature) -> bool:
-        """Whether a batch that was met differs from one of this signature by numbers only: they are read anew then."""
-        watch = self._setting.watch
-        moved = self._signatures.numbers_moved(key, watch.live_leaves)
-        if not moved or not watch.follows_numbers:
-            return False
-        watch.live_leaves.update(moved)
-        self.close()
-        self._variants.clear()
-        return True
-
-    def _look_around(self) -> None:
-        """Models were dropped, refilled or frozen: every tensor may be another one, and no graph stands any more."""
-        self.close()
-        self._variants.clear()
-        self._last_resort = None
-        self._places = inventory(self._setting.model, self._setting.optimizer)
-        self._versions = self._places.versions()
-        self._setting = replace(self._setting, places=self._places)
-
-    def _live(self, variant: Variant, batch: Any) -> Any:
-        self._current = variant
-        if self._held and variant.is_eager:
+    def _let_go(self) -> None:
+        """A Ctrl-C need not wait any more: this call runs the user's own step and nothing else."""
+        if self._held:
             self._held = False
             self._release()
-        try:
-            result = variant(batch)
-            self._has_plan = self._has_plan or variant.captured is not None
-            return result
-        except StaleCaptureError:
-            raise
-        except BaseException:
-            # The step itself failed, or was interrupted; if that was on the way to a verdict, begin anew next time.
-            self._failed = True
-            if not variant.settled:
-                self._forget(variant)
-            raise
-
-    def _another(self, key: Signature, batch: Any) -> Variant:
-        """A new variant, where none of those of this signature stands for the step as it is."""
-        variants = self._variants.get(key, [])
-        if variants and variants[-1].renew():
-            return variants[-1]
-        place = self._what_changed(variants)
-        key = self._signature_anew(batch)
-        if sum(map(len, self._variants.values())) + self._num_lost >= MAX_VARIANTS:
-            if self._last_resort is None:
-                what = f"{place} still changes" if place else "its shapes or modes still change"
-                reason = f"it was watched for {MAX_VARIANTS} variants of its state and batch, and {what}"
-                self._last_resort = Variant(self._setting, refused=reason)
-            return self._last_resort
-        variant = Variant(self._setting)
-        self._variants.setdefault(key, []).append(variant)
-        return variant
-
-    def _what_changed(self, variants: list[Variant]) -> str:
-        """Which state keeps the last of these from standing for the step; numbers are read anew from now on."""
-        variant, guards = (variants[-1], variants[-1].guards) if variants else (None, None)
-        if variant is None or guards is None:
-            return ""
-        changes = guards.changes()
-        if changes and not self._setting.watch.note_moving(changes):
-            self._forget(variant)  # the next capture stands for every value of these numbers
-        return named(changes)
-
-    def _forget(self, variant: Variant) -> None:
-        for key, variants in list(self._variants.items()):
-            if variant in variants:
-                variants.remove(variant)
-                if not variants:
-                    del self._variants[key]
-        variant.close()
 
     @property
     def decision(self) -> Decision:
         """The last decision for the batches of the last call's shape, with what it stands on."""
-        return self._current.decision
+        return self._pool.current.decision
 
     @property
     def verdict(self) -> Verdict:
         """``"planned"`` or ``"eager"`` for the batches of the last call's shape; ``.why`` tells the reason."""
-        return self._current.decision.verdict
+        return self._pool.current.decision.verdict
 
     @property
     def why(self) -> str:
@@ -269,17 +154,17 @@ class Schedule:
     @property
     def history(self) -> tuple[Verdict, ...]:
         """Every verdict for the last call's shape, the first one first: more than one where the step time drifted."""
-        return self._current.history
+        return self._pool.current.history
 
     @property
     def decided(self) -> bool:
         """Whether the verdict for the last call's shape stands; not while the step is profiled and tried (again)."""
-        return self._current.settled
+        return self._pool.current.settled
 
     @property
     def candidate(self) -> Candidate | None:
         """The plan that is run, or would be the best one to run; None before there is a verdict."""
-        return self._current.decision.candidate
+        return self._pool.current.decision.candidate
 
     @property
     def captured(self) -> Captured:
@@ -300,12 +185,12 @@ class Schedule:
     @property
     def co_runs(self) -> tuple[CoRun, ...]:
         """Pairs of ops that ran side by side in the comparison, as measured; those that lost most by it first."""
-        return self._current.decision.co_runs
+        return self._pool.current.decision.co_runs
 
     @property
     def backend(self) -> Backend:
         """What plans for the last call's shape run on: cores, or one GPU."""
-        return self._current.backend
+        return self._pool.current.backend
 
     @property
     def bounds(self) -> Bounds:
@@ -316,7 +201,7 @@ class Schedule:
     @property
     def difference(self) -> Difference | None:
         """What the verification found, once it was made."""
-        return self._current.difference
+        return self._pool.current.difference
 
     def timeline(self) -> Timeline:
         """When each op of the last planned step ran."""
@@ -332,7 +217,7 @@ class Schedule:
         """Write the page, the trace, the drawing and all files behind them into `directory`."""
         found = self._found()
         limits = self.bounds
-        contested = bool(self._current.decision.eager_ms and found.steps_ms)
+        contested = bool(self._pool.current.decision.eager_ms and found.steps_ms)
         return write_report(
             Path(directory),
             title="Hocket report",
@@ -353,7 +238,7 @@ class Schedule:
 
     def state_dict(self) -> dict[str, Any]:
         """The decisions that were made or met, as plain values, to be saved with a checkpoint."""
-        return self._setting.store.state()
+        return self._pool.config.store.state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take decisions over from another run of the same step; the next calls decide anew, with these at hand.
@@ -361,9 +246,8 @@ class Schedule:
         Raises:
             InputError: `state` is not what `state_dict` gave.
         """
-        self._setting.store.load(state)
-        self._look_around()
-        self._current = Variant(self._setting)
+        self._pool.config.store.load(state)
+        self._pool.start_anew()
 
     def __enter__(self) -> Schedule:
         return self
@@ -384,9 +268,7 @@ class Schedule:
 
     def close(self) -> None:
         """End the lanes' threads."""
-        for variants in self._variants.values():
-            for variant in variants:
-                variant.close()
+        self._pool.close()
 
     def _found(self) -> Candidate:
         found = self.candidate

@@ -30,7 +30,7 @@ def searched(
 ) -> tuple[Decision, list[Item]]:
     """A new search for this job, as by a new process: what was decided, and what was asked for."""
     fast = Schedule(job.step, job.model, job.optimizer, machine=hocket.Machine.of(cores=cores), cache=cache, **options)
-    setting = fast._setting
+    setting = fast._pool.config
     assert isinstance(setting.store, DecisionStore)
     backend = CpuBackend(fast.machine, "auto")
     tuner = Tuner(setting, backend)

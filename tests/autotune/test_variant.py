@@ -292,8 +292,8 @@ def test_while_eager_has_its_turn_nobody_elses_lanes_are_there():
     meanwhile_in_eager.append(look_beside)
     fast = hocket.schedule(looking(job.step), job.model, job.optimizer, executor="python")
     calls = decide(fast, job)
-    several = [candidate for candidate in fast._current.decision.candidates if len(candidate.plan.lanes) > 1]
+    several = [candidate for candidate in fast._pool.current.decision.candidates if len(candidate.plan.lanes) > 1]
     assert several, "there was somebody who had threads"
-    assert len(fast._current.decision.eager_ms) < len(beside) < calls
+    assert len(fast._pool.current.decision.eager_ms) < len(beside) < calls
     assert set(beside) == {0}
     fast.close()

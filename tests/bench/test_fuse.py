@@ -84,7 +84,7 @@ def test_scheduled_contenders_have_their_verdict_and_train(name, target):
     assert "x of eager's time" in step.schedule.why, "it was captured, computes what eager computes, and was timed"
     assert step.chosen()[-1] == f"{step.schedule.verdict}: {step.schedule.why}"
     assert bool(step.arrays) == (name == "scheduled")
-    places = step.schedule._places
+    places = step.schedule._pool.config.places
     before = [entry.get().detach().clone() for entry in places.parameters]
     step()
     step.close()

@@ -1,0 +1,233 @@
+"""The variants of a step, and which of them makes a call.
+
+Calls are told apart by their signature (the shapes of the batch, the modes of the modules), and calls of one signature
+by the Python state that the step reads. What is kept of a variant is bounded by memory, not by number: lanes and their
+memory by the variants that were used last, graphs by their ops. A variant that was forgotten comes back at the price of
+a dozen steps, since its decision is remembered.
+
+Two kinds of steps would be searched for ever and are not: one whose state never settles stays eager after `MAX_STATES`
+variants; and once there are `MAX_EASY` signatures, a further one has to come `MIN_REPEATS` times before it is watched.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from hocket.autotune.candidate import TunerConfig
+from hocket.autotune.decision import Decision
+from hocket.autotune.variant import Variant
+from hocket.errors import StaleCaptureError
+from hocket.tracing.purity.watch import named
+from hocket.tracing.signature import Signature, Signatures
+from hocket.tracing.state import inventory
+
+__all__ = ["VariantPool"]
+
+log = logging.getLogger(__name__)
+
+# Variants of one signature: a step whose state never settles would be captured for ever.
+MAX_STATES = 8
+# Signatures that are searched when they come up first; where shapes hardly repeat, watching would cost and gain
+# nothing.
+MAX_EASY = 8
+MIN_REPEATS = 3
+# Signatures of which it is remembered how often they came.
+MAX_COUNTED = 1000
+# Variants whose lanes stay open. A closed one maps its memory anew when it is called, as eager does in every step.
+MAX_OPEN = 8
+# A captured op takes about 14 KB of Python objects: some 400 MB.
+MAX_HELD_OPS = 30_000
+
+
+class VariantPool:
+    """Makes a call by the variant that stands for it; begins new ones and forgets old ones.
+
+    Args:
+        config: what the schedule was asked for.
+        before_eager: called before a call that runs the user's own step and nothing else.
+
+    Attributes:
+        current: the variant of the last call.
+    """
+
+    def __init__(self, config: TunerConfig, before_eager: Callable[[], None]) -> None:
+        self.config = config
+        self.current = Variant(config)
+        self._before_eager = before_eager
+        self._versions = config.places.versions()
+        self._signatures = Signatures()
+        self._variants: dict[Signature, list[Variant]] = {}
+        self._recent: dict[Variant, None] = {}  # all of them, the one used last at the end
+        self._num_lost: Counter[Signature] = Counter()  # whose capture was one of the past before it was verified
+        self._num_met: Counter[Signature] = Counter()  # calls of signatures that are not watched yet
+        self._failed = False  # the last call raised
+        self._has_plan = False  # some variant was captured
+
+    def __call__(self, batch: Any) -> Any:
+        """One training step.
+
+        Raises:
+            Exception: whatever the step raises.
+        """
+        if self.current.is_final and not self._has_plan:
+            return self._make(self.current, batch)  # one variant was refused before any was planned: eager for good
+        if self._versions and self.config.places.versions() != self._versions:
+            self.start_anew()
+        live = self.config.watch.live_leaves
+        try:
+            key = self._signatures.of(self.config.places, batch, live)
+        except KeyError:
+            key = self._signature_anew(batch)  # a parameter goes by another name now, or is gone
+        if key not in self._variants and self._find_live_leaves(key):
+            key = self._signatures.of(self.config.places, batch, live)
+        failed, self._failed = self._failed, False
+        if failed and self._has_plan and not any(variant.captured for variant in self._variants.get(key, ())):
+            return self.config.step(batch)  # a step that failed has left no gradients; that is not worth a capture
+        for variant in self._variants.get(key, []):
+            if not variant.fits(batch):
+                continue
+            try:
+                return self._make(variant, batch)
+            except StaleCaptureError:
+                # A number that the step branches on has crossed its threshold: this graph is of the past.
+                if not variant.settled:
+                    self._num_lost[key] += variant.captured is not None
+                    self._forget(variant)
+        return self._make(self._another(key, batch), batch)
+
+    def start_anew(self) -> None:
+        """Models were dropped, refilled or frozen: every tensor may be another one, and no graph stands any more."""
+        self.close()
+        self._clear()
+        self.config = replace(self.config, places=inventory(self.config.model, self.config.optimizer))
+        self._versions = self.config.places.versions()
+        self.current = Variant(self.config)
+
+    def close(self) -> None:
+        """End the threads of all lanes."""
+        for variant in self._recent:
+            variant.close()
+
+    def _clear(self) -> None:
+        self._variants.clear()
+        self._recent.clear()
+        self._num_lost.clear()
+        self._num_met.clear()
+
+    def _signature_anew(self, batch: Any) -> Signature:
+        self.config = replace(self.config, places=inventory(self.config.model, self.config.optimizer))
+        return self._signatures.of(self.config.places, batch, self.config.watch.live_leaves)
+
+    def _find_live_leaves(self, key: Signature) -> bool:
+        """Whether a batch that was met differs from one of this signature by numbers only: they are read anew then."""
+        watch = self.config.watch
+        moved = self._signatures.numbers_moved(key, watch.live_leaves)
+        if not moved or not watch.follows_numbers:
+            return False
+        watch.live_leaves.update(moved)
+        self.close()
+        self._clear()
+        return True
+
+    def _make(self, variant: Variant | None, batch: Any) -> Any:
+        if variant is None:
+            self._before_eager()
+            return self.config.step(batch)
+        if variant is not self.current:
+            self._switch(variant)
+        if variant.is_eager:
+            self._before_eager()
+        try:
+            result = variant(batch)
+            self._has_plan = self._has_plan or variant.captured is not None
+            return result
+        except StaleCaptureError:
+            raise
+        except BaseException:
+            # The step itself failed, or was interrupted; if that was on the way to a verdict, begin anew next time.
+            self._failed = True
+            if not variant.settled:
+                self._forget(variant)
+            raise
+
+    def _switch(self, variant: Variant) -> None:
+        """Another variant makes this call: lanes that were not used for long are closed."""
+        self.current = variant
+        if variant in self._recent:
+            del self._recent[variant]
+            self._recent[variant] = None
+        if len(self._recent) > MAX_OPEN:
+            list(self._recent)[-MAX_OPEN - 1].close()
+
+    def _another(self, key: Signature, batch: Any) -> Variant | None:
+        """A new variant, where none of those of this signature stands for the step as it is; None: not yet."""
+        variants = self._variants.get(key, [])
+        if variants and variants[-1].renew():
+            return variants[-1]
+        place = self._what_changed(variants)
+        key = self._signature_anew(batch)
+        variants = self._variants.get(key, [])
+        refused = ""
+        if len(variants) + self._num_lost[key] >= MAX_STATES:
+            what = f"{place} still changes" if place else "its state still changes"
+            refused = f"it was watched for {MAX_STATES} variants of its state, and {what}"
+        elif not variants and not self._comes_often(key):
+            return None
+        self._make_room()
+        variant = Variant(self.config, refused=refused)
+        self._variants.setdefault(key, []).append(variant)
+        self._recent[variant] = None
+        return variant
+
+    def _comes_often(self, key: Signature) -> bool:
+        """Whether a signature without a variant is worth watching; if not, the verdict says what to do."""
+        if len(self._variants) < MAX_EASY:
+            return True
+        if len(self._num_met) > MAX_COUNTED:
+            self._num_met.clear()
+        self._num_met[key] += 1
+        if self._num_met[key] >= MIN_REPEATS:
+            del self._num_met[key]
+            return True
+        reason = (
+            f"there were {len(self._variants)} shapes of batches, or modes, before this one, with a search for each; "
+            f"it is watched when it has come {MIN_REPEATS} times: pad batches to a few shapes (bucketing)"
+        )
+        if self._num_met.total() == 1:
+            log.info("hocket: %s", reason)
+        self.current = Variant(self.config)
+        self.current.decision = Decision("eager", reason)
+        return False
+
+    def _make_room(self) -> None:
+        """Forget who was used longest ago, as long as all graphs together are too large."""
+        num_ops = {variant: sum(len(captured.graph) for captured in variant.forms.values()) for variant in self._recent}
+        total = sum(num_ops.values())
+        for variant, ops in num_ops.items():
+            if total <= MAX_HELD_OPS:
+                break
+            total -= ops
+            self._forget(variant)
+
+    def _what_changed(self, variants: list[Variant]) -> str:
+        """Which state keeps the last of these from standing for the step; numbers are read anew from now on."""
+        variant, guards = (variants[-1], variants[-1].guards) if variants else (None, None)
+        if variant is None or guards is None:
+            return ""
+        changes = guards.changes()
+        if changes and not self.config.watch.note_moving(changes):
+            self._forget(variant)  # the next capture stands for every value of these numbers
+        return named(changes)
+
+    def _forget(self, variant: Variant) -> None:
+        for key, variants in list(self._variants.items()):
+            if variant in variants:
+                variants.remove(variant)
+                if not variants:
+                    del self._variants[key]
+        self._recent.pop(variant, None)
+        variant.close()

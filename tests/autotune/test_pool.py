@@ -1,0 +1,117 @@
+"""Many variants of a step: as many shapes as fit into memory, and none is searched that does not come back."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import hocket
+from execution.probe import KINDS
+from hocket.autotune import pool
+from hocket.autotune.pool import MAX_EASY, MIN_REPEATS
+
+# Calls until a shape is decided, where only the serial planner is tried and nothing compared.
+ENOUGH = 15
+
+
+def made(**options):
+    """A schedule of a small step that takes batches of any size, and its eager twin."""
+    torch.manual_seed(0)
+    models = [nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)) for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9) for model in models]
+
+    def step_of(number: int):
+        def step(batch: torch.Tensor) -> torch.Tensor:
+            optimizers[number].zero_grad()
+            loss = models[number](batch).pow(2).mean()
+            loss.backward()
+            optimizers[number].step()
+            return loss.detach()
+
+        return step
+
+    fast = hocket.schedule(
+        step_of(0),
+        models[0],
+        optimizers[0],
+        planner="serial",
+        guard=False,
+        machine=hocket.Machine.of(cores=1),
+        cache=False,
+        **options,
+    )
+    return fast, step_of(1)
+
+
+def batches(size: int, count: int):
+    return [torch.randn(size, 4) for _ in range(count)]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_more_shapes_than_are_searched_at_once_are_all_planned():
+    fast, eager = made()
+    for size in range(1, MAX_EASY + 5):
+        for batch in batches(size, ENOUGH + MIN_REPEATS):
+            assert torch.equal(fast(batch), eager(batch))
+        assert fast.verdict == "planned", fast.why
+    for size in range(1, MAX_EASY + 5):
+        for batch in batches(size, 1):
+            assert torch.equal(fast(batch), eager(batch))
+        assert fast.decided, "all of them are kept"
+
+
+def test_shapes_that_hardly_repeat_are_not_watched_and_the_reason_says_what_to_do():
+    fast, eager = made()
+    for size in range(1, MAX_EASY + 1):
+        for batch in batches(size, ENOUGH):
+            assert torch.equal(fast(batch), eager(batch))
+    watched = fast._pool.config.watch.num_watched
+    for size in range(20, 60):
+        for batch in batches(size, 1):
+            assert torch.equal(fast(batch), eager(batch))
+        assert not fast.decided
+        assert f"it is watched when it has come {MIN_REPEATS} times: pad batches to a few shapes" in fast.why
+    assert fast._pool.config.watch.num_watched == watched
+    for batch in batches(25, MIN_REPEATS):
+        assert torch.equal(fast(batch), eager(batch))
+    assert fast._pool.config.watch.num_watched > watched
+
+
+def test_graphs_are_bounded_by_their_ops_and_what_was_forgotten_is_recalled(monkeypatch):
+    fast, eager = made()
+    for batch in batches(1, ENOUGH):
+        assert torch.equal(fast(batch), eager(batch))
+    monkeypatch.setattr(pool, "MAX_HELD_OPS", 3 * len(fast.graph))
+    for size in range(2, 7):
+        for batch in batches(size, ENOUGH):
+            assert torch.equal(fast(batch), eager(batch))
+        held = [variant for variant in fast._pool._recent if variant.captured]
+        assert sum(len(variant.captured.graph) for variant in held) <= 4 * len(fast.graph)
+    assert 3 <= len(fast._pool._recent) <= 4
+    for number, batch in enumerate(batches(1, 6)):
+        assert torch.equal(fast(batch), eager(batch))
+        assert fast.decided == (number >= 1), "watched, captured and verified; and then it is known"
+    assert fast.decision.is_recalled
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_only_the_lanes_that_were_used_last_stay_open(monkeypatch, kind):
+    monkeypatch.setattr(pool, "MAX_OPEN", 2)
+    fast, eager = made(executor=kind)
+    for _ in range(2):
+        for size in range(1, 6):
+            for batch in batches(size, ENOUGH):
+                assert torch.equal(fast(batch), eager(batch))
+            lanes = [variant.decision.best.executor for variant in fast._pool._recent if variant.decision.best]
+            is_open = [bool(lane._core if kind == "native" else lane._queues) for lane in lanes]
+            assert sum(is_open) <= 2
+            assert is_open[-1] or kind == "python", "one Python lane is the thread of the caller"
