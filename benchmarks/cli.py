@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
 
 from benchmarks import commands, schedule_commands
 from hocket.cli.arguments import Parser, Verbs, add_output, add_verb, count, run_command
@@ -33,6 +34,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_guards(names)
     _add_decision(names)
     _add_call(names)
+    _add_versions(names)
     _add_concurrency(names)
     _add_manycore(names)
     _add_fuse(names)
@@ -101,6 +103,22 @@ def _add_call(names: Verbs) -> None:
     call.add_argument("--rounds", type=count, default=300, metavar="N", help="calls that are timed (300)")
     add_output(call, "the result, after each target, as JSON")
     call.add_argument("target", nargs="*", metavar="TARGET", help="zoo names, gpt2, or with -tiny (a selection)")
+
+
+def _add_versions(names: Verbs) -> None:
+    versions = add_verb(
+        names,
+        "versions",
+        schedule_commands.versions_bench,
+        "scheduled steps of another version's sources and of these, in turns",
+        "python -m benchmarks versions ../older/src mlp lenet -o versions.json",
+    )
+    versions.add_argument("sources", type=Path, metavar="SOURCES", help="the folder that the other package is in")
+    versions.add_argument(
+        "target", nargs="*", default=["mlp", "lenet", "digits-cnn"], metavar="TARGET", help="zoo names"
+    )
+    versions.add_argument("--rounds", type=count, default=10, metavar="N", help="blocks of steps of each kind (10)")
+    add_output(versions, "the result as JSON")
 
 
 def _add_concurrency(names: Verbs) -> None:

@@ -9,7 +9,7 @@ from benchmarks.commands import write_so_far
 from hocket.cli.console import Bar, print_json, print_tables, table
 from hocket.cli.files import output_file, written
 
-__all__ = ["call_bench", "decision_bench", "guards_bench"]
+__all__ = ["call_bench", "decision_bench", "guards_bench", "versions_bench"]
 
 
 def call_bench(args: Namespace) -> None:
@@ -89,4 +89,27 @@ def guards_bench(args: Namespace) -> None:
     ]
     columns = ("target", "groups", "values", "us", "after", "share", "watch", "audit", "of 10,000")
     title = "what guards, watching and audits cost (us of a check, in a row and after a step; steps)"
+    print_tables(table(title, columns, rows), *written(target))
+
+
+def versions_bench(args: Namespace) -> None:
+    """Another version's scheduled steps against this one's."""
+    from benchmarks.versions import run
+
+    target = output_file(args.output)
+    save = partial(write_so_far, target, "versions", complete=False)
+    with Bar("schedule each target in two processes, and make steps in turns"):
+        result = run(args.sources.resolve(), tuple(args.target), args.rounds, save)
+    write_so_far(target, "versions", result)
+    if args.format == "json":
+        print_json({"bench": "versions", **result})
+        return
+    rows = []
+    for name, row in result["targets"].items():
+        other, this = row["other"], row["this"]
+        spread = f"{row['ratio']:.2f} ({row['low']:.2f} to {row['high']:.2f})"
+        verdicts = f"{other['verdict']}, {this['verdict']}"
+        rows.append((name, f"{other['step_ms']:.3f}", f"{this['step_ms']:.3f}", spread, verdicts))
+    columns = ("target", "other ms", "this ms", "other over this", "verdicts")
+    title = f"another version's scheduled steps; geometric mean {result['geometric_mean']:.3f}"
     print_tables(table(title, columns, rows), *written(target))

@@ -20,6 +20,7 @@ NAMES = (
     "guards",
     "decision",
     "call",
+    "versions",
     "concurrency",
     "manycore",
     "fuse",
@@ -180,3 +181,14 @@ def test_call_writes_its_parts(bench, tmp_path):
     )
     assert row["call_us"] >= row["best"]["call_us"] > 0
     assert "  best" in found.out
+
+
+@pytest.mark.slow
+def test_versions_of_the_same_sources_are_compared_in_turns(bench, tmp_path):
+    found = bench("versions", ROOT / "src", "digits-cnn", "--rounds", 2, "-o", "versions.json")
+    assert found.status == 0
+    assert found.out.startswith("another version's scheduled steps")
+    row = json.loads((tmp_path / "versions.json").read_text())["targets"]["digits-cnn"]
+    assert row["other"]["file"] == row["this"]["file"] == str(ROOT / "src" / "hocket" / "__init__.py")
+    assert row["ratio"] == row["other"]["step_ms"] / row["this"]["step_ms"]
+    assert 0 < row["low"] <= row["high"]
