@@ -18,8 +18,6 @@ MAX_LINES = 350
 LONG = {
     "hocket/native/guards.cpp",
     "hocket/native/lanes.cpp",
-    "hocket/tracing/captured.py",
-    "hocket/tracing/state.py",
 }
 MAX_SHARED = 11  # lines in a row that may stand in two places
 

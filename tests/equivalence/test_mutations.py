@@ -19,7 +19,8 @@ from hocket.errors import PlanError
 from hocket.execution.threads import ThreadLanes
 from hocket.ir import Edge, Graph, Lane, Plan
 from hocket.tracing.captured import Captured
-from hocket.tracing.state import Saved, inventory
+from hocket.tracing.saved_state import Saved
+from hocket.tracing.state import inventory
 from tracing.observe import Seen, observe
 
 __all__ = ["_one_thread"]  # a fixture of this module too

@@ -14,7 +14,8 @@ from equivalence.test_steps import adam, mlp, mse, simple
 from hocket.errors import ExecutionError, InputError
 from hocket.execution.threads import ThreadLanes
 from hocket.tracing import capture
-from hocket.tracing.state import Saved, inventory
+from hocket.tracing.saved_state import Saved
+from hocket.tracing.state import inventory
 
 
 def trained(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: torch.Tensor) -> None:

@@ -17,7 +17,7 @@ from hocket.autotune.verification import verify
 from hocket.backends import Backend
 from hocket.errors import HocketError, StaleCaptureError
 from hocket.execution.base import Executor
-from hocket.tracing.state import Saved
+from hocket.tracing.saved_state import Saved
 from hocket.tracing.variants import in_form
 
 __all__ = ["PlanFailedError", "StepRunner"]

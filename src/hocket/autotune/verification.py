@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_flatten
 
 from hocket.errors import StaleCaptureError
 from hocket.tracing.captured import Captured
-from hocket.tracing.state import Saved
+from hocket.tracing.saved_state import Saved
 
 __all__ = ["TOLERANCE", "Difference", "differ", "verify"]
 

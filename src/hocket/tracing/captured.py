@@ -19,8 +19,9 @@ from hocket.tracing.lowering.lower import Lowered, lower
 from hocket.tracing.program import Program, compile_action, compile_tape
 from hocket.tracing.recording.batch_reads import BatchNumber
 from hocket.tracing.recording.recorder import schedulers_refused
+from hocket.tracing.saved_state import Saved
 from hocket.tracing.signature import signature_of
-from hocket.tracing.state import BatchLeaf, Entry, Gradient, Inventory, LiveLeaf, Saved, inventory
+from hocket.tracing.state import BatchLeaf, Entry, Gradient, Inventory, LiveLeaf, inventory
 from hocket.tracing.trace import Trace, trace_step
 
 __all__ = ["Captured", "Frame", "capture_step", "kind_of", "relowered"]
