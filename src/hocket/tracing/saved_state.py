@@ -1,0 +1,82 @@
+"""A copy of what a step writes, to be put back: so that a step can be made twice from the same state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from hocket.tracing.state import Gradient, Inventory
+
+__all__ = ["Saved"]
+
+
+class Saved:
+    """A copy of everything at some places, of further tensors, and of the random state; `restore` puts it back.
+
+    Example:
+        >>> saved = Saved(inventory(model, optimizer))  # doctest: +SKIP
+        >>> step(batch); saved.restore()  # doctest: +SKIP
+    """
+
+    def __init__(self, places: Inventory, further: Sequence[torch.Tensor] = ()) -> None:
+        self._places = places
+        self._entries = [(e, e.get(), e.get().detach().clone()) for e in (*places.parameters, *places.tensors)]
+        self._gradients = [(g, g.get(), _copy(g.get())) for g in map(Gradient, places.parameters)]
+        self._numbers = [(entry, entry.get()) for entry in places.numbers]
+        # What a step writes is often at a place, too: once is enough, and a copy of the momenta is not small.
+        known = {id(tensor) for _, tensor, _ in (*self._entries, *self._gradients)}
+        self._further = [(tensor, tensor.detach().clone()) for tensor in further if id(tensor) not in known]
+        self._states = [{p: set(s) for p, s in o.state.items() if isinstance(s, dict)} for o in places.optimizers]
+        self._random = torch.get_rng_state()
+        self._cuda = {d: torch.cuda.get_rng_state(d) for d in sorted(_cuda_devices(self._entries))}
+
+    def restore(self) -> None:
+        """Put every value back into the same tensors, and forget state that was made since."""
+        with torch.no_grad():
+            for entry, tensor, value in self._entries:
+                tensor.copy_(value)
+                entry.set(tensor)
+            for gradient, tensor, value in self._gradients:
+                if tensor is not None and value is not None:
+                    tensor.copy_(value)
+                gradient.set(tensor)
+            for tensor, value in self._further:
+                tensor.copy_(value)
+        for entry, number in self._numbers:
+            entry.set(number)
+        for optimizer, known in zip(self._places.optimizers, self._states, strict=True):
+            for parameter, state in list(optimizer.state.items()):
+                if parameter not in known:
+                    del optimizer.state[parameter]
+                elif isinstance(state, dict):
+                    for key in set(state) - known[parameter]:
+                        del state[key]
+        torch.set_rng_state(self._random)
+        for device, state in self._cuda.items():
+            torch.cuda.set_rng_state(state, device)
+
+    def values(self) -> Iterator[tuple[str, Any]]:
+        """Every saved value by name: tensors, gradients (None where there is none) and numbers."""
+        yield from ((entry.name, value) for entry, _, value in self._entries)
+        yield from ((gradient.name, value) for gradient, _, value in self._gradients)
+        yield from ((entry.name, number) for entry, number in self._numbers)
+        yield from ((f"closed over {place}", value) for place, (_, value) in enumerate(self._further))
+
+    def current(self) -> Iterator[tuple[str, Any]]:
+        """What is at these places now, by name and in the order of `values`; no copies."""
+        yield from ((entry.name, entry.get().detach()) for entry, _, _ in self._entries)
+        for gradient, _, _ in self._gradients:
+            tensor = gradient.get()
+            yield gradient.name, None if tensor is None else tensor.detach()
+        yield from ((entry.name, entry.get()) for entry, _ in self._numbers)
+        yield from ((f"closed over {place}", tensor.detach()) for place, (tensor, _) in enumerate(self._further))
+
+
+def _copy(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    return None if tensor is None else tensor.detach().clone()
+
+
+def _cuda_devices(entries: Sequence[tuple[Any, torch.Tensor, Any]]) -> set[int]:
+    return {tensor.device.index for _, tensor, _ in entries if tensor.device.type == "cuda"}
