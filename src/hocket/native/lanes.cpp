@@ -8,34 +8,23 @@
 //   caller  ---run---> worker 0 ............................ join ---> kept slots
 //                 \--> worker 1 (a thread that sleeps between steps) /
 //
-// A wait is one 32-bit word per awaited action: it holds the number of the last step that finished the action. The
-// waiter spins for a while and then sleeps on the word (futex), so that an idle lane costs nobody a core. Beside the
-// word stands how many sleep on it: mostly nobody, and then finishing an action takes no system call.
+// A wait is one word per awaited action: it holds the number of the last step that finished the action (see waiting.h).
 
-#include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
 #include <torch/extension.h>
 
 #include <ATen/Parallel.h>
-#include <ATen/ScalarOps.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include "actions.h"
 #include "bindings.h"
 #include "memory.h"
 #include "slots.h"
-
-#include <linux/futex.h>
-#include <pthread.h>
-#include <sched.h>
-#include <sys/syscall.h>
-#include <unistd.h>
+#include "waiting.h"
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
-#include <climits>
 #include <exception>
 #include <memory>
 #include <thread>
@@ -43,121 +32,7 @@
 
 namespace {
 
-using c10::IValue;
-
-struct Word {
-  std::atomic<uint32_t> value{0};
-  std::atomic<uint32_t> sleepers{0};
-
-  uint32_t load() const { return value.load(std::memory_order_acquire); }
-};
-
-constexpr int kSpins = 20'000;              // inside a step: some 0.3 ms, less than what a sleep and a wake-up can cost
-constexpr int kIdleSpins = 2'000;           // between steps: the core may be wanted by somebody else
-constexpr int64_t kPollNs = 20'000'000;    // how often a long step looks for Ctrl-C
-
-int64_t now_ns() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
-
-void pause_cpu() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
-
-// Returns when the word may have changed from `seen`, or after `timeout_ns` (0: no limit).
-void sleep_on(Word& word, uint32_t seen, int64_t timeout_ns) {
-  timespec limit{static_cast<time_t>(timeout_ns / 1'000'000'000), static_cast<long>(timeout_ns % 1'000'000'000)};
-  word.sleepers.fetch_add(1);
-  if (word.value.load() == seen) {
-    syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word.value), FUTEX_WAIT_PRIVATE, seen, timeout_ns ? &limit : nullptr,
-            nullptr, 0);
-  }
-  word.sleepers.fetch_sub(1);
-}
-
-// Sequentially consistent, here and above: either the sleeper sees the new value, or we see the sleeper.
-void wake(Word& word) {
-  if (word.sleepers.load()) {
-    syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word.value), FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
-  }
-}
-
-void store_and_wake(Word& word, uint32_t value) {
-  word.value.store(value);
-  wake(word);
-}
-
-// The calling thread stays on `cpus`; teams that it begins inherit that. A system call of several microseconds, so only
-// where it is not there already (`current`).
-void pin(const std::vector<int>& cpus, cpu_set_t& current) {
-  if (cpus.empty()) return;
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  for (int cpu : cpus) CPU_SET(cpu, &set);
-  if (CPU_EQUAL(&set, &current)) return;
-  TORCH_CHECK(!pthread_setaffinity_np(pthread_self(), sizeof(set), &set), "a lane cannot be pinned to its cores");
-  current = set;
-}
-
-// The caller gets back what a step may change: the number of threads for its ops, and the cores it may use.
-class Usual {
- public:
-  explicit Usual(cpu_set_t& current) : width_(at::get_num_threads()), current_(current) {
-    pthread_getaffinity_np(pthread_self(), sizeof(cpus_), &cpus_);
-    current_ = cpus_;
-  }
-  ~Usual() {
-    if (at::get_num_threads() != width_) at::set_num_threads(width_);
-    if (!CPU_EQUAL(&cpus_, &current_)) pthread_setaffinity_np(pthread_self(), sizeof(cpus_), &cpus_);
-  }
-  Usual(const Usual&) = delete;
-
- private:
-  int width_;
-  cpu_set_t cpus_;
-  cpu_set_t& current_;
-};
-
-// How one argument of an operator is put together.
-struct Argument {
-  enum class Kind { constant, slot, number, list } kind = Kind::constant;
-  IValue constant;                 // constant; for a list: an empty list of the right type
-  int index = -1;                  // slot or number
-  bool as_float = false;           // a number for an argument of type float
-  bool as_tensor = false;          // a number for an argument of type Tensor, as in mul(tensor, 0.9)
-  std::vector<Argument> elements;  // list
-};
-
-struct Call {
-  c10::OperatorHandle op;
-  std::vector<Argument> arguments;
-  std::vector<std::pair<int, int>> outs;  // position in the result (-1: the whole) -> slot
-};
-
-struct Action {
-  std::vector<Call> calls;
-  int width = 1;                                // threads of its lane
-  std::vector<int> cpus;                        // where its lane is pinned
-  bool moves = false;                           // the action before it had another lane
-  bool grad_mode = false;
-  std::vector<int> sleeps;                      // words of ops that use its cores before it
-  std::vector<int> waits;                       // words
-  int word = -1;                                // its own, if anybody waits for it
-  std::vector<int> frees;                       // slots whose last reader it is
-  std::vector<std::pair<int, int>> shared;      // counter, slot: freed by whoever comes last
-};
-
-// What one thread runs: a lane, or several that share a core.
-struct Worker {
-  std::vector<Action> actions;
-  std::vector<int64_t> times;  // start and end of each action of the last step
-  cpu_set_t cpus{};            // where its thread is pinned
-};
+using namespace hocket;
 
 class Core : public hocket::Slots, public std::enable_shared_from_this<Core> {
  public:
@@ -192,26 +67,10 @@ class Core : public hocket::Slots, public std::enable_shared_from_this<Core> {
     worker.times.resize(2 * worker.actions.size());
   }
 
-  // `arguments[i]` is ("c", value), ("s", slot), ("n", number) or ("l", [the same for each element]); None: the default.
+  // See `call_of` in actions.h.
   void add_call(const std::string& name, const std::string& overload, const py::list& arguments,
                 std::vector<std::pair<int, int>> outs) {
-    auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), overload.c_str());
-    const auto& schema = op.schema();
-    TORCH_CHECK(arguments.size() == schema.arguments().size(), name, ": expected ", schema.arguments().size(),
-                " arguments, got ", arguments.size());
-    Call call{op, {}, std::move(outs)};
-    for (size_t i = 0; i < arguments.size(); ++i) {
-      const auto& formal = schema.arguments()[i];
-      if (arguments[i].is_none()) {
-        TORCH_CHECK(formal.default_value(), name, ": argument ", formal.name(), " is missing");
-        Argument argument;
-        argument.constant = *formal.default_value();
-        call.arguments.push_back(std::move(argument));
-      } else {
-        call.arguments.push_back(argument_of(arguments[i].cast<py::tuple>(), formal.type()));
-      }
-    }
-    workers_.back()->actions.back().calls.push_back(std::move(call));
+    workers_.back()->actions.back().calls.push_back(call_of(name, overload, arguments, std::move(outs)));
   }
 
   // One thread for each worker but the first, which is the caller's.
@@ -273,62 +132,6 @@ class Core : public hocket::Slots, public std::enable_shared_from_this<Core> {
   std::pair<int, int> failed() const { return {failed_worker_, failed_action_}; }
 
  private:
-  Argument argument_of(const py::tuple& given, const c10::TypePtr& type) {
-    const auto kind = given[0].cast<std::string>();
-    Argument argument;
-    if (kind == "c") {
-      argument.constant = is_tensor(type) && PyNumber_Check(given[1].ptr()) && !THPVariable_Check(given[1].ptr())
-                              ? wrapped(torch::jit::toIValue(given[1], c10::NumberType::get()))
-                              : torch::jit::toIValue(given[1], type);
-    } else if (kind == "s") {
-      argument.kind = Argument::Kind::slot;
-      argument.index = given[1].cast<int>();
-    } else if (kind == "n") {
-      argument.kind = Argument::Kind::number;
-      argument.index = given[1].cast<int>();
-      argument.as_float = unwrapped(type)->kind() == c10::TypeKind::FloatType;
-      argument.as_tensor = is_tensor(type);
-    } else {
-      argument.kind = Argument::Kind::list;
-      const auto element = unwrapped(type)->expectRef<c10::ListType>().getElementType();
-      argument.constant = c10::impl::GenericList(element);
-      for (const auto& each : given[1].cast<py::list>())
-        argument.elements.push_back(argument_of(each.cast<py::tuple>(), element));
-    }
-    return argument;
-  }
-
-  static bool is_tensor(const c10::TypePtr& type) { return unwrapped(type)->kind() == c10::TypeKind::TensorType; }
-
-  // A Python number beside a tensor does not take part in type promotion as a tensor would.
-  static IValue wrapped(const IValue& number) { return at::native::wrapped_scalar_tensor(number.toScalar()); }
-
-  static c10::TypePtr unwrapped(const c10::TypePtr& type) {
-    return type->kind() == c10::TypeKind::OptionalType ? type->expectRef<c10::OptionalType>().getElementType() : type;
-  }
-
-  IValue value_of(const Argument& argument) const {
-    switch (argument.kind) {
-      case Argument::Kind::constant:
-        return argument.constant;
-      case Argument::Kind::slot:
-        return slots_[argument.index];
-      case Argument::Kind::number: {
-        const IValue& number = numbers_[argument.index];
-        if (argument.as_float && number.isInt()) return static_cast<double>(number.toInt());
-        if (argument.as_tensor) return wrapped(number);
-        return number;
-      }
-      case Argument::Kind::list: {
-        auto list = argument.constant.toList().copy();
-        list.reserve(argument.elements.size());
-        for (const auto& element : argument.elements) list.push_back(value_of(element));
-        return list;
-      }
-    }
-    return {};
-  }
-
   void step() {
     failed_worker_ = failed_action_ = -1;
     for (size_t i = 0; i < users_.size(); ++i) counters_[i].store(users_[i], std::memory_order_relaxed);
@@ -419,7 +222,7 @@ class Core : public hocket::Slots, public std::enable_shared_from_this<Core> {
 
   void invoke(const Call& call, std::vector<IValue>& stack) {
     stack.clear();
-    for (const auto& argument : call.arguments) stack.push_back(value_of(argument));
+    for (const auto& argument : call.arguments) stack.push_back(value_of(argument, slots_, numbers_));
     call.op.callBoxed(&stack);
     for (auto [position, slot] : call.outs) {
       if (position < 0) {

@@ -1,0 +1,226 @@
+// What a guard compares: one struct for each kind of thing that a step can read, with the test whether it is as it was.
+
+#pragma once
+
+#include "objects.h"
+
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace hocket::guarded {
+
+namespace py = pybind11;
+
+// How a value is compared: the same object; equal and of one type; a number of one type; a tensor of one kind.
+enum Kind : int { kIdentity = 0, kEqual = 1, kNumber = 2, kTensor = 3 };
+
+constexpr size_t kAhead = 16;
+
+// Hooks of a tensor: the dict that holds them and its tag; a dict without hooks is as good as none.
+struct Hooks {
+  PyObject* dict = nullptr;
+  uint64_t tag = 0;
+  Py_ssize_t size = 0;
+
+  explicit Hooks(PyObject* found) {
+    if (found == nullptr || found == Py_None || !PyDict_Check(found) || PyDict_GET_SIZE(found) == 0) return;
+    dict = found;
+    tag = tag_of(found);
+    size = PyDict_GET_SIZE(found);
+  }
+  bool operator==(const Hooks& other) const { return dict == other.dict && tag == other.tag && size == other.size; }
+};
+
+struct Value {
+  py::object then;
+  Kind kind;
+  std::vector<Meta> meta;  // of a tensor of which only the kind is guarded
+
+  Value(py::object value, int how) : then(std::move(value)), kind(static_cast<Kind>(how)) {
+    if (kind == kTensor) meta.emplace_back(THPVariable_Unpack(then.ptr()));
+  }
+  bool holds(PyObject* now) const {
+    if (now == nullptr) return false;
+    if (now == then.ptr() && kind != kTensor) return true;
+    switch (kind) {
+      case kIdentity: return false;
+      case kEqual: return equal(now, then.ptr());
+      case kNumber: return Py_TYPE(now) == Py_TYPE(then.ptr());
+      case kTensor: return THPVariable_Check(now) && meta[0].holds(THPVariable_Unpack(now));
+    }
+    return false;
+  }
+};
+
+inline std::vector<Value> values_of(const py::list& values, const std::vector<int>& kinds) {
+  std::vector<Value> made;
+  made.reserve(values.size());
+  for (size_t i = 0; i < values.size(); i++) made.emplace_back(py::object(values[i]), kinds.at(i));
+  return made;
+}
+
+struct Dict {
+  py::object dict;
+  std::vector<py::object> keys;
+  std::vector<Value> values;
+  Py_ssize_t size;
+  bool whole;    // no key may come, go or change its place
+  bool ordered;  // an OrderedDict: moving a key to its end changes no tag
+  int group;
+
+  bool order_holds() const {
+    PyObject* iterator = PyObject_GetIter(dict.ptr());
+    if (iterator == nullptr) {
+      PyErr_Clear();
+      return false;
+    }
+    bool same = true;
+    for (const auto& key : keys) {
+      PyObject* found = PyIter_Next(iterator);
+      same = found != nullptr && (found == key.ptr() || equal(found, key.ptr()));
+      Py_XDECREF(found);
+      if (!same) break;
+    }
+    Py_DECREF(iterator);
+    if (PyErr_Occurred()) PyErr_Clear();
+    return same;
+  }
+  bool holds() const {
+    if (PyDict_GET_SIZE(dict.ptr()) != size) return false;
+    for (size_t i = 0; i < keys.size(); i++) {
+      PyObject* now = PyDict_GetItemWithError(dict.ptr(), keys[i].ptr());
+      if (now == nullptr) {
+        PyErr_Clear();
+        return false;
+      }
+      if (!values[i].holds(now)) return false;
+    }
+    return !whole || order_holds();
+  }
+};
+
+struct Tagged {
+  PyObject* dict;
+  uint64_t tag;
+};
+
+struct Cell {
+  py::object cell;
+  Value value;
+  int group;
+};
+
+struct List {
+  py::object list;
+  std::vector<Value> values;
+  int group;
+
+  bool holds() const {
+    if (static_cast<size_t>(PyList_GET_SIZE(list.ptr())) != values.size()) return false;
+    for (size_t i = 0; i < values.size(); i++)
+      if (!values[i].holds(PyList_GET_ITEM(list.ptr(), static_cast<Py_ssize_t>(i)))) return false;
+    return true;
+  }
+};
+
+struct Slot {
+  py::object owner, name;
+  Value value;
+  int group;
+
+  bool holds() const {
+    PyObject* now = PyObject_GetAttr(owner.ptr(), name.ptr());
+    if (now == nullptr) {
+      PyErr_Clear();
+      return false;
+    }
+    const bool same = value.holds(now);
+    Py_DECREF(now);
+    return same;
+  }
+};
+
+struct Function {
+  py::object function, code, defaults, keyword_defaults;
+  int group;
+
+  bool holds() const {
+    auto* f = reinterpret_cast<PyFunctionObject*>(function.ptr());
+    const auto same = [](PyObject* now, const py::object& then) { return (now ? now : Py_None) == then.ptr(); };
+    return same(f->func_code, code) && same(f->func_defaults, defaults) &&
+        same(f->func_kwdefaults, keyword_defaults);
+  }
+};
+
+struct Tensor {
+  py::object tensor;
+  Meta meta;
+  Hooks hooks, post_hooks;
+  py::object hooks_kept, post_hooks_kept;
+  int group;
+
+  bool holds() const {
+    auto* variable = reinterpret_cast<THPVariable*>(tensor.ptr());
+    return meta.holds(THPVariable_Unpack(tensor.ptr())) && Hooks(variable->backward_hooks) == hooks &&
+        Hooks(variable->post_accumulate_grad_hooks) == post_hooks;
+  }
+};
+
+// Plain members only: a member that is an object of the user's could run his code when it is looked up.
+struct Set {
+  py::object set;
+  std::vector<py::object> members;
+  int group;
+
+  bool holds() const {
+    if (static_cast<size_t>(PySet_GET_SIZE(set.ptr())) != members.size()) return false;
+    for (const auto& member : members) {
+      const int found = PySet_Contains(set.ptr(), member.ptr());
+      if (found < 0) PyErr_Clear();
+      if (found != 1) return false;
+    }
+    return true;
+  }
+};
+
+struct Buffer {
+  py::object owner;
+  std::string bytes;
+  int group;
+
+  static bool read(PyObject* owner, std::string* bytes) {
+    Py_buffer view;
+    if (PyObject_GetBuffer(owner, &view, PyBUF_FULL_RO) != 0) {
+      PyErr_Clear();
+      return false;
+    }
+    bytes->resize(static_cast<size_t>(view.len));
+    const bool read = PyBuffer_ToContiguous(bytes->data(), &view, view.len, 'C') == 0;
+    PyBuffer_Release(&view);
+    if (!read) PyErr_Clear();
+    return read;
+  }
+  bool holds() const {
+    std::string now;
+    return read(owner.ptr(), &now) && now == bytes;
+  }
+};
+
+struct Test {
+  py::object test;
+  int group;
+
+  bool holds() const {
+    PyObject* answer = PyObject_CallNoArgs(test.ptr());
+    if (answer == nullptr) {
+      PyErr_Clear();
+      return false;
+    }
+    const bool same = PyObject_IsTrue(answer) == 1;
+    Py_DECREF(answer);
+    return same;
+  }
+};
+
+}  // namespace hocket::guarded

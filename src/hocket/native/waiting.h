@@ -1,0 +1,103 @@
+// Words that threads wait for, and the cores that a thread is pinned to.
+//
+// A wait is one 32-bit word: the waiter spins for a while and then sleeps on it (futex). Beside the word stands how many
+// sleep: mostly nobody, and then waking takes no system call.
+
+#pragma once
+
+#include <ATen/Parallel.h>
+#include <c10/util/Exception.h>
+
+#include <linux/futex.h>
+#include <pthread.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <climits>
+#include <cstdint>
+#include <vector>
+
+namespace hocket {
+
+struct Word {
+  std::atomic<uint32_t> value{0};
+  std::atomic<uint32_t> sleepers{0};
+
+  uint32_t load() const { return value.load(std::memory_order_acquire); }
+};
+
+constexpr int kSpins = 20'000;              // inside a step: some 0.3 ms, less than what a sleep and a wake-up can cost
+constexpr int kIdleSpins = 2'000;           // between steps: the core may be wanted by somebody else
+constexpr int64_t kPollNs = 20'000'000;    // how often a long step looks for Ctrl-C
+
+inline int64_t now_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+inline void pause_cpu() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// Returns when the word may have changed from `seen`, or after `timeout_ns` (0: no limit).
+inline void sleep_on(Word& word, uint32_t seen, int64_t timeout_ns) {
+  timespec limit{static_cast<time_t>(timeout_ns / 1'000'000'000), static_cast<long>(timeout_ns % 1'000'000'000)};
+  word.sleepers.fetch_add(1);
+  if (word.value.load() == seen) {
+    syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word.value), FUTEX_WAIT_PRIVATE, seen, timeout_ns ? &limit : nullptr,
+            nullptr, 0);
+  }
+  word.sleepers.fetch_sub(1);
+}
+
+// Sequentially consistent, here and above: either the sleeper sees the new value, or we see the sleeper.
+inline void wake(Word& word) {
+  if (word.sleepers.load()) {
+    syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word.value), FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+  }
+}
+
+inline void store_and_wake(Word& word, uint32_t value) {
+  word.value.store(value);
+  wake(word);
+}
+
+// The calling thread stays on `cpus`; teams that it begins inherit that. A system call of several microseconds, so only
+// where it is not there already (`current`).
+inline void pin(const std::vector<int>& cpus, cpu_set_t& current) {
+  if (cpus.empty()) return;
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  for (int cpu : cpus) CPU_SET(cpu, &set);
+  if (CPU_EQUAL(&set, &current)) return;
+  TORCH_CHECK(!pthread_setaffinity_np(pthread_self(), sizeof(set), &set), "a lane cannot be pinned to its cores");
+  current = set;
+}
+
+// The caller gets back what a step may change: the number of threads for its ops, and the cores it may use.
+class Usual {
+ public:
+  explicit Usual(cpu_set_t& current) : width_(at::get_num_threads()), current_(current) {
+    pthread_getaffinity_np(pthread_self(), sizeof(cpus_), &cpus_);
+    current_ = cpus_;
+  }
+  ~Usual() {
+    if (at::get_num_threads() != width_) at::set_num_threads(width_);
+    if (!CPU_EQUAL(&cpus_, &current_)) pthread_setaffinity_np(pthread_self(), sizeof(cpus_), &cpus_);
+  }
+  Usual(const Usual&) = delete;
+
+ private:
+  int width_;
+  cpu_set_t cpus_;
+  cpu_set_t& current_;
+};
+
+}  // namespace hocket
