@@ -187,8 +187,13 @@ def test_under_autocast_outputs_are_those_of_single_models_under_autocast(name, 
     array = hocket.fuse(copy.deepcopy(models), backend=backend, shared=True)
     with torch.autocast("cpu", torch.bfloat16), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
+        try:
+            own = [model(x) for model in models]
+        except RuntimeError as error:
+            if "primitive descriptor" not in str(error):
+                raise
+            pytest.skip("torch has no LSTM in bfloat16 on a CPU without AVX-512")
         out = array(x)
-        own = [model(x) for model in models]
     for index, (model, expected) in enumerate(zip(models, own, strict=True)):
         assert out.dtype in {expected.dtype, torch.float32 if backend in ("vmap", "auto") else expected.dtype}
         scale = expected.abs().max().item()
