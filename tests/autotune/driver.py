@@ -30,11 +30,11 @@ def searched(
 ) -> tuple[Decision, list[Item]]:
     """A new search for this job, as by a new process: what was decided, and what was asked for."""
     fast = Schedule(job.step, job.model, job.optimizer, machine=hocket.Machine.of(cores=cores), cache=cache, **options)
-    setting = fast._pool.config
-    assert isinstance(setting.store, DecisionStore)
+    config = fast._pool.config
+    assert isinstance(config.store, DecisionStore)
     backend = CpuBackend(fast.machine, "auto")
-    tuner = Tuner(setting, backend)
-    decision, items = drive(tuner, StepRunner(setting, backend), job, takes_ms)
+    tuner = Tuner(config, backend)
+    decision, items = drive(tuner, StepRunner(config, backend), job, takes_ms)
     if not decision.is_recalled:
         tuner.recall.keep(decision)
     decision.close()

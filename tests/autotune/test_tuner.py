@@ -79,7 +79,7 @@ def searched(
     tuner: Any = Tuner.__new__(Tuner)
     tuner.admission = SimpleNamespace(forms={"": SimpleNamespace(graph=graph)}, expect_no_writes=lambda: None)
     tuner._backend = SimulatedBackend(costs)
-    tuner._setting = SimpleNamespace(planner="auto", plan=None, guard=guard)
+    tuner._config = SimpleNamespace(planner="auto", plan=None, guard=guard)
     search = tuner.search_again(drift)
     steps: Counter[str] = Counter()
     item = next(search)

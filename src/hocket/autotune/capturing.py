@@ -19,7 +19,7 @@ __all__ = ["captured_forms"]
 MAX_OPS = 4000
 
 
-def captured_forms(setting: TunerConfig, batch: Any) -> dict[str, Captured]:
+def captured_forms(config: TunerConfig, batch: Any) -> dict[str, Captured]:
     """The forms that could be captured, the likeliest first.
 
     Raises:
@@ -27,14 +27,14 @@ def captured_forms(setting: TunerConfig, batch: Any) -> dict[str, Captured]:
         RefusedError: a trace has written what watched steps did not.
         StaleCaptureError: a number that was followed cannot be; the next variant takes it as it is.
     """
-    places = inventory(setting.model, setting.optimizer)
-    before = Before(setting.watch)
+    places = inventory(config.model, config.optimizer)
+    before = Before(config.watch)
     failure: CaptureError | None = None
     found: dict[str, Captured] = {}
     for form in forms_of(places):
         try:
             with in_form(places, form):
-                made = _capture(setting, batch)
+                made = _capture(config, batch)
         except CaptureError as error:
             failure = failure or error
             continue
@@ -53,15 +53,15 @@ def captured_forms(setting: TunerConfig, batch: Any) -> dict[str, Captured]:
     return found
 
 
-def _capture(setting: TunerConfig, batch: Any) -> Captured:
-    watch: PurityWatch = setting.watch
+def _capture(config: TunerConfig, batch: Any) -> Captured:
+    watch: PurityWatch = config.watch
     known: dict[str, Any] = {
         "further": (*watch.rebound.values(), *watch.moving.values()),
         "appended": tuple(watch.appended.values()),
         "live_leaves": frozenset(watch.live_leaves),
     }
     try:
-        return capture_step(setting.step, setting.model, setting.optimizer, batch, split=False, **known)
+        return capture_step(config.step, config.model, config.optimizer, batch, split=False, **known)
     except CaptureError as error:
         if not watch.moving and not watch.live_leaves:
             raise

@@ -36,13 +36,13 @@ class Recall:
     """Keeps the decisions of one variant of a step, and finds those that were kept.
 
     Args:
-        setting: what was asked for, and the store.
+        config: what was asked for, and the store.
         backend: what plans run on.
         admission: what is known of the step, which is captured.
     """
 
-    def __init__(self, setting: TunerConfig, backend: Backend, admission: Admission) -> None:
-        self._setting = setting
+    def __init__(self, config: TunerConfig, backend: Backend, admission: Admission) -> None:
+        self._config = config
         self._backend = backend
         self._admission = admission
 
@@ -55,7 +55,7 @@ class Recall:
         Raises:
             RefusedError: the captured step is not what eager computes.
         """
-        known = self._setting.store.find(self._about())
+        known = self._config.store.find(self._about())
         if known is None:
             return None
         if known.plan is None:
@@ -83,7 +83,7 @@ class Recall:
         after_eager = self._admission.expect_no_writes
         if not known.is_clear:
             return (yield from compare_steps([candidate], self._backend, after_eager))
-        if self._setting.guard:
+        if self._config.guard:
             planned_ms = yield from take_turn(candidate, lambda: None)
             self._backend.release(candidate.executor)
             eager_ms = yield from take_turn(None, after_eager)
@@ -105,7 +105,7 @@ class Recall:
                 best.steps_ms,
                 best.costs,
             )
-        self._setting.store.keep(
+        self._config.store.keep(
             self._about(),
             Remembered(
                 decision.kind,
@@ -117,13 +117,13 @@ class Recall:
         )
 
     def _about(self) -> dict[str, Any]:
-        setting = self._setting
+        config = self._config
         return about_step(
             self._admission.traced,
             self._backend.machine,
-            planner=setting.planner if setting.plan is None else f"given: {setting.plan}",
-            guard=setting.guard,
-            executor=setting.executor,
+            planner=config.planner if config.plan is None else f"given: {config.plan}",
+            guard=config.guard,
+            executor=config.executor,
         )
 
     def _candidate(self, known: RememberedPlan) -> Candidate:

@@ -31,7 +31,7 @@ class StepRunner:
     """Makes the steps of one variant's search.
 
     Args:
-        setting: the user's step, and the clock.
+        config: the user's step, and the clock.
         backend: what plans run on.
 
     Attributes:
@@ -40,11 +40,11 @@ class StepRunner:
         failed: the step of this call raised; that error is the user's.
     """
 
-    def __init__(self, setting: TunerConfig, backend: Backend) -> None:
+    def __init__(self, config: TunerConfig, backend: Backend) -> None:
         self.is_done = False
         self.failed = False
         self.result: Any = None
-        self._setting = setting
+        self._config = config
         self._backend = backend
         self._proven: WeakSet[Executor] = WeakSet()
 
@@ -63,10 +63,10 @@ class StepRunner:
         """
         match item:
             case WatchedStep():
-                self.result, seen = self._setting.watch.run(self.eager, batch)
+                self.result, seen = self._config.watch.run(self.eager, batch)
                 return seen
             case CaptureRequest():
-                return captured_forms(self._setting, batch)
+                return captured_forms(self._config, batch)
             case VerifiedStep(form, captured, executor):
                 if not captured.holds(batch):
                     raise StaleCaptureError("captured at a threshold")
@@ -79,7 +79,7 @@ class StepRunner:
     def eager(self, batch: Any) -> Any:
         """The user's own step."""
         try:
-            self.result = self._setting.step(batch)
+            self.result = self._config.step(batch)
         except BaseException:
             self.failed = True
             raise
@@ -87,7 +87,7 @@ class StepRunner:
         return self.result
 
     def _timed(self, executor: Executor | None, batch: Any) -> float:
-        clock: Callable[[], float] = self._setting.clock
+        clock: Callable[[], float] = self._config.clock
         self._backend.synchronize()
         start = clock()
         if executor is None:

@@ -48,7 +48,7 @@ class Tuner:
     """Searches for one variant of a step.
 
     Args:
-        setting: what was asked for.
+        config: what was asked for.
         backend: what plans run on.
 
     Attributes:
@@ -56,10 +56,10 @@ class Tuner:
         recall: keeps decisions, and finds those that were kept.
     """
 
-    def __init__(self, setting: TunerConfig, backend: Backend) -> None:
-        self.admission = Admission(setting.watch, backend)
-        self.recall = Recall(setting, backend, self.admission)
-        self._setting = setting
+    def __init__(self, config: TunerConfig, backend: Backend) -> None:
+        self.admission = Admission(config.watch, backend)
+        self.recall = Recall(config, backend, self.admission)
+        self._config = config
         self._backend = backend
 
     def search(self) -> Generator[Item, Any, Decision]:
@@ -87,14 +87,14 @@ class Tuner:
         for form, captured in self._variants():
             profile = yield from self._profiled(form, captured)
             profiles.append(profile)
-        if self._setting.guard and self._setting.plan is None:
+        if self._config.guard and self._config.plan is None:
             at_once = yield from self._decided_at_once(profiles, drift)
             if at_once is not None:
                 return at_once
         proposals: list[Proposal] = []
         for profile in profiles:
             self._propose(profile, proposals)
-        if not self._setting.guard:
+        if not self._config.guard:
             best = self._candidate(min(proposals, key=lambda proposal: proposal.predicted_ms))
             reason = "guard=False: the plan runs whatever it costs"
             return Decision("planned", reason, best=best, candidates=(best,))
@@ -115,10 +115,10 @@ class Tuner:
         found: list[tuple[str, Captured]] = []
         for form, captured in self.admission.forms.items():
             found.append((form, captured))
-            if self._backend.splits and self._setting.planner != "serial":
+            if self._backend.splits and self._config.planner != "serial":
                 taken_apart = relowered(captured, split=True)
                 found += [(form, taken_apart)] if len(taken_apart.graph) > len(captured.graph) else []
-        given = self._setting.plan
+        given = self._config.plan
         if given is None:
             return found
         fitting = max(found, key=lambda one: len(given.lane_of.keys() & one[1].graph.by_name.keys()))
@@ -167,10 +167,10 @@ class Tuner:
                 proposals.append(proposal)
 
     def _plans(self, profile: Profile) -> Iterator[Plan]:
-        if self._setting.plan is not None:
-            yield self._setting.plan
+        if self._config.plan is not None:
+            yield self._config.plan
             return
-        for name, options in self._backend.candidate_planners(self._setting.planner):
+        for name, options in self._backend.candidate_planners(self._config.planner):
             yield plan(profile.captured.graph, profile.costs, self._backend.machine, planner=name, **options)
 
     def _proposal(self, profile: Profile, known: Sequence[Plan], made: Plan) -> Proposal | None:
@@ -198,7 +198,7 @@ class Tuner:
         judged = min(several, key=rank_of)
         pairs = co_runs(judged.timelines, judged.plan, judged.costs)
         avoid = interfering(pairs)
-        if not avoid or self._setting.plan is not None or self._setting.planner not in ("auto", "concurrency"):
+        if not avoid or self._config.plan is not None or self._config.planner not in ("auto", "concurrency"):
             return None, pairs
         profile = next(profile for profile in profiles if profile.captured is judged.captured)
         known = [candidate.plan for candidate in found.candidates if candidate.captured is judged.captured]

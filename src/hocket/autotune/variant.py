@@ -37,7 +37,7 @@ class Variant:
     """Called like the step.
 
     Args:
-        setting: what the schedule was asked for.
+        config: what the schedule was asked for.
         refused: why this step may not be captured (any more); empty if it may.
 
     Attributes:
@@ -48,17 +48,17 @@ class Variant:
         backend: what plans run on.
     """
 
-    def __init__(self, setting: TunerConfig, *, refused: str = "") -> None:
+    def __init__(self, config: TunerConfig, *, refused: str = "") -> None:
         self.settled = False
         self.is_final = False
         self.decision: Decision = UNDECIDED
         self.history: tuple[Verdict, ...] = ()
-        self._refused = refused or _unplannable(setting.places)
-        self.backend = backend = _backend_of(setting)
-        self._setting = setting = replace(setting, step=backend.eager(setting.step))
-        self._runner = StepRunner(setting, backend)
-        self._tuner = Tuner(setting, backend)
-        self._auditor = Auditor(backend, setting.clock)
+        self._refused = refused or _unplannable(config.places)
+        self.backend = backend = _backend_of(config)
+        self._config = config = replace(config, step=backend.eager(config.step))
+        self._runner = StepRunner(config, backend)
+        self._tuner = Tuner(config, backend)
+        self._auditor = Auditor(backend, config.clock)
         self._search: Generator[Item, Any, Decision] | None = None
         self._item: Item | None = None  # what the search asks for next
         self._drift: Drift | None = None
@@ -116,7 +116,7 @@ class Variant:
             return self._searched(batch)
         best = self.decision.best
         if best is None:
-            return self._setting.step(batch) if self._watch is None else self._observed(self._setting.step, batch)
+            return self._config.step(batch) if self._watch is None else self._observed(self._config.step, batch)
         if self._auditor.audit.counts():
             return self._audited(best, batch)
         return self._observed(best.executor, batch)
@@ -126,7 +126,7 @@ class Variant:
         self.decision.close()
 
     def _observed(self, run: Callable[[Any], Any], batch: Any) -> Any:
-        clock = self._setting.clock
+        clock = self._config.clock
         start = clock()
         result = run(batch)
         if self._watch is not None and (drift := self._watch.observe((clock() - start) * 1e3)):
@@ -149,7 +149,7 @@ class Variant:
 
     def _searched(self, batch: Any) -> Any:
         """A step of the search. Whatever fails in it that is not the user's own: the step stays eager, and says why."""
-        clock, runner = self._setting.clock, self._runner
+        clock, runner = self._config.clock, self._runner
         start = clock()
         runner.start()
         try:
@@ -166,8 +166,8 @@ class Variant:
             if not runner.is_done:
                 raise
         except Exception as error:  # noqa: BLE001  # whatever fails in a search, eager can still make the step
-            asked_for = self._setting.strict and isinstance(error, (CaptureError, RefusedError))
-            if runner.failed or asked_for or (self._setting.plan is not None and isinstance(error, PlanError)):
+            asked_for = self._config.strict and isinstance(error, (CaptureError, RefusedError))
+            if runner.failed or asked_for or (self._config.plan is not None and isinstance(error, PlanError)):
                 self._give_up()
                 raise (CaptureError(str(error)) if isinstance(error, RefusedError) else error) from error.__cause__
             if not runner.is_done:
@@ -182,18 +182,18 @@ class Variant:
             raise
         finally:
             self._searched_s += clock() - start
-            if self.settled and self._setting.guard and self.decision.eager_ms:
+            if self.settled and self._config.guard and self.decision.eager_ms:
                 # Another search could find another answer.
-                self._watch = DriftDetector(self.decision.expected_ms, self._searched_s * 1e3, self._setting.drift)
+                self._watch = DriftDetector(self.decision.expected_ms, self._searched_s * 1e3, self._config.drift)
         return runner.result
 
     def _tell(self, stage: str) -> None:
         """Call back after a step of the search; a callback that raises is said once, and not called again."""
         self._num_searched += 1
-        if self._setting.on_progress is None or self._is_mute:
+        if self._config.on_progress is None or self._is_mute:
             return
         try:
-            self._setting.on_progress(stage, self._num_searched)
+            self._config.on_progress(stage, self._num_searched)
         except Exception as error:  # noqa: BLE001  # training goes on
             self._is_mute = True
             log.warning("hocket: on_progress raised %s: %s; it is not called again", type(error).__name__, error)
@@ -242,13 +242,13 @@ class Variant:
         log.info("hocket: %s: %s", decision.kind, decision.reason)
 
 
-def _backend_of(setting: TunerConfig) -> Backend:
-    if setting.backend is not None:
-        return setting.backend()
-    devices = {entry.get().device for entry in setting.places.parameters}
+def _backend_of(config: TunerConfig) -> Backend:
+    if config.backend is not None:
+        return config.backend()
+    devices = {entry.get().device for entry in config.places.parameters}
     if len(devices) == 1 and (device := next(iter(devices))).type == "cuda":
         return CudaBackend(device.index or 0)
-    return CpuBackend(setting.machine, setting.executor)
+    return CpuBackend(config.machine, config.executor)
 
 
 def _unplannable(places: Inventory) -> str:
