@@ -36,7 +36,7 @@ fast, number = hocket.schedule(job.step, job.model, job.optimizer, **options), 0
 while not fast.decided:
     fast(job.batch(number))
     number += 1
-print(json.dumps({"file": hocket.__file__, "calls": number, "verdict": str(fast.verdict), "why": fast.why}), flush=True)
+print(json.dumps({"calls": number, "verdict": str(fast.verdict), "why": fast.why}), flush=True)
 for line in sys.stdin:
     work = job.step if line.split()[0] == "eager" else fast
     times = []

@@ -189,6 +189,6 @@ def test_versions_of_the_same_sources_are_compared_in_turns(bench, tmp_path):
     assert found.status == 0
     assert found.out.startswith("another version's scheduled steps")
     row = json.loads((tmp_path / "versions.json").read_text())["targets"]["digits-cnn"]
-    assert row["other"]["file"] == row["this"]["file"] == str(ROOT / "src" / "hocket" / "__init__.py")
+    assert row["other"].keys() == row["this"].keys() == {"calls", "verdict", "why", "step_ms", "eager_ms"}
     assert row["ratio"] == row["other"]["step_ms"] / row["this"]["step_ms"]
     assert 0 < row["low"] <= row["high"]
