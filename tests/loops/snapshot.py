@@ -17,9 +17,6 @@ __all__ = ["differences", "fingerprint", "flat", "trained"]
 
 # Relative to the largest value of a tensor, where the plan may use another number of threads than eager does.
 TOLERANCE = 1e-4
-# A value that is all rounding has no scale of its own: the gradient of a bias before batch norm, which is zero but for
-# a few epsilons of what cancels in it.
-ROUNDING = 5e-7
 
 _PLAIN = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device, type)
 _KNOWN = ("builtins", "torch")
@@ -121,7 +118,7 @@ def _same(a: Any, b: Any, exact: bool) -> bool:
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     scale = max(float(a.double().abs().max()), 1e-7) if a.numel() else 1.0
-    return torch.allclose(a.double(), b.double(), rtol=0, atol=TOLERANCE * scale + ROUNDING, equal_nan=True)
+    return torch.allclose(a.double(), b.double(), rtol=0, atol=TOLERANCE * scale, equal_nan=True)
 
 
 def _difference(a: Any, b: Any) -> str:
