@@ -122,7 +122,7 @@ class Schedule:
                 raise ExecutionError("this step is already running; give each thread a schedule of its own")
             self._held = held
             try:
-                return self._pool(packed(args, kwargs))
+                return self._pool(args[0] if len(args) == 1 and not kwargs else packed(args, kwargs))
             finally:
                 held = self._held
                 self._busy.release()

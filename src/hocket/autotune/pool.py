@@ -65,6 +65,7 @@ class VariantPool:
         self._num_lost: Counter[Signature] = Counter()  # whose capture was one of the past before it was verified
         self._num_met: Counter[Signature] = Counter()  # calls of signatures that are not watched yet
         self._failed = False  # the last call raised
+        self._direct: Any = None  # calls of the current variant that need nothing of Python
         self._has_plan = False  # some variant was captured
 
     def __call__(self, batch: Any) -> Any:
@@ -73,6 +74,16 @@ class VariantPool:
         Raises:
             Exception: whatever the step raises.
         """
+        if self._direct is not None:
+            try:
+                result = self._direct(batch)
+            except BaseException as error:
+                self._failed = True
+                self._end_direct(error)
+                raise
+            if result is not NotImplemented:
+                return result
+            self._end_direct()
         if self.current.is_final and not self._has_plan:
             return self._make(self.current, batch)  # one variant was refused before any was planned: eager for good
         if self._versions and self.config.places.versions() != self._versions:
@@ -109,8 +120,14 @@ class VariantPool:
 
     def close(self) -> None:
         """End the threads of all lanes."""
+        self._end_direct()
         for variant in self._recent:
             variant.close()
+
+    def _end_direct(self, error: BaseException | None = None) -> None:
+        direct, self._direct = self._direct, None
+        if direct is not None:
+            self.current.note_direct(direct.times_ms(), error)
 
     def _clear(self) -> None:
         self._variants.clear()
@@ -143,6 +160,7 @@ class VariantPool:
             self._before_eager()
         try:
             result = variant(batch)
+            self._direct = variant.direct(self._signatures.recognised)
             self._has_plan = self._has_plan or variant.captured is not None
             return result
         except StaleCaptureError:

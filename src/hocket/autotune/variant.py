@@ -8,8 +8,9 @@ time is watched, and when it has drifted the search begins again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
+from time import perf_counter
 from typing import Any
 
 from hocket.adaptation import Drift, DriftDetector
@@ -31,6 +32,9 @@ from hocket.tracing.state import Inventory
 __all__ = ["Variant"]
 
 log = logging.getLogger(__name__)
+
+# Calls in a row that need nothing of Python; then the watch for drift gets their times.
+MAX_DIRECT = 25
 
 
 class Variant:
@@ -64,6 +68,7 @@ class Variant:
         self._drift: Drift | None = None
         self._searched_s = 0.0
         self._num_searched = 0
+        self._has_usual_clock = config.clock is perf_counter
         self._is_mute = False  # the callback for progress has raised
         self._watch: DriftDetector | None = None
 
@@ -121,6 +126,27 @@ class Variant:
             return self._audited(best, batch)
         return self._observed(best.executor, batch)
 
+    def direct(self, recognised: Any) -> Any:
+        """The planned step as native calls, until Python is needed next; None where it has no such form.
+
+        Args:
+            recognised: the native check that knows calls of this variant's signature.
+        """
+        best, audit = self.decision.best, self._auditor.audit
+        num_calls = min(audit.due - audit.num_steps - 1, MAX_DIRECT)
+        if recognised is None or best is None or not self.settled or num_calls < 1 or not self._has_usual_clock:
+            return None
+        guards = () if self.guards is None else (self.guards.condition,)
+        return best.executor.direct((recognised, *guards), num_calls)
+
+    def note_direct(self, times_ms: Sequence[float], error: BaseException | None) -> None:
+        """Direct calls took these times, and the last one ended with an error."""
+        self._auditor.audit.num_steps += len(times_ms)
+        for time_ms in times_ms:
+            self._note(time_ms)
+        if error is not None and self.decision.best is not None:
+            self.decision.best.executor.annotate(error)
+
     def close(self) -> None:
         """End the threads of all lanes."""
         self.decision.close()
@@ -129,12 +155,15 @@ class Variant:
         clock = self._config.clock
         start = clock()
         result = run(batch)
-        if self._watch is not None and (drift := self._watch.observe((clock() - start) * 1e3)):
+        self._note((clock() - start) * 1e3)
+        return result
+
+    def _note(self, step_ms: float) -> None:
+        if self._watch is not None and self.settled and (drift := self._watch.observe(step_ms)):
             log.info("hocket: %s: the step is profiled and plans are tried again", drift)
             self.settled = False
             self._drift = drift
             self._searched_s = 0.0
-        return result
 
     def _audited(self, best: Candidate, batch: Any) -> Any:
         """One planned step compared with eager; eager's results are kept, and it stays with eager if they differ."""

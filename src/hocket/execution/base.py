@@ -6,7 +6,7 @@ Who waits for whom is worked out in `hocket.ir.waits`, which every executor read
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -90,6 +90,17 @@ class Executor(ABC):
             )
         self.run(frame)
         return self.captured.finish(frame)
+
+    def direct(self, conditions: Sequence[Any], num_calls: int) -> Any:
+        """Whole steps as native calls, each under these native conditions; None where that cannot be.
+
+        What is returned is called like the executor. It answers NotImplemented, with nothing changed, where the step has
+        to go the usual way, and after `num_calls`; its ``times_ms()`` are what the calls took.
+        """
+        return None
+
+    def annotate(self, error: BaseException) -> None:
+        """Note in an error of a direct call which op it came from."""
 
     @abstractmethod
     def run(self, frame: Any) -> None:

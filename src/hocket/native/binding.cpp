@@ -23,7 +23,7 @@ namespace py = pybind11;
 using c10::IValue;
 using hocket::Number;
 
-class Binding : public hocket::Places {
+class Binding : public hocket::Places, public hocket::BoundStep {
  public:
   Binding(std::shared_ptr<hocket::Slots> slots, const py::object& batch)
       : slots_(std::move(slots)), pattern_(batch.ptr()) {}
@@ -60,15 +60,19 @@ class Binding : public hocket::Places {
   // What `finish` hands back: 't' the tensor in a slot, 'd' the same detached, 'i' the number in it, 'n' one of the tape.
   void add_result(char kind, int index) { results_.emplace_back(kind, index); }
 
+  bool begin(PyObject* batch) override { return slots_->is_free() && begin(batch, py::list()); }
+  void run() override { slots_->run_begun(); }
+
   // Read everything. `of_batch`: the numbers that guards have read of the batch. False: nothing was changed.
-  bool begin(const py::object& batch, const py::list& of_batch) {
-    if (!pattern_.read(batch.ptr(), leaves_) || !read_numbers(of_batch) || !read()) return false;
+  bool begin(PyObject* batch, const py::list& of_batch) {
+    if (!pattern_.read(batch, leaves_) || !read_numbers(of_batch) || !read()) return false;
     for (const auto& [place, meta] : options_)
       if (!THPVariable_Check(at(place)) || !meta.fits(tensor_at(place))) return false;
     for (const auto& [slot, parameter] : gradient_inputs_)
       if (!gradient_of(parameter).defined()) return false;
     for (const auto& [slot, leaf] : batch_inputs_)
       if (!THPVariable_Check(leaves_[static_cast<size_t>(leaf)])) return false;
+    slots_->is_taken_ = true;
     auto& values = slots_->slots_;
     for (const auto& [slot, leaf] : batch_inputs_)
       values[static_cast<size_t>(slot)] = THPVariable_Unpack(leaves_[static_cast<size_t>(leaf)]);
@@ -78,7 +82,8 @@ class Binding : public hocket::Places {
     return true;
   }
 
-  py::list finish() {
+  py::list finish() override {
+    slots_->is_taken_ = false;
     for (const auto& [parameter, slot] : gradients_) {
       if (slot < 0) {
         tensor_at(parameter).mutable_grad().reset();
@@ -128,8 +133,8 @@ class Binding : public hocket::Places {
     }
     if (!tape_.evaluate(numbers_)) return false;
     auto& found = slots_->numbers_;
-    found.clear();
-    for (const auto& number : tape_.values()) found.push_back(value_of(number));
+    found.resize(tape_.values().size());
+    for (size_t i = 0; i < found.size(); i++) found[i] = value_of(tape_.values()[i]);
     return true;
   }
 
@@ -197,7 +202,7 @@ IValue as_number(PyObject* value) {
 }
 
 void bind_binding(py::module& module) {
-  py::class_<Binding, Places>(module, "Binding")
+  py::class_<Binding, Places, BoundStep>(module, "Binding")
       .def(py::init<std::shared_ptr<Slots>, const py::object&>())
       .def("fits", &Binding::fits)
       .def("leaves", &Binding::leaves)
@@ -211,7 +216,8 @@ void bind_binding(py::module& module) {
       .def("add_entry", &Binding::add_entry)
       .def("add_guard", &Binding::add_guard)
       .def("add_result", &Binding::add_result)
-      .def("begin", &Binding::begin)
+      .def("begin", [](Binding& binding, const py::object& batch,
+                       const py::list& of_batch) { return binding.begin(batch.ptr(), of_batch); })
       .def("finish", torch::wrap_pybind_function(&Binding::finish));
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import logging
 import shutil
 import subprocess
@@ -23,6 +24,7 @@ log = logging.getLogger(__name__)
 _FOLDER = Path(__file__).parent
 _SOURCES = sorted(_FOLDER.glob("*.cpp"))
 _HEADERS = sorted(_FOLDER.glob("*.h"))
+_FLAGS = ["-O2", "-std=c++20", "-fvisibility=hidden", "-Wall", "-Wno-unknown-pragmas"]
 
 
 @dataclass(frozen=True)
@@ -63,23 +65,35 @@ def load() -> Any:
     from torch.utils.cpp_extension import _get_build_directory
     from torch.utils.cpp_extension import load as build
 
-    # A name per version of torch, of Python and of the source, and per place: whoever has loaded a core keeps it, and
-    # two checkouts do not build over one another.
+    # A name per version of torch, of Python and of the source: whoever has loaded a core keeps it, and two checkouts of
+    # the same source share one.
     version = "".join(
         c if c.isalnum() else "_" for c in f"{torch.__version__}_{sys.version_info[0]}{sys.version_info[1]}"
     )
-    content = b"".join(file.read_bytes() for file in (*_SOURCES, *_HEADERS))
-    source = hashlib.sha256(str(_FOLDER).encode() + content).hexdigest()[:12]
-    name = f"hocket_lanes_{version}_{source}"
+    content = b"".join([" ".join(_FLAGS).encode(), *(file.read_bytes() for file in (*_SOURCES, *_HEADERS))])
+    name = f"hocket_lanes_{version}_{hashlib.sha256(content).hexdigest()[:12]}"
     directory = Path(_get_build_directory(name, verbose=False))
+    built, complete = directory / f"{name}.so", directory / "complete"
     with _alone_in(directory):
-        return build(
+        if complete.exists() and built.exists():
+            return _imported(name, built)
+        module = build(
             name=name,
             sources=[str(file) for file in _SOURCES],
-            extra_cflags=["-O2", "-std=c++20", "-fvisibility=hidden", "-Wall", "-Wno-unknown-pragmas"],
+            extra_cflags=_FLAGS,
             build_directory=str(directory),
             verbose=False,
         )
+        complete.touch()  # a build that was killed may have left half a file
+        return module
+
+
+def _imported(name: str, path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @contextmanager

@@ -47,7 +47,7 @@ uint64_t torch_flags() {
   return word << 8 | static_cast<uint64_t>(c10::impl::TorchDispatchModeTLS::stack_len());
 }
 
-class Table {
+class Table : public hocket::Condition {
  public:
   int add_dict(py::object dict, const py::list& keys, const py::list& values, const std::vector<int>& kinds, bool whole,
                bool ordered) {
@@ -132,6 +132,8 @@ class Table {
       if (!dicts_[i].order_holds()) return dicts_[i].group;
     return -1;
   }
+  bool holds(PyObject*) override { return check() == -1; }
+
   void finish() {
     for (size_t i = 0; i < dicts_.size(); i++)
       if (dicts_[i].ordered && dicts_[i].keys.size() > 1) ordered_.push_back(i);
@@ -178,7 +180,7 @@ class Table {
 namespace hocket {
 
 void bind_guards(py::module& module) {
-  py::class_<Table>(module, "GuardTable")
+  py::class_<Table, Condition>(module, "GuardTable")
       .def(py::init<>())
       .def("add_dict", &Table::add_dict)
       .def("add_class", &Table::add_class)

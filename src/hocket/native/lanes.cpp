@@ -86,12 +86,14 @@ class Core : public hocket::Slots, public std::enable_shared_from_this<Core> {
   }
 
   void close() {
+    is_closed_ = true;
     closing_ = true;
     store_and_wake(step_, step_.load() + 1);
   }
 
   py::list run(const py::list& values, const py::list& numbers, const std::vector<int>& inputs,
                const std::vector<int>& kept) {
+    is_taken_ = true;
     for (int slot : inputs) {
       PyObject* value = values[slot].ptr();
       if (THPVariable_Check(value)) slots_[slot] = THPVariable_Unpack(value);
@@ -108,8 +110,7 @@ class Core : public hocket::Slots, public std::enable_shared_from_this<Core> {
     return result;
   }
 
-  // A step on what is in the slots already.
-  void run_begun() {
+  void run_begun() override {
     py::gil_scoped_release unlocked;
     step();
   }
@@ -304,8 +305,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def("run", torch::wrap_pybind_function(&Core::run))
       .def("run_begun", torch::wrap_pybind_function(&Core::run_begun))
       .def("took_ns", &Core::took_ns)
+      .def("is_free", &Core::is_free)
       .def("times", &Core::times)
       .def("failed", &Core::failed);
+  hocket::bind_direct(module);
   hocket::bind_guards(module);
   hocket::bind_interrupts(module);
   hocket::bind_signature(module);

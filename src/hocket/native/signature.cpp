@@ -32,7 +32,7 @@ struct Flags {
   bool operator==(const Flags&) const = default;
 };
 
-class Signature : public hocket::Places {
+class Signature : public hocket::Places, public hocket::Condition {
  public:
   // The value of leaf `i` does not count where `free[i]`; its type does.
   Signature(const py::object& batch, const std::vector<bool>& free) : pattern_(batch.ptr()), flags_(Flags::now()) {
@@ -64,8 +64,8 @@ class Signature : public hocket::Places {
     parameters_.push_back({place, state_of(at(place))});
   }
 
-  bool holds(const py::object& batch) {
-    if (!pattern_.read(batch.ptr(), now_)) return false;
+  bool holds(PyObject* batch) override {
+    if (!pattern_.read(batch, now_)) return false;
     for (size_t i = 0; i < now_.size(); i++) {
       const auto& leaf = leaves_[i];
       if (leaf.meta ? !leaf.meta->holds(THPVariable_Unpack(now_[i]))
@@ -120,12 +120,12 @@ void bind_signature(py::module& module) {
       .def("add_item", &Places::add_item)
       .def("add_cell", &Places::add_cell)
       .def("at", [](const Places& places, int number) { return py::reinterpret_borrow<py::object>(places.at(number)); });
-  py::class_<Signature, Places>(module, "Signature")
+  py::class_<Signature, Places, Condition>(module, "Signature")
       .def(py::init<const py::object&, const std::vector<bool>&>())
       .def("leaves", &Signature::leaves)
       .def("expect", &Signature::expect)
       .def("expect_parameter", &Signature::expect_parameter)
-      .def("holds", &Signature::holds);
+      .def("holds", [](Signature& signature, const py::object& batch) { return signature.holds(batch.ptr()); });
 }
 
 }  // namespace hocket

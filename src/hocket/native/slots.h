@@ -11,10 +11,20 @@
 namespace hocket {
 
 struct Slots {
+  virtual ~Slots() = default;
+
+  // A step on what is in the slots.
+  virtual void run_begun() = 0;
+  // Between its begin and its end a step owns the slots; closed lanes run none.
+  bool is_free() const { return !is_taken_ && !is_closed_; }
+
+  bool is_taken_ = false;  // read and written under the interpreter's lock
+  bool is_closed_ = false;
   std::vector<c10::IValue> slots_;
   std::vector<c10::IValue> numbers_;
 
   void clear() {
+    is_taken_ = false;
     for (auto& slot : slots_) slot = c10::IValue();
   }
 };

@@ -11,6 +11,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <cstring>
+#include <map>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -92,17 +93,20 @@ class Tape {
 
   // Compute all entries from these leaves; false where that could not be done here, or a guard fails.
   bool evaluate(const std::vector<Number>& leaves) {
-    values_.clear();
+    if (!stand_for_one_another(leaves)) divide(leaves);
+    values_.resize(entries_.size(), Number(int64_t{0}));
     made_.clear();
-    asked_.clear();
-    for (const auto& entry : entries_) {
-      if (entry.sign == 'x') {
-        values_.push_back(leaves[static_cast<size_t>(entry.operands[0].index)]);
-        continue;
+    for (size_t i = 0; i < entries_.size(); i++) {
+      const auto& entry = entries_[i];
+      if (entry.same_as != i) {
+        values_[i] = values_[entry.same_as];
+      } else if (entry.sign == 'x') {
+        values_[i] = leaves[static_cast<size_t>(entry.operands[0].index)];
+      } else {
+        const auto found = entry.sign == ' ' ? ask(entry) : computed(entry);
+        if (!found) return false;
+        values_[i] = *found;
       }
-      const auto found = entry.sign == ' ' ? ask(entry) : computed(entry);
-      if (!found) return false;
-      values_.push_back(*found);
     }
     for (const auto& [entry, outcome] : guards_)
       if (!is(values_[static_cast<size_t>(entry)], outcome.ptr())) return false;
@@ -120,10 +124,7 @@ class Tape {
     char sign;
     PyObject* function;
     std::vector<Operand> operands;
-  };
-  struct Asked {
-    const Entry* entry;
-    Number result;
+    size_t same_as = 0;  // the first entry that computes the same of the same
   };
 
   const Number& value_of(const Operand& operand) const {
@@ -150,10 +151,48 @@ class Tape {
     }
   }
 
+  // A hundred parameters of Adam have one step count: leaves that have had the same value so far are one leaf, and what
+  // is computed of them is computed once.
+  bool stand_for_one_another(const std::vector<Number>& leaves) const {
+    if (like_.size() != leaves.size()) return false;
+    for (size_t i = 0; i < leaves.size(); i++)
+      if (like_[i] != i && !leaves[i].same(leaves[like_[i]])) return false;
+    return true;
+  }
+
+  // Leaves that differ once are never one again, so this is done a few times at most.
+  void divide(const std::vector<Number>& leaves) {
+    const auto before = like_.size() == leaves.size() ? like_ : std::vector<size_t>(leaves.size(), 0);
+    like_.resize(leaves.size());
+    for (size_t i = 0; i < leaves.size(); i++) {
+      like_[i] = i;
+      for (size_t j = 0; j < i && like_[i] == i; j++)
+        if (like_[j] == j && before[j] == before[i] && leaves[j].same(leaves[i])) like_[i] = j;
+    }
+    std::map<std::vector<uintptr_t>, size_t> first;
+    for (size_t i = 0; i < entries_.size(); i++) {
+      auto& entry = entries_[i];
+      std::vector<uintptr_t> key{static_cast<uintptr_t>(entry.sign), reinterpret_cast<uintptr_t>(entry.function)};
+      for (const auto& operand : entry.operands) {
+        const auto index = static_cast<size_t>(operand.index);
+        const uintptr_t place = entry.sign == 'x' ? like_[index] : operand.is_entry ? entries_[index].same_as : constant(index);
+        key.insert(key.end(), {operand.is_entry, place});
+      }
+      entry.same_as = first.try_emplace(std::move(key), i).first->second;
+    }
+  }
+
+  // The first constant with the same value.
+  size_t constant(size_t index) const {
+    for (size_t i = 0; i < index; i++)
+      if (constants_[i].same(constants_[index]) ||
+          (constants_[i].kind == Number::Kind::object && constants_[index].kind == Number::Kind::object &&
+           constants_[i].object == constants_[index].object))
+        return i;
+    return index;
+  }
+
   std::optional<Number> ask(const Entry& entry) {
-    constexpr size_t kRemembered = 16;
-    for (const auto& asked : asked_)
-      if (asks_the_same(*asked.entry, entry)) return asked.result;
     py::tuple arguments(entry.operands.size());
     for (size_t i = 0; i < entry.operands.size(); i++) arguments[i] = value_of(entry.operands[i]).boxed();
     PyObject* answer = PyObject_CallObject(entry.function, arguments.ptr());
@@ -168,15 +207,7 @@ class Tape {
       result->kind = Number::Kind::object;
       result->object = answer;
     }
-    if (asked_.size() < kRemembered) asked_.push_back({&entry, *result});
     return result;
-  }
-
-  bool asks_the_same(const Entry& then, const Entry& now) const {
-    if (then.function != now.function || then.operands.size() != now.operands.size()) return false;
-    for (size_t i = 0; i < now.operands.size(); i++)
-      if (!value_of(then.operands[i]).same(value_of(now.operands[i]))) return false;
-    return true;
   }
 
   static bool is(const Number& value, PyObject* outcome) {
@@ -193,7 +224,7 @@ class Tape {
   std::vector<std::pair<int, py::object>> guards_;
   std::vector<py::object> kept_;
   std::vector<Number> values_;
-  std::vector<Asked> asked_;
+  std::vector<size_t> like_;  // of each leaf the first that has had the same value in every step
   std::vector<py::object> made_;
 };
 

@@ -143,8 +143,8 @@ class Captured:
 
     def returned(self, found: Sequence[Any]) -> Any:
         """What the step returns, put together of the values of `results`; what it appends goes to its lists."""
-        if self._single is not None:
-            return found[self._single]
+        if self.returns_one:
+            return found[0]
         following = iter(found)
         leaves = [leaf if kind == "value" else next(following) for kind, leaf in self.trace.result.leaves]
         result, added = tree_unflatten(leaves, self.trace.result.spec)
@@ -233,10 +233,10 @@ class Captured:
         )
 
     @cached_property
-    def _single(self) -> int | None:
-        """The result, where that is one tensor or number and nothing is appended."""
+    def returns_one(self) -> bool:
+        """Whether the result is one tensor or number, and nothing is appended."""
         alone = not self.trace.appended and len(self.trace.result.leaves) == len(self.results) == 1
-        return 0 if alone and self.trace.result.spec == tree_flatten((0, []))[1] else None
+        return alone and bool(self.trace.result.spec == tree_flatten((0, []))[1])
 
     @cached_property
     def read_gradients(self) -> tuple[Gradient, ...]:

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection, Set
 from typing import Any
 
 import torch
@@ -82,6 +82,9 @@ class Signature:
 class Signatures:
     """Tells calls apart.
 
+    Attributes:
+        recognised: the native check that knew the last call; None where it had to be described.
+
     Example:
         >>> signatures = Signatures()  # doctest: +SKIP
         >>> signatures.of(places, batch) is signatures.of(places, batch)  # doctest: +SKIP
@@ -89,20 +92,23 @@ class Signatures:
     """
 
     def __init__(self) -> None:
+        self.recognised: Any = None
         self._met: dict[tuple[Any, ...], Signature] = {}
         self._first_values: dict[Any, Any] = {}  # of the batch that was the first of its shape
-        self._known: list[tuple[Callable[[Any], bool], Signature]] = []
+        self._known: list[tuple[Any, Signature]] = []
         self._places: Inventory | None = None
         self._live: frozenset[int] = frozenset()
 
-    def of(self, places: Inventory, batch: Any, live_leaves: Collection[int] = ()) -> Signature:
+    def of(self, places: Inventory, batch: Any, live_leaves: Set[int] = frozenset()) -> Signature:
         """The signature of a call with `batch`; see `signature_of`."""
         if places is not self._places or live_leaves != self._live:
             self._places, self._live = places, frozenset(live_leaves)
             self._known.clear()
-        for has_this, signature in self._known:
-            if has_this(batch):
+        for check, signature in self._known:
+            if check.holds(batch):
+                self.recognised = check
                 return signature
+        self.recognised = None
         parts = signature_of(places, batch, live_leaves)
         if parts in self._met:
             signature = self._met[parts]
@@ -128,7 +134,7 @@ class Signatures:
         return moved if all(values[n][0] in (int, float) for n in moved) else []
 
 
-def _native_check(places: Inventory, batch: Any, live_leaves: Collection[int]) -> Callable[[Any], bool] | None:
+def _native_check(places: Inventory, batch: Any, live_leaves: Collection[int]) -> Any:
     """Recognises calls of this one's signature; None where the native core cannot."""
     if not native.available():
         return None
@@ -157,8 +163,7 @@ def _native_check(places: Inventory, batch: Any, live_leaves: Collection[int]) -
             check.expect_parameter(bound.add(entry))
     except (TypeError, ValueError, LookupError):
         return None
-    has_this: Callable[[Any], bool] = check.holds
-    return has_this
+    return check
 
 
 def _is_usual(tensor: torch.Tensor) -> bool:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -65,7 +66,20 @@ class Binding:
 
     def finish(self) -> Any:
         """Put everything in its place, and return what the step returns."""
-        found, captured = self._native.finish(), self._captured
+        return self._returned(self._native.finish())
+
+    def direct(self, conditions: Sequence[Any], num_calls: int) -> Any:
+        """Whole steps as native calls, each under these native conditions; None where the batch has guards in Python.
+
+        It answers NotImplemented, with nothing changed, where `begin` or a condition says no, and after `num_calls`.
+        """
+        if self._guards is not None:
+            return None
+        returned = None if self._is_plain and self._captured.returns_one else self._returned
+        return load().DirectCall(list(conditions), self._native, returned, num_calls)
+
+    def _returned(self, found: list[Any]) -> Any:
+        captured = self._captured
         if not self._is_plain:
             further = iter(found[len(captured.results) :])
             for entry, _ in captured.rebound:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -81,6 +81,11 @@ class NativeLanes(Executor):
             self._bind(batch)
         return result
 
+    def direct(self, conditions: Sequence[Any], num_calls: int) -> Any:
+        if self._binding is None or self._pid != os.getpid():
+            return None
+        return self._binding.direct(conditions, num_calls)
+
     def run(self, frame: Frame) -> None:
         self._claimed()
         try:
@@ -124,14 +129,16 @@ class NativeLanes(Executor):
             ExecutionError: another thread does.
         """
         if self._busy.acquire(blocking=False):
-            return True
+            if self._core is None or self._pid != os.getpid() or self._core.is_free():
+                return True
+            self._busy.release()
         raise ExecutionError("this step is already running in another thread; give each thread a schedule of its own")
 
     def _step(self, run: Callable[..., Any], *arguments: Any) -> Any:
         try:
             return run(*arguments)
         except BaseException as error:
-            self._annotate(error)
+            self.annotate(error)
             raise
 
     def _bind(self, batch: Any) -> None:
@@ -145,7 +152,7 @@ class NativeLanes(Executor):
             self._binding = None
             log.debug("hocket: the step is read and put back in Python: %s", error)
 
-    def _annotate(self, error: BaseException) -> None:
+    def annotate(self, error: BaseException) -> None:
         worker, at = self._core.failed() if self._core is not None else (-1, -1)
         if worker < 0 or at < 0:
             return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,14 +25,13 @@ class PythonTable:
         return len(self._tests)
 
     def add_dict(
-        self, table: dict[Any, Any], keys: list[Any], values: list[Any], kinds: list[int], whole: bool, ordered: bool
+        self, table: Mapping[Any, Any], keys: list[Any], values: list[Any], kinds: list[int], whole: bool, ordered: bool
     ) -> int:
         made = self._dicts[len(self._tests)] = _Dict(table, keys, values, kinds, whole)
         return self.add_test(made.holds)
 
     def add_class(self, kind: type, keys: list[str], values: list[Any], kinds: list[int]) -> int:
-        tests = [_test(value, how) for value, how in zip(values, kinds, strict=True)]
-        return self.add_test(lambda: all(test(vars(kind).get(key)) for key, test in zip(keys, tests, strict=True)))
+        return self.add_dict(vars(kind), keys, values, kinds, False, False)
 
     def add_cell(self, cell: types.CellType, value: Any, kind: int) -> int:
         test = _test(value, kind)
@@ -105,7 +104,7 @@ class PythonTable:
 
 class _Dict:
     def __init__(
-        self, table: dict[Any, Any], keys: list[Any], values: list[Any], kinds: list[int], whole: bool
+        self, table: Mapping[Any, Any], keys: list[Any], values: list[Any], kinds: list[int], whole: bool
     ) -> None:
         self.table, self.keys, self.kinds, self.whole, self.size = table, keys, kinds, whole, len(table)
         self.tests = [_test(value, kind) for value, kind in zip(values, kinds, strict=True)]

@@ -73,6 +73,11 @@ class Guards:
             failed = self._check()
         return failed == -1
 
+    @property
+    def condition(self) -> Any:
+        """The native table, which holds where `hold` has nothing to look into; for direct calls."""
+        return self._table
+
     def _is_about_others(self, failed: int) -> bool:
         """Whether a hook went to another module, or a dict has only gained or lost names that the step does not use."""
         if failed == self._hooks:

@@ -1,0 +1,76 @@
+// A call of a planned step that needs nothing of Python but its arguments: conditions, begin, ops, finish in one go.
+//
+// After a step hardly any of the interpreter's own code and data is left in the caches, and a dozen Python frames around
+// one step cost more than all that they ask. Anything out of the ordinary answers NotImplemented, with nothing changed:
+// then the call goes the usual way, which knows what to do. So does every call after `num_calls`, since audits and the
+// watch for drift are Python's.
+
+#include "bindings.h"
+
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <unistd.h>
+
+#include <chrono>
+#include <utility>
+#include <vector>
+
+namespace {
+
+namespace py = pybind11;
+
+class DirectCall {
+ public:
+  // `returned` makes the step's result of what `finish` gives; without one that is the result's only leaf.
+  DirectCall(const std::vector<py::object>& conditions, py::object step, py::object returned, int num_calls)
+      : step_(step.cast<hocket::BoundStep*>()), returned_(std::move(returned)), left_(num_calls), pid_(getpid()) {
+    for (const auto& condition : conditions) conditions_.push_back(condition.cast<hocket::Condition*>());
+    kept_ = conditions;
+    kept_.push_back(std::move(step));
+  }
+
+  py::object call(const py::object& batch) {
+    // In a forked child the lanes' threads are gone.
+    if (left_ == 0 || getpid() != pid_) return not_now();
+    const auto start = std::chrono::steady_clock::now();
+    for (auto* condition : conditions_)
+      if (!condition->holds(batch.ptr())) return not_now();
+    if (!step_->begin(batch.ptr())) return not_now();
+    left_--;
+    step_->run();
+    py::list found = step_->finish();
+    py::object result = returned_.is_none() ? py::object(found[0]) : returned_(std::move(found));
+    times_ms_.push_back(std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count());
+    return result;
+  }
+
+  // What the calls so far took.
+  const std::vector<double>& times_ms() const { return times_ms_; }
+
+ private:
+  static py::object not_now() { return py::reinterpret_borrow<py::object>(Py_NotImplemented); }
+
+  hocket::BoundStep* step_;
+  py::object returned_;
+  int left_;
+  pid_t pid_;
+  std::vector<hocket::Condition*> conditions_;
+  std::vector<py::object> kept_;
+  std::vector<double> times_ms_;
+};
+
+}  // namespace
+
+namespace hocket {
+
+void bind_direct(py::module& module) {
+  py::class_<Condition>(module, "Condition");
+  py::class_<BoundStep>(module, "BoundStep");
+  py::class_<DirectCall>(module, "DirectCall")
+      .def(py::init<const std::vector<py::object>&, py::object, py::object, int>())
+      .def("__call__", torch::wrap_pybind_function(&DirectCall::call))
+      .def("times_ms", &DirectCall::times_ms);
+}
+
+}  // namespace hocket

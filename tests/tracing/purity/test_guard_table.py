@@ -1,0 +1,142 @@
+"""The guard table in Python answers as the native one does, and a schedule works on it alone."""
+
+from __future__ import annotations
+
+import collections
+import types
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import hocket
+from hocket import native
+from hocket.tracing.purity.guard_table import PythonTable
+from hocket.tracing.purity.guards import EQUAL, IDENTITY, NUMBER, TENSOR
+
+pytestmark = pytest.mark.skipif(not native.available(), reason="the native core cannot be built here")
+
+
+def _function(value: int = 1) -> int:
+    return value
+
+
+class Things:
+    """Everything that a table can guard, with a group for each."""
+
+    def __init__(self) -> None:
+        self.kind = type("Kind", (), {"next_id": 3, "other": "a"})
+        self.marker = object()
+        self.table: dict[str, Any] = {"a": 1, "b": 2.0, "c": self.marker}
+        self.counted = {"a": 1, "t": torch.ones(2)}
+        self.whole = {"x": 1, "y": 2}
+        self.ordered = collections.OrderedDict(x=1, y=2)
+        self.cell = types.CellType(5)
+        self.items = [1, "two"]
+        self.slot = types.SimpleNamespace(value=1)
+        self.function = types.FunctionType(_function.__code__, {}, argdefs=(1,))
+        self.tensor = nn.Parameter(torch.ones(3))
+        self.bytes = bytearray(b"abc")
+        self.members = {1, 2}
+        self.answer = True
+
+    def fill(self, table: Any) -> None:
+        table.add_dict(self.table, ["a", "b", "c"], [1, 2.0, self.marker], [EQUAL, EQUAL, IDENTITY], False, False)
+        table.add_dict(self.counted, ["a", "t"], [1, self.counted["t"]], [NUMBER, TENSOR], False, False)
+        table.add_dict(self.whole, ["x", "y"], [1, 2], [EQUAL, EQUAL], True, False)
+        table.add_dict(self.ordered, ["x", "y"], [1, 2], [EQUAL, EQUAL], True, True)
+        table.add_class(self.kind, ["next_id"], [3], [EQUAL])
+        table.add_cell(self.cell, 5, EQUAL)
+        table.add_list(self.items, [1, "two"], [EQUAL, EQUAL])
+        table.add_slot(self.slot, "value", 1, EQUAL)
+        table.add_function(self.function)
+        table.add_tensor(self.tensor)
+        table.add_buffer(self.bytes)
+        table.add_set(self.members)
+        table.add_test(lambda: self.answer)
+        table.guard_flags()
+        table.finish()
+
+
+def _moved(things: Things) -> None:
+    things.ordered.move_to_end("x")
+
+
+def _written(things: Things) -> None:
+    things.bytes[0] = 0
+
+
+def _unbound(things: Things) -> None:
+    del things.cell.cell_contents
+
+
+# What changes, and the group that must say so; -1: none.
+CHANGES: dict[str, tuple[Any, int]] = {
+    "nothing": (lambda t: None, -1),
+    "the same value again": (lambda t: t.table.update(a=1), -1),
+    "a value": (lambda t: t.table.update(a=2), 0),
+    "the type of a value": (lambda t: t.table.update(a=1.0), 0),
+    "another object": (lambda t: t.table.update(c=object()), 0),
+    "a name that no guard is about": (lambda t: t.table.update(new=1), 0),
+    "a number that moves": (lambda t: t.counted.update(a=7), -1),
+    "a number that becomes a string": (lambda t: t.counted.update(a="7"), 1),
+    "a tensor of the same kind": (lambda t: t.counted.update(t=torch.zeros(2)), -1),
+    "a tensor of another shape": (lambda t: t.counted.update(t=torch.zeros(3)), 1),
+    "a name that is gone": (lambda t: t.whole.pop("y"), 2),
+    "an order": (_moved, 3),
+    "a class attribute": (lambda t: setattr(t.kind, "next_id", 4), 4),
+    "an attribute that the class did not have": (lambda t: setattr(t.kind, "new", 4), 4),
+    "a cell": (lambda t: setattr(t.cell, "cell_contents", 6), 5),
+    "a cell that is empty": (_unbound, 5),
+    "a longer list": (lambda t: t.items.append(1), 6),
+    "an item": (lambda t: t.items.__setitem__(1, "three"), 6),
+    "a slot": (lambda t: setattr(t.slot, "value", 2), 7),
+    "a default": (lambda t: setattr(t.function, "__defaults__", (2,)), 8),
+    "requires_grad": (lambda t: t.tensor.requires_grad_(False), 9),
+    "a hook": (lambda t: t.tensor.register_hook(lambda grad: grad), 9),
+    "bytes": (_written, 10),
+    "a member": (lambda t: t.members.add(3), 11),
+    "a test": (lambda t: setattr(t, "answer", False), 12),
+    "a switch of torch": (lambda t: torch.use_deterministic_algorithms(True, warn_only=True), -2),
+}
+
+
+@pytest.fixture(autouse=True)
+def _switches():
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("make", [PythonTable, lambda: native.load().GuardTable()], ids=["python", "native"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_both_tables_say_which_group_changed(change, make):
+    things, table = Things(), make()
+    things.fill(table)
+    assert table.check() == -1
+    act, expected = CHANGES[change]
+    act(things)
+    assert table.check() == expected
+    if expected in (0, 4):  # a dict or a class: what it holds now may be what to expect
+        table.accept(expected)
+        assert table.check() == -1
+
+
+def test_a_schedule_works_without_a_compiler(monkeypatch):
+    monkeypatch.setattr(native, "available", lambda: native.build.Availability(False, "there is no compiler"))
+    model, other = nn.Linear(3, 2), nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(batch: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(batch).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    options: dict[str, Any] = {"guard": False, "planner": "serial", "executor": "python", "cache": False}
+    with hocket.schedule(step, model, optimizer, **options) as fast:
+        for _ in range(60):
+            other.register_forward_hook(lambda *args: None).remove()  # moves torch's number of the next hook
+            fast(torch.ones(4, 3))
+        assert fast.verdict == "planned", fast.why
