@@ -82,7 +82,8 @@ def test_a_forked_child_has_no_lanes():
 def _decided():
     """A schedule whose next calls are direct, and its job."""
     job = small()
-    options = {"planner": "serial", "guard": False, "cache": False}
+    machine = hocket.Machine.of(cores=torch.get_num_threads())
+    options = {"planner": "serial", "guard": False, "cache": False, "machine": machine}
     fast = hocket.schedule(job.step, job.model, job.optimizer, **options)
     for number in range(400):
         fast(job.batch(number))

@@ -72,10 +72,26 @@ def execution_order(graph: Graph, plan: Plan, waits: Mapping[str, Iterable[str]]
     Raises:
         PlanError: ops that wait for each other in a circle, each with the reason.
     """
-    try:
-        return tuple(TopologicalSorter(waits if waits is not None else waits_of(graph, plan)).static_order())
-    except CycleError as error:
-        raise deadlock(graph, plan, error.args[1]) from None
+    waits = waits_of(graph, plan) if waits is None else waits
+    followers: dict[str, list[str]] = {op: [] for op in waits}
+    missing: dict[str, int] = {}
+    for op, others in waits.items():
+        needed = set(others)
+        missing[op] = len(needed)
+        for other in needed:
+            followers[other].append(op)
+    order = [op for op, count in missing.items() if not count]
+    for done in order:  # grows as it goes
+        for op in followers[done]:
+            missing[op] -= 1
+            if not missing[op]:
+                order.append(op)
+    if len(order) < len(missing):
+        try:
+            TopologicalSorter({op: waits[op] for op, count in missing.items() if count}).prepare()
+        except CycleError as error:
+            raise deadlock(graph, plan, error.args[1]) from None
+    return tuple(order)
 
 
 def deadlock(graph: Graph, plan: Plan, circle: Sequence[str]) -> PlanError:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from hocket.tracing.scalars.tape import Tape, TapeRef
@@ -36,7 +37,7 @@ class Call:
     kwargs: dict[str, Any]
     outs: dict[int | None, int]
 
-    @property
+    @cached_property
     def reads(self) -> tuple[int, ...]:
         return tuple(dict.fromkeys(slots_in((self.args, self.kwargs))))
 
@@ -50,9 +51,9 @@ class Action:
     layer: str = ""
     grad_mode: bool = False
 
-    @property
+    @cached_property
     def reads(self) -> tuple[int, ...]:
-        """SlotTable that other actions (or the prologue) fill."""
+        """Slots that other actions (or the prologue) fill."""
         own = {slot for call in self.calls for slot in call.outs.values()}
         return tuple(dict.fromkeys(slot for call in self.calls for slot in call.reads if slot not in own))
 

@@ -161,14 +161,18 @@ class NativeLanes(Executor):
         layer = action.layer if action is not None else ""
         error.add_note(f"in op {names[at]!r} of layer {layer!r} of the planned step")
 
-    def _divided(self) -> Workers:
+    def _usual_width(self) -> int:
         # In a forked child the caller's team of threads stayed behind: there it runs ops of one thread only.
-        usual = 1 if forked() else torch.get_num_threads()
-        return workers_of(self._graph, self.plan, self.sync, usual)
+        return 1 if forked() else torch.get_num_threads()
+
+    def _divided(self) -> Workers:
+        self._usual = self._usual_width()
+        return workers_of(self._graph, self.plan, self.sync, self._usual)
 
     def _start(self) -> None:
         self._binding, self._num_bindings = None, 0
-        self._shared = self._divided()
+        if self._usual_width() != self._usual:
+            self._shared = self._divided()
         program, sync, asleep = self.captured.program, self._shared.sync, self._shared.asleep
         release = releases(program, sync)
         counter = {slot: number for number, slot in enumerate(release.shared)}
