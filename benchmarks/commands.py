@@ -52,7 +52,7 @@ def concurrency_bench(args: Namespace) -> None:
     if args.format == "json":
         print_json({"bench": "concurrency", **result})
         return
-    labels = ("eager", "compile", "serial", "s1", "s12", "s123", "lookahead", "phases", "all")
+    labels = ("eager", "compile", "compile_update", "serial", "s1", "s12", "s123", "lookahead", "phases", "all")
     rows = []
     for group in ("small", "large"):
         for target, row in result[group].items():

@@ -4,12 +4,13 @@ Contenders, all in one process, each on a twin of the same job, in turns (`bench
 
 - ``eager``: torch as recommended, threads = cores; ``eager_1`` and so on: the same with fewer threads;
 - ``compile``: `torch.compile` of the model, with what it really compiled: graphs, breaks, recompiles;
+  ``compile_update``: of the model and of the optimizer's step;
 - ``uniform_2x1`` and so on: every inter x intra combination (lanes by threads each), ops in program order on equal
   native lanes, too many threads for the cores included (the paper's manual optimisation);
 - ``serial``: native lanes, one lane of all cores, program order;
 - ``s1``, ``s12``, ``s123`` (and ``s1234`` where cores have siblings): the paper's strategies, added in turn;
 - ``lookahead``: the search on top of them; ``phases``: see `hocket.planning.phases`;
-- ``all``: what `hocket.schedule` kept, its guard included.
+- ``all``: `hocket.schedule`, called as a user calls it: signature, guards and audits included.
 
 The bound is that of the graph that ``all`` runs, from median times of its ops on native lanes, one lane at a time.
 """
@@ -25,6 +26,7 @@ from time import perf_counter
 from typing import Any
 
 import torch
+import torch._dynamo
 
 from benchmarks.turns import Turns, in_turns
 from hocket import zoo
@@ -134,9 +136,11 @@ def measure(
         contenders[f"eager_{threads}"] = _at_width(zoo.load(name, **size).step, threads, usual)
     notes: dict[str, Any] = {}
     if compiled:
-        step, notes = _compiled(zoo.load(name, **size))
-        if step is not None:
-            contenders["compile"] = step
+        torch._dynamo.reset()
+        for label, update in (("compile", False), ("compile_update", True)):
+            step, notes[label] = _compiled(zoo.load(name, **size), update)
+            if step is not None:
+                contenders[label] = step
     captured = _captured(name, size)
     costs = profile(captured, machine=machine, runs=5)
     plans = {
@@ -157,19 +161,19 @@ def measure(
     lanes_of = {label: executor(captured, made, machine) for label, made in plans.items()}
     contenders |= lanes_of
     fast_job = zoo.load(name, **size)
-    fast = schedule(fast_job.step, fast_job.model, fast_job.optimizer)
+    fast = schedule(fast_job.step, fast_job.model, fast_job.optimizer, cache=False)
     number = 0
     while not fast.decided:
         fast(fast_job.batch(number))
         number += 1
-    contenders["all"] = fast.candidate.executor if fast.verdict == "planned" and fast.candidate else fast_job.step
+    contenders["all"] = fast
     found = in_turns(contenders, eager.batch, rounds=rounds, block=block)
     corunning: dict[str, Timeline] = {}
     for label in ("s123", "lookahead", "all"):
         step = contenders[label]
-        if isinstance(step, Executor):
+        if isinstance(step, Executor) or (step is fast and fast.verdict == "planned"):
             step(eager.batch(0))
-            corunning[label] = step.timeline()
+            corunning[label] = step.timeline()  # type: ignore[attr-defined]
     row = _summary(found, fast, machine, len(captured.graph)) | {"compile": notes}
     counts = {label: corunning_of(timeline) for label, timeline in corunning.items()}
     row["corunning"] = {label: {"most": max(found), "mean": mean(found)} for label, found in counts.items() if found}
@@ -280,16 +284,15 @@ def _in_program_order(captured: Captured, lanes: int, width: int, cores: int) ->
     )
 
 
-def _compiled(job: Job) -> tuple[Callable[[Any], Any] | None, dict[str, Any]]:
-    """The job's step with its models compiled, and what the compiler says it did; None where it fails."""
-    import torch._dynamo
-
-    torch._dynamo.reset()
+def _compiled(job: Job, update: bool) -> tuple[Callable[[Any], Any] | None, dict[str, Any]]:
+    """The job's step with its models (and their update) compiled, and what the compiler says it did; None where it fails."""
     torch._dynamo.utils.counters.clear()
     for model in job.models:
         # Not `model.compile()`: in torch 2.13 it leaves the call as it was and compiles nothing, without a word.
         # Every batch has the same shape; left to guess, it makes dynamic kernels for DCGAN, and fails on them.
         model.forward = torch.compile(model.forward, dynamic=False)
+    for optimizer in job.optimizers if update else ():
+        optimizer.step = torch.compile(optimizer.step)  # type: ignore[method-assign]
     start = perf_counter()
     try:
         for number in range(3):

@@ -19,6 +19,7 @@ from time import perf_counter
 from typing import Any
 
 from hocket.execution.base import Executor
+from hocket.session import Schedule
 
 __all__ = ["Turns", "in_turns"]
 
@@ -81,6 +82,6 @@ def in_turns(
                     found[label].steps_ms.append(took_ms)
                     faults += resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
             found[label].faults.append(faults / block)
-            if isinstance(step, Executor):
+            if isinstance(step, (Executor, Schedule)):
                 step.close()
     return found
