@@ -65,7 +65,9 @@ def watch(captured: Captured, plan: Plan, batch) -> Watched:
 def test_every_value_is_freed_once_and_after_its_last_reader(name):
     pair, _, captured = captured_twins(JOBS[name], True)
     program = captured.program
+    read = program.readers()
     made = {slot for action in program.actions for slot in action.fills} - program.kept
+    made |= {slot for slot in program.prologue.fills if slot in read} - program.kept  # views of inputs
     for number, plan in enumerate(plans(captured, name)):
         watched = watch(captured, plan, pair.planned.batch(number))
         freed: dict[int, int] = {}

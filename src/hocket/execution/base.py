@@ -40,11 +40,13 @@ def releases(program: Program, sync: Synchronisation) -> Releases:
     readers = program.readers()
     frees: dict[str, list[int]] = {}
     shared: dict[int, tuple[str, ...]] = {}
-    for action in program.actions:
+    for action in (program.prologue, *program.actions):
         for slot in action.fills:
-            if slot in program.kept:
-                continue
             users = tuple(dict.fromkeys([action.name, *readers.get(slot, ())]))
+            if action is program.prologue:  # comes before all others
+                users = users[1:]
+            if slot in program.kept or not users:
+                continue
             last = sync.last_of(users)
             if last is None:
                 shared[slot] = users

@@ -133,8 +133,10 @@ class Binding : public hocket::Places, public hocket::BoundStep {
     }
     if (!tape_.evaluate(numbers_)) return false;
     auto& found = slots_->numbers_;
-    found.resize(tape_.values().size());
-    for (size_t i = 0; i < found.size(); i++) found[i] = value_of(tape_.values()[i]);
+    found.resize(tape_.size());
+    for (const size_t i : tape_.distinct()) found[i] = value_of(tape_.value(i));
+    for (size_t i = 0; i < found.size(); i++)
+      if (tape_.same_as()[i] != i) found[i] = found[tape_.same_as()[i]];
     return true;
   }
 
@@ -162,9 +164,10 @@ class Binding : public hocket::Places, public hocket::BoundStep {
 
   py::object result_of(char kind, int index) const {
     const auto place = static_cast<size_t>(index);
-    if (kind == 'n') return tape_.values()[place].boxed();
+    if (kind == 'n') return tape_.value(place).boxed();
     const auto& tensor = slots_->slots_[place].toTensor();
-    if (kind == 't') return py::cast(tensor);
+    // One that is in no other hands needs no other face.
+    if (kind == 't' || (kind == 'd' && tensor.use_count() == 1)) return py::cast(tensor);
     const auto detached = tensor.detach();
     return kind == 'd' ? py::cast(detached) : py::cast(detached).attr("item")();
   }

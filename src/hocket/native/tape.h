@@ -94,13 +94,10 @@ class Tape {
   // Compute all entries from these leaves; false where that could not be done here, or a guard fails.
   bool evaluate(const std::vector<Number>& leaves) {
     if (!stand_for_one_another(leaves)) divide(leaves);
-    values_.resize(entries_.size(), Number(int64_t{0}));
     made_.clear();
-    for (size_t i = 0; i < entries_.size(); i++) {
+    for (const size_t i : distinct_) {
       const auto& entry = entries_[i];
-      if (entry.same_as != i) {
-        values_[i] = values_[entry.same_as];
-      } else if (entry.sign == 'x') {
+      if (entry.sign == 'x') {
         values_[i] = leaves[static_cast<size_t>(entry.operands[0].index)];
       } else {
         const auto found = entry.sign == ' ' ? ask(entry) : computed(entry);
@@ -109,11 +106,15 @@ class Tape {
       }
     }
     for (const auto& [entry, outcome] : guards_)
-      if (!is(values_[static_cast<size_t>(entry)], outcome.ptr())) return false;
+      if (!is(value(static_cast<size_t>(entry)), outcome.ptr())) return false;
     return true;
   }
 
-  const std::vector<Number>& values() const { return values_; }
+  size_t size() const { return entries_.size(); }
+  const Number& value(size_t entry) const { return values_[same_as_[entry]]; }
+  // The entries that have to be computed, in order, and for each entry the one of them that it equals.
+  const std::vector<size_t>& distinct() const { return distinct_; }
+  const std::vector<uint32_t>& same_as() const { return same_as_; }
 
  private:
   struct Operand {
@@ -124,11 +125,11 @@ class Tape {
     char sign;
     PyObject* function;
     std::vector<Operand> operands;
-    size_t same_as = 0;  // the first entry that computes the same of the same
   };
 
   const Number& value_of(const Operand& operand) const {
-    return (operand.is_entry ? values_ : constants_)[static_cast<size_t>(operand.index)];
+    const auto index = static_cast<size_t>(operand.index);
+    return operand.is_entry ? value(index) : constants_[index];
   }
 
   std::optional<Number> computed(const Entry& entry) const {
@@ -154,7 +155,7 @@ class Tape {
   // A hundred parameters of Adam have one step count: leaves that have had the same value so far are one leaf, and what
   // is computed of them is computed once.
   bool stand_for_one_another(const std::vector<Number>& leaves) const {
-    if (like_.size() != leaves.size()) return false;
+    if (like_.size() != leaves.size() || same_as_.size() != entries_.size()) return false;
     for (size_t i = 0; i < leaves.size(); i++)
       if (like_[i] != i && !leaves[i].same(leaves[like_[i]])) return false;
     return true;
@@ -170,15 +171,19 @@ class Tape {
         if (like_[j] == j && before[j] == before[i] && leaves[j].same(leaves[i])) like_[i] = j;
     }
     std::map<std::vector<uintptr_t>, size_t> first;
+    values_.assign(entries_.size(), Number(int64_t{0}));
+    same_as_.resize(entries_.size());
+    distinct_.clear();
     for (size_t i = 0; i < entries_.size(); i++) {
-      auto& entry = entries_[i];
+      const auto& entry = entries_[i];
       std::vector<uintptr_t> key{static_cast<uintptr_t>(entry.sign), reinterpret_cast<uintptr_t>(entry.function)};
       for (const auto& operand : entry.operands) {
         const auto index = static_cast<size_t>(operand.index);
-        const uintptr_t place = entry.sign == 'x' ? like_[index] : operand.is_entry ? entries_[index].same_as : constant(index);
+        const uintptr_t place = entry.sign == 'x' ? like_[index] : operand.is_entry ? same_as_[index] : constant(index);
         key.insert(key.end(), {operand.is_entry, place});
       }
-      entry.same_as = first.try_emplace(std::move(key), i).first->second;
+      same_as_[i] = static_cast<uint32_t>(first.try_emplace(std::move(key), i).first->second);
+      if (same_as_[i] == i) distinct_.push_back(i);
     }
   }
 
@@ -225,6 +230,8 @@ class Tape {
   std::vector<py::object> kept_;
   std::vector<Number> values_;
   std::vector<size_t> like_;  // of each leaf the first that has had the same value in every step
+  std::vector<uint32_t> same_as_;
+  std::vector<size_t> distinct_;
   std::vector<py::object> made_;
 };
 
