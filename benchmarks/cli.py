@@ -133,6 +133,7 @@ def _add_concurrency(names: Verbs) -> None:
     concurrency.add_argument("--no-compile", action="store_true", help="leave torch.compile out (it takes minutes)")
     concurrency.add_argument("--rounds", type=count, metavar="N", help="blocks of steps of each contender")
     concurrency.add_argument("--report", metavar="DIR", help="draw how many ops run side by side, one picture a step")
+    add_output(concurrency, "the result, after each target, as JSON")
     concurrency.add_argument("target", nargs="*", metavar="TARGET", help="only these, such as mlp or resnet20/64")
 
 
@@ -164,6 +165,9 @@ def _add_fuse(names: Verbs) -> None:
     fuse.add_argument("--steps", type=count, default=7, metavar="N", help="steps of each contender, at least (7)")
     fuse.add_argument("--amp", action="store_true", help="train under autocast to bfloat16")
     fuse.add_argument("--both", action="store_true", help="in single precision, and again under autocast")
+    fuse.add_argument("--optimizer", choices=("sgd", "adam"), default="sgd", help="what updates (sgd, with momentum)")
+    fuse.add_argument("--own-rates", action="store_true", help="each model has a rate and a weight decay of its own")
+    fuse.add_argument("--own-batches", action="store_true", help="each model has a batch of its own")
     fuse.add_argument("--partial", action="append", default=[], metavar="TARGET", help="fuse it block by block, too")
     fuse.add_argument("--no-memory", action="store_true", help="leave the measurement of memory out")
     _add_budget(fuse)

@@ -41,14 +41,17 @@ def concurrency_bench(args: Namespace) -> None:
     """Every way of running a step on these cores, in turn."""
     from benchmarks.concurrency import run
 
+    file = output_file(args.output)
     with Bar("every contender in turn, on each target"):
         result = run(
             quick=args.quick,
+            save=partial(write_so_far, file, "concurrency", complete=False),
             compiled=not args.no_compile,
             rounds=args.rounds,
             targets=tuple(args.target),
             report=args.report,
         )
+    write_so_far(file, "concurrency", result)
     if args.format == "json":
         print_json({"bench": "concurrency", **result})
         return
@@ -136,7 +139,7 @@ def _measured_table(result: dict[str, Any]) -> Table:
 def fuse_bench(args: Namespace) -> None:
     """Training B models at once, every way there is."""
     policy = wait_policy()
-    from benchmarks.fuse import CONTENDERS, run
+    from benchmarks.fuse import CONTENDERS, Training, run
     from benchmarks.fuse.partial import partial as partly
 
     sizes = tuple(args.models) or (1, 2, 4, 8)
@@ -149,6 +152,9 @@ def fuse_bench(args: Namespace) -> None:
             steps=args.steps,
             amp=args.amp,
             both=args.both,
+            optimizer=args.optimizer,
+            own_rates=args.own_rates,
+            own_batches=args.own_batches,
             memory=not args.no_memory,
             contenders=tuple(args.contender) or CONTENDERS,
             budget_s=args.budget_s,
@@ -156,7 +162,7 @@ def fuse_bench(args: Namespace) -> None:
         )
         if args.partial:
             result["partial"] = {
-                name: partly(name, device=args.device, size=max(sizes), steps=args.steps, amp=args.amp)
+                name: partly(name, device=args.device, size=max(sizes), steps=args.steps, training=Training(args.amp))
                 for name in args.partial
             }
     result["wait_policy"] = policy

@@ -10,7 +10,8 @@ Contenders, all in one process, each on a twin of the same job, in turns (`bench
 - ``serial``: native lanes, one lane of all cores, program order;
 - ``s1``, ``s12``, ``s123`` (and ``s1234`` where cores have siblings): the paper's strategies, added in turn;
 - ``lookahead``: the search on top of them; ``phases``: see `hocket.planning.phases`;
-- ``all``: `hocket.schedule`, called as a user calls it: signature, guards and audits included.
+- ``all``: `hocket.schedule`, called as a user calls it: signature and guards included. Of its audits, which take at
+  most 0.25% of a long run, the first ones would be every other step here; they are put off.
 
 The bound is that of the graph that ``all`` runs, from median times of its ops on native lanes, one lane at a time.
 """
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from statistics import mean
@@ -70,6 +72,7 @@ def run(
     targets: tuple[str, ...] = (),
     report: str | os.PathLike[str] | None = None,
     progress: Callable[[str], None] = lambda target: None,
+    save: Callable[[dict[str, Any]], object] = lambda result: None,
 ) -> dict[str, Any]:
     """Measure the small-op steps, and unless `quick` the large-op steps.
 
@@ -80,6 +83,7 @@ def run(
         targets: only these, by name or label (``resnet20`` or ``resnet20/64``).
         report: a directory for pictures of how many ops run side by side (Figure 4 of the paper), one a target.
         progress: called with each target's label before it is measured.
+        save: called with the result so far after each target.
 
     Returns:
         By group and target what `measure` returns, and for each group geometric means over its targets.
@@ -108,6 +112,7 @@ def run(
                 block=block,
                 report=Path(report) if report else None,
             )
+            save(result)
         rows = list(result[group].values())
         if rows:
             result[f"{group}_geomean"] = {
@@ -166,6 +171,7 @@ def measure(
     while not fast.decided:
         fast(fast_job.batch(number))
         number += 1
+    fast._pool.current._auditor.audit.due = sys.maxsize
     contenders["all"] = fast
     found = in_turns(contenders, eager.batch, rounds=rounds, block=block)
     corunning: dict[str, Timeline] = {}
@@ -173,7 +179,7 @@ def measure(
         step = contenders[label]
         if isinstance(step, Executor) or (step is fast and fast.verdict == "planned"):
             step(eager.batch(0))
-            corunning[label] = step.timeline()  # type: ignore[attr-defined]
+            corunning[label] = step.timeline()
     row = _summary(found, fast, machine, len(captured.graph)) | {"compile": notes}
     counts = {label: corunning_of(timeline) for label, timeline in corunning.items()}
     row["corunning"] = {label: {"most": max(found), "mean": mean(found)} for label, found in counts.items() if found}
@@ -285,14 +291,14 @@ def _in_program_order(captured: Captured, lanes: int, width: int, cores: int) ->
 
 
 def _compiled(job: Job, update: bool) -> tuple[Callable[[Any], Any] | None, dict[str, Any]]:
-    """The job's step with its models (and their update) compiled, and what the compiler says it did; None where it fails."""
+    """The job's step with its models (and their update) compiled, and what the compiler says of it; None: it fails."""
     torch._dynamo.utils.counters.clear()
     for model in job.models:
         # Not `model.compile()`: in torch 2.13 it leaves the call as it was and compiles nothing, without a word.
         # Every batch has the same shape; left to guess, it makes dynamic kernels for DCGAN, and fails on them.
         model.forward = torch.compile(model.forward, dynamic=False)
     for optimizer in job.optimizers if update else ():
-        optimizer.step = torch.compile(optimizer.step)  # type: ignore[method-assign]
+        optimizer.step = torch.compile(optimizer.step)  # type: ignore[assignment, method-assign]
     start = perf_counter()
     try:
         for number in range(3):

@@ -10,11 +10,12 @@
     auto           with whatever was timed to be the fastest
     scheduled      the same, and its step by a plan of `hocket.schedule`
     lanes          the loop by such a plan, nothing fused
+    jax            perceptrons by JAX, ``jit(vmap(value_and_grad))`` and its own update, in a process of its own
 
 Throughput is models times steps per second; what counts is the ratio to serial, of blocks of steps taken in turns.
-Where fusing stops paying is the first B at which a ratio falls below one. All models share the batch, as in a search
-over seeds or rates. Memory is what the process grew by (CPU) or the allocator's peak (CUDA), each contender in a
-process of its own.
+Where fusing stops paying is the first B at which a ratio falls below one. Models share the batch, the rate and the
+optimizer's other options, or have their own, as in a search. Memory is what the process grew by (CPU) or the
+allocator's peak (CUDA), each contender in a process of its own.
 
 Source: S. Wang et al., "Horizontally Fused Training Array", MLSys 2021, sections 4 and 5.
 """
@@ -35,14 +36,27 @@ import torch
 
 from benchmarks.budget import Budget
 from benchmarks.fuse import beside, counters
-from benchmarks.fuse.targets import BACKENDS, TARGETS, Target, named, step_of
+from benchmarks.fuse.jax_peer import jax_missing
+from benchmarks.fuse.targets import BACKENDS, OPTIMIZERS, TARGETS, Target, Training, named, step_of
 from benchmarks.fuse.timing import check_device, row_of, timed
 from hocket.errors import InputError
 
-__all__ = ["CONTENDERS", "TARGETS", "Target", "run"]
+__all__ = ["CONTENDERS", "OPTIMIZERS", "TARGETS", "Target", "Training", "run"]
 
-CONTENDERS = ("serial", "channels-last", "processes", "mps", "mig", "vmap", "fused", "auto", "scheduled", "lanes")
-IN_TURNS = ("serial", "channels-last", *BACKENDS, "lanes")  # in this process
+CONTENDERS = (
+    "serial",
+    "channels-last",
+    "processes",
+    "mps",
+    "mig",
+    "vmap",
+    "fused",
+    "auto",
+    "scheduled",
+    "lanes",
+    "jax",
+)
+IN_TURNS = ("serial", "channels-last", *BACKENDS, "lanes", "jax")  # in this process
 MAX_PROCESSES = 8
 PATIENCE_S = 300.0  # for processes side by side to begin, and to end
 
@@ -55,6 +69,9 @@ def run(
     steps: int = 7,
     amp: bool = False,
     both: bool = False,
+    optimizer: str = "sgd",
+    own_rates: bool = False,
+    own_batches: bool = False,
     memory: bool = True,
     contenders: Sequence[str] = CONTENDERS,
     budget_s: float | None = None,
@@ -69,6 +86,9 @@ def run(
         steps: counted steps of each contender, more where they are short; medians are taken.
         amp: train under autocast to bfloat16.
         both: measure everything twice, in single precision and under autocast.
+        optimizer: of `OPTIMIZERS`.
+        own_rates: each model has a rate and a weight decay of its own.
+        own_batches: each model has a batch of its own.
         memory: measure memory too (each contender in a new process).
         contenders: which of `CONTENDERS`; "serial", the baseline, is always among them.
         budget_s: what there is no time for in so many seconds is left out.
@@ -95,30 +115,35 @@ def run(
     left_out = _absent(device, tuple(wanted))
     names = tuple(name for name in wanted if name not in left_out)
     budget = Budget(budget_s)
-    precisions = {"": False, "_amp": True} if both else {"": amp}
-    measured: dict[str, dict[str, Any]] = {key: {name: {} for name in chosen} for key in precisions}
+    under_amp = {"": False, "_amp": True} if both else {"": amp}
+    trainings = {
+        key: Training(each, optimizer=optimizer, own_rates=own_rates, own_batches=own_batches)
+        for key, each in under_amp.items()
+    }
+    measured: dict[str, dict[str, Any]] = {key: {name: {} for name in chosen} for key in trainings}
 
     def result() -> dict[str, Any]:
-        found: dict[str, Any] = {**_where(device), "amp": amp}
+        settings = {"optimizer": optimizer, "own_rates": own_rates, "own_batches": own_batches}
+        found: dict[str, Any] = {**_where(device), "amp": amp, **settings}
         for key, targets in measured.items():
             found[f"targets{key}"] = targets
             found[f"crossover{key}"] = {name: crossover(by_size) for name, by_size in targets.items()}
         return found | {"left_out": left_out | budget.left_out}
 
-    for size, (key, under), (name, target) in product(sizes, precisions.items(), chosen.items()):
-        what = _words(name, size, under)
+    for size, (key, training), (name, target) in product(sizes, trainings.items(), chosen.items()):
+        what = _words(name, size, training.amp)
         with budget.item(what, kind=name, units=size) as begun:
             if begun:
                 try:
                     measured[key][name][str(size)] = _measure(
-                        target, size, device, steps, under, names, left_out, budget.left_s()
+                        target, size, device, steps, training, names, left_out, budget.left_s()
                     )
                 except torch.OutOfMemoryError as error:
                     left_out[what] = f"{what}: {str(error).splitlines()[0]}"
                 save(result())
-    for (key, under), (name, target) in product(precisions.items(), chosen.items()):
+    for (key, training), (name, target) in product(trainings.items(), chosen.items()):
         if memory and measured[key][name]:
-            _add_memory(name, target, measured[key][name], device, under, budget, left_out)
+            _add_memory(name, target, measured[key][name], device, training, budget, left_out)
             save(result())
     return result()
 
@@ -153,9 +178,11 @@ def _where(device: str) -> dict[str, Any]:
 
 def _absent(device: str, wanted: tuple[str, ...]) -> dict[str, str]:
     """What cannot be had here, and why, in one line each."""
-    if device != "cuda":
-        return {name: f"{name}: needs a GPU" for name in ("mps", "mig") if name in wanted}
     found = {}
+    if "jax" in wanted and (why := "jax: is measured on CPUs" if device != "cpu" else jax_missing()):
+        found["jax"] = why
+    if device != "cuda":
+        return found | {name: f"{name}: needs a GPU" for name in ("mps", "mig") if name in wanted}
     if "mps" in wanted and (why := beside.mps_missing()):
         found["mps"] = why
     if "mig" in wanted and not beside.mig_devices():
@@ -170,13 +197,14 @@ def _measure(
     size: int,
     device: str,
     steps: int,
-    amp: bool,
+    training: Training,
     names: tuple[str, ...],
     left_out: dict[str, str],
     left_s: float,
 ) -> dict[str, dict[str, Any]]:
-    here = [name for name in IN_TURNS if name in names and (name != "channels-last" or target.has_images())]
-    in_turn = {name: step_of(name, target, size, device, amp) for name in here}
+    suits = {"channels-last": target.has_images(), "jax": target.entry == "mlp"}
+    here = [name for name in IN_TURNS if name in names and suits.get(name, True)]
+    in_turn = {name: step_of(name, target, size, device, training) for name in here}
     found: dict[str, dict[str, Any]] = {
         name: row_of(times_ms) for name, times_ms in timed(in_turn, device, steps).items()
     }
@@ -190,7 +218,7 @@ def _measure(
     if size <= MAX_PROCESSES:
         for name in names:
             if name in ("processes", "mps", "mig") and name not in left_out:
-                took_s = _beside(name, target, size, device, steps, amp, left_out, left_s)
+                took_s = _beside(name, target, size, device, steps, training, left_out, left_s)
                 if took_s is not None:
                     found[name] = {"step_ms": took_s * 1e3}
     serial_ms = found["serial"]["step_ms"]
@@ -206,7 +234,7 @@ def _beside(
     size: int,
     device: str,
     steps: int,
-    amp: bool,
+    training: Training,
     left_out: dict[str, str],
     left_s: float,
 ) -> float | None:
@@ -220,9 +248,9 @@ def _beside(
             elif name == "mig":
                 environments = [{"CUDA_VISIBLE_DEVICES": uuid} for uuid in beside.mig_devices()]
             patience_s = min(PATIENCE_S, max(1.0, left_s - (perf_counter() - begin)))
-            return beside.side_by_side(target, size, device, steps, amp, environments, patience_s=patience_s)
+            return beside.side_by_side(target, size, device, steps, training, environments, patience_s=patience_s)
     except BrokenBarrierError:
-        what = f"{name}, {_words(target.entry, size, amp)}"
+        what = f"{name}, {_words(target.entry, size, training.amp)}"
         left_out[what] = f"{what}: not done in {perf_counter() - begin:.0f} s, or one of the processes failed"
     except (OSError, subprocess.SubprocessError) as error:
         left_out[name] = f"{name}: its daemon does not start: {str(error).splitlines()[0]}"
@@ -234,21 +262,21 @@ def _add_memory(
     target: Target,
     by_size: dict[str, dict[str, Any]],
     device: str,
-    amp: bool,
+    training: Training,
     budget: Budget,
     left_out: dict[str, str],
 ) -> None:
     single = 0.0
     for size, found in {"1": {"serial": {}}, **by_size}.items():
         for contender, row in found.items():
-            if contender not in IN_TURNS:
+            if contender not in IN_TURNS or contender == "jax":
                 continue
-            what = f"memory of {contender}, {_words(name, int(size), amp)}"
+            what = f"memory of {contender}, {_words(name, int(size), training.amp)}"
             with budget.item(what, kind="memory") as begun:
                 if not begun:
                     continue
                 try:
-                    row["memory_bytes"] = beside.memory_of(contender, target, int(size), device, amp)
+                    row["memory_bytes"] = beside.memory_of(contender, target, int(size), device, training)
                 except Empty:
                     left_out[what] = f"{what}: its process did not end"
                     continue

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.fuse.targets import BACKENDS, TARGETS, Target, step_of
+from benchmarks.fuse.targets import BACKENDS, TARGETS, Target, Training, step_of
 from hocket.fusion import fuse
 from hocket.fusion import optim as fused_optim
 
@@ -43,7 +43,7 @@ def side_by_side(
     size: int,
     device: str,
     steps: int,
-    amp: bool,
+    training: Training,
     environments: Sequence[Mapping[str, str]] = ({},),
     *,
     patience_s: float = 300.0,
@@ -55,7 +55,7 @@ def side_by_side(
         size: how many there are.
         device: "cpu" or "cuda".
         steps: counted steps of each.
-        amp: train under autocast.
+        training: how they are trained.
         environments: variables of the processes, dealt out in turn.
         patience_s: how long they may take to begin, and then to end.
 
@@ -66,7 +66,7 @@ def side_by_side(
     start = context.Barrier(size + 1)
     end = context.Barrier(size + 1)
     workers = [
-        context.Process(target=_one_of_many, args=(target, seed, device, steps, amp, start, end), daemon=True)
+        context.Process(target=_one_of_many, args=(target, seed, device, steps, training, start, end), daemon=True)
         for seed in range(size)
     ]
     with _stopped(workers):
@@ -79,9 +79,10 @@ def side_by_side(
         return (perf_counter() - before) / steps
 
 
-def _one_of_many(target: Target, seed: int, device: str, steps: int, amp: bool, start: Any, end: Any) -> None:
+def _one_of_many(target: Target, seed: int, device: str, steps: int, training: Training, start: Any, end: Any) -> None:
     try:
-        step = step_of("serial", target, 1, device, amp)
+        torch.set_num_threads(1)  # each has one core to itself, as far as there are cores
+        step = step_of("serial", target, 1, device, training, seed)
         for _ in range(WARM_UP):
             step()
         settle(device)
@@ -160,23 +161,23 @@ def _stopped(workers: list[Any]) -> Iterator[None]:
                 worker.terminate()
 
 
-def memory_of(name: str, target: Target, size: int, device: str, amp: bool) -> float:
+def memory_of(name: str, target: Target, size: int, device: str, training: Training) -> float:
     """Peak memory of two steps of a contender, bytes: on a GPU above what is held now, else in a process of its own.
 
     Raises:
         queue.Empty: that process did not end.
     """
     if device == "cuda":
-        return _allocated(name, target, size, amp)
-    return _in_process(_grown, name, target, size, amp)
+        return _allocated(name, target, size, training)
+    return _in_process(_grown, name, target, size, training)
 
 
-def _allocated(name: str, target: Target, size: int, amp: bool) -> float:
+def _allocated(name: str, target: Target, size: int, training: Training) -> float:
     gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    step = step_of(name, target, size, "cuda", amp)
+    step = step_of(name, target, size, "cuda", training)
     for _ in range(2):
         step()
     torch.cuda.synchronize()
@@ -193,7 +194,7 @@ def _in_process(function: Callable[..., None], *args: Any) -> float:
         return float(queue.get(timeout=600))
 
 
-def _grown(queue: Any, name: str, target: Target, size: int, amp: bool) -> None:
+def _grown(queue: Any, name: str, target: Target, size: int, training: Training) -> None:
     """The highest that the process grew by since before the models were made, choosing a backend included.
 
     Libraries and code that are loaded when anything is first trained, or fused, are there before, for each contender:
@@ -201,7 +202,7 @@ def _grown(queue: Any, name: str, target: Target, size: int, amp: bool) -> None:
     """
     x = torch.randn(4, 2, 2)
     small = [nn.Sequential(nn.Conv1d(2, 2, 1), nn.BatchNorm1d(2), nn.Flatten(), nn.Linear(4, 2)) for _ in range(2)]
-    with torch.autocast("cpu", torch.bfloat16, enabled=amp):
+    with torch.autocast("cpu", torch.bfloat16, enabled=training.amp):
         small[0](x).float().sum().backward()
         torch.optim.SGD(small[0].parameters(), lr=0.1, momentum=0.9).step()
         if name in BACKENDS:
@@ -209,10 +210,10 @@ def _grown(queue: Any, name: str, target: Target, size: int, amp: bool) -> None:
             array.losses(nn.functional.mse_loss, x, torch.zeros(4, 2)).backward()
             fused_optim.SGD(array.parameters(), lr=0.1, momentum=0.9).step()
     if name in ("scheduled", "lanes"):
-        step_of(name, TARGETS["mlp-32"], 1, "cpu", amp)
+        step_of(name, TARGETS["mlp-32"], 1, "cpu", training)
     Path("/proc/self/clear_refs").write_text("5")  # the peak is from now on
     before = _status_bytes("VmRSS")
-    step = step_of(name, target, size, "cpu", amp)
+    step = step_of(name, target, size, "cpu", training)
     for _ in range(2):
         step()
     queue.put(max(0.0, _status_bytes("VmHWM") - before))

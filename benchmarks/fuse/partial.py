@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from benchmarks.fuse.targets import named, partly_fused, step_of
+from benchmarks.fuse.targets import SHARED, Training, named, partly_fused, step_of
 from benchmarks.fuse.timing import check_device, row_of, timed
 from hocket.errors import InputError
 
@@ -16,7 +16,7 @@ __all__ = ["blocks_of", "partial"]
 
 
 def partial(
-    target: str, *, device: str = "cpu", size: int = 4, steps: int = 7, amp: bool = False
+    target: str, *, device: str = "cpu", size: int = 4, steps: int = 7, training: Training = SHARED
 ) -> list[dict[str, Any]]:
     """Partial fusion: at first only one block is fused, then one more at a time (HFTA, section 5.4).
 
@@ -25,7 +25,7 @@ def partial(
         device: as of `run`.
         size: B.
         steps: as of `run`.
-        amp: as of `run`.
+        training: how they are trained.
 
     Returns:
         A row for each number of fused blocks: ``fused``, ``separate`` (the blocks' names), ``step_ms``,
@@ -43,9 +43,9 @@ def partial(
     rows: list[dict[str, Any]] = [
         {"fused": number, "separate": list(blocks[number:])} for number in range(1, len(blocks) + 1)
     ]
-    in_turn: dict[str, Callable[[], None]] = {"serial": step_of("serial", chosen, size, device, amp)}
+    in_turn: dict[str, Callable[[], None]] = {"serial": step_of("serial", chosen, size, device, training)}
     for row in rows:
-        in_turn[str(row["fused"])] = partly_fused(chosen, size, device, amp, tuple(blocks[row["fused"] :]))
+        in_turn[str(row["fused"])] = partly_fused(chosen, size, device, training, tuple(blocks[row["fused"] :]))
     times = timed(in_turn, device, steps)
     for row in rows:
         row |= row_of(times[str(row["fused"])])

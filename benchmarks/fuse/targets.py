@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils import _pytree as pytree
 
+from benchmarks.fuse.jax_peer import JaxPeer
 from hocket import zoo
 from hocket.errors import InputError
 from hocket.fusion import fuse
@@ -22,10 +23,62 @@ from hocket.fusion import optim as fused_optim
 from hocket.fusion.model import Array
 from hocket.session import Schedule, schedule
 
-__all__ = ["BACKENDS", "PAPER", "TARGETS", "Target", "named", "partly_fused", "step_of"]
+__all__ = [
+    "BACKENDS",
+    "OPTIMIZERS",
+    "PAPER",
+    "SHARED",
+    "TARGETS",
+    "Target",
+    "Training",
+    "named",
+    "partly_fused",
+    "step_of",
+]
 
 BACKENDS = {"vmap": "vmap", "fused": "rule", "auto": "auto", "scheduled": "auto"}  # of the contenders that fuse
+OPTIMIZERS = ("sgd", "adam")
 NOISE_WIDTH = 100  # of DCGAN's generator
+
+
+@dataclass(frozen=True)
+class Training:
+    """How models are trained.
+
+    Attributes:
+        amp: under autocast to bfloat16.
+        optimizer: "sgd", with momentum, or "adam".
+        own_rates: whether each model has a rate and a weight decay of its own, as in a search.
+        own_batches: whether each model has a batch of its own; else all share one.
+    """
+
+    amp: bool = False
+    optimizer: str = "sgd"
+    own_rates: bool = False
+    own_batches: bool = False
+
+    def __post_init__(self) -> None:
+        if self.optimizer not in OPTIMIZERS:
+            raise InputError(f"bench fuse: optimizer: expected one of {', '.join(OPTIMIZERS)}, got {self.optimizer!r}")
+
+    def rates(self, first: int, size: int) -> tuple[list[float], list[float]]:
+        """Rates and weight decays of these models."""
+        if not self.own_rates:
+            return [1e-3] * size, [0.0] * size
+        numbers = range(first, first + size)
+        return [1e-3 * (1 + n / 8) for n in numbers], [1e-4 * (1 + n % 4) for n in numbers]
+
+    def optimizer_of(self, model: nn.Module, first: int) -> Any:
+        """The optimizer of model number `first`, or of the fused models from that number on."""
+        options: dict[str, Any] = {"lr": 1e-3}
+        if self.optimizer == "sgd":
+            options["momentum"] = 0.9
+        if self.own_rates:
+            rates, decays = self.rates(first, model.num_models if isinstance(model, Array) else 1)
+            own = {"lr": rates, "weight_decay": decays}
+            options |= own if isinstance(model, Array) else {name: values[0] for name, values in own.items()}
+        library: Any = fused_optim if isinstance(model, Array) else torch.optim
+        return {"sgd": library.SGD, "adam": library.Adam}[self.optimizer](model.parameters(), **options)
 
 
 @dataclass(frozen=True)
@@ -49,9 +102,9 @@ class Target:
         """The models of one job."""
         return list(self._job(seed, device).models)
 
-    def batch(self, device: str) -> Any:
-        """A batch, the same for every seed."""
-        batch = self._job(0, device).batch(0)
+    def batch(self, device: str, seed: int = 0) -> Any:
+        """The batch of a seed."""
+        batch = self._job(seed, device).batch(0)
         if self.kind == "classifier" and not (isinstance(batch, tuple) and len(batch) == 2):
             raise InputError(f"bench fuse: {self.entry}: expected a classifier, whose batches are inputs and labels")
         return batch
@@ -89,6 +142,9 @@ PAPER = {
 }
 
 
+SHARED = Training()
+
+
 def named(name: str) -> Target:
     """One of those above, or a zoo entry that classifies, in its own size."""
     return TARGETS.get(name) or PAPER.get(name) or Target(name)
@@ -97,12 +153,11 @@ def named(name: str) -> Target:
 class _Net:
     """A plain model or B fused ones, and its optimizer."""
 
-    def __init__(self, model: Any, amp: bool) -> None:
+    def __init__(self, model: Any, training: Training, first: int = 0) -> None:
         self.model: Any = model
         self.device = next(model.parameters()).device.type
-        self.amp = amp
-        optim = fused_optim if isinstance(model, Array) else torch.optim
-        self.optimizer = optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+        self.amp = training.amp
+        self.optimizer = training.optimizer_of(model, first)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with self._autocast():
@@ -136,11 +191,13 @@ class Step:
         run: takes it.
         arrays: the fused models in it, if there are any.
         schedule: what planned it, if it is run by plan.
+        seconds: takes it and says what it took, where another process does.
     """
 
     run: Callable[[], Any]
     arrays: tuple[Array, ...] = ()
     schedule: Schedule | None = None
+    seconds: Callable[[], float] | None = None
 
     def __call__(self) -> None:
         """Take the step."""
@@ -157,48 +214,67 @@ class Step:
             self.schedule.close()
 
 
-def step_of(name: str, target: Target, size: int, device: str, amp: bool) -> Step:
-    """One training step of B models, by the contender of that name; one that is scheduled has its verdict already."""
-    jobs = [target.models(seed, device) for seed in range(size)]
-    batch = target.batch(device)
+def step_of(name: str, target: Target, size: int, device: str, training: Training = SHARED, first: int = 0) -> Step:
+    """One training step of B models, by the contender of that name; one that is scheduled has its verdict already.
+
+    Args:
+        name: of `benchmarks.fuse.CONTENDERS`.
+        target: what they are.
+        size: B.
+        device: "cpu" or "cuda".
+        training: how they are trained.
+        first: the number of the first model: the seed of its weights, of its own batch and of its own rate.
+
+    Raises:
+        InputError: two models in one job cannot have batches of their own here.
+    """
+    if training.own_batches and target.kind == "gan":
+        raise InputError(f"bench fuse: {target.entry}: is measured with a shared batch only")
+    numbers = range(first, first + size)
+    jobs = [target.models(number, device) for number in numbers]
+    batches = [target.batch(device, number if training.own_batches else 0) for number in numbers]
     if name == "channels-last":
         layout: Any = {"memory_format": torch.channels_last}
         jobs = [[model.to(**layout) for model in models] for models in jobs]
-        batch = pytree.tree_map_only(Tensor, lambda each: each.contiguous(**layout) if each.ndim == 4 else each, batch)
+        batches = pytree.tree_map_only(Tensor, lambda x: x.contiguous(**layout) if x.ndim == 4 else x, batches)
+    if name == "jax":
+        models, pairs = [model for (model,) in jobs], batches if training.own_batches else batches[:1]
+        peer = JaxPeer(models, pairs, training.optimizer, *training.rates(first, size))
+        return Step(peer.seconds, seconds=peer.seconds)
+    train = _trainer(target)
     if name in ("serial", "channels-last", "lanes"):
-        loop = [[_Net(model, amp) for model in models] for models in jobs]
-        train = _trainer(target)
+        loop = [[_Net(model, training, n) for model in models] for n, models in zip(numbers, jobs, strict=True)]
 
-        def one_after_another(batch: Any) -> list[Tensor]:
-            return [train(nets, batch) for nets in loop]
+        def one_after_another(batches: list[Any]) -> list[Tensor]:
+            return [train(nets, batch) for nets, batch in zip(loop, batches, strict=True)]
 
         if name == "lanes":
-            return _scheduled(one_after_another, [net for nets in loop for net in nets], batch)
-        return Step(lambda: one_after_another(batch))
+            return _scheduled(one_after_another, [net for nets in loop for net in nets], batches)
+        return Step(lambda: one_after_another(batches))
     # A discriminator sees the same real images in all models, and other generated ones in each: that is seen by shape.
-    shared = None if target.kind == "gan" else True
+    shared = None if target.kind == "gan" else not training.own_batches
     fused = [fuse(list(models), backend=BACKENDS[name], shared=shared) for models in zip(*jobs, strict=True)]
-    nets = [_Net(model, amp) for model in fused]
-    step = partial(_trainer(target), nets)
+    nets = [_Net(model, training, first) for model in fused]
+    batch = pytree.tree_map(lambda *each: torch.stack(each), *batches) if training.own_batches else batches[0]
+    step = partial(train, nets)
     if name == "scheduled":
         return _scheduled(step, nets, batch, tuple(fused))
     return Step(lambda: step(batch), tuple(fused))
 
 
 def _scheduled(step: Callable[[Any], Any], nets: list[_Net], batch: Any, arrays: tuple[Array, ...] = ()) -> Step:
-    """A step by the plan that `hocket.schedule` decides on, or as it is if none is faster."""
-    fast = schedule(step, [net.model for net in nets], [net.optimizer for net in nets])
+    """A step as `hocket.schedule` makes it, once that has decided."""
+    fast = schedule(step, [net.model for net in nets], [net.optimizer for net in nets], cache=False)
     while not fast.decided:
         fast(batch)
-    planned = fast.candidate.executor if fast.verdict == "planned" and fast.candidate else step
-    return Step(lambda: planned(batch), arrays, fast)
+    return Step(lambda: fast(batch), arrays, fast)
 
 
-def partly_fused(target: Target, size: int, device: str, amp: bool, separate: tuple[str, ...]) -> Step:
+def partly_fused(target: Target, size: int, device: str, training: Training, separate: tuple[str, ...]) -> Step:
     """One training step of B models of which some blocks stay separate."""
     jobs = [target.models(seed, device)[0] for seed in range(size)]
     array = fuse(jobs, backend="rule", shared=True, separate=separate)
-    train, nets, batch = _trainer(target), [_Net(array, amp)], target.batch(device)
+    train, nets, batch = _trainer(target), [_Net(array, training)], target.batch(device)
     return Step(lambda: train(nets, batch))
 
 

@@ -7,6 +7,7 @@ import os
 import threading
 from pathlib import Path
 from queue import Empty
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from benchmarks import fuse as bench
 from benchmarks.budget import Budget
 from benchmarks.fuse import beside, counters, targets, timing
 from benchmarks.fuse.partial import blocks_of, partial
-from benchmarks.fuse.targets import Target
+from benchmarks.fuse.targets import Target, Training
 from hocket.errors import InputError
 
 _TINY = (("width", 64), ("depth", 1), ("steps", 4), ("vocab", 20))
@@ -78,7 +79,7 @@ def test_a_loop_with_channels_last_is_a_contender_where_there_are_images():
 def test_scheduled_contenders_have_their_verdict_and_train(name, target):
     if target.entry == "bert-medium":
         pytest.importorskip("transformers")
-    step = targets.step_of(name, target, 2, "cpu", amp=False)
+    step = targets.step_of(name, target, 2, "cpu")
     assert step.schedule is not None
     assert step.schedule.decided
     assert "x of eager's time" in step.schedule.why, "it was captured, computes what eager computes, and was timed"
@@ -123,7 +124,7 @@ def test_processes_and_memory_are_measured_in_processes_of_their_own():
 def test_memory_is_compared_with_the_sum_of_the_singles(monkeypatch):
     needs = {("serial", 1): 100.0, ("serial", 4): 380.0, ("fused", 4): 300.0}
 
-    def memory_of(name, target, size, device, amp):
+    def memory_of(name, target, size, device, training):
         if (name, size) not in needs:
             raise Empty
         return needs[name, size]
@@ -131,7 +132,7 @@ def test_memory_is_compared_with_the_sum_of_the_singles(monkeypatch):
     monkeypatch.setattr(beside, "memory_of", memory_of)
     rows = {"4": {"serial": {}, "fused": {}, "vmap": {}, "processes": {}}}
     left_out: dict[str, str] = {}
-    bench._add_memory("mlp-32", TINY["mlp-32"], rows, "cpu", False, Budget(), left_out)
+    bench._add_memory("mlp-32", TINY["mlp-32"], rows, "cpu", Training(), Budget(), left_out)
     assert left_out == {"memory of vmap, mlp-32, 4 models": "memory of vmap, mlp-32, 4 models: its process did not end"}
     assert rows["4"]["vmap"] == {}
     assert rows["4"]["fused"] == {"memory_bytes": 300.0, "memory_to_singles": 0.75}
@@ -166,33 +167,63 @@ def test_what_does_not_fit_into_memory_is_named_and_the_rest_goes_on(monkeypatch
 def test_processes_that_fail_or_hang_hold_nobody_up():
     wrong = Target("mlp", 4, (("width", 0),))
     left_out: dict[str, str] = {}
-    assert bench._beside("processes", wrong, 1, "cpu", 1, False, left_out, 60.0) is None
+    assert bench._beside("processes", wrong, 1, "cpu", 1, Training(), left_out, 60.0) is None
     assert list(left_out) == ["processes, mlp, 1 models"]
     with pytest.raises(threading.BrokenBarrierError):
-        beside.side_by_side(TINY["mlp-32"], 1, "cpu", 1, False, patience_s=0.1)
+        beside.side_by_side(TINY["mlp-32"], 1, "cpu", 1, Training(), patience_s=0.1)
 
 
-def test_fused_steps_train_as_serial_ones_do(monkeypatch):
+@pytest.mark.parametrize(
+    "training", [Training(), Training(optimizer="adam", own_rates=True, own_batches=True), Training(own_rates=True)]
+)
+def test_fused_steps_train_as_serial_ones_do(monkeypatch, training):
     """The bench must compare the same work: parameters after two steps, for each kind of target."""
     nets: list = []
     right = targets._Net
 
-    def kept(model: nn.Module, amp: bool):
+    def kept(model: nn.Module, *settings: Any):
         nets.append(model.double())
-        return right(model, amp)
+        return right(model, *settings)
 
     monkeypatch.setattr(targets, "_Net", kept)
     target = TINY["pointnet-seg"]
-    inputs, labels = target.batch("cpu")
-    monkeypatch.setattr(Target, "batch", lambda self, device: (inputs.double(), labels))
+    batches = [target.batch("cpu", seed) for seed in range(2)]
+    assert not torch.equal(batches[0][0], batches[1][0])
+
+    def batch(self, device, seed=0):
+        return batches[seed][0].double(), batches[seed][1]
+
+    monkeypatch.setattr(Target, "batch", batch)
     for name in ("serial", "fused"):
-        step = targets.step_of(name, target, 2, "cpu", amp=False)
+        step = targets.step_of(name, target, 2, "cpu", training)
         step()
         step()
     *plain, array = nets
     for fused, single in zip(array.unfuse(), plain, strict=True):
         for key, tensor in single.state_dict().items():
             torch.testing.assert_close(fused.state_dict()[key], tensor, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "training", [Training(own_rates=True), Training(optimizer="adam", own_rates=True, own_batches=True)]
+)
+def test_jax_trains_as_torch_does(monkeypatch, training):
+    pytest.importorskip("jax")
+    nets: list[nn.Module] = []
+    right = targets._Net
+    monkeypatch.setattr(targets, "_Net", lambda model, *rest: nets.append(model) or right(model, *rest))
+    target = TINY["mlp-32"]
+    loop, theirs = (targets.step_of(name, target, 3, "cpu", training) for name in ("serial", "jax"))
+    for _ in range(4):
+        loop()
+        assert theirs.seconds() > 0
+    peer = theirs.seconds.__self__
+    for layer, (weight, bias) in enumerate(peer.weights()):
+        for number, model in enumerate(nets):
+            linear = model[2 * layer]
+            torch.testing.assert_close(torch.tensor(weight[number]), linear.weight.detach(), rtol=1e-4, atol=1e-6)
+            torch.testing.assert_close(torch.tensor(bias[number]), linear.bias.detach(), rtol=1e-4, atol=1e-6)
+    peer.close()
 
 
 @pytest.mark.parametrize(
@@ -272,7 +303,7 @@ def test_the_mps_daemon_is_started_and_stopped(tools):
 def test_an_mps_daemon_that_does_not_start_is_one_line(tools):
     script(tools, beside.MPS, "exit 3")
     left_out: dict[str, str] = {}
-    assert bench._beside("mps", TINY["mlp-32"], 1, "cpu", 1, False, left_out, 60.0) is None
+    assert bench._beside("mps", TINY["mlp-32"], 1, "cpu", 1, Training(), left_out, 60.0) is None
     assert left_out["mps"].startswith("mps: its daemon does not start: ")
     assert "\n" not in left_out["mps"]
 

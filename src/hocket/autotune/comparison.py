@@ -34,7 +34,8 @@ class StepComparison:
 
     Attributes:
         eager_ms: times of eager steps.
-        candidates: all plans that took part, with the times of their steps.
+        candidates: all plans that took part, with the times of their steps. The first is the best one, which was
+            timed in turns with these eager steps to the end; what left earlier may have met another machine.
         low, high: the interval of the speedup of the best one.
         co_runs: pairs of ops that ran side by side in the best plan that has such, as they were measured.
     """
@@ -47,7 +48,7 @@ class StepComparison:
 
     @property
     def best(self) -> Candidate:
-        return min(self.candidates, key=rank_of)
+        return self.candidates[0]
 
     @property
     def speedup(self) -> float:
@@ -91,7 +92,8 @@ def compare_steps(
         replace(candidate, steps_ms=tuple(times), timelines=tuple(lines))
         for candidate, times, lines in zip(candidates, steps_ms, timelines, strict=True)
     )
-    return StepComparison(tuple(eager_ms), measured, low, high)
+    others = sorted((one for number, one in enumerate(measured) if number != best), key=rank_of)
+    return StepComparison(tuple(eager_ms), (measured[best], *others), low, high)
 
 
 def take_turn(candidate: Candidate | None, after_each: Callable[[], None]) -> Generator[TimedStep, float, list[float]]:

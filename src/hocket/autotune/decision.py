@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from hocket.adaptation import CoRun
-from hocket.autotune.candidate import Candidate, rank_of
+from hocket.autotune.candidate import Candidate
 
 __all__ = ["UNDECIDED", "Decision", "Verdict"]
 
@@ -35,7 +35,7 @@ class Decision:
         speedup: of the best plan over eager, by lower quartiles of their steps in turns; None where none was timed.
         low, high: the interval of the speedup (19 of 20 resamplings).
         best: the plan that runs; None: eager does.
-        candidates: all plans that were compared, with the times of their steps.
+        candidates: all plans that were compared, with the times of their steps, the best one first.
         eager_ms: the times of eager's steps.
         co_runs: pairs of ops that ran side by side, as they were measured.
         is_recalled: it was made in an earlier search, and met again.
@@ -59,7 +59,7 @@ class Decision:
     @property
     def candidate(self) -> Candidate | None:
         """The plan that runs, or would be the best one to run."""
-        return self.best or min(self.candidates, key=rank_of, default=None)
+        return self.best or next(iter(self.candidates), None)
 
     @property
     def expected_ms(self) -> float:

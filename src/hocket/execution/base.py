@@ -96,13 +96,14 @@ class Executor(ABC):
     def direct(self, conditions: Sequence[Any], num_calls: int) -> Any:
         """Whole steps as native calls, each under these native conditions; None where that cannot be.
 
-        What is returned is called like the executor. It answers NotImplemented, with nothing changed, where the step has
-        to go the usual way, and after `num_calls`; its ``times_ms()`` are what the calls took.
+        What is returned is called like the executor. It answers NotImplemented, with nothing changed, where the step
+        has to go the usual way, and after `num_calls`; its ``times_ms()`` are what the calls took.
         """
         return None
 
     def annotate(self, error: BaseException) -> None:
         """Note in an error of a direct call which op it came from."""
+        assert self.direct((), 0) is None, "an executor with direct calls knows their ops"
 
     @abstractmethod
     def run(self, frame: Any) -> None:

@@ -137,13 +137,11 @@ class CriticalPath(Planner):
         streams = streams_of(graph, durations, self.max_streams, updates_last=wired)  # updates wait for transfers
         consider(self._plans(graph, costs, device, streams))
         if graph.buffers:  # in another order a plan may hold less
-            for order in (
-                step_order(graph, streams.backbone.ops, updates_last=True),
-                graph.order,
-                min_memory_order(graph),
-            ):
-                other = replace(streams, order=order)
-                consider(self._plans(graph, costs, device, other, keep_order=True))
+            backbone_first = step_order(graph, streams.backbone.ops, updates_last=True)
+            others = dict.fromkeys((backbone_first, graph.order, min_memory_order(graph)))
+            others.pop(streams.order, None)
+            for order in others:
+                consider(self._plans(graph, costs, device, replace(streams, order=order), keep_order=True))
         if device.kind == "cuda" and self.methods == METHODS and self.levels == "auto":
             consider(_simpler(graph, device, streams))
         if chosen is None:

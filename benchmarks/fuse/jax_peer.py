@@ -1,0 +1,158 @@
+"""What a user with many small models could take instead: the same perceptrons in JAX, ``jit(vmap(value_and_grad))``.
+
+JAX has a process of its own, since its threads and torch's would get in each other's way. That process times its steps
+itself: what a pipe takes is not part of a step.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import multiprocessing
+from collections.abc import Sequence
+from functools import partial
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from hocket.errors import InputError
+
+__all__ = ["JaxPeer", "jax_missing"]
+
+PATIENCE_S = 120.0  # for the first step, which is compiled
+BETAS, EPS, MOMENTUM = (0.9, 0.999), 1e-8, 0.9
+
+
+def jax_missing() -> str:
+    """Why JAX cannot be measured here; empty where it can."""
+    return "" if importlib.util.find_spec("jax") else "jax: is not installed: pip install -e '.[jax]'"
+
+
+class JaxPeer:
+    """A process that trains B perceptrons by JAX.
+
+    Args:
+        models: the perceptrons, linear layers with ReLU between them; their weights are where JAX begins.
+        batches: inputs ``(N, width)`` and labels ``(N,)``: one pair for all models, or one for each.
+        optimizer: "sgd", with momentum, or "adam", as torch's are.
+        rates, decays: of each model.
+
+    Raises:
+        InputError: a model is no such perceptron.
+        RuntimeError: the process ended, or did not answer.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[nn.Module],
+        batches: Sequence[tuple[Any, Any]],
+        optimizer: str,
+        rates: Sequence[float],
+        decays: Sequence[float],
+    ) -> None:
+        layers = [_layers_of(model) for model in models]
+        stacked = [
+            (np.stack([w for w, _ in each]), np.stack([b for _, b in each])) for each in zip(*layers, strict=True)
+        ]
+        x, y = (np.stack([np.asarray(pair[part]) for pair in batches]) for part in range(2))
+        data = (x[0], y[0]) if len(batches) == 1 else (x, y)
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        options = (optimizer, np.asarray(rates, np.float32), np.asarray(decays, np.float32))
+        self._process = context.Process(target=_serve, args=(theirs, stacked, data, len(batches) > 1, *options))
+        self._process.daemon = True
+        self._process.start()
+        theirs.close()
+
+    def seconds(self) -> float:
+        """One training step, and what it took in its own process."""
+        return float(self._ask("step"))
+
+    def weights(self) -> list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
+        """Weight ``(B, out, in)`` and bias ``(B, out)`` of each layer, as they are now."""
+        found: list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]] = self._ask("weights")
+        return found
+
+    def close(self) -> None:
+        """End the process."""
+        self._pipe.close()
+        self._process.join(timeout=10)
+        if self._process.is_alive():
+            self._process.terminate()
+
+    def _ask(self, what: str) -> Any:
+        self._pipe.send(what)
+        if not self._pipe.poll(PATIENCE_S):
+            raise RuntimeError("jax: its process does not answer")
+        try:
+            return self._pipe.recv()
+        except EOFError:
+            raise RuntimeError("jax: its process ended") from None
+
+
+def _layers_of(model: nn.Module) -> list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
+    parts = list(model.children())
+    if not all(isinstance(part, (nn.Linear, nn.ReLU)) for part in parts) or not isinstance(model, nn.Sequential):
+        raise InputError(f"bench fuse: jax: expected linear layers and ReLU, got {type(model).__name__}")
+    linear = [part for part in parts if isinstance(part, nn.Linear)]
+    return [(part.weight.detach().numpy(), part.bias.detach().numpy()) for part in linear]
+
+
+def _serve(pipe: Any, weights: Any, data: Any, own_batches: bool, optimizer: str, rates: Any, decays: Any) -> None:
+    import jax
+    from jax import numpy as jnp
+
+    def loss(weights: Any, x: Any, y: Any) -> Any:
+        for weight, bias in weights[:-1]:
+            x = jax.nn.relu(x @ weight.T + bias)
+        weight, bias = weights[-1]
+        scores = jax.nn.log_softmax(x @ weight.T + bias)
+        return -jnp.take_along_axis(scores, y[:, None], 1).mean()
+
+    each = 0 if own_batches else None
+    losses_and_gradients = jax.vmap(jax.value_and_grad(loss), in_axes=(0, each, each))
+
+    def of_models(values: Any, like: Any) -> Any:
+        return values.reshape((-1,) + (1,) * (like.ndim - 1))
+
+    def sgd(weight: Any, gradient: Any, state: Any, count: Any) -> Any:
+        (buffer,) = state
+        buffer = jnp.where(count == 1, gradient, MOMENTUM * buffer + gradient)
+        return weight - of_models(rates, weight) * buffer, (buffer,)
+
+    def adam(weight: Any, gradient: Any, state: Any, count: Any) -> Any:
+        first, second = state
+        first = BETAS[0] * first + (1 - BETAS[0]) * gradient
+        second = BETAS[1] * second + (1 - BETAS[1]) * gradient**2
+        root = jnp.sqrt(second / (1 - BETAS[1] ** count)) + EPS
+        return weight - of_models(rates, weight) * (first / (1 - BETAS[0] ** count)) / root, (first, second)
+
+    update = {"sgd": sgd, "adam": adam}[optimizer]
+
+    @partial(jax.jit, donate_argnums=(0, 1))
+    def step(weights: Any, states: Any, count: Any, x: Any, y: Any) -> Any:
+        losses, gradients = losses_and_gradients(weights, x, y)
+        leaves, tree = jax.tree.flatten(weights)
+        decayed = [g + of_models(decays, w) * w for g, w in zip(jax.tree.leaves(gradients), leaves, strict=True)]
+        updated = [update(w, g, s, count) for w, g, s in zip(leaves, decayed, states, strict=True)]
+        return jax.tree.unflatten(tree, [w for w, _ in updated]), [s for _, s in updated], losses
+
+    weights = jax.tree.map(jnp.asarray, weights)
+    kinds = {"sgd": 1, "adam": 2}[optimizer]
+    states = [tuple(jnp.zeros_like(leaf) for _ in range(kinds)) for leaf in jax.tree.leaves(weights)]
+    x, y = (jnp.asarray(part) for part in data)
+    count = 0
+    while True:
+        try:
+            asked = pipe.recv()
+        except EOFError:
+            return
+        if asked == "weights":
+            pipe.send([(np.asarray(weight), np.asarray(bias)) for weight, bias in weights])
+            continue
+        count += 1
+        begin = perf_counter()
+        weights, states, losses = step(weights, states, float(count), x, y)
+        jax.block_until_ready((weights, losses))
+        pipe.send(perf_counter() - begin)
