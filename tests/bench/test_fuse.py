@@ -174,9 +174,15 @@ def test_processes_that_fail_or_hang_hold_nobody_up():
 
 
 @pytest.mark.parametrize(
-    "training", [Training(), Training(optimizer="adam", own_rates=True, own_batches=True), Training(own_rates=True)]
+    ("name", "training"),
+    [
+        ("pointnet-seg", Training()),
+        ("pointnet-seg", Training(own_rates=True)),
+        # Adam makes much of a gradient that is all rounding, as that of a bias before a batch norm: not in this net.
+        ("mlp-32", Training(optimizer="adam", own_rates=True, own_batches=True)),
+    ],
 )
-def test_fused_steps_train_as_serial_ones_do(monkeypatch, training):
+def test_fused_steps_train_as_serial_ones_do(monkeypatch, name, training):
     """The bench must compare the same work: parameters after two steps, for each kind of target."""
     nets: list = []
     right = targets._Net
@@ -186,7 +192,7 @@ def test_fused_steps_train_as_serial_ones_do(monkeypatch, training):
         return right(model, *settings)
 
     monkeypatch.setattr(targets, "_Net", kept)
-    target = TINY["pointnet-seg"]
+    target = TINY[name]
     batches = [target.batch("cpu", seed) for seed in range(2)]
     assert not torch.equal(batches[0][0], batches[1][0])
 
@@ -194,8 +200,8 @@ def test_fused_steps_train_as_serial_ones_do(monkeypatch, training):
         return batches[seed][0].double(), batches[seed][1]
 
     monkeypatch.setattr(Target, "batch", batch)
-    for name in ("serial", "fused"):
-        step = targets.step_of(name, target, 2, "cpu", training)
+    for contender in ("serial", "fused"):
+        step = targets.step_of(contender, target, 2, "cpu", training)
         step()
         step()
     *plain, array = nets
