@@ -73,10 +73,10 @@ class StepPlanner(Dispatcher):
             is_own, ready = self._ready_plans[known]
             if ready is not None:
                 return ready(fn, [Stacked(inputs) if is_own else inputs], targets)
-            return per_model_loss(fn, self(inputs), targets, self.num_models)
+            return per_model_loss(fn, self(inputs), targets, self.num_models, self.model_axis)
         args, kwargs = _arguments(inputs)
         if not self._may_go(args, kwargs, targets):
-            return per_model_loss(fn, self(*args, **kwargs), targets, self.num_models)
+            return per_model_loss(fn, self(*args, **kwargs), targets, self.num_models, self.model_axis)
         key = self._kind(fn, args, kwargs, targets)
         if key not in self._plans:
             if len(self._plans) >= MAX_KINDS:
@@ -89,7 +89,7 @@ class StepPlanner(Dispatcher):
             self._ready_plans[known] = own[0], run
         if run is not None:
             return run(fn, values, targets)
-        return per_model_loss(fn, self(*args, **kwargs), targets, self.num_models)
+        return per_model_loss(fn, self(*args, **kwargs), targets, self.num_models, self.model_axis)
 
     def _known_go(self, fn: Callable[..., Any], inputs: Any, targets: tuple[Any, ...]) -> Any:
         """What a choice depends on, where all is tensors and nobody watches; else None."""
@@ -163,7 +163,9 @@ class StepPlanner(Dispatcher):
             won.append(self.choices[-1].winner)
             return large
         with self._no_trace(fn):
-            losses = per_model_loss(fn, self(*args, **kwargs), targets, self.num_models)  # a user's error shows here
+            losses = per_model_loss(
+                fn, self(*args, **kwargs), targets, self.num_models, self.model_axis
+            )  # a user's error shows here
         program = self._program(call, values, shapes, own)  # the call above may have found that there is none
         params = [param for param in self.all_parameters() if param.requires_grad]
         if program is None or not _end_at(losses, params) or copies.are_written():
@@ -172,7 +174,9 @@ class StepPlanner(Dispatcher):
         runs = self._runs(program)
         with self._no_trace(fn):
             contenders = {
-                "whole": make_pass(lambda: per_model_loss(fn, self(*args, **kwargs), targets, self.num_models), params)
+                "whole": make_pass(
+                    lambda: per_model_loss(fn, self(*args, **kwargs), targets, self.num_models, self.model_axis), params
+                )
             }
             contenders |= those_that_run(
                 {name: make_pass(partial(run, fn, values, targets), params) for name, run in runs.items()}

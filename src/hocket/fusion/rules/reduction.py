@@ -75,9 +75,10 @@ def reduce(context: OpContext, input: Any, *args: Any, **kwargs: Any) -> Any:
             tensor = tensor.unsqueeze(1)
         if kwargs.get("keepdim") or rest:
             return NotImplemented
+        function = getattr(torch, name) if isinstance(context.target, torch._ops.OpOverload) else context.target
         if name in SEVERAL:
-            return Stacked(context.target(tensor, tuple(range(1, tensor.ndim)), **kwargs))
-        flat = context.target(tensor.flatten(1), 1, **kwargs)
+            return Stacked(function(tensor, tuple(range(1, tensor.ndim)), **kwargs))
+        flat = function(tensor.flatten(1), 1, **kwargs)
         return Stacked(flat if isinstance(flat, Tensor) else flat[0])
     if isinstance(axes, (tuple, list)):
         axes = tuple(axes)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hocket.fusion.rules.base import OpContext, rule
-from hocket.fusion.stacked import Stacked, fold, is_stacked, unfold, with_model_dim
+from hocket.fusion.stacked import Stacked, fold, is_stacked, map_tree, unfold, with_model_dim
 
 __all__ = ["shifted"]
 
@@ -60,6 +60,8 @@ def shifted(axes: Any) -> Any:
 @rule(*AXES)
 def axis_op(context: OpContext, input: Any, *args: Any, **kwargs: Any) -> Any:
     """Any op in `AXES`."""
+    if context.name == "flip" and len(args) > 1:  # x.flip(3, 2)
+        args = (args,)
     positional = [input.tensor, *args]
     for position, keyword, default in AXES[context.name]:
         if position < len(positional):
@@ -82,12 +84,8 @@ def _called(context: OpContext, positional: list[Any], kwargs: dict[str, Any]) -
 
 
 def wrapped(result: Any) -> Any:
-    """Tensors in a result, stacked; a named tuple (of ``sort`` or ``max``) becomes a plain one."""
-    if isinstance(result, Tensor):
-        return Stacked(result)
-    if isinstance(result, (tuple, list)):
-        return tuple(map(wrapped, result))
-    return result
+    """Tensors in a result, stacked; a named tuple (of ``sort`` or ``max``) stays one."""
+    return map_tree(result, lambda value: Stacked(value) if isinstance(value, Tensor) else value)
 
 
 def _sizes(first: Any, rest: tuple[Any, ...]) -> tuple[int, ...]:
