@@ -90,7 +90,7 @@ class FusedProgram:
                 if backend != "shared" or not step.used:
                     step.used = backend if is_stacked(result) or backend == "separate" else step.used or "shared"
                 if backend == "loop" and not self.has_per_model:
-                    self.has_per_model = _holds_per_model(result)
+                    self.has_per_model = bool(_per_model(result))
                 return result
             if backend == "rule":
                 warn_without_rule(self.owner, step)
@@ -98,9 +98,10 @@ class FusedProgram:
 
     def backends_for(self, step: Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
         """What can compute a step for these arguments: values that are not stacked leave it to the loop, mostly."""
-        if not self.has_per_model or not _holds_per_model((args, kwargs)):
+        own = _per_model((args, kwargs)) if self.has_per_model else []
+        if not own:
             return list(step.backends)
-        can_rule = step.takes_numbers and not _holds_per_model(kwargs)
+        can_rule = step.takes_numbers and not _per_model(kwargs) and all(each.are_numbers for each in own)
         return [backend for backend in step.backends if backend != "vmap" and (backend != "rule" or can_rule)]
 
     def _writable(
@@ -136,10 +137,11 @@ class FusedProgram:
         return Stacked(with_model_dim(value, self.owner.num_models).clone())
 
 
-def _holds_per_model(tree: Any) -> bool:
-    found: list[bool] = []
-    map_tree(tree, lambda value: found.append(isinstance(value, PerModel)))
-    return any(found)
+def _per_model(tree: Any) -> list[PerModel]:
+    """What there is in a tree of arguments that each model has of its own and is not stacked."""
+    found: list[PerModel] = []
+    map_tree(tree, lambda value: found.append(value) if isinstance(value, PerModel) else None)
+    return found
 
 
 def _filled(tree: Any, values: list[Any]) -> Any:
@@ -218,9 +220,8 @@ def make_program(owner: Owner, traced: Traced) -> FusedProgram:
             step.write = writes.get(node)
             step.dead = [places[used] for used in node.all_input_nodes if last_use[used] is node]
             program.steps.append(step)
-    program.has_per_model = _holds_per_model(
-        ([(step.args, step.kwargs) for step in program.steps], [value for _, value in program.constants])
-    )
+    arguments = [(step.args, step.kwargs) for step in program.steps]
+    program.has_per_model = bool(_per_model((arguments, [value for _, value in program.constants])))
     return program
 
 

@@ -86,8 +86,8 @@ class PerModel:
 
     @property
     def are_numbers(self) -> bool:
-        """Whether every value is an int or a float."""
-        return all(type(value) in (int, float) for value in self.values)
+        """Whether all values are ints, or all are floats."""
+        return {type(value) for value in self.values} in ({int}, {float})
 
     def stacked(self, dtype: torch.dtype, device: torch.device) -> Stacked:
         """Numbers as one tensor ``(B,)``."""
