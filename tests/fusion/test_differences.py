@@ -204,7 +204,7 @@ def test_what_a_symbolic_trace_would_pass_over(make, backend):
     check(made(make, 3), torch.randn(5, 4, dtype=D), shared=True, backend=backend)
 
 
-DRAWS = [lambda: torch.rand(4), random.random, np.random.rand]  # noqa: NPY002
+DRAWS = [lambda: torch.rand(4), random.random, np.random.rand]
 
 
 @pytest.mark.parametrize("draw", DRAWS)

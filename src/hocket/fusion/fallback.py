@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from hocket.errors import InputError
 from hocket.fusion.constants import joined
-from hocket.fusion.stacked import Stacked, part
+from hocket.fusion.stacked import Stacked, part, unwrap
 
 __all__ = ["loop", "stack_parts", "vmap"]
 
@@ -25,6 +25,13 @@ def vmap(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
     """
     leaves, spec = pytree.tree_flatten((args, kwargs), is_leaf=lambda value: isinstance(value, Stacked))
     places = [index for index, leaf in enumerate(leaves) if isinstance(leaf, Stacked)]
+    if not places:
+        raise ValueError("nothing differs between the models")
+    tensors = [unwrap(leaf) for leaf in leaves if isinstance(leaf, (Stacked, Tensor))]
+    if torch.is_autocast_enabled(tensors[0].device.type):
+        raise ValueError("vmap takes linear layers apart before autocast sees them")
+    if len({tensor.dtype for tensor in tensors}) > 1 and any(leaves[place].ndim == 0 for place in places):
+        raise ValueError("under vmap, numbers without axes change the type of a result as tensors with axes do")
     out_spec: Any = None
     is_tensor: list[bool] = []
     plain: list[Any] = []

@@ -214,10 +214,8 @@ def _promoted(values: tuple[Any, ...]) -> tuple[Any, ...]:
     for value, rank in zip(values, ranks, strict=True):
         if isinstance(value, PerModel):
             value = value.stacked(torch.result_type(probe, value.values[0]), device)
-        elif rank == 0 and isinstance(value, Tensor) and among is None:
-            value = value.reshape(1)
-        elif rank == 0 and isinstance(value, Stacked) and among is not None:
-            changes = torch.promote_types(among, value.tensor.dtype) != probe.dtype
+        elif rank == 0 and isinstance(value, Stacked) and value.tensor.dtype != torch.bool:
+            changes = among is None or torch.promote_types(among, value.tensor.dtype) != probe.dtype
             value = Stacked(value.tensor.to(probe.dtype)) if changes else value
         found.append(value)
     return tuple(found)
