@@ -147,6 +147,17 @@ class Remembers(Calls):
         return out
 
 
+class CountsBehindShapes(Calls):
+    """Changes what it reads where torch.fx cannot follow, and torch.export puts attributes back."""
+
+    calls = 0
+
+    def forward(self, x):
+        rows, _ = x.shape
+        self.calls += 1
+        return (self.fc(x) if rows > 3 else x) * self.calls
+
+
 class Keeps(Calls):
     """Leaves a value in an attribute that it never reads."""
 
@@ -156,7 +167,7 @@ class Keeps(Calls):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("kind", [Counts, Remembers, Keeps])
+@pytest.mark.parametrize("kind", [Counts, CountsBehindShapes, Remembers, Keeps])
 def test_a_forward_with_a_memory_keeps_it(kind, backend):
     check(made(lambda: kind(None), 3), torch.randn(5, 4, dtype=D), shared=True, backend=backend, steps=4)
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from hocket.errors import InputError
 from hocket.fusion.constants import is_same
+from hocket.fusion.python_state import held_by_functions
 
 __all__ = ["Blocks", "compare"]
 
@@ -103,6 +104,13 @@ def _check_shared(models: Sequence[nn.Module]) -> None:
 def _check_layers(models: Sequence[nn.Module]) -> None:
     """What the rules would pass over: hooks and parametrizations; averages whose weight changes with every batch."""
     for index, model in enumerate(models):
+        own = set(map(id, (*model.modules(), *model.parameters(), *model.buffers())))
+        for path, value in held_by_functions(model):
+            if id(value) in own:
+                raise InputError(
+                    f"model {index}: {path}: a function that holds the model or a part of it, which no copy of the "
+                    "model would take along; make it a method, or hand it the model"
+                )
         for name, module in model.named_modules():
             where = f"model {index}, {_called(name)}"
             lazy: Any = module if isinstance(module, nn.modules.lazy.LazyModuleMixin) else None

@@ -23,7 +23,7 @@ from hocket.fusion.compare import Blocks
 from hocket.fusion.inputs import ModelAxis
 from hocket.fusion.merge import is_alike, merged
 from hocket.fusion.program import FusedProgram, make_program
-from hocket.fusion.python_state import Globals, attributes, changes, generators
+from hocket.fusion.python_state import Globals, attributes
 from hocket.fusion.rules.base import is_watched
 from hocket.fusion.shares import GradientMemory
 from hocket.fusion.stacked import Stacked, unwrap, with_model_dim
@@ -89,7 +89,7 @@ class Dispatcher(StatefulStore):
         Raises:
             InputError: an op fails, or the input fits no model; names the layer.
         """
-        if self._globals is not None and self._globals.are_changed():
+        if self._globals is not None and self._globals.changed() is not None:
             self._retrace()
         known = self._known(args) if not kwargs else None
         if known in self._ready:
@@ -212,8 +212,8 @@ class Dispatcher(StatefulStore):
                 traces.append(trace.symbolic(model, args, kwargs, separate))
                 if traces[-1].keeps_values and not is_alike(traces[-1], trace.symbolic(model, args, kwargs, separate)):
                     raise torch.fx.proxy.TraceError("the forward reads what an earlier call left behind")
-            if known.are_changed():
-                raise torch.fx.proxy.TraceError("the forward changes a global variable")
+            if (path := known.changed()) is not None:
+                raise torch.fx.proxy.TraceError(f"the forward changes {path}")
             program = make_program(self, merged(traces))
         except InputError as error:
             raise InputError(f"{error}{self._hint()}") from error
@@ -231,16 +231,13 @@ class Dispatcher(StatefulStore):
             )
         args, kwargs = self._sample(values, spec)
         known = Globals(self._templates)
-        before = generators()
         traces: list[trace.Traced] = []
         try:
             for index in range(self.num_models):
-                plain = self._plain(index)
-                usual = attributes(plain)
                 with self._put_back():
-                    traces.append(trace.exported(plain, args, kwargs))
-                if changes(usual, attributes(plain)) or changes(before, generators()) or known.are_changed():
-                    raise ValueError("the forward changes what it reads")
+                    traces.append(trace.exported(self._plain(index), args, kwargs))
+            if (path := known.changed()) is not None:
+                raise ValueError(f"the forward changes {path}")
             program = make_program(self, merged(traces))
         except InputError as error:
             raise InputError(f"{error}{self._hint()}") from error
@@ -252,11 +249,11 @@ class Dispatcher(StatefulStore):
 
     def _hint(self) -> str:
         """Attributes in which models differ, which may be why their graphs do."""
-        first = attributes(self._templates[0])
+        known = {path: value for _, path, value in attributes(self._templates[0])}
         for index, template in enumerate(self._templates[1:], 1):
-            for path, value in changes(first, attributes(template)):
-                if isinstance(value, (bool, int, float, str)):
-                    return f" ({path}: {dict(first).get(path)!r} in model 0, {value!r} in model {index})"
+            for _, path, value in attributes(template):
+                if isinstance(value, (bool, int, float, str)) and known.get(path) != value:
+                    return f" ({path}: {known.get(path)!r} in model 0, {value!r} in model {index})"
         return ""
 
     def _whole(self, values: list[Any], spec: Any) -> Any:

@@ -64,11 +64,12 @@ class ModelAxis:
         Raises:
             InputError: `shared` is False and an input's first axis is not B; or both readings are possible.
         """
+        kind = str(spec)
         said: list[bool | None] = [self.shared if isinstance(self.shared, bool) else None] * len(leaves)
         if isinstance(self.shared, Mapping):
             said = _by_name(template, spec, self.shared)
         own = [
-            self._held((spec, place), leaf, num_models)
+            self._held((kind, place), leaf, num_models)
             if said[place] is None
             else self._said(said[place], leaf, num_models)
             for place, leaf in enumerate(leaves)
@@ -87,7 +88,7 @@ class ModelAxis:
                 raise InputError(f"input of shape {shapes}: of all {num_models} models, or of each? {how}; {ASK}")
             for place, each in zip(open_places, works[0], strict=True):
                 own[place] = each
-                self._settle((spec, place), leaves[place], each)
+                self._settle((kind, place), leaves[place], each)
         return tuple(map(bool, own))
 
     def targets(
@@ -106,7 +107,7 @@ class ModelAxis:
             InputError: both readings are possible.
         """
         leaves, spec = pytree.tree_flatten(targets)
-        kind = (getattr(fn, "__code__", None) or type(fn), spec)
+        kind = (getattr(fn, "__code__", None) or type(fn), len(leaves))
         for place, leaf in enumerate(leaves):
             if not isinstance(leaf, Tensor):
                 continue

@@ -10,52 +10,73 @@ import pickle
 import random
 import sys
 from collections.abc import Iterator
+from functools import partial
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
-__all__ = ["Globals", "attributes", "changes", "generators"]
+__all__ = ["Globals", "attributes", "changes", "generators", "held_by_functions"]
 
 DEPTH = 8  # of containers in containers
 GLOBAL_DEPTH = 3  # the same of globals, which are looked at in each call
-LENGTH = "#"
 PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...), torch.dtype, torch.device)
 OPAQUE = (type, FunctionType, MethodType, ModuleType, nn.Module, fx.Proxy)
-Leaf = tuple[str, Any]
+Leaf = tuple[tuple[int, Any], str, Any]  # where it lies (an object and a key), its path, and the value
 
 
 def attributes(model: nn.Module) -> list[Leaf]:
-    """Attributes of a model's modules but their tensors and submodules, as paths and values."""
+    """Attributes of a model's modules but their tensors and submodules."""
     found: list[Leaf] = []
     seen: set[int] = set()
     for name, module in model.named_modules():
         for key, value in vars(module).items():
             if key not in ("_parameters", "_buffers", "_modules"):
-                found += _leaves(value, f"{name}.{key}" if name else key, DEPTH, seen)
+                found += _leaves(value, (id(module), key), f"{name}.{key}" if name else key, DEPTH, seen)
+    return found
+
+
+def held_by_functions(model: nn.Module) -> list[tuple[str, Any]]:
+    """What functions in a model's attributes hold in closures and defaults, which a copy of the model shares."""
+    found: list[tuple[str, Any]] = []
+
+    def visit(path: str, value: Any, depth: int) -> None:
+        if isinstance(value, MethodType):
+            value = value.__func__
+        if isinstance(value, FunctionType) and depth:
+            cells = [_value(cell, None) for cell in value.__closure__ or ()]
+            for each in (*cells, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()):
+                found.append((path, each))
+                visit(path, each, depth - 1)
+        elif isinstance(value, partial):
+            visit(path, value.func, depth)
+
+    for _, path, value in attributes(model):
+        visit(path, value, DEPTH)
     return found
 
 
 def generators() -> list[Leaf]:
     """The states of the random generators that anybody may draw from."""
     found: list[Leaf] = [
-        ("torch's random generator", torch.get_rng_state().numpy().tobytes()),
-        ("Python's random generator", random.getstate()),
+        ((0, "torch"), "torch's random generator", torch.get_rng_state().numpy().tobytes()),
+        ((0, "random"), "Python's random generator", random.getstate()),
     ]
     if "numpy" in sys.modules:
         import numpy
 
-        found.append(("numpy's random generator", pickle.dumps(numpy.random.get_state())))  # noqa: NPY002
+        state = pickle.dumps(numpy.random.get_state())  # noqa: NPY002
+        found.append(((0, "numpy"), "numpy's random generator", state))
     return found
 
 
-def changes(before: list[Leaf], after: list[Leaf]) -> list[Leaf]:
+def changes(before: list[Leaf], after: list[Leaf]) -> list[tuple[str, Any]]:
     """What there is now and was not before, by path, and what is gone; lengths of containers apart."""
-    known, now = dict(before), dict(after)
-    gone = [(path, None) for path in known if path not in now]
-    new = [(path, value) for path, value in after if path not in known or not _is_same(known[path], value)]
-    return [leaf for leaf in gone + new if not leaf[0].endswith(LENGTH)]
+    known, now = {where: value for where, _, value in before}, {where for where, _, _ in after}
+    gone = [(path, None) for where, path, _ in before if where not in now]
+    new = [(path, value) for where, path, value in after if where not in known or not _is_same(known[where], value)]
+    return gone + new
 
 
 class Globals:
@@ -71,18 +92,26 @@ class Globals:
         for kind in {type(module): None for model in models for module in model.modules()}:
             self._visit_class(kind)
         for model in models:
-            for _, value in attributes(model):
+            for _, _, value in attributes(model):
                 self._visit(value, DEPTH)
         self._known = self._now()
 
-    def are_changed(self) -> bool:
-        """Whether anything is not as it was when this object was made."""
-        return bool(self._places) and bool(changes(self._known, self._now()))
+    def changed(self) -> str | None:
+        """The name of a number, string or the like that is not what it was when this object was made, or None."""
+        if not self._places:
+            return None
+        known = {where: value for where, _, value in self._known}
+        for where, path, value in self._now():
+            old = known.get(where, self)
+            if isinstance(value, PLAIN) and isinstance(old, PLAIN) and not _is_same(old, value):
+                return path
+        return None
 
     def _now(self) -> list[Leaf]:
         found: list[Leaf] = []
         for number, (holder, key) in enumerate(self._places):
-            found += _leaves(_value(holder, key), f"{number}", GLOBAL_DEPTH, set(), deep=False)
+            path = f"the variable {key} ({number})"
+            found += _leaves(_value(holder, key), (id(holder), key), path, GLOBAL_DEPTH, set(), deep=False)
         return found
 
     def _visit_class(self, kind: type) -> None:
@@ -103,7 +132,7 @@ class Globals:
             self._seen.add(id(value))
             if value.__module__ is not None and value.__module__.split(".")[0] != "torch":
                 self._visit_function(value, depth)
-        elif hasattr(value, "func") and hasattr(value, "args"):  # functools.partial
+        elif isinstance(value, partial):
             self._visit(value.func, depth - 1)
         elif isinstance(value, type) and not issubclass(value, (Tensor, PLAIN[:6])):
             self._visit_class(value)
@@ -144,29 +173,34 @@ def _names(code: CodeType) -> Iterator[str]:
             yield from _names(constant)
 
 
-def _leaves(value: Any, path: str, depth: int, seen: set[int], deep: bool = True) -> Iterator[Leaf]:
-    """A value as paths and what cannot be taken apart any more; objects met before only once."""
-    if isinstance(value, (*PLAIN, *OPAQUE)) or not depth or id(value) in seen:
-        yield path, value
-    elif isinstance(value, Tensor):
-        yield path, value
-        yield f"{path} (content)", 0 if value.is_inference() else value._version
-    elif isinstance(value, (dict, list, tuple)):
+def _leaves(
+    value: Any, where: tuple[int, Any], path: str, depth: int, seen: set[int], deep: bool = True
+) -> Iterator[Leaf]:
+    """A value as what cannot be taken apart any more; what is in objects that were met before is not repeated."""
+    if isinstance(value, Tensor):
+        yield where, path, value
+        yield (*where, "content"), f"{path} (content)", 0 if value.is_inference() else value._version  # type: ignore[misc]
+    elif isinstance(value, (*PLAIN, *OPAQUE, partial)) or not depth:
+        yield where, path, value
+    elif isinstance(value, (dict, list, tuple)) or getattr(value, "__dict__", None):
+        yield where, path, type(value)
+        if id(value) in seen:
+            return
         seen.add(id(value))
-        yield f"{path}{LENGTH}", len(value)
-        for key, each in list(value.items()) if isinstance(value, dict) else enumerate(value):
-            yield from _leaves(each, f"{path}[{key!r}]", depth - 1, seen, deep)
-    elif getattr(value, "__dict__", None):
-        seen.add(id(value))
-        for key, each in list(vars(value).items()):
-            yield from _leaves(each, f"{path}.{key}", depth - 1, seen, deep)
+        items = enumerate(value) if isinstance(value, (list, tuple)) else _items(value)
+        for key, each in items:
+            yield from _leaves(each, (id(value), key), f"{path}[{key!r}]", depth - 1, seen, deep)
     elif deep:  # a generator, a counter, an array, ...
         try:
-            yield path, pickle.dumps(value)
+            yield where, path, pickle.dumps(value)
         except Exception:  # noqa: BLE001  (whatever a class raises that cannot be pickled)
-            yield path, value
+            yield where, path, value
     else:
-        yield path, value
+        yield where, path, value
+
+
+def _items(value: Any) -> Any:
+    return list((value if isinstance(value, dict) else vars(value)).items())
 
 
 def _is_same(a: Any, b: Any) -> bool:

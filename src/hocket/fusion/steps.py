@@ -121,7 +121,7 @@ def op_step(owner: Owner, traced: Traced, node: fx.Node, place: int) -> Step:
     backends = _order(owner)
     if draws and owner.is_seeded:  # under vmap all would draw from torch's own generator
         backends = [backend for backend in backends if backend != "vmap"]
-    if name == "embedding":  # under vmap (torch 2.13) padding rows get a gradient
+    if name in ("embedding", "unfold"):  # under vmap (torch 2.13) padding rows get a gradient, and axes are mistaken
         backends = [backend for backend in backends if backend != "vmap"]
     timed = name.startswith("conv") or name in ("linear", "matmul", "bmm", "bilinear", "scaled_dot_product_attention")
     timed = timed or name in ("layer_norm", "group_norm", "batch_norm", "embedding_bag") or found is None

@@ -11,6 +11,7 @@ one by looking at values.
 from __future__ import annotations
 
 import enum
+import functools
 import operator
 import warnings
 from collections.abc import Callable, Iterator
@@ -37,6 +38,7 @@ FAILURES = (
     TypeError,
     ValueError,
     AttributeError,
+    NameError,
     IndexError,
     KeyError,
     NotImplementedError,
@@ -167,6 +169,8 @@ def _functions_as_ops() -> Iterator[None]:
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
         proxies: list[fx.Proxy] = []
         fx.node.map_aggregate((args, kwargs), lambda leaf: proxies.append(leaf) if isinstance(leaf, fx.Proxy) else leaf)
+        if not proxies and torch.compiler.is_exporting() and not cls.__module__.startswith("torch."):
+            raise ValueError(f"torch.export loses the backward of {cls.__name__}")
         if proxies:
             return proxies[0].tracer.create_proxy("call_function", usual.__get__(None, cls), args, kwargs)
         return usual.__get__(None, cls)(*args, **kwargs)
@@ -293,9 +297,22 @@ def exported(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     """
     from torch.export.graph_signature import InputKind
 
-    with warnings.catch_warnings(), torch.enable_grad():
+    usual, state = model.forward, generators()
+
+    @functools.wraps(usual)
+    def forward(*args: Any, **kwargs: Any) -> Any:  # export itself puts attributes back, so they are compared in here
+        before = attributes(model)
+        out = usual(*args, **kwargs)
+        for path, _ in changes(before, attributes(model)):
+            raise ValueError(f"the forward changes {path}")
+        return out
+
+    model.forward = forward
+    with warnings.catch_warnings(), torch.enable_grad(), _functions_as_ops():
         warnings.simplefilter("ignore")
         program = torch.export.export(model, args, kwargs, strict=False)
+    for path, _ in changes(state, generators()):
+        raise ValueError(f"the forward changes {path}")
     graph = program.graph_module.graph
     specs = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
     inputs: dict[fx.Node, int] = {}

@@ -76,6 +76,8 @@ def written(context: OpContext, input: Any, other: Any) -> Any:
 @rule("prelu", "_prelu_kernel")
 def prelu(context: OpContext, input: Any, weight: Any) -> Any:
     """``(N, C, ...)`` with a slope per channel or one for all, in every model."""
+    if input.ndim == 0:
+        return NotImplemented
     x, slope = with_model_dim(input, context.num_models), with_model_dim(weight, context.num_models)
     spatial = max(x.ndim - 3, 0)
     slope = (

@@ -60,6 +60,8 @@ def shifted(axes: Any) -> Any:
 @rule(*AXES)
 def axis_op(context: OpContext, input: Any, *args: Any, **kwargs: Any) -> Any:
     """Any op in `AXES`."""
+    if input.ndim == 0:  # its axis -1 would be the models'
+        return NotImplemented
     if context.name == "flip" and len(args) > 1:  # x.flip(3, 2)
         args = (args,)
     positional = [input.tensor, *args]
@@ -208,7 +210,7 @@ def pad(context: OpContext, input: Any, pad: Any, *args: Any, **kwargs: Any) -> 
 def per_example(context: OpContext, input: Any, *args: Any, **kwargs: Any) -> Any:
     """What treats every example of a batch ``(N, C, ...)`` alike: models and examples become one axis."""
     if input.ndim < 3 or is_stacked((args, kwargs)) or (context.name == "unfold" and _is_method(context)):
-        return NotImplemented
+        return NotImplemented  # and vmap goes wrong on the latter (torch 2.13)
     folded, models_first = fold(input.tensor)
     return Stacked(unfold(context.target(folded, *args, **kwargs), context.num_models, models_first))
 
