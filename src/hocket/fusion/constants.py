@@ -23,7 +23,8 @@ def joined(values: Sequence[Any]) -> Any:
     if all(isinstance(value, Tensor) for value in values):
         kinds = {(value.shape, value.dtype, value.device, value.layout) for value in values}
         if len(kinds) == 1 and first.layout is torch.strided:
-            return Stacked(torch.stack(list(values)))
+            with torch.inference_mode(False):
+                return Stacked(torch.stack(list(values)))
     return PerModel(tuple(values))
 
 

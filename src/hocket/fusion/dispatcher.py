@@ -89,8 +89,7 @@ class Dispatcher(StatefulStore):
         Raises:
             InputError: an op fails, or the input fits no model; names the layer.
         """
-        if self._globals is not None and self._globals.changed() is not None:
-            self._retrace()
+        self._follow_globals()
         known = self._known(args) if not kwargs else None
         if known in self._ready:
             own, run = self._ready[known]
@@ -299,12 +298,10 @@ class Dispatcher(StatefulStore):
         self._version = 1 if mode else 2
         return self
 
-    def _retrace(self) -> None:
-        """Let go of the graphs, because what the forwards read has changed."""
-        self._globals = None
-        self._hocket_version += 1
-        for kept in (self._programs, self._chosen, self._ready, self._won):
-            kept.clear()
+    def _follow_globals(self) -> None:
+        """Let go of the graphs where what the forwards read outside of the models has changed."""
+        if self._globals is not None and self._globals.changed() is not None:
+            self._forget()
 
     def _forget(self) -> None:
         super()._forget()

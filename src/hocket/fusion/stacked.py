@@ -92,7 +92,8 @@ class PerModel:
     def stacked(self, dtype: torch.dtype, device: torch.device) -> Stacked:
         """Numbers as one tensor ``(B,)``."""
         if (dtype, device) not in self._stacked:
-            self._stacked[dtype, device] = Stacked(torch.tensor(self.values, dtype=dtype, device=device))
+            with torch.inference_mode(False):  # what is made in a first call without gradients serves training too
+                self._stacked[dtype, device] = Stacked(torch.tensor(self.values, dtype=dtype, device=device))
         return self._stacked[dtype, device]
 
 

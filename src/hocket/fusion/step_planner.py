@@ -6,7 +6,7 @@ inputs, targets --may go?--> benchmark: all forward, loss, all backward | k at a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from typing import Any
@@ -68,6 +68,7 @@ class StepPlanner(Dispatcher):
             torch.Size([2])
             >>> losses.backward()
         """
+        self._follow_globals()
         known = self._known_go(fn, inputs, targets)
         if known is not None and known in self._ready_plans:
             is_own, ready = self._ready_plans[known]
@@ -240,8 +241,8 @@ def _fastest(times_us: dict[str, float]) -> str:
 
 
 def _arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if isinstance(inputs, dict):
-        return (), inputs
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
     if isinstance(inputs, tuple):
         return inputs, {}
     if isinstance(inputs, Tensor):

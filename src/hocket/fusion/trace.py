@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import enum
 import functools
+import io
 import operator
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from typing import Any
 
@@ -308,7 +309,8 @@ def exported(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         return out
 
     model.forward = forward
-    with warnings.catch_warnings(), torch.enable_grad(), _functions_as_ops():
+    quiet = redirect_stdout(io.StringIO())  # where export cannot follow, it prints its graph
+    with warnings.catch_warnings(), torch.enable_grad(), _functions_as_ops(), quiet:
         warnings.simplefilter("ignore")
         program = torch.export.export(model, args, kwargs, strict=False)
     for path, _ in changes(state, generators()):
