@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hocket.fusion.stacked import PerModel, Stacked
+from hocket.fusion.stacked import ModelValues, Stacked
 
 __all__ = ["is_same", "joined"]
 
@@ -16,7 +16,7 @@ PLAIN = (bool, int, str, bytes, complex, torch.dtype, torch.device, torch.layout
 
 
 def joined(values: Sequence[Any]) -> Any:
-    """One constant where all models have the same one; else `Stacked` tensors, else `PerModel`."""
+    """One constant where all models have the same one; else `Stacked` tensors, else `ModelValues`."""
     if all(is_same(values[0], value) for value in values[1:]):
         return values[0]
     first = values[0]
@@ -25,7 +25,7 @@ def joined(values: Sequence[Any]) -> Any:
         if len(kinds) == 1 and first.layout is torch.strided:
             with torch.inference_mode(False):
                 return Stacked(torch.stack(list(values)))
-    return PerModel(tuple(values))
+    return ModelValues(tuple(values))
 
 
 def is_same(a: Any, b: Any) -> bool:

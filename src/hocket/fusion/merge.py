@@ -1,6 +1,6 @@
 """The graphs of B models as one graph: node by node the same ops, and what differs becomes a value of each model.
 
-model 0:  mul(h, 0.1)     model 1:  mul(h, 0.2)      ->  mul(h, PerModel(0.1, 0.2))
+model 0:  mul(h, 0.1)     model 1:  mul(h, 0.2)      ->  mul(h, ModelValues(0.1, 0.2))
 tensors that belong to no layer, of one shape        ->  stacked, (B, ...)
 another op, another order, another module            ->  an error that names layer and op
 
@@ -20,14 +20,14 @@ from torch.utils import _pytree as pytree
 from hocket.errors import InputError
 from hocket.fusion.constants import is_same, joined
 from hocket.fusion.rules.base import op_name
-from hocket.fusion.stacked import PerModel, Stacked, as_type_of
+from hocket.fusion.stacked import ModelValues, Stacked, as_type_of
 from hocket.fusion.trace import Traced
 
 __all__ = ["is_alike", "merged"]
 
 
 def merged(traces: Sequence[Traced]) -> Traced:
-    """The graph of the first model, in which constants that differ are `PerModel` or `Stacked`.
+    """The graph of the first model, in which constants that differ are `ModelValues` or `Stacked`.
 
     Raises:
         InputError: the models differ in more than constants; names the layer and the op.
@@ -65,17 +65,17 @@ def is_alike(traced: Traced, again: Traced) -> bool:
     except InputError:
         return False
     leaves = [leaf for node in found.graph.nodes for leaf in pytree.tree_leaves((node.args, node.kwargs))]
-    return not any(isinstance(leaf, (PerModel, Stacked)) for leaf in (*leaves, *found.constants.values()))
+    return not any(isinstance(leaf, (ModelValues, Stacked)) for leaf in (*leaves, *found.constants.values()))
 
 
-class _Place(int):
+class _NodePlace(int):
     """The value of a node, by its place in the graph."""
 
 
 def _with_places(tree: Any, places: dict[fx.Node, int]) -> Any:
-    """Arguments with nodes as `_Place`; a node of another graph as itself."""
+    """Arguments with nodes as `_NodePlace`; a node of another graph as itself."""
     return fx.node.map_aggregate(
-        tree, lambda leaf: _Place(places[leaf]) if isinstance(leaf, fx.Node) and leaf in places else leaf
+        tree, lambda leaf: _NodePlace(places[leaf]) if isinstance(leaf, fx.Node) and leaf in places else leaf
     )
 
 
@@ -111,4 +111,4 @@ def _joined_tree(trees: Sequence[Any], places: Sequence[dict[fx.Node, int]], whe
     leaves = [leaf for tree in trees for leaf in pytree.tree_leaves(tree)]
     if any(isinstance(leaf, (fx.Node, slice)) for leaf in leaves):
         raise InputError(f"models differ: {where}: its arguments are {trees[0]} in model 0, and other ones in others")
-    return PerModel(tuple(trees))
+    return ModelValues(tuple(trees))

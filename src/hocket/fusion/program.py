@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 from hocket.errors import HocketError, InputError
 from hocket.fusion.chains import Chain, find_chain
 from hocket.fusion.in_place import in_place
-from hocket.fusion.stacked import PerModel, Stacked, as_type_of, is_stacked, map_tree, unwrap, with_model_dim
+from hocket.fusion.stacked import ModelValues, Stacked, as_type_of, is_stacked, map_tree, unwrap, with_model_dim
 from hocket.fusion.steps import Owner, Step, activate_in_place, chain_step, op_step, warn_without_rule
 from hocket.fusion.trace import Traced
 from hocket.fusion.writes import IN_PLACE, Write, find_writes
@@ -137,10 +137,10 @@ class FusedProgram:
         return Stacked(with_model_dim(value, self.owner.num_models).clone())
 
 
-def _per_model(tree: Any) -> list[PerModel]:
+def _per_model(tree: Any) -> list[ModelValues]:
     """What there is in a tree of arguments that each model has of its own and is not stacked."""
-    found: list[PerModel] = []
-    map_tree(tree, lambda value: found.append(value) if isinstance(value, PerModel) else None)
+    found: list[ModelValues] = []
+    map_tree(tree, lambda value: found.append(value) if isinstance(value, ModelValues) else None)
     return found
 
 

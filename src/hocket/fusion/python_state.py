@@ -23,6 +23,7 @@ DEPTH = 8  # of containers in containers
 GLOBAL_DEPTH = 3  # the same of globals, which are looked at in each call
 PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...), torch.dtype, torch.device)
 OPAQUE = (type, FunctionType, MethodType, ModuleType, nn.Module, fx.Proxy)
+MACHINERY = frozenset(vars(nn.Module())) - {"training"}
 Leaf = tuple[tuple[int, Any], str, Any]  # where it lies (an object and a key), its path, and the value
 
 
@@ -32,7 +33,7 @@ def attributes(model: nn.Module) -> list[Leaf]:
     seen: set[int] = set()
     for name, module in model.named_modules():
         for key, value in vars(module).items():
-            if key not in ("_parameters", "_buffers", "_modules"):
+            if key not in MACHINERY:
                 found += _leaves(value, (id(module), key), f"{name}.{key}" if name else key, DEPTH, seen)
     return found
 

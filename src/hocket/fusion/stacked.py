@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 __all__ = [
-    "PerModel",
+    "ModelValues",
     "Stacked",
     "align",
     "as_type_of",
@@ -67,11 +67,11 @@ class Stacked:
         return self._parts
 
 
-class PerModel:
+class ModelValues:
     """A value of each of B models that is not one stacked tensor: numbers, options, tensors of different shapes.
 
     Example:
-        >>> PerModel((0.1, 0.2)).stacked(torch.float32, torch.device("cpu")).tensor
+        >>> ModelValues((0.1, 0.2)).stacked(torch.float32, torch.device("cpu")).tensor
         tensor([0.1000, 0.2000])
     """
 
@@ -82,7 +82,7 @@ class PerModel:
         self._stacked: dict[Any, Stacked] = {}
 
     def __repr__(self) -> str:
-        return f"PerModel{self.values}"
+        return f"ModelValues{self.values}"
 
     @property
     def are_numbers(self) -> bool:
@@ -99,7 +99,7 @@ class PerModel:
 
 def is_stacked(tree: Any) -> bool:
     """Whether any value in a tree of arguments belongs to the models one by one."""
-    if isinstance(tree, (Stacked, PerModel)):
+    if isinstance(tree, (Stacked, ModelValues)):
         return True
     if isinstance(tree, (tuple, list)):
         return any(map(is_stacked, tree))
@@ -142,7 +142,7 @@ def part(tree: Any, model: int) -> Any:
     """A tree of arguments as one model sees it."""
 
     def of_model(value: Any) -> Any:
-        if isinstance(value, PerModel):
+        if isinstance(value, ModelValues):
             return value.values[model]
         return value.parts()[model] if isinstance(value, Stacked) else value
 
@@ -153,8 +153,8 @@ def of_models(value: Any, start: int, stop: int) -> Any:
     """A constant as models `start` to `stop` see it; a single model sees it without the models' axis."""
     if isinstance(value, Stacked):
         return value.tensor[start] if stop - start == 1 else Stacked(value.tensor[start:stop])
-    if isinstance(value, PerModel):
-        return value.values[start] if stop - start == 1 else PerModel(value.values[start:stop])
+    if isinstance(value, ModelValues):
+        return value.values[start] if stop - start == 1 else ModelValues(value.values[start:stop])
     return value
 
 
@@ -176,7 +176,9 @@ def align(values: tuple[Any, ...]) -> list[Any]:
     ``(B, C)`` beside ``(B, N, C)`` becomes ``(B, 1, C)``. A number of each model, ``(B,)``, counts in torch's promotion
     of types as what it is in one model: one without axes.
     """
-    if any(isinstance(value, PerModel) or (isinstance(value, Stacked) and value.tensor.ndim == 1) for value in values):
+    if any(
+        isinstance(value, ModelValues) or (isinstance(value, Stacked) and value.tensor.ndim == 1) for value in values
+    ):
         values = _promoted(values)
     rank = max((value.ndim for value in values if isinstance(value, (Stacked, Tensor))), default=0)
     aligned = []
@@ -213,7 +215,7 @@ def _promoted(values: tuple[Any, ...]) -> tuple[Any, ...]:
     device = next(tensor.device for tensor, rank in zip(tensors, ranks, strict=True) if rank >= 0)
     found: list[Any] = []
     for value, rank in zip(values, ranks, strict=True):
-        if isinstance(value, PerModel):
+        if isinstance(value, ModelValues):
             value = value.stacked(torch.result_type(probe, value.values[0]), device)
         elif rank == 0 and isinstance(value, Stacked) and value.tensor.dtype != torch.bool:
             changes = among is None or torch.promote_types(among, value.tensor.dtype) != probe.dtype

@@ -67,7 +67,7 @@ class Step:
         used: what computed it last, for the report.
         plain: what computes it for one model, on plain tensors; None where that takes a rule.
         takes_tensors: whether `plain` wants the model's tensors by name before the arguments.
-        takes_numbers: whether the rule takes numbers that differ between models (`PerModel`).
+        takes_numbers: whether the rule takes numbers that differ between models (`ModelValues`).
         draws: whether it draws random numbers.
         write: what is known of it where it writes over its first argument.
     """

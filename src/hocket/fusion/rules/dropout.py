@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from hocket.errors import InputError
 from hocket.fusion.rules.base import OpContext, module_rule, rule
-from hocket.fusion.stacked import PerModel, Stacked, with_model_dim
+from hocket.fusion.stacked import ModelValues, Stacked, with_model_dim
 
 ALPHA = 1.7580993408473766  # of self-normalising networks, as torch has it
 
@@ -70,7 +70,7 @@ def dropout(
 ) -> Any:
     """Called as a function, with one rate for all models."""
     training = named.get("train", training)
-    if isinstance(training, PerModel) or isinstance(inplace, PerModel):
+    if isinstance(training, ModelValues) or isinstance(inplace, ModelValues):
         return NotImplemented
     name = context.name
     if not training:
@@ -78,7 +78,7 @@ def dropout(
     whole = name in CHANNELS
     if whole and input.ndim < 3:
         return NotImplemented  # torch's own special cases for examples without a batch
-    rates = list(p.values) if isinstance(p, PerModel) else [p] * context.num_models
+    rates = list(p.values) if isinstance(p, ModelValues) else [p] * context.num_models
     return dropped(context, input, rates, whole_channels=whole, alpha="alpha" in name)
 
 
