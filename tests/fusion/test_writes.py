@@ -194,6 +194,21 @@ def test_with_seeds_each_model_draws_what_it_draws_alone(name, backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_with_seeds_separate_blocks_draw_what_they_draw_alone(backend):
+    acts = iter((nn.Tanh(), nn.Sigmoid()))
+    models = made(
+        lambda: nn.Sequential(nn.Linear(4, 4), nn.Sequential(next(acts), nn.Dropout(0.4)), nn.Dropout(0.3)), 2
+    )
+    array = hocket.fuse(models, backend=backend, seeds=[3, 4], shared=True, separate=["1"])
+    x = torch.randn(5, 4, dtype=D)
+    outs = [array(x), array(x)]
+    for index, model in enumerate(models):
+        torch.manual_seed(3 + index)
+        for out in outs:
+            assert_close(out[index], model(x), f"model {index}")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", DRAWS)
 def test_without_seeds_no_two_models_share_a_draw(name, backend):
     array = hocket.fuse(made(lambda: Draws(DRAWS[name]), 3), backend=backend)

@@ -24,7 +24,7 @@ from hocket.fusion.inputs import ModelAxis
 from hocket.fusion.rules import OpContext, conv, find, find_module, norm, reduction
 from hocket.fusion.rules.base import op_name
 from hocket.fusion.rules.pointwise import NUMBERS
-from hocket.fusion.rules.random import DRAWS, each
+from hocket.fusion.rules.random import DRAWS, drawing, each
 from hocket.fusion.shares import GradientMemory
 from hocket.fusion.stacked import Stacked, is_stacked, unwrap
 from hocket.fusion.trace import Traced
@@ -159,9 +159,13 @@ def _module_step(owner: Owner, traced: Traced, layer: str, place: int) -> Step:
     if blocks is not None:
 
         def separate(backend: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            return fallback.loop(blocks, args, kwargs, f"layer {layer}")
+            own: list[Callable[..., Any]] = list(blocks)
+            for index, generator in enumerate(_generators(owner, args)):
+                own[index] = drawing(own[index], generator)
+            return fallback.loop(own, args, kwargs, f"layer {layer}")
 
-        return Step(place, layer, kind, separate, (), {}, ["separate"], plain=blocks[0])
+        plain = None if owner.is_seeded else blocks[0]
+        return Step(place, layer, kind, separate, (), {}, ["separate"], plain=plain)
     found = find_module(templates[0])
     names = owner.names_in(layer)
     prefix = f"{layer}." if layer else ""
@@ -185,9 +189,12 @@ def _module_step(owner: Owner, traced: Traced, layer: str, place: int) -> Step:
             lambda own, *a, template=template, **k: torch.func.functional_call(template, own, a, k)
             for template in templates
         ]
+        if here.generators:
+            targets = [drawing(target, generator) for target, generator in zip(targets, here.generators, strict=True)]
         return fallback.loop(targets, (tensors, *args), kwargs, f"layer {layer}")
 
-    step = Step(place, layer, kind, call, (), {}, _order(owner), is_timed=bool(names))
+    backends = [backend for backend in _order(owner) if backend != "vmap" or not owner.is_seeded]
+    step = Step(place, layer, kind, call, (), {}, backends, is_timed=bool(names))
     if type(templates[0]) in norm.BATCH_NORMS:
         step.plain, step.takes_tensors = norm.plain_batch_norm(templates[0], prefix, known), True
     elif not names and not owner.is_seeded:

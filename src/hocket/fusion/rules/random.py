@@ -17,7 +17,7 @@ from hocket.fusion import fallback
 from hocket.fusion.rules.base import OpContext, rule
 from hocket.fusion.stacked import Stacked, with_model_dim
 
-__all__ = ["DRAWS", "drawing_from"]
+__all__ = ["DRAWS", "drawing", "drawing_from"]
 
 FROM_SIZE = ("rand", "randn")
 LIKE = ("rand_like", "randn_like")
@@ -50,7 +50,9 @@ def drawing_from(generator: torch.Generator) -> Iterator[None]:
         generator.set_state(usual.get_state())
 
 
-def _drawing(target: Callable[..., Any], generator: torch.Generator) -> Callable[..., Any]:
+def drawing(target: Callable[..., Any], generator: torch.Generator) -> Callable[..., Any]:
+    """A function that draws from this generator in place of torch's own."""
+
     def draw(*args: Any, **kwargs: Any) -> Any:
         with drawing_from(generator):
             return target(*args, **kwargs)
@@ -63,7 +65,7 @@ def each(context: OpContext, *args: Any, **kwargs: Any) -> Any:
     """Model after model."""
     targets = [context.target] * context.num_models
     if context.generators:
-        targets = [_drawing(context.target, generator) for generator in context.generators]
+        targets = [drawing(context.target, generator) for generator in context.generators]
     return fallback.loop(targets, args, kwargs, f"layer {context.layer}" if context.layer else "the model itself")
 
 
@@ -94,7 +96,7 @@ def in_place(context: OpContext, input: Any, *args: Any, **kwargs: Any) -> Any:
         return NotImplemented
     if context.generators:
         for own, generator in zip(input.tensor.unbind(0), context.generators, strict=True):
-            _drawing(context.target, generator)(own, *args, **kwargs)
+            drawing(context.target, generator)(own, *args, **kwargs)
     else:
         context.target(input.tensor, *args, **kwargs)
     return input

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from hocket.fusion.rules.base import OpContext, rule
 from hocket.fusion.stacked import Stacked, fold, is_stacked, map_tree, unfold, with_model_dim
@@ -209,14 +210,12 @@ def pad(context: OpContext, input: Any, pad: Any, *args: Any, **kwargs: Any) -> 
 )
 def per_example(context: OpContext, input: Any, *args: Any, **kwargs: Any) -> Any:
     """What treats every example of a batch ``(N, C, ...)`` alike: models and examples become one axis."""
-    if input.ndim < 3 or is_stacked((args, kwargs)) or (context.name == "unfold" and _is_method(context)):
-        return NotImplemented  # and vmap goes wrong on the latter (torch 2.13)
+    if input.ndim < 3 or is_stacked((args, kwargs)):
+        return NotImplemented
+    if context.name == "unfold" and context.target is not functional.unfold:  # along one axis
+        return NotImplemented
     folded, models_first = fold(input.tensor)
     return Stacked(unfold(context.target(folded, *args, **kwargs), context.num_models, models_first))
-
-
-def _is_method(context: OpContext) -> bool:
-    return type(context.target).__name__ == "method_descriptor"
 
 
 @rule("new_zeros", "new_ones", "new_full", "new_empty", "new_tensor")
