@@ -82,7 +82,35 @@ def buffer_through_a_view(m, h):
     return h * m.seen.clone()[:, None, None]
 
 
-FUNCTIONS = [flips_two, through_a_view, through_a_flat_view, through_a_transposition, read_by_a_view]
+def through_data(m, h):
+    h = h * 1
+    h.data.clamp_(min=0)
+    return h
+
+
+def a_copy_written(m, h):
+    y = h[:, [1, 0]]
+    y += 1
+    return h, y
+
+
+def shifted_bits(m, h):
+    n = (h.detach() * 8).long().abs()
+    also = n
+    n <<= 1
+    return h * also
+
+
+FUNCTIONS = [
+    through_data,
+    a_copy_written,
+    shifted_bits,
+    flips_two,
+    through_a_view,
+    through_a_flat_view,
+    through_a_transposition,
+    read_by_a_view,
+]
 FUNCTIONS += [into_a_shared_tensor, inplace_argument, inplace_by_position, buffer_through_a_view]
 
 

@@ -65,6 +65,8 @@ class FusedProgram:
                 values[step.index] = self.perform(step, args, kwargs)
                 if step.write is not None:
                     self._after_write(step, step.write, args, values)
+                if step.must_view and not _is_view(args[0], values[step.index]):
+                    raise ValueError("is written to and read by another name, and here it is a copy")
                 if step.index in self.owned:
                     values[step.index] = self._owned(values[step.index])
             except (HocketError, torch.OutOfMemoryError):
@@ -137,6 +139,14 @@ class FusedProgram:
         return Stacked(with_model_dim(value, self.owner.num_models).clone())
 
 
+def _is_view(source: Any, result: Any) -> bool:
+    """Whether an op on stacked values gave a view, or something else than a tensor."""
+    first = result[0] if isinstance(result, (tuple, list)) and result else result
+    if not isinstance(source, Stacked) or not isinstance(first, Stacked):
+        return True
+    return bool(torch._C._is_alias_of(source.tensor, first.tensor))  # type: ignore[attr-defined]
+
+
 def _per_model(tree: Any) -> list[ModelValues]:
     """What there is in a tree of arguments that each model has of its own and is not stacked."""
     found: list[ModelValues] = []
@@ -183,7 +193,7 @@ def make_program(owner: Owner, traced: Traced) -> FusedProgram:
     def layer(name: str) -> nn.Module:
         return owner.layers(name)[0]
 
-    writes, owned = find_writes(traced.graph, traced.tensors, traced.constants, layer)
+    writes, owned, views = find_writes(traced.graph, traced.tensors, traced.constants, layer)
     program.owned = {places[node] for node in owned}
     last_use: dict[fx.Node, fx.Node] = {}
     for node in nodes:
@@ -218,6 +228,7 @@ def make_program(owner: Owner, traced: Traced) -> FusedProgram:
             step.args = refer(node.args)
             step.kwargs = refer(dict(node.kwargs))
             step.write = writes.get(node)
+            step.must_view = node in views
             step.dead = [places[used] for used in node.all_input_nodes if last_use[used] is node]
             program.steps.append(step)
     arguments = [(step.args, step.kwargs) for step in program.steps]

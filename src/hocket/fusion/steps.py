@@ -70,6 +70,7 @@ class Step:
         takes_numbers: whether the rule takes numbers that differ between models (`ModelValues`).
         draws: whether it draws random numbers.
         write: what is known of it where it writes over its first argument.
+        must_view: whether its result has to be a view of its first argument, because one of them is written to.
     """
 
     index: int
@@ -88,6 +89,7 @@ class Step:
     takes_numbers: bool = False
     draws: bool = False
     write: Write | None = None
+    must_view: bool = False
 
 
 def op_step(owner: Owner, traced: Traced, node: fx.Node, place: int) -> Step:

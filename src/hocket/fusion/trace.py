@@ -28,11 +28,9 @@ from torch.utils import _pytree as pytree
 from hocket.fusion.python_state import attributes, changes, generators
 from hocket.fusion.rules import find_module
 from hocket.fusion.transformer_forwards import TRACEABLE_FORWARDS
+from hocket.fusion.writes import IN_PLACE
 
 __all__ = ["CallSpec", "Traced", "exported", "symbolic"]
-
-# What torch.fx would read as ``x = x + y``, so that another name for the same tensor would keep the old value.
-IN_PLACE = ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor")
 
 FAILURES = (
     RuntimeError,

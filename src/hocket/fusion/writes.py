@@ -26,15 +26,20 @@ __all__ = ["Write", "find_writes"]
 
 # What torch.fx would read as ``x = x + y``, so that another name for the same tensor would keep the old value.
 IN_PLACE = frozenset(
-    ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor", "setitem", "imatmul")
+    ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor", "ilshift", "irshift")
 )
 VIEWS = re.findall(
     r"\w+",
     """
     transpose permute t swapaxes swapdims movedim select narrow slice unsqueeze squeeze chunk tensor_split split
-    split_with_sizes unbind diagonal expand expand_as getitem getattr detach alias to float double half bfloat16 int
-    long bool type type_as cpu cuda dropout dropout1d dropout2d dropout3d alpha_dropout feature_dropout
-    feature_alpha_dropout requires_grad_ detach_
+    split_with_sizes unbind diagonal expand expand_as getitem getattr
+    """,
+)
+SAME_OR_NEW = re.findall(  # a view or a copy in fused models where it is one in one model
+    r"\w+",
+    """
+    detach alias to float double half bfloat16 int long bool type type_as cpu cuda dropout dropout1d dropout2d
+    dropout3d alpha_dropout feature_dropout feature_alpha_dropout requires_grad_ detach_ module
     """,
 )
 PERHAPS_VIEWS: tuple[str, ...] = (
@@ -73,8 +78,9 @@ class _Memory:
 
 def find_writes(
     graph: fx.Graph, tensors: dict[fx.Node, str], constants: dict[fx.Node, Any], layer: Callable[[str], nn.Module]
-) -> tuple[dict[fx.Node, Write], set[fx.Node]]:
-    """The writes of a graph; and the values that are each model's own from the start, as views of them are written to.
+) -> tuple[dict[fx.Node, Write], set[fx.Node], set[fx.Node]]:
+    """The writes of a graph; the values that are each model's own from the start, as views of them are written to; and
+    these views.
 
     Args:
         graph: of one model.
@@ -91,6 +97,7 @@ def find_writes(
     memory: dict[fx.Node, _Memory] = {}
     writes: dict[fx.Node, Write] = {}
     owned: set[fx.Node] = set()
+    views: set[Any] = set()  # roots of what is written to and read
     for node in nodes:
         target = _written(node, layer)
         memory[node] = _memory_of(node, target, memory, tensors, constants)
@@ -112,7 +119,9 @@ def find_writes(
         writes[node] = Write(same)
         if readers:
             owned |= {root[1] for root in own.roots if root[0] == "value"}
-    return writes, owned
+        if readers or is_kept:
+            views |= own.roots
+    return writes, owned, {node for node, known in memory.items() if known.roots & views and _is_view(node)}
 
 
 def _memory_of(
@@ -133,11 +142,21 @@ def _memory_of(
         return _Memory(own.roots, own.name, own.is_certain)
     name = op_name(node.target) if node.op != "call_module" else "module"
     inputs = [memory[each] for each in node.all_input_nodes]
-    is_view = name in VIEWS or name == "module"
+    if name == "getitem" and any(isinstance(each, (list, fx.Node)) for each in _flat(node.args[1])):
+        return _Memory(frozenset([("value", node)]), node, True)  # by an index: a copy
+    is_view = name in VIEWS or name in SAME_OR_NEW
     if inputs and (is_view or name in PERHAPS_VIEWS or find(node.target) is None):
         roots = frozenset().union(*(each.roots for each in inputs))
         return _Memory(roots, node, is_view and all(each.is_certain for each in inputs))
     return _Memory(frozenset([("value", node)]), node, True)
+
+
+def _is_view(node: fx.Node) -> bool:
+    return node.op.startswith("call_") and op_name(node.target) in VIEWS
+
+
+def _flat(index: Any) -> tuple[Any, ...]:
+    return index if isinstance(index, tuple) else (index,)
 
 
 def _first(memory: dict[fx.Node, _Memory], root: Any, node: fx.Node) -> fx.Node:
@@ -159,6 +178,8 @@ def _written(node: fx.Node, layer: Callable[[str], nn.Module]) -> fx.Node | None
         return first if getattr(layer(str(node.target)), "inplace", False) else None
     if isinstance(node.target, torch._ops.OpOverload):
         return first if node.target._schema.is_mutable else None
+    if name == "setitem":
+        return first
     ends = name.endswith("_") and not name.endswith("__") and name not in NO_WRITES
     if ends or (name in IN_PLACE and node.op == "call_function") or _is_asked(node):
         return first

@@ -66,7 +66,21 @@ def _kept(context: OpContext, args: tuple[Any, ...], result: Tensor) -> Any:
     return Stacked(result)
 
 
-@rule("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor", "copy_")
+@rule(
+    "iadd",
+    "isub",
+    "imul",
+    "itruediv",
+    "ifloordiv",
+    "imod",
+    "ipow",
+    "iand",
+    "ior",
+    "ixor",
+    "ilshift",
+    "irshift",
+    "copy_",
+)
 def written(context: OpContext, input: Any, other: Any) -> Any:
     """``x += y``, ``x.copy_(y)``: in place; a value that all models share becomes one of each model first."""
     own = input if isinstance(input, Stacked) else Stacked(with_model_dim(input, context.num_models).clone())
@@ -116,7 +130,7 @@ def attribute(context: OpContext, input: Any, name: str) -> Any:
         if input.ndim != 2:
             return NotImplemented
         return Stacked(input.tensor.transpose(1, 2))
-    if name in ("mT", "real", "imag"):
+    if name in ("mT", "real", "imag", "data"):
         return Stacked(getattr(input.tensor, name))
     if name in ("shape", "ndim"):
         return getattr(input, name)
