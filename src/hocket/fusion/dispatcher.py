@@ -24,7 +24,7 @@ from hocket.fusion.inputs import ModelAxis
 from hocket.fusion.merge import is_alike, merged
 from hocket.fusion.program import FusedProgram, make_program
 from hocket.fusion.python_state import Globals, attributes
-from hocket.fusion.rules.base import is_watched
+from hocket.fusion.rules.base import is_watched, unwatched
 from hocket.fusion.shares import GradientMemory
 from hocket.fusion.stacked import Stacked, unwrap, with_model_dim
 from hocket.fusion.state import StatefulStore
@@ -178,7 +178,8 @@ class Dispatcher(StatefulStore):
         key: Any = (call.spec, call.constants, self._version)
         if key not in self._programs:
             self._make_room()
-            self._programs[key] = self._traced_symbolically(values, call.spec)
+            with unwatched():
+                self._programs[key] = self._traced_symbolically(values, call.spec)
         program = self._programs[key]
         if program is not None:
             return program

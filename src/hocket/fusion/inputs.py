@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from hocket.errors import InputError
+from hocket.fusion.rules.base import unwatched
 from hocket.fusion.stacked import Stacked
 
 __all__ = ["ModelAxis"]
@@ -187,22 +188,22 @@ def _by_name(template: nn.Module, spec: Any, shared: Mapping[str, bool]) -> list
 
 def _works(template: nn.Module, leaves: list[Any], spec: Any, choice: Sequence[bool | None]) -> bool:
     """Whether the model takes these inputs, with a batch axis where a layer has one."""
-    filled = [
-        torch.empty(leaf.shape[1:] if own else leaf.shape, dtype=leaf.dtype, device="meta")
-        if isinstance(leaf, Tensor)
-        else leaf
-        for leaf, own in zip(leaves, choice, strict=True)
-    ]
-    args, kwargs = pytree.tree_unflatten(filled, spec)
-    model = copy.deepcopy(template)  # a forward may leave something behind in its attributes
-    for module in model.modules():
-        if type(module) in BATCHED:
-            module.register_forward_pre_hook(_needs_batch)
-    try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+    with unwatched(), torch.no_grad(), torch.random.fork_rng(devices=[]):
+        filled = [
+            torch.empty(tuple(leaf.shape[1:] if own else leaf.shape), dtype=leaf.dtype, device="meta")
+            if isinstance(leaf, Tensor)
+            else leaf
+            for leaf, own in zip(leaves, choice, strict=True)
+        ]
+        args, kwargs = pytree.tree_unflatten(filled, spec)
+        model = copy.deepcopy(template)  # a forward may leave something behind in its attributes
+        for module in model.modules():
+            if type(module) in BATCHED:
+                module.register_forward_pre_hook(_needs_batch)
+        try:
             model(*args, **kwargs)
-    except (_Unbatched, RuntimeError, ValueError, TypeError, IndexError, NotImplementedError, AssertionError):
-        return False
+        except (_Unbatched, RuntimeError, ValueError, TypeError, IndexError, NotImplementedError, AssertionError):
+            return False
     return True
 
 
