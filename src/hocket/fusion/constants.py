@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hocket.fusion.stacked import ModelValues, Stacked
+from hocket.fusion.stacked import ModelValues, Stacked, unwatched
 
 __all__ = ["is_same", "joined"]
 
@@ -23,7 +23,7 @@ def joined(values: Sequence[Any]) -> Any:
     if all(isinstance(value, Tensor) for value in values):
         kinds = {(value.shape, value.dtype, value.device, value.layout) for value in values}
         if len(kinds) == 1 and first.layout is torch.strided:
-            with torch.inference_mode(False):
+            with unwatched():
                 return Stacked(torch.stack(list(values)))
     return ModelValues(tuple(values))
 

@@ -24,9 +24,9 @@ from hocket.fusion.inputs import ModelAxis
 from hocket.fusion.merge import is_alike, merged
 from hocket.fusion.program import FusedProgram, make_program
 from hocket.fusion.python_state import Globals, attributes
-from hocket.fusion.rules.base import is_watched, unwatched
+from hocket.fusion.rules.base import is_watched
 from hocket.fusion.shares import GradientMemory
-from hocket.fusion.stacked import Stacked, unwrap, with_model_dim
+from hocket.fusion.stacked import Stacked, unwatched, unwrap, with_model_dim
 from hocket.fusion.state import StatefulStore
 from hocket.fusion.steps import Step, warn_without_rule
 from hocket.fusion.store import mark

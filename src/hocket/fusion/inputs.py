@@ -23,8 +23,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from hocket.errors import InputError
-from hocket.fusion.rules.base import unwatched
-from hocket.fusion.stacked import Stacked
+from hocket.fusion.stacked import Stacked, unwatched
 
 __all__ = ["ModelAxis"]
 

@@ -13,12 +13,14 @@ A third layout, ``(B, C, N, ...)``, is what a convolution one element wide gives
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import reduce
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 __all__ = [
     "ModelValues",
@@ -33,9 +35,17 @@ __all__ = [
     "part",
     "to_channels",
     "unfold",
+    "unwatched",
     "unwrap",
     "with_model_dim",
 ]
+
+
+@contextmanager
+def unwatched() -> Iterator[None]:
+    """While this is open, no tracer and no transform sees what is computed, nor is it made for inference only."""
+    with torch.inference_mode(False), torch._C._DisableFuncTorch(), _disable_current_modes():
+        yield
 
 
 class Stacked:
@@ -92,7 +102,7 @@ class ModelValues:
     def stacked(self, dtype: torch.dtype, device: torch.device) -> Stacked:
         """Numbers as one tensor ``(B,)``."""
         if (dtype, device) not in self._stacked:
-            with torch.inference_mode(False):  # what is made in a first call without gradients serves training too
+            with unwatched():
                 self._stacked[dtype, device] = Stacked(torch.tensor(self.values, dtype=dtype, device=device))
         return self._stacked[dtype, device]
 

@@ -11,19 +11,17 @@ Modules that hold state or draw random numbers have rules of their own, found by
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import _disable_current_modes
 
 from hocket.fusion.shares import GradientMemory
 from hocket.fusion.stacked import Stacked
 
-__all__ = ["OpContext", "Rule", "find", "find_module", "is_watched", "module_rule", "op_name", "rule", "unwatched"]
+__all__ = ["OpContext", "Rule", "find", "find_module", "is_watched", "module_rule", "op_name", "rule"]
 
 Rule = Callable[..., Any]
 
@@ -103,13 +101,6 @@ def op_name(target: Any) -> str | None:
 def is_watched() -> bool:
     """Whether somebody traces this call, so that nothing may be timed and no value looked at."""
     return torch._C._len_torch_dispatch_stack() > 0 or torch.compiler.is_compiling()
-
-
-@contextmanager
-def unwatched() -> Iterator[None]:
-    """While this is open, no tracer and no transform sees what is computed."""
-    with torch._C._DisableFuncTorch(), _disable_current_modes():
-        yield
 
 
 def find(target: Any) -> Rule | None:
