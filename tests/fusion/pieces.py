@@ -235,7 +235,9 @@ def noisy(m: Any, value: float) -> Piece:
 
 
 def drawn(m: Any, value: float) -> Piece:
-    return lambda m, h: h[..., torch.randperm(6)] + torch.empty(6, dtype=D).normal_() + torch.randint(0, 9, (6,))
+    return lambda m, h: (
+        h[..., torch.randperm(6)].contiguous() + torch.empty(6, dtype=D).normal_() + torch.randint(0, 9, (6,))
+    )
 
 
 def counting(m: Any, value: float) -> Piece:
