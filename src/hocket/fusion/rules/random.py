@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hocket.fusion import fallback
 from hocket.fusion.rules.base import OpContext, rule
-from hocket.fusion.stacked import Stacked, with_model_dim
+from hocket.fusion.stacked import Stacked, map_tree, with_model_dim
 
 __all__ = ["DRAWS", "drawing", "drawing_from"]
 
@@ -60,12 +60,17 @@ def drawing(target: Callable[..., Any], generator: torch.Generator) -> Callable[
     return draw
 
 
+def _contiguous(value: Any) -> Any:
+    return Stacked(value.tensor.contiguous()) if isinstance(value, Stacked) else value
+
+
 @rule(*OTHERS)
 def each(context: OpContext, *args: Any, **kwargs: Any) -> Any:
     """Model after model."""
     targets = [context.target] * context.num_models
     if context.generators:
         targets = [drawing(context.target, generator) for generator in context.generators]
+        args, kwargs = map_tree((args, kwargs), _contiguous)  # numbers are drawn in the order of memory
     return fallback.loop(targets, args, kwargs, f"layer {context.layer}" if context.layer else "the model itself")
 
 
