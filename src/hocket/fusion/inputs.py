@@ -107,7 +107,9 @@ class ModelAxis:
             InputError: both readings are possible.
         """
         leaves, spec = pytree.tree_flatten(targets)
-        kind = (getattr(fn, "__code__", None) or type(fn), len(leaves))
+        code = getattr(fn, "__code__", None)  # not itself part of the key, which is saved with the array
+        named = type(fn).__qualname__ if code is None else f"{code.co_filename}:{code.co_firstlineno}"
+        kind = (named, len(leaves))
         for place, leaf in enumerate(leaves):
             if not isinstance(leaf, Tensor):
                 continue
