@@ -1,4 +1,4 @@
-"""States, hooks and modes: what users do with an array around training."""
+"""States and modes: what users do with an array around training."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from torch import nn
 from torch.nn import functional as F
 
 import hocket
-from hocket.errors import InputError
 
 D = torch.float64
 
@@ -37,13 +36,6 @@ def test_an_array_with_separate_blocks_in_another_module_loads_its_state():
     other.load_state_dict(holder.state_dict())
     x = torch.randn(5, 4, dtype=D)
     assert torch.equal(other(x), holder(x))
-
-
-@pytest.mark.parametrize("kind", ["forward_hook", "forward_pre_hook", "full_backward_hook"])
-def test_a_hook_that_would_never_fire_is_refused(kind):
-    array = hocket.fuse([nn.Sequential(nn.Linear(2, 2)) for _ in range(2)])
-    with pytest.raises(InputError, match="its hook would not fire"):
-        getattr(array.get_submodule("fused.0"), f"register_{kind}")(lambda *_: None)
 
 
 class Scaled(nn.Module):

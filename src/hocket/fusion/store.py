@@ -27,18 +27,6 @@ class _Store(nn.Module):
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         return
 
-    def register_forward_hook(self, *args: Any, **kwargs: Any) -> Any:
-        """Refuse: the layers of fused models are never called one by one.
-
-        Raises:
-            InputError: always.
-        """
-        raise InputError("hooks: a fused layer is never called as a module, so its hook would not fire; hook the array")
-
-    register_forward_pre_hook = register_forward_hook
-    register_full_backward_hook = register_forward_hook
-    register_full_backward_pre_hook = register_forward_hook
-
 
 class Store(nn.Module):
     """What programs ask for, and plain modules from it.
