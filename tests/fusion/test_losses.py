@@ -139,7 +139,7 @@ class Two(nn.Module):
 @pytest.mark.parametrize("own", [False, True], ids=["shared", "own"])
 def test_inputs_of_any_kind(kind, own, monkeypatch):
     prefer(monkeypatch, GO)
-    runs = Runs(made(Two, 3), shared=None if "number" in kind else not own)
+    runs = Runs(made(Two, 3), shared=not own)
     for times in (2, 3, 2):
         lead = (3,) if own else ()
         x, y = torch.randn(*lead, 4, 6, dtype=D), torch.randn(*lead, 4, 5, dtype=D)
@@ -161,7 +161,7 @@ def test_inputs_of_any_kind(kind, own, monkeypatch):
 
 def test_a_tensor_and_shared_and_own_inputs_together(monkeypatch):
     prefer(monkeypatch, GO)
-    runs = Runs(made(Two, 3))
+    runs = Runs(made(Two, 3), shared={"x": False, "y": True})
     for _ in range(2):
         x, y, target = (torch.randn(*size, dtype=D) for size in ((3, 4, 6), (4, 5), (4, 3)))
         runs.step(F.mse_loss, (x, y), (target,), lambda index, x=x, y=y: (x[index], y), lambda _, t=target: (t,))

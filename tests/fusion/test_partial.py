@@ -97,8 +97,8 @@ class Named(nn.Module):
 
 def test_attributes_that_change_nothing_do_not_matter_and_others_are_named():
     check([Named("a").double(), Named("b").double()], torch.randn(2, 3, 2).double(), shared=False)
-    with pytest.raises(InputError, match="twice: False in model 0, True in model 1"):
-        hocket.fuse([Named("a"), Named("a", twice=True)])
+    with pytest.raises(InputError, match=r"layer fc: linear in model 1 \(twice: False in model 0, True"):
+        hocket.fuse([Named("a"), Named("a", twice=True)])(torch.randn(5, 2))
 
 
 def shared_layer():
@@ -218,7 +218,7 @@ def test_an_op_without_a_rule_is_refused_by_strict():
         def forward(self, x):
             return torch.cdist(self.fc(x), x)
 
-    array = hocket.fuse([Odd(), Odd()], strict=True, backend="rule")
+    array = hocket.fuse([Odd(), Odd()], strict=True, backend="rule", shared=False)
     with pytest.raises(InputError, match="the model itself: cdist: no rule"):
         array(torch.ones(2, 5, 3))
 
@@ -292,4 +292,4 @@ def test_a_forward_that_looks_at_values_goes_model_by_model_and_says_so(backend)
     with pytest.warns(UserWarning, match="Looks has no rule"):
         check(made(Looks, 3), torch.randn(3, 5, 4).double(), shared=False, backend=backend)
     with pytest.raises(InputError, match="strict"):
-        hocket.fuse(made(Looks, 3), strict=True)(torch.randn(3, 5, 4).double())
+        hocket.fuse(made(Looks, 3), strict=True, shared=False)(torch.randn(3, 5, 4).double())

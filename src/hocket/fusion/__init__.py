@@ -5,7 +5,7 @@ Source: S. Wang et al., "Horizontally Fused StepPlanner Array", MLSys 2021.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ def fuse(
     strict: bool = False,
     separate: Sequence[str] = (),
     seeds: Sequence[int] | None = None,
-    shared: bool | None = None,
+    shared: bool | Mapping[str, bool] | None = None,
 ) -> Array:
     """Fuse models of one class into one module that trains them all; the models themselves are not touched.
 
@@ -39,7 +39,9 @@ def fuse(
         separate: names of blocks, such as ``"layer4"``, that shall not fuse.
         seeds: B seeds of random numbers, one for each model: dropout then draws in each model what the plain model
             draws after ``torch.manual_seed(seed)``. Without seeds, all models draw from torch's generator.
-        shared: whether inputs are ``(N, ...)`` (True) or ``(B, N, ...)`` (False); None looks at the shapes.
+        shared: whether inputs are ``(N, ...)`` (True) or ``(B, N, ...)`` (False), or this by the names of arguments,
+            as in ``{"x": False, "mask": True}``. With None, the first call settles how many axes one model takes, and
+            where it leaves that open, asks for this argument.
 
     Returns:
         An `hocket.fusion.model.Array`.

@@ -167,8 +167,8 @@ def _described(value: Any) -> Any:
 
 def _time_op(program: FusedProgram, step: Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, float]:
     """Microseconds of forward and backward, by each backend that can."""
-    backends = list(step.backends)
-    if step.can_multiply is not None and step.can_multiply(*args, **kwargs):
+    backends = program.backends_for(step, args, kwargs)
+    if "rule" in backends and step.can_multiply is not None and step.can_multiply(*args, **kwargs):
         backends.append("product")
     inputs: list[Tensor] = []
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hocket.errors import InputError
+from hocket.fusion.constants import is_same
+from hocket.fusion.python_state import held_by_functions
 
 __all__ = ["Blocks", "compare"]
 
@@ -31,10 +32,9 @@ PER_MODEL_OPTIONS: tuple[tuple[tuple[type, ...], str], ...] = (
 
 @dataclass(frozen=True)
 class Blocks:
-    """What does not fuse: names of blocks with the reason, and layers whose attributes differ (perhaps harmlessly)."""
+    """What does not fuse: names of blocks with the reason."""
 
     separate: dict[str, str]
-    differing_attributes: dict[str, str]
 
 
 def compare(models: Sequence[Any], separate: Sequence[str] = ()) -> Blocks:
@@ -56,7 +56,7 @@ def compare(models: Sequence[Any], separate: Sequence[str] = ()) -> Blocks:
     for name in separate:
         if name == "" or name not in names:
             raise InputError(f"separate: no block is called {name!r}; blocks are {', '.join(filter(None, names))}")
-    walk = _Walk(dict.fromkeys(separate, "as asked for"), {}, [])
+    walk = _Walk(dict.fromkeys(separate, "as asked for"), [])
     walk.visit("", list(models))
     if walk.errors:
         raise InputError("models differ: " + _listed(walk.errors))
@@ -64,7 +64,7 @@ def compare(models: Sequence[Any], separate: Sequence[str] = ()) -> Blocks:
     if walk.separate and not left and any(True for _ in models[0].parameters()):
         reasons = [f"{name}: {reason}" for name, reason in walk.separate.items()]
         raise InputError("models differ in every layer that has parameters: " + _listed(reasons))
-    return Blocks(walk.separate, walk.differing_attributes)
+    return Blocks(walk.separate)
 
 
 def _inside(name: str, blocks: dict[str, str]) -> bool:
@@ -104,6 +104,13 @@ def _check_shared(models: Sequence[nn.Module]) -> None:
 def _check_layers(models: Sequence[nn.Module]) -> None:
     """What the rules would pass over: hooks and parametrizations; averages whose weight changes with every batch."""
     for index, model in enumerate(models):
+        own = set(map(id, (*model.modules(), *model.parameters(), *model.buffers())))
+        for path, value in held_by_functions(model):
+            if id(value) in own:
+                raise InputError(
+                    f"model {index}: {path}: a function that holds the model or a part of it, which no copy of the "
+                    "model would take along; make it a method, or hand it the model"
+                )
         for name, module in model.named_modules():
             where = f"model {index}, {_called(name)}"
             lazy: Any = module if isinstance(module, nn.modules.lazy.LazyModuleMixin) else None
@@ -130,7 +137,6 @@ def _check_layers(models: Sequence[nn.Module]) -> None:
 @dataclass
 class _Walk:
     separate: dict[str, str]
-    differing_attributes: dict[str, str]
     errors: list[str]
 
     def visit(self, path: str, modules: list[nn.Module]) -> list[str]:
@@ -144,14 +150,12 @@ class _Walk:
                 self.errors.append(f"{_called(path)}: {reason}")
             return []
         found = _tensors(path, modules)
-        if not found and (attribute := _attributes(modules)) is not None:
-            if type(modules[0]).__module__.startswith("torch."):
-                if path:
-                    self.separate[path] = attribute
-                else:
-                    self.errors.append(f"{_called(path)}: {attribute}")
-                return []
-            self.differing_attributes[path] = attribute
+        if not found and (option := _options(modules)) is not None:
+            if path:
+                self.separate[path] = option
+            else:
+                self.errors.append(f"{_called(path)}: {option}")
+            return []
         for name, _ in modules[0].named_children():
             below = [getattr(module, name) for module in modules]
             found += self.visit(f"{path}.{name}" if path else name, below)
@@ -202,49 +206,27 @@ def _tensors(path: str, modules: list[nn.Module]) -> list[str]:
     return found
 
 
-def _attributes(modules: list[nn.Module]) -> str | None:
-    """Plain attributes, such as a stride, that differ; those that rules take per model may."""
+def _options(modules: list[nn.Module]) -> str | None:
+    """Options of one of torch's own layers, such as a stride, that differ; those that rules take per model may.
+
+    A layer of the user's own is traced instead, and its graphs are compared.
+    """
     first = modules[0]
     allowed = {name for classes, name in PER_MODEL_OPTIONS if isinstance(first, classes)}
+    is_own = not type(first).__module__.startswith("torch.")
     for index, module in enumerate(modules[1:], 1):
         if module.training != first.training:
             return f"training is {first.training} in model 0, {module.training} in model {index}"
         mine, theirs = vars(first), vars(module)
         for name in dict.fromkeys((*mine, *theirs)):
-            if name in MACHINERY or name in allowed:
+            if is_own or name in MACHINERY or name in allowed:
                 continue
-            if name not in mine or name not in theirs or not _same(mine[name], theirs[name], set()):
-                values = f"{_short(mine.get(name))} in model 0, {_short(theirs.get(name))} in model {index}"
-                return f"{name}: {values}"
+            a, b = mine.get(name), theirs.get(name)
+            if (name in mine) != (name in theirs) or not (isinstance(a, nn.Module) or is_same(a, b)):
+                return f"{name}: {_short(a)} in model 0, {_short(b)} in model {index}"
     return None
 
 
 def _short(value: Any) -> str:
     text = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _same(a: Any, b: Any, seen: set[int]) -> bool:
-    """Whether two attributes mean the same to a forward; things with inner state are compared by what they hold."""
-    if a is b or id(a) in seen:
-        return True
-    seen.add(id(a))
-    if type(a) is not type(b):
-        return False
-    if isinstance(a, (nn.Module, nn.Parameter)):
-        return True  # registered ones are compared layer by layer
-    if isinstance(a, Tensor):
-        return a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b)
-    if isinstance(a, (list, tuple)):
-        return len(a) == len(b) and all(_same(x, y, seen) for x, y in zip(a, b, strict=True))
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(_same(a[key], b[key], seen) for key in a)
-    if isinstance(a, FunctionType):
-        return a.__code__ is b.__code__
-    if isinstance(a, (bool, int, float, complex, str, bytes, set, frozenset, torch.dtype, torch.device)):
-        return bool(a == b)
-    if hasattr(a, "__self__"):
-        return bool(getattr(a, "__name__", None) == getattr(b, "__name__", None))
-    if hasattr(a, "__dict__"):
-        return _same(vars(a), vars(b), seen)
-    return True

@@ -6,8 +6,9 @@ arguments --which are of each model--> leaves --trace--> graph --rules--> progra
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Self
 
@@ -19,15 +20,17 @@ from hocket.errors import InputError
 from hocket.fusion import fallback, trace
 from hocket.fusion.choose import CHANNELS_LAST, Choice, as_before, choose, put_back
 from hocket.fusion.compare import Blocks
-from hocket.fusion.inputs import is_per_model
+from hocket.fusion.inputs import ModelAxis
+from hocket.fusion.merge import is_alike, merged
 from hocket.fusion.program import FusedProgram, make_program
+from hocket.fusion.python_state import Globals, attributes
 from hocket.fusion.rules.base import is_watched
 from hocket.fusion.shares import GradientMemory
-from hocket.fusion.stacked import Stacked, unwrap, with_model_dim
+from hocket.fusion.stacked import Stacked, unwatched, unwrap, with_model_dim
 from hocket.fusion.state import StatefulStore
 from hocket.fusion.steps import Step, warn_without_rule
 from hocket.fusion.store import mark
-from hocket.fusion.unfused_copy import UnfusedCopy, call_with
+from hocket.fusion.unfused_copy import UnfusedCopy
 
 __all__ = ["MAX_KINDS", "Dispatcher", "autocast_state"]
 
@@ -58,12 +61,12 @@ class Dispatcher(StatefulStore):
         *,
         backend: str,
         strict: bool,
-        shared: bool | None,
+        shared: bool | Mapping[str, bool] | None,
     ) -> None:
         super().__init__(models, blocks, seeds)
         self.backend = backend
         self.strict = strict
-        self.shared = shared
+        self.model_axis = ModelAxis(shared)
         self.choices: list[Choice] = []
         self.warned: set[tuple[str, str]] = set()
         self.gradient_memory = GradientMemory()
@@ -71,7 +74,7 @@ class Dispatcher(StatefulStore):
         self._chosen: dict[Any, Callable[[list[Any]], Any]] = {}
         self._ready: dict[Any, tuple[tuple[bool, ...], Callable[[list[Any]], Any]]] = {}
         self._won: dict[Any, list[str]] = {}
-        self._goes_one_by_one = False  # nothing can trace or batch the model
+        self._globals: Globals | None = None  # what the traced forwards read outside of the models
         self._per_model: dict[Any, tuple[bool, ...]] = {}
         self._version = 0
         self._hocket_form: str | None = None  # which of `_hocket_forms` is wanted
@@ -86,6 +89,7 @@ class Dispatcher(StatefulStore):
         Raises:
             InputError: an op fails, or the input fits no model; names the layer.
         """
+        self._follow_globals()
         known = self._known(args) if not kwargs else None
         if known in self._ready:
             own, run = self._ready[known]
@@ -144,10 +148,7 @@ class Dispatcher(StatefulStore):
     def _own_leaves(self, call: trace.CallSpec, leaves: list[Any], shapes: Any) -> tuple[bool, ...]:
         key = (call.spec, shapes, self._version)
         if key not in self._per_model:
-            for leaf in leaves:
-                if isinstance(leaf, Tensor) and leaf.ndim == 0 and self.shared is False:
-                    raise InputError("input: expected a models' axis, got a tensor without axes")
-            self._per_model[key] = is_per_model(self._templates[0], leaves, call.spec, self.num_models, self.shared)
+            self._per_model[key] = self.model_axis.inputs(self._templates[0], leaves, call.spec, self.num_models)
         return self._per_model[key]
 
     def _hocket_forms(self) -> tuple[str, ...]:
@@ -174,24 +175,25 @@ class Dispatcher(StatefulStore):
         self, call: trace.CallSpec, values: list[Any], shapes: Any, own: tuple[bool, ...]
     ) -> FusedProgram | None:
         """The program for this kind of call, or None where nothing can trace it."""
-        try:
-            key: Any = (call.spec, call.constants, self._version)
-            hash(key)
-        except TypeError:
-            key = (call.spec, repr(call.constants), self._version)
+        key: Any = (call.spec, call.constants, self._version)
         if key not in self._programs:
-            self._programs[key] = self._traced_symbolically(values, call.spec)
+            self._make_room()
+            with unwatched():
+                self._programs[key] = self._traced_symbolically(values, call.spec)
         program = self._programs[key]
         if program is not None:
             return program
         key = (key, shapes, own)
         if key not in self._programs:
-            if len(self._programs) >= MAX_PROGRAMS:
-                self._programs.clear()
-                self._chosen.clear()
-                self._ready.clear()
+            self._make_room()
             self._programs[key] = None if is_watched() else self._traced_by_export(values, call.spec)
         return self._programs[key]
+
+    def _make_room(self) -> None:
+        if len(self._programs) >= MAX_PROGRAMS:
+            self._programs.clear()
+            self._chosen.clear()
+            self._ready.clear()
 
     def _sample(self, values: list[Any], spec: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments as the first model sees them."""
@@ -201,13 +203,25 @@ class Dispatcher(StatefulStore):
 
     def _traced_symbolically(self, values: list[Any], spec: Any) -> FusedProgram | None:
         args, kwargs = self._sample(values, spec)
-        plain = self._plain(0)
+        separate = frozenset(self._separate_index)
+        known = Globals(self._templates)
+        traces: list[trace.Traced] = []
         try:
-            traced = trace.symbolic(plain, args, kwargs, frozenset(self._separate_index))
+            for template in self._templates:
+                model = copy.deepcopy(template)
+                traces.append(trace.symbolic(model, args, kwargs, separate))
+                if traces[-1].keeps_values and not is_alike(traces[-1], trace.symbolic(model, args, kwargs, separate)):
+                    raise torch.fx.proxy.TraceError("the forward reads what an earlier call left behind")
+            if (path := known.changed()) is not None:
+                raise torch.fx.proxy.TraceError(f"the forward changes {path}")
+            program = make_program(self, merged(traces))
+        except InputError as error:
+            raise InputError(f"{error}{self._hint()}") from error
         except (torch.fx.proxy.TraceError, *trace.FAILURES) as error:
             self._why_not = f"{type(error).__name__}: {error}"
             return None
-        return make_program(self, traced)
+        self._globals = known
+        return program
 
     def _traced_by_export(self, values: list[Any], spec: Any) -> FusedProgram | None:
         if self._separate_index:
@@ -216,29 +230,37 @@ class Dispatcher(StatefulStore):
                 f"{self._why_not.splitlines()[0]}; use backend='loop', or models that agree in every layer"
             )
         args, kwargs = self._sample(values, spec)
-        plain = self._plain(0)
+        known = Globals(self._templates)
+        traces: list[trace.Traced] = []
         try:
-            with self._put_back():
-                traced = trace.exported(plain, args, kwargs)
+            for index in range(self.num_models):
+                with self._put_back():
+                    traces.append(trace.exported(self._plain(index), args, kwargs))
+            if (path := known.changed()) is not None:
+                raise ValueError(f"the forward changes {path}")
+            program = make_program(self, merged(traces))
+        except InputError as error:
+            raise InputError(f"{error}{self._hint()}") from error
         except (torch._dynamo.exc.TorchDynamoException, *trace.FAILURES) as error:
             self._why_not += f"; {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
             return None
-        return make_program(self, traced)
+        self._globals = known
+        return program
+
+    def _hint(self) -> str:
+        """Attributes in which models differ, which may be why their graphs do."""
+        known = {path: value for _, path, value in attributes(self._templates[0])}
+        for index, template in enumerate(self._templates[1:], 1):
+            for _, path, value in attributes(template):
+                if isinstance(value, (bool, int, float, str)) and known.get(path) != value:
+                    return f" ({path}: {known.get(path)!r} in model 0, {value!r} in model {index})"
+        return ""
 
     def _whole(self, values: list[Any], spec: Any) -> Any:
-        """Where no tracer can follow: the model as one op, by vmap, else model by model."""
-        step = Step(0, "", type(self._templates[0]).__name__, _no_rule, (), {}, ["rule"])
+        """Where no tracer can follow, nobody knows what the models have in common: each runs as it is."""
         if not is_watched():
+            step = Step(0, "", type(self._templates[0]).__name__, _no_rule, (), {}, ["rule"])
             warn_without_rule(self, step)
-        plain = not self._separate_index and self._seeds is None and not _pads(self._templates[0])
-        if plain and not self._goes_one_by_one:
-            args, kwargs = pytree.tree_unflatten(values, spec)
-            tensors = {name: self.tensor(name) for name in self._places}
-            template = self._templates[0]
-            try:
-                return fallback.vmap(lambda own, *a, **k: call_with(template, own, a, k), (tensors, *args), kwargs)
-            except trace.FAILURES:
-                self._goes_one_by_one = True
         return self._one_by_one(values, spec)
 
     def _one_by_one(self, values: list[Any], spec: Any) -> Any:
@@ -277,9 +299,14 @@ class Dispatcher(StatefulStore):
         self._version = 1 if mode else 2
         return self
 
+    def _follow_globals(self) -> None:
+        """Let go of the graphs where what the forwards read outside of the models has changed."""
+        if self._globals is not None and self._globals.changed() is not None:
+            self._forget()
+
     def _forget(self) -> None:
         super()._forget()
-        self._goes_one_by_one = False
+        self._globals = None
         self._programs.clear()
         self._chosen.clear()
         self._ready.clear()
@@ -290,7 +317,7 @@ class Dispatcher(StatefulStore):
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
         state |= {name: {} for name in ("_programs", "_chosen", "_ready", "_won", "_per_model")}
-        state["gradient_memory"] = GradientMemory()
+        state |= {"gradient_memory": GradientMemory(), "_globals": None}
         state["_hocket_form"] = None  # it was asked of this array, for as long as somebody captures it
         return state
 
@@ -304,11 +331,6 @@ class Dispatcher(StatefulStore):
 
 def _no_rule(backend: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return NotImplemented
-
-
-def _pads(model: nn.Module) -> bool:
-    """Whether a model has padding rows, which get a gradient under torch's vmap (as of 2.13) that they should not."""
-    return any(getattr(module, "padding_idx", None) is not None for module in model.modules())
 
 
 def autocast_state() -> tuple[tuple[bool, torch.dtype], ...]:

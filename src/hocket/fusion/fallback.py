@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from hocket.errors import InputError
-from hocket.fusion.stacked import Stacked, part
+from hocket.fusion.constants import joined
+from hocket.fusion.stacked import Stacked, part, unwrap
 
 __all__ = ["loop", "stack_parts", "vmap"]
 
@@ -24,6 +25,13 @@ def vmap(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
     """
     leaves, spec = pytree.tree_flatten((args, kwargs), is_leaf=lambda value: isinstance(value, Stacked))
     places = [index for index, leaf in enumerate(leaves) if isinstance(leaf, Stacked)]
+    if not places:
+        raise ValueError("nothing differs between the models")
+    tensors = [unwrap(leaf) for leaf in leaves if isinstance(leaf, (Stacked, Tensor))]
+    if torch.is_autocast_enabled(tensors[0].device.type):
+        raise ValueError("vmap takes linear layers apart before autocast sees them")
+    if len({tensor.dtype for tensor in tensors}) > 1 and any(leaves[place].ndim == 0 for place in places):
+        raise ValueError("under vmap, numbers without axes change the type of a result as tensors with axes do")
     out_spec: Any = None
     is_tensor: list[bool] = []
     plain: list[Any] = []
@@ -41,7 +49,8 @@ def vmap(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
         plain = [None if isinstance(out, Tensor) else out for out in outs]
         return tuple(out for out in outs if isinstance(out, Tensor))
 
-    with warnings.catch_warnings():
+    # What fails in the middle may leave a grad mode behind.
+    with warnings.catch_warnings(), torch.set_grad_enabled(torch.is_grad_enabled()):
         warnings.filterwarnings("ignore", "There is a performance drop")
         results = torch.vmap(of_one, randomness="different")(*(leaves[place].tensor for place in places))
     given = iter(results)
@@ -51,10 +60,16 @@ def vmap(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
 
 def loop(targets: Sequence[Callable[..., Any]], args: tuple[Any, ...], kwargs: dict[str, Any], where: str) -> Any:
     """Call ``targets[i]`` with model i's part of the arguments."""
-    outs = [
-        target(*part(args, index), **{name: part(value, index) for name, value in kwargs.items()})
-        for index, target in enumerate(targets)
-    ]
+    shared = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    before = [leaf._version for leaf in shared if not leaf.is_inference()]
+    outs = []
+    for index, target in enumerate(targets):
+        outs.append(target(*part(args, index), **part(kwargs, index)))
+        if index + 1 < len(targets) and before != [leaf._version for leaf in shared if not leaf.is_inference()]:
+            raise InputError(
+                f"{where}: writes over a tensor that all models read; give each model its own, or clone it in the "
+                "forward"
+            )
     return stack_parts(outs, where)
 
 
@@ -66,6 +81,8 @@ def stack_parts(outs: Sequence[Any], where: str) -> Any:
     """
     flat = [pytree.tree_flatten(out) for out in outs]
     spec = flat[0][1]
+    if any(other != spec for _, other in flat):
+        raise InputError(f"{where}: its output is {spec} in model 0, and something else in another model")
     columns = []
     for leaves in zip(*(leaves for leaves, _ in flat), strict=True):
         if _holds_tensors(leaves[0]):
@@ -74,7 +91,7 @@ def stack_parts(outs: Sequence[Any], where: str) -> Any:
                 "dataclass, torch.export.register_dataclass makes it known"
             )
         if not isinstance(leaves[0], Tensor):
-            columns.append(leaves[0])
+            columns.append(joined(leaves))
             continue
         shapes = {tuple(leaf.shape): index for index, leaf in reversed(list(enumerate(leaves)))}
         if len(shapes) > 1:

@@ -22,7 +22,7 @@ from hocket.fusion.rules.base import is_watched
 from hocket.fusion.shares import LARGE_BYTES, GradientMemory, shares
 from hocket.fusion.single_model import SingleModel
 from hocket.fusion.single_tensors import SingleTensors
-from hocket.fusion.stacked import Stacked, with_model_dim
+from hocket.fusion.stacked import Stacked, of_models, with_model_dim
 from hocket.fusion.steps import Owner
 from hocket.fusion.trace import Traced
 
@@ -42,11 +42,15 @@ class ModelSlice:
         self.backend = owner.backend
         self.warned = owner.warned
         self.gradient_memory = memory
+        self.model_axis = owner.model_axis
         self.tensors: Mapping[str, Tensor] = {}
 
     @property
     def is_seeded(self) -> bool:
         return self._owner.is_seeded
+
+    def of_models(self, constant: Any) -> Any:
+        return of_models(constant, self._slice.start, self._slice.stop)
 
     def tensor(self, name: str) -> Stacked:
         own = self.tensors[name]

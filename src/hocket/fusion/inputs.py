@@ -1,13 +1,20 @@
-"""Which inputs are one batch for each model ``(B, N, ...)`` and which are one for all ``(N, ...)``.
+"""Which tensors are one batch for each model ``(B, N, ...)`` and which are one for all ``(N, ...)``.
 
-Only an input whose first axis is B can be the former. Whether it is shows when the model runs on tensors without data
-(the meta device), once on the input as it stands and once on its first part. Where both work, as they do for a linear
-layer and any number of axes, an input of three axes and more counts as one batch for each model, one of fewer counts as
-shared; ``fuse(..., shared=True)`` or ``False`` settles it.
+Only a tensor whose first axis is B can be the former. Which it is, the first call settles, and later calls hold to it:
+
+    first call  (16, 5, 6), B = 8    one batch for all: one model takes 3 axes
+    later       (8, 5, 6)            3 axes, so one batch for all, though there are 8 models
+                (8, 16, 5, 6)        4 axes, so one batch for each model
+
+A first call whose first axis happens to be B is tried on the meta device, once on the input as it stands, once on its
+first part. Where both work, as for a linear layer, nothing is guessed: ``fuse(..., shared=True)`` or ``False`` says it.
 """
 
 from __future__ import annotations
 
+import copy
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from typing import Any
 
@@ -16,85 +23,188 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from hocket.errors import InputError
+from hocket.fusion.stacked import Stacked, unwatched
 
-__all__ = ["is_per_model"]
+__all__ = ["ModelAxis"]
 
 MAX_COMBINATIONS = 64
 BATCHED = {
-    **dict.fromkeys((nn.Conv1d, nn.ConvTranspose1d, nn.MaxPool1d, nn.AvgPool1d, nn.LSTM, nn.GRU, nn.RNN), 3),
-    **dict.fromkeys((nn.Conv2d, nn.ConvTranspose2d, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d), 4),
-    **dict.fromkeys((nn.Conv3d, nn.ConvTranspose3d, nn.MaxPool3d, nn.AvgPool3d), 5),
-    nn.MultiheadAttention: 3,
-    nn.TransformerEncoderLayer: 3,
-    nn.TransformerDecoderLayer: 3,
+    **dict.fromkeys((nn.Conv1d, nn.ConvTranspose1d, nn.MaxPool1d, nn.AvgPool1d, nn.LSTM, nn.GRU, nn.RNN), (3,)),
+    **dict.fromkeys((nn.Conv2d, nn.ConvTranspose2d, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d), (4,)),
+    **dict.fromkeys((nn.Conv3d, nn.ConvTranspose3d, nn.MaxPool3d, nn.AvgPool3d), (5,)),
+    nn.MultiheadAttention: (3,),
+    nn.TransformerEncoderLayer: (3,),
+    nn.TransformerDecoderLayer: (3,),
+    nn.Linear: (2, 3, 4, 5, 6, 7),
 }
+ASK = "say which with fuse(..., shared=True) for one of all models, or shared=False for one of each"
 
 
-def is_per_model(
-    template: nn.Module, leaves: list[Any], spec: Any, num_models: int, shared: bool | None
-) -> tuple[bool, ...]:
-    """For each leaf of the arguments, whether its first axis is the models'.
+class ModelAxis:
+    """What was settled about the arguments of an array and of its losses.
 
     Args:
-        template: a model whose tensors are on the meta device.
-        leaves: all leaves of the arguments.
-        spec: the tree they come from.
-        num_models: B.
-        shared: what the user said, or None.
-
-    Raises:
-        InputError: `shared` is False and an input's first axis is not B.
+        shared: what the user said: all inputs are ``(N, ...)`` (True), or ``(B, N, ...)`` (False), or this by the
+            arguments' names; None if nothing.
     """
-    tensors = [isinstance(leaf, Tensor) for leaf in leaves]
-    fits = [
-        tensor and leaf.ndim > 0 and leaf.shape[0] == num_models for leaf, tensor in zip(leaves, tensors, strict=True)
-    ]
-    if shared is True or not any(tensors):
-        return tuple(False for _ in leaves)
-    if shared is False:
-        for leaf, tensor, fit in zip(leaves, tensors, fits, strict=True):
-            if tensor and not fit:
-                raise InputError(
-                    f"input: expected {num_models} models in the first axis, got shape {tuple(leaf.shape)}"
-                )
-        return tuple(tensors)
-    if not any(fits):
-        return tuple(False for _ in leaves)
-    choices = [(True, False) if fit else (False,) for fit in fits]
-    works = []
-    for number, choice in enumerate(product(*choices)):
-        if number >= MAX_COMBINATIONS:
-            break
-        if _works(template, leaves, spec, choice):
-            works.append(choice)
-    likely = [
-        choice for choice in works if all(not own or leaf.ndim >= 3 for own, leaf in zip(choice, leaves, strict=True))
-    ]
-    if likely or works:
-        return (likely or works)[0]
-    return tuple(fit and leaf.ndim >= 3 for fit, leaf in zip(fits, leaves, strict=True))
+
+    def __init__(self, shared: bool | Mapping[str, bool] | None) -> None:
+        self.shared = shared
+        self._ranks: dict[Any, set[int]] = {}  # of what one model takes, by argument
+
+    def inputs(self, template: nn.Module, leaves: list[Any], spec: Any, num_models: int) -> tuple[bool, ...]:
+        """For each leaf of the arguments, whether its first axis is the models'.
+
+        Args:
+            template: a model whose tensors are on the meta device.
+            leaves: all leaves of the arguments.
+            spec: the tree they come from.
+            num_models: B.
+
+        Raises:
+            InputError: `shared` is False and an input's first axis is not B; or both readings are possible.
+        """
+        kind = str(spec)
+        said: list[bool | None] = [self.shared if isinstance(self.shared, bool) else None] * len(leaves)
+        if isinstance(self.shared, Mapping):
+            said = _by_name(template, spec, self.shared)
+        own = [
+            self._held((kind, place), leaf, num_models)
+            if said[place] is None
+            else self._said(said[place], leaf, num_models)
+            for place, leaf in enumerate(leaves)
+        ]
+        open_places = [place for place, each in enumerate(own) if each is None]
+        works: list[tuple[bool, ...]] = []
+        for choice in list(product((True, False), repeat=len(open_places)))[:MAX_COMBINATIONS] if open_places else []:
+            for place, each in zip(open_places, choice, strict=True):
+                own[place] = each
+            if _works(template, leaves, spec, own):
+                works.append(choice)
+        if open_places:
+            if len(works) != 1:
+                shapes = ", ".join(str(tuple(leaves[place].shape)) for place in open_places)
+                how = "both readings run" if works else "no reading runs on tensors without data"
+                raise InputError(f"input of shape {shapes}: of all {num_models} models, or of each? {how}; {ASK}")
+            for place, each in zip(open_places, works[0], strict=True):
+                own[place] = each
+                self._settle((kind, place), leaves[place], each)
+        return tuple(map(bool, own))
+
+    def targets(
+        self, fn: Callable[..., Any], targets: tuple[Any, ...], output: Any, shape: Sequence[int], num_models: int
+    ) -> tuple[Any, ...]:
+        """Targets of a loss, `Stacked` where models have their own.
+
+        Args:
+            fn: the loss function.
+            targets: what it takes behind the output.
+            output: one model's output.
+            shape: of all models' output, ``(B, N, ...)``.
+            num_models: B.
+
+        Raises:
+            InputError: both readings are possible.
+        """
+        leaves, spec = pytree.tree_flatten(targets)
+        code = getattr(fn, "__code__", None)  # not itself part of the key, which is saved with the array
+        named = type(fn).__qualname__ if code is None else f"{code.co_filename}:{code.co_firstlineno}"
+        kind = (named, len(leaves))
+        for place, leaf in enumerate(leaves):
+            if not isinstance(leaf, Tensor):
+                continue
+            is_own = self._held((*kind, place), leaf, num_models)
+            if is_own is None:
+                is_own = self._is_own_target(fn, leaves, place, spec, output, tuple(shape))
+                self._settle((*kind, place), leaf, is_own)
+            if is_own:
+                leaves[place] = Stacked(leaf)
+        found: tuple[Any, ...] = pytree.tree_unflatten(leaves, spec)
+        return found
+
+    def _said(self, is_shared: bool | None, leaf: Any, num_models: int) -> bool:
+        """Whether a leaf is of each model, as the user said; it has to fit."""
+        if is_shared or not isinstance(leaf, Tensor):
+            return False
+        if leaf.ndim == 0 or leaf.shape[0] != num_models:
+            shape = tuple(leaf.shape) if leaf.ndim else "a tensor without axes"
+            raise InputError(f"input: expected {num_models} models in the first axis, got shape {shape}")
+        return True
+
+    def _held(self, key: Any, leaf: Any, num_models: int) -> bool | None:
+        """Whether a leaf is of each model, as far as its shape and earlier calls say; None if they do not."""
+        if not isinstance(leaf, Tensor):
+            return False
+        if leaf.ndim == 0 or leaf.shape[0] != num_models:
+            self._settle(key, leaf, False)
+            return False
+        ranks = self._ranks.get(key, set())
+        is_shared, is_own = leaf.ndim in ranks, leaf.ndim - 1 in ranks
+        return is_own if is_shared is not is_own else None
+
+    def _settle(self, key: Any, leaf: Tensor, is_own: bool) -> None:
+        self._ranks.setdefault(key, set()).add(leaf.ndim - is_own)
+
+    def _is_own_target(
+        self, fn: Callable[..., Any], leaves: list[Any], place: int, spec: Any, output: Any, out: tuple[int, ...]
+    ) -> bool:
+        """Whether a target with B in its first axis is one of each model."""
+        shape = tuple(leaves[place].shape)
+        like_own = (len(shape) > 1 and shape[:2] == out[:2]) or shape == out
+        like_shared = len(out) > 1 and shape[0] == out[1] and len(shape) < len(out)
+        if like_own is not like_shared:
+            return like_own
+        if not like_own:
+            return True
+        if isinstance(self.shared, bool):
+            return not self.shared
+        works = []
+        for is_own in (True, False):
+            given = [leaf.tensor[0] if isinstance(leaf, Stacked) else leaf for leaf in leaves]
+            given[place] = leaves[place][0] if is_own else leaves[place]
+            try:
+                with torch.no_grad():
+                    fn(output, *pytree.tree_unflatten(given, spec))
+            except (RuntimeError, ValueError, TypeError, IndexError):
+                continue
+            works.append(is_own)
+        if len(works) != 1:
+            raise InputError(f"loss: target of shape {shape}, output {out}: of all {out[0]} models, or of each? {ASK}")
+        return works[0]
 
 
-def _works(template: nn.Module, leaves: list[Any], spec: Any, choice: tuple[bool, ...]) -> bool:
+def _by_name(template: nn.Module, spec: Any, shared: Mapping[str, bool]) -> list[bool | None]:
+    """For each leaf of the arguments, what was said of the argument that it belongs to."""
+    args, kwargs = pytree.tree_unflatten(list(range(spec.num_leaves)), spec)
+    names = list(inspect.signature(template.forward).parameters)
+    unknown = set(shared) - set(names)
+    if unknown:
+        raise InputError(f"shared: no argument is called {sorted(unknown)[0]!r}; there are {', '.join(names)}")
+    said: list[bool | None] = [None] * spec.num_leaves
+    for name, value in (*zip(names, args, strict=False), *kwargs.items()):
+        for place in pytree.tree_leaves(value):
+            said[place] = shared.get(name)
+    return said
+
+
+def _works(template: nn.Module, leaves: list[Any], spec: Any, choice: Sequence[bool | None]) -> bool:
     """Whether the model takes these inputs, with a batch axis where a layer has one."""
-    filled = [
-        torch.empty(leaf.shape[1:] if own else leaf.shape, dtype=leaf.dtype, device="meta")
-        if isinstance(leaf, Tensor)
-        else leaf
-        for leaf, own in zip(leaves, choice, strict=True)
-    ]
-    args, kwargs = pytree.tree_unflatten(filled, spec)
-    hooks = [module.register_forward_pre_hook(_needs_batch) for module in template.modules() if type(module) in BATCHED]
-    try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            template(*args, **kwargs)
-    except _Unbatched:
-        return False
-    except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError, AssertionError):
-        return False
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with unwatched(), torch.no_grad(), torch.random.fork_rng(devices=[]):
+        filled = [
+            torch.empty(tuple(leaf.shape[1:] if own else leaf.shape), dtype=leaf.dtype, device="meta")
+            if isinstance(leaf, Tensor)
+            else leaf
+            for leaf, own in zip(leaves, choice, strict=True)
+        ]
+        args, kwargs = pytree.tree_unflatten(filled, spec)
+        model = copy.deepcopy(template)  # a forward may leave something behind in its attributes
+        for module in model.modules():
+            if type(module) in BATCHED:
+                module.register_forward_pre_hook(_needs_batch)
+        try:
+            model(*args, **kwargs)
+        except (_Unbatched, RuntimeError, ValueError, TypeError, IndexError, NotImplementedError, AssertionError):
+            return False
     return True
 
 
@@ -103,5 +213,5 @@ class _Unbatched(Exception):  # noqa: N818  (a signal, not an error)
 
 
 def _needs_batch(module: nn.Module, args: tuple[Any, ...]) -> None:
-    if args and isinstance(args[0], Tensor) and args[0].ndim != BATCHED[type(module)]:
+    if args and isinstance(args[0], Tensor) and args[0].ndim not in BATCHED[type(module)]:
         raise _Unbatched

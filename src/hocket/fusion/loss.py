@@ -8,7 +8,7 @@ finite cannot reach the others.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from operator import itemgetter
 from typing import Any
@@ -20,10 +20,11 @@ from torch.utils import _pytree as pytree
 
 from hocket.errors import HocketError, InputError
 from hocket.fusion import fallback
+from hocket.fusion.inputs import ModelAxis
 from hocket.fusion.rules.base import is_watched
 from hocket.fusion.stacked import Stacked, unwrap
 
-__all__ = ["Losses", "per_model_loss", "stacked_loss", "stacked_targets"]
+__all__ = ["Losses", "per_model_loss", "stacked_loss"]
 
 
 class Losses(Tensor):
@@ -42,7 +43,9 @@ class Losses(Tensor):
         plain.backward(torch.ones_like(plain) if gradient is None else gradient, *args, **kwargs)
 
 
-def per_model_loss(fn: Callable[..., Any], outputs: Any, targets: tuple[Any, ...], num_models: int) -> Tensor:
+def per_model_loss(
+    fn: Callable[..., Any], outputs: Any, targets: tuple[Any, ...], num_models: int, axis: ModelAxis
+) -> Tensor:
     """``fn(output, *targets)`` of each model.
 
     Args:
@@ -51,12 +54,13 @@ def per_model_loss(fn: Callable[..., Any], outputs: Any, targets: tuple[Any, ...
         outputs: the fused model's output, ``(B, N, ...)``, or a tree of such.
         targets: ``(B, N, ...)``, or ``(N, ...)`` for all models; or trees of such, or whatever `fn` takes.
         num_models: B.
+        axis: what is settled about targets.
 
     Raises:
         InputError: `outputs` has no models' axis, or `fn` fails; restates the shapes.
     """
     if num_models == 1 and len(targets) == 1 and _are_plain(outputs, *targets) and outputs.shape[:1] == (1,):
-        alone = _alone(fn, (Stacked(outputs), _per_model(targets[0], outputs.shape, 1)))
+        alone = _alone(fn, (Stacked(outputs), *axis.targets(fn, targets, outputs[0], outputs.shape, 1)))
         if alone is not None:
             return alone if alone.ndim == 1 else alone.flatten(1).sum(1)
     leaves, spec = pytree.tree_flatten(outputs)
@@ -65,16 +69,10 @@ def per_model_loss(fn: Callable[..., Any], outputs: Any, targets: tuple[Any, ...
         shapes = [tuple(leaf.shape) for leaf in tensors]
         raise InputError(f"loss: expected outputs of shape ({num_models}, N, ...), got {shapes}")
     stacked = pytree.tree_unflatten([Stacked(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves], spec)
-    losses = stacked_loss(fn, stacked, stacked_targets(targets, tensors[0].shape, num_models), num_models)
+    first = pytree.tree_map_only(Tensor, itemgetter(0), outputs)
+    own_targets = axis.targets(fn, targets, first, tensors[0].shape, num_models)
+    losses = stacked_loss(fn, stacked, own_targets, num_models)
     return _traced(losses) if is_watched() else losses.as_subclass(Losses)
-
-
-def stacked_targets(targets: tuple[Any, ...], shape: Sequence[int], num_models: int) -> tuple[Any, ...]:
-    """Targets, `Stacked` where models have their own, beside an output of this shape ``(B, N, ...)``."""
-    if set(map(type, targets)) <= {Tensor}:
-        return tuple([_per_model(target, shape, num_models) for target in targets])
-    found: tuple[Any, ...] = pytree.tree_map_only(Tensor, lambda each: _per_model(each, shape, num_models), targets)
-    return found
 
 
 def stacked_loss(fn: Callable[..., Any], output: Any, targets: tuple[Any, ...], num_models: int) -> Tensor:
@@ -111,20 +109,6 @@ def _backward(losses: weakref.ref[Tensor], gradient: Tensor | None = None, **opt
     plain = losses()
     assert plain is not None
     torch.autograd.backward(plain, torch.ones_like(plain) if gradient is None else gradient, **options)
-
-
-def _per_model(target: Tensor, output: Sequence[int], num_models: int) -> Any:
-    """A target as `Stacked` or as it is, by its shape beside the output's ``(B, N, ...)``."""
-    shape, out = tuple(target.shape), tuple(output)
-    if shape == out[1:] and shape != out:
-        is_own = False
-    elif shape == out or (len(shape) >= 2 and shape[:2] == out[:2]):
-        is_own = True
-    elif shape and len(out) > 1 and shape[0] == out[1]:
-        is_own = False
-    else:
-        is_own = len(shape) > 0 and shape[0] == num_models
-    return Stacked(target) if is_own else target
 
 
 def _alone(fn: Callable[..., Any], args: tuple[Any, ...]) -> Tensor | None:

@@ -10,14 +10,12 @@ Source: S. Wang et al., "Horizontally Fused StepPlanner Array", MLSys 2021, sect
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from hocket.errors import InputError
-from hocket.fusion import trace
 from hocket.fusion.compare import compare
 from hocket.fusion.loss import per_model_loss
 from hocket.fusion.report import report
@@ -45,7 +43,7 @@ class Array(StepPlanner):
         strict: bool = False,
         separate: Sequence[str] = (),
         seeds: Sequence[int] | None = None,
-        shared: bool | None = None,
+        shared: bool | Mapping[str, bool] | None = None,
     ) -> None:
         if backend not in BACKENDS:
             raise InputError(f"backend: expected one of {', '.join(BACKENDS)}, got {backend!r}")
@@ -57,25 +55,6 @@ class Array(StepPlanner):
         if seeds is not None and len(seeds) != len(models):
             raise InputError(f"seeds: expected {len(models)}, one for each model, got {len(seeds)}")
         super().__init__(models, blocks, seeds, backend=backend, strict=strict, shared=shared)
-        self._check_doubts()
-
-    def _check_doubts(self) -> None:
-        """Layers of the user's whose attributes differ: harmless if all models trace to the same graph."""
-        if not self._blocks.differing_attributes:
-            return
-        path, reason = next(iter(self._blocks.differing_attributes.items()))
-        where = f"layer {path}" if path else "the model itself"
-        graphs: list[Any] = []
-        for index in range(self.num_models):
-            try:
-                sample = _required_arguments(self._templates[index])
-                traced = trace.symbolic(self._templates[index], sample, {}, frozenset(self._separate_index))
-            except (torch.fx.proxy.TraceError, *trace.FAILURES) as error:
-                raise InputError(f"models differ: {where}: {reason}; and whether it matters cannot be seen") from error
-            described = [(node.op, str(node.target), str(node.args), str(node.kwargs)) for node in traced.graph.nodes]
-            if graphs and described != graphs[0]:
-                raise InputError(f"models differ: {where}: {reason}")
-            graphs.append(described)
 
     def loss(self, fn: Callable[..., Any], out: Any, target: Any, *args: Any) -> Tensor:
         """The loss of each model, ``(B,)``; its ``backward()`` gives each model its own gradient.
@@ -93,7 +72,7 @@ class Array(StepPlanner):
             torch.Size([2])
             >>> loss.backward()
         """
-        return per_model_loss(fn, out, (target, *args), self.num_models)
+        return per_model_loss(fn, out, (target, *args), self.num_models, self.model_axis)
 
     def unfuse(self) -> list[nn.Module]:
         """B plain modules of the user's class, with parameters and buffers of their own.
@@ -117,12 +96,3 @@ class Array(StepPlanner):
             1  relu    rule
         """
         return report(self)
-
-
-def _required_arguments(model: nn.Module) -> tuple[Any, ...]:
-    """A tensor for each argument that a forward must have."""
-    import inspect
-
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    parameters = inspect.signature(model.forward).parameters.values()
-    return tuple(torch.empty(0) for each in parameters if each.kind in kinds and each.default is each.empty)

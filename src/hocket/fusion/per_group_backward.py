@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from torch.utils import _pytree as pytree
 from hocket.errors import HocketError, InputError
 from hocket.fusion.gather import Gather, Places, split
 from hocket.fusion.groups import Groups
-from hocket.fusion.loss import Losses, stacked_loss, stacked_targets
+from hocket.fusion.loss import Losses, stacked_loss
 from hocket.fusion.shares import LARGE_BYTES
 from hocket.fusion.stacked import Stacked
 from hocket.fusion.steps import Owner
@@ -47,13 +47,15 @@ class Alone:
     """
 
     def __init__(self, owner: Owner, traced: Traced, channels_last: bool = False) -> None:
+        self._owner = owner
         self._groups = Groups(owner, traced, 1, channels_last)
 
     def run(self, fn: Callable[..., Any], leaves: list[Any], targets: tuple[Any, ...]) -> Tensor:
         """As `PerGroupBackward.run`, ``(1,)``, but its backward computes the gradients."""
         out = self._groups.run_alone(leaves)
         shape = (1, *_first(out).shape)
-        own = _mapped(stacked_targets(targets, shape, 1), lambda each: each.squeeze(0))
+        own_targets = self._owner.model_axis.targets(fn, targets, out, shape, 1)
+        own = _mapped(own_targets, lambda each: each.squeeze(0))
         return _loss_of_one(fn, out, own, 0).unsqueeze(0)
 
 
@@ -114,7 +116,9 @@ class PerGroupBackward:
                 ]
                 out = self._groups.run_one(index, own, leaves, part.tensors)
                 if own_targets is None:
-                    own_targets = stacked_targets(targets, self._shape_of(out), self._owner.num_models)
+                    first = out if self._size == 1 else pytree.tree_map_only(Tensor, itemgetter(0), out)
+                    shape = self._shape_of(out)
+                    own_targets = self._owner.model_axis.targets(fn, targets, first, shape, self._owner.num_models)
                 loss = self._loss(fn, out, own_targets, index)
                 if not index and _goes_further(loss, out, part):
                     raise InputError(

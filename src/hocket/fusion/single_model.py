@@ -26,7 +26,7 @@ from torch import Tensor
 
 from hocket.errors import HocketError, InputError
 from hocket.fusion.program import FusedProgram, Ref
-from hocket.fusion.stacked import Stacked, map_tree
+from hocket.fusion.stacked import Stacked, as_type_of, map_tree
 from hocket.fusion.steps import Step
 
 __all__ = ["SingleModel", "has_images"]
@@ -85,8 +85,7 @@ class SingleModel:
             raise InputError(f"{where}: {step.op}: {error}") from error
         if self._channels_last:
             out = map_tree(out, _as_usual)
-        unflatten = self._program.traced.unflatten
-        return out if unflatten is None else unflatten(out)
+        return self._program.traced.unflatten(out)
 
     def _failed(self, error: Exception) -> Step | None:
         """The step at which an exception left the function."""
@@ -117,6 +116,9 @@ class SingleModel:
             return f"v{tree.place}"
         if type(tree) is tuple:
             return f"({''.join(self._source(each) + ', ' for each in tree)})"
+        if isinstance(tree, tuple) and not isinstance(tree, torch.Size):
+            items = ", ".join(map(self._source, tree))
+            return f"{self._name(as_type_of)}({self._name(tree)}, [{items}])"
         if type(tree) is list:
             return f"[{', '.join(map(self._source, tree))}]"
         if type(tree) is dict:

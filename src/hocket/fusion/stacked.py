@@ -13,25 +13,39 @@ A third layout, ``(B, C, N, ...)``, is what a convolution one element wide gives
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import reduce
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 __all__ = [
+    "ModelValues",
     "Stacked",
     "align",
+    "as_type_of",
     "fold",
     "from_channels",
     "is_stacked",
     "map_tree",
+    "of_models",
     "part",
     "to_channels",
     "unfold",
+    "unwatched",
     "unwrap",
     "with_model_dim",
 ]
+
+
+@contextmanager
+def unwatched() -> Iterator[None]:
+    """While this is open, no tracer and no transform sees what is computed, nor is it made for inference only."""
+    with torch.inference_mode(False), torch._C._DisableFuncTorch(), _disable_current_modes():
+        yield
 
 
 class Stacked:
@@ -63,9 +77,39 @@ class Stacked:
         return self._parts
 
 
+class ModelValues:
+    """A value of each of B models that is not one stacked tensor: numbers, options, tensors of different shapes.
+
+    Example:
+        >>> ModelValues((0.1, 0.2)).stacked(torch.float32, torch.device("cpu")).tensor
+        tensor([0.1000, 0.2000])
+    """
+
+    __slots__ = ("_stacked", "values")
+
+    def __init__(self, values: tuple[Any, ...]) -> None:
+        self.values = values
+        self._stacked: dict[Any, Stacked] = {}
+
+    def __repr__(self) -> str:
+        return f"ModelValues{self.values}"
+
+    @property
+    def are_numbers(self) -> bool:
+        """Whether all values are ints, or all are floats."""
+        return {type(value) for value in self.values} in ({int}, {float})
+
+    def stacked(self, dtype: torch.dtype, device: torch.device) -> Stacked:
+        """Numbers as one tensor ``(B,)``."""
+        if (dtype, device) not in self._stacked:
+            with unwatched():
+                self._stacked[dtype, device] = Stacked(torch.tensor(self.values, dtype=dtype, device=device))
+        return self._stacked[dtype, device]
+
+
 def is_stacked(tree: Any) -> bool:
     """Whether any value in a tree of arguments belongs to the models one by one."""
-    if isinstance(tree, Stacked):
+    if isinstance(tree, (Stacked, ModelValues)):
         return True
     if isinstance(tree, (tuple, list)):
         return any(map(is_stacked, tree))
@@ -79,7 +123,7 @@ def is_stacked(tree: Any) -> bool:
 def map_tree(tree: Any, change: Callable[[Any], Any]) -> Any:
     """A tree of arguments with every leaf changed."""
     if isinstance(tree, tuple):
-        return tuple([map_tree(each, change) for each in tree])
+        return as_type_of(tree, [map_tree(each, change) for each in tree])
     if isinstance(tree, list):
         return [map_tree(each, change) for each in tree]
     if isinstance(tree, dict):
@@ -89,9 +133,39 @@ def map_tree(tree: Any, change: Callable[[Any], Any]) -> Any:
     return change(tree)
 
 
+def as_type_of(like: tuple[Any, ...], items: list[Any]) -> tuple[Any, ...]:
+    """A tuple of these items with the names of another one (`typing.NamedTuple`, ``torch.return_types``), if any.
+
+    Example:
+        >>> as_type_of(torch.ones(2).max(0), [1, 2]).indices
+        2
+    """
+    if type(like) is tuple:
+        return tuple(items)
+    if hasattr(like, "_make"):
+        made: tuple[Any, ...] = like._make(items)
+        return made
+    return type(like)(items) if hasattr(like, "n_sequence_fields") else tuple(items)
+
+
 def part(tree: Any, model: int) -> Any:
     """A tree of arguments as one model sees it."""
-    return map_tree(tree, lambda value: value.parts()[model] if isinstance(value, Stacked) else value)
+
+    def of_model(value: Any) -> Any:
+        if isinstance(value, ModelValues):
+            return value.values[model]
+        return value.parts()[model] if isinstance(value, Stacked) else value
+
+    return map_tree(tree, of_model)
+
+
+def of_models(value: Any, start: int, stop: int) -> Any:
+    """A constant as models `start` to `stop` see it; a single model sees it without the models' axis."""
+    if isinstance(value, Stacked):
+        return value.tensor[start] if stop - start == 1 else Stacked(value.tensor[start:stop])
+    if isinstance(value, ModelValues):
+        return value.values[start] if stop - start == 1 else ModelValues(value.values[start:stop])
+    return value
 
 
 def unwrap(tree: Any) -> Any:
@@ -109,8 +183,13 @@ def with_model_dim(value: Any, num_models: int) -> Tensor:
 def align(values: tuple[Any, ...]) -> list[Any]:
     """Tensors whose ranks agree, so that what broadcasts in one model broadcasts in all of them.
 
-    ``(B, C)`` beside ``(B, N, C)`` becomes ``(B, 1, C)``.
+    ``(B, C)`` beside ``(B, N, C)`` becomes ``(B, 1, C)``. A number of each model, ``(B,)``, counts in torch's promotion
+    of types as what it is in one model: one without axes.
     """
+    if any(
+        isinstance(value, ModelValues) or (isinstance(value, Stacked) and value.tensor.ndim == 1) for value in values
+    ):
+        values = _promoted(values)
     rank = max((value.ndim for value in values if isinstance(value, (Stacked, Tensor))), default=0)
     aligned = []
     for value in values:
@@ -123,6 +202,36 @@ def align(values: tuple[Any, ...]) -> list[Any]:
         else:
             aligned.append(value)
     return aligned
+
+
+def _promoted(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Numbers without axes of a type that changes nothing where they stand beside tensors with axes."""
+    tensors = [value.tensor if isinstance(value, Stacked) else value for value in values]
+    ranks = [value.ndim if isinstance(value, (Stacked, Tensor)) else -1 for value in values]
+    kinds = [(tensor.dtype, rank) for tensor, rank in zip(tensors, ranks, strict=True) if rank >= 0]
+    if not kinds:
+        return values
+    probe: Tensor | None = None
+    for has_axes in (True, False):
+        own = [dtype for dtype, rank in kinds if (rank > 0) is has_axes]
+        if own:
+            dtype = reduce(torch.promote_types, own)
+            other = torch.empty((1,) if has_axes else (), dtype=dtype, device="meta")
+            shape = other.shape if probe is None else probe.shape
+            probe = other if probe is None else torch.empty(shape, dtype=torch.result_type(probe, other), device="meta")
+    assert probe is not None
+    axes = [dtype for dtype, rank in kinds if rank > 0]
+    among = reduce(torch.promote_types, axes) if axes else None
+    device = next(tensor.device for tensor, rank in zip(tensors, ranks, strict=True) if rank >= 0)
+    found: list[Any] = []
+    for value, rank in zip(values, ranks, strict=True):
+        if isinstance(value, ModelValues):
+            value = value.stacked(torch.result_type(probe, value.values[0]), device)
+        elif rank == 0 and isinstance(value, Stacked) and value.tensor.dtype != torch.bool:
+            changes = among is None or torch.promote_types(among, value.tensor.dtype) != probe.dtype
+            value = Stacked(value.tensor.to(probe.dtype)) if changes else value
+        found.append(value)
+    return tuple(found)
 
 
 def fold(tensor: Tensor) -> tuple[Tensor, bool]:

@@ -44,7 +44,9 @@ class StatefulStore(MutableStore):
         for index in range(self.num_models) if model is None else [model]:
             own = f"{prefix}{index}." if model is None else prefix
             for name, tensor in self._state_of(index):
-                found[own + name] = tensor if keep_vars else tensor.detach()
+                # A view would be saved with the tensors of all models.
+                plain = tensor.detach().clone() if model is not None else tensor.detach()
+                found[own + name] = tensor if keep_vars else plain
         return found
 
     def _state_of(self, index: int) -> Iterator[tuple[str, Tensor]]:
@@ -82,6 +84,8 @@ class StatefulStore(MutableStore):
                     else:
                         tensor.copy_(state_dict[key])
         unexpected_keys += [key for key in state_dict if key.startswith(prefix) and key not in expected]
+        if isinstance(state_dict, dict):  # a module around this one goes on to the separate blocks, which are loaded
+            state_dict |= {f"{prefix}separate.{name}": each for name, each in self.separate.state_dict().items()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Load what `state_dict` gave.

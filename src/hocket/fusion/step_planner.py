@@ -6,7 +6,7 @@ inputs, targets --may go?--> benchmark: all forward, loss, all backward | k at a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from typing import Any
@@ -68,15 +68,16 @@ class StepPlanner(Dispatcher):
             torch.Size([2])
             >>> losses.backward()
         """
+        self._follow_globals()
         known = self._known_go(fn, inputs, targets)
         if known is not None and known in self._ready_plans:
             is_own, ready = self._ready_plans[known]
             if ready is not None:
                 return ready(fn, [Stacked(inputs) if is_own else inputs], targets)
-            return per_model_loss(fn, self(inputs), targets, self.num_models)
+            return per_model_loss(fn, self(inputs), targets, self.num_models, self.model_axis)
         args, kwargs = _arguments(inputs)
         if not self._may_go(args, kwargs, targets):
-            return per_model_loss(fn, self(*args, **kwargs), targets, self.num_models)
+            return per_model_loss(fn, self(*args, **kwargs), targets, self.num_models, self.model_axis)
         key = self._kind(fn, args, kwargs, targets)
         if key not in self._plans:
             if len(self._plans) >= MAX_KINDS:
@@ -89,7 +90,7 @@ class StepPlanner(Dispatcher):
             self._ready_plans[known] = own[0], run
         if run is not None:
             return run(fn, values, targets)
-        return per_model_loss(fn, self(*args, **kwargs), targets, self.num_models)
+        return per_model_loss(fn, self(*args, **kwargs), targets, self.num_models, self.model_axis)
 
     def _known_go(self, fn: Callable[..., Any], inputs: Any, targets: tuple[Any, ...]) -> Any:
         """What a choice depends on, where all is tensors and nobody watches; else None."""
@@ -163,7 +164,9 @@ class StepPlanner(Dispatcher):
             won.append(self.choices[-1].winner)
             return large
         with self._no_trace(fn):
-            losses = per_model_loss(fn, self(*args, **kwargs), targets, self.num_models)  # a user's error shows here
+            losses = per_model_loss(
+                fn, self(*args, **kwargs), targets, self.num_models, self.model_axis
+            )  # a user's error shows here
         program = self._program(call, values, shapes, own)  # the call above may have found that there is none
         params = [param for param in self.all_parameters() if param.requires_grad]
         if program is None or not _end_at(losses, params) or copies.are_written():
@@ -172,7 +175,9 @@ class StepPlanner(Dispatcher):
         runs = self._runs(program)
         with self._no_trace(fn):
             contenders = {
-                "whole": make_pass(lambda: per_model_loss(fn, self(*args, **kwargs), targets, self.num_models), params)
+                "whole": make_pass(
+                    lambda: per_model_loss(fn, self(*args, **kwargs), targets, self.num_models, self.model_axis), params
+                )
             }
             contenders |= those_that_run(
                 {name: make_pass(partial(run, fn, values, targets), params) for name, run in runs.items()}
@@ -236,8 +241,8 @@ def _fastest(times_us: dict[str, float]) -> str:
 
 
 def _arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if isinstance(inputs, dict):
-        return (), inputs
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
     if isinstance(inputs, tuple):
         return inputs, {}
     if isinstance(inputs, Tensor):

@@ -20,12 +20,15 @@ from torch import Tensor, fx, nn
 from hocket.errors import InputError
 from hocket.fusion import fallback
 from hocket.fusion.chains import Chain, plain_lookup
+from hocket.fusion.inputs import ModelAxis
 from hocket.fusion.rules import OpContext, conv, find, find_module, norm, reduction
 from hocket.fusion.rules.base import op_name
-from hocket.fusion.rules.random import DRAWS
+from hocket.fusion.rules.pointwise import NUMBERS
+from hocket.fusion.rules.random import DRAWS, drawing, each
 from hocket.fusion.shares import GradientMemory
 from hocket.fusion.stacked import Stacked, is_stacked, unwrap
 from hocket.fusion.trace import Traced
+from hocket.fusion.writes import Write
 
 __all__ = ["Owner", "Step", "activate_in_place", "chain_step", "op_step", "warn_without_rule"]
 
@@ -40,10 +43,12 @@ class Owner(Protocol):
     backend: str
     warned: set[tuple[str, str]]  # ops without a rule that a warning has named
     gradient_memory: GradientMemory
+    model_axis: ModelAxis
     _hocket_form: str | None  # named while a captured step is compared with: as somebody who watches would see it
 
     @property
     def is_seeded(self) -> bool: ...
+    def of_models(self, constant: Any) -> Any: ...
     def tensor(self, name: str) -> Stacked: ...
     def layers(self, name: str) -> tuple[nn.Module, ...]: ...
     def names_in(self, layer: str) -> list[str]: ...
@@ -62,6 +67,10 @@ class Step:
         used: what computed it last, for the report.
         plain: what computes it for one model, on plain tensors; None where that takes a rule.
         takes_tensors: whether `plain` wants the model's tensors by name before the arguments.
+        takes_numbers: whether the rule takes numbers that differ between models (`ModelValues`).
+        draws: whether it draws random numbers.
+        write: what is known of it where it writes over its first argument.
+        must_view: whether its result has to be a view of its first argument, because one of them is written to.
     """
 
     index: int
@@ -77,6 +86,10 @@ class Step:
     can_multiply: Callable[..., bool] | None = None
     plain: Callable[..., Any] | None = None
     takes_tensors: bool = False
+    takes_numbers: bool = False
+    draws: bool = False
+    write: Write | None = None
+    must_view: bool = False
 
 
 def op_step(owner: Owner, traced: Traced, node: fx.Node, place: int) -> Step:
@@ -90,12 +103,13 @@ def op_step(owner: Owner, traced: Traced, node: fx.Node, place: int) -> Step:
     if node.op == "call_method":
         target = getattr(Tensor, str(node.target), None) or _method(str(node.target))
     context = OpContext(layer, name, owner.num_models, target, memory=owner.gradient_memory)
-    draws = name in DRAWS or "dropout" in name
+    is_known = isinstance(node.target, str) or op_name(target) is not None
+    draws = name in DRAWS or not is_known
 
     def call(backend: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not draws and not is_stacked(args) and not (kwargs and is_stacked(kwargs)):
             return target(*args, **kwargs)
-        here = replace(context, generators=_generators(owner, args)) if draws or name.endswith("_") else context
+        here = replace(context, generators=_generators(owner, args)) if draws else context
         if backend == "rule":
             return NotImplemented if found is None else found(here, *args, **kwargs)
         if backend == "product":
@@ -104,17 +118,19 @@ def op_step(owner: Owner, traced: Traced, node: fx.Node, place: int) -> Step:
             return conv.product(here, *args, **kwargs)
         if backend == "vmap":
             return fallback.vmap(target, args, kwargs)
-        return fallback.loop(
-            [target] * owner.num_models, args, kwargs, f"layer {layer}" if layer else "the model itself"
-        )
+        return each(here, *args, **kwargs)
 
     backends = _order(owner)
-    if name == "embedding":  # under vmap (torch 2.13) padding rows get a gradient
+    if draws and owner.is_seeded:  # under vmap all would draw from torch's own generator
+        backends = [backend for backend in backends if backend != "vmap"]
+    if name in ("embedding", "unfold"):  # under vmap (torch 2.13) padding rows get a gradient, and axes are mistaken
         backends = [backend for backend in backends if backend != "vmap"]
     timed = name.startswith("conv") or name in ("linear", "matmul", "bmm", "bilinear", "scaled_dot_product_attention")
     timed = timed or name in ("layer_norm", "group_norm", "batch_norm", "embedding_bag") or found is None
     step = Step(place, layer, name, call, (), {}, backends, is_timed=timed, can_multiply=_multiplies(name))
-    if not (owner.is_seeded and (draws or name.endswith("_"))):
+    step.draws = draws
+    step.takes_numbers = name in NUMBERS or "dropout" in name
+    if not (owner.is_seeded and draws):
         step.plain = PLAIN.get(name, target)
     return step
 
@@ -145,9 +161,13 @@ def _module_step(owner: Owner, traced: Traced, layer: str, place: int) -> Step:
     if blocks is not None:
 
         def separate(backend: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            return fallback.loop(blocks, args, kwargs, f"layer {layer}")
+            own: list[Callable[..., Any]] = list(blocks)
+            for index, generator in enumerate(_generators(owner, args)):
+                own[index] = drawing(own[index], generator)
+            return fallback.loop(own, args, kwargs, f"layer {layer}")
 
-        return Step(place, layer, kind, separate, (), {}, ["separate"], plain=blocks[0])
+        plain = None if owner.is_seeded else blocks[0]
+        return Step(place, layer, kind, separate, (), {}, ["separate"], plain=plain)
     found = find_module(templates[0])
     names = owner.names_in(layer)
     prefix = f"{layer}." if layer else ""
@@ -171,9 +191,12 @@ def _module_step(owner: Owner, traced: Traced, layer: str, place: int) -> Step:
             lambda own, *a, template=template, **k: torch.func.functional_call(template, own, a, k)
             for template in templates
         ]
+        if here.generators:
+            targets = [drawing(target, generator) for target, generator in zip(targets, here.generators, strict=True)]
         return fallback.loop(targets, (tensors, *args), kwargs, f"layer {layer}")
 
-    step = Step(place, layer, kind, call, (), {}, _order(owner), is_timed=bool(names))
+    backends = [backend for backend in _order(owner) if backend != "vmap" or not owner.is_seeded]
+    step = Step(place, layer, kind, call, (), {}, backends, is_timed=bool(names))
     if type(templates[0]) in norm.BATCH_NORMS:
         step.plain, step.takes_tensors = norm.plain_batch_norm(templates[0], prefix, known), True
     elif not names and not owner.is_seeded:

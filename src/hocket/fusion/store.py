@@ -134,6 +134,10 @@ class Store(nn.Module):
         """Whether every model draws random numbers from its own generator."""
         return self._seeds is not None
 
+    def of_models(self, constant: Any) -> Any:
+        """A constant of all models as these models see it; see `stacked.of_models`."""
+        return constant
+
     def all_parameters(self) -> list[Tensor]:
         """Every parameter, stacked and separate."""
         return list(self.parameters())

@@ -10,10 +10,14 @@ one by looking at values.
 
 from __future__ import annotations
 
+import enum
+import functools
+import io
 import operator
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,19 +25,19 @@ from torch import Tensor, fx, nn
 from torch.fx._symbolic_trace import PH
 from torch.utils import _pytree as pytree
 
+from hocket.fusion.python_state import attributes, changes, generators
 from hocket.fusion.rules import find_module
 from hocket.fusion.transformer_forwards import TRACEABLE_FORWARDS
+from hocket.fusion.writes import IN_PLACE
 
 __all__ = ["CallSpec", "Traced", "exported", "symbolic"]
-
-# What torch.fx would read as ``x = x + y``, so that another name for the same tensor would keep the old value.
-IN_PLACE = ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor")
 
 FAILURES = (
     RuntimeError,
     TypeError,
     ValueError,
     AttributeError,
+    NameError,
     IndexError,
     KeyError,
     NotImplementedError,
@@ -52,8 +56,23 @@ class CallSpec:
     def of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[CallSpec, list[Any]]:
         """The call and all leaves, in order."""
         leaves, spec = pytree.tree_flatten((args, kwargs))
-        constants = tuple((index, leaf) for index, leaf in enumerate(leaves) if not isinstance(leaf, Tensor))
+        constants = tuple((index, _key(leaf)) for index, leaf in enumerate(leaves) if not isinstance(leaf, Tensor))
         return CallSpec(spec, constants), leaves
+
+
+class _Unknown:
+    """An argument of a kind that nobody can compare: equal to none, not even to itself the next time."""
+
+
+def _key(leaf: Any) -> Any:
+    """What tells an argument from others: its class and value."""
+    if isinstance(leaf, (bool, int, str, bytes, type(None), type, torch.dtype, torch.device, enum.Enum)):
+        return type(leaf), leaf
+    if type(leaf) in (float, complex):
+        return type(leaf), repr(leaf)
+    if type(leaf).__module__ == "numpy" and hasattr(leaf, "tobytes") and not leaf.dtype.hasobject:
+        return type(leaf), leaf.shape, leaf.dtype.str, leaf.tobytes()
+    return _Unknown()
 
 
 @dataclass(frozen=True)
@@ -65,17 +84,22 @@ class Traced:
         inputs: for each placeholder that is an input, the number of the leaf among all leaves of the arguments.
         tensors: for each placeholder that is a parameter or buffer, its name; ``get_attr`` nodes name theirs.
         constants: values of ``get_attr`` nodes and placeholders that belong to no layer.
-        unflatten: makes the output from what the graph gives.
-        by: "fx" or "export".
+        out_spec: the tree of the output, where the graph gives its leaves; None where it gives the output itself.
+        keeps_values: whether the forward leaves values in attributes, which its next call might read.
     """
 
     graph: fx.Graph
     inputs: dict[fx.Node, int]
     tensors: dict[fx.Node, str]
     constants: dict[fx.Node, Any]
-    unflatten: Callable[[Any], Any] | None
-    by: str
-    modules: dict[str, nn.Module] = field(default_factory=dict)
+    out_spec: Any
+    keeps_values: bool = False
+
+    def unflatten(self, out: Any) -> Any:
+        """The output, from what the graph gives."""
+        if self.out_spec is None:
+            return out
+        return pytree.tree_unflatten(list(out) if isinstance(out, (list, tuple)) else [out], self.out_spec)
 
     def layer(self, node: fx.Node) -> str:
         """The name of the innermost layer a node belongs to; empty for the model itself."""
@@ -136,6 +160,27 @@ class _Tracer(fx.Tracer):
             return super().call_module(m, forward, args, kwargs)
 
 
+@contextmanager
+def _functions_as_ops() -> Iterator[None]:
+    """While this is open, a `torch.autograd.Function` is one op: the ops of its forward have another backward."""
+    usual = torch.autograd.Function.__dict__["apply"]
+
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        proxies: list[fx.Proxy] = []
+        fx.node.map_aggregate((args, kwargs), lambda leaf: proxies.append(leaf) if isinstance(leaf, fx.Proxy) else leaf)
+        if not proxies and torch.compiler.is_exporting() and not cls.__module__.startswith("torch."):
+            raise ValueError(f"torch.export loses the backward of {cls.__name__}")
+        if proxies:
+            return proxies[0].tracer.create_proxy("call_function", usual.__get__(None, cls), args, kwargs)
+        return usual.__get__(None, cls)(*args, **kwargs)
+
+    torch.autograd.Function.apply = classmethod(apply)  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        torch.autograd.Function.apply = usual  # type: ignore[method-assign]
+
+
 def _mode() -> tuple[bool, ...]:
     """What a ``with`` inside of a forward may change."""
     found = [torch.is_grad_enabled(), torch.is_inference_mode_enabled()]
@@ -193,9 +238,14 @@ def symbolic(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], se
     if type(model) in TRACEABLE_FORWARDS:
         plain = TRACEABLE_FORWARDS[type(model)]
         model.__class__ = type(type(model).__name__, (type(model),), {"forward": plain})
-    with warnings.catch_warnings(), torch.inference_mode(False), torch.enable_grad():
+    before = [*attributes(model), *generators()]
+    with warnings.catch_warnings(), torch.inference_mode(False), torch.enable_grad(), _functions_as_ops():
         warnings.simplefilter("ignore")
         graph = _Tracer(separate).trace(model, concrete_args=concrete)
+    changed = changes(before, [*attributes(model), *generators()])
+    for path, value in changed:
+        if not isinstance(value, fx.Proxy):
+            raise fx.proxy.TraceError(f"the forward changes {path}")
     _write_back(model, graph)
     places = [node for node in graph.nodes if node.op == "placeholder" and not str(node.target).startswith("*")]
     inputs = {node: number for node, number in zip(places, order, strict=True) if number is not None}
@@ -213,7 +263,10 @@ def symbolic(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], se
                 for part in name.split("."):
                     found = getattr(found, part)
                 constants[node] = found
-    return Traced(graph, inputs, tensors, constants, _codegen_unflatten(graph), "fx", dict(model.named_modules()))
+                if isinstance(found, Tensor) and (found.is_meta or found.requires_grad):
+                    raise fx.proxy.TraceError("the forward computes with parameters where no op is recorded")
+    info = getattr(graph._codegen, "pytree_info", None)  # with nested arguments fx flattens the output too
+    return Traced(graph, inputs, tensors, constants, None if info is None else info.out_spec, bool(changed))
 
 
 def _one_op(arguments: dict[str, Any], order: list[int | None]) -> Traced:
@@ -232,17 +285,7 @@ def _one_op(arguments: dict[str, Any], order: list[int | None]) -> Traced:
 
     own = {name: pytree.tree_map(place, value) for name, value in arguments.items()}
     graph.output(graph.call_module("", (), own))
-    return Traced(graph, inputs, {}, {}, None, "fx")
-
-
-def _codegen_unflatten(graph: fx.Graph) -> Callable[[Any], Any] | None:
-    """With nested arguments fx flattens the output too."""
-    codegen = graph._codegen
-    info = getattr(codegen, "pytree_info", None)
-    if info is None or info.out_spec is None:
-        return None
-    spec = info.out_spec
-    return lambda leaves: pytree.tree_unflatten(list(leaves) if isinstance(leaves, (list, tuple)) else [leaves], spec)
+    return Traced(graph, inputs, {}, {}, None)
 
 
 def exported(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced:
@@ -253,9 +296,23 @@ def exported(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     """
     from torch.export.graph_signature import InputKind
 
-    with warnings.catch_warnings(), torch.enable_grad():
+    usual, state = model.forward, generators()
+
+    @functools.wraps(usual)
+    def forward(*args: Any, **kwargs: Any) -> Any:  # export itself puts attributes back, so they are compared in here
+        before = attributes(model)
+        out = usual(*args, **kwargs)
+        for path, _ in changes(before, attributes(model)):
+            raise ValueError(f"the forward changes {path}")
+        return out
+
+    model.forward = forward
+    quiet = redirect_stdout(io.StringIO())  # where export cannot follow, it prints its graph
+    with warnings.catch_warnings(), torch.enable_grad(), _functions_as_ops(), quiet:
         warnings.simplefilter("ignore")
         program = torch.export.export(model, args, kwargs, strict=False)
+    for path, _ in changes(state, generators()):
+        raise ValueError(f"the forward changes {path}")
     graph = program.graph_module.graph
     specs = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
     inputs: dict[fx.Node, int] = {}
@@ -280,4 +337,4 @@ def exported(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     out_spec = program.call_spec.out_spec
     if len(program.graph_signature.output_specs) != out_spec.num_leaves:
         raise ValueError("the forward gives more than its output")
-    return Traced(graph, inputs, tensors, constants, lambda outs: pytree.tree_unflatten(list(outs), out_spec), "export")
+    return Traced(graph, inputs, tensors, constants, out_spec)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hocket.fusion.rules.random import drawing_from
 from hocket.fusion.steps import Owner
 
 __all__ = ["UnfusedCopy", "call_with"]
@@ -26,15 +27,8 @@ class UnfusedCopy:
         generators = self._owner.generators_on(device)
         if not generators:
             return call_with(self._shell, self._tensors, args, kwargs)
-        generator = generators[self._index]
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            usual = (
-                torch.cuda.default_generators[device.index or 0] if device.type == "cuda" else torch.default_generator
-            )
-            usual.set_state(generator.get_state())
-            out = call_with(self._shell, self._tensors, args, kwargs)
-            generator.set_state(usual.get_state())
-        return out
+        with drawing_from(generators[self._index]):
+            return call_with(self._shell, self._tensors, args, kwargs)
 
 
 def call_with(template: nn.Module, tensors: dict[str, Any], args: Any, kwargs: Any) -> Any:

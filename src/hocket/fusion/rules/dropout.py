@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from hocket.errors import InputError
 from hocket.fusion.rules.base import OpContext, module_rule, rule
-from hocket.fusion.stacked import Stacked, with_model_dim
+from hocket.fusion.stacked import ModelValues, Stacked, with_model_dim
 
 ALPHA = 1.7580993408473766  # of self-normalising networks, as torch has it
 
@@ -66,17 +66,20 @@ CHANNELS = {"dropout1d", "dropout2d", "dropout3d", "feature_dropout", "feature_a
 
 @rule("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_dropout", "feature_alpha_dropout")
 def dropout(
-    context: OpContext, input: Any, p: float = 0.5, training: bool = True, inplace: bool = False, **named: Any
+    context: OpContext, input: Any, p: Any = 0.5, training: bool = True, inplace: bool = False, **named: Any
 ) -> Any:
     """Called as a function, with one rate for all models."""
     training = named.get("train", training)
+    if isinstance(training, ModelValues) or isinstance(inplace, ModelValues):
+        return NotImplemented
     name = context.name
     if not training:
         return input
     whole = name in CHANNELS
     if whole and input.ndim < 3:
         return NotImplemented  # torch's own special cases for examples without a batch
-    return dropped(context, input, [p] * context.num_models, whole_channels=whole, alpha="alpha" in name)
+    rates = list(p.values) if isinstance(p, ModelValues) else [p] * context.num_models
+    return dropped(context, input, rates, whole_channels=whole, alpha="alpha" in name)
 
 
 @module_rule(nn.Dropout, nn.AlphaDropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.FeatureAlphaDropout)

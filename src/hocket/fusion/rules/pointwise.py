@@ -21,7 +21,7 @@ UNARY = re.findall(
     abs neg negative positive exp exp2 expm1 log log2 log10 log1p sqrt rsqrt square sin cos tan asin
     acos atan sinh cosh tanh asinh acosh atanh erf erfc erfinv sigmoid logit floor ceil round trunc frac
     sign sgn reciprocal isnan isinf isfinite lgamma digamma sinc nan_to_num bitwise_not logical_not relu
-    relu6 elu selu celu gelu silu mish hardtanh hardswish hardsigmoid leaky_relu rrelu softplus softsign
+    relu6 elu selu celu gelu silu mish hardtanh hardswish hardsigmoid leaky_relu softplus softsign
     softshrink hardshrink tanhshrink logsigmoid threshold clamp clip clamp_min clamp_max contiguous
     clone detach detach_ float double half bfloat16 int long bool to type alias requires_grad_ _to_copy
     lift_fresh_copy type_as invert inv not_ pos cpu cuda zeros_like ones_like full_like fill_ zero_
@@ -36,6 +36,15 @@ BINARY = re.findall(
     addcmul addcdiv copysign eq ne lt le gt ge greater less greater_equal less_equal not_equal
     logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor and_ or_ xor lshift rshift
     masked_fill logaddexp xlogy heaviside ldexp nextafter isclose polar complex
+    """,
+)
+
+
+NUMBERS = re.findall(  # of two arguments, either of which may be a number
+    r"\w+",
+    """
+    add sub subtract mul multiply div divide truediv true_divide pow eq ne lt le gt ge iadd isub imul itruediv
+    add_ sub_ mul_ div_
     """,
 )
 
@@ -57,7 +66,21 @@ def _kept(context: OpContext, args: tuple[Any, ...], result: Tensor) -> Any:
     return Stacked(result)
 
 
-@rule("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor", "copy_")
+@rule(
+    "iadd",
+    "isub",
+    "imul",
+    "itruediv",
+    "ifloordiv",
+    "imod",
+    "ipow",
+    "iand",
+    "ior",
+    "ixor",
+    "ilshift",
+    "irshift",
+    "copy_",
+)
 def written(context: OpContext, input: Any, other: Any) -> Any:
     """``x += y``, ``x.copy_(y)``: in place; a value that all models share becomes one of each model first."""
     own = input if isinstance(input, Stacked) else Stacked(with_model_dim(input, context.num_models).clone())
@@ -67,6 +90,8 @@ def written(context: OpContext, input: Any, other: Any) -> Any:
 @rule("prelu", "_prelu_kernel")
 def prelu(context: OpContext, input: Any, weight: Any) -> Any:
     """``(N, C, ...)`` with a slope per channel or one for all, in every model."""
+    if input.ndim == 0:
+        return NotImplemented
     x, slope = with_model_dim(input, context.num_models), with_model_dim(weight, context.num_models)
     spatial = max(x.ndim - 3, 0)
     slope = (
@@ -99,11 +124,13 @@ def sym_size(context: OpContext, input: Any, dim: int) -> int:
 @rule("getattr")
 def attribute(context: OpContext, input: Any, name: str) -> Any:
     """``x.shape``, ``x.dtype``, ``x.device``, ``x.T``, ..."""
+    if not isinstance(input, Stacked):  # a named tuple
+        return getattr(input, name)
     if name == "T":
         if input.ndim != 2:
             return NotImplemented
         return Stacked(input.tensor.transpose(1, 2))
-    if name in ("mT", "real", "imag"):
+    if name in ("mT", "real", "imag", "data"):
         return Stacked(getattr(input.tensor, name))
     if name in ("shape", "ndim"):
         return getattr(input, name)

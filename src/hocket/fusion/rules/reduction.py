@@ -75,10 +75,13 @@ def reduce(context: OpContext, input: Any, *args: Any, **kwargs: Any) -> Any:
             tensor = tensor.unsqueeze(1)
         if kwargs.get("keepdim") or rest:
             return NotImplemented
+        function = getattr(torch, name) if isinstance(context.target, torch._ops.OpOverload) else context.target
         if name in SEVERAL:
-            return Stacked(context.target(tensor, tuple(range(1, tensor.ndim)), **kwargs))
-        flat = context.target(tensor.flatten(1), 1, **kwargs)
+            return Stacked(function(tensor, tuple(range(1, tensor.ndim)), **kwargs))
+        flat = function(tensor.flatten(1), 1, **kwargs)
         return Stacked(flat if isinstance(flat, Tensor) else flat[0])
+    if input.ndim == 0:
+        return NotImplemented
     if isinstance(axes, (tuple, list)):
         axes = tuple(axes)
     if name == "amax":
@@ -90,6 +93,8 @@ def reduce(context: OpContext, input: Any, *args: Any, **kwargs: Any) -> Any:
 def norm(context: OpContext, input: Any, *args: Any, **kwargs: Any) -> Any:
     """The norm along given axes; a norm of everything falls back to vmap."""
     positional = [*args]
+    if input.ndim == 0:
+        return NotImplemented
     if len(positional) >= 2:
         positional[1] = shifted(positional[1])
     elif kwargs.get("dim") is not None:

@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from hocket.fusion.rules.base import OpContext, rule
-from hocket.fusion.stacked import Stacked, fold, is_stacked, unfold, with_model_dim
+from hocket.fusion.stacked import Stacked, fold, is_stacked, map_tree, unfold, with_model_dim
 
 __all__ = ["shifted"]
 
@@ -60,6 +61,10 @@ def shifted(axes: Any) -> Any:
 @rule(*AXES)
 def axis_op(context: OpContext, input: Any, *args: Any, **kwargs: Any) -> Any:
     """Any op in `AXES`."""
+    if input.ndim == 0:  # its axis -1 would be the models'
+        return NotImplemented
+    if context.name == "flip" and len(args) > 1:  # x.flip(3, 2)
+        args = (args,)
     positional = [input.tensor, *args]
     for position, keyword, default in AXES[context.name]:
         if position < len(positional):
@@ -82,12 +87,8 @@ def _called(context: OpContext, positional: list[Any], kwargs: dict[str, Any]) -
 
 
 def wrapped(result: Any) -> Any:
-    """Tensors in a result, stacked; a named tuple (of ``sort`` or ``max``) becomes a plain one."""
-    if isinstance(result, Tensor):
-        return Stacked(result)
-    if isinstance(result, (tuple, list)):
-        return tuple(map(wrapped, result))
-    return result
+    """Tensors in a result, stacked; a named tuple (of ``sort`` or ``max``) stays one."""
+    return map_tree(result, lambda value: Stacked(value) if isinstance(value, Tensor) else value)
 
 
 def _sizes(first: Any, rest: tuple[Any, ...]) -> tuple[int, ...]:
@@ -209,14 +210,12 @@ def pad(context: OpContext, input: Any, pad: Any, *args: Any, **kwargs: Any) -> 
 )
 def per_example(context: OpContext, input: Any, *args: Any, **kwargs: Any) -> Any:
     """What treats every example of a batch ``(N, C, ...)`` alike: models and examples become one axis."""
-    if input.ndim < 3 or is_stacked((args, kwargs)) or (context.name == "unfold" and _is_method(context)):
+    if input.ndim < 3 or is_stacked((args, kwargs)):
+        return NotImplemented
+    if context.name == "unfold" and context.target is not functional.unfold:  # along one axis
         return NotImplemented
     folded, models_first = fold(input.tensor)
     return Stacked(unfold(context.target(folded, *args, **kwargs), context.num_models, models_first))
-
-
-def _is_method(context: OpContext) -> bool:
-    return type(context.target).__name__ == "method_descriptor"
 
 
 @rule("new_zeros", "new_ones", "new_full", "new_empty", "new_tensor")

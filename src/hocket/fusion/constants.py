@@ -1,0 +1,52 @@
+"""Constants of B models: whether they are the same, and how they stand for all models where they are not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hocket.fusion.stacked import ModelValues, Stacked, unwatched
+
+__all__ = ["is_same", "joined"]
+
+PLAIN = (bool, int, str, bytes, complex, torch.dtype, torch.device, torch.layout, torch.memory_format, type(...))
+
+
+def joined(values: Sequence[Any]) -> Any:
+    """One constant where all models have the same one; else `Stacked` tensors, else `ModelValues`."""
+    if all(is_same(values[0], value) for value in values[1:]):
+        return values[0]
+    first = values[0]
+    if all(isinstance(value, Tensor) for value in values):
+        kinds = {(value.shape, value.dtype, value.device, value.layout) for value in values}
+        if len(kinds) == 1 and first.layout is torch.strided:
+            with unwatched():
+                return Stacked(torch.stack(list(values)))
+    return ModelValues(tuple(values))
+
+
+def is_same(a: Any, b: Any) -> bool:
+    """Whether two constants are the same to any op; what nobody knows is the same only if it is one object."""
+    if a is b:
+        return True
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, (tuple, list)):
+        return len(a) == len(b) and all(map(is_same, a, b))
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(is_same(a[key], b[key]) for key in a)
+    if isinstance(a, slice):
+        return is_same((a.start, a.stop, a.step), (b.start, b.stop, b.step))
+    if type(a) is float:
+        return a.hex() == b.hex()
+    if isinstance(a, Tensor):
+        kinds = [(each.shape, each.dtype, each.device, each.stride(), each.requires_grad) for each in (a, b)]
+        return kinds[0] == kinds[1] and (torch.equal(a, b) or _are_equal_with_nan(a, b))
+    return isinstance(a, PLAIN) and a == b
+
+
+def _are_equal_with_nan(a: Tensor, b: Tensor) -> bool:
+    return a.is_floating_point() and torch.equal(a.isnan(), b.isnan()) and torch.equal(a.nan_to_num(), b.nan_to_num())

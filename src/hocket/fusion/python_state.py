@@ -1,0 +1,210 @@
+"""What a forward may read that is no tensor of the model: attributes, closures, globals.
+
+A graph stands for a forward only as long as this stays as it was when the forward was traced. A forward that changes it
+itself (a counter, a list, a random generator of Python or numpy) has no graph.
+"""
+
+from __future__ import annotations
+
+import pickle
+import random
+import sys
+from collections.abc import Iterator
+from functools import partial
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+__all__ = ["Globals", "attributes", "changes", "generators", "held_by_functions"]
+
+DEPTH = 8  # of containers in containers
+GLOBAL_DEPTH = 3  # the same of globals, which are looked at in each call
+PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...), torch.dtype, torch.device)
+OPAQUE = (type, FunctionType, MethodType, ModuleType, nn.Module, fx.Proxy)
+MACHINERY = frozenset(vars(nn.Module())) - {"training"}
+Leaf = tuple[tuple[int, Any], str, Any]  # where it lies (an object and a key), its path, and the value
+
+
+def attributes(model: nn.Module) -> list[Leaf]:
+    """Attributes of a model's modules but their tensors and submodules."""
+    found: list[Leaf] = []
+    seen: set[int] = set()
+    for name, module in model.named_modules():
+        for key, value in vars(module).items():
+            if key not in MACHINERY:
+                found += _leaves(value, (id(module), key), f"{name}.{key}" if name else key, DEPTH, seen)
+    return found
+
+
+def held_by_functions(model: nn.Module) -> list[tuple[str, Any]]:
+    """What functions in a model's attributes hold in closures and defaults, which a copy of the model shares."""
+    found: list[tuple[str, Any]] = []
+
+    def visit(path: str, value: Any, depth: int) -> None:
+        if isinstance(value, MethodType):
+            value = value.__func__
+        if isinstance(value, FunctionType) and depth:
+            cells = [_value(cell, None) for cell in value.__closure__ or ()]
+            for each in (*cells, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()):
+                found.append((path, each))
+                visit(path, each, depth - 1)
+        elif isinstance(value, partial):
+            visit(path, value.func, depth)
+
+    for _, path, value in attributes(model):
+        visit(path, value, DEPTH)
+    return found
+
+
+def generators() -> list[Leaf]:
+    """The states of the random generators that anybody may draw from."""
+    found: list[Leaf] = [
+        ((0, "torch"), "torch's random generator", torch.get_rng_state().numpy().tobytes()),
+        ((0, "random"), "Python's random generator", random.getstate()),
+    ]
+    if "numpy" in sys.modules:
+        import numpy
+
+        state = pickle.dumps(numpy.random.get_state())  # noqa: NPY002
+        found.append(((0, "numpy"), "numpy's random generator", state))
+    return found
+
+
+def changes(before: list[Leaf], after: list[Leaf]) -> list[tuple[str, Any]]:
+    """What there is now and was not before, by path, and what is gone; lengths of containers apart."""
+    known, now = {where: value for where, _, value in before}, {where for where, _, _ in after}
+    gone = [(path, None) for where, path, _ in before if where not in now]
+    new = [(path, value) for where, path, value in after if where not in known or not _is_same(known[where], value)]
+    return gone + new
+
+
+class Globals:
+    """What the functions of some models find outside of the models: globals, closures, attributes of classes.
+
+    Args:
+        models: modules; what their classes' and attributes' functions name is looked up, functions in it included.
+    """
+
+    def __init__(self, models: list[nn.Module]) -> None:
+        self._seen: set[int] = set()
+        self._places: list[tuple[Any, Any]] = []
+        for kind in {type(module): None for model in models for module in model.modules()}:
+            self._visit_class(kind)
+        for model in models:
+            for _, _, value in attributes(model):
+                self._visit(value, DEPTH)
+        self._known = self._now()
+
+    def changed(self) -> str | None:
+        """The name of a number, string or the like that is not what it was when this object was made, or None."""
+        if not self._places:
+            return None
+        known = {where: value for where, _, value in self._known}
+        for where, path, value in self._now():
+            old = known.get(where, self)
+            if isinstance(value, PLAIN) and isinstance(old, PLAIN) and not _is_same(old, value):
+                return path
+        return None
+
+    def _now(self) -> list[Leaf]:
+        found: list[Leaf] = []
+        for number, (holder, key) in enumerate(self._places):
+            path = f"the variable {key} ({number})"
+            found += _leaves(_value(holder, key), (id(holder), key), path, GLOBAL_DEPTH, set(), deep=False)
+        return found
+
+    def _visit_class(self, kind: type) -> None:
+        for base in kind.__mro__:
+            if base.__module__.split(".")[0] not in ("torch", "builtins") and id(base) not in self._seen:
+                self._seen.add(id(base))
+                for key, value in list(vars(base).items()):
+                    if isinstance(value, (PLAIN, Tensor, list, dict, set)) and not key.startswith("__"):
+                        self._places.append((base, key))
+                    self._visit(getattr(value, "__func__", value), DEPTH)
+
+    def _visit(self, value: Any, depth: int) -> None:
+        if id(value) in self._seen or isinstance(value, (PLAIN, Tensor)) or not depth:
+            return
+        if isinstance(value, MethodType):
+            self._visit(value.__func__, depth)
+        elif isinstance(value, FunctionType):
+            self._seen.add(id(value))
+            if value.__module__ is not None and value.__module__.split(".")[0] != "torch":
+                self._visit_function(value, depth)
+        elif isinstance(value, partial):
+            self._visit(value.func, depth - 1)
+        elif isinstance(value, type) and not issubclass(value, (Tensor, PLAIN[:6])):
+            self._visit_class(value)
+
+    def _visit_function(self, function: FunctionType, depth: int) -> None:
+        names = set(_names(function.__code__))
+        for cell in function.__closure__ or ():
+            self._place(cell, None, depth)
+        for name in names & function.__globals__.keys():
+            value = function.__globals__[name]
+            if not isinstance(value, ModuleType):
+                self._place(function.__globals__, name, depth)
+            elif value.__name__.split(".")[0] not in sys.stdlib_module_names | {"torch", "numpy"}:
+                for inner in names & vars(value).keys():
+                    self._place(vars(value), inner, depth)
+
+    def _place(self, holder: Any, key: Any, depth: int) -> None:
+        value = _value(holder, key)
+        self._visit(value, depth - 1)
+        self._places.append((holder, key))
+
+
+def _value(holder: Any, key: Any) -> Any:
+    if isinstance(holder, dict):
+        return holder.get(key)
+    if key is not None:
+        return vars(holder).get(key)
+    try:
+        return holder.cell_contents
+    except ValueError:  # not assigned yet
+        return None
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)
+
+
+def _leaves(
+    value: Any, where: tuple[int, Any], path: str, depth: int, seen: set[int], deep: bool = True
+) -> Iterator[Leaf]:
+    """A value as what cannot be taken apart any more; what is in objects that were met before is not repeated."""
+    if isinstance(value, Tensor):
+        yield where, path, value
+        yield (*where, "content"), f"{path} (content)", 0 if value.is_inference() else value._version  # type: ignore[misc]
+    elif isinstance(value, (*PLAIN, *OPAQUE, partial)) or not depth:
+        yield where, path, value
+    elif isinstance(value, (dict, list, tuple)) or getattr(value, "__dict__", None):
+        yield where, path, type(value)
+        if id(value) in seen:
+            return
+        seen.add(id(value))
+        items = enumerate(value) if isinstance(value, (list, tuple)) else _items(value)
+        for key, each in items:
+            yield from _leaves(each, (id(value), key), f"{path}[{key!r}]", depth - 1, seen, deep)
+    elif deep:  # a generator, a counter, an array, ...
+        try:
+            yield where, path, pickle.dumps(value)
+        except Exception:  # noqa: BLE001  (whatever a class raises that cannot be pickled)
+            yield where, path, value
+    else:
+        yield where, path, value
+
+
+def _items(value: Any) -> Any:
+    return list((value if isinstance(value, dict) else vars(value)).items())
+
+
+def _is_same(a: Any, b: Any) -> bool:
+    if a is b:
+        return True
+    return type(a) is type(b) and (isinstance(a, PLAIN) or type(a) is tuple) and bool(a == b or a != a)

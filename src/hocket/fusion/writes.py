@@ -1,0 +1,196 @@
+r"""Which ops of a graph write over a value, and who else sees it.
+
+    v = h.view(-1)        an alias of h: the same memory, or a copy, depending on how the models lie in memory
+    v += 1                a write
+    return h              a later reader of an alias: must see the write
+
+A write whose other readers are reached by views that hold for certain, such as a transposition, is followed. One that
+may be lost, because between writer and reader lies an op that copies where the memory does not fit, has no graph; nor
+has one into a tensor that belongs to no layer, since each graph has a tensor of its own.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from hocket.fusion.rules.base import find, op_name
+
+__all__ = ["Write", "find_writes"]
+
+# What torch.fx would read as ``x = x + y``, so that another name for the same tensor would keep the old value.
+IN_PLACE = frozenset(
+    ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor", "ilshift", "irshift")
+)
+VIEWS = re.findall(
+    r"\w+",
+    """
+    transpose permute t swapaxes swapdims movedim select narrow slice unsqueeze squeeze chunk tensor_split split
+    split_with_sizes unbind diagonal expand expand_as getitem getattr
+    """,
+)
+SAME_OR_NEW = re.findall(  # a view or a copy in fused models where it is one in one model
+    r"\w+",
+    """
+    detach alias to float double half bfloat16 int long bool type type_as cpu cuda dropout dropout1d dropout2d
+    dropout3d alpha_dropout feature_dropout feature_alpha_dropout requires_grad_ detach_ module
+    """,
+)
+PERHAPS_VIEWS: tuple[str, ...] = (
+    "view",
+    "reshape",
+    "flatten",
+    "unflatten",
+    "ravel",
+    "view_as",
+    "reshape_as",
+    "contiguous",
+)
+PERHAPS_VIEWS += ("_unsafe_view", "unsafe_view")
+NO_WRITES = frozenset(("requires_grad_", "detach_", "retains_grad_"))
+
+
+@dataclass(frozen=True)
+class Write:
+    """An op that writes over its first argument.
+
+    Attributes:
+        same: the places of all names of that very value, so far.
+    """
+
+    same: tuple[int, ...]
+
+
+@dataclass
+class _Memory:
+    """What is known of a node's memory: whose it is, the node it is another name of, and whether that is certain."""
+
+    roots: frozenset[Any]
+    name: fx.Node
+    is_certain: bool
+
+
+def find_writes(
+    graph: fx.Graph, tensors: dict[fx.Node, str], constants: dict[fx.Node, Any], layer: Callable[[str], nn.Module]
+) -> tuple[dict[fx.Node, Write], set[fx.Node], set[fx.Node]]:
+    """The writes of a graph; the values that are each model's own from the start, as views of them are written to; and
+    these views.
+
+    Args:
+        graph: of one model.
+        tensors: as of `Traced`.
+        constants: as of `Traced`.
+        layer: gives a layer by name.
+
+    Raises:
+        ValueError: a write that may be lost.
+    """
+    nodes = list(graph.nodes)
+    places = {node: place for place, node in enumerate(nodes)}
+    last_use = {node: max((places[user] for user in node.users), default=-1) for node in nodes}
+    memory: dict[fx.Node, _Memory] = {}
+    writes: dict[fx.Node, Write] = {}
+    owned: set[fx.Node] = set()
+    views: set[Any] = set()  # roots of what is written to and read
+    for node in nodes:
+        target = _written(node, layer)
+        memory[node] = _memory_of(node, target, memory, tensors, constants)
+        if target is None:
+            continue
+        own = memory[target]
+        kinds = {root[0] for root in own.roots}
+        if "constant" in kinds:
+            raise ValueError(f"{node.name}: writes into a tensor that is no parameter or buffer")
+        readers = [
+            other
+            for other, known in memory.items()
+            if known.name is not own.name and known.roots & own.roots and last_use[other] > places[node]
+        ]
+        is_kept = "tensor" in kinds and own.name.op != "get_attr" and own.name not in tensors
+        if (readers or is_kept) and not all(each.is_certain for each in (own, *(memory[other] for other in readers))):
+            raise ValueError(f"{node.name}: writes through a view, which may be a copy where models are fused")
+        same = tuple(places[other] for other, known in memory.items() if known.name is own.name and other is not node)
+        writes[node] = Write(same)
+        if readers:
+            owned |= {root[1] for root in own.roots if root[0] == "value"}
+        if readers or is_kept:
+            views |= own.roots
+    return writes, owned, {node for node, known in memory.items() if known.roots & views and _is_view(node)}
+
+
+def _memory_of(
+    node: fx.Node,
+    target: fx.Node | None,
+    memory: dict[fx.Node, _Memory],
+    tensors: dict[fx.Node, str],
+    constants: dict[fx.Node, Any],
+) -> _Memory:
+    if node in tensors:
+        return _Memory(frozenset([("tensor", tensors[node])]), _first(memory, ("tensor", tensors[node]), node), True)
+    if node in constants:
+        return _Memory(frozenset([("constant", id(constants[node]))]), node, True)
+    if node.op in ("placeholder", "output"):
+        return _Memory(frozenset([("value", node)]), node, True)
+    if target is not None:
+        own = memory[target]
+        return _Memory(own.roots, own.name, own.is_certain)
+    name = op_name(node.target) if node.op != "call_module" else "module"
+    inputs = [memory[each] for each in node.all_input_nodes]
+    if name == "getitem" and any(isinstance(each, (list, fx.Node)) for each in _flat(node.args[1])):
+        return _Memory(frozenset([("value", node)]), node, True)  # by an index: a copy
+    is_view = name in VIEWS or name in SAME_OR_NEW
+    if inputs and (is_view or name in PERHAPS_VIEWS or find(node.target) is None):
+        roots = frozenset().union(*(each.roots for each in inputs))
+        return _Memory(roots, node, is_view and all(each.is_certain for each in inputs))
+    return _Memory(frozenset([("value", node)]), node, True)
+
+
+def _is_view(node: fx.Node) -> bool:
+    return node.op.startswith("call_") and op_name(node.target) in VIEWS
+
+
+def _flat(index: Any) -> tuple[Any, ...]:
+    return index if isinstance(index, tuple) else (index,)
+
+
+def _first(memory: dict[fx.Node, _Memory], root: Any, node: fx.Node) -> fx.Node:
+    """The first node that reads a tensor: all such nodes are names of one value."""
+    return next((known.name for known in memory.values() if known.roots == {root} and known.name.op == node.op), node)
+
+
+def _written(node: fx.Node, layer: Callable[[str], nn.Module]) -> fx.Node | None:
+    """The value that a node writes over, or None."""
+    if not node.op.startswith("call_"):
+        return None
+    name = op_name(node.target) or str(getattr(node.target, "__name__", ""))
+    if isinstance(node.kwargs.get("out"), fx.Node):
+        raise ValueError(f"{name}: writes into out=")
+    first = node.args[0] if node.args else node.kwargs.get("input")
+    if not isinstance(first, fx.Node):
+        return None
+    if node.op == "call_module":
+        return first if getattr(layer(str(node.target)), "inplace", False) else None
+    if isinstance(node.target, torch._ops.OpOverload):
+        return first if node.target._schema.is_mutable else None
+    if name == "setitem":
+        return first
+    ends = name.endswith("_") and not name.endswith("__") and name not in NO_WRITES
+    if ends or (name in IN_PLACE and node.op == "call_function") or _is_asked(node):
+        return first
+    return None
+
+
+def _is_asked(node: fx.Node) -> bool:
+    """Whether a function is called with ``inplace=True``."""
+    if node.op != "call_function" or "inplace" in node.kwargs:
+        return bool(node.kwargs.get("inplace"))
+    if not inspect.isfunction(node.target) or len(node.args) < 2:
+        return False
+    names = list(inspect.signature(node.target).parameters)
+    return "inplace" in names[: len(node.args)] and bool(node.args[names.index("inplace")])

@@ -1,0 +1,229 @@
+"""Models that differ in what no parameter shows: each computes with its own, or is refused by layer and name."""
+
+from __future__ import annotations
+
+import random
+import types
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from tests.fusion.oracle import assert_close, check, made
+from torch import nn
+from torch.nn import functional as F
+
+import hocket
+from hocket.errors import InputError
+
+D = torch.float64
+BACKENDS = ["rule", "vmap", "loop", "auto"]
+pytestmark = pytest.mark.filterwarnings("ignore:hocket.fuse")
+
+
+class Calls(nn.Module):
+    """A linear layer, then what it is given: a function of the module and the layer's output."""
+
+    def __init__(self, function, **attributes) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.function = function
+        for name, value in attributes.items():
+            setattr(self, name, value)
+
+    def forward(self, x):
+        return self.function(self, self.fc(x))
+
+
+def scaled(m, x, by=1.0):
+    return x * by
+
+
+def closure(by):
+    return lambda m, x: x * by
+
+
+def default(by):
+    def function(m, x, by=by):
+        return x + by
+
+    return function
+
+
+class Holder:
+    """What a forward may read through an object."""
+
+    def __init__(self, by):
+        self.by = by
+
+
+def read_through_an_object(m, x):
+    return x * m.holder.by + m.fc.weight[0]
+
+
+GLOBAL = types.SimpleNamespace(by=2.0)
+
+
+def reads_a_global(m, x):
+    return x * GLOBAL.by
+
+
+# name -> a model for each index
+DIFFERENT = {
+    "partial": lambda index: Calls(partial(scaled, by=1.0 + index)),
+    "closure": lambda index: Calls(closure(2.0 + index)),
+    "default argument": lambda index: Calls(default(0.5 * index)),
+    "numpy scalar": lambda index: Calls(lambda m, x: x * m.by, by=np.float64(index + 1)),
+    "numpy float32": lambda index: Calls(lambda m, x: x * m.by, by=np.float32(index + 1.5)),
+    "numpy array": lambda index: Calls(lambda m, x: x + torch.as_tensor(m.by), by=np.arange(4.0) * index),
+    "unregistered tensor": lambda index: Calls(lambda m, x: x * m.by, by=torch.arange(4.0, dtype=D) + index),
+    "unregistered tensors of other shapes": lambda index: Calls(
+        lambda m, x: x * m.by, by=torch.full((1, 4) if index else (4,), index + 1.0, dtype=D)
+    ),
+    "object": lambda index: Calls(read_through_an_object, holder=Holder(index + 1)),
+    "dropout rate": lambda index: Calls(lambda m, x: F.dropout(x, m.p), p=float(index % 2)),
+    "slope": lambda index: Calls(lambda m, x: F.leaky_relu(x, m.p), p=0.1 * index),
+    "axis": lambda index: Calls(lambda m, x: x.cumsum(m.axis), axis=index % 2),
+    "size asked for": lambda index: Calls(lambda m, x: x * x.size(m.axis), axis=index % 2),
+    "other sign of zero": lambda index: Calls(lambda m, x: x.exp() / m.by, by=-0.0 if index else 0.0),
+    "string": lambda index: Calls(lambda m, x: F.gelu(x, approximate=m.kind), kind="tanh" if index else "none"),
+    "method of an object": lambda index: Calls(types.MethodType(lambda self, m, x: x * self.by, Holder(index + 1))),
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_each_model_computes_with_its_own(name, backend):
+    index = iter(range(3))
+    models = made(lambda: DIFFERENT[name](next(index)), 3)
+    check(models, torch.randn(5, 4, dtype=D), shared=True, backend=backend)
+
+
+@pytest.mark.parametrize("num_models", [2, 4])
+def test_groups_of_models_take_their_own_numbers(num_models, monkeypatch):
+    from tests.fusion.prefer import prefer
+
+    index = iter(range(num_models))
+    models = made(lambda: DIFFERENT["closure"](next(index)), num_models)
+    prefer(monkeypatch, forward="2 at a time" if num_models == 4 else "loop")
+    check(models, torch.randn(5, 4, dtype=D), shared=True, backend="auto")
+
+
+class Other(Calls):
+    """Another op in one model."""
+
+    def forward(self, x):
+        return torch.sin(self.fc(x)) if self.odd else torch.cos(self.fc(x))
+
+
+def test_another_op_is_refused_by_layer_and_name():
+    models = [Other(None, odd=odd) for odd in (False, True)]
+    with pytest.raises(
+        InputError, match=r"the model itself: cos in model 0, the model itself: sin in model 1 \(odd: F"
+    ):
+        hocket.fuse(models, backend="rule")(torch.ones(5, 4))
+    hocket.fuse(models, backend="loop")(torch.ones(5, 4))
+
+
+class Counts(Calls):
+    """Changes what it reads."""
+
+    calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return self.fc(x) * self.calls
+
+
+class Remembers(Calls):
+    """Reads what its last call left behind."""
+
+    last = None
+
+    def forward(self, x):
+        x = self.fc(x)
+        out = x if self.last is None else x + self.last
+        self.last = x.detach()
+        return out
+
+
+class CountsBehindShapes(Calls):
+    """Changes what it reads where torch.fx cannot follow, and torch.export puts attributes back."""
+
+    calls = 0
+
+    def forward(self, x):
+        rows, _ = x.shape
+        self.calls += 1
+        return (self.fc(x) if rows > 3 else x) * self.calls
+
+
+class Keeps(Calls):
+    """Leaves a value in an attribute that it never reads."""
+
+    def forward(self, x):
+        self.hidden = self.fc(x)
+        return self.hidden * 2
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("kind", [Counts, CountsBehindShapes, Remembers, Keeps])
+def test_a_forward_with_a_memory_keeps_it(kind, backend):
+    check(made(lambda: kind(None), 3), torch.randn(5, 4, dtype=D), shared=True, backend=backend, steps=4)
+
+
+def test_nothing_of_a_tracer_stays_in_unfused_models():
+    array = hocket.fuse(made(lambda: Keeps(None), 2), backend="rule")
+    array(torch.randn(5, 4, dtype=D))
+    assert all(not hasattr(model, "hidden") for model in array.unfuse())
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_global_that_changes_between_calls_is_seen(backend, monkeypatch):
+    models = made(lambda: Calls(reads_a_global), 2)
+    array = hocket.fuse(models, backend=backend)
+    x = torch.randn(5, 4, dtype=D)
+    for by in (2.0, 3.0, 2.0):
+        monkeypatch.setattr(GLOBAL, "by", by)
+        out = array(x)
+        for index, model in enumerate(models):
+            assert_close(out[index], model(x), f"by {by}")
+
+
+class Rounds(torch.autograd.Function):
+    """A function whose backward is not the derivative of its forward."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.round()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return 3 * grad
+
+
+class Penalised(Calls):
+    """Computes with its parameters where no value of the input is in sight."""
+
+    def forward(self, x):
+        return self.fc(x), sum(parameter.square().sum() for parameter in self.parameters())
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("make", [lambda: Calls(lambda m, x: Rounds.apply(x)), lambda: Penalised(None)])
+def test_what_a_symbolic_trace_would_pass_over(make, backend):
+    check(made(make, 3), torch.randn(5, 4, dtype=D), shared=True, backend=backend)
+
+
+DRAWS = [lambda: torch.rand(4), random.random, np.random.rand]
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+def test_numbers_drawn_in_a_forward_are_drawn_in_each_call(draw):
+    array = hocket.fuse(made(lambda: Calls(lambda m, x: x + draw()), 3), backend="rule")
+    x = torch.randn(5, 4, dtype=D)
+    first, second = array(x), array(x)
+    assert not torch.equal(first, second)
+    weights = array.fused.fc.weight.detach(), array.fused.fc.bias.detach()
+    noise = first - torch.baddbmm(weights[1].unsqueeze(1), x.expand(3, 5, 4), weights[0].transpose(1, 2))
+    assert len({round(each, 6) for each in noise[:, 0, 0].tolist()}) == 3, "each model draws its own"

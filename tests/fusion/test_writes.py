@@ -1,0 +1,281 @@
+"""Writes in place and through views, random draws, arguments that are no tensors, types of numbers without axes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from tests.fusion.oracle import assert_close, check, made
+from torch import nn
+from torch.nn import functional as F
+
+import hocket
+from hocket.errors import InputError
+
+D = torch.float64
+BACKENDS = ["rule", "vmap", "loop", "auto"]
+pytestmark = pytest.mark.filterwarnings("ignore:hocket.fuse")
+
+
+class Image(nn.Module):
+    """A convolution, whose output does not lie model by model in memory, and a function of it."""
+
+    def __init__(self, function) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2, 4, 3, padding=1)
+        self.register_buffer("seen", torch.zeros(4))
+        self.function = function
+
+    def forward(self, x):
+        return self.function(self, self.conv(x))
+
+
+def flips_two(m, h):
+    return h.flip(3, 2), h.flip((3,)), torch.flip(h, (1, 3))
+
+
+def through_a_view(m, h):
+    v = h.view(-1)
+    v += 1
+    return h
+
+
+def through_a_flat_view(m, h):
+    v = h.flatten(1)
+    v.mul_(2)
+    return h, v
+
+
+def through_a_transposition(m, h):
+    v = h.transpose(1, 3)
+    v += h.mean()
+    return h
+
+
+def read_by_a_view(m, h):
+    v = h.reshape(-1)
+    h *= 2
+    return v
+
+
+def into_a_shared_tensor(m, h):
+    out = h.new_zeros(h.shape)
+    out[:, 0] = h[:, 1]
+    out[:, 1].copy_(h[:, 2])
+    return out
+
+
+def inplace_argument(m, h):
+    h = h * 1
+    y = F.elu(h, inplace=True)
+    return h + y
+
+
+def inplace_by_position(m, h):
+    h = h * 1
+    y = F.relu(h, True)
+    return h + y
+
+
+def buffer_through_a_view(m, h):
+    m.seen[1:3] += h.detach().mean((0, 2, 3))[:2]
+    return h * m.seen.clone()[:, None, None]
+
+
+def through_data(m, h):
+    h = h * 1
+    h.data.clamp_(min=0)
+    return h
+
+
+def a_copy_written(m, h):
+    y = h[:, [1, 0]]
+    y += 1
+    return h, y
+
+
+def shifted_bits(m, h):
+    n = (h.detach() * 8).long().abs()
+    also = n
+    n <<= 1
+    return h * also
+
+
+FUNCTIONS = [
+    through_data,
+    a_copy_written,
+    shifted_bits,
+    flips_two,
+    through_a_view,
+    through_a_flat_view,
+    through_a_transposition,
+    read_by_a_view,
+]
+FUNCTIONS += [into_a_shared_tensor, inplace_argument, inplace_by_position, buffer_through_a_view]
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_every_write_is_seen(function, backend, shared):
+    x = torch.randn((3, 2, 4, 5) if shared else (3, 3, 2, 4, 5), dtype=D)
+    check(made(lambda: Image(function), 3), x, shared=shared, backend=backend)
+
+
+class WritesItsInput(nn.Module):
+    """Writes over what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x):
+        x += 1
+        return self.fc(x)
+
+
+def test_models_one_by_one_do_not_write_over_each_others_input():
+    array = hocket.fuse(made(WritesItsInput, 3), backend="loop")
+    with pytest.raises(InputError, match="the model itself: writes over a tensor that all models read"):
+        array(torch.randn(5, 4, dtype=D))
+    models = made(WritesItsInput, 3)
+    x = torch.randn(3, 5, 4, dtype=D)
+    out = hocket.fuse(models, backend="loop", shared=False)(x.clone())
+    for index, model in enumerate(models):
+        assert_close(out[index], model(x[index].clone()), "output")
+
+
+class Takes(nn.Module):
+    """A linear layer times something that is no tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x, option):
+        if isinstance(option, bool):
+            return self.fc(x) if option else x
+        if isinstance(option, np.ndarray):
+            return self.fc(x) * float(option[1000])
+        return self.fc(x) * option
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_arguments_are_told_apart_by_class_and_content(backend):
+    models = made(Takes, 2)
+    array = hocket.fuse(models, backend=backend)
+    x = torch.randn(5, 4, dtype=D)
+    arrays = [np.arange(2000.0), np.arange(2000.0)]
+    arrays[1][1000] = -7.0
+    for option in (1, True, 2, 2.0, False, 0, 0.0, *arrays):
+        out = array(x, option)
+        for index, model in enumerate(models):
+            assert_close(out[index], model(x, option), f"output for {option!r}"[:40])
+
+
+DRAWS = {
+    "randint": lambda x: torch.randint(0, 1000, (4,)) * 1.0,
+    "randint with a size": lambda x: torch.randint(0, 1000, (x.shape[0], 4)) * 1.0,
+    "randint_like": lambda x: torch.randint_like(x, 0, 1000),
+    "randperm": lambda x: torch.randperm(x.shape[0] + 6)[:4] * 1.0,
+    "normal": lambda x: torch.normal(0.0, 1.0, (x.shape[0], 4)),
+    "normal of tensors": lambda x: torch.normal(x, x.abs()),
+    "empty": lambda x: torch.empty(x.shape[0], 4).normal_(),
+    "new_empty": lambda x: x.new_empty(4).uniform_(),
+    "randn of sizes": lambda x: torch.randn(x.shape[0], 1),
+    "rand": lambda x: torch.rand(x.shape),
+    "rand_like": lambda x: torch.rand_like(x),
+    "bernoulli": lambda x: torch.bernoulli(x.sigmoid()) + torch.rand_like(x),
+    "multinomial": lambda x: torch.multinomial(x.softmax(-1), 3)[:, :1] + torch.rand(x.shape[0], 1),
+    "poisson": lambda x: torch.poisson(100 * x.abs()),
+    "gumbel softmax": lambda x: F.gumbel_softmax(x),
+    "rrelu": lambda x: F.rrelu(x, training=True),
+    "dropout": lambda x: F.dropout(x + 10, 0.5),
+    "attention": lambda x: F.scaled_dot_product_attention(x[None, None], x[None, None], x[None, None], dropout_p=0.5),
+    "exponential": lambda x: torch.zeros_like(x).exponential_(),
+}
+
+
+class Draws(nn.Module):
+    """A linear layer beside a draw."""
+
+    def __init__(self, draw) -> None:
+        super().__init__()
+        self.fc, self.draw = nn.Linear(4, 4), draw
+
+    def forward(self, x):
+        return self.fc(x), self.draw(x)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", DRAWS)
+def test_with_seeds_each_model_draws_what_it_draws_alone(name, backend):
+    models = made(lambda: Draws(DRAWS[name]), 3)
+    array = hocket.fuse(models, backend=backend, seeds=[7, 8, 9])
+    x = torch.randn(5, 4, dtype=D)
+    outs = [array(x), array(x)]
+    for index, model in enumerate(models):
+        torch.manual_seed(7 + index)
+        for out in outs:
+            for fused, plain in zip(out, model(x), strict=True):
+                assert_close(fused[index], plain, f"model {index}")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_with_seeds_separate_blocks_draw_what_they_draw_alone(backend):
+    acts = iter((nn.Tanh(), nn.Sigmoid()))
+    models = made(
+        lambda: nn.Sequential(nn.Linear(4, 4), nn.Sequential(next(acts), nn.Dropout(0.4)), nn.Dropout(0.3)), 2
+    )
+    array = hocket.fuse(models, backend=backend, seeds=[3, 4], shared=True, separate=["1"])
+    x = torch.randn(5, 4, dtype=D)
+    outs = [array(x), array(x)]
+    for index, model in enumerate(models):
+        torch.manual_seed(3 + index)
+        for out in outs:
+            assert_close(out[index], model(x), f"model {index}")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", DRAWS)
+def test_without_seeds_no_two_models_share_a_draw(name, backend):
+    array = hocket.fuse(made(lambda: Draws(DRAWS[name]), 3), backend=backend)
+    x = torch.randn(5, 4, dtype=D)
+    _, first = array(x)
+    _, second = array(x)
+    for a, b in ((first[0], first[1]), (first[1], first[2]), (first[0], second[0])):
+        assert not torch.equal(a, b)
+
+
+class Scale(nn.Module):
+    """A number without axes, of another type than the rest."""
+
+    def __init__(self, dtype: torch.dtype, is_parameter: bool) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        scale = torch.rand((), dtype=dtype)
+        if is_parameter:
+            self.scale = nn.Parameter(scale)
+        else:
+            self.register_buffer("scale", scale)
+
+    def forward(self, x):
+        y = self.fc(x)
+        return y * self.scale, torch.where(y > 0, y, self.scale), torch.maximum(y, self.scale), x[0, 0] * self.scale
+
+
+@pytest.mark.parametrize("backend", ["rule", "vmap", "loop", "auto"])
+@pytest.mark.parametrize("is_parameter", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16])
+def test_numbers_without_axes_promote_as_in_one_model(dtype, is_parameter, backend):
+    models = [Scale(dtype, is_parameter) for _ in range(3)]
+    array = hocket.fuse(models, backend=backend)
+    x = torch.randn(5, 4)
+    for autocast in (False, True):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+            outs, plain = array(x), [model(x) for model in models]
+        for place, out in enumerate(outs):
+            for index in range(3):
+                expected = plain[index][place]
+                assert out.dtype == expected.dtype, (place, autocast)
+                torch.testing.assert_close(out[index], expected, rtol=2e-2 if autocast else 1e-6, atol=1e-6)
