@@ -112,6 +112,7 @@ class FusedOptimizer(ModelState):
                     "make its embedding with sparse=False"
                 )
             work.append((group, ready))
+        self._opt_called = True  # schedulers, torch's too, ask for it
         if len(skipped) == self.num_models:
             return
         if skipped:

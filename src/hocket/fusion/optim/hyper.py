@@ -114,6 +114,8 @@ def numbers_of(name: str, value: Any, num_models: int, bound: Bound) -> float | 
             raise InputError(f"{name}: expected {bound}, got {value!r}")
         return number
     found = row(name, value, num_models)
+    if all(type(element) is float and bound.holds(element) for element in found):
+        return found
     for model, element in enumerate(found):
         if not is_number(element):
             raise InputError(f"{name}: expected {bound}, got {element!r} for model {model} in {_shown(value)}")
