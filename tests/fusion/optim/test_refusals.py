@@ -9,7 +9,7 @@ from fusion.optim.twins import fused_parameters
 from hocket.errors import InputError
 from hocket.fusion import optim
 
-CLASSES = ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta")
+CLASSES = ("SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop", "Adagrad", "Adadelta")
 
 
 def refused(match, make):

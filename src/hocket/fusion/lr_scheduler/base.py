@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 import inspect
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -177,13 +177,55 @@ class FusedScheduler(LRScheduler):
             }
         self._last_lr = self._rates()
 
+    @property
+    def num_models(self) -> int:
+        """B, the number of models."""
+        return len(self._cells)
+
+    def model_state(self, model: int) -> dict[str, Any]:
+        """The schedule of one model, a copy: states of its schedulers, arguments, and what they noted in the groups."""
+        keys = [key for key in KEYS if key not in self.optimizer.bounds]
+        state = {
+            "class": type(self).__name__,
+            "schedulers": [cell.state_dict() for cell in self._cells[model]],
+            "arguments": {name: [values[model] for values in rows] for name, rows in self._plain_arguments().items()},
+            "notes": [
+                {key: read(group[key], self.num_models)[model] for key in keys if key in group}
+                for group in self.optimizer.param_groups
+            ],
+        }
+        return copy.deepcopy(state)
+
+    def load_model_state(self, model: int, state: Mapping[str, Any]) -> None:
+        """Let the schedule of one slot go on from what `model_state` gave; functions stay those of the slot.
+
+        Raises:
+            InputError: it is of another scheduler or number of groups.
+        """
+        kind, cells, given = type(self).__name__, self._cells[model], copy.deepcopy(dict(state))
+        if given["class"] != kind or len(given["schedulers"]) != len(cells):
+            raise InputError(f"state: expected one of a {kind} of {len(cells)} groups, got one of {given['class']}")
+        for cell, own in zip(cells, given["schedulers"], strict=True):
+            cell.load_state_dict(own)
+        for name, values in given["arguments"].items():
+            for row_, value in zip(self.arguments[name], values, strict=True):
+                row_[model] = value
+        for group, notes in zip(self.optimizer.param_groups, given["notes"], strict=True):
+            for key, value in notes.items():
+                values = read(group.get(key, value), self.num_models)
+                put(self.optimizer, group, key, [*values[:model], value, *values[model + 1 :]])
+        self._last_lr = self._rates()
+
+    def _plain_arguments(self) -> dict[str, Rows]:
+        return {name: rows for name, rows in self.arguments.items() if not callable(rows[0][0])}
+
     def state_dict(self) -> dict[str, Any]:
         """The states of the torch schedulers, by model and group, and the arguments; a copy.
 
         Of functions among the arguments only what objects that can be called hold is saved, as in torch.
         """
-        saved = {name: rows for name, rows in self.arguments.items() if not callable(rows[0][0])}
-        state = {"last_epoch": self.last_epoch, "step_count": self._step_count, "arguments": saved}
+        arguments = self._plain_arguments()
+        state = {"last_epoch": self.last_epoch, "step_count": self._step_count, "arguments": arguments}
         schedulers = [[cell.state_dict() for cell in cells] for cells in self._cells]
         return copy.deepcopy({"class": type(self).__name__, **state, "schedulers": schedulers})
 
