@@ -16,7 +16,6 @@ of its slices: nothing of its neighbours' arithmetic depends on it.
 
 from __future__ import annotations
 
-import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
@@ -28,7 +27,7 @@ from hocket.fusion.optim import carry, counts
 from hocket.fusion.optim.arithmetic import Tensors
 from hocket.fusion.optim.chunks import Bucket, Chunk, Columns, Layout, ParameterSlice, Workspace, lay_out
 from hocket.fusion.optim.hyper import Number, one_of, plain
-from hocket.fusion.optim.options import Options, groups_of, options_of
+from hocket.fusion.optim.options import Options, groups_of, options_of, signature_of
 from hocket.fusion.optim.slots import slots_of
 
 __all__ = ["Chunk", "FusedOptimizer"]
@@ -65,13 +64,13 @@ class FusedOptimizer(Options, ABC):
     fixed: ClassVar[Mapping[str, Any]] = {}
 
     def __init_subclass__(cls) -> None:
-        cls.__signature__ = inspect.signature(cls.torch_class)  # type: ignore[attr-defined]
+        cls.__signature__ = signature_of(cls.torch_class)  # type: ignore[attr-defined]
 
     def __init__(
         self, params: Any, *arguments: Any, num_models: int | None = None, nonfinite: str = "step", **named: Any
     ) -> None:
         self.nonfinite = one_of("nonfinite", nonfinite, NONFINITE)
-        defaults = {**options_of(type(self), self.torch_class, arguments, named), **self.fixed}
+        defaults = {**options_of(type(self), arguments, named), **self.fixed}
         groups = groups_of(params)
         self._slots = slots_of([p for group in groups for p in group["params"]], num_models)
         self._frozen = [False] * self.num_models

@@ -12,8 +12,9 @@ from hocket.errors import InputError
 from hocket.fusion.optim.hyper import Bound, PerModel, as_list, is_row, numbers_of, per_model
 from hocket.fusion.optim.slots import Slots, largest, slots_of
 
-__all__ = ["Options", "as_tuple", "groups_of", "options_of"]
+__all__ = ["Options", "as_tuple", "groups_of", "options_of", "signature_of"]
 
+KERNELS = ("foreach", "fused", "capturable", "differentiable")  # torch's choices, which here are made for the user
 FLAGS = ("amsgrad", "centered", "decoupled_weight_decay", "maximize", "nesterov")  # they choose code, not numbers
 
 
@@ -103,18 +104,24 @@ class Options(torch.optim.Optimizer):
                     break
 
 
-def options_of(kind: type, torch_class: type, arguments: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
+def signature_of(torch_class: type) -> inspect.Signature:
+    """The arguments of a fused optimizer: torch's, without those of its kernels, and its own."""
+    own = [
+        parameter for parameter in inspect.signature(torch_class).parameters.values() if parameter.name not in KERNELS
+    ]
+    for name, default in (("num_models", None), ("nonfinite", "step")):
+        own.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default))
+    return inspect.Signature(own)
+
+
+def options_of(kind: type[Options], arguments: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
     """The options of an optimizer by the names, places and defaults of torch's, without those of its kernels."""
-    signature = inspect.signature(torch_class)
-    own = [parameter for name, parameter in signature.parameters.items() if name != "params"]
-    bound = signature.replace(parameters=own).bind(*arguments, **named)
-    for name in ("foreach", "fused", "capturable", "differentiable"):
-        if bound.arguments.get(name):
-            raise InputError(
-                f"{name}: {kind.__name__} of fused models has no such option, got {bound.arguments[name]!r}"
-            )
+    for name in KERNELS:
+        if named.pop(name, None):
+            raise InputError(f"{name}: {kind.__name__} of fused models has no such option, got True")
+    bound = inspect.signature(kind).bind(None, *arguments, **named)
     bound.apply_defaults()
-    return {name: value for name, value in bound.arguments.items() if name in FLAGS or name in kind.bounds}  # type: ignore[attr-defined]
+    return {name: value for name, value in bound.arguments.items() if name in FLAGS or name in kind.bounds}
 
 
 def groups_of(params: Any) -> list[dict[str, Any]]:

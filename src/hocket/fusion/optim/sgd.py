@@ -82,5 +82,5 @@ class SGD(FusedOptimizer):
         torch._fused_sgd_(chunk.params, chunk.grads, buffers, **by, **flags)
 
     def plain_state(self, state: dict[str, Any], group: dict[str, Any]) -> dict[str, Any]:
-        count = state.pop("step")
+        count = state.pop("step", 1.0)
         return {} if count == 0 or group["momentum"] == 0 else state
