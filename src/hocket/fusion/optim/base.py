@@ -232,11 +232,14 @@ class FusedOptimizer(Options, ABC):
     def _update_bucket(self, group: dict[str, Any], bucket: Bucket) -> None:
         numbers = self.kernel_numbers(group, bucket.params[0].dtype) if bucket.fits_kernels() else None
         update = self.update if numbers is None else self.update_by_kernel
+        chunks = bucket.chunks
+        if numbers is not None and not any(isinstance(number, torch.Tensor) for number in numbers.values()):
+            chunks = [[ParameterSlice(p) for p in bucket.params]]  # in one pass: nothing is read again from a cache
         if numbers is None:
             numbers = self.coefficients(group, counts.step_of(bucket.state), bucket.state)
         columns = Columns(numbers, bucket.params[0], self._slots)
         workspace = Workspace()
-        for pieces in bucket.chunks:
+        for pieces in chunks:
             update(self._chunk(pieces, group, bucket, workspace), group, columns.beside(pieces))
 
     def _chunk(
