@@ -8,11 +8,14 @@ models --tensors, stacked--> parameters (B, *shape), under the names that they h
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import clip_grad
 
 from hocket.errors import InputError
 from hocket.fusion.compare import Blocks
@@ -137,6 +140,18 @@ class Store(nn.Module):
     def of_models(self, constant: Any) -> Any:
         """A constant of all models as these models see it; see `stacked.of_models`."""
         return constant
+
+    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
+        """As of any module; warns when it is `torch.nn.utils.clip_grad_norm_` that reads them."""
+        reader = sys._getframe(1).f_code  # in a generator: whoever takes the first one
+        if reader.co_name == "clip_grad_norm_" and reader.co_filename == clip_grad.__file__:
+            warnings.warn(
+                "torch.nn.utils.clip_grad_norm_ takes one norm over all models, so that each is scaled by the others' "
+                "gradients too; hocket.optim.clip_grad_norm_ clips each model on its own",
+                UserWarning,
+                stacklevel=2,
+            )
+        yield from super().parameters(recurse)
 
     def all_parameters(self) -> list[Tensor]:
         """Every parameter, stacked and separate."""

@@ -49,6 +49,36 @@ CASES = {
         "CosineAnnealingLR",
         {"T_max": [5, 1, 12, 30, 7, 3, 2], "eta_min": [0.0, 0.01, 0.0, 1e-3, 0.5, 0.02, 0.0]},
     ),
+    "restarts": ("CosineAnnealingWarmRestarts", {"T_0": [3, 1, 5, 30, 2, 7, 4], "T_mult": [1, 2, 3, 1, 2, 1, 2]}),
+    "constant": (
+        "ConstantLR",
+        {"factor": [0.5, 0.25, 1.0, 0.1, 0.3, 0.9, 0.7], "total_iters": [3, 1, 7, 29, 0, 40, 5]},
+    ),
+    "linear": ("LinearLR", {"start_factor": [0.1, 0.5, 1.0, 0.3, 0.9, 0.2, 0.7], "end_factor": 0.8, "total_iters": 6}),
+    "linears": (
+        "LinearLR",
+        {"end_factor": [0.1, 0.5, 1.0, 0.3, 0.05, 0.2, 0.7], "total_iters": [3, 1, 7, 29, 9, 40, 5]},
+    ),
+    "polynomial": (
+        "PolynomialLR",
+        {"power": [1.0, 2.0, 0.5, 3.0, 1.5, 0.9, 1.1], "total_iters": [3, 1, 7, 29, 9, 40, 5]},
+    ),
+    "factor": ("MultiplicativeLR", {"lr_lambda": powers}),
+    "factors": ("MultiplicativeLR", {"lr_lambda": LAMBDAS}),
+    "cyclic": ("CyclicLR", {"base_lr": 0.01, "max_lr": 0.1, "step_size_up": 4, "mode": "triangular2"}),
+    "cyclics": (
+        "CyclicLR",
+        {
+            "base_lr": [0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.07],
+            "max_lr": [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7],
+            "step_size_up": [4, 3, 7, 10, 2, 5, 1],
+            "step_size_down": [2, 3, 5, 10, 8, 1, 4],
+            "mode": ["triangular", "triangular2", "exp_range", "triangular", "triangular2", "exp_range", "triangular"],
+            "gamma": [1.0, 0.9, 0.8, 0.7, 0.99, 0.95, 0.5],
+            "base_momentum": [0.8, 0.7, 0.5, 0.1, 0.6, 0.85, 0.3],
+        },
+    ),
+    "cyclic-scaled": ("CyclicLR", {"base_lr": 0.01, "max_lr": 0.1, "step_size_up": 4, "scale_fn": LAMBDAS}),
     "lambda": ("LambdaLR", {"lr_lambda": powers}),
     "lambdas": ("LambdaLR", {"lr_lambda": LAMBDAS}),
     "one-cycle": ("OneCycleLR", {"max_lr": 0.2, "total_steps": 40}),
@@ -88,6 +118,38 @@ PLATEAUS = {
     "plateau-max": {"mode": "max", "patience": [0, 1, 2, 3, 0, 1, 2]},
     "plateau-abs": {"threshold_mode": "abs", "threshold": [0.1, 0.2, 0.0, 0.3, 0.05, 0.5, 1.0], "patience": 0},
     "plateau-max-abs": {"mode": "max", "threshold_mode": "abs", "threshold": 0.1, "patience": 1},
+}
+
+
+# Schedulers made of others, built alike from `hocket.lr_scheduler` and from torch's; `pick` gives a model's arguments.
+COMPOSITES = {
+    "warm-up": lambda of, o, pick: of.SequentialLR(
+        o,
+        [
+            of.LinearLR(o, start_factor=pick([0.1, 0.5, 0.2, 0.3, 0.4, 0.6, 0.7]), total_iters=4),
+            of.CosineAnnealingLR(o, T_max=pick([5, 1, 12, 30, 7, 3, 2])),
+            of.ExponentialLR(o, gamma=pick([0.9, 0.5, 0.99, 1.0, 0.3, 0.7, 0.2])),
+        ],
+        milestones=pick([[4, 9], [2, 3], [4, 20], [1, 28], [5, 6], [7, 8], [10, 11]]),
+    ),
+    "warm-up-together": lambda of, o, pick: of.SequentialLR(
+        o, [of.ConstantLR(o, factor=0.5, total_iters=3), of.StepLR(o, step_size=2, gamma=0.5)], milestones=[3]
+    ),
+    "chained": lambda of, o, pick: of.ChainedScheduler(
+        [
+            of.ConstantLR(o, factor=pick([0.5, 0.1, 1.0, 0.3, 0.9, 0.7, 0.2]), total_iters=4),
+            of.ExponentialLR(o, gamma=pick([0.9, 0.5, 0.99, 1.0, 0.3, 0.7, 0.2])),
+            of.CyclicLR(o, base_lr=0.01, max_lr=pick([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7]), step_size_up=3),
+        ]
+    ),
+    "nested": lambda of, o, pick: of.ChainedScheduler(
+        [
+            of.SequentialLR(
+                o, [of.ConstantLR(o, total_iters=2), of.ExponentialLR(o, pick([0.9, 0.5] * 3 + [0.7]))], milestones=[5]
+            ),
+            of.LinearLR(o, total_iters=pick([3, 1, 7, 29, 9, 40, 5])),
+        ]
+    ),
 }
 
 
@@ -133,6 +195,53 @@ def test_rates_are_the_floats_of_torch(optimizer, case, num_models):
     last = fused.get_last_lr()[0]
     expected = [single.get_last_lr()[0] for single in singles]
     assert (last.tolist() if isinstance(last, torch.Tensor) else [last] * num_models) == expected
+
+
+def composites(case, twins):
+    """A scheduler made of others, of fused models, and torch's of each model alone."""
+    num_models = twins.fused.num_models
+    fused = COMPOSITES[case](lr_scheduler, twins.fused, lambda values: values[:num_models])
+    singles = [
+        COMPOSITES[case](torch_schedulers, other, lambda values, m=m: values[m]) for m, other in enumerate(twins.torch)
+    ]
+    return fused, singles
+
+
+@pytest.mark.parametrize("num_models", [1, 3, 7])
+@pytest.mark.parametrize("case", COMPOSITES)
+@pytest.mark.parametrize("optimizer", ["sgd-momentum", "adam-all"])
+def test_schedulers_made_of_others(optimizer, case, num_models):
+    twins = Twins(optimizer, num_models)
+    fused, singles = composites(case, twins)
+    keys = ["lr", "betas" if "adam" in optimizer else "momentum"]
+    check_same(twins, keys)
+    for _ in range(EPOCHS):
+        twins.step()
+        fused.step()
+        for single in singles:
+            single.step()
+        check_same(twins, keys)
+    for slot, state in enumerate(twins.fused.unfuse()):
+        assert state["param_groups"] == twins.torch[slot].state_dict()["param_groups"]
+
+
+def test_restarts_by_fractions_of_an_epoch():
+    twins = Twins("sgd-rates", 3)
+    arguments = {"T_0": [3, 1, 5], "T_mult": 2, "eta_min": [0.0, 0.01, 0.0]}
+    fused = lr_scheduler.CosineAnnealingWarmRestarts(twins.fused, **arguments)
+    singles = [
+        torch_schedulers.CosineAnnealingWarmRestarts(other, **{key: of_model(v, m) for key, v in arguments.items()})
+        for m, other in enumerate(twins.torch)
+    ]
+    for number in range(40):
+        epochs = [number / 4, number / 5, number / 3] if number % 2 else number / 4
+        twins.fused.step()
+        fused.step(epochs)
+        for m, single in enumerate(singles):
+            single.step(of_model(epochs, m))
+        check_same(twins, ["lr"])
+    fused.step()
+    assert fused.epochs == [single.last_epoch + 1 for single in singles]
 
 
 @pytest.mark.parametrize("num_models", [1, 2, 3, 7])
@@ -208,7 +317,7 @@ def test_one_list_of_milestones_is_for_all():
         twins.fused.step()
         scheduler.step()
     assert twins.fused.param_groups[0]["lr"] == 0.1 * 0.5 * 0.5
-    assert scheduler.milestones(1) == Counter([1, 3])
+    assert scheduler.torch_scheduler(1).milestones == Counter([1, 3])
 
 
 def test_schedules_stack_and_leave_changes_made_by_hand():

@@ -53,6 +53,22 @@ def test_the_public_names():
             {"max_lr": 0.1, "total_steps": 9, "anneal_strategy": "no"},
             "anneal_strategy: expected one of cos",
         ),
+        (
+            "OneCycleLR",
+            {"max_lr": 0.1, "total_steps": 9, "three_phase": 1},
+            "three_phase: expected True or False, got 1",
+        ),
+        ("ConstantLR", {"factor": 1.5}, "factor: expected a number >= 0 and <= 1, got 1.5"),
+        ("LinearLR", {"start_factor": 0}, "LinearLR of model 0: Starting multiplicative factor expected"),
+        ("PolynomialLR", {"total_iters": [1, 2, 0.5]}, "total_iters: expected a whole number >= 0, got 0.5"),
+        ("CosineAnnealingWarmRestarts", {"T_0": 0}, "T_0: expected a whole number >= 1, got 0"),
+        (
+            "CyclicLR",
+            {"base_lr": 0.1, "max_lr": 1.0, "mode": "square"},
+            "mode: expected one of triangular, triangular2",
+        ),
+        ("CyclicLR", {"base_lr": [0.1, 0.2], "max_lr": 1.0}, "base_lr: expected 3 numbers"),
+        ("MultiplicativeLR", {"lr_lambda": [abs, abs, 1.0]}, "lr_lambda: expected a function of the epoch, got 1.0"),
         ("ReduceLROnPlateau", {"factor": 1.0}, "factor: expected a number >= 0 and < 1, got 1.0"),
         ("ReduceLROnPlateau", {"mode": "least"}, "mode: expected one of min, max, got 'least'"),
         ("ReduceLROnPlateau", {"patience": [1, 2]}, "patience: expected 3 numbers"),
@@ -69,6 +85,37 @@ def test_optimizers():
         lr_scheduler.StepLR(plain, step_size=1)
     with pytest.raises(InputError, match="cycle_momentum: expected an optimizer with a momentum or betas, got Adagrad"):
         lr_scheduler.OneCycleLR(Twins("adagrad", 2).fused, max_lr=0.1, total_steps=9)
+
+
+def test_schedulers_made_of_others(optimizer):
+    first, second = lr_scheduler.StepLR(optimizer, 1), lr_scheduler.ExponentialLR(optimizer, 0.5)
+    stranger = lr_scheduler.StepLR(Twins("sgd", 3).fused, 1)
+    plateau = lr_scheduler.ReduceLROnPlateau(optimizer)
+    for wrong, match in (
+        ([first, stranger], "schedulers: expected some of hocket.lr_scheduler, of one optimizer, got"),
+        ([first, torch.optim.lr_scheduler.StepLR(optimizer, 1)], "schedulers: expected some of hocket.lr_scheduler"),
+        ([first, plateau], "SequentialLR of model 0: .* does not support `ReduceLROnPlateau`"),
+        ([first], "SequentialLR of model 0: .* one more than the number of milestone points"),
+    ):
+        with pytest.raises(InputError, match=match):
+            lr_scheduler.SequentialLR(optimizer, wrong, milestones=[3])
+    with pytest.raises(InputError, match=r"milestones: expected 3 lists, .* got 2"):
+        lr_scheduler.SequentialLR(optimizer, [first, second], milestones=[[1], [2]])
+    with pytest.raises(InputError, match="schedulers: expected at least one to be chained, got none"):
+        lr_scheduler.ChainedScheduler([])
+
+
+def test_an_optimizer_whose_models_were_selected_alone(optimizer):
+    scheduler = lr_scheduler.StepLR(optimizer, step_size=1)
+    optimizer.step()
+    optimizer.select_models(
+        [0, 2], [torch.nn.Parameter(p.detach()[[0, 2]]) for p in optimizer.param_groups[0]["params"]]
+    )
+    with pytest.raises(InputError, match="step: expected an optimizer of 3 models, got one of 2; call select_models"):
+        scheduler.step()
+    scheduler.select_models([0, 2])
+    scheduler.step()
+    assert scheduler.epochs == [1, 1]
 
 
 def test_metrics(optimizer):
@@ -93,3 +140,5 @@ def test_a_state_of_another_number_of_models(optimizer):
     state = lr_scheduler.StepLR(Twins("sgd", 2).fused, step_size=1).state_dict()
     with pytest.raises(InputError, match="state_dict: expected one of 3 models, got one of 2"):
         lr_scheduler.StepLR(optimizer, step_size=1).load_state_dict(state)
+    with pytest.raises(InputError, match="state_dict: expected one of a ExponentialLR, got one of StepLR"):
+        lr_scheduler.ExponentialLR(optimizer, gamma=0.5).load_state_dict(state)

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.optim import lr_scheduler as torch_schedulers
 
-from fusion.lr_scheduler.test_oracle import CASES, PLATEAUS, cut, rates
-from fusion.optim.twins import Twins, of_model
+from fusion.lr_scheduler.test_oracle import CASES, COMPOSITES, PLATEAUS, composites, cut, rates
+from fusion.optim.twins import Twins, of_model, options_of
 from hocket.errors import InputError
 from hocket.fusion import lr_scheduler
 
@@ -18,6 +18,8 @@ ALL = {**CASES, **{name: ("ReduceLROnPlateau", arguments) for name, arguments in
 
 def made(case, num_models=3):
     twins = Twins("sgd-momenta", num_models)
+    if case in COMPOSITES:
+        return twins, composites(case, twins)[0]
     name, arguments = ALL[case]
     arguments = {key: cut(value, num_models) for key, value in arguments.items()}
     return twins, getattr(lr_scheduler, name)(twins.fused, **arguments)
@@ -35,16 +37,20 @@ def epochs(twins, scheduler, count, offset=0):
     return found
 
 
-@pytest.mark.parametrize("case", ALL)
+@pytest.mark.parametrize("case", [*ALL, *COMPOSITES])
 def test_saved_and_loaded(case):
     twins, scheduler = made(case)
     epochs(twins, scheduler, 4)
-    state, optimizer_state = copy.deepcopy(scheduler.state_dict()), copy.deepcopy(twins.fused.state_dict())
+    state, optimizer_state = scheduler.state_dict(), copy.deepcopy(twins.fused.state_dict())
+    before = copy.deepcopy(state)
     expected = epochs(twins, scheduler, 6, offset=4)
+    assert state == before, "a state is a value: it does not go on with the training"
     others, other = made(case)
     other.load_state_dict(state)
+    assert other.epochs == [4] * 3
     others.fused.load_state_dict(optimizer_state)
     assert epochs(others, other, 6, offset=4) == expected
+    assert state == before
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -74,7 +80,7 @@ def test_resumed_from_an_epoch_as_torch_resumes(case):
         assert rates(twins.fused) == [other.param_groups[0]["lr"] for other in twins.torch]
 
 
-@pytest.mark.parametrize("case", ALL)
+@pytest.mark.parametrize("case", [*ALL, *COMPOSITES])
 def test_models_that_are_kept_keep_their_schedules(case):
     twins, scheduler = made(case)
     untouched, other = made(case)
@@ -101,7 +107,7 @@ def test_a_refilled_slot_begins_its_schedule_anew(case):
     begun, fresh = made(case)
     before = epochs(twins, scheduler, 3)
     assert epochs(untouched, other, 3) == before
-    first = rates(begun.fused)[1]
+    first = options_of("sgd-momenta", 3)["lr"][1]
     twins.fused.refill(1, lr=first)
     scheduler.refill(1)
     if isinstance(scheduler, lr_scheduler.ReduceLROnPlateau):
@@ -118,6 +124,39 @@ def test_a_refilled_slot_begins_its_schedule_anew(case):
         found = rates(twins.fused)
         assert found[1] == rates(begun.fused)[1]
         assert [found[0], found[2]] == [rates(untouched.fused)[0], rates(untouched.fused)[2]]
+
+
+@pytest.mark.parametrize("case", COMPOSITES)
+def test_a_refilled_slot_of_a_composite_is_a_new_scheduler_of_torch(case):
+    """Its children begin anew too, at the rate that is given; the neighbours go on."""
+    twins, scheduler = made(case)
+    untouched, other = made(case)
+    epochs(twins, scheduler, 3)
+    epochs(untouched, other, 3)
+    fresh = torch.optim.SGD([torch.ones(1)], lr=0.25, momentum=0.9)
+    twins.fused.refill(1)
+    scheduler.refill(1, lr=0.25)
+    single = COMPOSITES[case](torch_schedulers, fresh, lambda values: values[1])
+    fresh.step()
+    for _ in range(6):
+        assert rates(twins.fused)[1] == fresh.param_groups[0]["lr"]
+        found, expected = epochs(twins, scheduler, 1)[0], epochs(untouched, other, 1)[0]
+        single.step()
+        assert [found[0], found[2]] == [expected[0], expected[2]]
+    assert scheduler.epochs == [9, 6, 9]
+
+
+def test_a_refill_that_is_refused_changes_nothing():
+    twins, scheduler = made("cyclics")
+    before, groups = scheduler.state_dict(), copy.deepcopy(twins.fused.unfuse())
+    for wrong, match in (
+        ({"lr": -1.0}, "lr: expected numbers >= 0"),
+        ({"max_lr": "high"}, "max_lr: expected a number"),
+    ):
+        with pytest.raises(InputError, match=match):
+            scheduler.refill(1, **wrong)
+    assert scheduler.state_dict() == before
+    assert [state["param_groups"] for state in twins.fused.unfuse()] == [state["param_groups"] for state in groups]
 
 
 def test_refilled_with_arguments_of_its_own():

@@ -35,7 +35,8 @@ def job(case: str) -> Job:
 
 @pytest.mark.parametrize("case", CASES)
 def test_every_option(case):
-    check_twins(functools.partial(job, case))
+    # With one beta for all, RAdam asks in Python whether the variance is rectified: from the sixth step on it is.
+    check_twins(functools.partial(job, case), captures=2 if case in ("radam", "radam-decoupled") else 1)
 
 
 SCHEDULERS = {

@@ -13,7 +13,8 @@ from hocket.fusion import optim
 
 def test_the_public_names():
     assert hocket.optim.Adam is optim.Adam
-    assert {"SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta"} <= set(hocket.optim.__all__)
+    kinds = {"SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop", "Adagrad", "Adadelta"}
+    assert kinds <= set(hocket.optim.__all__)
 
 
 def test_hooks_closure_and_zero_grad():

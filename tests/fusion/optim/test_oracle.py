@@ -178,3 +178,66 @@ def test_large_parameters_go_in_chunks():
         single.step()
     for p, q in zip(params, singles, strict=True):
         torch.testing.assert_close(p[1], q, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("chunk_bytes", [1 << 20, 1 << 9])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"lr": [0.1, 0.03, 0.2]},
+        {"lr": [0.1, 0.03, 0.2], "weight_decay": [0.01, 0.0, 0.1], "amsgrad": True, "maximize": True},
+        {"lr": 0.1, "weight_decay": [0.01, 0.0, 0.1]},
+        {"lr": [0.1, 0.03, 0.2], "weight_decay": 0.1, "decoupled_weight_decay": True},
+        {"lr": 0.1, "weight_decay": [0.01, 0.0, 0.1], "decoupled_weight_decay": True},
+    ],
+)
+def test_rates_of_each_model_by_torchs_kernel(options, chunk_bytes, monkeypatch):
+    """In single precision, where every model's part fills whole cache lines; against torch in double precision."""
+    monkeypatch.setattr(import_module("hocket.fusion.optim.chunks"), "CHUNK_BYTES", chunk_bytes)
+    name = "_fused_adamw_" if options.get("decoupled_weight_decay") else "_fused_adam_"
+    kernel, calls = getattr(torch, name), []
+
+    def counted(*args, **kwargs):
+        calls.append(kwargs["lr"])
+        return kernel(*args, **kwargs)
+
+    monkeypatch.setattr(torch, name, counted)
+    torch.manual_seed(0)
+    params = [torch.nn.Parameter(torch.randn(3, *shape)) for shape in ((8, 16), (16,), (4, 4, 4))]
+    singles = [[torch.nn.Parameter(p[m].detach().double()) for p in params] for m in range(3)]
+    fused = optim.Adam(params, **options, num_models=3)
+    others = [
+        torch.optim.Adam(own, **{key: of_model(value, m) for key, value in options.items()})
+        for m, own in enumerate(singles)
+    ]
+    for _ in range(10):
+        for place, p in enumerate(params):
+            p.grad = torch.randn_like(p)
+            for m in range(3):
+                singles[m][place].grad = p.grad[m].double()
+        fused.step()
+        for other in others:
+            other.step()
+    assert set(calls) == {1.0 if isinstance(options["lr"], list) else 0.1}
+    for m in range(3):
+        for p, single in zip(params, singles[m], strict=True):
+            torch.testing.assert_close(p[m].double(), single, rtol=0, atol=2e-6)
+
+
+def test_the_kernel_leaves_a_model_that_is_not_finite_to_itself(monkeypatch):
+    """Chunks share memory for intermediate results: nothing of one may be left for the next."""
+    monkeypatch.setattr(import_module("hocket.fusion.optim.chunks"), "CHUNK_BYTES", 1 << 9)
+    found = []
+    for spoilt in (False, True):
+        torch.manual_seed(0)
+        params = [torch.nn.Parameter(torch.randn(3, *shape)) for shape in ((8, 16), (16,), (4, 4, 4))]
+        optimizer = optim.Adam(params, lr=[0.1, 0.03, 0.2], num_models=3)
+        for _ in range(3):
+            for p in params:
+                p.grad = torch.randn_like(p)
+                if spoilt:
+                    p.grad[1] = float("nan")
+            optimizer.step()
+        found.append([p.detach()[[0, 2]] for p in params])
+    for clean, other in zip(*found, strict=True):
+        assert torch.equal(clean, other)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -9,7 +10,7 @@ from fusion.optim.twins import fused_parameters
 from hocket.errors import InputError
 from hocket.fusion import optim
 
-CLASSES = ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta")
+CLASSES = ("SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop", "Adagrad", "Adadelta")
 
 
 def refused(match, make):
@@ -125,3 +126,36 @@ def test_numbers_written_between_steps_are_checked_too():
     for p in params:
         p.grad = torch.ones_like(p)
     refused(r"lr: expected 3 numbers", optimizer.step)
+
+
+def test_numbers_of_torch_and_numpy():
+    params = fused_parameters(3)
+    rows = [[0.1, 0.2, 0.3], np.array([0.1, 0.2, 0.3]), torch.tensor([0.1, 0.2, 0.3], dtype=torch.float64)]
+    rows += [[np.float64(0.1), torch.tensor(0.2, dtype=torch.float64), 0.3], (0.1, 0.2, 0.3)]
+    for value in rows:
+        assert optim.Adam(params, lr=value).param_groups[0]["lr"].tolist() == [0.1, 0.2, 0.3]
+    for value in (0.5, np.float32(0.5), np.array(0.5), torch.tensor(0.5)):
+        found = optim.Adam(params, lr=value).param_groups[0]["lr"]
+        assert (type(found), found) == (float, 0.5)
+    for value in (np.array([0.1, np.nan, 0.2]), torch.tensor([0.1, float("nan"), 0.2]), [0.1, float("nan"), 0.2]):
+        refused(r"lr: expected numbers >= 0, got nan for model 1", lambda value=value: optim.Adam(params, lr=value))
+    for value in (np.float64("nan"), torch.tensor(float("nan")), np.array(float("inf"))):
+        refused(r"lr: expected numbers >= 0, got", lambda value=value: optim.Adam(params, lr=value))
+    for value in (True, np.bool_(True), torch.tensor(True), 1j, torch.tensor(1j), np.ones((3, 1)), torch.ones(3, 1)):
+        refused(r"lr: expected a number, or 3 in a list", lambda value=value: optim.Adam(params, lr=value))
+    optimizer = optim.Adam(params, lr=0.1)
+    optimizer.param_groups[0]["lr"] = np.array([0.1, 0.2, 0.3])
+    optimizer.step()
+    assert optimizer.param_groups[0]["lr"].tolist() == [0.1, 0.2, 0.3]
+
+
+def test_options_of_torchs_kernels():
+    params = fused_parameters(3)
+    for name in ("foreach", "fused", "capturable", "differentiable"):
+        refused(
+            rf"{name}: Adam of fused models has no such option, got True",
+            lambda n=name: optim.Adam(params, **{n: True}),
+        )
+        optim.Adam(params, **{name: False})
+    with pytest.raises(TypeError, match="unexpected keyword argument 'gama'"):
+        optim.Adam(params, gama=0.5)

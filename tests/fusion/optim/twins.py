@@ -58,6 +58,40 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "adam-decoupled": ("Adam", {"lr": RATES, "weight_decay": DECAYS, "decoupled_weight_decay": True}),
     "adamw": ("AdamW", {"lr": 0.1}),
     "adamw-all": ("AdamW", {"lr": RATES, "weight_decay": DECAYS, "betas": (0.8, [0.9] * 7), "amsgrad": True}),
+    "nadam": ("NAdam", {"lr": 0.1}),
+    "nadam-all": (
+        "NAdam",
+        {
+            "lr": RATES,
+            "betas": ([0.9, 0.5, 0.0, 0.8, 0.95, 0.99, 0.3], [0.999, 0.9, 0.99, 0.5, 0.95, 0.98, 0.9999]),
+            "eps": [1e-8, 1e-6, 1e-4, 1e-8, 1e-2, 1e-10, 1e-8],
+            "weight_decay": DECAYS,
+            "momentum_decay": [4e-3, 0.0, 0.1, 1e-3, 0.01, 0.5, 4e-3],
+        },
+    ),
+    "nadam-decoupled": ("NAdam", {"lr": RATES, "weight_decay": 0.1, "decoupled_weight_decay": True, "maximize": True}),
+    "radam": ("RAdam", {"lr": 0.1}),
+    "radam-all": (
+        "RAdam",
+        {
+            "lr": RATES,
+            "betas": ([0.9, 0.5, 0.0, 0.8, 0.95, 0.99, 0.3], [0.999, 0.9, 0.99, 0.5, 0.95, 0.98, 0.9999]),
+            "eps": [1e-8, 1e-6, 1e-4, 1e-8, 1e-2, 1e-10, 1e-8],
+            "weight_decay": DECAYS,
+        },
+    ),
+    "radam-decoupled": ("RAdam", {"lr": RATES, "weight_decay": DECAYS, "decoupled_weight_decay": True}),
+    "adamax": ("Adamax", {"lr": 0.1, "weight_decay": 0.01}),
+    "adamax-all": (
+        "Adamax",
+        {
+            "lr": RATES,
+            "betas": ([0.9, 0.5, 0.0, 0.8, 0.95, 0.99, 0.3], [0.999, 0.9, 0.99, 0.5, 0.95, 0.98, 0.9999]),
+            "eps": [1e-8, 1e-6, 1e-4, 1e-8, 1e-2, 1e-10, 1e-8],
+            "weight_decay": DECAYS,
+        },
+    ),
+    "adamax-maximize": ("Adamax", {"lr": 0.1, "maximize": True}),
     "rmsprop": ("RMSprop", {"lr": 0.01}),
     "rmsprop-momentum": ("RMSprop", {"lr": 0.01, "momentum": 0.9, "centered": True, "weight_decay": 0.01}),
     "rmsprop-all": (
@@ -98,7 +132,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 # One of each class, with numbers that differ, for tests of what the classes share.
-EACH = ("sgd-rates", "sgd-dampenings", "adam-all", "adamw-all", "rmsprop-all", "adagrad-all", "adadelta-all")
+EACH = (
+    *("sgd-rates", "sgd-dampenings", "adam-all", "adamw-all", "nadam-all", "radam-all", "adamax-all"),
+    *("rmsprop-all", "adagrad-all", "adadelta-all"),
+)
 
 
 def options_of(case: str, num_models: int) -> dict[str, Any]:

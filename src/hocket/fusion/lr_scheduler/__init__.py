@@ -7,22 +7,8 @@ on a fused optimizer too, with one argument for all models (all but
 
 from __future__ import annotations
 
+from hocket.fusion.lr_scheduler import schedulers
 from hocket.fusion.lr_scheduler.base import FusedScheduler
-from hocket.fusion.lr_scheduler.cosine_annealing_lr import CosineAnnealingLR
-from hocket.fusion.lr_scheduler.exponential_lr import ExponentialLR
-from hocket.fusion.lr_scheduler.lambda_lr import LambdaLR
-from hocket.fusion.lr_scheduler.multi_step_lr import MultiStepLR
-from hocket.fusion.lr_scheduler.one_cycle_lr import OneCycleLR
-from hocket.fusion.lr_scheduler.reduce_lr_on_plateau import ReduceLROnPlateau
-from hocket.fusion.lr_scheduler.step_lr import StepLR
+from hocket.fusion.lr_scheduler.schedulers import *  # noqa: F403 - the names that `schedulers` lists
 
-__all__ = [
-    "CosineAnnealingLR",
-    "ExponentialLR",
-    "FusedScheduler",
-    "LambdaLR",
-    "MultiStepLR",
-    "OneCycleLR",
-    "ReduceLROnPlateau",
-    "StepLR",
-]
+__all__ = ["FusedScheduler", *schedulers.__all__]

@@ -1,115 +1,136 @@
-"""What every scheduler of per-model rates is.
+"""What every scheduler of per-model rates is: for each model and parameter group a torch scheduler of its own.
 
-A schedule is a few operations on one float for each model and group. They are done in Python floats by torch's own
-formulas, so each model's rate is the very float that a scheduler of its own would set; what takes time on a device is
-one small copy into the rate's tensor, when a rate changes::
+Each of them has a shadow optimizer with a single group, which holds the numbers of one model and nothing to train. A
+step copies the models' numbers in, steps the schedulers, and copies what they set out again::
 
-    group["lr"]  0.1 | [0.1, 0.2, 0.3]   --next_rate(model, group, epoch, rate)-->   written in place
+    group["lr"]  0.1 | (B,)  --in-->  B shadow groups  --torch's step-->  B shadow groups  --out-->  in place
 
-A chained schedule (StepLR, ...) goes on from the rate that it finds, so schedulers may be stacked, and a rate that was
-changed by hand stays changed, as in torch.
+So a model's rate is, to the last bit, the one that a scheduler of its own would set, whatever the scheduler. Schedulers
+may be stacked, and a rate that was changed by hand stays changed, as in torch.
 """
 
 from __future__ import annotations
 
+import copy
+import inspect
 import warnings
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from hocket.errors import InputError
+from hocket.fusion.lr_scheduler.checks import checked
+from hocket.fusion.lr_scheduler.shadows import KEYS, Shadow, epoch_of, moved, put, read
 from hocket.fusion.optim.base import FusedOptimizer
-from hocket.fusion.optim.hyper import as_list, is_number, is_row, plain, row
+from hocket.fusion.optim.hyper import is_number, is_row, numbers_of, plain, row
 
-__all__ = ["FusedScheduler", "Rows", "check_optimizer", "read_rates", "widen", "write_rates"]
+__all__ = ["FusedScheduler"]
 
 Rows = list[list[Any]]  # for each group of parameters a value of each model
 
 
-class FusedScheduler(LRScheduler, ABC):
+class FusedScheduler(LRScheduler):
     """A schedule of the rates of B models, each with arguments of its own; a torch scheduler like any other.
 
     An argument is one value for all models, or a list of B. With several parameter groups it may also be a list of
     such lists, one for each group.
 
     Attributes:
-        epochs: for each model how many steps it has seen (a refilled slot begins at 0).
-        base_rates: for each group the rate that each model began with.
+        torch_class: the scheduler that this is B of; the arguments have its names and defaults.
+        keys: the numbers of a group that a step reads or sets.
+        arguments: for each of them the values, by group and model.
+        children: the schedulers that this one is made of, for one that takes `schedulers`.
 
     Args:
         optimizer: one of `hocket.optim`.
-        last_epoch: as in torch: -1 begins; another one resumes, from ``group["initial_lr"]``.
+        arguments: of `torch_class`, by position.
+        named: of `torch_class`, by name.
 
     Raises:
-        InputError: another optimizer, arguments of the wrong length or out of bounds.
+        InputError: another optimizer, arguments of the wrong length, out of bounds, or refused by torch.
     """
 
+    torch_class: ClassVar[type[LRScheduler]]
+    keys: ClassVar[tuple[str, ...]] = ("lr",)
     optimizer: FusedOptimizer
 
-    def __init__(self, optimizer: FusedOptimizer, last_epoch: int = -1) -> None:
-        check_optimizer(self, optimizer)
-        if isinstance(last_epoch, bool) or not isinstance(last_epoch, int) or last_epoch < -1:
-            raise InputError(f"last_epoch: expected a whole number >= -1, got {last_epoch!r}")
-        for number, group in enumerate(optimizer.param_groups):
-            if last_epoch == -1:
-                group.setdefault("initial_lr", _copy(group["lr"]))
-            elif "initial_lr" not in group:
-                raise InputError(f"last_epoch: expected -1, got {last_epoch}, but group {number} has no 'initial_lr'")
-        self.base_rates: Rows = [as_list(group["initial_lr"], optimizer.num_models) for group in optimizer.param_groups]
-        if any(isinstance(value, Argument) and value.differs for value in vars(self).values()):
-            widen(optimizer, "lr")
-        self.epochs = [last_epoch] * optimizer.num_models
-        self._began = [False] * optimizer.num_models
-        super().__init__(optimizer, last_epoch)
+    def __init_subclass__(cls) -> None:
+        cls.__signature__ = inspect.signature(cls.torch_class)  # type: ignore[attr-defined]
 
-    @abstractmethod
-    def next_rate(self, model: int, group: int, epoch: int, rate: float) -> float:
-        """The rate of one model in one group at `epoch`, where it was `rate` up to now.
+    def __init__(self, optimizer: FusedOptimizer, *arguments: Any, **named: Any) -> None:
+        if not isinstance(optimizer, FusedOptimizer):
+            raise InputError(
+                f"optimizer: expected one of hocket.optim, got {type(optimizer).__module__}.{type(optimizer).__name__};"
+                f" for that one there is torch.optim.lr_scheduler.{type(self).__name__}"
+            )
+        self.optimizer = optimizer
+        signature = inspect.signature(self.torch_class)
+        own = [parameter for name, parameter in signature.parameters.items() if name != "optimizer"]
+        bound = signature.replace(parameters=own).bind(*arguments, **named)
+        bound.apply_defaults()
+        values = bound.arguments
+        self.last_epoch = _checked_epoch(optimizer, values.pop("last_epoch", -1))
+        self.children = [_checked_child(optimizer, child) for child in values.pop("schedulers", [])]
+        self.arguments = {name: self._rows(name, value) for name, value in values.items()}
+        self._check_arguments()
+        self._step_count = 1
+        self._cells = [
+            [self._made(model, number, shadow, self.last_epoch) for number, shadow in enumerate(shadows)]
+            for model, shadows in enumerate(self._shadows())
+        ]
+        self.last_epoch += 1
+        if any(value != values[0] for rows in self.arguments.values() for values in rows for value in values):
+            self._widen()
+        self._copy_out(range(optimizer.num_models))
 
-        Before the first step of a model (see `is_first`) it is asked for epoch 0, or for the epoch that it resumes at.
+    def torch_scheduler(self, model: int, group: int = 0) -> LRScheduler:
+        """The torch scheduler of a model, for one parameter group."""
+        return self._cells[self.optimizer.checked_model(model)][group]
+
+    @property
+    def epochs(self) -> list[int]:
+        """For each model how many steps it has seen; a refilled slot begins at 0."""
+        return [epoch_of(cells[0]) for cells in self._cells]
+
+    def step(self, epoch: Any = None) -> None:
+        """Go on to the next epoch, after the optimizer's step.
+
+        Raises:
+            InputError: an epoch is given, or every model's schedule is over.
         """
-
-    def is_first(self, model: int) -> bool:
-        """Whether the schedule of this model is only being set up."""
-        return not self._began[model]
-
-    def step(self, epoch: int | None = None) -> None:
-        """Go on to the next epoch, after the optimizer's step."""
         if epoch is not None:
             raise InputError(f"step: expected no epoch (torch deprecates it), got {epoch!r}")
-        # torch wraps the optimizer's step to know this
         if self._step_count == 1 and not getattr(self.optimizer, "_opt_called", False):
             warnings.warn(
                 "lr_scheduler.step() was called before optimizer.step(): the first rate of the schedule is skipped",
                 UserWarning,
                 stacklevel=2,
             )
-        self._step_count += 1
+        self._advance([()] * self.optimizer.num_models)
+
+    def _advance(self, given: Sequence[tuple[Any, ...]]) -> None:
+        """Step each model's schedulers, with what is given for the model."""
+        if len(self._cells) != self.optimizer.num_models:
+            raise InputError(
+                f"step: expected an optimizer of {len(self._cells)} models, got one of {self.optimizer.num_models}; "
+                "call select_models with what the optimizer's was called with"
+            )
+        due = [[cell for cell in cells if not self._is_over(cell)] for cells in self._cells]
+        if not any(due):
+            longest = max(max(steps) for steps in self.arguments["total_steps"])
+            raise InputError(f"step: expected at most {longest} steps, the longest cycle of these models")
+        self._copy_in([[cell.optimizer for cell in cells] for cells in self._cells], self.keys)
+        for cells, own in zip(due, given, strict=True):
+            for cell in cells:
+                cell.step(*own)
         self.last_epoch += 1
-        self.epochs = [epoch + 1 for epoch in self.epochs]
-        self.advance(range(self.optimizer.num_models))
-
-    def advance(self, models: Sequence[int]) -> None:
-        """Set the rates of these models to those of their epochs."""
-        for number, group in enumerate(self.optimizer.param_groups):
-            rates = read_rates(self.optimizer, group)
-            new = list(rates)
-            for model in models:
-                new[model] = self.next_rate(model, number, self.epochs[model], rates[model])
-            write_rates(self.optimizer, group, rates, new)
-        for model in models:
-            self._began[model] = True
-        self._last_lr = [_copy(group["lr"]) for group in self.optimizer.param_groups]
-
-    def get_last_lr(self) -> list[Any]:
-        """For each group the rate: a float, or of shape (B,)."""
-        return self._last_lr
+        self._step_count += 1
+        self._copy_out(range(len(due)), self.keys)
 
     def get_lr(self) -> list[Any]:
-        """As `get_last_lr`: a fused schedule computes nothing ahead."""
+        """As `get_last_lr`: nothing is computed ahead."""
         return self._last_lr
 
     def refill(self, model: int, lr: float | None = None, **arguments: Any) -> None:
@@ -119,148 +140,211 @@ class FusedScheduler(LRScheduler, ABC):
             model: the slot.
             lr: the rate it begins with; by default the slot's present rate, that of `optimizer.refill`.
             arguments: of the scheduler, for this model (``gamma=0.5``); by default the slot's old ones.
+
+        Raises:
+            InputError: an unknown argument, or a value out of bounds.
         """
         slot = self.optimizer.checked_model(model)
-        self.set_arguments(slot, arguments)
-        for number, group in enumerate(self.optimizer.param_groups):
-            begin = read_rates(self.optimizer, group)[slot] if lr is None else lr
-            self.optimizer.set_for_model(group, "lr", slot, begin)
-            self.base_rates[number][slot] = float(begin)
-            initial = as_list(group["initial_lr"], self.optimizer.num_models)
-            initial[slot] = float(begin)
-            group["initial_lr"] = torch.tensor(initial, dtype=torch.float64)
-        self.epochs[slot] = 0
-        self._began[slot] = False
-        self.begin_model(slot)
-        self.advance([slot])
-
-    def begin_model(self, model: int) -> None:
-        """Set up what else this model's schedule begins with."""
+        kind = type(self).__name__
+        for name, value in arguments.items():
+            if name not in self.arguments:
+                raise InputError(f"refill: expected arguments among {', '.join(self.arguments)}, got {name}={value!r}")
+        values = {name: checked(kind, name, value) for name, value in arguments.items()}
+        before = self.arguments
+        self.arguments = {
+            name: [[*own[:slot], values[name], *own[slot + 1 :]] for own in rows] if name in values else rows
+            for name, rows in before.items()
+        }
+        shadows = self._shadows()[slot]
+        for shadow in shadows:
+            shadow.param_groups[0].pop("initial_lr", None)
+            if lr is not None:
+                shadow.param_groups[0]["lr"] = numbers_of("lr", lr, 1, self.optimizer.bounds["lr"])
+        try:
+            cells = [self._made(slot, number, shadow, anew=True) for number, shadow in enumerate(shadows)]
+        except InputError:
+            self.arguments = before
+            raise
+        self._cells[slot] = cells
+        self._copy_out([slot])
 
     def select_models(self, models: Sequence[int]) -> None:
-        """Keep these models, in this order: call it with what `optimizer.take` was called with."""
-        for name, value in list(vars(self).items()):
-            if isinstance(value, Argument):
-                value.rows = [[values[model] for model in models] for values in value.rows]
-            elif name in self.per_model:
-                setattr(self, name, [value[model] for model in models])
-        self.base_rates = [[values[model] for model in models] for values in self.base_rates]
-        self._last_lr = [_copy(group["lr"]) for group in self.optimizer.param_groups]
-
-    per_model: tuple[str, ...] = ("epochs", "_began")  # attributes with one element for each model
-
-    def argument(self, name: str, value: Any, check: Callable[[str, Any], Any]) -> Argument:
-        """An argument of the constructor as a value for each group and model, each one passed through `check`."""
-        groups = len(self.optimizer.param_groups)
-        return Argument(name, _rows(name, value, self.optimizer.num_models, groups, check), check)
-
-    def set_arguments(self, model: int, arguments: Mapping[str, Any]) -> None:
-        """Set arguments of the constructor for one model."""
-        known = {argument.name: argument for argument in vars(self).values() if isinstance(argument, Argument)}
-        for name, value in arguments.items():
-            if name not in known:
-                raise InputError(f"refill: expected arguments among {', '.join(known)}, got {name}={value!r}")
-            known[name].check(name, value)
-        for name, value in arguments.items():
-            for values in known[name].rows:
-                values[model] = known[name].check(name, value)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Everything but the optimizer, in plain values."""
-        return {
-            key: {"rows": [list(values) for values in value.rows]} if isinstance(value, Argument) else value
-            for key, value in vars(self).items()
-            if key != "optimizer"
-        }
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load what `state_dict` gave, for as many models."""
-        models = len(state_dict["epochs"])
-        if models != self.optimizer.num_models:
-            raise InputError(f"state_dict: expected one of {self.optimizer.num_models} models, got one of {models}")
-        for key, value in state_dict.items():
-            own = getattr(self, key, None)
-            if isinstance(own, Argument):
-                own.rows = [list(values) for values in value["rows"]]
-            else:
-                setattr(self, key, list(value) if isinstance(value, list) else value)
-
-
-class Argument:
-    """An argument of a scheduler: for each group a value of each model, and how a value is checked."""
-
-    def __init__(self, name: str, rows: Rows, check: Callable[[str, Any], Any]) -> None:
-        self.name = name
-        self.rows = rows
-        self.check = check
+        """Keep these models, in this order: call it with what `optimizer.select_models` was called with."""
+        self._cells = [self._cells[model] for model in models]
+        for each in (self, *self.children):
+            each.arguments = {
+                name: [[values[model] for model in models] for values in rows] for name, rows in each.arguments.items()
+            }
+        self._last_lr = self._rates()
 
     @property
-    def differs(self) -> bool:
-        """Whether it is not the same for all models of a group."""
-        return any(value != values[0] for values in self.rows for value in values)
+    def num_models(self) -> int:
+        """B, the number of models."""
+        return len(self._cells)
 
-    def __call__(self, model: int, group: int = 0) -> Any:
-        """The value of a model in a group."""
-        return self.rows[group][model]
+    def model_state(self, model: int) -> dict[str, Any]:
+        """The schedule of one model, a copy: states of its schedulers, arguments, and what they noted in the groups."""
+        keys = [key for key in KEYS if key not in self.optimizer.bounds]
+        state = {
+            "class": type(self).__name__,
+            "schedulers": [cell.state_dict() for cell in self._cells[model]],
+            "arguments": {name: [values[model] for values in rows] for name, rows in self._plain_arguments().items()},
+            "notes": [
+                {key: read(group[key], self.num_models)[model] for key in keys if key in group}
+                for group in self.optimizer.param_groups
+            ],
+        }
+        return copy.deepcopy(state)
 
+    def load_model_state(self, model: int, state: Mapping[str, Any]) -> None:
+        """Let the schedule of one slot go on from what `model_state` gave; functions stay those of the slot.
 
-def check_optimizer(scheduler: Any, optimizer: Any) -> None:
-    """Refuse an optimizer that knows of no models."""
-    if not isinstance(optimizer, FusedOptimizer):
-        raise InputError(
-            f"optimizer: expected one of hocket.optim, got {type(optimizer).__module__}.{type(optimizer).__name__}; "
-            f"for that one there is torch.optim.lr_scheduler.{type(scheduler).__name__}"
-        )
-    scheduler.optimizer = optimizer
+        Raises:
+            InputError: it is of another scheduler or number of groups.
+        """
+        kind, cells, given = type(self).__name__, self._cells[model], copy.deepcopy(dict(state))
+        if given["class"] != kind or len(given["schedulers"]) != len(cells):
+            raise InputError(f"state: expected one of a {kind} of {len(cells)} groups, got one of {given['class']}")
+        for cell, own in zip(cells, given["schedulers"], strict=True):
+            cell.load_state_dict(own)
+        for name, values in given["arguments"].items():
+            for row_, value in zip(self.arguments[name], values, strict=True):
+                row_[model] = value
+        for group, notes in zip(self.optimizer.param_groups, given["notes"], strict=True):
+            for key, value in notes.items():
+                values = read(group.get(key, value), self.num_models)
+                put(self.optimizer, group, key, [*values[:model], value, *values[model + 1 :]])
+        self._last_lr = self._rates()
 
+    def _plain_arguments(self) -> dict[str, Rows]:
+        return {name: rows for name, rows in self.arguments.items() if not callable(rows[0][0])}
 
-def read_rates(optimizer: FusedOptimizer, group: Mapping[str, Any], key: str = "lr") -> list[float]:
-    """The rate of each model as it is now; waits for a GPU that holds them."""
-    return as_list(plain(group[key]), optimizer.num_models)
+    def state_dict(self) -> dict[str, Any]:
+        """The states of the torch schedulers, by model and group, and the arguments; a copy.
 
+        Of functions among the arguments only what objects that can be called hold is saved, as in torch.
+        """
+        arguments = self._plain_arguments()
+        state = {"last_epoch": self.last_epoch, "step_count": self._step_count, "arguments": arguments}
+        schedulers = [[cell.state_dict() for cell in cells] for cells in self._cells]
+        return copy.deepcopy({"class": type(self).__name__, **state, "schedulers": schedulers})
 
-def write_rates(optimizer: FusedOptimizer, group: dict[str, Any], old: list[float], new: list[float]) -> None:
-    """Set the rates of a group, if they changed; one float stays one float while it may."""
-    if new == old:
-        return
-    if not isinstance(group["lr"], torch.Tensor) and all(rate == new[0] for rate in new):
-        group["lr"] = new[0]
-    else:
-        optimizer.set_number(group, "lr", new)
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load what `state_dict` gave, for as many models.
 
+        Raises:
+            InputError: it is of another scheduler, or of other numbers of models or groups.
+        """
+        kind = type(self).__name__
+        if state_dict.get("class") != kind:
+            raise InputError(f"state_dict: expected one of a {kind}, got one of {state_dict.get('class')}")
+        state = copy.deepcopy(state_dict)
+        states, cells = state["schedulers"], self._cells
+        if len(states) != len(cells):
+            raise InputError(f"state_dict: expected one of {len(cells)} models, got one of {len(states)}")
+        if len(states[0]) != len(cells[0]):
+            raise InputError(f"state_dict: expected one of {len(cells[0])} groups, got one of {len(states[0])}")
+        for own, saved in zip(cells, states, strict=True):
+            for cell, each in zip(own, saved, strict=True):
+                cell.load_state_dict(each)
+        self.arguments |= state["arguments"]
+        self.last_epoch, self._step_count = state["last_epoch"], state["step_count"]
+        self._last_lr = self._rates()
 
-def widen(optimizer: FusedOptimizer, key: str) -> None:
-    """Make room for a rate of each model now: a step that is captured with one number cannot hold B of them later."""
-    for group in optimizer.param_groups:
-        if key == "betas":
-            first, *rest = group[key]
-            group[key] = (optimizer.widened(group, first), *rest)
+    def _check_arguments(self) -> None:
+        """Check what the arguments demand of each other and of the optimizer."""
+
+    def _is_over(self, cell: Any) -> bool:
+        """Whether a torch scheduler has no step left."""
+        return False
+
+    def _made(self, model: int, group: int, shadow: Shadow, last_epoch: int = -1, anew: bool = False) -> LRScheduler:
+        """A torch scheduler of this model's arguments for a group, on a shadow; its children made `anew` or moved."""
+        own = {name: rows[group][model] for name, rows in self.arguments.items()}
+        if "last_epoch" in inspect.signature(self.torch_class).parameters:
+            own["last_epoch"] = last_epoch
+        if self.children:
+            make = (lambda child: child._made(model, group, shadow, anew=True)) if anew else None
+            own["schedulers"] = [
+                make(each) if make else moved(each._cells[model][group], shadow) for each in self.children
+            ]
+        try:
+            return self.torch_class(optimizer=shadow, **own)
+        except (TypeError, ValueError) as error:
+            raise InputError(f"{type(self).__name__} of model {model}: {error}") from error
+
+    def _shadows(self) -> list[list[Shadow]]:
+        """For each model and group a new shadow, which holds the model's numbers."""
+        groups = range(len(self.optimizer.param_groups))
+        found = [[Shadow(self.optimizer) for _ in groups] for _ in range(self.optimizer.num_models)]
+        self._copy_in(found)
+        return found
+
+    def _copy_in(self, shadows: Sequence[Sequence[torch.optim.Optimizer]], keys: Sequence[str] = KEYS) -> None:
+        for number, group in enumerate(self.optimizer.param_groups):
+            own = [each[number].param_groups[0] for each in shadows]
+            for key in keys:
+                if key in group:
+                    for shadow, value in zip(own, read(group[key], len(shadows)), strict=True):
+                        shadow[key] = value
+
+    def _copy_out(self, models: Sequence[int], keys: Sequence[str] = KEYS) -> None:
+        """Set in the fused optimizer what the schedulers of these models have set."""
+        total = self.optimizer.num_models
+        for number, group in enumerate(self.optimizer.param_groups):
+            own = {model: self._cells[model][number].optimizer.param_groups[0] for model in models}
+            for key in (key for key in keys if key in own[models[0]]):
+                old = read(group.get(key), total)
+                new = [own[model][key] if model in own else value for model, value in enumerate(old)]
+                if new != old:
+                    put(self.optimizer, group, key, new)
+        self._last_lr = self._rates()
+
+    def _rates(self) -> list[Any]:
+        rates = [plain(group["lr"]) for group in self.optimizer.param_groups]
+        return [rate.clone() if isinstance(rate, torch.Tensor) else rate for rate in rates]
+
+    def _widen(self) -> None:
+        """Make room for numbers of each model now: a step that is captured with one cannot hold B of them later."""
+        optimizer = self.optimizer
+        cycles = any(value for values in self.arguments.get("cycle_momentum", []) for value in values)
+        for group in optimizer.param_groups:
+            group["lr"] = optimizer.widened(group, group["lr"])
+            if cycles and "betas" in optimizer.bounds:
+                group["betas"] = (optimizer.widened(group, group["betas"][0]), *group["betas"][1:])
+            elif cycles:
+                group["momentum"] = optimizer.widened(group, group["momentum"])
+
+    def _rows(self, name: str, value: Any) -> Rows:
+        """An argument, one for all, B, or for each group one or B, as checked values by group and model."""
+        groups, models = len(self.optimizer.param_groups), self.optimizer.num_models
+        if name == "milestones":  # a list for all models, or B lists
+            epochs = list(value)
+            each = any(isinstance(element, (list, tuple, set)) for element in epochs)
+            rows = [row(name, epochs, models, "a list") if each else [epochs] * models] * groups
+        elif not is_row(value):
+            rows = [[value] * models] * groups
+        elif any(is_row(element) for element in value):
+            if len(value) != groups:
+                raise InputError(f"{name}: expected a list for each of {groups} groups, got {len(value)}: {value!r}")
+            rows = [row(name, inner, models) if is_row(inner) else [inner] * models for inner in value]
         else:
-            group[key] = optimizer.widened(group, group[key])
+            what = "a number" if all(is_number(element) for element in value) else "a value"
+            rows = [row(name, value, models, what)] * groups
+        kind = type(self).__name__
+        return [[checked(kind, name, element) for element in values] for values in rows]
 
 
-def _rows(name: str, value: Any, num_models: int, num_groups: int, check: Callable[[str, Any], Any]) -> Rows:
-    """`value`, one for all, B, or for each group one or B, as rows of checked values.
-
-    Example:
-        >>> _rows("gamma", [0.5, 0.1], 2, 1, lambda name, value: value)
-        [[0.5, 0.1]]
-        >>> _rows("gamma", [[0.5, 0.1], 0.9], 2, 2, lambda name, value: value)
-        [[0.5, 0.1], [0.9, 0.9]]
-    """
-    if not is_row(value):
-        return [[check(name, value) for _ in range(num_models)] for _ in range(num_groups)]
-    if any(is_row(element) for element in value):
-        if len(value) != num_groups:
-            raise InputError(f"{name}: expected a list for each of {num_groups} groups, got {len(value)}: {value!r}")
-        return [
-            [check(name, v) for v in (row(name, inner, num_models) if is_row(inner) else [inner] * num_models)]
-            for inner in value
-        ]
-    what = "a number" if all(is_number(element) for element in value) else "a value"
-    values = row(name, value, num_models, what)
-    return [[check(name, element) for element in values] for _ in range(num_groups)]
+def _checked_epoch(optimizer: FusedOptimizer, last_epoch: Any) -> int:
+    if isinstance(last_epoch, bool) or not isinstance(last_epoch, int) or last_epoch < -1:
+        raise InputError(f"last_epoch: expected a whole number >= -1, got {last_epoch!r}")
+    for number, group in enumerate(optimizer.param_groups):
+        if last_epoch != -1 and "initial_lr" not in group:
+            raise InputError(f"last_epoch: expected -1, got {last_epoch}, but group {number} has no 'initial_lr'")
+    return last_epoch
 
 
-def _copy(value: Any) -> Any:
-    return plain(value).clone() if isinstance(value, torch.Tensor) else value
+def _checked_child(optimizer: FusedOptimizer, child: Any) -> FusedScheduler:
+    if not isinstance(child, FusedScheduler) or child.optimizer is not optimizer:
+        raise InputError(f"schedulers: expected some of hocket.lr_scheduler, of one optimizer, got {child!r}")
+    return child

@@ -7,18 +7,22 @@
     >>> optimizer.step()
 
 Each model gets exactly what an optimizer of its own would give it. `unfuse` gives B plain state dicts that torch.optim
-loads, `load_unfused` takes them; `freeze`, `drop` and `refill` change single slots in mid-training.
+loads, `load_unfused` takes them; `freeze` rests a model, and `ModelSlots` drops, moves and refills models in
+mid-training, in the array and in all that trains it.
 """
 
 from __future__ import annotations
 
 from hocket.fusion.optim.adadelta import Adadelta
 from hocket.fusion.optim.adagrad import Adagrad
-from hocket.fusion.optim.adam import Adam
-from hocket.fusion.optim.adamw import AdamW
+from hocket.fusion.optim.adam import Adam, AdamW
+from hocket.fusion.optim.adamax import Adamax
 from hocket.fusion.optim.base import FusedOptimizer
 from hocket.fusion.optim.clip import clip_grad_norm_, clip_grad_value_
 from hocket.fusion.optim.grad_scaler import GradScaler
+from hocket.fusion.optim.model_slots import ModelSlots, TrainedModel
+from hocket.fusion.optim.nadam import NAdam
+from hocket.fusion.optim.radam import RAdam
 from hocket.fusion.optim.rmsprop import RMSprop
 from hocket.fusion.optim.sgd import SGD
 
@@ -28,9 +32,14 @@ __all__ = [
     "Adagrad",
     "Adam",
     "AdamW",
+    "Adamax",
     "FusedOptimizer",
     "GradScaler",
+    "ModelSlots",
+    "NAdam",
+    "RAdam",
     "RMSprop",
+    "TrainedModel",
     "clip_grad_norm_",
     "clip_grad_value_",
 ]

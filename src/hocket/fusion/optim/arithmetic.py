@@ -4,20 +4,26 @@ A *factor* is a float, or a list of tensors that broadcast against the tensors b
 (B, n, ...). With floats these are the very calls of torch's foreach optimizers, so a fused optimizer without
 per-model numbers does what torch's does, bit for bit. `addcmul_` and `addcdiv_` multiply their factor into the first
 operand before anything else, as torch's kernels do with their scalar: a factor rounds as the scalar would.
+
+Where a result needs memory of its own, `memory` gives it: on a CPU the same for every chunk of an update. An update of
+64 MLPs of width 128 spent three quarters of its time on page faults of memory that had just been given back.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
 
 from hocket.fusion.optim.hyper import Number
 
-__all__ = ["Factor", "Tensors", "add", "add_", "addcdiv_", "addcmul_", "counted", "divided", "is_on", "lerp_", "power"]
+__all__ = ["Factor", "Tensors", "add", "add_", "addcdiv_", "addcmul_", "divided", "is_on", "lerp_", "mul", "power"]
+__all__ += ["root", "sqrt"]
 
 Tensors = list[torch.Tensor]
 Factor = float | Tensors
+Memory = Callable[[Tensors], Tensors | None]  # room for results beside these tensors; None: allocate it
 
 
 def add_(xs: Tensors, ys: Tensors, alpha: Factor) -> None:
@@ -28,25 +34,46 @@ def add_(xs: Tensors, ys: Tensors, alpha: Factor) -> None:
         torch._foreach_add_(xs, ys, alpha=alpha)
 
 
-def add(xs: Tensors, ys: Tensors, alpha: Factor) -> Tensors:
+def add(xs: Tensors, ys: Tensors, alpha: Factor, memory: Memory) -> Tensors:
     """``x + alpha * y``."""
+    out = memory(xs)
     if isinstance(alpha, list):
-        return list(torch._foreach_addcmul(xs, ys, alpha))
-    return list(torch._foreach_add(xs, ys, alpha=alpha))
+        if out is None:
+            return list(torch._foreach_addcmul(xs, ys, alpha))
+        return [torch.addcmul(x, y, a, out=o) for x, y, a, o in zip(xs, ys, alpha, out, strict=True)]
+    if out is None:
+        return list(torch._foreach_add(xs, ys, alpha=alpha))
+    return [torch.add(x, y, alpha=alpha, out=o) for x, y, o in zip(xs, ys, out, strict=True)]
 
 
-def addcmul_(xs: Tensors, ys: Tensors, zs: Tensors, value: Factor) -> None:
+def mul(xs: Tensors, ys: Tensors, memory: Memory) -> Tensors:
+    """``x * y``."""
+    out = memory(xs)
+    if out is None:
+        return list(torch._foreach_mul(xs, ys))
+    return [torch.mul(x, y, out=o) for x, y, o in zip(xs, ys, out, strict=True)]
+
+
+def sqrt(xs: Tensors, memory: Memory) -> Tensors:
+    """``x ** 0.5``."""
+    out = memory(xs)
+    if out is None:
+        return list(torch._foreach_sqrt(xs))
+    return [torch.sqrt(x, out=o) for x, o in zip(xs, out, strict=True)]
+
+
+def addcmul_(xs: Tensors, ys: Tensors, zs: Tensors, value: Factor, memory: Memory) -> None:
     """``x += value * y * z``."""
     if isinstance(value, list):
-        torch._foreach_addcmul_(xs, torch._foreach_mul(ys, value), zs)
+        torch._foreach_addcmul_(xs, mul(ys, value, memory), zs)
     else:
         torch._foreach_addcmul_(xs, ys, zs, value)
 
 
-def addcdiv_(xs: Tensors, ys: Tensors, zs: Tensors, value: Factor) -> None:
+def addcdiv_(xs: Tensors, ys: Tensors, zs: Tensors, value: Factor, memory: Memory) -> None:
     """``x += value * y / z``."""
     if isinstance(value, list):
-        torch._foreach_addcdiv_(xs, torch._foreach_mul(ys, value), zs)
+        torch._foreach_addcdiv_(xs, mul(ys, value, memory), zs)
     else:
         torch._foreach_addcdiv_(xs, ys, zs, value)
 
@@ -65,30 +92,35 @@ def is_on(number: Number) -> bool:
     return isinstance(number, torch.Tensor) or number != 0
 
 
-def counted(function: Callable[[float], float], step: Number) -> Number:
-    """`function` of the number of steps: of one count, or of each model's.
-
-    Both in Python floats, so that a model counts alike whether or not the others keep in step with it.
-    """
-    if isinstance(step, torch.Tensor):
-        return torch.tensor([function(count) for count in step.tolist()], dtype=torch.float64)
-    return function(step)
-
-
 def divided(dividend: Number, divisor: Number) -> Number:
     """``dividend / divisor``, rounded once whichever of them is a number for all (torch takes a reciprocal first)."""
-    if isinstance(divisor, torch.Tensor):
-        if not isinstance(dividend, torch.Tensor):
-            dividend = torch.ones_like(divisor) * dividend
-        return dividend / divisor.to(dividend.device)
+    if isinstance(divisor, torch.Tensor) and not isinstance(dividend, torch.Tensor):
+        dividend = torch.ones_like(divisor) * dividend
     return dividend / divisor
 
 
-def power(base: Number, step: Number) -> Number:
-    """``base ** step``."""
-    if not isinstance(base, torch.Tensor):
-        return counted(lambda count: base**count, step)
-    if not isinstance(step, torch.Tensor):
-        # Counts of shape (B,) even where they are equal: the kernel for one exponent rounds otherwise.
-        step = torch.ones_like(base, dtype=torch.float64) * step
-    return torch.pow(base, step.to(base.device))
+def power(base: Number, exponent: Number) -> Number:
+    """``base ** exponent``, the same float whether a model counts its steps alone or with the others.
+
+    torch's vectorised kernel rounds otherwise than Python does, and otherwise than its own loop for what is left over
+    after the last whole vector. Operands that are two elements apart keep it on that loop, which calls what Python
+    calls.
+    """
+    if not isinstance(base, torch.Tensor) and not isinstance(exponent, torch.Tensor):
+        return base**exponent
+    return torch.pow(
+        *(torch.stack((each, each), -1)[..., 0] for each in torch.broadcast_tensors(*_both(base, exponent)))
+    )
+
+
+def root(number: Number) -> Number:
+    """The square root, correctly rounded."""
+    return number.sqrt() if isinstance(number, torch.Tensor) else math.sqrt(number)
+
+
+def _both(first: Number, second: Number) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two numbers, one of them in a tensor, in float64 tensors on one device."""
+    like = first if isinstance(first, torch.Tensor) else second
+    assert isinstance(like, torch.Tensor)
+    ones = torch.ones(like.shape, dtype=torch.float64, device=like.device)
+    return ones * first, ones * second

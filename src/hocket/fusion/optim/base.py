@@ -8,68 +8,113 @@ learning rates with the concatenated gradients of all models")::
     step counts       --'                                                                             |
     parameters, gradients, states, a chunk at a time ------------------------------------------> [update]
 
-Parameters of a group that share device, dtype and step count are updated together; on a CPU in chunks that fit a core's
-cache with their intermediate results, elsewhere all at once. A model that is skipped (frozen, or with a gradient that
-is not finite) is put back afterwards from a copy of its slices: nothing of its neighbours' arithmetic depends on it.
-
-The step counts are torch's: one number on the CPU, here shared by the parameters that are in step; from the moment on
-when models may skip steps on their own, B numbers.
+A state holds torch's entries with an axis of models in front. Step counts are torch's: one number on the CPU, shared by
+the parameters that are in step; from the moment on when models may skip steps on their own, B numbers. A model that is
+skipped (frozen, or with a gradient that is not finite) is put back afterwards, parameters, state and count, from a copy
+of its slices: nothing of its neighbours' arithmetic depends on it.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from operator import attrgetter
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 from hocket.errors import InputError
-from hocket.fusion.optim import carry, select_models
+from hocket.fusion.optim import carry, counts
 from hocket.fusion.optim.arithmetic import Tensors
-from hocket.fusion.optim.chunks import Bucket, Chunk, Columns, Layout, ParameterSlice, lay_out
+from hocket.fusion.optim.chunks import Bucket, Chunk, Columns, Layout, ParameterSlice, Workspace, lay_out
 from hocket.fusion.optim.hyper import Number, one_of, plain
-from hocket.fusion.optim.model_state import ModelState
-from hocket.fusion.optim.options import as_tuple, groups_of
+from hocket.fusion.optim.options import Options, groups_of, options_of, signature_of
 from hocket.fusion.optim.slots import slots_of
-from hocket.fusion.optim.step_counts import are_per_model, count_dtype, rejoin
 
 __all__ = ["Chunk", "FusedOptimizer"]
 
 NONFINITE = ("step", "skip", "freeze")
 
 
-class FusedOptimizer(ModelState):
+class FusedOptimizer(Options, ABC):
     """An optimizer over fused parameters; all of torch's machinery (groups, hooks, schedulers) works on it.
 
     Attributes:
+        torch_class: the optimizer of one plain model that this is B of; arguments have its names and defaults.
         bounds: the numbers among its options, and what each may be; of these each may be one number or B.
+        counters: entries of a state that count steps and that parameters share.
+        fixed: options that are no arguments.
 
     Args:
         params: fused parameters of shape (B, ...), with an attribute `_hocket_models` = B; parameters of single models,
             with an attribute `_hocket_model` = i; or groups of such, as torch takes them.
-        defaults: the options, by torch's names.
+        arguments: options by position, as in torch. A number is one for all models, or B in a list; a pair of betas
+            has one or B in each place, or is a list of B pairs. Flags are the same for all models.
         num_models: B; where it is given, parameters without such an attribute that begin with B are fused ones.
         nonfinite: what becomes of a model in whose gradients something is not finite: ``"step"`` like any other, as
             in torch; ``"skip"`` this step; ``"freeze"`` it, until it is unfrozen. The latter two look at the gradients,
             one pass over them and, on a GPU, a wait for them.
+        named: options by name.
 
     Raises:
         InputError: no parameters, parameters of other numbers of models, options out of bounds or of a wrong length.
     """
 
+    torch_class: ClassVar[type[torch.optim.Optimizer]]
+    counters: ClassVar[tuple[str, ...]] = ("step",)
+    fixed: ClassVar[Mapping[str, Any]] = {}
+
+    def __init_subclass__(cls) -> None:
+        cls.__signature__ = signature_of(cls.torch_class)  # type: ignore[attr-defined]
+
     def __init__(
-        self, params: Any, defaults: dict[str, Any], *, num_models: int | None = None, nonfinite: str = "step"
+        self, params: Any, *arguments: Any, num_models: int | None = None, nonfinite: str = "step", **named: Any
     ) -> None:
         self.nonfinite = one_of("nonfinite", nonfinite, NONFINITE)
+        defaults = {**options_of(type(self), arguments, named), **self.fixed}
         groups = groups_of(params)
         self._slots = slots_of([p for group in groups for p in group["params"]], num_models)
         self._frozen = [False] * self.num_models
         self._hocket_version = 0  # whoever captured a step sees by it that another one is needed
-        self._per_model_steps = nonfinite != "step"
+        self._per_model_steps = nonfinite != "step"  # whether each model's steps are counted on their own
         self._layouts: dict[int, Layout] = {}  # of each group, by its number
         super().__init__(groups, defaults)
+
+    # ------------------------------------------------------------------------------- what a kind of optimizer defines
+
+    @abstractmethod
+    def entries(self, group: dict[str, Any]) -> tuple[str, ...]:
+        """The tensors, besides a step count, that a parameter's state holds under these options."""
+
+    @abstractmethod
+    def coefficients(self, group: dict[str, Any], step: Number, state: dict[str, Any]) -> dict[str, Number]:
+        """The numbers of this step's update, each a float or B of them; `step` counts from 1."""
+
+    @abstractmethod
+    def update(self, chunk: Chunk, group: dict[str, Any], by: Mapping[str, Any]) -> None:
+        """Update a chunk in place, by the coefficients: each a float, or for each parameter a tensor beside it."""
+
+    def initial(self, key: str, p: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:
+        """An entry of a parameter's state before the first step."""
+        return torch.zeros_like(p)
+
+    def count(self, group: dict[str, Any], states: Sequence[dict[str, Any]]) -> None:
+        """Count a step."""
+        for step in {id(state["step"]): state["step"] for state in states if "step" in state}.values():
+            step += 1
+
+    def plain_state(self, state: dict[str, Any], group: dict[str, Any]) -> dict[str, Any]:
+        """The state of one model, under its own plain options, as `torch_class` would hold it."""
+        return state
+
+    def kernel_numbers(self, group: dict[str, Any], dtype: torch.dtype) -> dict[str, Number] | None:
+        """What `update_by_kernel` takes in place of coefficients; None where no kernel of torch's has these options."""
+        return None
+
+    def update_by_kernel(self, chunk: Chunk, group: dict[str, Any], by: Mapping[str, Any]) -> None:
+        """Update a chunk in one pass over its memory."""
+        raise NotImplementedError
+
+    # ---------------------------------------------------------------------------------------------------------- steps
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update the parameters that have a gradient.
@@ -82,163 +127,133 @@ class FusedOptimizer(ModelState):
             with torch.enable_grad():
                 loss = closure()
         with torch.no_grad():
-            skipped = [model for model, frozen in enumerate(self._frozen) if frozen]
-            if self.nonfinite != "step":
-                bad = [model for model, fine in enumerate(self.finite_models()) if not fine]
-                skipped = sorted({*skipped, *bad})
-                if self.nonfinite == "freeze":
-                    for model in bad:
-                        self._frozen[model] = True
-            self._update_all(skipped)
+            bad = [] if self.nonfinite == "step" else self._slots.not_finite()
+            if self.nonfinite == "freeze":
+                for model in bad:
+                    self._frozen[model] = True
+            self._update_all(bad)
         return loss
 
     def step_without(self, models: Iterable[int]) -> None:
         """Update all models but these, whose parameters and state stay as they are, bit for bit."""
-        skipped = {self.checked_model(model) for model in models}
         with torch.no_grad():
-            self._update_all(sorted(skipped | {model for model, frozen in enumerate(self._frozen) if frozen}))
+            self._update_all([self.checked_model(model) for model in models])
+
+    @property
+    def frozen(self) -> tuple[bool, ...]:
+        """For each model whether it is frozen."""
+        return tuple(self._frozen)
+
+    def freeze(self, model: int) -> None:
+        """Leave this model as it is, parameters and state, in all steps to come."""
+        self._frozen[self.checked_model(model)] = True
+        self._hocket_version += 1
+        self.count_per_model()
+
+    def unfreeze(self, model: int) -> None:
+        """Let this model take part in the steps again."""
+        self._frozen[self.checked_model(model)] = False
+        self._hocket_version += 1
+
+    def count_per_model(self) -> None:
+        """From now on count the steps of each model on its own."""
+        self._per_model_steps = True
+        counts.count_per_model(self)
 
     def _update_all(self, skipped: Sequence[int]) -> None:
+        skipped = sorted({*skipped, *(model for model, frozen in enumerate(self._frozen) if frozen)})
         work = []
         for group in self.param_groups:
             self._settle(group)
             ready = [p for p in group["params"] if p.grad is not None]
             if skipped:
                 ready = [p for p in ready if self._slots[p] not in skipped]
-            if any(map(attrgetter("grad.is_sparse"), ready)):
-                shape = next(tuple(p.shape) for p in ready if p.grad.is_sparse)
-                raise InputError(
-                    f"{type(self).__name__}: a parameter of shape {shape} has a sparse gradient; "
-                    "make its embedding with sparse=False"
-                )
+            for p in ready:
+                if p.grad.is_sparse:
+                    raise InputError(
+                        f"{type(self).__name__}: a parameter of shape {tuple(p.shape)} has a sparse gradient; "
+                        "make its embedding with sparse=False"
+                    )
             work.append((group, ready))
+        self._opt_called = True  # schedulers, torch's too, ask for it
         if len(skipped) == self.num_models:
             return
         if skipped:
             self.count_per_model()
         laid = [self._laid_out(number, group, ready) for number, (group, ready) in enumerate(work)]
-        kept = [list(self._kept(p, skipped)) for _, ready in work for p in ready] if skipped else []
+        kept = [each for layout in laid for each in self._kept(layout, skipped)] if skipped else []
         for (group, _), layout in zip(work, laid, strict=True):
-            self._update_group(group, self._counted(group, layout))
-        for tensor, index, values in (one for several in kept for one in several):
+            counts.part(self, group, layout.params)
+            self.count(group, layout.states)
+            for bucket in layout.buckets:
+                self._update_bucket(group, bucket)
+        for tensor, index, values in kept:
             tensor.index_copy_(0, index, values)
-        for layout in laid:
-            self.finish(layout.states, [self._slots[p] for p in layout.params] if skipped else [], skipped)
 
     def _laid_out(self, number: int, group: dict[str, Any], ready: Tensors) -> Layout:
         """The layout of a group's parameters that have gradients, whose states are complete from here on."""
         states = [self.state[p] for p in ready]
         layout = self._layouts.get(number)
-        known = layout is not None and layout.is_of(ready, states)
         entries = set(self.entries(group))
-        if not known or not all(map(entries.issubset, states)):
-            self._prepare(group, ready, states)
-            layout = self._layouts[number] = lay_out(ready, states, self._slots, self.num_models)
-        assert layout is not None
+        if layout is None or not layout.is_of(ready, states) or not all(map(entries.issubset, states)):
+            self._slots.check_shapes(ready)
+            shared: dict[Any, torch.Tensor] = {}
+            for p, state in zip(ready, states, strict=True):
+                self.complete(p, group, state, shared)
+            layout = self._layouts[number] = lay_out(ready, states, self._slots)
         return layout
+
+    def complete(
+        self, p: torch.Tensor, group: dict[str, Any], state: dict[str, Any], shared: dict[Any, torch.Tensor]
+    ) -> None:
+        """Make what a state lacks; parameters that begin together share their counters."""
+        entries = self.entries(group)
+        if entries and not state:
+            fused = self._slots[p] is None
+            for key in self.counters:
+                place = (key, fused, p.device)
+                if place not in shared:
+                    shared[place] = counts.zero_count(self, p) if key == "step" else self.initial(key, p, group)
+                state[key] = shared[place]
+        for key in entries:
+            if key not in state:
+                state[key] = self.initial(key, p, group)
 
     def _kept(
-        self, p: torch.Tensor, skipped: Sequence[int]
+        self, layout: Layout, skipped: Sequence[int]
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-        """What belongs to the skipped models: of a parameter and of each tensor of its state."""
-        if self._slots[p] is not None:
-            return
-        index = torch.tensor(skipped, device=p.device)
-        for tensor in (p, *(value for key, value in self.state[p].items() if key != "step")):
-            yield tensor, index, tensor.index_select(0, index)
+        """What belongs to the skipped models: of each parameter and of each tensor of its state."""
+        for p, state in zip(layout.params, layout.states, strict=True):
+            if self._slots[p] is None:
+                for tensor in (p, *state.values()):
+                    index = torch.tensor(skipped, device=tensor.device)
+                    yield tensor, index, tensor.index_select(0, index)
 
-    def _prepare(self, group: dict[str, Any], ready: Tensors, states: Sequence[dict[str, Any]]) -> None:
-        """Make what state is missing; parameters that begin together share one step count."""
-        fresh: dict[bool, torch.Tensor] = {}
-        for p, state in zip(ready, states, strict=True):
-            if not state and self.counts:
-                fused = self._slots[p] is None and self._per_model_steps
-                if fused not in fresh:
-                    fresh[fused] = self._zero_count(fused)
-                state["step"] = fresh[fused]
-            self.make_state(p, group, state)
+    def _update_bucket(self, group: dict[str, Any], bucket: Bucket) -> None:
+        numbers = self.kernel_numbers(group, bucket.params[0].dtype) if bucket.fits_kernels() else None
+        update = self.update if numbers is None else self.update_by_kernel
+        chunks = bucket.chunks
+        if numbers is not None and not any(isinstance(number, torch.Tensor) for number in numbers.values()):
+            chunks = [[ParameterSlice(p) for p in bucket.params]]  # in one pass: nothing is read again from a cache
+        if numbers is None:
+            numbers = self.coefficients(group, counts.step_of(bucket.state), bucket.state)
+        columns = Columns(numbers, bucket.params[0], self._slots)
+        workspace = Workspace()
+        for pieces in chunks:
+            update(self._chunk(pieces, group, bucket, workspace), group, columns.beside(pieces))
 
-    def _zero_count(self, per_model: bool) -> torch.Tensor:
-        if per_model:
-            return torch.zeros(self.num_models, dtype=torch.float64)
-        return torch.tensor(0.0, dtype=count_dtype())
-
-    def _counted(self, group: dict[str, Any], layout: Layout) -> Layout:
-        """Count this step, of the parameters that take part."""
-        if not self.counts:
-            return layout
-        steps = {id(step): step for step in layout.counts}
-        if len(layout.params) < len(group["params"]):
-            taking_part = set(layout.params)
-            for p in group["params"]:
-                # A parameter that stays behind can no longer share the count of those that go on.
-                if p not in taking_part and id(self.state.get(p, {}).get("step")) in steps:
-                    self.state[p]["step"] = self.state[p]["step"].clone()
-        for step in steps.values():
-            assert step is not None
-            step += 1
-        return layout
-
-    def _update_group(self, group: dict[str, Any], layout: Layout) -> None:
-        for bucket in layout.buckets:
-            if bucket.is_even and self._updated_at_once(bucket, group):
-                continue
-            count = bucket.count
-            step: Number | None = None if count is None else count if count.dim() else count.item()
-            columns = Columns(self.coefficients(group, step), bucket.first, self._slots)
-            for pieces in bucket.chunks:
-                self.update(self._chunk(pieces, group), group, columns.beside(pieces))
-
-    def _updated_at_once(self, bucket: Bucket, group: dict[str, Any]) -> bool:
-        """Whether one kernel could update a bucket, in one pass over its memory."""
-        if bucket.first.device.type != "cpu" or bucket.first.dtype not in (torch.float32, torch.float64):
-            return False
-        numbers = [part for key in self.bounds for part in as_tuple(group[key])]
-        if not all(isinstance(number, (int, float)) for number in numbers) or (
-            bucket.count is not None and bucket.count.dim()
-        ):
-            return False
-        grads = [p.grad for p in bucket.params if p.grad is not None]
-        if not all(map(torch.Tensor.is_contiguous, (*bucket.params, *grads))):
-            return False
-        if {grad.dtype for grad in grads} != {bucket.first.dtype}:
-            return False
-        return self.update_at_once(bucket.params, grads, bucket.states, group, bucket.count)
-
-    def _chunk(self, pieces: Sequence[ParameterSlice], group: dict[str, Any]) -> Chunk:
+    def _chunk(
+        self, pieces: Sequence[ParameterSlice], group: dict[str, Any], bucket: Bucket, workspace: Workspace
+    ) -> Chunk:
         params = [piece.of(piece.p) for piece in pieces]
         grads = [piece.of(piece.p.grad) for piece in pieces if piece.p.grad is not None]
         states = [piece.state(self.state[piece.p]) for piece in pieces]
-        is_complex = params[0].is_complex()
-        if is_complex:
+        if params[0].is_complex():
             params, grads = ([torch.view_as_real(tensor) for tensor in own] for own in (params, grads))
         if group["maximize"]:
             grads = list(torch._foreach_neg(grads))
-        return Chunk(params, grads, states, is_complex)
-
-    def update_at_once(
-        self, params: Tensors, grads: Tensors, states: Sequence[dict[str, Any]], group: dict[str, Any], count: Any
-    ) -> bool:
-        """Update these parameters by one kernel, options being the same for all; False if there is none for that."""
-        return False
-
-    @abstractmethod
-    def coefficients(self, group: dict[str, Any], step: Number | None) -> dict[str, Number]:
-        """The numbers of this step's update, each a float or B of them; `step` counts from 1."""
-
-    @abstractmethod
-    def update(self, chunk: Chunk, group: dict[str, Any], by: Mapping[str, Any]) -> None:
-        """Update a chunk in place, by the coefficients: each a float, or for each parameter a tensor beside it."""
-
-    def finish(self, states: Sequence[dict[str, Any]], slots: Sequence[int | None], skipped: Sequence[int]) -> None:
-        """After a step, give back to the models that were skipped what is not in slices: their step counts.
-
-        `slots` is empty where no model was skipped.
-        """
-        if skipped and self.counts:
-            for step in {id(state["step"]): state["step"] for state in states}.values():
-                if step.dim():
-                    step[list(skipped)] -= 1
+        workspace.begin_chunk()
+        return Chunk(params, grads, states, bucket.count, workspace.beside)
 
     # ------------------------------------------------------------------------------- state, from and to plain torch
 
@@ -263,9 +278,7 @@ class FusedOptimizer(ModelState):
         self._frozen = list(frozen)
         for group in self.param_groups:
             self._settle(group)
-        rejoin(self.param_groups, self.state)
-        if any(self._frozen) or are_per_model(self.state):
-            self.count_per_model()
+        counts.rejoin(self)
         self._hocket_version += 1
 
     def __getstate__(self) -> dict[str, Any]:
@@ -276,8 +289,8 @@ class FusedOptimizer(ModelState):
         """B plain state dicts, one for each model, that `torch_class` over that model's parameters loads.
 
         Example:
-            >>> weights = torch.nn.Parameter(torch.zeros(2, 3)); weights.grad = torch.ones(2, 3)
             >>> from hocket.fusion.optim import SGD
+            >>> weights = torch.nn.Parameter(torch.zeros(2, 3)); weights.grad = torch.ones(2, 3)
             >>> optimizer = SGD([weights], lr=[0.1, 0.2], momentum=0.9, num_models=2)
             >>> optimizer.step()
             >>> second = optimizer.unfuse()[1]
@@ -307,7 +320,7 @@ class FusedOptimizer(ModelState):
         Raises:
             InputError: no models, one twice, or parameters that do not fit.
         """
-        select_models.select_models(self, models, params)
+        carry.select_models(self, models, params)
         self._hocket_version += 1
 
     def drop(self, model: int, params: Iterable[torch.Tensor] | None = None) -> None:
@@ -318,6 +331,9 @@ class FusedOptimizer(ModelState):
     def refill(self, model: int, state: Mapping[str, Any] | None = None, **options: Any) -> None:
         """Begin anew in the slot of a model whose parameters are now another model's; the others go on undisturbed.
 
+        Where models count their steps and have numbers of their own already, only values change, and a captured step
+        stays as it is.
+
         Args:
             model: the slot.
             state: a plain state dict of `torch_class` to go on from, its options included; without, a fresh state.
@@ -326,5 +342,8 @@ class FusedOptimizer(ModelState):
         Raises:
             InputError: an unknown option or one out of bounds, or a state that does not fit.
         """
-        select_models.refill(self, self.checked_model(model), state, options)
-        self._hocket_version += 1
+        slot, before = self.checked_model(model), carry.structure(self)
+        carry.refill(self, slot, state, options)
+        self._hocket_version += not carry.is_same_structure(before, carry.structure(self))
+        if self._frozen[slot]:
+            self.unfreeze(slot)

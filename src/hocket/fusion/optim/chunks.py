@@ -1,8 +1,7 @@
 """Parameters of an update laid out: in buckets of one step count, cut into chunks that fit a core's cache.
 
     parameters of a group that have gradients --bucket--> one device, dtype and step count
-        --even, options the same for all models--> one kernel for the bucket
-        --else, chunk--> small ones together, up to `CHUNK_BYTES`; a large one by itself, a few models at a time
+        --chunk--> small ones together, up to `CHUNK_BYTES`; a large one by itself, a few models at a time
 
 torch's fused kernels round what is left over after the last whole vector otherwise than the vectors before it. A bucket
 is even where that cannot show a model's place: each model's part fills whole cache lines, by which the kernels count.
@@ -12,7 +11,7 @@ What a step lays out the next one finds again: as long as parameters, states and
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import is_
 from typing import Any
@@ -20,13 +19,40 @@ from typing import Any
 import torch
 
 from hocket.fusion.optim.arithmetic import Factor, Tensors, add
-from hocket.fusion.optim.hyper import Number, plain
+from hocket.fusion.optim.hyper import Number
 from hocket.fusion.optim.slots import Slots
 
-__all__ = ["Bucket", "Chunk", "Columns", "Layout", "ParameterSlice", "lay_out"]
+__all__ = ["Bucket", "Chunk", "Columns", "Layout", "ParameterSlice", "Workspace", "lay_out"]
 
 LINE_BYTES = 64
 CHUNK_BYTES = 1 << 20  # parameters of one chunk on a CPU; an update reads and writes a few times as much
+
+
+class Workspace:
+    """Memory for intermediate results on a CPU, the same for each chunk of an update; see `arithmetic`."""
+
+    def __init__(self) -> None:
+        self._blocks: list[torch.Tensor] = []
+        self._taken = 0
+
+    def begin_chunk(self) -> None:
+        """Give the same memory out again."""
+        self._taken = 0
+
+    def beside(self, xs: Tensors) -> Tensors | None:
+        """Room for results like `xs`, until the next chunk; None where torch is to allocate it."""
+        first = xs[0]
+        if first.device.type != "cpu" or first.dtype not in (torch.float32, torch.float64):
+            return None
+        if torch._C._len_torch_dispatch_stack() > 0:  # a captured step has memory of its own for each chunk
+            return None
+        sizes = [x.numel() for x in xs]
+        total = sum(sizes)
+        if self._taken == len(self._blocks) or self._blocks[self._taken].numel() < total:
+            self._blocks[self._taken :] = [first.new_empty(total)]
+        block = self._blocks[self._taken][:total]
+        self._taken += 1
+        return [part.view(x.shape) for part, x in zip(block.split(sizes), xs, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -36,8 +62,8 @@ class Chunk:
     params: Tensors
     grads: Tensors
     states: Sequence[dict[str, Any]]
-
-    is_complex: bool = False  # then everything here is seen as real, with one more dimension of 2
+    count: torch.Tensor | None
+    memory: Callable[[Tensors], Tensors | None]  # `Workspace.beside`
 
     def state(self, key: str) -> Tensors:
         """This entry of each parameter's state."""
@@ -48,7 +74,7 @@ class Chunk:
         """With `weight_decay` times the parameters added to the gradients."""
         if not isinstance(weight_decay, list) and weight_decay == 0:
             return self
-        return replace(self, grads=add(self.grads, self.params, weight_decay))
+        return replace(self, grads=add(self.grads, self.params, weight_decay, self.memory))
 
 
 class Columns:
@@ -57,16 +83,13 @@ class Columns:
     def __init__(self, numbers: dict[str, Number], like: torch.Tensor, slots: Slots) -> None:
         self._slots = slots
         self._floats = {name: value for name, value in numbers.items() if not isinstance(value, torch.Tensor)}
-        rows = {name: plain(value) for name, value in numbers.items() if isinstance(value, torch.Tensor)}
         real = like.real.dtype if like.is_complex() else like.dtype
         # Half precision would round a rate to three digits; torch's scalars are float32 there.
         dtype = torch.float32 if real in (torch.float16, torch.bfloat16) else real
-        on_host = [value for value in rows.values() if value.device != like.device]
-        if on_host and len(rows) > 1:
-            stacked = torch.stack([value.to(like.device, torch.float64) for value in rows.values()]).to(dtype)
-            self._rows = dict(zip(rows, stacked.unbind(0), strict=True))
-        else:
-            self._rows = {name: value.to(like.device, dtype) for name, value in rows.items()}
+        # A `PerModel` goes into an op as it is: a capture knows the group's tensor, and not a plain alias of it.
+        self._rows = {
+            name: value.to(like.device, dtype) for name, value in numbers.items() if isinstance(value, torch.Tensor)
+        }
         self._views: dict[Any, dict[str, torch.Tensor]] = {}
 
     def beside(self, pieces: Sequence[ParameterSlice]) -> dict[str, Any]:
@@ -81,7 +104,7 @@ class Columns:
         key = (slot, dims, piece.begin, piece.end)
         if key not in self._views:
             self._views[key] = {
-                name: piece.of(row).view(-1, *(1,) * (dims - 1)) if slot is None else row[slot]
+                name: piece.of(row).view(-1, *(1,) * (dims - 1)) if slot is None else row[slot] if row.dim() else row
                 for name, row in self._rows.items()
             }
         return self._views[key]
@@ -113,49 +136,46 @@ def chunks(bucket: Tensors, slots: Slots) -> Iterator[list[ParameterSlice]]:
     chunk: list[ParameterSlice] = []
     size_bytes = 0
     for p in bucket:
-        bytes_of_p = p.numel() * p.element_size()
-        if bytes_of_p > CHUNK_BYTES and slots[p] is None:
+        if p.nbytes > CHUNK_BYTES and slots[p] is None:
             # A large one goes by itself, as many models at a time as fit.
-            at_once = max(1, CHUNK_BYTES * p.shape[0] // bytes_of_p)
+            at_once = max(1, CHUNK_BYTES * p.shape[0] // p.nbytes)
             for begin in range(0, p.shape[0], at_once):
                 yield [ParameterSlice(p, begin, begin + at_once)]
             continue
-        if chunk and size_bytes + bytes_of_p > CHUNK_BYTES:
+        if chunk and size_bytes + p.nbytes > CHUNK_BYTES:
             yield chunk
             chunk, size_bytes = [], 0
         chunk.append(ParameterSlice(p))
-        size_bytes += bytes_of_p
+        size_bytes += p.nbytes
     if chunk:
         yield chunk
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """Parameters of one device, dtype and step count, which is None where the optimizer has none; and their states."""
+    """Parameters of one device, dtype and step count, which is None where the optimizer has none."""
 
     is_even: bool
     params: Tensors
-    states: Sequence[dict[str, Any]]
+    state: dict[str, Any]  # of one parameter for all that they have in common
     count: torch.Tensor | None
     chunks: Sequence[Sequence[ParameterSlice]]
 
-    @property
-    def first(self) -> torch.Tensor:
-        """One parameter for all that they have in common."""
-        return self.params[0]
+    def fits_kernels(self) -> bool:
+        """Whether torch's fused kernels take these parameters and round alike for each model."""
+        first = self.params[0]
+        return (
+            self.is_even
+            and first.device.type == "cpu"
+            and first.dtype in (torch.float32, torch.float64)
+            and (self.count is None or self.count.dim() == 0)
+            and all(p.is_contiguous() and p.grad.is_contiguous() and p.grad.dtype == p.dtype for p in self.params)  # type: ignore[union-attr]
+        )
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How the parameters of a group that have gradients are updated.
-
-    Attributes:
-        params: these parameters.
-        states: their states.
-        counts: their step counts, None where there are none.
-        sizes: their numbers of elements.
-        buckets: all of them, in buckets.
-    """
+    """How the parameters of a group that have gradients are updated: in buckets, for as long as `is_of` holds."""
 
     params: Tensors
     states: Sequence[dict[str, Any]]
@@ -174,20 +194,19 @@ class Layout:
         )
 
 
-def lay_out(params: Tensors, states: Sequence[dict[str, Any]], slots: Slots, num_models: int) -> Layout:
+def lay_out(params: Tensors, states: Sequence[dict[str, Any]], slots: Slots) -> Layout:
     """Bucket and cut these parameters, whose states are complete."""
 
     def is_even(p: torch.Tensor) -> bool:
-        return num_models == 1 or slots[p] is not None or p.nbytes // num_models % LINE_BYTES == 0
+        return slots.num_models == 1 or slots[p] is not None or p.nbytes // slots.num_models % LINE_BYTES == 0
 
     counts = [state.get("step") for state in states]
     found: dict[Any, list[tuple[torch.Tensor, dict[str, Any]]]] = {}
     for p, state, count in zip(params, states, counts, strict=True):
-        found.setdefault((is_even(p), p.device, p.dtype, id(count)), []).append((p, state))
+        key = (is_even(p), p.device, p.dtype, id(count), id(state.get("mu_product")))
+        found.setdefault(key, []).append((p, state))
     buckets = []
     for (even, *_), rows in found.items():
-        own = [p for p, _ in rows]
-        buckets.append(
-            Bucket(even, own, [state for _, state in rows], rows[0][1].get("step"), list(chunks(own, slots)))
-        )
+        own, first = [p for p, _ in rows], rows[0][1]
+        buckets.append(Bucket(even, own, first, first.get("step"), list(chunks(own, slots))))
     return Layout(params, states, counts, [p.numel() for p in params], buckets)

@@ -115,6 +115,4 @@ def _column(limits: float | list[float], like: torch.Tensor) -> Any:
 
 
 def _beside(row: torch.Tensor, p: torch.Tensor, slots: Slots) -> torch.Tensor:
-    slot = slots[p]
-    found = row.to(p.device, torch.promote_types(p.dtype, row.dtype))
-    return found.view(-1, *(1,) * (p.dim() - 1)) if slot is None else found[slot]
+    return slots.column(row.to(p.device, torch.promote_types(p.dtype, row.dtype)), p)

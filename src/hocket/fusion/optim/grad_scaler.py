@@ -19,7 +19,7 @@ import torch
 
 from hocket.errors import InputError
 from hocket.fusion.optim.base import FusedOptimizer
-from hocket.fusion.optim.hyper import Bound, check_whole, numbers_of, row
+from hocket.fusion.optim.hyper import Bound, as_list, check_whole, numbers_of, row
 
 __all__ = ["GradScaler"]
 
@@ -69,12 +69,10 @@ class GradScaler:
         self._growth_factor = growth_factor
         self._backoff_factor = backoff_factor
         self._enabled = enabled
-        self._scale = torch.zeros(num_models, device=device)
-        self._scale += torch.tensor(scales, device=device)
+        self._first_scales = as_list(scales, num_models)
+        self._scale = torch.tensor(self._first_scales, dtype=torch.float32, device=device)
         self._growth_tracker = torch.zeros(num_models, dtype=torch.int32, device=device)
-        self._overflows: dict[
-            int, torch.Tensor
-        ] = {}  # of optimizers whose gradients were unscaled since the last update
+        self._overflows: dict[int, torch.Tensor] = {}  # of optimizers that were unscaled since the last update
         self._stepped: set[int] = set()
 
     def is_enabled(self) -> bool:
@@ -118,9 +116,7 @@ class GradScaler:
                     continue
                 if grad.dtype == torch.float16:
                     raise InputError("unscale_: expected gradients of float32 parameters, got float16 ones")
-                slot = slots[p]
-                row_ = inverse.to(p.device)
-                grad.mul_((row_.view(-1, *(1,) * (p.dim() - 1)) if slot is None else row_[slot]).to(grad.dtype))
+                grad.mul_(slots.column(inverse.to(p.device), p).to(grad.dtype))
                 if grad.numel():
                     peak = slots.reduced(p, grad, float("inf")).to(overflow.device)
                     overflow = torch.maximum(overflow, (~torch.isfinite(peak)).to(overflow.dtype))
@@ -174,9 +170,16 @@ class GradScaler:
         """Keep these models, in this order: call it with what `optimizer.take` was called with."""
         index = torch.tensor(models, device=self._scale.device)
         self._scale, self._growth_tracker = self._scale[index], self._growth_tracker[index]
+        self._first_scales = [self._first_scales[model] for model in models]
         self.num_models = len(models)
         self._overflows.clear()
         self._stepped.clear()
+
+    def refill(self, model: int, state: Mapping[str, Any] | None = None) -> None:
+        """Begin anew in one slot: with its first scale, or with a plain state, one of those that `unfuse` gives."""
+        scale = self._first_scales[model] if state is None else state["scale"]
+        self._scale[model] = torch.as_tensor(numbers_of("scale", scale, 1, Bound()))
+        self._growth_tracker[model] = 0 if state is None else state["_growth_tracker"]
 
     def state_dict(self) -> dict[str, Any]:
         """By torch's names; B numbers where torch has one."""

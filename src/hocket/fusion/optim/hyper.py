@@ -56,8 +56,6 @@ class Bound:
     """What a hyper-parameter may be: ``low <= x``, and below `high` (or at most, if `closed`).
 
     Example:
-        >>> Bound(0, 1)
-        Bound(low=0, high=1, closed=False)
         >>> print(Bound(0, 1), "|", Bound(0))
         numbers >= 0 and < 1 | numbers >= 0
     """
@@ -71,19 +69,19 @@ class Bound:
         return f"numbers >= {self.low:g}{upper}" if self.low > -math.inf else "finite numbers"
 
     def holds(self, value: float) -> bool:
-        """Whether `value` lies within."""
+        """Whether `value` lies within; no NaN does."""
         return (
             math.isfinite(value) and self.low <= value and (value < self.high or (self.closed and value == self.high))
         )
 
 
 def is_number(value: Any) -> bool:
-    """Whether `value` is a number that is neither a truth value nor a whole row of numbers."""
+    """Whether `value` is a real number, of Python, numpy or a tensor of no dimension, and no truth value."""
     if isinstance(value, torch.Tensor):
         return value.dim() == 0 and not value.is_complex() and value.dtype != torch.bool
-    if isinstance(value, (bool, str, bytes, list, tuple)) or (hasattr(value, "shape") and value.shape != ()):
+    if isinstance(value, (bool, str, bytes, list, tuple, complex)) or getattr(value, "shape", ()) != ():
         return False
-    return hasattr(value, "__float__") and type(value).__name__ not in ("bool_", "bool")
+    return hasattr(value, "__float__") and getattr(value, "dtype", None) not in ("bool", "complex64", "complex128")
 
 
 def is_row(value: Any) -> bool:
@@ -106,16 +104,13 @@ def numbers_of(name: str, value: Any, num_models: int, bound: Bound) -> float | 
         hocket.errors.InputError: lr: expected numbers >= 0, got -0.5 for model 1 in [0.1, -0.5]
     """
     if is_number(value):
-        if isinstance(value, int):  # as torch does, keep what the user wrote: momentum=0 prints as 0
-            number: float = value
-        else:
-            number = float(value)
+        number: float = value if isinstance(value, int) else float(value)  # momentum=0 prints as 0, as in torch
         if not bound.holds(number):
             raise InputError(f"{name}: expected {bound}, got {value!r}")
         return number
     found = row(name, value, num_models)
     for model, element in enumerate(found):
-        if not is_number(element):
+        if type(element) is not float and not is_number(element):
             raise InputError(f"{name}: expected {bound}, got {element!r} for model {model} in {_shown(value)}")
         if not bound.holds(float(element)):
             raise InputError(f"{name}: expected {bound}, got {float(element)} for model {model} in {_shown(value)}")
@@ -127,20 +122,13 @@ def row(name: str, value: Any, num_models: int, what: str = "a number") -> list[
 
     Raises:
         InputError: no row, or one of another length.
-
-    Example:
-        >>> row("lr", [0.1, 0.2], 3)
-        Traceback (most recent call last):
-        ...
-        hocket.errors.InputError: lr: expected 3 numbers, one for each model, or one for all, got 2: [0.1, 0.2]
     """
     if not is_row(value):
         raise InputError(f"{name}: expected {what}, or {num_models} in a list, one for each model, got {value!r}")
     found = value.tolist() if hasattr(value, "tolist") else list(value)
     if len(found) != num_models:
-        many = what.removeprefix("a ") + "s"
         raise InputError(
-            f"{name}: expected {num_models} {many}, one for each model, or one for all, "
+            f"{name}: expected {num_models} {what.removeprefix('a ')}s, one for each model, or one for all, "
             f"got {len(found)}: {_shown(value)}"
         )
     return found
@@ -165,12 +153,12 @@ def per_model(values: Sequence[float] | torch.Tensor, device: torch.device | str
     return torch.as_tensor(values, dtype=torch.float64).to(device, copy=True).as_subclass(PerModel)
 
 
-def _shown(value: Any) -> str:
-    return repr(value.tolist() if hasattr(value, "tolist") else value)
-
-
 def as_list(value: Any, num_models: int) -> list[Any]:
     """One number for all models, or a row of them, as a row in Python floats."""
     if isinstance(value, torch.Tensor):
         return [value.item()] * num_models if value.dim() == 0 else value.tolist()
     return list(value) if isinstance(value, list) else [value] * num_models
+
+
+def _shown(value: Any) -> str:
+    return repr(value.tolist() if hasattr(value, "tolist") else value)

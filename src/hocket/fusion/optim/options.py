@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
 
 from hocket.errors import InputError
-from hocket.fusion.optim.hyper import Bound, PerModel, as_list, numbers_of, per_model
+from hocket.fusion.optim.hyper import Bound, PerModel, as_list, is_row, numbers_of, per_model
 from hocket.fusion.optim.slots import Slots, largest, slots_of
 
-__all__ = ["Options", "as_tuple", "groups_of"]
+__all__ = ["Options", "as_tuple", "groups_of", "options_of", "signature_of"]
 
+KERNELS = ("foreach", "fused", "capturable", "differentiable")  # torch's choices, which here are made for the user
 FLAGS = ("amsgrad", "centered", "decoupled_weight_decay", "maximize", "nesterov")  # they choose code, not numbers
 
 
@@ -37,11 +39,12 @@ class Options(torch.optim.Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group; its options may be one number or B, whatever the other groups' are."""
         [group] = groups_of([param_group])
-        self._slots = slots_of(group["params"], self.num_models, known=self._slots)
+        slots = slots_of(group["params"], self.num_models, known=self._slots)
         options = {**self.defaults, **group}
         device = largest(options["params"]).device
         checked = {key: self._settled(key, value, device) for key, value in options.items() if key != "params"}
         self.check_group(checked)
+        self._slots = slots
         super().add_param_group({**checked, "params": group["params"]})
         self._hocket_version += 1
 
@@ -55,12 +58,10 @@ class Options(torch.optim.Optimizer):
             InputError: `value` is neither a number within bounds nor B of them.
         """
         new = self._settled(key, value, largest(group["params"]).device)
-        old = group.get(key)
-        for place, (was, now) in enumerate(zip(as_tuple(old), as_tuple(new), strict=False)):
-            if isinstance(was, PerModel):
-                was.fill_(now)
-                new = (*new[:place], was, *new[place + 1 :]) if isinstance(new, tuple) else was
-        group[key] = new
+        parts = []
+        for was, now in zip(as_tuple(group[key]), as_tuple(new), strict=True):
+            parts.append(was.fill_(now) if isinstance(was, PerModel) else now)
+        group[key] = tuple(parts) if isinstance(new, tuple) else parts[0]
 
     def widened(self, group: dict[str, Any], number: Any) -> PerModel:
         """One number for all models as a number of each, where the group keeps such."""
@@ -70,41 +71,57 @@ class Options(torch.optim.Optimizer):
     def set_for_model(self, group: dict[str, Any], key: str, model: int, value: Any) -> None:
         """Set an option of a group for one model, and for no other."""
         slot = self.checked_model(model)
-        pieces = []
+        parts = []
         for was, now in zip(as_tuple(group[key]), as_tuple(value), strict=True):
             numbers = as_list(was, self.num_models)
             numbers[slot] = now
-            pieces.append(numbers)
-        self.set_number(group, key, tuple(pieces) if isinstance(group[key], tuple) else pieces[0])
+            parts.append(numbers)
+        self.set_number(group, key, tuple(parts) if isinstance(group[key], tuple) else parts[0])
 
-    def _settled(self, key: str, value: Any, device: torch.device) -> Any:
+    def _settled(self, key: str, value: Any, device: torch.device | str = "cpu") -> Any:
         """An option as a group keeps it: a float, a `PerModel`, a pair of them, or what is no number as it stands."""
         if key == "betas":
-            return tuple(
-                self._number(f"betas[{place}]", "betas", beta, device)
-                for place, beta in enumerate(_pair(value, self.num_models))
-            )
+            pair = _pair(value, self.num_models)
+            return tuple(self._number(f"betas[{place}]", key, beta, device) for place, beta in enumerate(pair))
         if key in self.bounds:
             return self._number(key, key, value, device)
         if key in FLAGS and not isinstance(value, bool):
             raise InputError(f"{key}: expected True or False, the same for all models of a group, got {value!r}")
         return value
 
-    def _number(self, name: str, key: str, value: Any, device: torch.device) -> float | PerModel:
-        if type(value) is float or (isinstance(value, PerModel) and value.device == device):
-            if type(value) is float and not self.bounds[key].holds(value):
-                raise InputError(f"{name}: expected {self.bounds[key]}, got {value!r}")
+    def _number(self, name: str, key: str, value: Any, device: torch.device | str) -> Any:
+        if isinstance(value, PerModel) and value.device == torch.device(device):
             return value
         found = numbers_of(name, value, self.num_models, self.bounds[key])
         return per_model(found, device) if isinstance(found, list) else found
 
     def _settle(self, group: dict[str, Any]) -> None:
-        # `group["lr"] = [...]`, as people write it, between two steps
+        """Read what people wrote into a group between two steps, such as ``group["lr"] = [...]``."""
         for key in self.bounds:
             for part in as_tuple(group[key]):
-                if isinstance(part, (list, tuple)) or (isinstance(part, torch.Tensor) and type(part) is not PerModel):
+                if type(part) is not PerModel and (is_row(part) or isinstance(part, torch.Tensor)):
                     group[key] = self._settled(key, group[key], largest(group["params"]).device)
                     break
+
+
+def signature_of(torch_class: type) -> inspect.Signature:
+    """The arguments of a fused optimizer: torch's, without those of its kernels, and its own."""
+    own = [
+        parameter for parameter in inspect.signature(torch_class).parameters.values() if parameter.name not in KERNELS
+    ]
+    for name, default in (("num_models", None), ("nonfinite", "step")):
+        own.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default))
+    return inspect.Signature(own)
+
+
+def options_of(kind: type[Options], arguments: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
+    """The options of an optimizer by the names, places and defaults of torch's, without those of its kernels."""
+    for name in KERNELS:
+        if named.pop(name, None):
+            raise InputError(f"{name}: {kind.__name__} of fused models has no such option, got True")
+    bound = inspect.signature(kind).bind(None, *arguments, **named)
+    bound.apply_defaults()
+    return {name: value for name, value in bound.arguments.items() if name in FLAGS or name in kind.bounds}
 
 
 def groups_of(params: Any) -> list[dict[str, Any]]:
@@ -120,8 +137,7 @@ def groups_of(params: Any) -> list[dict[str, Any]]:
         if not isinstance(group, dict) or "params" not in group:
             raise InputError(f"params: expected group {number} to be a dict with 'params', got {group!r}")
         inside = group["params"]
-        listed = [inside] if isinstance(inside, torch.Tensor) else list(inside)
-        checked.append({**group, "params": listed})
+        checked.append({**group, "params": [inside] if isinstance(inside, torch.Tensor) else list(inside)})
     return checked
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from hocket.fusion.optim.arithmetic import add_, addcdiv_, addcmul_, is_on, lerp_
+from hocket.fusion.optim.arithmetic import add_, addcdiv_, addcmul_, is_on, lerp_, sqrt
 from hocket.fusion.optim.base import Chunk, FusedOptimizer
 from hocket.fusion.optim.hyper import Bound, Number
 
@@ -15,16 +15,7 @@ __all__ = ["RMSprop"]
 
 
 class RMSprop(FusedOptimizer):
-    """`torch.optim.RMSprop` of B models: the same update, with numbers that may differ between models.
-
-    Args:
-        params: parameters of a fused model, or groups of them.
-        lr, alpha, eps, weight_decay, momentum: one number, or B in a list.
-        centered, maximize: the same for all models.
-        num_models, nonfinite: see `FusedOptimizer`.
-
-    Raises:
-        InputError: a number below 0, or a list of the wrong length.
+    """`torch.optim.RMSprop` of B models: its numbers may differ between models.
 
     Example:
         >>> weights = torch.nn.Parameter(torch.ones(2, 3)); weights.grad = torch.ones(2, 3)
@@ -36,41 +27,11 @@ class RMSprop(FusedOptimizer):
     torch_class = torch.optim.RMSprop
     bounds = {key: Bound() for key in ("lr", "alpha", "eps", "weight_decay", "momentum")}  # noqa: RUF012
 
-    def __init__(
-        self,
-        params: Any,
-        lr: Any = 1e-2,
-        alpha: Any = 0.99,
-        eps: Any = 1e-8,
-        weight_decay: Any = 0,
-        momentum: Any = 0,
-        centered: bool = False,
-        *,
-        maximize: bool = False,
-        num_models: int | None = None,
-        nonfinite: str = "step",
-    ) -> None:
-        defaults = {
-            "lr": lr,
-            "alpha": alpha,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "momentum": momentum,
-            "centered": centered,
-            "maximize": maximize,
-        }
-        super().__init__(params, defaults, num_models=num_models, nonfinite=nonfinite)
-
     def entries(self, group: dict[str, Any]) -> tuple[str, ...]:
         momentum = ("momentum_buffer",) if is_on(group["momentum"]) else ()
         return ("square_avg", *momentum, *(("grad_avg",) if group["centered"] else ()))
 
-    def make_state(self, p: torch.Tensor, group: dict[str, Any], state: dict[str, Any]) -> None:
-        for key in self.entries(group):
-            if key not in state:
-                state[key] = torch.zeros_like(p)
-
-    def coefficients(self, group: dict[str, Any], step: Number | None) -> dict[str, Number]:
+    def coefficients(self, group: dict[str, Any], step: Number, state: dict[str, Any]) -> dict[str, Number]:
         return {
             "size": -group["lr"],
             "keep": group["alpha"],
@@ -84,14 +45,14 @@ class RMSprop(FusedOptimizer):
         chunk = chunk.decayed(by["decay"])
         squares = chunk.state("square_avg")
         torch._foreach_mul_(squares, by["keep"])
-        addcmul_(squares, chunk.grads, chunk.grads, by["take"])
+        addcmul_(squares, chunk.grads, chunk.grads, by["take"], chunk.memory)
         if group["centered"]:
             means = chunk.state("grad_avg")
             lerp_(means, chunk.grads, by["take"])
             below = list(torch._foreach_addcmul(squares, means, means, value=-1))
             torch._foreach_sqrt_(below)
         else:
-            below = list(torch._foreach_sqrt(squares))
+            below = sqrt(squares, chunk.memory)
         torch._foreach_add_(below, by["eps"])
         if is_on(group["momentum"]):
             buffers = chunk.state("momentum_buffer")
@@ -99,7 +60,7 @@ class RMSprop(FusedOptimizer):
             torch._foreach_addcdiv_(buffers, chunk.grads, below)
             add_(chunk.params, buffers, by["size"])
         else:
-            addcdiv_(chunk.params, chunk.grads, below, by["size"])
+            addcdiv_(chunk.params, chunk.grads, below, by["size"], chunk.memory)
 
     def plain_state(self, state: dict[str, Any], group: dict[str, Any]) -> dict[str, Any]:
         if group["momentum"] == 0:

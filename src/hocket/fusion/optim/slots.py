@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -28,6 +29,11 @@ class Slots:
     def __iter__(self) -> Iterator[torch.Tensor]:
         return iter(self._slots)
 
+    def column(self, row: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
+        """B numbers as a tensor that broadcasts against `p`: all of them, or the one of its model."""
+        slot = self._slots[p]
+        return row.view(-1, *(1,) * (p.dim() - 1)) if slot is None else row[slot]
+
     def reduced(self, p: torch.Tensor, values: torch.Tensor, order: float) -> torch.Tensor:
         """The norm of each model's part of `values` (shaped as `p`), as B numbers; 0 for models without a part."""
         slot = self._slots[p]
@@ -38,6 +44,36 @@ class Slots:
         found = norm.new_zeros(self.num_models)
         found[slot] = norm
         return found
+
+    def check_shapes(self, params: Iterable[torch.Tensor]) -> None:
+        """Refuse fused parameters that are of another number of models by now."""
+        for p in params:
+            if self._slots[p] is None and p.shape[0] != self.num_models:
+                raise InputError(
+                    f"a parameter has shape {tuple(p.shape)}: expected a fused one, ({self.num_models}, ...) for "
+                    f"{self.num_models} models; where models were dropped from the array, call the optimizer's drop or "
+                    "select_models too, or drop them by hocket.optim.ModelSlots"
+                )
+
+    def not_finite(self) -> list[int]:
+        """The models in whose gradients something is not finite."""
+        ready = [p for p in self._slots if p.grad is not None and p.grad.numel()]
+        if not ready:
+            return []
+        device = ready[0].device
+        # A sum over everything is cheap, and finite only if all of it is; which model it was is asked when it is not.
+        sums = torch.stack([_float(p.grad).sum().to(device, torch.float32) for p in ready])
+        if bool(torch.isfinite(sums).all()):
+            return []
+        peaks = [self.reduced(p, _float(p.grad), math.inf).to(device) for p in ready]
+        return torch.stack([~torch.isfinite(peak) for peak in peaks]).any(0).nonzero().flatten().tolist()
+
+
+def _float(grad: torch.Tensor | None) -> torch.Tensor:
+    """A gradient in which sums neither cancel in the complex plane nor overflow early."""
+    assert grad is not None
+    real = torch.view_as_real(grad) if grad.is_complex() else grad
+    return real.float() if real.dtype in (torch.float16, torch.bfloat16) else real
 
 
 def slots_of(params: Iterable[Any], num_models: int | None = None, known: Slots | None = None) -> Slots:
@@ -55,10 +91,6 @@ def slots_of(params: Iterable[Any], num_models: int | None = None, known: Slots 
         >>> slots = slots_of([torch.zeros(3, 2), torch.zeros(3)], num_models=3)
         >>> slots.num_models, [slots[p] for p in slots]
         (3, [None, None])
-        >>> slots_of([torch.zeros(3, 2), torch.zeros(4)], num_models=3)
-        Traceback (most recent call last):
-        ...
-        hocket.errors.InputError: parameter 1 has shape (4,): expected a fused one, (3, ...) for 3 models
     """
     found = [p[1] if isinstance(p, tuple) else p for p in params]
     for place, p in enumerate(found):
@@ -81,31 +113,26 @@ def slots_of(params: Iterable[Any], num_models: int | None = None, known: Slots 
 
 def _total(params: Sequence[torch.Tensor], num_models: int | None) -> int:
     marked = {total for p in params if (total := getattr(p, "_hocket_models", None)) is not None}
+    listed = " and ".join(map(str, sorted(marked)))
     if num_models is not None:
         if isinstance(num_models, bool) or not isinstance(num_models, int) or num_models < 1:
             raise InputError(f"num_models: expected a whole number >= 1, got {num_models!r}")
         if marked - {num_models}:
-            raise InputError(f"params: expected parameters of {num_models} models, got some of {_listed(marked)}")
+            raise InputError(f"params: expected parameters of {num_models} models, got some of {listed}")
         return num_models
     if not marked:
         raise InputError(
             "params: none of them is a fused parameter; pass the parameters of hocket.fuse([...]), or say num_models="
         )
     if len(marked) > 1:
-        raise InputError(f"params: expected all of one array, got parameters of {_listed(marked)} models")
+        raise InputError(f"params: expected all of one array, got parameters of {listed} models")
     [total] = marked
     if total < 1:
         raise InputError(f"params: expected an array of at least 1 model, got {total}")
     return int(total)
 
 
-def _listed(numbers: set[int]) -> str:
-    return " and ".join(str(number) for number in sorted(numbers))
-
-
 def largest(params: Sequence[Any]) -> torch.Tensor:
     """The parameter of a group next to which the group's numbers are kept."""
     tensors = [p[1] if isinstance(p, tuple) else p for p in params]
-    if not tensors:
-        return torch.zeros(())
-    return max(tensors, key=lambda p: p.numel())
+    return max(tensors, key=lambda p: p.numel()) if tensors else torch.zeros(())

@@ -1,0 +1,78 @@
+"""Step counts, as torch keeps them: one number on the CPU, shared by the parameters that are in step, or one per model.
+
+all models step together      step 7        one tensor without axes, shared
+a model rests on its own      step (7, 6, 7)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hocket.fusion.optim.hyper import Number
+
+if TYPE_CHECKING:
+    from hocket.fusion.optim.base import FusedOptimizer
+
+__all__ = ["count_dtype", "count_per_model", "part", "rejoin", "step_of", "zero_count"]
+
+
+def count_dtype() -> torch.dtype:
+    """What torch's optimizers count in."""
+    return torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
+
+
+def zero_count(optimizer: FusedOptimizer, p: torch.Tensor) -> torch.Tensor:
+    """A step count before the first step: one on the CPU, as torch has it, or B beside the parameter."""
+    if optimizer._per_model_steps and optimizer._slots[p] is None:
+        return torch.zeros(optimizer.num_models, dtype=torch.float64, device=p.device)
+    return torch.zeros((), dtype=count_dtype())
+
+
+def step_of(state: dict[str, Any]) -> Number:
+    """How many steps a parameter has seen, where that is counted: one number, or B of them."""
+    count = state.get("step")
+    return 0.0 if count is None else count if count.dim() else count.item()
+
+
+def count_per_model(optimizer: FusedOptimizer) -> None:
+    """Give the fused parameters a count for each model; parameters that shared one count share the new one."""
+    parted: dict[Any, tuple[torch.Tensor, torch.Tensor]] = {}
+    for p, entries in optimizer.state.items():
+        step = entries.get("step")
+        if step is not None and not step.dim() and optimizer._slots[p] is None:
+            key = (id(step), p.device)
+            if key not in parted:  # with the old count, so that no other tensor gets its id
+                parted[key] = zero_count(optimizer, p) + step.item(), step
+            entries["step"] = parted[key][0]
+
+
+def part(optimizer: FusedOptimizer, group: dict[str, Any], params: Sequence[torch.Tensor]) -> None:
+    """Give the parameters of a group that do not take part in a step, unlike `params`, counters of their own."""
+    if len(params) < len(group["params"]):
+        shared = {id(optimizer.state[p].get(key)) for p in params for key in optimizer.counters}
+        taking_part = set(params)
+        for p in group["params"]:
+            entries = optimizer.state.get(p, {}) if p not in taking_part else {}
+            for key in optimizer.counters:
+                if key in entries and id(entries[key]) in shared:
+                    entries[key] = entries[key].clone()
+
+
+def rejoin(optimizer: FusedOptimizer) -> None:
+    """Let parameters of a group that have equal counts share one, as they did before they were saved."""
+    for group in optimizer.param_groups:
+        known: dict[Any, torch.Tensor] = {}
+        for p in group["params"]:
+            entries = optimizer.state.get(p, {})
+            for key in optimizer.counters:
+                if key in entries:
+                    value = torch.as_tensor(entries[key])
+                    value = value.to("cpu" if key == "step" and not value.dim() else p.device)
+                    same = (key, value.device, value.dtype, value.dim(), *value.reshape(-1).tolist())
+                    entries[key] = known.setdefault(same, value)
+    counts = [entries["step"] for entries in optimizer.state.values() if "step" in entries]
+    if optimizer._per_model_steps or any(optimizer.frozen) or any(count.dim() for count in counts):
+        optimizer.count_per_model()

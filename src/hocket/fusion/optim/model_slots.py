@@ -1,0 +1,176 @@
+"""One model leaves, moves or comes, in everything that a training is made of: array, optimizers, schedulers, scaler."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from hocket.errors import InputError
+from hocket.fusion.optim.base import FusedOptimizer
+from hocket.fusion.optim.carry import checked_refill, unfused
+from hocket.fusion.optim.grad_scaler import GradScaler
+
+if TYPE_CHECKING:
+    from hocket.fusion.lr_scheduler.base import FusedScheduler
+    from hocket.fusion.model import Array
+
+__all__ = ["ModelSlots", "TrainedModel"]
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """All that belongs to one model in training; a copy, from which training goes on where it stopped.
+
+    Attributes:
+        module: the plain module.
+        optimizers: a plain state dict for each optimizer, which torch's loads too.
+        schedulers: for each scheduler the states of this model's torch schedulers, by parameter group.
+        scaler: a plain state dict of `torch.amp.GradScaler`, where there is a scaler.
+        seed: of its random numbers, where the array has seeds.
+        generators: the states of its random generators, by device.
+    """
+
+    module: nn.Module
+    optimizers: Sequence[dict[str, Any]]
+    schedulers: Sequence[Mapping[str, Any]]
+    scaler: dict[str, Any] | None = None
+    seed: int | None = None
+    generators: Mapping[torch.device, torch.Tensor] | None = None
+
+
+class ModelSlots:
+    """The slots of B models in an array and in what trains it, which change together.
+
+    Args:
+        array: of `hocket.fuse`.
+        optimizers: of `hocket.optim`, one or several.
+        schedulers: of `hocket.lr_scheduler`, none, one or several.
+        scaler: a `hocket.optim.GradScaler`, if there is one.
+
+    Raises:
+        InputError: they are not all of one number of models.
+
+    Example:
+        >>> import hocket
+        >>> array = hocket.fuse([nn.Linear(3, 2) for _ in range(3)])
+        >>> optimizer = hocket.optim.Adam(array.parameters(), lr=[0.1, 0.2, 0.3])
+        >>> slots = ModelSlots(array, optimizer)
+        >>> gone = slots.drop(0)
+        >>> array.num_models, optimizer.param_groups[0]["lr"].tolist(), gone.optimizers[0]["param_groups"][0]["lr"]
+        (2, [0.2, 0.3], 0.1)
+        >>> _ = slots.refill(1, nn.Linear(3, 2), lr=0.05)
+        >>> optimizer.param_groups[0]["lr"].tolist()
+        [0.2, 0.05]
+    """
+
+    def __init__(
+        self,
+        array: Array,
+        optimizers: FusedOptimizer | Sequence[FusedOptimizer],
+        schedulers: FusedScheduler | Sequence[FusedScheduler] = (),
+        scaler: GradScaler | None = None,
+    ) -> None:
+        self.array = array
+        self.optimizers = tuple(optimizers) if isinstance(optimizers, Sequence) else (optimizers,)
+        self.schedulers = tuple(schedulers) if isinstance(schedulers, Sequence) else (schedulers,)
+        self.scaler = scaler
+        self._check()
+
+    def state(self, model: int) -> TrainedModel:
+        """All that belongs to one model; a copy."""
+        self._check(model)
+        array = self.array
+        generators = {device: each[model].get_state() for device, each in array._generators.items()}
+        return TrainedModel(
+            module=array._plain(model),
+            optimizers=[unfused(optimizer, model) for optimizer in self.optimizers],
+            schedulers=[scheduler.model_state(model) for scheduler in self.schedulers],
+            scaler=None if self.scaler is None else self.scaler.unfuse()[model],
+            seed=None if array._seeds is None else array._seeds[model],
+            generators=generators,
+        )
+
+    def drop(self, model: int) -> TrainedModel:
+        """Take one model out, and give it back; the models after it move up.
+
+        Raises:
+            InputError: no such model, or it is the only one.
+        """
+        gone = self.state(model)
+        if self.array.num_models == 1:
+            raise InputError("drop: only one model is left")
+        self.take([other for other in range(self.array.num_models) if other != model])
+        return gone
+
+    def take(self, models: Sequence[int]) -> None:
+        """Keep these models, in this order.
+
+        Raises:
+            InputError: no models, one twice, or one that is not there.
+        """
+        self._check(*models)
+        self.array.select_models(models)
+        chosen = list(models)
+        for optimizer in self.optimizers:
+            optimizer.select_models(chosen)
+        for scheduler in self.schedulers:
+            scheduler.select_models(chosen)
+        if self.scaler is not None:
+            self.scaler.select_models(chosen)
+
+    def refill(
+        self, model: int, new: nn.Module | TrainedModel, *, seed: int | None = None, **options: Any
+    ) -> TrainedModel:
+        """Put another model into a slot, and give the old one back; the others go on undisturbed.
+
+        Args:
+            model: the slot.
+            new: a module, which begins at epoch 0 with fresh states; or what `state`, `drop` or `refill` gave, which
+                goes on where it stopped: with its optimizer's state, epoch, scale and random numbers.
+            seed: of a new module's random numbers; needed where the array has seeds.
+            options: numbers of the optimizers for this model (``lr=0.1``); by default those of `new`, else the slot's.
+
+        Raises:
+            InputError: the new model, its states or the options do not fit; then nothing has changed.
+        """
+        old = self.state(model)
+        came = new if isinstance(new, TrainedModel) else TrainedModel(new, [], [], seed=seed)
+        none: Sequence[Any] = [None] * len(self.optimizers)
+        states = came.optimizers or none
+        if len(states) != len(self.optimizers) or (came.schedulers and len(came.schedulers) != len(self.schedulers)):
+            raise InputError(
+                f"refill: expected a model of {len(self.optimizers)} optimizers and {len(self.schedulers)} schedulers, "
+                f"got one of {len(states)} and {len(came.schedulers)}"
+            )
+        for optimizer, state in zip(self.optimizers, states, strict=True):
+            checked_refill(optimizer, model, state, options)
+        self.array.refill(model, came.module, seed=came.seed)
+        for optimizer, state in zip(self.optimizers, states, strict=True):
+            optimizer.refill(model, state, **options)
+        for place, scheduler in enumerate(self.schedulers):
+            if came.schedulers:
+                scheduler.load_model_state(model, came.schedulers[place])
+            else:
+                scheduler.refill(model)
+        if self.scaler is not None:
+            self.scaler.refill(model, came.scaler)
+        for device, generator in (came.generators or {}).items():
+            self.array.generators_on(device)[model].set_state(generator)
+        return old
+
+    def _check(self, *models: int) -> None:
+        """Check that all are of one number of models still, and that these are some of them."""
+        total = self.array.num_models
+        counts = [
+            *(optimizer.num_models for optimizer in self.optimizers),
+            *(scheduler.num_models for scheduler in self.schedulers),
+            *([self.scaler.num_models] if self.scaler is not None else []),
+        ]
+        if any(count != total for count in counts):
+            raise InputError(f"expected optimizers, schedulers and scaler of {total} models, got {counts}")
+        for model in models:
+            self.array._check_slot(model)
