@@ -206,8 +206,10 @@ class Dispatcher(StatefulStore):
         separate = frozenset(self._separate_index)
         known = Globals(self._templates)
         traces: list[trace.Traced] = []
+        # What only torch's own layers compute is the same for the same layers, which `compare` has seen to.
+        models = self._templates if any(map(_has_own_code, self._templates)) else self._templates[:1]
         try:
-            for template in self._templates:
+            for template in models:
                 model = copy.deepcopy(template)
                 traces.append(trace.symbolic(model, args, kwargs, separate))
                 if traces[-1].keeps_values and not is_alike(traces[-1], trace.symbolic(model, args, kwargs, separate)):
@@ -327,6 +329,14 @@ class Dispatcher(StatefulStore):
             parameter._hocket_models = self.num_models  # type: ignore[attr-defined]
         for group in self.separate:
             mark(list(group.children()))
+
+
+def _has_own_code(model: nn.Module) -> bool:
+    """Whether a layer of a model is of the user's, or has a forward of its own."""
+    return any(
+        not type(layer).__module__.startswith("torch.nn.modules.") or "forward" in vars(layer)
+        for layer in model.modules()
+    )
 
 
 def _no_rule(backend: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
