@@ -23,7 +23,7 @@ from hocket.fusion.compare import Blocks
 from hocket.fusion.inputs import ModelAxis
 from hocket.fusion.merge import is_alike, merged
 from hocket.fusion.program import FusedProgram, make_program
-from hocket.fusion.python_state import Globals, attributes
+from hocket.fusion.python_state import Globals, attributes, has_own_code
 from hocket.fusion.rules.base import is_watched
 from hocket.fusion.shares import GradientMemory
 from hocket.fusion.stacked import Stacked, unwatched, unwrap, with_model_dim
@@ -207,7 +207,7 @@ class Dispatcher(StatefulStore):
         known = Globals(self._templates)
         traces: list[trace.Traced] = []
         # What only torch's own layers compute is the same for the same layers, which `compare` has seen to.
-        models = self._templates if any(map(_has_own_code, self._templates)) else self._templates[:1]
+        models = self._templates if any(map(has_own_code, self._templates)) else self._templates[:1]
         try:
             for template in models:
                 model = copy.deepcopy(template)
@@ -329,14 +329,6 @@ class Dispatcher(StatefulStore):
             parameter._hocket_models = self.num_models  # type: ignore[attr-defined]
         for group in self.separate:
             mark(list(group.children()))
-
-
-def _has_own_code(model: nn.Module) -> bool:
-    """Whether a layer of a model is of the user's, or has a forward of its own."""
-    return any(
-        not type(layer).__module__.startswith("torch.nn.modules.") or "forward" in vars(layer)
-        for layer in model.modules()
-    )
 
 
 def _no_rule(backend: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

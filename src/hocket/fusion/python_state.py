@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-__all__ = ["Globals", "attributes", "changes", "generators", "held_by_functions"]
+__all__ = ["Globals", "attributes", "changes", "generators", "has_own_code", "held_by_functions"]
 
 DEPTH = 8  # of containers in containers
 GLOBAL_DEPTH = 3  # the same of globals, which are looked at in each call
@@ -208,3 +208,11 @@ def _is_same(a: Any, b: Any) -> bool:
     if a is b:
         return True
     return type(a) is type(b) and (isinstance(a, PLAIN) or type(a) is tuple) and bool(a == b or a != a)
+
+
+def has_own_code(model: nn.Module) -> bool:
+    """Whether a layer of a model is of the user's, or has a forward of its own."""
+    return any(
+        not type(layer).__module__.startswith("torch.nn.modules.") or "forward" in vars(layer)
+        for layer in model.modules()
+    )
