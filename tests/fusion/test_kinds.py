@@ -101,12 +101,17 @@ def test_what_is_remembered_has_a_bound(monkeypatch):
             assert len(getattr(array, name)) <= 10, name
 
 
-def test_models_that_come_are_timed_anew(monkeypatch):
+def test_models_that_come_and_differ_in_more_than_values_are_timed_anew(monkeypatch):
     prefer(monkeypatch, "1 in one go")
     array = hocket.fuse(made(Words, 2), shared=True)
     for length in LENGTHS:
         array(batch(length))
-    array.refill(0, made(Words, 3)[2])
     before = len(array.choices)
+    array.refill(0, made(Words, 3)[2])
+    array(batch(3))
+    assert len(array.choices) == before
+    other = made(Words, 3)[2]
+    other.note = object()
+    array.refill(0, other)
     array(batch(3))
     assert len(array.choices) == before + 1

@@ -104,13 +104,6 @@ def _check_shared(models: Sequence[nn.Module]) -> None:
 def _check_layers(models: Sequence[nn.Module]) -> None:
     """What the rules would pass over: hooks and parametrizations; averages whose weight changes with every batch."""
     for index, model in enumerate(models):
-        own = set(map(id, (*model.modules(), *model.parameters(), *model.buffers())))
-        for path, value in held_by_functions(model):
-            if id(value) in own:
-                raise InputError(
-                    f"model {index}: {path}: a function that holds the model or a part of it, which no copy of the "
-                    "model would take along; make it a method, or hand it the model"
-                )
         for name, module in model.named_modules():
             where = f"model {index}, {_called(name)}"
             lazy: Any = module if isinstance(module, nn.modules.lazy.LazyModuleMixin) else None
@@ -131,6 +124,13 @@ def _check_layers(models: Sequence[nn.Module]) -> None:
                 raise InputError(
                     f"model {index}, {_called(name)}: momentum: expected a number, got None "
                     "(a running average over all batches so far cannot be fused)"
+                )
+        own = set(map(id, (*model.modules(), *model.parameters(), *model.buffers())))
+        for path, value in held_by_functions(model):
+            if id(value) in own:
+                raise InputError(
+                    f"model {index}: {path}: a function that holds the model or a part of it, which no copy of the "
+                    "model would take along; make it a method, or hand it the model"
                 )
 
 
