@@ -7,6 +7,7 @@ import itertools
 import os
 import random
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 # Two test processes share two cores: an idle OpenMP thread that spins holds up the other one a hundredfold. libgomp
@@ -53,6 +54,17 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.M
     folder = tmp_path_factory.getbasetemp() / f"cache-{next(_numbers)}"
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
     return folder
+
+
+@pytest.fixture
+def own_objects() -> Iterator[None]:
+    """Leave out of ``gc.get_objects()`` what lived before the test: another test's threads may let go of some now."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

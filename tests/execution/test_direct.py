@@ -131,7 +131,6 @@ def test_an_error_names_its_op_and_the_next_call_trains():
 
 def test_two_threads_cannot_run_one_step_at_once():
     fast, job = _decided()
-    pair = DirectPair()
     refused, stop = [], threading.Event()
 
     def others() -> None:
@@ -156,7 +155,6 @@ def test_two_threads_cannot_run_one_step_at_once():
         thread.join()
     assert refused
     assert torch.isfinite(fast(job.batch(0))["loss"])
-    pair.check()
     fast.close()
 
 

@@ -110,7 +110,7 @@ def test_readers_on_lanes_without_an_order_count_themselves_off():
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("lanes", [1, 2])
-def test_steps_leave_nothing_behind(kind, lanes):
+def test_steps_leave_nothing_behind(kind, lanes, own_objects):
     pair, _, captured = captured_twins(JOBS["small net"], True)
     chance = random.Random(lanes)
     plan = on_lanes(random_order(captured.graph, chance), lanes, chance)

@@ -149,7 +149,7 @@ def test_a_backward_that_fails_leaves_nothing_behind(layer, array):
     close([p.grad for p in array.parameters()], wanted)
 
 
-def test_graphs_and_activations_are_gone_after_each_call(array):
+def test_graphs_and_activations_are_gone_after_each_call(own_objects, array):
     """What is alive after a step does not grow, and without a backward neither."""
 
     def alive():

@@ -5,6 +5,9 @@ by the Python state that the step reads. What is kept of a variant is bounded by
 memory by the variants that were used last, graphs by their ops. A variant that was forgotten comes back at the price of
 a dozen steps, since its decision is remembered.
 
+Between two calls that need Python (an audit, a new state, every 25th for the watch on drift) a planned step is one
+native call, which asks all that is asked here; see ``native/direct.cpp``.
+
 Two kinds of steps would be searched for ever and are not: one whose state never settles stays eager after `MAX_STATES`
 variants; and once there are `MAX_EASY` signatures, a further one has to come `MIN_REPEATS` times before it is watched.
 """

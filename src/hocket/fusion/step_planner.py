@@ -164,9 +164,8 @@ class StepPlanner(Dispatcher):
             won.append(self.choices[-1].winner)
             return large
         with self._no_trace(fn):
-            losses = per_model_loss(
-                fn, self(*args, **kwargs), targets, self.num_models, self.model_axis
-            )  # a user's error shows here
+            # A user's error shows here.
+            losses = per_model_loss(fn, self(*args, **kwargs), targets, self.num_models, self.model_axis)
         program = self._program(call, values, shapes, own)  # the call above may have found that there is none
         params = [param for param in self.all_parameters() if param.requires_grad]
         if program is None or not _end_at(losses, params) or copies.are_written():

@@ -12,7 +12,6 @@ has one into a tensor that belongs to no layer, since each graph has a tensor of
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -28,31 +27,74 @@ __all__ = ["Write", "find_writes"]
 IN_PLACE = frozenset(
     ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor", "ilshift", "irshift")
 )
-VIEWS = re.findall(
-    r"\w+",
-    """
-    transpose permute t swapaxes swapdims movedim select narrow slice unsqueeze squeeze chunk tensor_split split
-    split_with_sizes unbind diagonal expand expand_as getitem getattr
-    """,
+VIEWS = frozenset(
+    [
+        "transpose",
+        "permute",
+        "t",
+        "swapaxes",
+        "swapdims",
+        "movedim",
+        "select",
+        "narrow",
+        "slice",
+        "unsqueeze",
+        "squeeze",
+        "chunk",
+        "tensor_split",
+        "split",
+        "split_with_sizes",
+        "unbind",
+        "diagonal",
+        "expand",
+        "expand_as",
+        "getitem",
+        "getattr",
+    ]
 )
-SAME_OR_NEW = re.findall(  # a view or a copy in fused models where it is one in one model
-    r"\w+",
-    """
-    detach alias to float double half bfloat16 int long bool type type_as cpu cuda dropout dropout1d dropout2d
-    dropout3d alpha_dropout feature_dropout feature_alpha_dropout requires_grad_ detach_ module
-    """,
+# A view or a copy in fused models where it is one in one model.
+SAME_OR_NEW = frozenset(
+    [
+        "detach",
+        "alias",
+        "to",
+        "float",
+        "double",
+        "half",
+        "bfloat16",
+        "int",
+        "long",
+        "bool",
+        "type",
+        "type_as",
+        "cpu",
+        "cuda",
+        "dropout",
+        "dropout1d",
+        "dropout2d",
+        "dropout3d",
+        "alpha_dropout",
+        "feature_dropout",
+        "feature_alpha_dropout",
+        "requires_grad_",
+        "detach_",
+        "module",
+    ]
 )
-PERHAPS_VIEWS: tuple[str, ...] = (
-    "view",
-    "reshape",
-    "flatten",
-    "unflatten",
-    "ravel",
-    "view_as",
-    "reshape_as",
-    "contiguous",
+PERHAPS_VIEWS = frozenset(
+    [
+        "view",
+        "reshape",
+        "flatten",
+        "unflatten",
+        "ravel",
+        "view_as",
+        "reshape_as",
+        "contiguous",
+        "_unsafe_view",
+        "unsafe_view",
+    ]
 )
-PERHAPS_VIEWS += ("_unsafe_view", "unsafe_view")
 NO_WRITES = frozenset(("requires_grad_", "detach_", "retains_grad_"))
 
 
