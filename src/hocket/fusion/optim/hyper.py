@@ -20,7 +20,19 @@ import torch
 
 from hocket.errors import InputError
 
-__all__ = ["Bound", "Number", "PerModel", "as_list", "check_whole", "numbers_of", "one_of", "per_model", "plain", "row"]
+__all__ = [
+    "Bound",
+    "Number",
+    "PerModel",
+    "as_list",
+    "by_model",
+    "check_whole",
+    "numbers_of",
+    "one_of",
+    "per_model",
+    "plain",
+]
+__all__ += ["is_number", "is_row", "row"]
 
 
 class PerModel(torch.Tensor):
@@ -64,9 +76,14 @@ class Bound:
     high: float = math.inf
     closed: bool = False
 
-    def __str__(self) -> str:
+    @property
+    def range(self) -> str:
+        """How a number within is told, after its name; nothing where any finite number is."""
         upper = "" if self.high == math.inf else f" and {'<=' if self.closed else '<'} {self.high:g}"
-        return f"numbers >= {self.low:g}{upper}" if self.low > -math.inf else "finite numbers"
+        return f" >= {self.low:g}{upper}" if self.low > -math.inf else ""
+
+    def __str__(self) -> str:
+        return f"numbers{self.range}" if self.range else "finite numbers"
 
     def holds(self, value: float) -> bool:
         """Whether `value` lies within; no NaN does."""
@@ -158,6 +175,13 @@ def as_list(value: Any, num_models: int) -> list[Any]:
     if isinstance(value, torch.Tensor):
         return [value.item()] * num_models if value.dim() == 0 else value.tolist()
     return list(value) if isinstance(value, list) else [value] * num_models
+
+
+def by_model(value: Any, num_models: int) -> list[Any]:
+    """A number of a group as that of each model; a pair of betas as pairs."""
+    if isinstance(value, tuple):
+        return list(zip(*(as_list(part, num_models) for part in value), strict=True))
+    return as_list(value, num_models)
 
 
 def _shown(value: Any) -> str:

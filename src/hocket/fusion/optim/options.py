@@ -63,6 +63,19 @@ class Options(torch.optim.Optimizer):
             parts.append(was.fill_(now) if isinstance(was, PerModel) else now)
         group[key] = tuple(parts) if isinstance(new, tuple) else parts[0]
 
+    def set_by_model(self, group: dict[str, Any], key: str, values: list[Any]) -> None:
+        """Set an option, or what a scheduler notes in a group, for each model; one number stays one while it may."""
+        columns = list(map(list, zip(*values, strict=True))) if key == "betas" else [values]
+        olds = group[key] if key == "betas" else (group.get(key),)
+        parts = [
+            column[0] if column.count(column[0]) == len(column) and not isinstance(old, PerModel) else column
+            for column, old in zip(columns, olds, strict=True)
+        ]
+        if key in self.bounds:
+            self.set_number(group, key, tuple(parts) if key == "betas" else parts[0])
+        else:
+            group[key] = per_model(parts[0]) if isinstance(parts[0], list) else parts[0]
+
     def widened(self, group: dict[str, Any], number: Any) -> PerModel:
         """One number for all models as a number of each, where the group keeps such."""
         device = largest(group["params"]).device
