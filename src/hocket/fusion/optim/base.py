@@ -23,12 +23,13 @@ from typing import Any, ClassVar
 import torch
 
 from hocket.errors import InputError
-from hocket.fusion.optim import carry, counts
+from hocket.fusion.optim import counts
 from hocket.fusion.optim.arithmetic import Tensors
 from hocket.fusion.optim.chunks import Bucket, Chunk, Columns, Layout, ParameterSlice, Workspace, lay_out
 from hocket.fusion.optim.hyper import Number, one_of, plain
 from hocket.fusion.optim.options import Options, groups_of, options_of, signature_of
 from hocket.fusion.optim.slots import slots_of
+from hocket.fusion.optim.state import check_fits, checked_states, is_same_structure, plain_state, put, select, structure
 
 __all__ = ["Chunk", "FusedOptimizer"]
 
@@ -272,7 +273,7 @@ class FusedOptimizer(Options, ABC):
         Raises:
             InputError: it is of another number of models, or its tensors do not fit the parameters.
         """
-        carry.check_fits(state_dict, self)
+        check_fits(state_dict, self)
         frozen = state_dict.get("hocket", {}).get("frozen", self._frozen)
         super().load_state_dict({key: value for key, value in state_dict.items() if key != "hocket"})
         self._frozen = list(frozen)
@@ -298,7 +299,7 @@ class FusedOptimizer(Options, ABC):
             (0.2, tensor([1., 1., 1.]))
             >>> torch.optim.SGD([weights[1].detach()], lr=1.0).load_state_dict(second)
         """
-        return [carry.unfused(self, model) for model in range(self.num_models)]
+        return [plain_state(self, model) for model in range(self.num_models)]
 
     def load_unfused(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Take over the states, and the options, of B plain optimizers of the class `torch_class`.
@@ -306,7 +307,9 @@ class FusedOptimizer(Options, ABC):
         Raises:
             InputError: not B of them, or they do not fit these parameters or each other.
         """
-        carry.load_unfused(self, states)
+        if len(states) != self.num_models:
+            raise InputError(f"states: expected {self.num_models}, one for each model, got {len(states)}")
+        put(self, checked_states(self, dict(enumerate(states))))
         self._hocket_version += 1
 
     def select_models(self, models: Sequence[int], params: Iterable[torch.Tensor] | None = None) -> None:
@@ -320,7 +323,7 @@ class FusedOptimizer(Options, ABC):
         Raises:
             InputError: no models, one twice, or parameters that do not fit.
         """
-        carry.select_models(self, models, params)
+        select(self, models, params)
         self._hocket_version += 1
 
     def drop(self, model: int, params: Iterable[torch.Tensor] | None = None) -> None:
@@ -342,8 +345,8 @@ class FusedOptimizer(Options, ABC):
         Raises:
             InputError: an unknown option or one out of bounds, or a state that does not fit.
         """
-        slot, before = self.checked_model(model), carry.structure(self)
-        carry.refill(self, slot, state, options)
-        self._hocket_version += not carry.is_same_structure(before, carry.structure(self))
+        slot, before = self.checked_model(model), structure(self)
+        put(self, checked_states(self, {slot: state}, options))
+        self._hocket_version += not is_same_structure(before, structure(self))
         if self._frozen[slot]:
             self.unfreeze(slot)

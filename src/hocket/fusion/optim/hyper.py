@@ -177,11 +177,21 @@ def as_list(value: Any, num_models: int) -> list[Any]:
     return list(value) if isinstance(value, list) else [value] * num_models
 
 
+def as_tuple(value: Any) -> tuple[Any, ...]:
+    """The numbers of an option: one, or two of ``betas``."""
+    return value if type(value) is tuple else (value,)
+
+
 def by_model(value: Any, num_models: int) -> list[Any]:
-    """A number of a group as that of each model; a pair of betas as pairs."""
-    if isinstance(value, tuple):
+    """An option of a group as that of each model; a pair of betas as pairs."""
+    if type(value) is tuple:
         return list(zip(*(as_list(part, num_models) for part in value), strict=True))
     return as_list(value, num_models)
+
+
+def from_models(values: Sequence[Any]) -> Any:
+    """The inverse of `by_model`: a row, or for pairs a pair of rows."""
+    return tuple(map(list, zip(*values, strict=True))) if type(values[0]) is tuple else list(values)
 
 
 def _shown(value: Any) -> str:

@@ -11,8 +11,8 @@ from torch import nn
 
 from hocket.errors import InputError
 from hocket.fusion.optim.base import FusedOptimizer
-from hocket.fusion.optim.carry import checked_refill, unfused
 from hocket.fusion.optim.grad_scaler import GradScaler
+from hocket.fusion.optim.state import checked_states, plain_state
 
 if TYPE_CHECKING:
     from hocket.fusion.lr_scheduler.base import FusedScheduler
@@ -87,7 +87,7 @@ class ModelSlots:
         generators = {device: each[model].get_state() for device, each in array._generators.items()}
         return TrainedModel(
             module=array._plain(model),
-            optimizers=[unfused(optimizer, model) for optimizer in self.optimizers],
+            optimizers=[plain_state(optimizer, model) for optimizer in self.optimizers],
             schedulers=[scheduler.model_state(model) for scheduler in self.schedulers],
             scaler=None if self.scaler is None else self.scaler.unfuse()[model],
             seed=None if array._seeds is None else array._seeds[model],
@@ -147,7 +147,7 @@ class ModelSlots:
                 f"got one of {len(states)} and {len(came.schedulers)}"
             )
         for optimizer, state in zip(self.optimizers, states, strict=True):
-            checked_refill(optimizer, model, state, options)
+            checked_states(optimizer, {model: state}, options)
         self.array.refill(model, came.module, seed=came.seed)
         for optimizer, state in zip(self.optimizers, states, strict=True):
             optimizer.refill(model, state, **options)

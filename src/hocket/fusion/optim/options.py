@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 import torch
 
 from hocket.errors import InputError
-from hocket.fusion.optim.hyper import Bound, PerModel, as_list, is_row, numbers_of, per_model
+from hocket.fusion.optim.hyper import Bound, PerModel, as_tuple, from_models, is_row, numbers_of, per_model
 from hocket.fusion.optim.slots import Slots, largest, slots_of
 
-__all__ = ["Options", "as_tuple", "groups_of", "options_of", "signature_of"]
+__all__ = ["Options", "groups_of", "options_of", "signature_of"]
 
 KERNELS = ("foreach", "fused", "capturable", "differentiable")  # torch's choices, which here are made for the user
 FLAGS = ("amsgrad", "centered", "decoupled_weight_decay", "maximize", "nesterov")  # they choose code, not numbers
@@ -42,7 +42,7 @@ class Options(torch.optim.Optimizer):
         slots = slots_of(group["params"], self.num_models, known=self._slots)
         options = {**self.defaults, **group}
         device = largest(options["params"]).device
-        checked = {key: self._settled(key, value, device) for key, value in options.items() if key != "params"}
+        checked = {key: self.settled(key, value, device) for key, value in options.items() if key != "params"}
         self.check_group(checked)
         self._slots = slots
         super().add_param_group({**checked, "params": group["params"]})
@@ -57,7 +57,7 @@ class Options(torch.optim.Optimizer):
         Raises:
             InputError: `value` is neither a number within bounds nor B of them.
         """
-        new = self._settled(key, value, largest(group["params"]).device)
+        new = self.settled(key, value, largest(group["params"]).device)
         parts = []
         for was, now in zip(as_tuple(group[key]), as_tuple(new), strict=True):
             parts.append(was.fill_(now) if isinstance(was, PerModel) else now)
@@ -65,33 +65,24 @@ class Options(torch.optim.Optimizer):
 
     def set_by_model(self, group: dict[str, Any], key: str, values: list[Any]) -> None:
         """Set an option, or what a scheduler notes in a group, for each model; one number stays one while it may."""
-        columns = list(map(list, zip(*values, strict=True))) if key == "betas" else [values]
-        olds = group[key] if key == "betas" else (group.get(key),)
-        parts = [
-            column[0] if column.count(column[0]) == len(column) and not isinstance(old, PerModel) else column
-            for column, old in zip(columns, olds, strict=True)
-        ]
+        rows = as_tuple(from_models(values))
+        olds = as_tuple(group[key]) if len(rows) > 1 else (group.get(key),)
+        parts = tuple(
+            row[0] if row.count(row[0]) == len(row) and not isinstance(old, PerModel) else row
+            for row, old in zip(rows, olds, strict=True)
+        )
+        value = parts if len(parts) > 1 else parts[0]
         if key in self.bounds:
-            self.set_number(group, key, tuple(parts) if key == "betas" else parts[0])
+            self.set_number(group, key, value)
         else:
-            group[key] = per_model(parts[0]) if isinstance(parts[0], list) else parts[0]
+            group[key] = per_model(value) if isinstance(value, list) else value
 
     def widened(self, group: dict[str, Any], number: Any) -> PerModel:
         """One number for all models as a number of each, where the group keeps such."""
         device = largest(group["params"]).device
         return number if isinstance(number, PerModel) else per_model([float(number)] * self.num_models, device)
 
-    def set_for_model(self, group: dict[str, Any], key: str, model: int, value: Any) -> None:
-        """Set an option of a group for one model, and for no other."""
-        slot = self.checked_model(model)
-        parts = []
-        for was, now in zip(as_tuple(group[key]), as_tuple(value), strict=True):
-            numbers = as_list(was, self.num_models)
-            numbers[slot] = now
-            parts.append(numbers)
-        self.set_number(group, key, tuple(parts) if isinstance(group[key], tuple) else parts[0])
-
-    def _settled(self, key: str, value: Any, device: torch.device | str = "cpu") -> Any:
+    def settled(self, key: str, value: Any, device: torch.device | str = "cpu") -> Any:
         """An option as a group keeps it: a float, a `PerModel`, a pair of them, or what is no number as it stands."""
         if key == "betas":
             pair = _pair(value, self.num_models)
@@ -113,7 +104,7 @@ class Options(torch.optim.Optimizer):
         for key in self.bounds:
             for part in as_tuple(group[key]):
                 if type(part) is not PerModel and (is_row(part) or isinstance(part, torch.Tensor)):
-                    group[key] = self._settled(key, group[key], largest(group["params"]).device)
+                    group[key] = self.settled(key, group[key], largest(group["params"]).device)
                     break
 
 
@@ -152,11 +143,6 @@ def groups_of(params: Any) -> list[dict[str, Any]]:
         inside = group["params"]
         checked.append({**group, "params": [inside] if isinstance(inside, torch.Tensor) else list(inside)})
     return checked
-
-
-def as_tuple(value: Any) -> tuple[Any, ...]:
-    """The numbers of an option: one, or two of ``betas``."""
-    return value if type(value) is tuple else (value,)
 
 
 def _pair(value: Any, num_models: int) -> tuple[Any, Any]:
