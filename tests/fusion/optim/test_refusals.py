@@ -128,6 +128,21 @@ def test_numbers_written_between_steps_are_checked_too():
     refused(r"lr: expected 3 numbers", optimizer.step)
 
 
+@pytest.mark.parametrize("value", [float("nan"), -1.0, np.float64("nan"), torch.tensor(float("inf")), "fast", None])
+def test_one_number_written_between_steps_is_checked_too(value):
+    params = fused_parameters(3)
+    optimizer = optim.Adam(params, lr=0.1)
+    before = [p.detach().clone() for p in params]
+    for p in params:
+        p.grad = torch.ones_like(p)
+    optimizer.param_groups[0]["lr"] = value
+    refused("lr: expected ", optimizer.step)
+    assert all(map(torch.equal, params, before))
+    optimizer.param_groups[0]["lr"] = np.float32(0.5)
+    optimizer.step()
+    assert optimizer.param_groups[0]["lr"] == 0.5
+
+
 def test_numbers_of_torch_and_numpy():
     params = fused_parameters(3)
     rows = [[0.1, 0.2, 0.3], np.array([0.1, 0.2, 0.3]), torch.tensor([0.1, 0.2, 0.3], dtype=torch.float64)]

@@ -97,18 +97,18 @@ def by_place(
 
 def check_epoch(optimizer: FusedOptimizer, last_epoch: Any) -> int:
     """`last_epoch`: -1, or one from which the groups of the optimizer know how to go on."""
-    check_whole("last_epoch", last_epoch, -1)
+    last_epoch = check_whole("last_epoch", last_epoch, -1)
     for number, group in enumerate(optimizer.param_groups):
         if last_epoch != -1 and "initial_lr" not in group:
             raise InputError(f"last_epoch: expected -1, got {last_epoch}, but group {number} has no 'initial_lr'")
-    return int(last_epoch)
+    return last_epoch
 
 
 def _rows(name: str, value: Any, groups: int, models: int) -> list[list[Any]]:
     """An argument, one for all, B, or for each group one or B, by group and model."""
     if name == "milestones":  # a list for all models, or B lists
         epochs = list(value)
-        each = any(isinstance(element, (list, tuple, set)) for element in epochs)
+        each = any(is_row(element) or isinstance(element, set) for element in epochs)
         return [row(name, epochs, models, "a list") if each else [epochs] * models] * groups
     if not is_row(value):
         return [[value] * models] * groups

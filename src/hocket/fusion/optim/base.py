@@ -239,7 +239,7 @@ class FusedOptimizer(Options, ABC):
         if numbers is None:
             numbers = self.coefficients(group, counts.step_of(bucket.state), bucket.state)
         columns = Columns(numbers, bucket.params[0], self._slots)
-        workspace = Workspace()
+        workspace = Workspace(len(chunks))
         for pieces in chunks:
             update(self._chunk(pieces, group, bucket, workspace), group, columns.beside(pieces))
 

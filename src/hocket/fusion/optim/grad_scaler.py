@@ -197,9 +197,9 @@ class GradScaler:
         """Load what `state_dict` gave, for as many models."""
         if not self._enabled:
             return
-        scales = row("scale", state_dict["scale"], self.num_models)
-        self._scale.copy_(torch.tensor(scales))
-        self._growth_tracker.copy_(torch.tensor(state_dict["_growth_tracker"]))
+        rows = {key: row(key, state_dict[key], self.num_models) for key in ("scale", "_growth_tracker")}
+        self._scale.copy_(torch.as_tensor(numbers_of("scale", rows["scale"], self.num_models, Bound())))
+        self._growth_tracker.copy_(torch.tensor(rows["_growth_tracker"]))
         self._growth_factor = state_dict["growth_factor"]
         self._backoff_factor = state_dict["backoff_factor"]
         self._growth_interval = state_dict["growth_interval"]

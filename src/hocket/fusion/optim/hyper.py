@@ -159,10 +159,11 @@ def one_of(name: str, value: Any, known: Sequence[str]) -> str:
 
 
 def check_whole(name: str, value: Any, least: int) -> int:
-    """`value`, which must be a whole number of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+    """`value`, which must be a whole number of at least `least`, of Python, numpy or torch."""
+    is_whole = hasattr(value, "__index__") and is_number(value) and float(value) == int(value)
+    if not is_whole or value < least:
         raise InputError(f"{name}: expected a whole number >= {least}, got {value!r}")
-    return value
+    return int(value)
 
 
 def per_model(values: Sequence[float] | torch.Tensor, device: torch.device | str = "cpu") -> PerModel:

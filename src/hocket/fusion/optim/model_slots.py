@@ -12,7 +12,7 @@ from torch import nn
 from hocket.errors import InputError
 from hocket.fusion.optim.base import FusedOptimizer
 from hocket.fusion.optim.grad_scaler import GradScaler
-from hocket.fusion.optim.state import checked_states, plain_state
+from hocket.fusion.optim.state import checked_states, exchange, plain_state
 
 if TYPE_CHECKING:
     from hocket.fusion.lr_scheduler.base import FusedScheduler
@@ -146,9 +146,19 @@ class ModelSlots:
                 f"refill: expected a model of {len(self.optimizers)} optimizers and {len(self.schedulers)} schedulers, "
                 f"got one of {len(states)} and {len(came.schedulers)}"
             )
+        named = [sorted(name for name, _ in module.named_parameters()) for module in (old.module, came.module)]
+        if named[0] != named[1]:
+            raise InputError(f"refill: the new model differs: expected parameters {named[0]}, got {named[1]}")
         for optimizer, state in zip(self.optimizers, states, strict=True):
             checked_states(optimizer, {model: state}, options)
+        before = dict(self.array.named_parameters())
         self.array.refill(model, came.module, seed=came.seed)
+        # A separate block that differs in more than values came with parameters of its own.
+        others: dict[torch.Tensor, torch.Tensor] = {
+            before[name]: p for name, p in self.array.named_parameters() if p is not before[name]
+        }
+        for optimizer in self.optimizers if others else ():
+            exchange(optimizer, others)
         for optimizer, state in zip(self.optimizers, states, strict=True):
             optimizer.refill(model, state, **options)
         for place, scheduler in enumerate(self.schedulers):

@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 import torch
 
 from hocket.errors import InputError
-from hocket.fusion.optim.hyper import Bound, PerModel, as_tuple, from_models, is_row, numbers_of, per_model
+from hocket.fusion.optim.hyper import Bound, PerModel, as_tuple, from_models, numbers_of, per_model
 from hocket.fusion.optim.slots import Slots, largest, slots_of
 
-__all__ = ["Options", "groups_of", "options_of", "signature_of"]
+__all__ = ["FLAGS", "Options", "groups_of", "options_of", "signature_of"]
 
 KERNELS = ("foreach", "fused", "capturable", "differentiable")  # torch's choices, which here are made for the user
 FLAGS = ("amsgrad", "centered", "decoupled_weight_decay", "maximize", "nesterov")  # they choose code, not numbers
@@ -101,9 +101,9 @@ class Options(torch.optim.Optimizer):
 
     def _settle(self, group: dict[str, Any]) -> None:
         """Read what people wrote into a group between two steps, such as ``group["lr"] = [...]``."""
-        for key in self.bounds:
+        for key, bound in self.bounds.items():
             for part in as_tuple(group[key]):
-                if type(part) is not PerModel and (is_row(part) or isinstance(part, torch.Tensor)):
+                if type(part) is not PerModel and not (type(part) in (float, int) and bound.holds(part)):
                     group[key] = self.settled(key, group[key], largest(group["params"]).device)
                     break
 

@@ -20,13 +20,14 @@ import torch
 from hocket.errors import InputError
 from hocket.fusion.optim.counts import count_dtype, rejoin
 from hocket.fusion.optim.hyper import PerModel, as_tuple, by_model, from_models, is_row, plain
+from hocket.fusion.optim.options import FLAGS
 from hocket.fusion.optim.slots import Slots
 
 if TYPE_CHECKING:
     from hocket.fusion.optim.base import FusedOptimizer
 
-__all__ = ["StatesOfModels", "check_fits", "checked_states", "is_same_structure", "plain_state", "put", "select"]
-__all__ += ["structure"]
+__all__ = ["StatesOfModels", "check_fits", "checked_states", "exchange", "is_same_structure", "plain_state", "put"]
+__all__ += ["select", "structure"]
 
 Entries = dict[str, Any]
 
@@ -106,7 +107,7 @@ def _options_of(
     found = {}
     total = optimizer.num_models
     for key, new in saved.items():
-        if key in optimizer.defaults:
+        if key in (*optimizer.bounds, *FLAGS):
             values = [new.get(model, old) for model, old in enumerate(by_model(group[key], total))]
             if key in optimizer.bounds:
                 optimizer.settled(key, from_models(values))
@@ -125,13 +126,13 @@ def _entries_of(
 ) -> dict[torch.Tensor, Entries]:
     """For each parameter of a model its plain state, checked against the parameter's shape."""
     params = _params_of(optimizer, model)
-    _check_groups(what, state["param_groups"], params)
+    _check_groups(optimizer, what, state["param_groups"], params)
     found: dict[torch.Tensor, Entries] = {}
     for group, own in zip(state["param_groups"], params, strict=True):
         for index, p in zip(group["params"], own, strict=True):
             found[p] = {key: value for key, value in state["state"].get(index, {}).items() if value is not None}
             shape = p.shape[1:] if optimizer._slots[p] is None else p.shape
-            _check_shapes(f"{what}: {{}} of parameter {index}", found[p], shape, optimizer.counters)
+            _check_entries(optimizer, f"{what}: {{}} of parameter {index}", found[p], shape)
     return found
 
 
@@ -235,14 +236,27 @@ def select(optimizer: FusedOptimizer, models: Sequence[int], params: Iterable[to
     rejoin(optimizer)
 
 
+def exchange(optimizer: FusedOptimizer, new: Mapping[torch.Tensor, torch.Tensor]) -> None:
+    """Let other parameters take the places of some, each of the same model; their states begin anew."""
+    for group in optimizer.param_groups:
+        group["params"] = [new.get(p, p) for p in group["params"]]
+    slots = optimizer._slots
+    optimizer._slots = Slots(slots.num_models, {new.get(p, p): slots[p] for p in slots})
+    for p in new:
+        optimizer.state.pop(p, None)
+    optimizer._hocket_version += 1
+
+
 def check_fits(state_dict: Mapping[str, Any], optimizer: FusedOptimizer) -> None:
     """Check a fused state dict against the optimizer that is to load it, before anything is changed."""
     total = optimizer.num_models
+    if not {"state", "param_groups"} <= state_dict.keys():
+        raise InputError(f"state_dict: expected 'state' and 'param_groups', got {', '.join(state_dict) or 'nothing'}")
     saved = state_dict.get("hocket", {}).get("num_models", total)
     if saved != total:
         raise InputError(f"state_dict: expected one of {total} models, got one of {saved}")
     groups = state_dict["param_groups"]
-    _check_groups("state_dict", groups, [group["params"] for group in optimizer.param_groups])
+    _check_groups(optimizer, "state_dict", groups, [group["params"] for group in optimizer.param_groups])
     for number, (group, own) in enumerate(zip(groups, optimizer.param_groups, strict=True)):
         for key in optimizer.bounds:
             for part in as_tuple(group.get(key)):
@@ -250,20 +264,31 @@ def check_fits(state_dict: Mapping[str, Any], optimizer: FusedOptimizer) -> None
                     raise InputError(f"state_dict: {key} of group {number}: expected {total} numbers, got {len(part)}")
         for index, p in zip(group["params"], own["params"], strict=True):
             entries = state_dict["state"].get(index, {})
-            _check_shapes(f"state_dict: {{}} of parameter {index}", entries, p.shape, optimizer.counters)
+            _check_entries(optimizer, f"state_dict: {{}} of parameter {index}", entries, p.shape)
 
 
-def _check_groups(what: str, groups: Sequence[Mapping[str, Any]], params: Sequence[Sequence[Any]]) -> None:
-    """Check that a state dict has as many groups, each of as many parameters."""
+def _check_groups(
+    optimizer: FusedOptimizer, what: str, groups: Sequence[Mapping[str, Any]], params: Sequence[Sequence[Any]]
+) -> None:
+    """Check that a state dict has as many groups, each of as many parameters and with this optimizer's options."""
     found = [len(group["params"]) for group in groups]
     expected = [len(group) for group in params]
     if found != expected:
         raise InputError(f"{what}: expected groups of {expected} parameters, got groups of {found}")
+    for number, group in enumerate(groups):
+        if missing := [key for key in optimizer.bounds if key not in group]:
+            kind = type(optimizer).__name__
+            raise InputError(f"{what}: expected the options of {kind}, got group {number} without {', '.join(missing)}")
 
 
-def _check_shapes(what: str, entries: Entries, shape: torch.Size, counters: Sequence[str]) -> None:
+def _check_entries(optimizer: FusedOptimizer, what: str, entries: Entries, shape: torch.Size) -> None:
+    known = optimizer.entries({**dict.fromkeys(optimizer.bounds, 1.0), **dict.fromkeys(FLAGS, True)})
     for key, value in entries.items():
-        if key not in counters and isinstance(value, torch.Tensor) and value.shape != shape:
+        if key not in (*known, *optimizer.counters):
+            raise InputError(
+                f"{what.format(key)}: expected the state of {type(optimizer).__name__}: {', '.join(known)}"
+            )
+        if key not in optimizer.counters and isinstance(value, torch.Tensor) and value.shape != shape:
             raise InputError(f"{what.format(key)}: expected shape {tuple(shape)}, got {tuple(value.shape)}")
 
 
