@@ -87,9 +87,9 @@ class Bound:
 
     def holds(self, value: float) -> bool:
         """Whether `value` lies within; no NaN does."""
-        return (
-            math.isfinite(value) and self.low <= value and (value < self.high or (self.closed and value == self.high))
-        )
+        # Comparisons alone: a captured step follows a number that changes as long as they come out alike.
+        above = self.low <= value if self.low > -math.inf else value > -math.inf
+        return bool(above and (value <= self.high if self.closed else value < self.high))
 
 
 def is_number(value: Any) -> bool:

@@ -103,7 +103,7 @@ class Options(torch.optim.Optimizer):
         """Read what people wrote into a group between two steps, such as ``group["lr"] = [...]``."""
         for key, bound in self.bounds.items():
             for part in as_tuple(group[key]):
-                if type(part) is not PerModel and not (type(part) in (float, int) and bound.holds(part)):
+                if type(part) is not PerModel and not (isinstance(part, (float, int)) and bound.holds(part)):
                     group[key] = self.settled(key, group[key], largest(group["params"]).device)
                     break
 
