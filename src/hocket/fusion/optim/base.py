@@ -65,7 +65,8 @@ class FusedOptimizer(Options, ABC):
     fixed: ClassVar[Mapping[str, Any]] = {}
 
     def __init_subclass__(cls) -> None:
-        cls.__signature__ = signature_of(cls.torch_class)  # type: ignore[attr-defined]
+        if hasattr(cls, "torch_class"):
+            cls.__signature__ = signature_of(cls.torch_class)  # type: ignore[attr-defined]
 
     def __init__(
         self, params: Any, *arguments: Any, num_models: int | None = None, nonfinite: str = "step", **named: Any
