@@ -124,10 +124,7 @@ class FusedOptimizer(Options, ABC):
         Args:
             closure: computes the losses again and returns them.
         """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = None if closure is None else torch.enable_grad()(closure)()
         with torch.no_grad():
             bad = [] if self.nonfinite == "step" else self._slots.not_finite()
             if self.nonfinite == "freeze":
@@ -185,7 +182,6 @@ class FusedOptimizer(Options, ABC):
         laid = [self._laid_out(number, group, ready) for number, (group, ready) in enumerate(work)]
         kept = [each for layout in laid for each in self._kept(layout, skipped)] if skipped else []
         for (group, _), layout in zip(work, laid, strict=True):
-            counts.part(self, group, layout.params)
             self.count(group, layout.states)
             for bucket in layout.buckets:
                 self._update_bucket(group, bucket)
@@ -202,6 +198,7 @@ class FusedOptimizer(Options, ABC):
             shared: dict[Any, torch.Tensor] = {}
             for p, state in zip(ready, states, strict=True):
                 self.complete(p, group, state, shared)
+            counts.part(self, group, ready)
             layout = self._layouts[number] = lay_out(ready, states, self._slots)
         return layout
 

@@ -19,7 +19,7 @@ import torch
 
 from hocket.errors import InputError
 from hocket.fusion.optim.base import FusedOptimizer
-from hocket.fusion.optim.hyper import Bound, as_list, check_whole, numbers_of, row
+from hocket.fusion.optim.hyper import Bound, by_model, check_whole, numbers_of, row
 
 __all__ = ["GradScaler"]
 
@@ -71,7 +71,7 @@ class GradScaler:
         self._growth_factor = growth_factor
         self._backoff_factor = backoff_factor
         self._enabled = enabled
-        self._first_scales = as_list(scales, num_models)
+        self._first_scales = by_model(scales, num_models)
         self._scale = torch.tensor(self._first_scales, dtype=torch.float32, device=device)
         self._growth_tracker = torch.zeros(num_models, dtype=torch.int32, device=device)
         self._begin()

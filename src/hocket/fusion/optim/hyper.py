@@ -20,19 +20,8 @@ import torch
 
 from hocket.errors import InputError
 
-__all__ = [
-    "Bound",
-    "Number",
-    "PerModel",
-    "as_list",
-    "by_model",
-    "check_whole",
-    "numbers_of",
-    "one_of",
-    "per_model",
-    "plain",
-]
-__all__ += ["is_number", "is_row", "row"]
+__all__ = ["Bound", "Number", "PerModel", "as_tuple", "by_model", "check_whole", "from_models", "is_number", "is_row"]
+__all__ += ["numbers_of", "one_of", "per_model", "plain", "row"]
 
 
 class PerModel(torch.Tensor):
@@ -171,13 +160,6 @@ def per_model(values: Sequence[float] | torch.Tensor, device: torch.device | str
     return torch.as_tensor(values, dtype=torch.float64).to(device, copy=True).as_subclass(PerModel)
 
 
-def as_list(value: Any, num_models: int) -> list[Any]:
-    """One number for all models, or a row of them, as a row in Python floats."""
-    if isinstance(value, torch.Tensor):
-        return [value.item()] * num_models if value.dim() == 0 else value.tolist()
-    return list(value) if isinstance(value, list) else [value] * num_models
-
-
 def as_tuple(value: Any) -> tuple[Any, ...]:
     """The numbers of an option: one, or two of ``betas``."""
     return value if type(value) is tuple else (value,)
@@ -186,8 +168,10 @@ def as_tuple(value: Any) -> tuple[Any, ...]:
 def by_model(value: Any, num_models: int) -> list[Any]:
     """An option of a group as that of each model; a pair of betas as pairs."""
     if type(value) is tuple:
-        return list(zip(*(as_list(part, num_models) for part in value), strict=True))
-    return as_list(value, num_models)
+        return list(zip(*(by_model(part, num_models) for part in value), strict=True))
+    if isinstance(value, torch.Tensor):
+        return [value.item()] * num_models if value.dim() == 0 else value.tolist()
+    return list(value) if isinstance(value, list) else [value] * num_models
 
 
 def from_models(values: Sequence[Any]) -> Any:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 
 from hocket.errors import InputError
-from hocket.fusion.optim.hyper import Bound, PerModel, as_tuple, from_models, numbers_of, per_model
+from hocket.fusion.optim.hyper import Bound, PerModel, as_tuple, from_models, is_number, numbers_of, per_model
 from hocket.fusion.optim.slots import Slots, largest, slots_of
 
 __all__ = ["FLAGS", "Options", "groups_of", "options_of", "signature_of"]
@@ -51,31 +51,25 @@ class Options(torch.optim.Optimizer):
     def check_group(self, group: dict[str, Any]) -> None:
         """Check what the options of a group demand of each other."""
 
-    def set_number(self, group: dict[str, Any], key: str, value: Any) -> None:
-        """Set an option of a group; where there are B numbers already, in place.
+    def set_by_model(self, group: dict[str, Any], key: str, values: list[Any]) -> None:
+        """Set an option, or what a scheduler notes in a group, to each model's value.
+
+        Where there are B numbers already, they are set in place; one number stays one while all models have the same.
 
         Raises:
-            InputError: `value` is neither a number within bounds nor B of them.
+            InputError: a value is out of bounds.
         """
-        new = self.settled(key, value, largest(group["params"]).device)
-        parts = []
-        for was, now in zip(as_tuple(group[key]), as_tuple(new), strict=True):
-            parts.append(was.fill_(now) if isinstance(was, PerModel) else now)
-        group[key] = tuple(parts) if isinstance(new, tuple) else parts[0]
-
-    def set_by_model(self, group: dict[str, Any], key: str, values: list[Any]) -> None:
-        """Set an option, or what a scheduler notes in a group, for each model; one number stays one while it may."""
         rows = as_tuple(from_models(values))
-        olds = as_tuple(group[key]) if len(rows) > 1 else (group.get(key),)
-        parts = tuple(
-            row[0] if row.count(row[0]) == len(row) and not isinstance(old, PerModel) else row
-            for row, old in zip(rows, olds, strict=True)
-        )
-        value = parts if len(parts) > 1 else parts[0]
         if key in self.bounds:
-            self.set_number(group, key, value)
+            news = as_tuple(self.settled(key, from_models(values), largest(group["params"]).device))
         else:
-            group[key] = per_model(value) if isinstance(value, list) else value
+            news = tuple(per_model(row) if is_number(row[0]) else row for row in rows)
+        olds = as_tuple(group[key]) if key in group else (None,) * len(rows)
+        parts = []
+        for old, new, row in zip(olds, news, rows, strict=True):
+            one = row[0] if row.count(row[0]) == len(row) else new
+            parts.append(old.fill_(new) if isinstance(old, PerModel) else one)
+        group[key] = tuple(parts) if len(parts) > 1 else parts[0]
 
     def widened(self, group: dict[str, Any], number: Any) -> PerModel:
         """One number for all models as a number of each, where the group keeps such."""
