@@ -200,12 +200,12 @@ class FusedScheduler(LRScheduler):
         Raises:
             InputError: it is of another scheduler or number of groups.
         """
-        self._load({model: state}, "state")
+        self._load({model: state}, "state", 1)
 
     def state_dict(self) -> dict[str, Any]:
         """The state of each model's schedule, as `model_state` gives it; a copy."""
-        state = {"class": type(self).__name__, "last_epoch": self.last_epoch, "step_count": self._step_count}
-        return {**state, "models": self._states(range(self.num_models))}
+        models = self._states(range(self.num_models))
+        return {"last_epoch": self.last_epoch, "step_count": self._step_count, "models": models}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load what `state_dict` gave, for as many models.
@@ -213,12 +213,7 @@ class FusedScheduler(LRScheduler):
         Raises:
             InputError: it is of another scheduler, or of other numbers of models or groups.
         """
-        kind, states = type(self).__name__, state_dict.get("models", ())
-        if state_dict.get("class") != kind:
-            raise InputError(f"state_dict: expected one of a {kind}, got one of {state_dict.get('class')}")
-        if len(states) != self.num_models:
-            raise InputError(f"state_dict: expected one of {self.num_models} models, got one of {len(states)}")
-        self._load(dict(enumerate(states)), "state_dict")
+        self._load(dict(enumerate(state_dict.get("models", ()))), "state_dict", self.num_models)
         self.last_epoch, self._step_count = state_dict["last_epoch"], state_dict["step_count"]
 
     def _states(self, models: Sequence[int]) -> list[dict[str, Any]]:
@@ -242,21 +237,24 @@ class FusedScheduler(LRScheduler):
             for model in models
         ]
 
-    def _load(self, states: Mapping[int, Mapping[str, Any]], what: str) -> None:
+    def _load(self, states: Mapping[int, Mapping[str, Any]], what: str, expected: int) -> None:
         """Let these models' schedules go on from what `model_state` gave."""
-        kind, groups, total = type(self).__name__, self.optimizer.param_groups, self.num_models
+        kind, groups = type(self).__name__, self.optimizer.param_groups
         for state in states.values():
-            if state["class"] != kind or len(state["schedulers"]) != len(groups):
-                found = f"{state['class']} of {len(state['schedulers'])}"
-                raise InputError(f"{what}: expected one of a {kind} of {len(groups)} groups, got one of a {found}")
+            if state["class"] != kind:
+                raise InputError(f"{what}: expected one of a {kind}, got one of {state['class']}")
+            if len(state["schedulers"]) != len(groups):
+                raise InputError(f"{what}: expected one of {len(groups)} groups, got one of {len(state['schedulers'])}")
+        if len(states) != expected:
+            raise InputError(f"{what}: expected one of {expected} models, got one of {len(states)}")
         singles = split(self._cells)
         for model, state in copy.deepcopy(dict(states)).items():
             for number, group in enumerate(groups):
                 singles[model, number].load_state_dict(state["schedulers"][number])
                 self.arguments[model, number] |= state["arguments"][number]
                 for key, value in state["notes"][number].items():
-                    values = by_model(group.get(key, value), total)
-                    self.optimizer.set_by_model(group, key, [*values[:model], value, *values[model + 1 :]])
+                    group.setdefault(key, value)
+                    self.optimizer.set_for_model(group, key, model, value)
         self._keep(singles)
         self._last_lr = self._rates()
 

@@ -42,23 +42,9 @@ from hocket.fusion.lr_scheduler.base import FusedScheduler
 from hocket.fusion.optim.base import FusedOptimizer
 from hocket.fusion.optim.hyper import row
 
-__all__ = [
-    "ChainedScheduler",
-    "ConstantLR",
-    "CosineAnnealingLR",
-    "CosineAnnealingWarmRestarts",
-    "CyclicLR",
-    "ExponentialLR",
-    "LambdaLR",
-    "LinearLR",
-    "MultiStepLR",
-    "MultiplicativeLR",
-    "OneCycleLR",
-    "PolynomialLR",
-    "ReduceLROnPlateau",
-    "SequentialLR",
-    "StepLR",
-]
+__all__ = ["ChainedScheduler", "ConstantLR", "CosineAnnealingLR", "CosineAnnealingWarmRestarts", "CyclicLR"]
+__all__ += ["ExponentialLR", "LambdaLR", "LinearLR", "MultiStepLR", "MultiplicativeLR", "OneCycleLR", "PolynomialLR"]
+__all__ += ["ReduceLROnPlateau", "SequentialLR", "StepLR"]
 
 
 def _of_models(torch_class: type[torch_schedulers.LRScheduler]) -> type[FusedScheduler]:

@@ -21,20 +21,5 @@ from hocket.fusion.optim.model_slots import ModelSlots, TrainedModel
 from hocket.fusion.optim.sgd import SGD
 from hocket.fusion.optim.squares import Adadelta, Adagrad, RMSprop
 
-__all__ = [
-    "SGD",
-    "Adadelta",
-    "Adagrad",
-    "Adam",
-    "AdamW",
-    "Adamax",
-    "FusedOptimizer",
-    "GradScaler",
-    "ModelSlots",
-    "NAdam",
-    "RAdam",
-    "RMSprop",
-    "TrainedModel",
-    "clip_grad_norm_",
-    "clip_grad_value_",
-]
+__all__ = ["SGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "FusedOptimizer", "GradScaler", "ModelSlots"]
+__all__ += ["NAdam", "RAdam", "RMSprop", "TrainedModel", "clip_grad_norm_", "clip_grad_value_"]

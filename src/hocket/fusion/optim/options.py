@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 
 from hocket.errors import InputError
-from hocket.fusion.optim.hyper import Bound, PerModel, as_tuple, from_models, is_number, numbers_of, per_model
+from hocket.fusion.optim.hyper import Bound, PerModel, as_tuple, by_model, from_models, is_number, numbers_of, per_model
 from hocket.fusion.optim.slots import Slots, largest, slots_of
 
 __all__ = ["FLAGS", "Options", "groups_of", "options_of", "signature_of"]
@@ -70,6 +70,12 @@ class Options(torch.optim.Optimizer):
             one = row[0] if row.count(row[0]) == len(row) else new
             parts.append(old.fill_(new) if isinstance(old, PerModel) else one)
         group[key] = tuple(parts) if len(parts) > 1 else parts[0]
+
+    def set_for_model(self, group: dict[str, Any], key: str, model: int, value: Any) -> None:
+        """Set an option of a group for one model, and for no other."""
+        values = by_model(group[key], self.num_models)
+        values[self.checked_model(model)] = value
+        self.set_by_model(group, key, values)
 
     def widened(self, group: dict[str, Any], number: Any) -> PerModel:
         """One number for all models as a number of each, where the group keeps such."""
