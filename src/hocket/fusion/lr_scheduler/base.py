@@ -128,7 +128,7 @@ class FusedScheduler(LRScheduler):
                 f"step: expected an optimizer of {self.num_models} models, got one of {self.optimizer.num_models}; "
                 "call select_models with what the optimizer's was called with"
             )
-        if any(each != given[0] for each in given):
+        if self._shares and any(each != given[0] for each in given):
             self._part()
         due = [cell for cell in self._cells if not is_over(cell.scheduler)]
         if not due:

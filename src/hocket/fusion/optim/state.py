@@ -38,6 +38,7 @@ class StatesOfModels:
 
     entries: Mapping[int, Mapping[torch.Tensor, Entries]]
     options: Sequence[Mapping[str, list[Any]]]
+    are_all: bool  # whether nothing is to be left of what was there
 
 
 def plain_state(optimizer: FusedOptimizer, model: int) -> dict[str, Any]:
@@ -74,7 +75,7 @@ def checked_states(
     Args:
         optimizer: of these slots.
         states: by the numbers of the slots.
-        options: numbers that go before those of the states.
+        options: of a refill, numbers that go before those of the states; without, the states of all models are loaded.
 
     Raises:
         InputError: a state or a number does not fit the parameters, the bounds or the other models.
@@ -88,16 +89,14 @@ def checked_states(
     saved: list[dict[str, dict[int, Any]]] = [{} for _ in optimizer.param_groups]
     for model, state in states.items():
         if state is not None:
-            entries[model] = _entries_of(
-                optimizer, model, state, "state" if len(states) == 1 else f"state of model {model}"
-            )
+            what = f"state of model {model}" if options is None else "state"
+            entries[model] = _entries_of(optimizer, model, state, what)
         for number, own in enumerate(saved):
             group = {} if state is None else state["param_groups"][number]
             for key, value in {**group, **(options or {})}.items():
                 own.setdefault(key, {})[model] = number_of(value)
-    return StatesOfModels(
-        entries, [_options_of(optimizer, *each) for each in zip(optimizer.param_groups, saved, strict=True)]
-    )
+    found = [_options_of(optimizer, *each) for each in zip(optimizer.param_groups, saved, strict=True)]
+    return StatesOfModels(entries, found, are_all=options is None)
 
 
 def _options_of(
@@ -137,10 +136,9 @@ def _entries_of(
 
 
 def put(optimizer: FusedOptimizer, new: StatesOfModels) -> None:
-    """Write what `checked_states` gave into the slots; if it is of all models, nothing is left of what was there."""
-    is_whole = len(new.entries) == optimizer.num_models
+    """Write what `checked_states` gave into the slots."""
     steps_apart = optimizer._per_model_steps
-    if is_whole:
+    if new.are_all:
         optimizer.state.clear()
         optimizer._per_model_steps = True
     else:
@@ -156,7 +154,7 @@ def put(optimizer: FusedOptimizer, new: StatesOfModels) -> None:
                     optimizer.state.pop(p, None)
                 if entries.get(p) or p in optimizer.state:
                     _put_entries(optimizer, group, p, model, entries.get(p, {}), together)
-    if is_whole and not steps_apart:
+    if new.are_all and not steps_apart:
         optimizer._per_model_steps = False
         for own in optimizer.state.values():
             step = own.get("step")
