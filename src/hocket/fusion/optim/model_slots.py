@@ -78,6 +78,9 @@ class ModelSlots:
         self.optimizers = tuple(optimizers) if isinstance(optimizers, Sequence) else (optimizers,)
         self.schedulers = tuple(schedulers) if isinstance(schedulers, Sequence) else (schedulers,)
         self.scaler = scaler
+        self._parts: list[FusedOptimizer | FusedScheduler | GradScaler] = [*self.optimizers, *self.schedulers]
+        if scaler is not None:
+            self._parts.append(scaler)
         self._check()
 
     def state(self, model: int) -> TrainedModel:
@@ -113,14 +116,10 @@ class ModelSlots:
             InputError: no models, one twice, or one that is not there.
         """
         self._check(*models)
-        self.array.select_models(models)
         chosen = list(models)
-        for optimizer in self.optimizers:
-            optimizer.select_models(chosen)
-        for scheduler in self.schedulers:
-            scheduler.select_models(chosen)
-        if self.scaler is not None:
-            self.scaler.select_models(chosen)
+        self.array.select_models(chosen)
+        for part in self._parts:
+            part.select_models(chosen)
 
     def refill(
         self, model: int, new: nn.Module | TrainedModel, *, seed: int | None = None, **options: Any
@@ -175,11 +174,7 @@ class ModelSlots:
     def _check(self, *models: int) -> None:
         """Check that all are of one number of models still, and that these are some of them."""
         total = self.array.num_models
-        counts = [
-            *(optimizer.num_models for optimizer in self.optimizers),
-            *(scheduler.num_models for scheduler in self.schedulers),
-            *([self.scaler.num_models] if self.scaler is not None else []),
-        ]
+        counts = [part.num_models for part in self._parts]
         if any(count != total for count in counts):
             raise InputError(f"expected optimizers, schedulers and scaler of {total} models, got {counts}")
         for model in models:
