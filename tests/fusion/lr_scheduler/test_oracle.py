@@ -228,6 +228,21 @@ def test_schedulers_made_of_others(optimizer, case, num_models):
         assert state["param_groups"] == twins.torch[slot].state_dict()["param_groups"]
 
 
+def test_what_a_scheduler_is_made_of_is_stepped_with_it_and_by_itself():
+    twins = Twins("sgd-rates", 3)
+    gammas = [0.5, 0.5, 0.9]
+    inner = lr_scheduler.ExponentialLR(twins.fused, gamma=gammas)
+    middle = lr_scheduler.ChainedScheduler([inner])
+    outer = lr_scheduler.ChainedScheduler([middle, lr_scheduler.ConstantLR(twins.fused, factor=1.0)])
+    before = rates(twins.fused)
+    for scheduler in (outer, inner, middle):
+        twins.fused.step()
+        scheduler.step()
+        before = [rate * gamma for rate, gamma in zip(before, gammas, strict=True)]
+        assert rates(twins.fused) == before
+    assert inner.epochs == middle.epochs == outer.epochs == [3, 3, 3]
+
+
 def test_restarts_by_fractions_of_an_epoch():
     twins = Twins("sgd-rates", 3)
     arguments = {"T_0": [3, 1, 5], "T_mult": 2, "eta_min": [0.0, 0.01, 0.0]}

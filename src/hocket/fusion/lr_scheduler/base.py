@@ -88,6 +88,8 @@ class FusedScheduler(LRScheduler):
         self._step_count = 1
         self._shares = True  # whether models whose schedules are alike may share a torch scheduler
         self._keep({place: self._made(place, self._shadow(place), own) for place, own in self.arguments.items()})
+        if self.children:
+            self._part()  # they are on the shadows of this one by now
         self.last_epoch += 1
         if self.takes_metrics or any(own != self.arguments[0, group] for (_, group), own in self.arguments.items()):
             self._widen()
@@ -178,11 +180,11 @@ class FusedScheduler(LRScheduler):
 
     def select_models(self, models: Sequence[int]) -> None:
         """Keep these models, in this order: call it with what `optimizer.select_models` was called with."""
-        kept = {(model, group): (models.index(model), group) for model, group in self.arguments if model in models}
-        singles = split(self._cells)
+        groups, singles = range(len(self.optimizer.param_groups)), split(self._cells)
+        kept = {(now, group): (was, group) for now, was in enumerate(models) for group in groups}
+        self.arguments = {now: self.arguments[was] for now, was in kept.items()}
         self.num_models = len(models)
-        self.arguments = {now: self.arguments[was] for was, now in kept.items()}
-        self._keep({now: singles[was] for was, now in kept.items()})
+        self._keep({now: singles[was] for now, was in kept.items()})
         self._last_lr = self._rates()
         for child in self.children:
             child.select_models(models)
@@ -298,6 +300,8 @@ class FusedScheduler(LRScheduler):
         """From now on give each model schedulers of its own."""
         self._shares = False
         self._keep(split(self._cells))
+        for child in self.children:
+            child._part()
 
     def _copy_in(self, keys: Sequence[str]) -> None:
         for group, shadows in zip(self.optimizer.param_groups, self._shadows, strict=True):
