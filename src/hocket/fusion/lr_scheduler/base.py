@@ -280,6 +280,7 @@ class FusedScheduler(LRScheduler):
     def _shadow(self, place: Place) -> Shadow:
         """A new shadow, which holds a model's numbers of a group."""
         model, group = place[0], self.optimizer.param_groups[place[1]]
+        self.optimizer.settle(group)
         return Shadow([{key: by_model(group[key], self.num_models)[model] for key in KEYS if key in group}])
 
     def _keep(self, singles: Mapping[Place, LRScheduler]) -> None:
@@ -305,6 +306,7 @@ class FusedScheduler(LRScheduler):
 
     def _copy_in(self, keys: Sequence[str]) -> None:
         for group, shadows in zip(self.optimizer.param_groups, self._shadows, strict=True):
+            self.optimizer.settle(group)
             for key in (key for key in keys if key in group):
                 for shadow, value in zip(shadows, by_model(group[key], self.num_models), strict=True):
                     shadow[key] = value

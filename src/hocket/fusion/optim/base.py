@@ -163,7 +163,7 @@ class FusedOptimizer(Options, ABC):
         skipped = sorted({*skipped, *(model for model, frozen in enumerate(self._frozen) if frozen)})
         work = []
         for group in self.param_groups:
-            self._settle(group)
+            self.settle(group)
             ready = [p for p in group["params"] if p.grad is not None]
             if skipped:
                 ready = [p for p in ready if self._slots[p] not in skipped]
@@ -276,7 +276,7 @@ class FusedOptimizer(Options, ABC):
         super().load_state_dict({key: value for key, value in state_dict.items() if key != "hocket"})
         self._frozen = list(frozen)
         for group in self.param_groups:
-            self._settle(group)
+            self.settle(group)
         counts.rejoin(self)
         self._hocket_version += 1
 

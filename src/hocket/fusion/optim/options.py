@@ -99,10 +99,10 @@ class Options(torch.optim.Optimizer):
         found = numbers_of(name, value, self.num_models, self.bounds[key])
         return per_model(found, device) if isinstance(found, list) else found
 
-    def _settle(self, group: dict[str, Any]) -> None:
+    def settle(self, group: dict[str, Any]) -> None:
         """Read what people wrote into a group between two steps, such as ``group["lr"] = [...]``."""
         for key, bound in self.bounds.items():
-            for part in as_tuple(group[key]):
+            for part in as_tuple(group[key]) if key == "betas" else (group[key],):
                 if type(part) is not PerModel and not (isinstance(part, (float, int)) and bound.holds(part)):
                     group[key] = self.settled(key, group[key], largest(group["params"]).device)
                     break

@@ -48,6 +48,7 @@ def plain_state(optimizer: FusedOptimizer, model: int) -> dict[str, Any]:
     groups = []
     count = 0
     for group, params in zip(optimizer.param_groups, _params_of(optimizer, model), strict=True):
+        optimizer.settle(group)
         own = {
             key: by_model(value, optimizer.num_models)[model]
             for key, value in group.items()
@@ -100,12 +101,14 @@ def checked_states(
 
 
 def _options_of(
-    optimizer: FusedOptimizer, group: Mapping[str, Any], saved: Mapping[str, Mapping[int, Any]]
+    optimizer: FusedOptimizer, group: dict[str, Any], saved: Mapping[str, Mapping[int, Any]]
 ) -> dict[str, list[Any]]:
     """The values by model of a group's options where some are replaced; what only plain optimizers have is left out."""
+    optimizer.settle(group)
     found = {}
     total = optimizer.num_models
     for key, new in saved.items():
+        is_note = len(new) == total and all(isinstance(value, float) for value in new.values())  # of a scheduler
         if key in (*optimizer.bounds, *FLAGS):
             values = [new.get(model, old) for model, old in enumerate(by_model(group[key], total))]
             if key in optimizer.bounds:
@@ -113,9 +116,7 @@ def _options_of(
             elif any(value != values[0] for value in values):
                 raise InputError(f"{key}: expected the same for all models of a group, got {values!r}")
             found[key] = values
-        elif len(new) == total and all(
-            isinstance(value, float) for value in new.values()
-        ):  # what schedulers keep there
+        elif is_note:
             found[key] = [new[model] for model in range(total)]
     return found
 
@@ -175,13 +176,13 @@ def _put_entries(
             state[key] = value
         elif key in optimizer.counters and not together:  # until they are joined again
             state[key] = state[key].clone()
-    for (key, row), begin in zip(
-        _mapped(optimizer, p, {key: state[key] for key in fresh}, lambda rows: rows[model]).items(),
-        _mapped(optimizer, p, fresh, lambda rows: rows[model]).values(),
-        strict=True,
-    ):
+    rows, begin = (
+        _mapped(optimizer, p, entries, lambda each: each[model])
+        for entries in ({key: state[key] for key in fresh}, fresh)
+    )
+    for key, row in rows.items():
         given = own.get(key, 1.0 if key == "step" and own else None)  # torch's SGD has a state without a count
-        row.copy_(begin if given is None else torch.as_tensor(given))
+        row.copy_(begin[key] if given is None else torch.as_tensor(given))
 
 
 def structure(optimizer: FusedOptimizer) -> list[Any]:
