@@ -205,7 +205,7 @@ class Step:
 
     def chosen(self) -> list[str]:
         """What ``backend="auto"`` has chosen so far, in the order of the choices, and why a plan runs or does not."""
-        chosen = [choice.winner for array in self.arrays for choice in array.choices]
+        chosen = [str(choice.winner) for array in self.arrays for choice in array.choices]
         return chosen + ([f"{self.schedule.verdict}: {self.schedule.why}"] if self.schedule else [])
 
     def close(self) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.fusion.prefer import prefer, winner
 from torch import nn
 
 import hocket
@@ -16,6 +17,7 @@ from equivalence.compare import Planned, assert_same, check_twins, everything, n
 from hocket import trial
 from hocket.autotune import runner
 from hocket.fusion.choose import Choice
+from hocket.fusion.plan import ExecutionPlan
 from hocket.job import Job
 from hocket.native import available
 from hocket.session import Schedule
@@ -295,14 +297,7 @@ def stateless(parameters: Any) -> Any:
 @pytest.fixture
 def by_losses(monkeypatch):
     """Makes jobs that step by `array.losses`, in one go wherever nobody traces."""
-    from hocket.fusion import choose, step_planner
-
-    def won_by(name):
-        return lambda contenders: {each: 1.0 + (each != name) for each in contenders}
-
-    monkeypatch.setattr(choose, "benchmark", won_by("rule"))
-    monkeypatch.setattr(choose, "_choose_ops", lambda program, leaves: ({}, {}))
-    monkeypatch.setattr(step_planner, "benchmark", won_by("1 in one go"))
+    prefer(monkeypatch, "1 at a time with backward")
 
     def make(state: dict[str, Any], net: Callable[[], nn.Module]) -> Job:
         made = job(stateless, net, backend="auto")
@@ -315,7 +310,7 @@ def by_losses(monkeypatch):
             return losses.detach()
 
         made.model.losses(nn.functional.cross_entropy, *made.batch(0))
-        assert made.model.choices[-1].winner == "1 in one go"
+        assert winner(made.model) == "1 at a time with backward"
         made.model.load_state_dict(state)
         return Job(step, made.model, made.optimizer, made.batches)
 
@@ -358,7 +353,8 @@ def formed(fn: Callable[[Job], None] | None = None) -> Job:
     """A job whose array has been timed: by rules and one by one alike, so that both forms are worth a try."""
     made = job(stateless, Plain, backend="auto")
     made.model(made.batch(0)[0])
-    made.model.choices[:] = [Choice("rule", {"rule": 1.0, "loop": 1.5})]
+    plans = {ExecutionPlan(made.model.num_models): 1.0, ExecutionPlan(1): 1.5}
+    made.model.choices[:] = [Choice(("forward", True), next(iter(plans)), plans)]
     if fn:
         fn(made)
     return made

@@ -25,7 +25,7 @@ OPTIMIZERS: dict[str, tuple[Any, Any]] = {
     ),
     "Adam": (lambda p, n: hocket.optim.Adam(p, lr=RATES[:n]), lambda p, m: torch.optim.Adam(p, lr=RATES[m])),
 }
-GO = "1 in one go"
+GO = "1 at a time with backward"
 
 
 def twin_of(array: Any, how: str) -> Any:

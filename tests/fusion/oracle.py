@@ -120,7 +120,7 @@ def check(
                     assert_close(each.grad[index], own_inputs[index][number].grad, what)
         check_state(array, plain, vanishing)
     if expect is not None:
-        used = {step.used for program in array._programs.values() if program for step in program.steps if step.used}
+        used = {step.used for program in array._calls.programs.made() for step in program.steps if step.used}
         assert used <= expect, array.report()
     return array
 
@@ -165,10 +165,10 @@ def check_state(array: Any, plain: list[nn.Module], vanishing: Set[str] = frozen
 
 def grad_of(array: Any, name: str, index: int) -> Tensor | None:
     """The gradient of one model's parameter."""
-    if name in array._places:
-        whole = array.tensor(name).tensor.grad
+    if name in array._store.places:
+        whole = array._store.tensor(name).tensor.grad
         return None if whole is None else whole[index]
-    for block, place in array._separate_index.items():
+    for block, place in array._store.separate_index.items():
         if name.startswith(block + "."):
             return array.separate[place][index].get_parameter(name.removeprefix(block + ".")).grad
     raise AssertionError(name)

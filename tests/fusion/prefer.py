@@ -1,4 +1,4 @@
-"""Contests that a given contender wins; the others run all the same, so that they could leave a trace."""
+"""Comparisons of plans that a given plan wins; the others run once all the same, so that they could leave a trace."""
 
 from __future__ import annotations
 
@@ -7,35 +7,47 @@ from typing import Any
 
 import pytest
 
-from hocket.fusion import choose, step_planner
+from hocket.fusion import choose
+from hocket.fusion.plan import ExecutionPlan
 
-Contest = Callable[[dict[str, Callable[[], None]]], dict[str, float]]
-
-
-def won_by(name: str) -> Contest:
-    def benchmark(contenders: dict[str, Callable[[], None]]) -> dict[str, float]:
-        for run in contenders.values():
-            run()
-        return {each: 0.0 if each == name else 1.0 + place for place, each in enumerate(contenders)}
-
-    return benchmark
+ALL = "all"  # all models at a time
 
 
-def prefer(monkeypatch: pytest.MonkeyPatch, step: str = "whole", forward: str = "rule") -> None:
-    """Let one of `step` win of `array.losses`, and one of `forward` of ``array(x)``."""
-    monkeypatch.setattr(choose, "_choose_ops", lambda program, leaves: ({}, {}))
-    monkeypatch.setattr(choose, "benchmark", won_by(forward))
-    monkeypatch.setattr(step_planner, "benchmark", won_by(step))
-    monkeypatch.setattr(step_planner, "LARGE_S", float("inf"))  # however slow the machine is
+def name_of(plan: ExecutionPlan, num_models: int) -> str:
+    """The plan's own name, or `ALL`."""
+    return ALL if plan.group_size == num_models > 1 else str(plan)
+
+
+def prefer(monkeypatch: pytest.MonkeyPatch, step: str = ALL, forward: str = ALL) -> None:
+    """Let one plan win of `array.losses`, and one of ``array(x)``; where it is not there, the first one wins."""
+
+    def in_turns(racing: dict[ExecutionPlan, Callable[[], None]], *_: Any) -> dict[ExecutionPlan, float]:
+        size = max(plan.group_size for plan in racing)
+        of_losses = any(plan.per_group_backward for plan in racing)
+        wanted = {step} if of_losses else {forward, step} if size == 1 else {forward}
+        return {plan: 1.0 if name_of(plan, size) in wanted else 2.0 + place for place, plan in enumerate(racing)}
+
+    monkeypatch.setattr(choose, "_in_turns", in_turns)
+    monkeypatch.setattr(choose, "LARGE_S", float("inf"))  # however slow the machine is
+
+
+def winner(array: Any, place: int = -1) -> str:
+    """What was chosen last."""
+    return name_of(array.choices[place].winner, array.num_models)
+
+
+def winners(array: Any) -> list[str]:
+    """Everything that was chosen."""
+    return [winner(array, place) for place in range(len(array.choices))]
 
 
 def in_one_go(array: Any) -> bool:
     """Whether the last choice was to go forward and backward in one go."""
-    return "in one go" in array.choices[-1].winner
+    return bool(array.choices[-1].winner.per_group_backward)
 
 
 def ways(num_models: int, *, images: bool) -> list[str]:
     """All that may win of `array.losses`."""
-    sizes = [size for size in range(num_models - 1, 0, -1) if num_models % size == 0]
-    found = ["whole", *(f"{size} in one go" for size in sizes)]
-    return [*found, "1 in one go, channels last"] if images else found
+    sizes = [num_models // 2, 1] if num_models % 2 == 0 and num_models > 2 else [1]
+    found = [ALL, *(f"{size} at a time with backward" for size in sizes)]
+    return [*found, "1 at a time with backward, channels last"] if images else found

@@ -10,7 +10,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import hocket
+from hocket.fusion import calls
 from hocket.fusion.choose import Choice
+from hocket.fusion.plan import ExecutionPlan
 
 B = 3
 
@@ -21,36 +23,42 @@ def make(**options) -> hocket.fusion.model.Array:
     return hocket.fuse(models, shared=True, **options)
 
 
+ALL, ONE, LAST = ExecutionPlan(B), ExecutionPlan(1), ExecutionPlan(1, channels_last=True)
+GO = ExecutionPlan(1, per_group_backward=True)
+
+
+def timed(times_us) -> Choice:
+    return Choice(("forward", True), min(times_us, key=times_us.get, default=ALL), times_us)
+
+
 @pytest.mark.parametrize(
     ("times_us", "forms"),
     [
-        ({"rule": 1.0, "loop": 2.0}, ("rule", "loop")),
-        ({"rule": 2.0, "loop, channels last": 1.0, "2 at a time": 1.5}, ("loop", "rule")),
-        ({"rule": 1.0, "loop": 5.0}, ("rule",)),
-        ({"rule": 5.0, "mixed": 1.0, "loop": 5.0}, ("rule",)),
-        ({"rule": 9.0, "loop": 1.0}, ("loop",)),
-        ({"rule": 1.1, "single": 1.0}, ("loop", "rule")),
-        ({"1 in one go": 1.2, "1 in one go, channels last": 1.0}, ("loop",)),  # too large to be timed by rules
+        ({ALL: 1.0, ONE: 2.0}, ("rule", "loop")),
+        ({ALL: 2.0, LAST: 1.0}, ("loop", "rule")),
+        ({ALL: 1.0, ONE: 5.0}, ("rule",)),
+        ({ALL: 9.0, ONE: 1.0}, ("loop",)),
+        ({GO: 1.2}, ("loop",)),  # too large to be timed all at once
         ({}, ("rule",)),
     ],
 )
 def test_what_was_not_far_behind_is_worth_a_try(times_us, forms):
     array = make(backend="auto")
     assert array._hocket_forms() == ("rule",)
-    array.choices.append(Choice(min(times_us, key=times_us.get, default="rule"), times_us))
+    array.choices.append(timed(times_us))
     assert array._hocket_forms() == forms
 
 
 def test_the_best_of_several_choices_counts():
     array = make(backend="auto")
-    array.choices += [Choice("rule", {"rule": 1.0, "loop": 4.0}), Choice("loop", {"rule": 1.5, "loop": 1.0})]
+    array.choices.extend([timed({ALL: 1.0, ONE: 4.0}), timed({ALL: 1.5, ONE: 1.0})])
     assert array._hocket_forms() == ("rule", "loop")
 
 
 @pytest.mark.parametrize("options", [{"backend": "rule"}, {"backend": "loop"}, {"backend": "auto", "seeds": [1, 2, 3]}])
 def test_who_decided_or_draws_by_model_has_one_form(options):
     array = make(**options)
-    array.choices.append(Choice("rule", {"rule": 1.0, "loop": 1.0}))
+    array.choices.append(timed({ALL: 1.0, ONE: 1.0}))
     assert array._hocket_forms() == ("rule",)
 
 
@@ -77,8 +85,8 @@ def test_what_was_chosen_before_does_not_stand_in_the_way_of_a_form(monkeypatch)
     array(x)
     chosen = len(array.choices)
     looped = []
-    usual = array._one_by_one
-    monkeypatch.setattr(array, "_one_by_one", lambda values, spec: looped.append(spec) or usual(values, spec))
+    usual = calls.one_by_one
+    monkeypatch.setattr(calls, "one_by_one", lambda *given: looped.append(given) or usual(*given))
     array._hocket_form = "loop"
     array.losses(F.cross_entropy, x, y)
     array(x)

@@ -115,10 +115,10 @@ def test_a_first_call_without_gradients_does_not_hide_a_part_that_never_has_any(
     with torch.no_grad():
         array(x)
     array(x).sum().backward()
-    assert array.tensor("b.weight").tensor.grad is None
+    assert array._store.tensor("b.weight").tensor.grad is None
     for index, model in enumerate(models):
         model(x).sum().backward()
-        assert torch.allclose(array.tensor("a.weight").tensor.grad[index], model.a.weight.grad, rtol=1e-12)
+        assert torch.allclose(array._store.tensor("a.weight").tensor.grad[index], model.a.weight.grad, rtol=1e-12)
 
 
 class WritesOver(nn.Module):

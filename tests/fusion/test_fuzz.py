@@ -103,11 +103,11 @@ def run(seed: int, backend: str) -> str:
 
 
 def _grad(array: Any, name: str, index: int) -> Tensor | None:
-    if name in array._places:
-        whole = array.tensor(name).tensor.grad
+    if name in array._store.places:
+        whole = array._store.tensor(name).tensor.grad
         return None if whole is None else whole[index]
-    block = next(block for block in array._separate_index if name.startswith(block + "."))
-    own = array.separate[array._separate_index[block]][index].get_parameter(name.removeprefix(block + "."))
+    block = next(block for block in array._store.separate_index if name.startswith(block + "."))
+    own = array.separate[array._store.separate_index[block]][index].get_parameter(name.removeprefix(block + "."))
     return own.grad
 
 
@@ -118,8 +118,7 @@ def fuzz(seeds: range, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     def any_of(contenders: dict[str, Any], *_: Any) -> dict[str, float]:
         return {name: chance.random() for name in contenders}
 
-    monkeypatch.setattr(choose, "benchmark", any_of)
-    monkeypatch.setattr(choose, "in_turns", any_of)
+    monkeypatch.setattr(choose, "_in_turns", any_of)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for seed in seeds:

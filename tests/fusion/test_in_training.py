@@ -202,7 +202,7 @@ def test_under_autocast_outputs_are_those_of_single_models_under_autocast(name, 
         assert all(p.grad is not None for p in model.parameters())
     out.float().square().sum().backward()
     for name_, p in models[1].named_parameters():
-        gradient = array.tensor(name_).tensor.grad
+        gradient = array._store.tensor(name_).tensor.grad
         assert gradient is not None
         assert gradient.dtype == p.grad.dtype == torch.float32, "parameters stay in single precision"
 

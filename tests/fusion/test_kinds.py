@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import copy
-import importlib
 
 import pytest
 import torch
 from tests.fusion.oracle import assert_close, made
-from tests.fusion.prefer import prefer
+from tests.fusion.prefer import ALL, prefer, winners
 from torch import nn
 from torch.nn import functional as F
 
 import hocket
-
-calls = importlib.import_module("hocket.fusion.dispatcher")
-step_planner = importlib.import_module("hocket.fusion.step_planner")
+from hocket.fusion import calls
 
 D = torch.float64
 LENGTHS = range(2, 2 + calls.MAX_TIMED + 4)
@@ -38,9 +35,9 @@ def batch(length: int) -> torch.Tensor:
     return torch.randn(5, length, 3, dtype=D)
 
 
-@pytest.mark.parametrize("winner", ["rule", "mixed", "2 at a time", "loop"])
-def test_forwards_of_many_lengths_go_as_most_of_them_did(winner, monkeypatch):
-    prefer(monkeypatch, forward=winner)
+@pytest.mark.parametrize("way", [ALL, "1 at a time"])
+def test_forwards_of_many_lengths_go_as_most_of_them_did(way, monkeypatch):
+    prefer(monkeypatch, forward=way)
     models = made(Words, 4)
     array = hocket.fuse(copy.deepcopy(models), shared=True)
     for length in LENGTHS:
@@ -50,16 +47,15 @@ def test_forwards_of_many_lengths_go_as_most_of_them_did(winner, monkeypatch):
         for index, model in enumerate(models):
             assert_close(out[index], model(x), "output")
     assert len(array.choices) == calls.MAX_TIMED
-    if winner != "mixed":  # which there is only where some op went another way
-        assert {choice.winner for choice in array.choices} == {winner}
+    assert set(winners(array)) == {way}
     with torch.no_grad():
         array(batch(3))
     assert len(array.choices) == calls.MAX_TIMED + 1, "without gradients it is another matter"
 
 
-@pytest.mark.parametrize("winner", ["whole", "2 in one go", "1 in one go"])
-def test_losses_of_many_lengths_go_as_most_of_them_did(winner, monkeypatch):
-    prefer(monkeypatch, winner)
+@pytest.mark.parametrize("way", [ALL, "2 at a time with backward", "1 at a time with backward"])
+def test_losses_of_many_lengths_go_as_most_of_them_did(way, monkeypatch):
+    prefer(monkeypatch, way)
     models = made(Words, 4)
     array = hocket.fuse(copy.deepcopy(models), shared=True)
     for length in LENGTHS:
@@ -74,13 +70,12 @@ def test_losses_of_many_lengths_go_as_most_of_them_did(winner, monkeypatch):
             assert_close(losses[index].detach(), loss.detach(), "loss")
             for name, parameter in model.named_parameters():
                 assert_close(dict(array.fused.named_parameters())[name].grad[index], parameter.grad, name)
-    won = [choice.winner for choice in array.choices if choice.winner == winner]
-    assert len(won) == calls.MAX_TIMED
+    assert winners(array) == [way] * calls.MAX_TIMED
 
 
 def test_another_loss_function_is_looked_at_first(monkeypatch):
     """What it brings along may train, and then models cannot go in one go."""
-    prefer(monkeypatch, "1 in one go")
+    prefer(monkeypatch, "1 at a time with backward")
     array = hocket.fuse(made(Words, 2), shared=True)
     for length in LENGTHS:
         array.losses(F.cross_entropy, batch(length), Y)
@@ -90,19 +85,18 @@ def test_another_loss_function_is_looked_at_first(monkeypatch):
 
 
 def test_what_is_remembered_has_a_bound(monkeypatch):
-    prefer(monkeypatch, "1 in one go")
-    monkeypatch.setattr(calls, "MAX_KINDS", 10)
-    monkeypatch.setattr(step_planner, "MAX_KINDS", 10)
+    prefer(monkeypatch, "1 at a time with backward")
+    monkeypatch.setattr(calls, "MAX_CALLS", 10)
     array = hocket.fuse(made(Words, 2), shared=True)
     for length in range(2, 40):
         array(batch(length))
         array.losses(F.cross_entropy, batch(length), Y).backward()
-        for name in ("_chosen", "_ready", "_plans", "_ready_plans"):
-            assert len(getattr(array, name)) <= 10, name
+        assert len(array._calls._calls) <= 10
+    assert len(array._calls._calls) == 10
 
 
 def test_models_that_come_and_differ_in_more_than_values_are_timed_anew(monkeypatch):
-    prefer(monkeypatch, "1 in one go")
+    prefer(monkeypatch, "1 at a time with backward")
     array = hocket.fuse(made(Words, 2), shared=True)
     for length in LENGTHS:
         array(batch(length))

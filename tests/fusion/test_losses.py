@@ -10,12 +10,13 @@ import torch
 from tests.fusion.losses import GO, D, Runs, W, X, Y, linears, ordinary, pair, plain, same_gradients
 from tests.fusion.nets import NETS, VANISHING, Residual
 from tests.fusion.oracle import assert_close, check_state, made
-from tests.fusion.prefer import in_one_go, prefer, ways
+from tests.fusion.prefer import ALL, in_one_go, prefer, ways, winner, winners
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import hocket
 from hocket.errors import InputError
+from hocket.fusion import calls, choose
 
 
 def whole_cases() -> list[Any]:
@@ -23,7 +24,7 @@ def whole_cases() -> list[Any]:
     for name in NETS:
         for num_models in (2, 3, 4, 7):
             for way in ways(num_models, images=name == "residual"):
-                quick = num_models == 4 if way != "whole" else num_models == 3
+                quick = num_models == 4 if way != ALL else num_models == 3
                 quick |= num_models == 2 and way == GO
                 marks = [] if quick else [pytest.mark.slow]
                 cases.append(pytest.param(name, num_models, way, marks=marks, id=f"{name}-{num_models}-{way}"))
@@ -47,17 +48,7 @@ def test_losses_gradients_and_buffers_are_those_of_plain_models(name, num_models
             lambda index, x=x: (x if shared else x[index],),
             lambda index, y=y: (y[index] if y.ndim > 1 else y,),
         )
-    winners = [choice.winner for choice in runs.array.choices if choice.winner != "rule"]
-    assert winners == [way] * 2, "one choice for each kind of targets"
-
-
-@pytest.mark.parametrize("forward", ["loop", "loop, channels last", "2 at a time", "mixed"])
-def test_a_whole_step_by_any_forward(forward, monkeypatch):
-    prefer(monkeypatch, "whole", forward)
-    runs = Runs(made(Residual, 4), net="residual", shared=True)
-    for _ in range(3):
-        x, y = torch.randn(3, 3, 6, 6, dtype=D), torch.randint(0, 5, (3,))
-        runs.step(F.cross_entropy, x, (y,), lambda _, x=x: (x,), lambda _, y=y: (y,))
+    assert winners(runs.array) == [way] * 2, "one choice for each kind of targets"
 
 
 class Smooth(nn.Module):
@@ -93,11 +84,11 @@ LOSSES: dict[str, tuple[Any, str]] = {
 
 @pytest.mark.parametrize("own", [False, True], ids=["shared targets", "own targets"])
 @pytest.mark.parametrize("num_models", [3, 4])  # 4 is also the number of examples
-@pytest.mark.parametrize("way", ["whole", "2 in one go", GO])
+@pytest.mark.parametrize("way", [ALL, "2 at a time with backward", GO])
 @pytest.mark.parametrize("name", LOSSES)
 def test_any_loss_function(name, way, num_models, own, monkeypatch):
-    if way == "2 in one go" and num_models == 3:
-        way = "whole"
+    if way == "2 at a time with backward" and num_models == 3:
+        way = ALL
     prefer(monkeypatch, way)
     make_fn, kind = LOSSES[name]
     runs = Runs(made(lambda: nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)), num_models))
@@ -120,8 +111,8 @@ def test_any_loss_function(name, way, num_models, own, monkeypatch):
                 Tensor, lambda each: each[index] if own else each, targets
             ),
         )
-    assert runs.array.choices[-1].winner == way
-    assert len(runs.array.choices) == 2, "a loss function that is made anew is no other one"
+    assert winner(runs.array) == way
+    assert len(runs.array.choices) == 1, "a loss function that is made anew is no other one"
 
 
 class Two(nn.Module):
@@ -179,17 +170,17 @@ class OwnLoss(nn.Module):
 
 
 @pytest.mark.parametrize("num_models", [2, 4])
-@pytest.mark.parametrize("way", ["whole", "2 in one go", GO])
+@pytest.mark.parametrize("way", [ALL, "2 at a time with backward", GO])
 def test_models_that_give_their_own_loss_in_a_tree(way, num_models, monkeypatch):
-    if num_models == 2 and way == "2 in one go":
-        way = "whole"
+    if num_models == 2 and way == "2 at a time with backward":
+        way = ALL
     prefer(monkeypatch, way)
     runs = Runs(made(OwnLoss, num_models), shared=True)
     for _ in range(3):
         x, y = torch.randn(5, 6, dtype=D), torch.randint(0, 3, (5,))
         runs.step(lambda found: found["loss"] + found["out"][0].square().mean(), {"x": x, "target": y}, (),
                   lambda _, x=x, y=y: (x, y), lambda _: ())  # fmt: skip
-    assert runs.array.choices[-1].winner == way
+    assert winner(runs.array) == way
 
 
 class Penalised(nn.Module):
@@ -203,7 +194,7 @@ class Penalised(nn.Module):
         return self.layer(x), self.layer.weight
 
 
-@pytest.mark.parametrize("way", ["whole", "2 in one go", GO])
+@pytest.mark.parametrize("way", [ALL, "2 at a time with backward", GO])
 def test_models_that_give_a_weight(way, monkeypatch):
     prefer(monkeypatch, way)
     runs = Runs(made(Penalised, 4), shared=True)
@@ -216,7 +207,7 @@ def test_models_that_give_a_weight(way, monkeypatch):
             lambda _, x=x: (x,),
             lambda _, y=y: (y,),
         )
-    assert runs.array.choices[-1].winner == way
+    assert winner(runs.array) == way
 
 
 BACKWARDS = {
@@ -233,7 +224,7 @@ BACKWARDS = {
 }
 
 
-@pytest.mark.parametrize("way", ["whole", GO])
+@pytest.mark.parametrize("way", [ALL, GO])
 @pytest.mark.parametrize("name", BACKWARDS)
 def test_weights_of_losses(name, way, monkeypatch):
     array, other = pair(monkeypatch, way)
@@ -243,10 +234,10 @@ def test_weights_of_losses(name, way, monkeypatch):
         BACKWARDS[name](array.losses(F.cross_entropy, X, Y))
         BACKWARDS[name](ordinary(other))
         same_gradients(array, other)
-    assert array.choices[-1].winner == way
+    assert winner(array) == way
 
 
-@pytest.mark.parametrize("way", ["whole", GO])
+@pytest.mark.parametrize("way", [ALL, GO])
 def test_gradients_as_autograd_grad_gives_them(way, monkeypatch):
     array, other = pair(monkeypatch, way)
     found = torch.autograd.grad(array.losses(F.cross_entropy, X, Y).sum(), list(array.parameters()))
@@ -256,7 +247,7 @@ def test_gradients_as_autograd_grad_gives_them(way, monkeypatch):
     assert all(p.grad is None for p in array.parameters())
 
 
-@pytest.mark.parametrize("way", ["whole", GO])
+@pytest.mark.parametrize("way", [ALL, GO])
 def test_gradients_accumulate(way, monkeypatch):
     array, other = pair(monkeypatch, way)
     batches = [(torch.randn(4, 6, dtype=D), torch.randint(0, 3, (4,))) for _ in range(3)]
@@ -294,7 +285,7 @@ def test_gradients_are_handed_over_once(monkeypatch):
     same_gradients(array, other)
 
 
-@pytest.mark.parametrize("way", ["whole", GO])
+@pytest.mark.parametrize("way", [ALL, GO])
 def test_losses_that_nobody_backpropagates_leave_no_gradient(way, monkeypatch):
     array, other = pair(monkeypatch, way)
     kept = [array.losses(F.cross_entropy, X * factor, Y) for factor in (1, 2, 3)]
@@ -321,7 +312,7 @@ def test_without_gradients_nothing_goes_backward(mode, monkeypatch):
     assert not losses.requires_grad
     assert_close(losses.as_subclass(Tensor), expected.as_subclass(Tensor), "losses")
     assert all(p.grad is None for p in array.parameters())
-    assert all("in one go" not in choice.winner for choice in array.choices[choices:])
+    assert all(not choice.winner.per_group_backward for choice in array.choices[choices:])
     array.losses(F.cross_entropy, X, Y).backward()
     ordinary(other).backward()
     same_gradients(array, other)
@@ -352,25 +343,25 @@ def test_evaluation_and_back_to_training(way, monkeypatch):
             check_state(array, plain_models, VANISHING["residual"])
         else:
             for index, model in enumerate(plain_models):
-                assert_close(array.tensor("stem.weight").tensor.grad[index], model.stem.weight.grad, "stem.weight")
+                assert_close(
+                    array._store.tensor("stem.weight").tensor.grad[index], model.stem.weight.grad, "stem.weight"
+                )
         moved = not torch.equal(before, array.get_buffer("fused.norm.running_mean"))
         assert moved is training, number
-    assert {choice.winner for choice in array.choices} == {way, "rule"}
+    assert set(winners(array)) == {way}
 
 
 @pytest.mark.parametrize("large", [True, False])
 def test_models_too_large_to_fuse_never_run_all_at_once(large, monkeypatch):
-    from hocket.fusion import step_planner
-
-    monkeypatch.setattr(step_planner, "LARGE_S", 0.0 if large else 1e9)
+    monkeypatch.setattr(choose, "LARGE_S", 0.0 if large else 1e9)
     array = hocket.fuse(linears(), shared=True)
     called = []
-    forward = array.forward
-    monkeypatch.setattr(array, "forward", lambda *args, **kwargs: called.append(args) or forward(*args, **kwargs))
+    usual = calls.Calls._losses_of_all
+    monkeypatch.setattr(calls.Calls, "_losses_of_all", lambda *given: called.append(given) or usual(*given))
     twin = hocket.fuse(array.unfuse(), backend="rule", shared=True)
     array.losses(F.cross_entropy, X, Y).backward()
     ordinary(twin).backward()
     same_gradients(array, twin)
     assert bool(called) is not large
     if large:
-        assert array.choices[-1].winner == "1 in one go"
+        assert winner(array) == "1 at a time with backward"

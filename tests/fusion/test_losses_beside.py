@@ -11,11 +11,12 @@ import torch
 from tests.fusion.losses import GO, OPTIMIZERS, D, Runs, X, Y, linears, pair, plain, twin_of
 from tests.fusion.nets import NETS, Residual
 from tests.fusion.oracle import assert_close, made
-from tests.fusion.prefer import in_one_go, prefer, ways
+from tests.fusion.prefer import ALL, in_one_go, prefer, ways, winner
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import hocket
+from hocket.fusion import executor
 
 # ------------------------------------------------------------------------------------------ isolation
 
@@ -37,7 +38,7 @@ def trained(array, x, y, steps=2):
 @pytest.mark.parametrize(
     ("name", "way"),
     [
-        pytest.param(name, way, marks=[pytest.mark.slow] if way == "whole" or name == "words" else [])
+        pytest.param(name, way, marks=[pytest.mark.slow] if way == ALL or name == "words" else [])
         for name in ("residual", "mlp", "words")
         for way in ways(4, images=name == "residual")
     ],
@@ -60,7 +61,7 @@ def test_a_spoilt_model_leaves_the_others_bit_identical(name, way, spoilt, monke
         x[2] = x[2].flip(0)
     array = hocket.fuse(models, shared=False)
     found = trained(array, x, y)
-    assert array.choices[-1].winner == way
+    assert winner(array) == way
     keep = [0, 1, 3]
     assert torch.equal(found[0][keep], expected[0][keep])
     assert not torch.equal(found[0], expected[0]), "what was spoilt must show"
@@ -86,22 +87,20 @@ def test_permuted_models_give_permuted_losses(way, monkeypatch):
 
 @pytest.mark.parametrize("fault", ["gradient", "loss", "order"])
 def test_a_fault_in_one_group_is_caught(fault, monkeypatch):
-    from hocket.fusion import per_group_backward
-
     prefer(monkeypatch, GO)
-    right_bring, right_loss = per_group_backward.Gather.bring, per_group_backward.PerGroupBackward._loss
+    right_bring, right_loss = executor.Gather.bring, executor.GroupExecutor._loss
 
-    def bring(self, index, grads):
+    def bring(self, key, index, grad):
         if fault == "gradient" and index == 1:
-            grads = {key: grad * (1 + 1e-9) for key, grad in grads.items()}
-        right_bring(self, 1 - index if fault == "order" and index < 2 else index, grads)
+            grad = grad * (1 + 1e-9)
+        right_bring(self, key, 1 - index if fault == "order" and index < 2 else index, grad)
 
     def loss(self, fn, out, targets, index):
         found = right_loss(self, fn, out, targets, index)
         return found * (1 + 1e-9) if fault == "loss" and index == 1 else found
 
-    monkeypatch.setattr(per_group_backward.Gather, "bring", bring)
-    monkeypatch.setattr(per_group_backward.PerGroupBackward, "_loss", loss)
+    monkeypatch.setattr(executor.Gather, "bring", bring)
+    monkeypatch.setattr(executor.GroupExecutor, "_loss", loss)
     runs = Runs(linears(), shared=True)
     named = "loss of model 1" if fault == "loss" else "gradient of .*, model 0" if fault == "order" else "model 1"
     with pytest.raises(AssertionError, match=named):
@@ -146,7 +145,7 @@ def test_the_first_call_leaves_the_trace_of_one_call(way, monkeypatch):
         model(x)
         model(x)
     assert_close(array.state_dict()["3.0.norm.running_var"], models[3][0].norm.running_var, "running_var")
-    assert array.choices[-1].winner == way
+    assert winner(array) == way
 
 
 @pytest.mark.parametrize("way", ways(4, images=True))
@@ -181,7 +180,7 @@ def test_with_seeds_each_model_draws_what_the_plain_one_draws(way, monkeypatch):
             torch.set_rng_state(usual)
             twin.losses(fn, x, y)
             assert torch.equal(torch.get_rng_state(), usual), "models with seeds leave torch's generator alone"
-    assert runs.array.choices[-1].winner == way
+    assert winner(runs.array) == way
 
 
 def test_without_seeds_every_model_has_its_own_draw(monkeypatch):
@@ -230,20 +229,20 @@ def test_frozen_unused_tied_large_and_small_parameters(way, monkeypatch):
         assert grads["fused.head.weight"] is (number != 2)
         assert grads["fused.table.weight"] is (number != 3)
         assert grads["fused.tied.weight"]
-    assert runs.array.choices[-1].winner == way
+    assert winner(runs.array) == way
 
 
-@pytest.mark.parametrize("way", ["whole", GO])
+@pytest.mark.parametrize("way", [ALL, GO])
 def test_large_parameters_only(way, monkeypatch):
     prefer(monkeypatch, way)
     runs = Runs(made(lambda: nn.Sequential(nn.Linear(370, 370, bias=False), nn.Tanh()), 3), shared=True)
     for _ in range(3):
         x, y = torch.randn(4, 370, dtype=D), torch.randn(4, 370, dtype=D)
         runs.step(F.mse_loss, x, (y,), lambda _, x=x: (x,), lambda _, y=y: (y,))
-    assert runs.array.choices[-1].winner == way
+    assert winner(runs.array) == way
 
 
-@pytest.mark.parametrize("way", ["whole", GO])
+@pytest.mark.parametrize("way", [ALL, GO])
 def test_losses_of_what_does_not_train(way, monkeypatch):
     """All that the loss reaches is frozen, and something else is not."""
     array, _ = pair(monkeypatch, way, make=lambda: made(lambda: nn.ModuleDict({"a": nn.Linear(6, 3)}), 2))
@@ -280,7 +279,7 @@ def replaced(runs: Runs) -> None:
     for index, model in enumerate(runs.models):
         for name, parameter in model.named_parameters():
             parameter.data = torch.randn_like(parameter)
-            whole = runs.array.tensor(name).tensor
+            whole = runs.array._store.tensor(name).tensor
             if not index:
                 whole.data = whole.data.clone()
             whole.data[index] = parameter.data
@@ -315,7 +314,7 @@ def moved(runs: Runs) -> None:
 CHANGES = {each.__name__: each for each in (replaced, loaded, dropped, refilled, moved)}
 
 
-@pytest.mark.parametrize("way", ["whole", "2 in one go", GO])
+@pytest.mark.parametrize("way", [ALL, "2 at a time with backward", GO])
 @pytest.mark.parametrize("name", CHANGES)
 def test_parameters_that_change(name, way, monkeypatch):
     prefer(monkeypatch, way)
@@ -326,7 +325,7 @@ def test_parameters_that_change(name, way, monkeypatch):
         runs.step(F.cross_entropy, X, (Y,), lambda _: (X,), lambda _: (Y,))
 
 
-@pytest.mark.parametrize("way", ["whole", GO])
+@pytest.mark.parametrize("way", [ALL, GO])
 @pytest.mark.parametrize("how", ["copied", "saved"])
 def test_a_copy_goes_its_own_way(how, way, monkeypatch):
     prefer(monkeypatch, way)

@@ -11,7 +11,7 @@ import torch
 from tests.fusion.losses import GO, D, Runs, X, Y, linears, ordinary, pair, plain, same_gradients
 from tests.fusion.nets import NETS, mlp
 from tests.fusion.oracle import assert_close, made
-from tests.fusion.prefer import in_one_go, prefer
+from tests.fusion.prefer import ALL, in_one_go, prefer, winner
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -106,7 +106,7 @@ def test_blocks_that_stay_separate(monkeypatch):
     array, other = pair(monkeypatch, separate=["2"])
     for each in (array, other):
         (each.losses(F.cross_entropy, X, Y) if each is array else ordinary(each)).backward()
-    assert all("in one go" not in choice.winner for choice in array.choices)
+    assert all(not choice.winner.per_group_backward for choice in array.choices)
     assert array.separate[0][1].weight.grad is not None
     same_gradients(array, other)
 
@@ -118,7 +118,7 @@ def test_half_precision(monkeypatch):
     array.float()
     with torch.autocast("cpu", torch.float16):
         array.losses(F.mse_loss, X.float(), torch.zeros(4, 3)).backward()
-    assert all("in one go" not in choice.winner for choice in array.choices)
+    assert all(not choice.winner.per_group_backward for choice in array.choices)
 
 
 def test_transforms_around(monkeypatch):
@@ -184,7 +184,7 @@ def _quiet():
     return nullcontext()
 
 
-@pytest.mark.parametrize("way", ["whole", "2 in one go", GO])
+@pytest.mark.parametrize("way", [ALL, "2 at a time with backward", GO])
 @pytest.mark.parametrize("name", ["mlp", "residual"])
 def test_under_autocast_as_plain_models_under_autocast(name, way, monkeypatch):
     """To bfloat16's rounding, as the tests of the forward under autocast."""
@@ -205,12 +205,11 @@ def test_under_autocast_as_plain_models_under_autocast(name, way, monkeypatch):
             loss.backward()
             assert losses.dtype == loss.dtype == torch.float32
             assert abs(losses[index].item() - loss.item()) <= 0.05 * abs(loss.item())
-            own, expected = array.tensor("head.weight" if name == "residual" else "3.weight").tensor.grad[index], (
-                model.head if name == "residual" else model[3]
-            ).weight.grad  # fmt: skip
+            weight = "head.weight" if name == "residual" else "3.weight"
+            own, expected = array._store.tensor(weight).tensor.grad[index], model.get_parameter(weight).grad
             assert own.dtype == expected.dtype == torch.float32
             assert (own - expected).abs().max() <= 0.05 * expected.abs().max()
-    assert array.choices[-1].winner == way
+    assert winner(array) == way
 
 
 # --------------------------------------------------------------------------------------------- errors
@@ -219,7 +218,7 @@ def test_under_autocast_as_plain_models_under_autocast(name, way, monkeypatch):
 def test_errors_name_shapes_before_and_after_a_choice(monkeypatch):
     array, other = pair(monkeypatch)
     far = torch.full((4,), 7)
-    with pytest.raises(InputError, match=r"loss: .* \(3, 4, 3\), \(4,\), 3 models: Target 7 is out of bounds"):
+    with pytest.raises(InputError, match=r"loss: .* \(4, 3\), \(4,\), model 0: Target 7 is out of bounds"):
         array.losses(F.cross_entropy, X, far)
     array.losses(F.cross_entropy, X, Y)
     assert in_one_go(array)
@@ -230,7 +229,7 @@ def test_errors_name_shapes_before_and_after_a_choice(monkeypatch):
     own[2, 1] = 7
     with pytest.raises(InputError, match=r"loss: .* \(4, 3\), \(4,\), model 2: Target 7 is out of bounds"):
         array.losses(F.cross_entropy, X, own)
-    with pytest.raises(InputError, match=r"loss: .* \(3, 4, 3\), \(5,\), 3 models: .*batch_size"):
+    with pytest.raises(InputError, match=r"loss: .* \(4, 3\), \(5,\), model 0: .*batch_size"):
         array.losses(F.cross_entropy, X, torch.zeros(5, dtype=torch.int64))
     with pytest.raises(InputError, match=r"layer 0: linear"):
         array.losses(F.cross_entropy, torch.ones(4, 5, dtype=D), Y)
@@ -240,7 +239,7 @@ def test_errors_name_shapes_before_and_after_a_choice(monkeypatch):
 
 
 def test_groups_name_shapes_too(monkeypatch):
-    array, _ = pair(monkeypatch, "2 in one go", make=lambda: linears(4))
+    array, _ = pair(monkeypatch, "2 at a time with backward", make=lambda: linears(4))
     array.losses(F.cross_entropy, X, Y)
     assert in_one_go(array)
     with pytest.raises(InputError, match=r"loss: .* \(2, 4, 3\), \(4,\), 2 models: Target 7 is out of bounds"):
@@ -254,7 +253,7 @@ def test_inputs_of_another_kind_are_refused(inputs):
         array.losses(F.cross_entropy, inputs, Y)
 
 
-@pytest.mark.parametrize("way", ["whole", GO])
+@pytest.mark.parametrize("way", [ALL, GO])
 def test_a_loss_that_gives_no_tensor(way, monkeypatch):
     array, _ = pair(monkeypatch, way)
     answers: list[Any] = []
@@ -272,7 +271,7 @@ def test_one_model_goes_the_ordinary_way():
     runs = Runs(linears(1), shared=True)
     for _ in range(2):
         runs.step(F.cross_entropy, X, (Y,), lambda _: (X,), lambda _: (Y,))
-    assert all("in one go" not in choice.winner for choice in runs.array.choices)
+    assert all(not choice.winner.per_group_backward for choice in runs.array.choices)
 
 
 @pytest.mark.parametrize("backend", ["rule", "vmap", "loop"])
@@ -287,7 +286,6 @@ def test_the_real_contest_times_all_and_keeps_what_won():
     runs = Runs(linears(4), shared=True)
     for _ in range(3):
         runs.step(F.cross_entropy, X, (Y,), lambda _: (X,), lambda _: (Y,))
-    assert len(runs.array.choices) == 2
-    choice = runs.array.choices[-1]
-    assert set(choice.whole_us) <= {"whole", "2 in one go", GO}
-    assert choice.winner == min(choice.whole_us, key=lambda name: choice.whole_us[name])
+    [choice] = runs.array.choices
+    assert {str(plan) for plan in choice.times_us} <= {"4 at a time", "2 at a time with backward", GO}
+    assert choice.winner == min(choice.times_us, key=lambda plan: choice.times_us[plan])

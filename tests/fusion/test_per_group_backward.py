@@ -13,8 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import hocket
-from hocket.fusion.gather import Gather
-from hocket.fusion.shares import LARGE_BYTES, GradientMemory
+from hocket.fusion.gradients import LARGE_BYTES, Gather, GradientMemory, leaf_parts
 
 D = torch.float64
 WIDE = 370  # squared, in float64, more than a MiB
@@ -26,7 +25,7 @@ def net() -> nn.Module:
     return nn.Sequential(nn.Linear(6, WIDE), nn.Tanh(), nn.Linear(WIDE, WIDE), nn.Tanh(), nn.Linear(WIDE, 3))
 
 
-@pytest.fixture(params=["2 in one go", "1 in one go"])
+@pytest.fixture(params=["2 at a time with backward", "1 at a time with backward"])
 def array(request, monkeypatch):
     prefer(monkeypatch, request.param)
     made_ = hocket.fuse(made(net, 4), shared=True)
@@ -34,6 +33,12 @@ def array(request, monkeypatch):
     assert in_one_go(made_)
     assert any(p[0].nbytes >= LARGE_BYTES for p in made_.parameters())
     return made_
+
+
+def executor_of(array):
+    """What runs the only kind of call there is."""
+    [key] = array._calls._calls
+    return array._calls._calls.get(key).run.__self__
 
 
 def expected(array, x=X, y=Y):
@@ -63,7 +68,7 @@ def test_memory_of_gradients_is_used_again_when_nobody_holds_it(array):
 
 def test_gradients_are_handed_over_without_a_copy(array):
     losses = array.losses(F.cross_entropy, X, Y)
-    kept = {storage.data_ptr() for storage in array.gradient_memory._storages.values()}
+    kept = {storage.data_ptr() for storage in array._calls.memory._storages.values()}
     losses.backward()
     assert {p.grad.data_ptr() for p in large(array)} <= kept
 
@@ -135,12 +140,12 @@ def test_gradients_changed_in_place_stay_with_their_step(array):
 def test_a_backward_that_fails_leaves_nothing_behind(layer, array):
     """In the middle of the second group's, by the hand of a hook."""
     wanted = expected(array)
-    [run] = [run for run in array._plans.values() if run is not None]
+    executor = executor_of(array)
 
     def fails(grad):
         raise RuntimeError("by intent")
 
-    handle = run.__self__._current_parts()[1].tensors[f"{layer}.weight"].register_hook(fails)
+    handle = executor._parts.of(array._store.all_tensors())[1][f"{layer}.weight"].register_hook(fails)
     with pytest.raises(RuntimeError, match="by intent"):
         array.losses(F.cross_entropy, X, Y)
     handle.remove()
@@ -167,18 +172,18 @@ def test_graphs_and_activations_are_gone_after_each_call(own_objects, array):
 
 
 def test_the_parts_are_made_once_and_follow_updates(array):
-    [run] = [run for run in array._plans.values() if run is not None]
-    first = run.__self__._current_parts()
+    parts = executor_of(array)._parts
+    first = parts.of(array._store.all_tensors())
     optimizer = hocket.optim.SGD(array.parameters(), lr=0.1)
     array.losses(F.cross_entropy, X, Y).backward()
     optimizer.step()
-    assert run.__self__._current_parts() is first
+    assert parts.of(array._store.all_tensors()) is first
     wanted = expected(array)
     array.zero_grad()
     array.losses(F.cross_entropy, X, Y).backward()
     close([p.grad for p in array.parameters()], wanted)
     array.get_parameter("fused.0.bias").data = torch.zeros(4, WIDE, dtype=D)
-    assert run.__self__._current_parts() is not first
+    assert parts.of(array._store.all_tensors()) is not first
 
 
 @pytest.mark.parametrize("columns", [2, LARGE_BYTES // 16])  # kept as they come, and in buffers
@@ -186,11 +191,12 @@ def test_the_parts_are_made_once_and_follow_updates(array):
 def test_gather_fills_what_nobody_brings(size, columns, monkeypatch):
     monkeypatch.setattr(torch, "empty", lambda *args, **kwargs: torch.full(*args, torch.nan, **kwargs))
     first, second, third = (nn.Parameter(torch.ones(2 * size, columns, dtype=D)) for _ in range(3))
-    gather = Gather(GradientMemory(), [first, second, third], 2, size)
+    wholes = [first, second, third]
+    gather = Gather(GradientMemory(), leaf_parts(wholes, size), wholes, size)
     shape = (columns,) if size == 1 else (size, columns)
-    gather.bring(0, {id(first): torch.full(shape, 5.0, dtype=D)})
-    gather.bring(1, {id(first): torch.full(shape, 7.0, dtype=D), id(second): torch.full(shape, 3.0, dtype=D)})
-    gather.bring(1, {})
+    gather.bring(id(first), 0, torch.full(shape, 5.0, dtype=D))
+    gather.bring(id(first), 1, torch.full(shape, 7.0, dtype=D))
+    gather.bring(id(second), 1, torch.full(shape, 3.0, dtype=D))
     assert gather.whole(first).mean(1).tolist() == [5.0] * size + [7.0] * size
     assert gather.whole(second).mean(1).tolist() == [0.0] * size + [3.0] * size
     assert gather.whole(third) is None

@@ -6,13 +6,13 @@ from functools import partial
 
 import pytest
 import torch
-from tests.fusion.oracle import SIZES, check, made
+from tests.fusion.oracle import SIZES, assert_close, check, made
 from torch import nn
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 import hocket
-from hocket.fusion.rules import base
+from hocket.fusion.rules import base, conv
 from hocket.fusion.stacked import Stacked
 
 
@@ -582,3 +582,25 @@ class Masked(nn.Module):
 def test_a_decoder_with_masks():
     tgt, memory = torch.randn(3, 2, 5, 8).double(), torch.randn(3, 2, 4, 8).double()
     check(made(Masked, 3), tgt, memory, shared=False, strict=True)
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
+@pytest.mark.parametrize("bias", [False, True], ids=["plain", "bias"])
+def test_a_convolution_one_element_wide_as_a_product(shared, bias):
+    """Single precision goes this way; here it is compared in double precision, op against op."""
+    torch.manual_seed(0)
+    x = torch.randn(*(() if shared else (3,)), 2, 4, 5, 6, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(3, 7, 4, 1, 1, dtype=torch.float64, requires_grad=True)
+    offset = torch.randn(3, 7, dtype=torch.float64, requires_grad=True) if bias else None
+    given = [x, weight, *([offset] if bias else [])]
+    out = conv._product(3, x if shared else Stacked(x), Stacked(weight), Stacked(offset) if bias else None).tensor
+    plain = torch.stack(
+        [
+            torch.nn.functional.conv2d(x if shared else x[i], weight[i], None if offset is None else offset[i])
+            for i in range(3)
+        ]
+    )
+    assert_close(out, plain, "output")
+    by = torch.randn_like(plain)
+    for one, two in zip(torch.autograd.grad(out, given, by), torch.autograd.grad(plain, given, by), strict=True):
+        assert_close(one, two, "gradient")

@@ -10,7 +10,7 @@ import pytest
 import torch
 from tests.fusion.nets import NETS, VANISHING, Residual
 from tests.fusion.oracle import assert_close, check, made
-from tests.fusion.prefer import prefer, won_by
+from tests.fusion.prefer import prefer, winner
 from torch import nn
 from torch.nn import functional as F
 
@@ -96,7 +96,7 @@ IMAGES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "keywords": (Keyword, (2, 3, 6, 5)),
     "what looks at shapes": (Shapes, (2, 3, 6, 5)),
 }
-WAYS = ["loop", "loop, channels last"]
+WAYS = ["1 at a time", "1 at a time, channels last"]
 
 
 @pytest.mark.filterwarnings("ignore:hocket.fuse")  # a convolution without a batch has no rule
@@ -108,16 +108,16 @@ def test_convolutions(name, shared, way, monkeypatch):
     make, shape = IMAGES[name]
     x = torch.randn(*(() if shared else (3,)), *shape, dtype=D)
     array = check(made(make, 3), x, shared=shared, backend="auto")
-    assert array.choices[-1].winner == way
+    assert winner(array) == way
 
 
 @pytest.mark.filterwarnings("ignore:hocket.fuse")
 @pytest.mark.parametrize("name", IMAGES)
 def test_one_model_alone(name, monkeypatch):
-    prefer(monkeypatch, forward="single, channels last")
+    prefer(monkeypatch, forward="1 at a time, channels last")
     make, shape = IMAGES[name]
     array = check(made(make, 1), torch.randn(1, *shape, dtype=D), shared=False, backend="auto")
-    assert array.choices[-1].winner == "single, channels last"
+    assert winner(array) == "1 at a time, channels last"
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -139,8 +139,8 @@ def test_a_net_with_running_statistics(num_models, training, way, monkeypatch):
             own.square().sum().backward()
             assert_close(out[index], own, "output")
             for name, parameter in model.named_parameters():
-                assert_close(array.tensor(name).tensor.grad[index], parameter.grad, name)
-    assert array.choices[-1].winner == way
+                assert_close(array._store.tensor(name).tensor.grad[index], parameter.grad, name)
+    assert winner(array) == way
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -157,21 +157,18 @@ def test_inputs_that_lie_otherwise(strides, way, monkeypatch):
     models = made(IMAGES["relu in place"][0], 3)
     array = hocket.fuse(copy.deepcopy(models), shared=True)
     out = array(x)
-    assert array.choices[-1].winner == way
+    assert winner(array) == way
     for index, model in enumerate(models):
         assert_close(out[index], model(x), f"model {index}")
 
 
 @pytest.mark.parametrize("name", [name for name in NETS if name != "residual"])
 def test_nets_without_images_have_no_such_contender(name, monkeypatch):
-    prefer(monkeypatch, forward="loop, channels last")
+    prefer(monkeypatch, forward="1 at a time, channels last")
     make, given = NETS[name]
     array = check(made(make, 3), given(), shared=True, backend="auto", vanishing=VANISHING.get(name, NONE))
-    assert not any(CHANNELS_LAST_NAME in name for choice in array.choices for name in choice.whole_us)
-    assert array.choices[-1].winner != "loop, channels last"
-
-
-CHANNELS_LAST_NAME = choose.CHANNELS_LAST
+    assert not any(plan.channels_last for choice in array.choices for plan in choice.times_us)
+    assert winner(array) != "1 at a time, channels last"
 
 
 class Views(nn.Module):
@@ -189,33 +186,30 @@ class Views(nn.Module):
 
 @pytest.mark.parametrize("num_models", [1, 3])
 def test_a_view_that_cannot_be_leaves_the_contest_and_not_the_call(num_models, monkeypatch):
-    name = "loop" if num_models > 1 else "single"
-    prefer(monkeypatch, "1 in one go, channels last", f"{name}, channels last")
+    prefer(monkeypatch, "1 at a time with backward, channels last", "1 at a time, channels last")
     models = made(Views, num_models)
     x, y = torch.randn(num_models, 4, 3, 6, 5, dtype=D), torch.randint(0, 5, (4,))
     array = check(models, x, shared=False, backend="auto")
-    assert set(array.choices[-1].whole_us) >= {"rule", name}
-    assert f"{name}, channels last" not in array.choices[-1].whole_us
+    assert {str(plan) for plan in array.choices[-1].times_us} == {"1 at a time", f"{num_models} at a time"}
     if num_models > 1:
         array.zero_grad()
         array.losses(F.cross_entropy, x, y).backward()
-        assert array.choices[-1].whole_us.keys() == {"whole", "1 in one go"}
+        assert {str(plan) for plan in array.choices[-1].times_us} == {"3 at a time", "1 at a time with backward"}
         for index, model in enumerate(models):
             model.zero_grad()
             F.cross_entropy(model(x[index]), y).backward()
-            assert_close(array.tensor("conv.weight").tensor.grad[index], model.conv.weight.grad, "conv.weight")
+            assert_close(array._store.tensor("conv.weight").tensor.grad[index], model.conv.weight.grad, "conv.weight")
 
 
 @pytest.mark.parametrize("num_models", [1, 3])
 def test_what_comes_out_lies_as_usual(num_models, monkeypatch):
     """Or a loss function's view would fail, which one that was there when both were timed did not have."""
-    alone = "single" if num_models == 1 else "loop"
-    prefer(monkeypatch, "1 in one go, channels last", f"{alone}, channels last")
+    prefer(monkeypatch, "1 at a time with backward, channels last", "1 at a time, channels last")
     models = made(seq(lambda: conv(3, 4, 3), nn.ReLU), num_models)
     array = hocket.fuse(copy.deepcopy(models), shared=True)
     x = torch.randn(2, 3, 6, 5, dtype=D)
     out = array(x)
-    assert array.choices[-1].winner == f"{alone}, channels last"
+    assert winner(array) == "1 at a time, channels last"
     assert out.is_contiguous()
     if num_models == 1:
         return
@@ -226,7 +220,7 @@ def test_what_comes_out_lies_as_usual(num_models, monkeypatch):
         return out.square().sum()
 
     array.losses(fn, x)
-    assert array.choices[-1].winner == "1 in one go, channels last"
+    assert winner(array) == "1 at a time with backward, channels last"
     views[0] = True
     losses = array.losses(fn, x)
     for index, model in enumerate(models):
@@ -261,7 +255,7 @@ def test_the_images_are_channels_last_and_a_fault_is_caught(op, monkeypatch):
         return right(watched, layout)
 
     monkeypatch.setattr(single_model, "_channels_last", watching)
-    prefer(monkeypatch, forward="loop, channels last")
+    prefer(monkeypatch, forward="1 at a time, channels last")
     layer: Any = {"conv2d": nn.Conv2d, "conv3d": nn.Conv3d}.get(
         op, nn.ConvTranspose2d if dims == 4 else nn.ConvTranspose3d
     )
@@ -285,29 +279,27 @@ class Tokens(nn.Module):
         return self.conv(self.table(tokens).permute(0, 3, 1, 2))
 
 
-@pytest.mark.parametrize("way", ["{}", "{}, channels last"])
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("num_models", [1, 3])
 def test_errors_name_the_layer(num_models, way, monkeypatch):
-    way = way.format("single" if num_models == 1 else "loop")
     prefer(monkeypatch, forward=way)
     array = hocket.fuse(made(Tokens, num_models), shared=True)
     tokens = torch.randint(0, 5, (2, 6, 5))
     array(tokens)
-    assert array.choices[-1].winner == way
+    assert winner(array) == way
     with pytest.raises(hocket.errors.InputError, match="layer table: embedding: index out of range"):
         array(tokens + 3)
 
 
-def test_a_contender_has_to_win_clearly(monkeypatch):
+@pytest.mark.parametrize(("faster", "channels_last"), [(1.04, False), (1.06, True)])
+def test_a_layout_has_to_win_clearly(faster, channels_last, monkeypatch):
     """Four per cent faster is not enough for a layout that comes with copies."""
-    monkeypatch.setattr(choose, "_choose_ops", lambda program, leaves: ({}, {}))
-    for faster, winner in ((1.04, "loop"), (1.06, "loop, channels last")):
 
-        def benchmark(contenders, faster=faster):
-            times = won_by("")(contenders)
-            return dict.fromkeys(times, 500.0) | {"loop": 100.0 * faster, "loop, channels last": 100.0}
+    def in_turns(racing, *_):
+        times = {"1 at a time": 100.0 * faster, "1 at a time, channels last": 100.0}
+        return {plan: times.get(str(plan), 500.0) for plan in racing}
 
-        monkeypatch.setattr(choose, "benchmark", benchmark)
-        array = hocket.fuse(made(lambda: conv(3, 4, 3), 3), shared=True)
-        array(torch.randn(2, 3, 6, 5, dtype=D))
-        assert array.choices[-1].winner == winner
+    monkeypatch.setattr(choose, "_in_turns", in_turns)
+    array = hocket.fuse(made(lambda: conv(3, 4, 3), 3), shared=True)
+    array(torch.randn(2, 3, 6, 5, dtype=D))
+    assert array.choices[-1].winner.channels_last is channels_last

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 import hocket
-from hocket.fusion.single_tensors import SingleTensors
+from hocket.fusion.gradients import Parts, linked_parts
 
 from .nets import Residual
 
@@ -22,9 +22,14 @@ def _pair(**options):
     return model, hocket.fuse([copy.deepcopy(model)], **options)
 
 
+def _own(wholes):
+    """The only group's tensors."""
+    [own] = Parts(1, 1, linked_parts).of(wholes)
+    return own
+
+
 def _alone(array):
-    """The stacked parameters as `SingleTensors` gives them."""
-    return SingleTensors().tensors(array.all_tensors())
+    return _own(array._store.all_tensors())
 
 
 def _grads(array):
@@ -37,7 +42,7 @@ Y = torch.tensor([0, 1, 1, 0, 1])
 
 def _loss(array, own):
     """The model's own computation on tensors without the models' axis."""
-    template = array._templates[0]
+    template = array._store.templates[0]
     return functional.cross_entropy(torch.func.functional_call(template, dict(own), (X,)), Y)
 
 
@@ -73,7 +78,7 @@ def test_autograd_grad_finds_the_stacked_parameters():
 
 def test_gradients_can_be_differentiated_again():
     weight = nn.Parameter(torch.tensor([[2.0, 3.0]]))
-    own = SingleTensors().tensors({"weight": weight})["weight"]
+    own = _own({"weight": weight})["weight"]
     [grad] = torch.autograd.grad((own**3).sum(), [weight], create_graph=True)
     grad.sum().backward()
     assert torch.equal(weight.grad, 6 * weight.detach())
@@ -81,7 +86,7 @@ def test_gradients_can_be_differentiated_again():
 
 def test_a_gradient_is_handed_over_without_a_copy():
     weight = nn.Parameter(torch.ones(1, 4))
-    own = SingleTensors().tensors({"weight": weight})["weight"]
+    own = _own({"weight": weight})["weight"]
     seen = []
     (own * 2).register_hook(lambda grad: None)
     own.register_hook(lambda grad: seen.append(grad.data_ptr()))
@@ -91,7 +96,7 @@ def test_a_gradient_is_handed_over_without_a_copy():
 
 def test_an_unused_parameter_has_no_gradient():
     used, unused = nn.Parameter(torch.ones(1, 2)), nn.Parameter(torch.ones(1, 2))
-    own = SingleTensors().tensors({"used": used, "unused": unused})
+    own = _own({"used": used, "unused": unused})
     own["used"].sum().backward()
     assert unused.grad is None
     assert torch.equal(used.grad, torch.ones(1, 2))
@@ -99,17 +104,17 @@ def test_an_unused_parameter_has_no_gradient():
 
 def test_an_update_shows_and_tensors_are_made_once():
     weight = nn.Parameter(torch.ones(1, 2))
-    single = SingleTensors()
-    own = single.tensors({"weight": weight})["weight"]
+    single = Parts(1, 1, linked_parts)
+    own = single.of({"weight": weight})[0]["weight"]
     with torch.no_grad():
         weight.add_(1)
-    assert single.tensors({"weight": weight})["weight"] is own
+    assert single.of({"weight": weight})[0]["weight"] is own
     assert own.tolist() == [2, 2]
 
 
 def test_an_update_between_forward_and_backward_is_an_error():
     weight = nn.Parameter(torch.ones(1, 2))
-    own = SingleTensors().tensors({"weight": weight})["weight"]
+    own = _own({"weight": weight})["weight"]
     loss = (own * own).sum()
     with torch.no_grad():
         weight.add_(1)
@@ -120,15 +125,15 @@ def test_an_update_between_forward_and_backward_is_an_error():
 @pytest.mark.parametrize("change", ["data", "requires_grad", "other"])
 def test_tensors_follow_what_becomes_of_the_stacked_ones(change):
     weight = nn.Parameter(torch.ones(1, 2))
-    single = SingleTensors()
-    single.tensors({"weight": weight})
+    single = Parts(1, 1, linked_parts)
+    single.of({"weight": weight})
     if change == "data":
         weight.data = torch.full((1, 2), 5.0)
     elif change == "requires_grad":
         weight.requires_grad_(False)
     else:
         weight = nn.Parameter(torch.full((1, 2), 7.0))
-    own = single.tensors({"weight": weight})["weight"]
+    own = single.of({"weight": weight})[0]["weight"]
     assert torch.equal(own, weight.detach()[0])
     assert own.requires_grad == weight.requires_grad
     if own.requires_grad:
@@ -136,15 +141,9 @@ def test_tensors_follow_what_becomes_of_the_stacked_ones(change):
         assert torch.equal(weight.grad, torch.ones(1, 2))
 
 
-def test_tensors_that_are_computed_get_their_gradients():
-    base = torch.ones(1, 2, requires_grad=True)
-    SingleTensors().tensors({"weight": base * 3})["weight"].sum().backward()
-    assert torch.equal(base.grad, torch.full((1, 2), 3.0))
-
-
 def test_tied_parameters_are_one():
     weight = nn.Parameter(torch.ones(1, 2))
-    own = SingleTensors().tensors({"a": weight, "b": weight})
+    own = _own({"a": weight, "b": weight})
     (own["a"] + own["b"]).sum().backward()
     assert own["a"] is own["b"]
     assert torch.equal(weight.grad, torch.full((1, 2), 2.0))

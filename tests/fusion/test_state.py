@@ -60,7 +60,7 @@ def test_training_after_a_first_call_in_inference_mode(backend):
     array(x).sum().backward()
     for index, model in enumerate(models):
         model(x).sum().backward()
-        assert_close(array.tensor("fc.weight").tensor.grad[index], model.fc.weight.grad, "gradient")
+        assert_close(array._store.tensor("fc.weight").tensor.grad[index], model.fc.weight.grad, "gradient")
 
 
 class Named(dict):

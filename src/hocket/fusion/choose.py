@@ -1,45 +1,41 @@
-"""``backend="auto"``: time what could compute each op, and the model as a whole, and keep the fastest.
+"""``backend="auto"``: time the plans that could run a kind of call, forward and backward, and keep the fastest.
 
-Fusing can lose: on a CPU, a grouped convolution of wide channels takes longer than its parts. So, on the first call for
-an input of this shape:
+Fusing can lose: on a CPU, a grouped convolution of wide channels takes longer than its parts, and so do activations
+that leave the caches. What is timed is the model on the arguments at hand and a loss that stands in for the user's; it
+leaves no trace: buffers and random numbers are put back, inputs are copies.
 
-    1. each op that can pay or cost much: rule, vmap and loop in turn, forward and backward, on the values at hand
-    2. the whole model: rules everywhere; the fastest of each op; and the plain models one after another
-    3. what won in 2 runs from now on
-
-An op alone does not tell everything: the layout it leaves behind costs or saves the next one a copy. Hence 2. What was
-timed leaves no trace: buffers and random numbers are put back.
+Neighbours on a shared machine only add time, and sometimes much: where a pass is parallel, a busy core makes it ten
+times as long. Hence a plan counts by its faster passes; and none leaves for one slow pass, only when even its fastest
+is too slow, ever more strictly. All of it takes about as long as `BUDGET_PASSES` of the fastest plan.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.utils import _pytree as pytree
 
-from hocket.fusion.benchmark import Copies, benchmark, in_turns, make_pass, those_that_run
-from hocket.fusion.groups import Groups
-from hocket.fusion.program import FusedProgram
-from hocket.fusion.single_model import has_images
-from hocket.fusion.stacked import Stacked, map_tree
-from hocket.fusion.steps import Step
+from hocket.errors import HocketError
+from hocket.fusion.plan import ExecutionPlan
+from hocket.fusion.stacked import Stacked, unwrap
 
-__all__ = ["CHANNELS_LAST", "Choice", "as_before", "choose", "put_back"]
+__all__ = ["Choice", "Copies", "choose", "make_pass", "restored"]
 
-CHANNELS_LAST = ", channels last"
-HANDICAP = {"rule": 1.0, "loop": 1.0, "single": 1.0, "mixed": 1.05}  # others have to win clearly:
-HANDICAP |= {f"{name}{CHANNELS_LAST}": 1.05 for name in ("loop", "single")}
-GROUPED = 1.10  # groups join their gradients, which also costs what comes after the pass
-BUDGET_S = 20.0  # of op by op timing, after which the remaining ops keep their rules
-FAILURES = (RuntimeError, ValueError, TypeError, NotImplementedError)
-
-Run = Callable[[list[Any]], Any]  # the output for the leaves of the arguments
+BUDGET_PASSES = 16
+MIN_S = 0.06  # which short passes get in any case
+MAX_ROUNDS = 8
+BLOCK = 4  # counted passes of each plan in a round, fewer if they take longer than this:
+BLOCK_S = 0.01
+ELIMINATION_RATIOS = (2.0, 1.5, 1.3)  # times the fastest pass so far, in one round after another
+HANDICAP = 1.05  # of channels last, which has to win clearly
+LARGE_S = 0.2  # a pass of one model on a CPU, from which models are not fused: nothing around its ops is left to save
+FAILURES = (HocketError, RuntimeError, ValueError, TypeError, NotImplementedError)  # out of memory is a RuntimeError
 
 
 @dataclass(frozen=True)
@@ -47,178 +43,169 @@ class Choice:
     """What was timed and what won.
 
     Attributes:
-        winner: "rule", "mixed" (each op its own way), "2 at a time" and so on (by rules, in groups of models), "loop"
-            (the plain models one after another) or, of one model, "single" (its ops as they are); the latter two also
-            with convolutions ", channels last".
-        whole_us: time of one pass of each of them, microseconds, as long as it was in the benchmark.
-        ops_us: time of each op by each backend, by layer and op, microseconds.
+        kind: "forward" or "losses", and what else tells such calls apart but their arguments' shapes.
+        winner: the plan that runs from now on.
+        times_us: one pass by each plan, microseconds, as long as it was in the comparison.
     """
 
-    winner: str
-    whole_us: dict[str, float]
-    ops_us: dict[tuple[int, str, str], dict[str, float]] = field(default_factory=dict)
+    kind: Any
+    winner: ExecutionPlan
+    times_us: Mapping[ExecutionPlan, float]
 
 
-def choose(program: FusedProgram, leaves: list[Any], state: Callable[[], Any]) -> tuple[Choice, Run]:
-    """Time and choose: what was timed, and what runs from now on.
-
-    The program's backends are set where the choice is "mixed".
+class Copies:
+    """The leaves of arguments to run a model on more than once: some models write over their inputs.
 
     Args:
-        program: rules everywhere.
-        leaves: the arguments at hand.
-        state: a context in which buffers and random numbers change without trace.
+        leaves: anything; tensors and `Stacked` are copied.
     """
-    num_models = program.owner.num_models
-    usual = {step.index: list(step.backends) for step in program.steps}
-    copies = Copies(leaves)
-    leaves = copies.leaves
-    with state():
-        ops_us, best = _choose_ops(program, leaves)
-    if copies.are_written():  # then models cannot read one input in turn
-        return Choice("rule", {}, ops_us), program.run
-    mixed = {step.index: best.get(step.index, usual[step.index]) for step in program.steps}
 
-    def run_with(backends: dict[int, list[str]]) -> Run:
-        def run(own: list[Any]) -> Any:
-            for step in program.steps:
-                step.backends = backends[step.index]
-            return program.run(own)
+    def __init__(self, leaves: list[Any]) -> None:
+        self.leaves = [_copy(leaf) for leaf in leaves]
+        self._versions = self._now()
 
-        return run
+    def are_written(self) -> bool:
+        """Whether a model has written over any of them."""
+        return self._now() != self._versions
 
-    runs: dict[str, Run] = {"rule": run_with(usual)}
-    if any(mixed[place] != usual[place] for place in usual):
-        runs["mixed"] = run_with(mixed)
-    for size in range(num_models - 1, 1, -1):
-        if num_models % size == 0:
-            runs[f"{size} at a time"] = Groups(program.owner, program.traced, size).run
-    alone = "single" if num_models == 1 else "loop"
-    runs[alone] = Groups(program.owner, program.traced, 1).run
-    params = _trained(program)
-    if has_images(program):
-        runs[f"{alone}{CHANNELS_LAST}"] = Groups(program.owner, program.traced, 1, channels_last=True).run
-    with state():
-        contenders = {name: make_pass(partial(run, leaves), params) for name, run in runs.items()}
-        # A forward that sees strides, or writes over its input, may fail in another layout or in turns.
-        others = those_that_run({name: run for name, run in contenders.items() if name != "rule"})
-        whole_us = benchmark({"rule": contenders["rule"]} | ({} if copies.are_written() else others))
-    winner = min(whole_us, key=lambda name: whole_us[name] * HANDICAP.get(name, GROUPED))
-    for step in program.steps:
-        step.backends = (mixed if winner == "mixed" else usual)[step.index]
-    run = program.run if winner in ("rule", "mixed") else runs[winner]
-    return Choice(winner, whole_us, ops_us), run
+    def _now(self) -> list[int]:
+        tensors = [unwrap(leaf) for leaf in self.leaves if isinstance(leaf, (Stacked, Tensor))]
+        return [0 if tensor.is_inference() else tensor._version for tensor in tensors]  # those count no versions
 
 
-def as_before(program: FusedProgram, winner: str) -> Run:
-    """What `choose` gave with this winner, for arguments of another kind; by rules where each op went its own way."""
-    if winner in ("rule", "mixed"):
-        return program.run
-    name = winner.removesuffix(CHANNELS_LAST)
-    size = 1 if name in ("loop", "single") else int(name.split()[0])
-    return Groups(program.owner, program.traced, size, channels_last=name != winner).run
+def _copy(leaf: Any) -> Any:
+    if isinstance(leaf, Stacked):
+        return Stacked(leaf.tensor.clone())
+    return leaf.clone() if isinstance(leaf, Tensor) else leaf
 
 
-def _trained(program: FusedProgram) -> list[Tensor]:
-    return [each for each in program.owner.all_parameters() if each.requires_grad]
+def make_pass(run: Callable[[], Any], wanted: list[Tensor]) -> Callable[[], None]:
+    """A forward and, where gradients are wanted, a backward that leaves ``.grad`` alone."""
+
+    def once() -> None:
+        outs = [unwrap(leaf) for leaf in pytree.tree_leaves(run(), is_leaf=lambda value: isinstance(value, Stacked))]
+        outs = [out for out in outs if isinstance(out, Tensor) and out.requires_grad]
+        if outs and wanted and torch.is_grad_enabled():
+            ones = [torch.ones_like(out, memory_format=torch.contiguous_format) for out in outs]
+            for param, grad in zip(wanted, torch.autograd.grad(outs, wanted, ones, allow_unused=True), strict=True):
+                if grad is not None and grad.stride() != param.stride():
+                    grad.contiguous()  # a `.grad` is laid out as its parameter, so another layout costs a copy
+
+    return once
 
 
-def _choose_ops(
-    program: FusedProgram, leaves: list[Any]
-) -> tuple[dict[tuple[int, str, str], dict[str, float]], dict[int, list[str]]]:
-    """Time each op that is worth it on the arguments it has in this pass."""
-    ops_us: dict[tuple[int, str, str], dict[str, float]] = {}
-    best: dict[int, list[str]] = {}
-    known: dict[Any, dict[str, float]] = {}
-    until = perf_counter() + BUDGET_S
+def choose(
+    kind: Any, passes: Mapping[ExecutionPlan, Callable[[], None]], copies: Copies, on_cpu: bool, num_models: int
+) -> Choice | None:
+    """Time the plans in turns until one is left or the budget is spent.
 
-    def watch(step: Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not step.is_timed or perf_counter() > until:
-            return
-        key = (step.op, str(map_tree((args, kwargs), _described)), _tensors_of(program, step))
-        if key not in known:
-            known[key] = _time_op(program, step, args, kwargs)
-        times = known[key]
-        ops_us[(step.index, step.layer, step.op)] = times
-        if times:
-            order = sorted(times, key=lambda backend: times[backend])
-            best[step.index] = [*order, *(each for each in step.backends if each not in order)]
+    Args:
+        kind: of the choice.
+        passes: a pass by each plan, the plain models first and all at once last.
+        copies: what they run on.
+        on_cpu: whether models of `LARGE_S` are not fused.
+        num_models: B.
 
-    program.watch = watch
-    try:
-        program.run(leaves)
-    finally:
-        program.watch = None
-    return ops_us, best
-
-
-def _tensors_of(program: FusedProgram, step: Step) -> str:
-    names = program.owner.names_in(step.layer)
-    return str([tuple(program.owner.tensor(f"{step.layer}.{name}" if step.layer else name).shape) for name in names])
-
-
-def _described(value: Any) -> Any:
-    if isinstance(value, Stacked):
-        return ("each", tuple(value.tensor.shape), value.tensor.stride(), str(value.tensor.dtype))
-    if isinstance(value, Tensor):
-        return ("all", tuple(value.shape), str(value.dtype))
-    return value
-
-
-def _time_op(program: FusedProgram, step: Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, float]:
-    """Microseconds of forward and backward, by each backend that can."""
-    backends = program.backends_for(step, args, kwargs)
-    if "rule" in backends and step.can_multiply is not None and step.can_multiply(*args, **kwargs):
-        backends.append("product")
-    inputs: list[Tensor] = []
-
-    def fresh(value: Any) -> Any:
-        tensor = value.tensor if isinstance(value, Stacked) else value
-        if not isinstance(tensor, Tensor):
-            return value
-        own = tensor.detach()
-        if tensor.requires_grad:
-            own.requires_grad_()
-            inputs.append(own)
-        return Stacked(own) if isinstance(value, Stacked) else own
-
-    own_args, own_kwargs = map_tree(args, fresh), map_tree(kwargs, fresh)
-    names = program.owner.names_in(step.layer) if step.op[0].isupper() else []
-    params = [program.owner.tensor(f"{step.layer}.{name}" if step.layer else name).tensor for name in names]
-    wanted = [*inputs, *(param for param in params if param.requires_grad)]
-    contenders = {}
-    for backend in backends:
-        run = make_pass(partial(_call_step, step, backend, own_args, own_kwargs), wanted)
-        try:
-            run()
-        except FAILURES:
+    Returns:
+        The choice (all at once if models write over their input), or None if no plan ran.
+    """
+    racing = dict(passes)
+    fastest_s = float("inf")
+    start = perf_counter()
+    for plan in passes:
+        if plan not in racing:
             continue
-        contenders[backend] = run
-    return in_turns(contenders) if len(contenders) > 1 else {}
+        try:
+            first_s = _took_s(passes[plan])
+        except FAILURES:  # a forward that sees strides may fail in another layout
+            del racing[plan]
+            continue
+        if copies.are_written():  # then models cannot read one input in turn
+            return Choice(kind, ExecutionPlan(num_models), {})
+        fastest_s = min(fastest_s, first_s)
+        is_large = plan.group_size == 1 and on_cpu and num_models > 1 and first_s / num_models >= LARGE_S
+        # The fastest of a few counts: neighbours can hold up any one of them.
+        if is_large and all(_took_s(passes[plan]) / num_models >= LARGE_S for _ in range(2)):
+            racing = {each: run for each, run in racing.items() if each.group_size == 1}
+    if not racing:
+        return None
+    times_s = _in_turns(racing, fastest_s, start)
+    winner = min(times_s, key=lambda plan: times_s[plan] * (HANDICAP if plan.channels_last else 1.0))
+    return Choice(kind, winner, {plan: took_s * 1e6 for plan, took_s in times_s.items()})
 
 
-def _call_step(step: Step, backend: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    result = step.call(backend, args, dict(kwargs))
-    if result is NotImplemented:
-        raise NotImplementedError
-    return result
+def _in_turns(
+    racing: dict[ExecutionPlan, Callable[[], None]], fastest_s: float, start: float
+) -> dict[ExecutionPlan, float]:
+    """Seconds of each plan that ran to the end: of its passes' fastest quarter the slowest one.
+
+    The first pass of a block of several finds the caches and the heap as another plan left them, and does not count.
+    """
+    times: dict[ExecutionPlan, list[float]] = {plan: [] for plan in racing}
+    for round_number in range(MAX_ROUNDS if len(racing) > 1 else 1):
+        block = max(1, min(BLOCK, int(BLOCK_S / fastest_s)))
+        for plan, run in racing.items():
+            if block > 1:
+                run()
+            times[plan] += [_took_s(run) for _ in range(block)]
+        fastest_s = min(min(times[plan]) for plan in racing)
+        hopeless = ELIMINATION_RATIOS[min(round_number, len(ELIMINATION_RATIOS) - 1)]
+        racing = {plan: run for plan, run in racing.items() if min(times[plan]) <= hopeless * fastest_s}
+        if len(racing) == 1 or perf_counter() - start > max(MIN_S, BUDGET_PASSES * fastest_s):
+            break
+    return {plan: sorted(times[plan])[len(times[plan]) // 4] for plan in racing}
+
+
+def _took_s(run: Callable[[], None]) -> float:
+    """How long a pass takes, to its end on the device."""
+    _settle()
+    start = perf_counter()
+    run()
+    _settle()
+    return perf_counter() - start
+
+
+def _settle() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 @contextmanager
-def put_back(module: nn.Module, generators: dict[torch.device, tuple[torch.Generator, ...]]) -> Iterator[None]:
-    """Buffers and random numbers are afterwards what they were before; generators made meanwhile are gone."""
-    buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
+def restored(
+    buffers: list[Tensor],
+    generators: dict[torch.device, tuple[torch.Generator, ...]],
+    *,
+    only_after_errors: bool = False,
+) -> Iterator[None]:
+    """Buffers and random numbers are afterwards what they were before; generators made meanwhile are gone.
+
+    Args:
+        buffers: of models and of what a loss function holds.
+        generators: of the models.
+        only_after_errors: keep the changes of what runs without an error.
+    """
+    contents = [(buffer, buffer.clone()) for buffer in buffers]
     before = dict(generators)
     states = [(each, each.get_state()) for group in before.values() for each in group]
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_available() else []
-    with torch.random.fork_rng(devices=list(devices)):
-        try:
-            yield
-        finally:
-            with torch.no_grad():
-                for buffer, content in buffers:
-                    buffer.copy_(content)
-            generators.clear()
-            generators.update(before)
-            for generator, state in states:
-                generator.set_state(state)
+    cpu = torch.get_rng_state()
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+
+    def put_back() -> None:
+        with torch.no_grad():
+            for buffer, content in contents:
+                buffer.copy_(content)
+        generators.clear()
+        generators.update(before)
+        for generator, state in states:
+            generator.set_state(state)
+        torch.set_rng_state(cpu)
+        if cuda:
+            torch.cuda.set_rng_state_all(cuda)
+
+    try:
+        yield
+    except BaseException:
+        put_back()
+        raise
+    if not only_after_errors:
+        put_back()

@@ -97,7 +97,7 @@ def stack_parts(outs: Sequence[Any], where: str) -> Any:
         if len(shapes) > 1:
             listed = ", ".join(f"{shape} in model {index}" for shape, index in shapes.items())
             raise InputError(f"{where}: its output differs in shape: {listed}; name a larger block in separate=[...]")
-        columns.append(Stacked(torch.stack(leaves)))
+        columns.append(Stacked(torch.stack(leaves) if len(leaves) > 1 else leaves[0].unsqueeze(0)))
     return pytree.tree_unflatten(columns, spec)
 
 

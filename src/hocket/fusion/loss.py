@@ -24,7 +24,15 @@ from hocket.fusion.inputs import ModelAxis
 from hocket.fusion.rules.base import is_watched
 from hocket.fusion.stacked import Stacked, unwrap
 
-__all__ = ["Losses", "per_model_loss", "stacked_loss"]
+__all__ = [
+    "Losses",
+    "first_tensor",
+    "loss_of_one",
+    "own_targets_of",
+    "per_model_loss",
+    "stacked_loss",
+    "stand_in",
+]
 
 
 class Losses(Tensor):
@@ -82,6 +90,8 @@ def stacked_loss(fn: Callable[..., Any], output: Any, targets: tuple[Any, ...], 
         InputError: `fn` fails; restates the shapes.
     """
     try:
+        if fn is stand_in:
+            return _stand_in_of_all(output, num_models)
         losses = _alone(fn, (output, *targets)) if num_models == 1 else _quick(fn, output, targets, num_models)
         if losses is None:
             losses = _any(fn, (output, *targets), num_models)
@@ -92,6 +102,60 @@ def stacked_loss(fn: Callable[..., Any], output: Any, targets: tuple[Any, ...], 
         given = ", ".join(str(tuple(each.shape)) for each in values if isinstance(each, Tensor))
         raise InputError(f"loss: of outputs and targets of shapes {given}, {num_models} models: {error}") from error
     return losses.flatten(1).sum(1) if losses.ndim > 1 else losses
+
+
+def loss_of_one(fn: Callable[..., Any], out: Any, targets: tuple[Any, ...], model: int) -> Tensor:
+    """``fn(out, *targets)`` of one plain model, a tensor without axes.
+
+    Raises:
+        InputError: `fn` fails; restates the shapes and the model.
+    """
+    try:
+        loss = fn(out, *targets)
+    except (HocketError, torch.OutOfMemoryError):
+        raise
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        given = ", ".join(
+            str(tuple(each.shape)) for each in pytree.tree_leaves((out, targets)) if isinstance(each, Tensor)
+        )
+        raise InputError(f"loss: of outputs and targets of shapes {given}, model {model}: {error}") from error
+    if not isinstance(loss, Tensor):
+        raise InputError(f"loss: expected one tensor from the loss function, got {type(loss).__name__}")
+    return loss.sum() if loss.ndim else loss
+
+
+def own_targets_of(
+    axis: ModelAxis, fn: Callable[..., Any], targets: tuple[Any, ...], out: Any, size: int, num_models: int
+) -> tuple[Any, ...]:
+    """Targets, `Stacked` where models have their own, from the output of the first `size` models."""
+    shape = first_tensor(out).shape
+    first = out if size == 1 else pytree.tree_map_only(Tensor, itemgetter(0), out)
+    return axis.targets(fn, targets, first, (num_models, *(shape if size == 1 else shape[1:])), num_models)
+
+
+def first_tensor(out: Any) -> Tensor:
+    """The first tensor of an output."""
+    if isinstance(out, Tensor):
+        return out
+    found = next((leaf for leaf in pytree.tree_leaves(out) if isinstance(leaf, Tensor)), None)
+    if found is None:
+        raise InputError("losses: the model gives no tensor")
+    return found
+
+
+def stand_in(out: Any) -> Tensor:
+    """A loss of one model's output for timing: it costs little, and every number of the output has a gradient."""
+    leaves = [leaf for leaf in pytree.tree_leaves(out) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    return torch.stack([leaf.square().mean() for leaf in leaves if leaf.requires_grad] or [torch.zeros(())]).sum()
+
+
+def _stand_in_of_all(output: Any, num_models: int) -> Tensor:
+    leaves = pytree.tree_leaves(output, is_leaf=lambda leaf: isinstance(leaf, Stacked))
+    tensors = [leaf.tensor for leaf in leaves if isinstance(leaf, Stacked)]
+    wanted = [each for each in tensors if each.is_floating_point() and each.requires_grad]
+    return torch.stack(
+        [each.reshape(num_models, -1).square().mean(1) for each in wanted] or [torch.zeros(num_models)]
+    ).sum(0)
 
 
 def _are_plain(outputs: Any, target: Any) -> bool:

@@ -1,38 +1,45 @@
 r"""The fused module: B models as one, their parameters stacked, their ops fused where a rule, ``vmap`` or a loop can.
 
-    models --compare--> blocks --trace--> graph --rules--> program --choose--> what runs    (`fusion.dispatcher`),
-       |                                                            or runs with its loss (`fusion.step_planner`)
-       \--tensors, stacked--> parameters (B, *shape)
-        \--without tensors--> templates, from which `unfuse` makes plain modules again
+    models --compare--> blocks
+       |--tensors, stacked--> parameters (B, *shape)      (`fusion.store`)
+       \--without tensors--> templates --trace--> program --choose--> plan --> what runs      (`fusion.calls`)
 
-Source: S. Wang et al., "Horizontally Fused StepPlanner Array", MLSys 2021, section 3.
+Source: S. Wang et al., "Horizontally Fused Training Array", MLSys 2021, section 3.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+import sys
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Self
 
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook, _IncompatibleKeys
+from torch.nn.utils import clip_grad
 
 from hocket.errors import InputError
+from hocket.fusion import slots, state
+from hocket.fusion.calls import Calls
+from hocket.fusion.choose import Choice
 from hocket.fusion.compare import compare
-from hocket.fusion.loss import per_model_loss
+from hocket.fusion.inputs import ModelAxis
+from hocket.fusion.model_slice import Settings
 from hocket.fusion.report import report
-from hocket.fusion.step_planner import StepPlanner
+from hocket.fusion.store import Store
 
 __all__ = ["Array"]
 
 BACKENDS = ("auto", "rule", "vmap", "loop")
 
 
-class Array(StepPlanner):
+class Array(nn.Module):
     """B models fused; see `hocket.fusion.fuse`.
 
     Attributes:
-        num_models: B.
-        backend: "auto", "rule", "vmap" or "loop".
-        choices: what was timed and chosen, one for each kind of call so far (``backend="auto"``).
+        fused: the stacked tensors, under the names they have in a model.
+        separate: blocks that stay B modules each.
     """
 
     def __init__(
@@ -54,7 +61,39 @@ class Array(StepPlanner):
             raise InputError(f"blocks that cannot fuse (strict=True): {named}")
         if seeds is not None and len(seeds) != len(models):
             raise InputError(f"seeds: expected {len(models)}, one for each model, got {len(seeds)}")
-        super().__init__(models, blocks, seeds, backend=backend, strict=strict, shared=shared)
+        super().__init__()
+        self.training = models[0].training
+        self._hocket_version = 0  # whoever captured a step sees by it that another one is needed
+        self._store = Store(models, blocks, seeds)
+        self._calls = Calls(self._store, Settings(backend, strict, ModelAxis(shared)))
+        self.fused, self.separate = self._store.fused, self._store.separate
+
+    @property
+    def num_models(self) -> int:
+        """B."""
+        return self._store.num_models
+
+    @property
+    def backend(self) -> str:
+        """What the user asked for: "auto", "rule", "vmap" or "loop"."""
+        return self._calls.settings.backend
+
+    @property
+    def choices(self) -> list[Choice]:
+        """What was timed and chosen, one for each kind of call so far (``backend="auto"``)."""
+        return self._calls.choices
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The outputs of all models, the models first.
+
+        Args:
+            args: what one model takes; tensors ``(B, N, ...)``, or ``(N, ...)`` for all models.
+            kwargs: the same.
+
+        Raises:
+            InputError: an op fails, or the input fits no model; names the layer.
+        """
+        return self._calls.forward(args, kwargs)
 
     def loss(self, fn: Callable[..., Any], out: Any, target: Any, *args: Any) -> Tensor:
         """The loss of each model, ``(B,)``; its ``backward()`` gives each model its own gradient.
@@ -72,7 +111,34 @@ class Array(StepPlanner):
             torch.Size([2])
             >>> loss.backward()
         """
-        return per_model_loss(fn, out, (target, *args), self.num_models, self.model_axis)
+        return self._calls.loss(fn, out, (target, *args))
+
+    def losses(self, fn: Callable[..., Any], inputs: Any, *targets: Any) -> Tensor:
+        """The loss of each model, ``(B,)``, from its inputs: `loss` of what the models give for them.
+
+        With ``backend="auto"``, where it is faster, a few models at a time go forward, through their loss and backward
+        before the next ones begin: one model's activations are in memory, not all. Their gradients are there before
+        ``losses.backward()``, which hands them over; so call it once, and where no gradients are wanted, say
+        ``torch.no_grad()``.
+
+        Args:
+            fn: any loss function or module of one model's output and targets.
+            inputs: what one model takes: a tensor, a tuple of arguments, or a dict of named ones; tensors
+                ``(B, N, ...)``, or ``(N, ...)`` for all models.
+            targets: more arguments of `fn`: ``(B, N, ...)``, or ``(N, ...)`` for all models.
+
+        Raises:
+            InputError: an op or `fn` fails, or a shape fits no model; names the layer.
+
+        Example:
+            >>> array = hocket.fuse([nn.Linear(3, 2), nn.Linear(3, 2)])
+            >>> losses = array.losses(nn.functional.mse_loss, torch.ones(5, 3), torch.zeros(5, 2))
+            >>> losses.shape
+            torch.Size([2])
+            >>> losses.backward()
+        """
+        hooks = self._forward_hooks or self._forward_pre_hooks or self._backward_hooks or self._backward_pre_hooks
+        return self._calls.losses(self, fn, inputs, targets, is_hooked=bool(hooks) or _has_any_global_hook())
 
     def unfuse(self) -> list[nn.Module]:
         """B plain modules of the user's class, with parameters and buffers of their own.
@@ -82,7 +148,7 @@ class Array(StepPlanner):
             >>> [type(model).__name__ for model in array.unfuse()]
             ['Linear', 'Linear']
         """
-        return [self._plain(index) for index in range(self.num_models)]
+        return [self._store.plain(index) for index in range(self.num_models)]
 
     def report(self) -> str:
         """What fused, line by line: layer, op, and what computed it in the last call.
@@ -95,4 +161,163 @@ class Array(StepPlanner):
             0  linear  rule
             1  relu    rule
         """
-        return report(self)
+        return report(self._calls)
+
+    def drop(self, model: int) -> nn.Module:
+        """Take one model out, in place, and give it back as a plain module.
+
+        Parameters keep their identity; their first axis is one shorter, and their gradients are gone. Optimizers and
+        schedulers have to drop it too: `hocket.optim.ModelSlots` does that.
+
+        Raises:
+            InputError: no such model, or it is the only one.
+        """
+        self._store.check_slot(model)
+        if self.num_models == 1:
+            raise InputError("drop: only one model is left")
+        plain = self._store.plain(model)
+        self.select_models([index for index in range(self.num_models) if index != model])
+        return plain
+
+    def select_models(self, models: Sequence[int]) -> None:
+        """Keep these models, in this order, in place; what `drop` says of parameters holds.
+
+        Raises:
+            InputError: no models, one twice, or one that is not there.
+        """
+        slots.select_models(self._store, models)
+        self._forget()
+
+    def refill(self, model: int, new: nn.Module, *, seed: int | None = None) -> nn.Module:
+        """Put another model into a slot, in place, and give the old one back as a plain module.
+
+        Where the new one differs from the old one in the values of its tensors alone, and no block is separate, nothing
+        else changes: what was traced, timed and captured stays as it is.
+
+        Args:
+            model: the slot.
+            new: a module that could have been fused with the others.
+            seed: of its random numbers; needed where the array has seeds.
+
+        Raises:
+            InputError: the new model does not fit.
+        """
+        old, only_values = slots.refill(self._store, model, new, seed, self.training)
+        if not only_values:
+            self._forget()
+        return old
+
+    def state_dict(  # type: ignore[override]
+        self,
+        *args: Any,
+        destination: dict[str, Any] | None = None,
+        prefix: str = "",
+        keep_vars: bool = False,
+        model: int | None = None,
+    ) -> dict[str, Any]:
+        """The states of the plain modules: ``"0.fc.weight"``, ``"1.fc.weight"``, ..., as of a list of modules.
+
+        Args:
+            args: as of `torch.nn.Module.state_dict`.
+            destination: as there.
+            prefix: as there.
+            keep_vars: as there.
+            model: give the state of this model alone, with its own names.
+        """
+        if args:
+            given: Any = (*args, *(destination, prefix, keep_vars)[len(args) :])
+            destination, prefix, keep_vars = given
+        found: dict[str, Any] = OrderedDict() if destination is None else destination
+        state.save(self._store, found, prefix, keep_vars, model)
+        return found
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False, *, model: int | None = None
+    ) -> Any:
+        """Load what `state_dict` gave.
+
+        Args:
+            state_dict: of all models; or of a plain module, for one of them.
+            strict: as of `torch.nn.Module.load_state_dict`.
+            assign: False.
+            model: the one that a plain module's state is for.
+
+        Raises:
+            InputError: `assign` is True (stacked parameters keep their identity), or no such model.
+            RuntimeError: keys or shapes do not match, as of any module.
+        """
+        if assign:
+            raise InputError("load_state_dict: assign=True is not possible: the models' tensors are stacked")
+        if model is not None:
+            self._store.check_slot(model)
+        missing, unexpected, errors = state.load(self._store, state_dict, model=model)
+        if strict:
+            errors += [f"missing: {', '.join(missing)}"] * bool(missing)
+            errors += [f"unexpected: {', '.join(unexpected)}"] * bool(unexpected)
+        if errors:
+            raise RuntimeError("while loading the states of fused models: " + "; ".join(errors))
+        return _IncompatibleKeys(missing, unexpected)
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        missing, unexpected, errors = state.load(self._store, state_dict, prefix)
+        missing_keys += missing
+        unexpected_keys += unexpected
+        error_msgs += errors
+        if isinstance(state_dict, dict):  # a module around this one goes on to the separate blocks, which are loaded
+            state_dict |= {f"{prefix}separate.{name}": each for name, each in self.separate.state_dict().items()}
+
+    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
+        """As of any module; warns when it is `torch.nn.utils.clip_grad_norm_` that reads them."""
+        reader = sys._getframe(1).f_code  # in a generator: whoever takes the first one
+        if reader.co_name == "clip_grad_norm_" and reader.co_filename == clip_grad.__file__:
+            warnings.warn(
+                "torch.nn.utils.clip_grad_norm_ takes one norm over all models, so that each is scaled by the others' "
+                "gradients too; hocket.optim.clip_grad_norm_ clips each model on its own",
+                UserWarning,
+                stacklevel=2,
+            )
+        yield from super().parameters(recurse)
+
+    def train(self, mode: bool = True) -> Self:
+        """Set all models to training, or to evaluation."""
+        super().train(mode)
+        for template in self._store.templates:
+            template.train(mode)
+        return self
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)
+        self._store.mark()
+        self._store.match_dtypes()
+        self._forget()
+        return self
+
+    def _forget(self) -> None:
+        """Let go of everything that was made from the models as they were."""
+        self._hocket_version += 1
+        self._calls.forget()
+
+    @property
+    def _hocket_form(self) -> str | None:
+        """Which of `_hocket_forms` a captured step is asked for; see `hocket.tracing.variants`."""
+        return self._calls.form
+
+    @_hocket_form.setter
+    def _hocket_form(self, form: str | None) -> None:
+        self._calls.form = form
+
+    def _hocket_forms(self) -> tuple[str, ...]:
+        return self._calls.forms()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._store.mark()

@@ -5,17 +5,16 @@ Values live in a list; each is let go of after its last use, so no more activati
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
 from hocket.errors import HocketError, InputError
-from hocket.fusion.chains import Chain, find_chain
 from hocket.fusion.in_place import in_place
+from hocket.fusion.model_slice import ModelSlice
 from hocket.fusion.stacked import ModelValues, Stacked, as_type_of, is_stacked, map_tree, unwrap, with_model_dim
-from hocket.fusion.steps import Owner, Step, activate_in_place, chain_step, op_step, warn_without_rule
+from hocket.fusion.steps import Step, activate_in_place, op_step, warn_without_rule
 from hocket.fusion.trace import Traced
 from hocket.fusion.writes import IN_PLACE, Write, find_writes
 
@@ -28,8 +27,8 @@ SKIPPED = ("_assert", "_assert_is_none", "_assert_async", "_assert_tensor_metada
 class FusedProgram:
     """Runs the steps; see `make_program`."""
 
-    def __init__(self, owner: Owner, steps: list[Step], size: int, traced: Traced) -> None:
-        self.owner = owner
+    def __init__(self, models: ModelSlice, steps: list[Step], size: int, traced: Traced) -> None:
+        self.models = models
         self.steps = steps
         self.traced = traced
         self._size = size
@@ -39,7 +38,6 @@ class FusedProgram:
         self.output: Any = None
         self.owned: set[int] = set()  # places of values that become each model's own, because views are written to
         self.has_per_model = False  # values of the models that are not stacked
-        self.watch: Callable[[Step, tuple[Any, ...], dict[str, Any]], None] | None = None
 
     def run(self, leaves: list[Any]) -> Any:
         """The output for these leaves of the arguments, `Stacked` where models have their own.
@@ -53,12 +51,10 @@ class FusedProgram:
         for place, value in self.constants:
             values[place] = value
         for place, name in self.tensors:
-            values[place] = self.owner.tensor(name)
+            values[place] = self.models.tensor(name)
         for step in self.steps:
             args = _filled(step.args, values)
             kwargs = _filled(step.kwargs, values) if step.kwargs else {}
-            if self.watch is not None:
-                self.watch(step, args, kwargs)
             try:
                 if step.write is not None:
                     args = self._writable(step, step.write, args, kwargs, values)
@@ -95,7 +91,7 @@ class FusedProgram:
                     self.has_per_model = bool(_per_model(result))
                 return result
             if backend == "rule":
-                warn_without_rule(self.owner, step)
+                warn_without_rule(self.models, step)
         raise InputError(f"layer {step.layer}: {step.op}: nothing can compute it for all models")
 
     def backends_for(self, step: Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
@@ -136,7 +132,7 @@ class FusedProgram:
         """A tensor that all models share, as one of each model."""
         if not isinstance(value, Tensor):
             return value
-        return Stacked(with_model_dim(value, self.owner.num_models).clone())
+        return Stacked(with_model_dim(value, self.models.num_models).clone())
 
 
 def _is_view(source: Any, result: Any) -> bool:
@@ -179,19 +175,19 @@ class Ref:
         self.place = place
 
 
-def make_program(owner: Owner, traced: Traced) -> FusedProgram:
+def make_program(models: ModelSlice, traced: Traced) -> FusedProgram:
     """Find a rule for each op, and what may stand in for it."""
     nodes = list(traced.graph.nodes)
     places = {node: place for place, node in enumerate(nodes)}
-    program = FusedProgram(owner, [], len(nodes), traced)
+    program = FusedProgram(models, [], len(nodes), traced)
 
     def refer(tree: Any) -> Any:
         return map_tree(
-            tree, lambda value: Ref(places[value]) if isinstance(value, fx.Node) else owner.of_models(value)
+            tree, lambda value: Ref(places[value]) if isinstance(value, fx.Node) else models.of_models(value)
         )
 
     def layer(name: str) -> nn.Module:
-        return owner.layers(name)[0]
+        return models.layers(name)[0]
 
     writes, owned, views = find_writes(traced.graph, traced.tensors, traced.constants, layer)
     program.owned = {places[node] for node in owned}
@@ -199,30 +195,18 @@ def make_program(owner: Owner, traced: Traced) -> FusedProgram:
     for node in nodes:
         for used in node.all_input_nodes:
             last_use[used] = node
-    inside: set[fx.Node] = set()  # of chains
     for node in nodes:
-        if node in inside:
-            continue
-        chain = _chain(owner, node)
-        if chain is not None:
-            inside |= set(chain.nodes)
-            step = chain_step(
-                owner, program.perform, chain, [op_step(owner, traced, each, places[each]) for each in chain.nodes]
-            )
-            step.args = refer(node.args)
-            step.dead = [places[used] for used in node.all_input_nodes if last_use[used] is node]
-            program.steps.append(step)
-        elif node.op == "output":
+        if node.op == "output":
             program.output = refer(node.args[0])
         elif node in traced.inputs:
             program.inputs.append((places[node], traced.inputs[node]))
         elif node in traced.tensors:
             program.tensors.append((places[node], traced.tensors[node]))
         elif node in traced.constants:
-            program.constants.append((places[node], owner.of_models(traced.constants[node])))
+            program.constants.append((places[node], models.of_models(traced.constants[node])))
         elif node.op.startswith("call_") and not _is_assertion(node):
-            step = op_step(owner, traced, node, places[node])
-            activate = in_place(node, owner.layers, lambda name: owner.separate_block(name) is None)
+            step = op_step(models, traced, node, places[node])
+            activate = in_place(node, models.layers, lambda name: models.separate_block(name) is None)
             if activate is not None:
                 activate_in_place(step, activate)
             step.args = refer(node.args)
@@ -234,14 +218,6 @@ def make_program(owner: Owner, traced: Traced) -> FusedProgram:
     arguments = [(step.args, step.kwargs) for step in program.steps]
     program.has_per_model = bool(_per_model((arguments, [value for _, value in program.constants])))
     return program
-
-
-def _chain(owner: Owner, node: fx.Node) -> Chain | None:
-    """The chain that begins at a node, where rules may be used."""
-    if owner.backend not in ("auto", "rule"):
-        return None
-    found: Chain | None = find_chain(node, owner.layers, lambda name: owner.separate_block(name) is None)
-    return found
 
 
 def _is_assertion(node: fx.Node) -> bool:

@@ -44,12 +44,12 @@ class SingleModel:
     """One model's program, called with the leaves of its arguments and its tensors by name.
 
     Args:
-        program: of one model (``num_models`` of its owner is 1).
+        program: of one model (of a slice of one).
         channels_last: whether convolutions get their images with the channels last.
     """
 
     def __init__(self, program: FusedProgram, channels_last: bool = False) -> None:
-        assert program.owner.num_models == 1
+        assert program.models.num_models == 1
         self._program = program
         self._channels_last = channels_last
         self._names: dict[str, Any] = {}

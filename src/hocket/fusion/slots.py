@@ -13,113 +13,94 @@ from hocket.errors import InputError
 from hocket.fusion.compare import compare
 from hocket.fusion.store import Store, mark, named_tensors, template_of
 
-__all__ = ["MutableStore"]
+__all__ = ["refill", "select_models"]
 
 
-class MutableStore(Store):
-    """A store whose models can change."""
+def select_models(store: Store, models: Sequence[int]) -> None:
+    """Keep these models, in this order, in place.
 
-    def drop(self, model: int) -> nn.Module:
-        """Take one model out, in place, and give it back as a plain module.
+    Parameters keep their identity; their first axis is as long as `models`, and their gradients are gone.
 
-        Parameters keep their identity; their first axis is one shorter, and their gradients are gone. Optimizers and
-        schedulers have to drop it too: `hocket.optim.ModelSlots` does that.
-        """
-        self._check_slot(model)
-        if self.num_models == 1:
-            raise InputError("drop: only one model is left")
-        plain = self._plain(model)
-        self.select_models([index for index in range(self.num_models) if index != model])
-        return plain
+    Raises:
+        InputError: no models, one twice, or one that is not there.
+    """
+    keep = list(models)
+    for model in keep:
+        store.check_slot(model)
+    if not keep or len(set(keep)) < len(keep):
+        raise InputError(f"models: expected at least one model, each at most once, got {keep}")
+    for container, leaf in dict.fromkeys(store.places.values()):
+        tensor: Any = getattr(container, leaf)
+        kept = tensor.detach()[keep].clone()
+        if isinstance(tensor, nn.Parameter):
+            tensor.grad = None
+            _replace(tensor, kept)
+        else:
+            container._buffers[leaf] = kept
+    for number in range(len(store.separate)):
+        group = store.group(number)
+        store.separate[number] = nn.ModuleList([group[index] for index in keep])
+    store.templates = [store.templates[index] for index in keep]
+    if store.seeds is not None:
+        store.seeds = [store.seeds[index] for index in keep]
+    store.generators = {device: tuple(each[index] for index in keep) for device, each in store.generators.items()}
+    store.num_models = len(keep)
+    store.mark()
 
-    def select_models(self, models: Sequence[int]) -> None:
-        """Keep these models, in this order, in place; what `drop` says of parameters holds.
 
-        Raises:
-            InputError: no models, one twice, or one that is not there.
-        """
-        keep = list(models)
-        for model in keep:
-            self._check_slot(model)
-        if not keep or len(set(keep)) < len(keep):
-            raise InputError(f"models: expected at least one model, each at most once, got {keep}")
-        for store, leaf in dict.fromkeys(self._places.values()):
-            tensor: Any = getattr(store, leaf)
-            kept = tensor.detach()[keep].clone()
-            if isinstance(tensor, nn.Parameter):
-                tensor.grad = None
-                _replace(tensor, kept)
-                tensor._hocket_models = len(keep)  # type: ignore[attr-defined]
-            else:
-                store._buffers[leaf] = kept
-        for number in range(len(self.separate)):
-            group = self._group(number)
-            self.separate[number] = nn.ModuleList([group[index] for index in keep])
-            mark(self._group(number))
-        self._templates = [self._templates[index] for index in keep]
-        if self._seeds is not None:
-            self._seeds = [self._seeds[index] for index in keep]
-        self._generators = {device: tuple(each[index] for index in keep) for device, each in self._generators.items()}
-        self.num_models = len(keep)
-        self._forget()
+def refill(store: Store, model: int, new: nn.Module, seed: int | None, training: bool) -> tuple[nn.Module, bool]:
+    """Put another model into a slot, in place.
 
-    def refill(self, model: int, new: nn.Module, *, seed: int | None = None) -> nn.Module:
-        """Put another model into a slot, in place, and give the old one back as a plain module.
+    Args:
+        store: of the models.
+        model: the slot.
+        new: a module that could have been fused with the others.
+        seed: of its random numbers; needed where the store has seeds.
+        training: whether the models are in training.
 
-        Where the new one differs from the old one in the values of its tensors alone, and no block is separate, nothing
-        else changes: what was traced, timed and captured stays as it is.
+    Returns:
+        The old model, and whether only values have changed: then what was made from the models as they were holds.
 
-        Args:
-            model: the slot.
-            new: a module that could have been fused with the others.
-            seed: of its random numbers; needed where the array has seeds.
-
-        Raises:
-            InputError: the new model does not fit.
-        """
-        self._check_slot(model)
-        if self._seeds is not None and seed is None:
-            raise InputError("refill: seed: expected a number, because the other models have seeds")
-        old = self._plain(model)
-        others = [self._plain(index) for index in range(self.num_models) if index != model][:1] or [old]
-        blocks = compare([*others, new], [*self._separate_index])
-        extra = set(blocks.separate) - set(self._blocks.separate)
-        if extra:
-            named = "; ".join(f"{name}: {blocks.separate[name]}" for name in sorted(extra))
-            raise InputError(f"refill: the new model differs from the others: {named}")
-        tensors = dict(named_tensors(new))
-        with torch.no_grad():
-            for name in self._places:
-                whole = self.tensor(name).tensor
-                whole[model].copy_(tensors[name])
-                if whole.grad is not None:
-                    whole.grad[model].zero_()
-            for block, place in self._separate_index.items():
-                group, module = self._group(place), new.get_submodule(block)
-                mine, its = dict(named_tensors(group[model])), dict(named_tensors(module))
-                shapes = {name: tensor.shape for name, tensor in mine.items()}
-                if _same_attributes(group[model], module) and shapes == {name: t.shape for name, t in its.items()}:
-                    for name, tensor in mine.items():  # the parameters that an optimizer knows
-                        tensor.copy_(its[name])
-                    continue
-                group[model] = copy.deepcopy(module)
-                self.separate[place] = nn.ModuleList(group)
-                mark(group)
-        is_alike = not self._separate_index and _same_attributes(self._templates[model], new)
-        if not is_alike:
-            self._templates[model] = template_of(new, model)
-            self._templates[model].train(self.training)
-        if self._seeds is not None and seed is not None:
-            self._seeds[model] = int(seed)
-            for generators in self._generators.values():
-                generators[model].manual_seed(int(seed))
-        if not is_alike:
-            self._forget()
-        return old
-
-    def _check_slot(self, model: int) -> None:
-        if isinstance(model, bool) or not isinstance(model, int) or not 0 <= model < self.num_models:
-            raise InputError(f"model: expected a slot from 0 to {self.num_models - 1}, got {model!r}")
+    Raises:
+        InputError: the new model does not fit; then nothing has changed.
+    """
+    store.check_slot(model)
+    if store.seeds is not None and seed is None:
+        raise InputError("refill: seed: expected a number, because the other models have seeds")
+    old = store.plain(model)
+    others = [store.plain(index) for index in range(store.num_models) if index != model][:1] or [old]
+    blocks = compare([*others, new], [*store.separate_index])
+    extra = set(blocks.separate) - set(store.blocks.separate)
+    if extra:
+        named = "; ".join(f"{name}: {blocks.separate[name]}" for name in sorted(extra))
+        raise InputError(f"refill: the new model differs from the others: {named}")
+    tensors = dict(named_tensors(new))
+    with torch.no_grad():
+        for name in store.places:
+            whole = store.tensor(name).tensor
+            whole[model].copy_(tensors[name])
+            if whole.grad is not None:
+                whole.grad[model].zero_()
+        for block, place in store.separate_index.items():
+            group, module = store.group(place), new.get_submodule(block)
+            mine, its = dict(named_tensors(group[model])), dict(named_tensors(module))
+            shapes = {name: tensor.shape for name, tensor in mine.items()}
+            if _same_attributes(group[model], module) and shapes == {name: t.shape for name, t in its.items()}:
+                for name, tensor in mine.items():  # the parameters that an optimizer knows
+                    tensor.copy_(its[name])
+                continue
+            group[model] = copy.deepcopy(module)
+            store.separate[place] = nn.ModuleList(group)
+            mark(group)
+    only_values = not store.separate_index and _same_attributes(store.templates[model], new)
+    if not only_values:
+        store.templates[model] = template_of(new, model)
+        store.templates[model].train(training)
+    if store.seeds is not None and seed is not None:
+        store.seeds[model] = int(seed)
+        for generators in store.generators.values():
+            generators[model].manual_seed(int(seed))
+    return old, only_values
 
 
 def _same_attributes(first: nn.Module, second: nn.Module) -> bool:

@@ -20,12 +20,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 __all__ = [
     "ModelValues",
     "Stacked",
     "align",
+    "as_tensors",
     "as_type_of",
     "fold",
     "from_channels",
@@ -178,6 +180,17 @@ def with_model_dim(value: Any, num_models: int) -> Tensor:
     if isinstance(value, Stacked):
         return value.tensor
     return value.unsqueeze(0).expand(num_models, *value.shape)
+
+
+def as_tensors(tree: Any, num_models: int) -> Any:
+    """An output of tensors ``(B, ...)``; one that all models share is repeated."""
+    if isinstance(tree, Stacked):
+        return tree.tensor
+    return pytree.tree_map(
+        lambda leaf: with_model_dim(leaf, num_models) if isinstance(leaf, (Stacked, Tensor)) else leaf,
+        tree,
+        is_leaf=lambda leaf: isinstance(leaf, Stacked),
+    )
 
 
 def align(values: tuple[Any, ...]) -> list[Any]:

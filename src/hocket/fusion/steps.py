@@ -1,7 +1,6 @@
 """The steps of a fused program: for each op or layer of a traced model, what computes it for all models at once.
 
 rule      the op's own, on stacked tensors
-product   a convolution as a matrix product
 vmap      torch's, where there is no rule
 loop      the op on one model after another
 separate  the models' own blocks, where these did not fuse
@@ -10,52 +9,25 @@ separate  the models' own blocks, where these did not fuse
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 
 from hocket.errors import InputError
 from hocket.fusion import fallback
-from hocket.fusion.chains import Chain, plain_lookup
-from hocket.fusion.inputs import ModelAxis
-from hocket.fusion.rules import OpContext, conv, find, find_module, norm, reduction
+from hocket.fusion.model_slice import ModelSlice
+from hocket.fusion.rules import OpContext, find, find_module, norm
 from hocket.fusion.rules.base import op_name
 from hocket.fusion.rules.pointwise import NUMBERS
 from hocket.fusion.rules.random import DRAWS, drawing, each
-from hocket.fusion.shares import GradientMemory
 from hocket.fusion.stacked import Stacked, is_stacked, unwrap
 from hocket.fusion.trace import Traced
 from hocket.fusion.writes import Write
 
-__all__ = ["Owner", "Step", "activate_in_place", "chain_step", "op_step", "warn_without_rule"]
-
-PLAIN = {"amax": reduction.amax}  # faster than torch's own
-
-
-class Owner(Protocol):
-    """What a program needs of the fused module."""
-
-    num_models: int
-    strict: bool
-    backend: str
-    warned: set[tuple[str, str]]  # ops without a rule that a warning has named
-    gradient_memory: GradientMemory
-    model_axis: ModelAxis
-    _hocket_form: str | None  # named while a captured step is compared with: as somebody who watches would see it
-
-    @property
-    def is_seeded(self) -> bool: ...
-    def of_models(self, constant: Any) -> Any: ...
-    def tensor(self, name: str) -> Stacked: ...
-    def layers(self, name: str) -> tuple[nn.Module, ...]: ...
-    def names_in(self, layer: str) -> list[str]: ...
-    def separate_block(self, name: str) -> list[nn.Module] | None: ...
-    def generators_on(self, device: torch.device) -> tuple[torch.Generator, ...]: ...
-    def all_parameters(self) -> list[Tensor]: ...
-    def all_tensors(self) -> Mapping[str, Tensor]: ...
+__all__ = ["Step", "activate_in_place", "op_step", "warn_without_rule"]
 
 
 @dataclass
@@ -82,8 +54,6 @@ class Step:
     backends: list[str]
     dead: list[int] = field(default_factory=list)
     used: str = ""
-    is_timed: bool = False
-    can_multiply: Callable[..., bool] | None = None
     plain: Callable[..., Any] | None = None
     takes_tensors: bool = False
     takes_numbers: bool = False
@@ -92,56 +62,46 @@ class Step:
     must_view: bool = False
 
 
-def op_step(owner: Owner, traced: Traced, node: fx.Node, place: int) -> Step:
+def op_step(models: ModelSlice, traced: Traced, node: fx.Node, place: int) -> Step:
     """The step of one op or layer, and what may stand in for its rule."""
     layer = traced.layer(node)
     if node.op == "call_module":
-        return _module_step(owner, traced, layer, place)
+        return _module_step(models, traced, layer, place)
     target: Any = node.target
     name: str = op_name(target) or getattr(target, "__name__", None) or str(target)
     found = find(target)
     if node.op == "call_method":
         target = getattr(Tensor, str(node.target), None) or _method(str(node.target))
-    context = OpContext(layer, name, owner.num_models, target, memory=owner.gradient_memory)
+    context = OpContext(layer, name, models.num_models, target, memory=models.gradient_memory)
     is_known = isinstance(node.target, str) or op_name(target) is not None
     draws = name in DRAWS or not is_known
 
     def call(backend: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not draws and not is_stacked(args) and not (kwargs and is_stacked(kwargs)):
             return target(*args, **kwargs)
-        here = replace(context, generators=_generators(owner, args)) if draws else context
+        here = replace(context, generators=_generators(models, args)) if draws else context
         if backend == "rule":
             return NotImplemented if found is None else found(here, *args, **kwargs)
-        if backend == "product":
-            if not conv.is_product(*args, **kwargs):
-                return NotImplemented
-            return conv.product(here, *args, **kwargs)
         if backend == "vmap":
             return fallback.vmap(target, args, kwargs)
         return each(here, *args, **kwargs)
 
-    backends = _order(owner)
-    if draws and owner.is_seeded:  # under vmap all would draw from torch's own generator
+    backends = _order(models)
+    if draws and models.is_seeded:  # under vmap all would draw from torch's own generator
         backends = [backend for backend in backends if backend != "vmap"]
     if name in ("embedding", "unfold"):  # under vmap (torch 2.13) padding rows get a gradient, and axes are mistaken
         backends = [backend for backend in backends if backend != "vmap"]
-    timed = name.startswith("conv") or name in ("linear", "matmul", "bmm", "bilinear", "scaled_dot_product_attention")
-    timed = timed or name in ("layer_norm", "group_norm", "batch_norm", "embedding_bag") or found is None
-    step = Step(place, layer, name, call, (), {}, backends, is_timed=timed, can_multiply=_multiplies(name))
+    step = Step(place, layer, name, call, (), {}, backends)
     step.draws = draws
     step.takes_numbers = name in NUMBERS or "dropout" in name
-    if not (owner.is_seeded and draws):
-        step.plain = PLAIN.get(name, target)
+    if not (models.is_seeded and draws):
+        step.plain = target
     return step
 
 
-def _multiplies(name: str) -> Callable[..., bool] | None:
-    return conv.is_product if name in ("conv1d", "conv2d", "conv3d") else None
-
-
-def _order(owner: Owner) -> list[str]:
+def _order(models: ModelSlice) -> list[str]:
     rest = {"vmap": ["vmap", "rule", "loop"], "loop": ["loop"]}
-    return list(rest.get(owner.backend, ["rule", "vmap", "loop"]))
+    return list(rest.get(models.settings.backend, ["rule", "vmap", "loop"]))
 
 
 def _method(name: str) -> Callable[..., Any]:
@@ -149,40 +109,40 @@ def _method(name: str) -> Callable[..., Any]:
     return lambda value, *args, **kwargs: getattr(value, name)(*args, **kwargs)
 
 
-def _generators(owner: Owner, args: tuple[Any, ...]) -> tuple[torch.Generator, ...]:
+def _generators(models: ModelSlice, args: tuple[Any, ...]) -> tuple[torch.Generator, ...]:
     first = next((unwrap(arg) for arg in args if isinstance(arg, (Stacked, Tensor))), None)
-    return owner.generators_on(torch.device("cpu") if first is None else first.device)
+    return models.generators_on(torch.device("cpu") if first is None else first.device)
 
 
-def _module_step(owner: Owner, traced: Traced, layer: str, place: int) -> Step:
-    templates = owner.layers(layer)
+def _module_step(models: ModelSlice, traced: Traced, layer: str, place: int) -> Step:
+    templates = models.layers(layer)
     kind = type(templates[0]).__name__
-    blocks = owner.separate_block(layer)
+    blocks = models.separate_block(layer)
     if blocks is not None:
 
         def separate(backend: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             own: list[Callable[..., Any]] = list(blocks)
-            for index, generator in enumerate(_generators(owner, args)):
+            for index, generator in enumerate(_generators(models, args)):
                 own[index] = drawing(own[index], generator)
             return fallback.loop(own, args, kwargs, f"layer {layer}")
 
-        plain = None if owner.is_seeded else blocks[0]
+        plain = None if models.is_seeded else blocks[0]
         return Step(place, layer, kind, separate, (), {}, ["separate"], plain=plain)
     found = find_module(templates[0])
-    names = owner.names_in(layer)
+    names = models.names_in(layer)
     prefix = f"{layer}." if layer else ""
     known = frozenset(names)
 
     def lookup(name: str) -> Stacked | None:
-        return owner.tensor(prefix + name) if name in known else None
+        return models.tensor(prefix + name) if name in known else None
 
-    context = OpContext(layer, kind, owner.num_models, templates[0].forward, templates, lookup)
+    context = OpContext(layer, kind, models.num_models, templates[0].forward, templates, lookup)
 
     def call(backend: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        here = replace(context, generators=_generators(owner, args))
+        here = replace(context, generators=_generators(models, args))
         if backend == "rule":
             return NotImplemented if found is None else found(here, *args, **kwargs)
-        tensors = {name: owner.tensor(prefix + name) for name in names}
+        tensors = {name: models.tensor(prefix + name) for name in names}
         if backend == "vmap":
             return fallback.vmap(
                 lambda own, *a, **k: torch.func.functional_call(templates[0], own, a, k), (tensors, *args), kwargs
@@ -195,51 +155,13 @@ def _module_step(owner: Owner, traced: Traced, layer: str, place: int) -> Step:
             targets = [drawing(target, generator) for target, generator in zip(targets, here.generators, strict=True)]
         return fallback.loop(targets, (tensors, *args), kwargs, f"layer {layer}")
 
-    backends = [backend for backend in _order(owner) if backend != "vmap" or not owner.is_seeded]
-    step = Step(place, layer, kind, call, (), {}, backends, is_timed=bool(names))
+    backends = [backend for backend in _order(models) if backend != "vmap" or not models.is_seeded]
+    step = Step(place, layer, kind, call, (), {}, backends)
     if type(templates[0]) in norm.BATCH_NORMS:
         step.plain, step.takes_tensors = norm.plain_batch_norm(templates[0], prefix, known), True
-    elif not names and not owner.is_seeded:
+    elif not names and not models.is_seeded:
         step.plain = templates[0].forward
     return step
-
-
-def chain_step(
-    owner: Owner, perform: Callable[[Step, tuple[Any, ...], dict[str, Any]], Any], chain: Chain, steps: list[Step]
-) -> Step:
-    """One step for a chain, which goes op by op, each by `perform`, where the whole cannot be had."""
-    names = frozenset(owner.names_in(chain.layer))
-
-    def lookup(name: str) -> Stacked | None:
-        return owner.tensor(f"{chain.layer}.{name}") if name in names else None
-
-    def one_by_one(value: Any, run: Callable[[Step, tuple[Any, ...], dict[str, Any]], Any]) -> Any:
-        for position, step in enumerate(steps[1:], 1):
-            rest, named = chain.rest(position)
-            value = run(step, (value, *rest), named)
-        return value
-
-    def call(backend: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        in_one = backend == "rule" and owner._hocket_form is None
-        whole = chain.pool_all(args, lookup, owner.num_models) if in_one else NotImplemented
-        if whole is not NotImplemented:
-            return whole
-        return one_by_one(perform(steps[0], args, {}), perform)
-
-    def plain(tensors: Mapping[str, Tensor], *args: Any) -> Any:
-        whole = chain.pool(args[0], args[1], args[2], plain_lookup(chain.layer, tensors))
-        if whole is not None:
-            return whole
-
-        def run(step: Step, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
-            assert step.plain is not None
-            return step.plain(*((tensors,) if step.takes_tensors else ()), *given, **named)
-
-        return one_by_one(run(steps[0], args, {}), run)
-
-    op = "+".join(step.op for step in steps)
-    last = steps[-1].index
-    return Step(last, steps[0].layer, op, call, (), {}, _order(owner), plain=plain, takes_tensors=True)
 
 
 def activate_in_place(step: Step, activate: Callable[..., Tensor]) -> None:
@@ -254,16 +176,16 @@ def activate_in_place(step: Step, activate: Callable[..., Tensor]) -> None:
     step.call, step.plain = call, activate
 
 
-def warn_without_rule(owner: Owner, step: Step) -> None:
+def warn_without_rule(models: ModelSlice, step: Step) -> None:
     """Warn of an op without a rule, once for each.
 
     Raises:
         InputError: the module is strict.
     """
-    if (step.op, step.layer) in owner.warned:
+    if (step.op, step.layer) in models.settings.warned:
         return
-    owner.warned.add((step.op, step.layer))
+    models.settings.warned.add((step.op, step.layer))
     where = f"layer {step.layer}" if step.layer else "the model itself"
-    if owner.strict:
+    if models.settings.strict:
         raise InputError(f"{where}: {step.op}: no rule fuses it as it is called here (strict=True)")
     warnings.warn(f"hocket.fuse: {where}: {step.op} has no rule; it runs by vmap or a loop", stacklevel=2)

@@ -8,14 +8,11 @@ models --tensors, stacked--> parameters (B, *shape), under the names that they h
 from __future__ import annotations
 
 import copy
-import sys
-import warnings
-from collections.abc import Iterator, Sequence
-from typing import Any, Self
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import clip_grad
 
 from hocket.errors import InputError
 from hocket.fusion.compare import Blocks
@@ -31,8 +28,8 @@ class _Store(nn.Module):
         return
 
 
-class Store(nn.Module):
-    """What programs ask for, and plain modules from it.
+class Store:
+    """The tensors of B models, and plain modules from them.
 
     Args:
         models: B of them, compared already.
@@ -41,32 +38,29 @@ class Store(nn.Module):
     """
 
     def __init__(self, models: list[nn.Module], blocks: Blocks, seeds: Sequence[int] | None) -> None:
-        super().__init__()
         self.num_models = len(models)
-        self.training = models[0].training
-        self._blocks: Blocks = blocks
-        self._seeds = None if seeds is None else [int(seed) for seed in seeds]
-        self._generators: dict[torch.device, tuple[torch.Generator, ...]] = {}
-        self._hocket_version = 0  # whoever captured a step sees by it that another one is needed
+        self.blocks: Blocks = blocks
+        self.seeds = None if seeds is None else [int(seed) for seed in seeds]
+        self.generators: dict[torch.device, tuple[torch.Generator, ...]] = {}
         self._fill(models)
 
     def _fill(self, models: list[nn.Module]) -> None:
         """Stack the tensors; keep the models without theirs."""
-        self._templates = [template_of(model, index) for index, model in enumerate(models)]
-        self.fused = _Store()
+        self.templates = [template_of(model, index) for index, model in enumerate(models)]
+        self.fused: nn.Module = _Store()
         self.separate = nn.ModuleList()
-        self._places: dict[str, tuple[nn.Module, str]] = {}
-        self._separate_index: dict[str, int] = {}
+        self.places: dict[str, tuple[nn.Module, str]] = {}
+        self.separate_index: dict[str, int] = {}
         first_name: dict[int, str] = {}
         columns = [
             dict((*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)))
             for model in models
         ]
         for name, tensor in columns[0].items():
-            if any(name.startswith(block + ".") for block in self._blocks.separate):
+            if any(name.startswith(block + ".") for block in self.blocks.separate):
                 continue
             if id(tensor) in first_name:  # tied: one tensor under several names
-                self._places[name] = self._places[first_name[id(tensor)]]
+                self.places[name] = self.places[first_name[id(tensor)]]
                 continue
             first_name[id(tensor)] = name
             stacked = torch.stack([column[name].detach() for column in columns]).contiguous()
@@ -77,11 +71,11 @@ class Store(nn.Module):
                 store.register_parameter(leaf, param)
             else:
                 store.register_buffer(leaf, stacked)
-            self._places[name] = (store, leaf)
-        for name in self._blocks.separate:
-            if any(name.startswith(other + ".") for other in self._blocks.separate):
+            self.places[name] = (store, leaf)
+        for name in self.blocks.separate:
+            if any(name.startswith(other + ".") for other in self.blocks.separate):
                 continue
-            self._separate_index[name] = len(self.separate)
+            self.separate_index[name] = len(self.separate)
             own = [copy.deepcopy(model.get_submodule(name)) for model in models]
             mark(own)
             self.separate.append(nn.ModuleList(own))
@@ -98,7 +92,7 @@ class Store(nn.Module):
 
     def tensor(self, name: str) -> Stacked:
         """The stacked parameter or buffer of this name."""
-        store, leaf = self._places[name]
+        store, leaf = self.places[name]
         found: Tensor | None = store._parameters.get(leaf)
         if found is None:
             found = store._buffers[leaf]
@@ -107,77 +101,60 @@ class Store(nn.Module):
 
     def layers(self, name: str) -> tuple[nn.Module, ...]:
         """The layer of each model, without its tensors."""
-        return tuple(template.get_submodule(name) for template in self._templates)
+        return tuple(template.get_submodule(name) for template in self.templates)
 
     def names_in(self, layer: str) -> list[str]:
         """The names of a layer's stacked tensors, from the layer on."""
         prefix = f"{layer}." if layer else ""
-        return [name.removeprefix(prefix) for name in self._places if name.startswith(prefix)]
+        return [name.removeprefix(prefix) for name in self.places if name.startswith(prefix)]
 
     def separate_block(self, name: str) -> list[nn.Module] | None:
         """The models' own modules of a block that stays separate, or None."""
-        index = self._separate_index.get(name)
-        return None if index is None else self._group(index)
+        index = self.separate_index.get(name)
+        return None if index is None else self.group(index)
 
-    def _group(self, place: int) -> list[nn.Module]:
+    def group(self, place: int) -> list[nn.Module]:
         """The models' own modules of the separate block at this place."""
         return list(self.separate[place].children())
 
     def generators_on(self, device: torch.device) -> tuple[torch.Generator, ...]:
         """One generator for each model on a device, or none where no seeds were given."""
-        if self._seeds is None:
+        if self.seeds is None:
             return ()
-        if device not in self._generators:
-            made = tuple(torch.Generator(device=device).manual_seed(seed) for seed in self._seeds)
-            self._generators[device] = made
-        return self._generators[device]
+        if device not in self.generators:
+            made = tuple(torch.Generator(device=device).manual_seed(seed) for seed in self.seeds)
+            self.generators[device] = made
+        return self.generators[device]
 
-    @property
-    def is_seeded(self) -> bool:
-        """Whether every model draws random numbers from its own generator."""
-        return self._seeds is not None
-
-    def of_models(self, constant: Any) -> Any:
-        """A constant of all models as these models see it; see `stacked.of_models`."""
-        return constant
-
-    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
-        """As of any module; warns when it is `torch.nn.utils.clip_grad_norm_` that reads them."""
-        reader = sys._getframe(1).f_code  # in a generator: whoever takes the first one
-        if reader.co_name == "clip_grad_norm_" and reader.co_filename == clip_grad.__file__:
-            warnings.warn(
-                "torch.nn.utils.clip_grad_norm_ takes one norm over all models, so that each is scaled by the others' "
-                "gradients too; hocket.optim.clip_grad_norm_ clips each model on its own",
-                UserWarning,
-                stacklevel=2,
-            )
-        yield from super().parameters(recurse)
-
-    def all_parameters(self) -> list[Tensor]:
+    def parameters(self) -> list[Tensor]:
         """Every parameter, stacked and separate."""
-        return list(self.parameters())
+        return [*self.fused.parameters(), *self.separate.parameters()]
+
+    def buffers(self) -> list[Tensor]:
+        """Every buffer, stacked and separate."""
+        return [*self.fused.buffers(), *self.separate.buffers()]
 
     def all_tensors(self) -> dict[str, Tensor]:
         """Every stacked parameter and buffer, by each of its names."""
         found: dict[str, Any] = {}
-        for name, (store, leaf) in self._places.items():
+        for name, (store, leaf) in self.places.items():
             own: Any = store._parameters.get(leaf)
             found[name] = store._buffers[leaf] if own is None else own
         return found
 
-    def _plain(self, index: int) -> nn.Module:
+    def plain(self, index: int) -> nn.Module:
         """Model `index` as a plain module with tensors of its own."""
-        template = self._templates[index]
+        template = self.templates[index]
         memo: dict[int, Any] = {}
         for name, hollow in named_tensors(template):
-            if id(hollow) in memo or name not in self._places:
+            if id(hollow) in memo or name not in self.places:
                 continue
             whole = self.tensor(name).tensor
             own = whole.detach()[index].clone()
             is_parameter = isinstance(hollow, nn.Parameter)
             memo[id(hollow)] = nn.Parameter(own, requires_grad=whole.requires_grad) if is_parameter else own
-        for block, place in self._separate_index.items():
-            memo[id(template.get_submodule(block))] = copy.deepcopy(self._group(place)[index])
+        for block, place in self.separate_index.items():
+            memo[id(template.get_submodule(block))] = copy.deepcopy(self.group(place)[index])
         plain = copy.deepcopy(template, memo)
         for module in plain.modules():
             if isinstance(module, nn.RNNBase):
@@ -187,20 +164,26 @@ class Store(nn.Module):
                 del parameter._hocket_model
         return plain
 
-    def _apply(self, fn: Any, recurse: bool = True) -> Self:
-        super()._apply(fn, recurse)
-        for param in self.fused.parameters():
-            param._hocket_models = self.num_models  # type: ignore[attr-defined]
-        for place in range(len(self.separate)):
-            mark(self._group(place))
-        for template in self._templates:
-            _match_dtypes(self, template)
-        self._forget()
-        return self
+    def mark(self) -> None:
+        """Say of each parameter which model it belongs to, or that it is of all; copies do not take that along."""
+        for parameter in self.fused.parameters():
+            parameter._hocket_models = self.num_models  # type: ignore[attr-defined]
+        for group in self.separate:
+            mark(list(group.children()))
 
-    def _forget(self) -> None:
-        """Let go of everything that was made from the tensors as they were."""
-        self._hocket_version += 1
+    def match_dtypes(self) -> None:
+        """Let templates follow the stacked tensors, after ``double()`` and the like."""
+        for template in self.templates:
+            for name, hollow in named_tensors(template):
+                if name in self.places:
+                    dtype = self.tensor(name).tensor.dtype
+                    if hollow.dtype != dtype:
+                        hollow.data = torch.empty_like(hollow, dtype=dtype)
+
+    def check_slot(self, model: int) -> None:
+        """Check that a model is there."""
+        if isinstance(model, bool) or not isinstance(model, int) or not 0 <= model < self.num_models:
+            raise InputError(f"model: expected a slot from 0 to {self.num_models - 1}, got {model!r}")
 
 
 def named_tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
@@ -219,15 +202,6 @@ def template_of(model: nn.Module, index: int) -> nn.Module:
         return copy.deepcopy(model, memo)
     except (RuntimeError, TypeError) as error:
         raise InputError(f"model {index}: cannot be copied: {error}") from error
-
-
-def _match_dtypes(array: Store, template: nn.Module) -> None:
-    """After ``double()`` and the like."""
-    for name, hollow in named_tensors(template):
-        if name in array._places:
-            dtype = array.tensor(name).tensor.dtype
-            if hollow.dtype != dtype:
-                hollow.data = torch.empty_like(hollow, dtype=dtype)
 
 
 def mark(modules: list[nn.Module]) -> None:

@@ -10,7 +10,6 @@ one by looking at values.
 
 from __future__ import annotations
 
-import enum
 import functools
 import io
 import operator
@@ -30,7 +29,7 @@ from hocket.fusion.rules import find_module
 from hocket.fusion.transformer_forwards import TRACEABLE_FORWARDS
 from hocket.fusion.writes import IN_PLACE
 
-__all__ = ["CallSpec", "Traced", "exported", "symbolic"]
+__all__ = ["Traced", "exported", "symbolic"]
 
 FAILURES = (
     RuntimeError,
@@ -43,36 +42,6 @@ FAILURES = (
     NotImplementedError,
     AssertionError,
 )
-
-
-@dataclass(frozen=True)
-class CallSpec:
-    """How the model is called: the tree of its arguments, and the leaves that are not tensors."""
-
-    spec: Any
-    constants: tuple[tuple[int, Any], ...]
-
-    @staticmethod
-    def of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[CallSpec, list[Any]]:
-        """The call and all leaves, in order."""
-        leaves, spec = pytree.tree_flatten((args, kwargs))
-        constants = tuple((index, _key(leaf)) for index, leaf in enumerate(leaves) if not isinstance(leaf, Tensor))
-        return CallSpec(spec, constants), leaves
-
-
-class _Unknown:
-    """An argument of a kind that nobody can compare: equal to none, not even to itself the next time."""
-
-
-def _key(leaf: Any) -> Any:
-    """What tells an argument from others: its class and value."""
-    if isinstance(leaf, (bool, int, str, bytes, type(None), type, torch.dtype, torch.device, enum.Enum)):
-        return type(leaf), leaf
-    if type(leaf) in (float, complex):
-        return type(leaf), repr(leaf)
-    if type(leaf).__module__ == "numpy" and hasattr(leaf, "tobytes") and not leaf.dtype.hasobject:
-        return type(leaf), leaf.shape, leaf.dtype.str, leaf.tobytes()
-    return _Unknown()
 
 
 @dataclass(frozen=True)
@@ -207,8 +176,21 @@ def _is_written_by(node: fx.Node) -> bool:
     return node.op == "call_function" and getattr(node.target, "__name__", "") in IN_PLACE
 
 
-def symbolic(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], separate: frozenset[str]) -> Traced:
+def symbolic(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    separate: frozenset[str],
+    floats_are_open: bool = False,
+) -> Traced:
     """Trace with torch.fx; arguments that are not tensors are taken as they are.
+
+    Args:
+        model: on tensors without data.
+        args: what it takes.
+        kwargs: the same.
+        separate: layers that are not looked into.
+        floats_are_open: whether floats are inputs too, so that one trace serves every value.
 
     Raises:
         Exception: whatever the forward raises when its values are not known; see `FAILURES`.
@@ -217,7 +199,11 @@ def symbolic(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], se
 
     bound = inspect.signature(model.forward).bind(*args, **kwargs)
     call_leaves = pytree.tree_flatten((args, kwargs))[0]
-    numbers = {id(leaf): number for number, leaf in enumerate(call_leaves) if isinstance(leaf, Tensor)}
+
+    def is_open(leaf: Any) -> bool:
+        return isinstance(leaf, Tensor) or (floats_are_open and type(leaf) is float)
+
+    numbers = {id(leaf): number for number, leaf in enumerate(call_leaves) if is_open(leaf)}
     bound.apply_defaults()
     concrete: dict[str, Any] = {}
     order: list[int | None] = []
@@ -228,11 +214,11 @@ def symbolic(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], se
             if leaves:
                 raise ValueError(f"{name}: fx cannot follow variable arguments")
             continue
-        order += [numbers[id(leaf)] if isinstance(leaf, Tensor) else None for leaf in leaves]
-        marked = [PH if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        order += [numbers.get(id(leaf)) for leaf in leaves]
+        marked = [leaf if id(leaf) not in numbers else PH for leaf in leaves]
         concrete[name] = pytree.tree_unflatten(marked, spec)
     if len(set(order) - {None}) != len(numbers):
-        raise ValueError("the same tensor stands for two arguments")
+        raise ValueError("the same value stands for two arguments")
     if find_module(model) is not None:
         return _one_op(bound.arguments, order)
     if type(model) in TRACEABLE_FORWARDS:

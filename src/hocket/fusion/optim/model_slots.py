@@ -87,13 +87,13 @@ class ModelSlots:
         """All that belongs to one model; a copy."""
         self._check(model)
         array = self.array
-        generators = {device: each[model].get_state() for device, each in array._generators.items()}
+        generators = {device: each[model].get_state() for device, each in array._store.generators.items()}
         return TrainedModel(
-            module=array._plain(model),
+            module=array._store.plain(model),
             optimizers=[plain_state(optimizer, model) for optimizer in self.optimizers],
             schedulers=[scheduler.model_state(model) for scheduler in self.schedulers],
             scaler=None if self.scaler is None else self.scaler.unfuse()[model],
-            seed=None if array._seeds is None else array._seeds[model],
+            seed=None if array._store.seeds is None else array._store.seeds[model],
             generators=generators,
         )
 
@@ -168,7 +168,7 @@ class ModelSlots:
         if self.scaler is not None:
             self.scaler.refill(model, came.scaler)
         for device, generator in (came.generators or {}).items():
-            self.array.generators_on(device)[model].set_state(generator)
+            self.array._store.generators_on(device)[model].set_state(generator)
         return old
 
     def _check(self, *models: int) -> None:
@@ -178,4 +178,4 @@ class ModelSlots:
         if any(count != total for count in counts):
             raise InputError(f"expected optimizers, schedulers and scaler of {total} models, got {counts}")
         for model in models:
-            self.array._check_slot(model)
+            self.array._store.check_slot(model)

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hocket.fusion.shares import GradientMemory
+from hocket.fusion.gradients import GradientMemory
 from hocket.fusion.stacked import Stacked
 
 __all__ = ["OpContext", "Rule", "find", "find_module", "is_watched", "module_rule", "op_name", "rule"]

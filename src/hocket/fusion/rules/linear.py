@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from hocket.fusion.gradients import GradientMemory
 from hocket.fusion.rules.base import OpContext, is_watched, rule
-from hocket.fusion.shares import GradientMemory
 from hocket.fusion.stacked import Stacked, align, with_model_dim
 
 

@@ -15,47 +15,6 @@ SEVERAL = ("sum", "mean", "amax", "amin", "std", "var", "logsumexp", "nansum", "
 ONE = ("prod", "any", "all", "argmax", "argmin", "max", "min", "median", "std", "var")
 
 
-class _Largest(torch.autograd.Function):
-    """``amax`` along one axis, whose backward takes three passes over the input.
-
-    Torch's own (as of 2.13) counts in 64-bit numbers of a Boolean mask, where the largest is: a third of PointNet's
-    step. Here mask and count are of the input's own type. Equal elements share the gradient, as there.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, axis: int) -> Tensor:
-        y = torch.amax(x, axis, keepdim=True)
-        ctx.save_for_backward(x, y)
-        ctx.axis = axis
-        return y.squeeze(axis)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, y = ctx.saved_tensors
-        grad = grads[0].unsqueeze(ctx.axis)
-        is_largest = torch.eq(x.detach(), y.detach(), out=torch.empty_like(x))
-        share = grad / is_largest.sum(ctx.axis, keepdim=True)
-        if torch.is_grad_enabled():
-            return is_largest * share, None
-        return is_largest.mul_(share), None
-
-
-def amax(input: Tensor, dim: Any = (), keepdim: bool = False) -> Tensor:
-    """`torch.amax`, with a faster backward where there is one.
-
-    Example:
-        >>> amax(torch.tensor([[1.0, 3.0], [2.0, 0.0]]), 1)
-        tensor([3., 2.])
-    """
-    axes = (dim,) if isinstance(dim, int) else tuple(dim)
-    quick = len(axes) == 1 and input.ndim > 0 and input.dtype in (torch.float32, torch.float64)
-    quick = quick and input.requires_grad and torch.is_grad_enabled()
-    if not quick or torch._C._are_functorch_transforms_active():
-        return torch.amax(input, dim, keepdim)
-    largest: Tensor = _Largest.apply(input, axes[0] % input.ndim)
-    return largest.unsqueeze(axes[0] % input.ndim) if keepdim else largest
-
-
 @rule(*dict.fromkeys((*SEVERAL, *ONE)))
 def reduce(context: OpContext, input: Any, *args: Any, **kwargs: Any) -> Any:
     """Any reduction; without an axis, over all elements of each model."""
@@ -84,8 +43,6 @@ def reduce(context: OpContext, input: Any, *args: Any, **kwargs: Any) -> Any:
         return NotImplemented
     if isinstance(axes, (tuple, list)):
         axes = tuple(axes)
-    if name == "amax":
-        return Stacked(amax(tensor, shifted(axes), *rest, **kwargs))
     return wrapped(context.target(tensor, shifted(axes), *rest, **kwargs))
 
 

@@ -1,4 +1,4 @@
-"""Gradients of parts of a large parameter, straight to their places."""
+"""Parts of stacked parameters, and the way of their gradients back."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from hocket.fusion.shares import GradientMemory, shares
+from hocket.fusion.gradients import Parts, linked_parts
+
+
+def _parts(whole, size):
+    return [own["weight"] for own in Parts(-(-len(whole) // size), size, linked_parts).of({"weight": whole})]
 
 
 def _usual(whole, size):
@@ -16,11 +20,10 @@ def _usual(whole, size):
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_as_of_unbind_and_split(size):
     torch.manual_seed(0)
-    whole, other = (nn.Parameter(torch.arange(10.0).view(5, 2)) for _ in range(2))
-    memory = GradientMemory()
+    whole, other = (nn.Parameter(torch.arange(12.0).view(6, 2)) for _ in range(2))
     for used in (slice(None), slice(0, 1), slice(1, None)):  # parts that nobody uses have no gradient
-        factors = [torch.randn(2) for _ in range(5)]
-        for parts, of in ((shares(whole, memory, size), whole), (_usual(other, size), other)):
+        factors = [torch.randn(2) for _ in range(6)]
+        for parts, of in ((_parts(whole, size), whole), (_usual(other, size), other)):
             of.grad = None
             assert all(map(torch.equal, parts, _usual(of, size)))
             sum((part * factor).sum() for part, factor in list(zip(parts, factors, strict=False))[used]).backward()
@@ -29,8 +32,8 @@ def test_as_of_unbind_and_split(size):
 
 @pytest.mark.parametrize("size", [1, 2])
 def test_gradients_can_be_differentiated_again(size):
-    whole = nn.Parameter(torch.arange(1.0, 6.0).view(5, 1))
-    loss = sum((part**3).sum() for part in shares(whole, GradientMemory(), size))
+    whole = nn.Parameter(torch.arange(1.0, 7.0).view(6, 1))
+    loss = sum((part**3).sum() for part in _parts(whole, size))
     [grad] = torch.autograd.grad(loss, [whole], create_graph=True)
     grad.sum().backward()
     assert torch.equal(whole.grad, 6 * whole.detach())

@@ -1,0 +1,99 @@
+"""Some of the B models, as what a program needs of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hocket.fusion.gradients import GradientMemory
+from hocket.fusion.inputs import ModelAxis
+from hocket.fusion.stacked import Stacked, of_models
+from hocket.fusion.store import Store
+
+__all__ = ["ModelSlice", "Settings"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the user asked of an array.
+
+    Attributes:
+        backend: "auto", "rule", "vmap" or "loop".
+        strict: whether an op without a rule is an error.
+        model_axis: what is settled about its arguments.
+        warned: ops without a rule, and their layers, that a warning has named.
+    """
+
+    backend: str
+    strict: bool
+    model_axis: ModelAxis
+    warned: set[tuple[str, str]] = field(default_factory=set)
+
+
+class ModelSlice:
+    """Models `start` to `stop` of a store.
+
+    Args:
+        store: of all models.
+        settings: of the array.
+        start: the first one.
+        stop: behind the last one.
+        memory: where rules write gradients of these models' parameters.
+    """
+
+    def __init__(self, store: Store, settings: Settings, start: int, stop: int, memory: GradientMemory) -> None:
+        self.store = store
+        self.settings = settings
+        self.num_models = stop - start
+        self.gradient_memory = memory
+        self._slice = slice(start, stop)
+        self._own: Mapping[str, Tensor] | None = None
+
+    def part(self, start: int, stop: int, memory: GradientMemory) -> ModelSlice:
+        """Some of these models; they compute on tensors that somebody gives them with `use`."""
+        first = self._slice.start
+        found = ModelSlice(self.store, self.settings, first + start, first + stop, memory)
+        found.use({})
+        return found
+
+    def use(self, tensors: Mapping[str, Tensor]) -> None:
+        """Compute on these from now on; those of a single model have no models' axis."""
+        self._own = tensors
+
+    def tensor(self, name: str) -> Stacked:
+        """The stacked parameter or buffer of this name."""
+        if self._own is None:
+            return self.store.tensor(name)
+        own = self._own[name]
+        return Stacked(own.unsqueeze(0) if self.num_models == 1 else own)
+
+    def of_models(self, constant: Any) -> Any:
+        """A constant of all models as these see it."""
+        whole = self.num_models == self.store.num_models and self._own is None
+        return constant if whole else of_models(constant, self._slice.start, self._slice.stop)
+
+    def layers(self, name: str) -> tuple[nn.Module, ...]:
+        """The layer of each model, without its tensors."""
+        return self.store.layers(name)[self._slice]
+
+    def names_in(self, layer: str) -> list[str]:
+        """The names of a layer's stacked tensors, from the layer on."""
+        return self.store.names_in(layer)
+
+    def separate_block(self, name: str) -> list[nn.Module] | None:
+        """The models' own modules of a block that stays separate, or None."""
+        blocks = self.store.separate_block(name)
+        return None if blocks is None else blocks[self._slice]
+
+    def generators_on(self, device: torch.device) -> tuple[torch.Generator, ...]:
+        """One generator for each model on a device, or none where no seeds were given."""
+        return self.store.generators_on(device)[self._slice]
+
+    @property
+    def is_seeded(self) -> bool:
+        """Whether every model draws random numbers from its own generator."""
+        return self.store.seeds is not None

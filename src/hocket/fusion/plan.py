@@ -1,0 +1,69 @@
+"""How a call or a step of B models runs: how many models at a time, how far, and in which layout.
+
+Fusing all B models makes every activation B times as large. Where one model's fill the caches already, B models' do not
+fit any more, and what is larger than 32 MiB costs page faults too, because malloc gives it back to the system every
+time. Groups keep what fusing saves on small ops and stay small enough; a group of one is the plain model.
+
+    array(x), then loss, then backward          each group to the end of its backward
+    forward 0, forward 1, ... forward B-1       forward 0, loss 0, backward 0
+    loss                                        forward 1, loss 1, backward 1
+    backward B-1, ... backward 0                ...
+    in memory: B models' activations            one group's, in the memory of the one before it
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hocket.errors import InputError
+
+__all__ = ["ExecutionPlan", "plans_for"]
+
+
+@dataclass(frozen=True)
+class ExecutionPlan:
+    """One way to run B models.
+
+    Attributes:
+        group_size: models at a time; a divisor of B.
+        per_group_backward: whether each group goes through its loss and backward before the next one begins.
+        channels_last: whether convolutions of single models get their images with the channels last.
+
+    Example:
+        >>> str(ExecutionPlan(8)), str(ExecutionPlan(1, per_group_backward=True, channels_last=True))
+        ('8 at a time', '1 at a time with backward, channels last')
+    """
+
+    group_size: int
+    per_group_backward: bool = False
+    channels_last: bool = False
+
+    def __post_init__(self) -> None:
+        if self.group_size < 1 or (self.channels_last and self.group_size > 1):
+            raise InputError(
+                f"execution plan: expected groups of at least one model, and of one in channels last: {self}"
+            )
+
+    def __str__(self) -> str:
+        backward, layout = " with backward" * self.per_group_backward, ", channels last" * self.channels_last
+        return f"{self.group_size} at a time{backward}{layout}"
+
+
+def plans_for(num_models: int, *, with_losses: bool, has_images: bool) -> list[ExecutionPlan]:
+    """The plans that are worth a try, the plain models first and all at once last.
+
+    Groups between one and half of the models never won by more than the spread of their times
+    (docs/research/fusion-plans.md).
+
+    Args:
+        num_models: B.
+        with_losses: whether a loss follows, so that groups may go on to the end of their backward.
+        has_images: whether the layout of images matters.
+    """
+    backward = with_losses and num_models > 1
+    plans = [ExecutionPlan(1, backward)]
+    if has_images:
+        plans.append(ExecutionPlan(1, backward, channels_last=True))
+    if backward and num_models % 2 == 0 and num_models > 2:
+        plans.append(ExecutionPlan(num_models // 2, backward))
+    return plans if num_models == 1 else [*plans, ExecutionPlan(num_models)]

@@ -1,0 +1,138 @@
+"""The traced models of an array: one program for each kind of call, made from the graphs of all models."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from hocket.errors import InputError
+from hocket.fusion import trace
+from hocket.fusion.bounded import Bounded
+from hocket.fusion.call_spec import CallSpec
+from hocket.fusion.choose import restored
+from hocket.fusion.merge import is_alike, merged
+from hocket.fusion.model_slice import ModelSlice
+from hocket.fusion.program import FusedProgram, make_program
+from hocket.fusion.python_state import Globals, attributes, has_own_code
+from hocket.fusion.rules.base import is_watched
+from hocket.fusion.stacked import Stacked, unwatched
+
+__all__ = ["Programs"]
+
+MAX_PROGRAMS = 32
+
+
+class Programs:
+    """Traces models, and keeps what was made of them.
+
+    Args:
+        models: all of them.
+    """
+
+    def __init__(self, models: ModelSlice) -> None:
+        self._models = models
+        self._kept: Bounded[FusedProgram | None] = Bounded(MAX_PROGRAMS)
+        self._globals: Globals | None = None  # what the traced forwards read outside of the models
+        self._why_not = ""
+
+    def made(self) -> list[FusedProgram]:
+        """Those that are kept, the one that was used last first."""
+        return [program for program in map(self._kept.get, list(self._kept)) if program is not None]
+
+    def are_outdated(self) -> bool:
+        """Whether what the traced forwards read outside of the models has changed."""
+        return self._globals is not None and self._globals.changed() is not None
+
+    def of(self, call: CallSpec, values: list[Any], kinds: Any) -> FusedProgram | None:
+        """The program for a kind of call, or None where nothing can trace it.
+
+        Args:
+            call: the tree of arguments, and the constants in it.
+            values: the leaves at hand, `Stacked` where models have their own.
+            kinds: shapes and types of the leaves, and which are of each model: an exported graph holds for these.
+
+        Raises:
+            InputError: the models' graphs differ.
+        """
+        key: Any = (call, self._models.store.templates[0].training)
+        if key not in self._kept:
+            with unwatched():
+                self._kept[key] = self._symbolic(values, call)
+        program = self._kept.get(key)
+        if program is not None or (call.floats_are_open and call.has_floats):
+            return program
+        key = (*key, kinds)
+        if key not in self._kept and not is_watched():
+            self._kept[key] = self._exported(values, call.spec)
+        return self._kept.get(key)
+
+    def _symbolic(self, values: list[Any], call: CallSpec) -> FusedProgram | None:
+        args, kwargs = _sample(values, call.spec)
+        store = self._models.store
+        separate = frozenset(store.separate_index)
+        known = Globals(store.templates)
+        traces: list[trace.Traced] = []
+        # What only torch's own layers compute is the same for the same layers, which `compare` has seen to.
+        templates = store.templates if any(map(has_own_code, store.templates)) else store.templates[:1]
+        try:
+            for template in templates:
+                model = copy.deepcopy(template)
+                traces.append(trace.symbolic(model, args, kwargs, separate, call.floats_are_open))
+                if traces[-1].keeps_values and not is_alike(
+                    traces[-1], trace.symbolic(model, args, kwargs, separate, call.floats_are_open)
+                ):
+                    raise torch.fx.proxy.TraceError("the forward reads what an earlier call left behind")
+            if (path := known.changed()) is not None:
+                raise torch.fx.proxy.TraceError(f"the forward changes {path}")
+            program = make_program(self._models, merged(traces))
+        except InputError as error:
+            raise InputError(f"{error}{self._hint()}") from error
+        except (torch.fx.proxy.TraceError, *trace.FAILURES) as error:
+            self._why_not = f"{type(error).__name__}: {error}"
+            return None
+        self._globals = known
+        return program
+
+    def _exported(self, values: list[Any], spec: Any) -> FusedProgram | None:
+        store = self._models.store
+        if store.separate_index:
+            raise InputError(
+                "blocks stay separate, and torch.fx cannot trace the model around them: "
+                f"{self._why_not.splitlines()[0]}; use backend='loop', or models that agree in every layer"
+            )
+        args, kwargs = _sample(values, spec)
+        known = Globals(store.templates)
+        traces: list[trace.Traced] = []
+        try:
+            for index in range(store.num_models):
+                with restored(store.buffers(), store.generators):
+                    traces.append(trace.exported(store.plain(index), args, kwargs))
+            if (path := known.changed()) is not None:
+                raise ValueError(f"the forward changes {path}")
+            program = make_program(self._models, merged(traces))
+        except InputError as error:
+            raise InputError(f"{error}{self._hint()}") from error
+        except (torch._dynamo.exc.TorchDynamoException, *trace.FAILURES):
+            return None
+        self._globals = known
+        return program
+
+    def _hint(self) -> str:
+        """Attributes in which models differ, which may be why their graphs do."""
+        templates = self._models.store.templates
+        known = {path: value for _, path, value in attributes(templates[0])}
+        for index, template in enumerate(templates[1:], 1):
+            for _, path, value in attributes(template):
+                if isinstance(value, (bool, int, float, str)) and known.get(path) != value:
+                    return f" ({path}: {known.get(path)!r} in model 0, {value!r} in model {index})"
+        return ""
+
+
+def _sample(values: list[Any], spec: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments as the first model sees them."""
+    first = [value.tensor[0].detach() if isinstance(value, Stacked) else value for value in values]
+    args, kwargs = pytree.tree_unflatten(first, spec)
+    return args, kwargs
