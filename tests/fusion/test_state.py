@@ -85,3 +85,90 @@ def test_models_that_nobody_can_trace_print_nothing(capsys):
     with pytest.warns(UserWarning, match="Looks has no rule"):
         hocket.fuse([Looks(), Looks()])(torch.ones(5, 4))
     assert "def forward" not in capsys.readouterr().out
+
+
+def test_one_model_takes_the_state_of_a_plain_module():
+    array = hocket.fuse(made(lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)), 3), shared=True)
+    before = array.state_dict()
+    before = {name: tensor.clone() for name, tensor in before.items()}
+    other = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).double()
+    array.load_state_dict(other.state_dict(), model=1)
+    for name, tensor in array.state_dict().items():
+        model, own = name.split(".", 1)
+        assert torch.equal(tensor, other.state_dict()[own] if model == "1" else before[name]), name
+    with pytest.raises(hocket.errors.InputError, match="slot from 0 to 2"):
+        array.load_state_dict(other.state_dict(), model=3)
+    with pytest.raises(RuntimeError, match=r"missing: 0.bias.*unexpected: 0.other"):
+        array.load_state_dict({**{k: v for k, v in other.state_dict().items() if k != "0.bias"}, "0.other": 1}, model=0)
+
+
+@pytest.mark.parametrize(
+    "register",
+    ["register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook", "register_backward_hook"],
+)
+def test_a_hook_that_would_never_run_is_refused(register):
+    array = hocket.fuse(made(lambda: nn.Sequential(nn.Linear(3, 4), nn.ReLU()), 2), shared=True)
+    with pytest.raises(hocket.errors.InputError, match="would never run"):
+        getattr(array.fused.get_submodule("0"), register)(lambda *_: None)
+
+
+def test_a_memory_format_is_refused():
+    array = hocket.fuse(made(lambda: nn.Conv2d(3, 4, 3), 2), shared=True)
+    with pytest.raises(hocket.errors.InputError, match="memory_format"):
+        array.to(memory_format=torch.channels_last)
+    assert array.to(torch.float32).get_parameter("fused.weight").dtype == torch.float32
+
+
+class Times(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(3, 2)
+
+    def forward(self, x, scale: float):
+        return self.fc(torch.tanh(x) * scale).mean(1)
+
+
+class Branching(Times):
+    def forward(self, x, scale: float):
+        return super().forward(x, scale if scale > 0.5 else -scale)
+
+
+@pytest.mark.parametrize("make", [Times, Branching])
+@pytest.mark.parametrize("backend", ["auto", "rule"])
+def test_floats_are_inputs_of_one_trace_unless_the_forward_looks_at_them(make, backend):
+    models = made(make, 2)
+    array = hocket.fuse(models, shared=True, backend=backend)
+    x = torch.randn(4, 5, 3, dtype=torch.float64)
+    for scale in (0.25, 0.75, 0.3, 1.0, 0.25):
+        for index, model in enumerate(models):
+            assert_close(array(x, scale)[index], model(x, scale), f"model {index}")
+        losses = array.losses(lambda out: out.square().sum(), (x, scale))
+        for index, model in enumerate(models):
+            assert_close(losses[index].detach(), model(x, scale).square().sum().detach(), f"loss {index}")
+    assert len(array._calls.programs.made()) == (1 if make is Times else 4)
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_over_steps_of_ever_other_shapes_and_numbers(own_objects):
+    import gc
+    import resource
+
+    array = hocket.fuse(made(Times, 3), shared=True)
+    optimizer = hocket.optim.SGD(array.parameters(), lr=[0.1, 0.2, 0.3])
+
+    def alive() -> tuple[int, int]:
+        gc.collect()
+        return len(gc.get_objects()), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+    counts = []
+    for number in range(3000):
+        x = torch.randn(4, 1 + number % 700, 3, dtype=torch.float64)
+        optimizer.zero_grad()
+        array.losses(lambda out: out.square().sum(), (x, number / 7)).sum().backward()
+        optimizer.step()
+        array(x[:1], number / 9)
+        if number in (999, 2999):
+            counts.append(alive())
+    (first, first_kib), (last, last_kib) = counts
+    assert last <= first + 200, "objects"
+    assert last_kib - first_kib < 16 * 1024

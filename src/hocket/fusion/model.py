@@ -294,6 +294,19 @@ class Array(nn.Module):
             template.train(mode)
         return self
 
+    def to(self, *args: Any, **kwargs: Any) -> Self:
+        """As of any module: to another device or type.
+
+        Raises:
+            InputError: with ``memory_format``: stacked tensors have an axis more than the format's.
+        """
+        if kwargs.get("memory_format") is not None:
+            raise InputError(
+                "to: memory_format: stacked parameters have the models' axis in front, so no such format fits them; "
+                "backend='auto' tries images with their channels last by itself"
+            )
+        return super().to(*args, **kwargs)
+
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         super()._apply(fn, recurse)
         self._store.mark()

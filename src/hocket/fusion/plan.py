@@ -52,8 +52,8 @@ class ExecutionPlan:
 def plans_for(num_models: int, *, with_losses: bool, has_images: bool) -> list[ExecutionPlan]:
     """The plans that are worth a try, the plain models first and all at once last.
 
-    Groups between one and half of the models never won by more than the spread of their times
-    (docs/research/fusion-plans.md).
+    Groups of other sizes than half of the models, and groups whose backward waits for all, were never the fastest of a
+    zoo entry beyond the spread of the times (docs/log.md, 2026-11-22).
 
     Args:
         num_models: B.
