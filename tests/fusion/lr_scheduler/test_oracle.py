@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
 import math
+import pickle
 from collections import Counter
 
 import pytest
 import torch
 from torch.optim import lr_scheduler as torch_schedulers
 
-from fusion.optim.twins import Twins, of_model
+from fusion.optim.twins import Twins, of_model, options_of
 from hocket.fusion import lr_scheduler
 
 EPOCHS = 30
@@ -225,6 +228,21 @@ def test_schedulers_made_of_others(optimizer, case, num_models):
         assert state["param_groups"] == twins.torch[slot].state_dict()["param_groups"]
 
 
+def test_what_a_scheduler_is_made_of_is_stepped_with_it_and_by_itself():
+    twins = Twins("sgd-rates", 3)
+    gammas = [0.5, 0.5, 0.9]
+    inner = lr_scheduler.ExponentialLR(twins.fused, gamma=gammas)
+    middle = lr_scheduler.ChainedScheduler([inner])
+    outer = lr_scheduler.ChainedScheduler([middle, lr_scheduler.ConstantLR(twins.fused, factor=1.0)])
+    before = rates(twins.fused)
+    for scheduler in (outer, inner, middle):
+        twins.fused.step()
+        scheduler.step()
+        before = [rate * gamma for rate, gamma in zip(before, gammas, strict=True)]
+        assert rates(twins.fused) == before
+    assert inner.epochs == middle.epochs == outer.epochs == [3, 3, 3]
+
+
 def test_restarts_by_fractions_of_an_epoch():
     twins = Twins("sgd-rates", 3)
     arguments = {"T_0": [3, 1, 5], "T_mult": 2, "eta_min": [0.0, 0.01, 0.0]}
@@ -343,3 +361,40 @@ def test_a_cycle_that_is_over_waits_for_the_others():
         assert rates(twins.fused)[0] == single.get_last_lr()[0]
     with pytest.raises(ValueError, match="step: expected at most 6 steps, the longest cycle of these models"):
         fused.step()
+
+
+def test_models_that_are_alike_share_a_scheduler_until_one_is_asked_for():
+    twins = Twins("sgd-rates", 7)
+    fused = lr_scheduler.StepLR(twins.fused, step_size=1, gamma=[0.5, 0.5, 0.9, 0.5, 0.9, 0.5, 0.5])
+    assert sorted(cell.places for cell in fused._cells) == [
+        ((0, 0), (1, 0), (3, 0), (5, 0), (6, 0)),
+        ((2, 0), (4, 0)),
+    ]
+    before = rates(twins.fused)
+    fused.torch_scheduler(1).gamma = 0.25
+    expected = [0.5, 0.25, 0.9, 0.5, 0.9, 0.5, 0.5]
+    twins.fused.step()
+    fused.step()
+    assert rates(twins.fused) == [rate * gamma for rate, gamma in zip(before, expected, strict=True)]
+
+
+def test_a_documentation_and_a_signature_are_those_of_torch():
+    for name in lr_scheduler.schedulers.__all__:
+        kind, theirs = getattr(lr_scheduler, name), getattr(torch_schedulers, name)
+        assert inspect.signature(kind) == inspect.signature(theirs)
+        assert (kind.__name__, kind.__module__) == (name, "hocket.fusion.lr_scheduler.schedulers")
+        assert f"torch.optim.lr_scheduler.{name}` of B models" in kind.__doc__
+    assert "gamma (float)" in lr_scheduler.StepLR.__doc__
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))], ids=["copy", "pickle"]
+)
+def test_copied_and_pickled(copied):
+    twins = Twins("sgd-rates", 3)
+    scheduler = lr_scheduler.StepLR(twins.fused, step_size=2, gamma=[0.5, 0.9, 0.5])
+    others, other = copied((twins.fused, scheduler))
+    for optimizer, schedule in ((twins.fused, scheduler), (others, other)) * 3:
+        optimizer.step()
+        schedule.step()
+    assert rates(others) == rates(twins.fused) != options_of("sgd-rates", 3)["lr"]

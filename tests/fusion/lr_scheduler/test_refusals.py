@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -77,6 +78,30 @@ def test_the_public_names():
 def test_arguments(optimizer, name, arguments, match):
     with pytest.raises(InputError, match=match):
         getattr(lr_scheduler, name)(optimizer, **arguments)
+
+
+def test_arguments_of_torch_and_numpy(optimizer):
+    for value in (np.array([1, 2, 3]), torch.tensor([1, 2, 3]), [np.int64(1), torch.tensor(2), 3]):
+        scheduler = lr_scheduler.StepLR(optimizer, step_size=value, gamma=np.float32(0.5))
+        found = [scheduler.torch_scheduler(model).step_size for model in range(3)]
+        assert (found, [type(each) for each in found]) == ([1, 2, 3], [int] * 3)
+        assert type(scheduler.torch_scheduler(0).gamma) is float
+    for value in (np.array([2, 5]), torch.tensor([2, 5]), np.array([[2, 5], [2, 5], [2, 5]])):
+        scheduler = lr_scheduler.MultiStepLR(optimizer, milestones=value)
+        assert scheduler.torch_scheduler(2).milestones == {2: 1, 5: 1}
+    for value in (
+        np.array([1.0, 2.0, 3.0]),
+        np.array([True] * 3),
+        float("nan"),
+        True,
+        np.bool_(True),
+        torch.tensor(1.5),
+    ):
+        with pytest.raises(InputError, match="step_size: expected a whole number >= 1, got"):
+            lr_scheduler.StepLR(optimizer, step_size=value)
+    for value in (np.array([0.1, np.nan, 0.2]), torch.tensor(float("nan")), np.float64("inf"), True):
+        with pytest.raises(InputError, match="gamma: expected a number, got"):
+            lr_scheduler.ExponentialLR(optimizer, gamma=value)
 
 
 def test_optimizers():

@@ -48,6 +48,7 @@ SCHEDULERS = {
         cycle_momentum="betas" in o.bounds or bool(torch.as_tensor(o.param_groups[0].get("momentum", 0)).any()),
     ),
     "cosine": lambda o: lr_scheduler.CosineAnnealingLR(o, T_max=[3, 4, 5]),
+    "exponential": lambda o: lr_scheduler.ExponentialLR(o, gamma=0.9),  # a rate for all stays a float, and is followed
 }
 
 

@@ -137,3 +137,11 @@ def test_refusals():
         scaler.step(optimizer)
     with pytest.raises(InputError, match="step: expected no closure"):
         scaler.step(optimizer, lambda: None)
+    for wrong, match in (
+        (GradScaler(2).state_dict(), "scale: expected 3 numbers, one for each model, .* got 2"),
+        ({**GradScaler(3).state_dict(), "_growth_tracker": [1, 2]}, "_growth_tracker: expected 3 numbers"),
+        ({**GradScaler(3).state_dict(), "scale": [1.0, float("nan"), 2.0]}, "scale: expected numbers >= 0, got nan"),
+        (torch.amp.GradScaler("cpu").state_dict(), "scale: expected a number, or 3 in a list"),
+    ):
+        with pytest.raises(InputError, match=match):
+            scaler.load_state_dict(wrong)

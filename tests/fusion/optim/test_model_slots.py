@@ -193,3 +193,44 @@ def test_torchs_clipping_of_an_array_warns_that_it_couples_the_models():
     hocket.optim.clip_grad_norm_(array.parameters(), 1.0)
     nn.utils.clip_grad_value_(array.parameters(), 1.0)
     nn.utils.clip_grad_norm_(nn.Linear(2, 2).parameters(), 1.0)
+
+
+def blocks(width):
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Sequential(nn.Linear(8, width), nn.Tanh(), nn.Linear(width, 2)))
+
+
+def test_a_separate_block_of_other_shapes_trains_from_then_on():
+    """Its parameters are others: the optimizer takes them for those that went, and begins their states anew."""
+    torch.manual_seed(0)
+    array = hocket.fuse([blocks(width) for width in (3, 4, 5)], separate=("2",), shared=True)
+    optimizer = hocket.optim.SGD(array.parameters(), lr=[0.1, 0.2, 0.3], momentum=0.9)
+    slots = ModelSlots(array, optimizer)
+    x, y = torch.randn(6, 4), torch.randint(0, 2, (6,))
+
+    def step():
+        optimizer.zero_grad()
+        array.loss(F.cross_entropy, array(x), y).sum().backward()
+        optimizer.step()
+
+    step()
+    new = blocks(6)
+    alone = copy.deepcopy(new)
+    gone = slots.refill(1, new)
+    single = torch.optim.SGD(alone.parameters(), lr=0.2, momentum=0.9)
+    for _ in range(3):
+        step()
+        single.zero_grad()
+        F.cross_entropy(alone(x), y).backward()
+        single.step()
+    for p, q in zip(array.unfuse()[1].parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(p, q)
+    with pytest.raises(
+        InputError, match=r"state: momentum_buffer of parameter 2: expected shape \(6, 8\), got \(4, 8\)"
+    ):
+        slots.refill(1, gone)
+    for model in (nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2)), blocks(7).append(nn.Linear(2, 2))):
+        with pytest.raises(
+            InputError, match=r"refill: the new model differs: expected parameters \['0.bias', '0.weight', '2.0"
+        ):
+            slots.refill(1, model)
+    step()

@@ -8,7 +8,7 @@ import torch
 
 from fusion.optim.twins import fused_parameters
 from hocket.errors import InputError
-from hocket.fusion import optim
+from hocket.fusion import lr_scheduler, optim
 
 CLASSES = ("SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop", "Adagrad", "Adadelta")
 
@@ -126,6 +126,38 @@ def test_numbers_written_between_steps_are_checked_too():
     for p in params:
         p.grad = torch.ones_like(p)
     refused(r"lr: expected 3 numbers", optimizer.step)
+
+
+@pytest.mark.parametrize("value", [float("nan"), -1.0, np.float64("nan"), torch.tensor(float("inf")), "fast", None])
+def test_one_number_written_between_steps_is_checked_too(value):
+    params = fused_parameters(3)
+    optimizer = optim.Adam(params, lr=0.1)
+    before = [p.detach().clone() for p in params]
+    for p in params:
+        p.grad = torch.ones_like(p)
+    optimizer.param_groups[0]["lr"] = value
+    refused("lr: expected ", optimizer.step)
+    assert all(map(torch.equal, params, before))
+    optimizer.param_groups[0]["lr"] = np.float32(0.5)
+    optimizer.step()
+    assert optimizer.param_groups[0]["lr"] == 0.5
+
+
+@pytest.mark.parametrize("make", [np.array, lambda rates: torch.tensor(rates, dtype=torch.float64), list, tuple])
+def test_numbers_written_between_steps_are_there_at_once(make):
+    """For a scheduler, a plain state and a refill, without a step before."""
+    optimizer, value = optim.SGD(fused_parameters(3), lr=1.0), make([0.1, 0.2, 0.3])
+    optimizer.param_groups[0]["lr"] = value
+    assert [state["param_groups"][0]["lr"] for state in optimizer.unfuse()] == [0.1, 0.2, 0.3]
+    optimizer.param_groups[0]["lr"] = value
+    optimizer.refill(1, lr=0.5)
+    assert optimizer.param_groups[0]["lr"].tolist() == [0.1, 0.5, 0.3]
+    optimizer.param_groups[0]["lr"] = value
+    scheduler = lr_scheduler.ExponentialLR(optimizer, gamma=0.5)
+    optimizer.param_groups[0]["lr"] = value
+    optimizer.step()
+    scheduler.step()
+    assert optimizer.param_groups[0]["lr"].tolist() == [0.05, 0.1, 0.15]
 
 
 def test_numbers_of_torch_and_numpy():

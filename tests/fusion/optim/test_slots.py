@@ -124,6 +124,20 @@ def test_refilled_and_dropped_where_blocks_did_not_fuse():
     torch.testing.assert_close(moved[5], torch.full_like(moved[5], 0.3))
 
 
+@pytest.mark.parametrize("num_models", [1, 3])
+def test_a_refill_of_values_leaves_what_was_captured(num_models):
+    twins = Twins("adam-all", num_models)
+    twins.step()
+    twins.fused.refill(0)
+    version, tensors = twins.fused._hocket_version, [dict(state) for state in twins.fused.state.values()]
+    for state in (None, twins.fused.unfuse()[0]):
+        twins.step()
+        twins.fused.refill(0, state, lr=0.02)
+        assert twins.fused._hocket_version == version
+        for now, was in zip(twins.fused.state.values(), tensors, strict=True):
+            assert all(now[key] is was[key] for key in was)
+
+
 def test_bad_slots():
     twins = Twins("adam-all", 3)
     twins.step()

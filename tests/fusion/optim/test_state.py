@@ -137,6 +137,76 @@ def test_names_of_parameters_travel():
     assert second["param_names"] == ["p0", "p1", "p2", "p3", "alone"]
 
 
+def test_names_in_groups_are_saved_and_loaded():
+    params = fused_parameters(2)
+    named = [(f"p{place}", p) for place, p in enumerate(params)]
+    optimizer = optim.Adam([{"params": named[:1], "lr": [0.1, 0.2]}, {"params": iter(named[1:])}], betas=(0.8, 0.9))
+    set_gradients(params, 0, range(2))
+    optimizer.step()
+    saved = optimizer.state_dict()
+    assert [group["param_names"] for group in saved["param_groups"]] == [["p0"], ["p1", "p2", "p3"]]
+    again = optim.Adam([{"params": named[:1]}, {"params": named[1:]}])
+    again.load_state_dict(saved)
+    assert [group["param_names"] for group in again.param_groups] == [["p0"], ["p1", "p2", "p3"]]
+    for state, was in zip(again.unfuse(), optimizer.unfuse(), strict=True):
+        same_state(state, was)
+
+
+@pytest.mark.parametrize(("one", "other"), [("SGD", "Adam"), ("Adam", "SGD"), ("RMSprop", "Adadelta")])
+def test_a_state_of_another_optimizer_is_refused(one, other):
+    params = fused_parameters(2)
+    set_gradients(params, 0, range(2))
+    optimizers = [getattr(optim, name)(params, lr=[0.1, 0.2]) for name in (one, other)]
+    for optimizer in optimizers:
+        optimizer.step()
+    first, second = optimizers
+    before = [copy.deepcopy(optimizer.unfuse()) for optimizer in optimizers]
+    for load, what in (
+        (lambda: first.load_state_dict(second.state_dict()), "state_dict"),
+        (lambda: first.load_unfused(second.unfuse()), "state of model 0"),
+        (lambda: first.refill(1, second.unfuse()[1]), "state"),
+    ):
+        with pytest.raises(InputError, match=f"^{what}: expected the options of {one}, got group 0 without "):
+            load()
+    for optimizer, states in zip(optimizers, before, strict=True):
+        for state, was in zip(optimizer.unfuse(), states, strict=True):
+            same_state(state, was)
+
+
+def test_entries_of_another_optimizer_and_other_flags_are_refused():
+    _, adam = trained("adam-all")
+    _, adamax = trained("adamax-all")
+    with pytest.raises(
+        InputError, match="state: exp_inf of parameter 0: expected the state of Adam: exp_avg, exp_avg_sq"
+    ):
+        adam.refill(1, adamax.unfuse()[1])
+    with pytest.raises(InputError, match="state_dict: exp_inf of parameter 0: expected the state of Adam"):
+        adam.load_state_dict(adamax.state_dict())
+    with pytest.raises(InputError, match="state_dict: expected 'state' and 'param_groups', got nothing"):
+        adam.load_state_dict({})
+    other = adam.unfuse()[0]
+    other["param_groups"][0]["maximize"] = True
+    with pytest.raises(InputError, match=r"maximize: expected the same for all .* got \[False, True, False\]"):
+        adam.refill(1, other)
+
+
+def test_a_state_of_another_dtype_is_cast_as_torch_casts_it():
+    params, optimizer = trained("adam-all")
+    halves = [torch.nn.Parameter(p.detach().float()) for p in params]
+    other = optim.Adam(halves, num_models=3)
+    for load in (
+        lambda: other.load_state_dict(optimizer.state_dict()),
+        lambda: other.load_unfused(optimizer.unfuse()),
+        lambda: [other.refill(model, state) for model, state in enumerate(optimizer.unfuse())],
+    ):
+        load()
+        for p, half in zip(params, halves, strict=True):
+            found = other.state[half]["exp_avg"]
+            assert found.dtype == torch.float32
+            assert torch.equal(found, optimizer.state[p]["exp_avg"].float())
+        other.state.clear()
+
+
 def test_states_that_do_not_fit_change_nothing():
     _, optimizer = trained("adam-all")
     before = optimizer.unfuse()

@@ -1,12 +1,12 @@
-"""What every scheduler of per-model rates is: for each model and parameter group a torch scheduler of its own.
+"""What every scheduler of per-model rates is: torch's own, on shadows of the optimizer that hold each model's numbers.
 
-Each of them has a shadow optimizer with a single group, which holds the numbers of one model and nothing to train. A
-step copies the models' numbers in, steps the schedulers, and copies what they set out again::
+A step copies the models' numbers into the shadows, steps torch's schedulers, and copies what they set out again::
 
-    group["lr"]  0.1 | (B,)  --in-->  B shadow groups  --torch's step-->  B shadow groups  --out-->  in place
+    group["lr"]  0.1 | (B,)  --in-->  shadow groups  --torch's step-->  shadow groups  --out-->  in place
 
 So a model's rate is, to the last bit, the one that a scheduler of its own would set, whatever the scheduler. Schedulers
-may be stacked, and a rate that was changed by hand stays changed, as in torch.
+may be stacked, and a rate that was changed by hand stays changed, as in torch. Models whose schedules are alike share a
+torch scheduler; see `hocket.fusion.lr_scheduler.shared`.
 """
 
 from __future__ import annotations
@@ -21,14 +21,22 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from hocket.errors import InputError
-from hocket.fusion.lr_scheduler.checks import checked
-from hocket.fusion.lr_scheduler.shadows import KEYS, Shadow, epoch_of, moved, put, read
+from hocket.fusion.lr_scheduler.arguments import bound, by_place, check_epoch, checked
+from hocket.fusion.lr_scheduler.shared import (
+    KEYS,
+    Place,
+    Shadow,
+    SharedScheduler,
+    epoch_of,
+    is_over,
+    joined,
+    moved,
+    split,
+)
 from hocket.fusion.optim.base import FusedOptimizer
-from hocket.fusion.optim.hyper import is_number, is_row, numbers_of, plain, row
+from hocket.fusion.optim.hyper import by_model, numbers_of, plain
 
 __all__ = ["FusedScheduler"]
-
-Rows = list[list[Any]]  # for each group of parameters a value of each model
 
 
 class FusedScheduler(LRScheduler):
@@ -39,8 +47,9 @@ class FusedScheduler(LRScheduler):
 
     Attributes:
         torch_class: the scheduler that this is B of; the arguments have its names and defaults.
-        keys: the numbers of a group that a step reads or sets.
-        arguments: for each of them the values, by group and model.
+        takes_metrics: whether models with equal arguments still go ways of their own.
+        num_models: B, the number of models.
+        arguments: those of each model and group.
         children: the schedulers that this one is made of, for one that takes `schedulers`.
 
     Args:
@@ -53,7 +62,7 @@ class FusedScheduler(LRScheduler):
     """
 
     torch_class: ClassVar[type[LRScheduler]]
-    keys: ClassVar[tuple[str, ...]] = ("lr",)
+    takes_metrics: ClassVar[bool] = False
     optimizer: FusedOptimizer
 
     def __init_subclass__(cls) -> None:
@@ -66,33 +75,37 @@ class FusedScheduler(LRScheduler):
                 f" for that one there is torch.optim.lr_scheduler.{type(self).__name__}"
             )
         self.optimizer = optimizer
-        signature = inspect.signature(self.torch_class)
-        own = [parameter for name, parameter in signature.parameters.items() if name != "optimizer"]
-        bound = signature.replace(parameters=own).bind(*arguments, **named)
-        bound.apply_defaults()
-        values = bound.arguments
-        self.last_epoch = _checked_epoch(optimizer, values.pop("last_epoch", -1))
-        self.children = [_checked_child(optimizer, child) for child in values.pop("schedulers", [])]
-        self.arguments = {name: self._rows(name, value) for name, value in values.items()}
-        self._check_arguments()
+        self.num_models = optimizer.num_models
+        values = bound(self.torch_class, arguments, named)
+        self.last_epoch = check_epoch(optimizer, values.pop("last_epoch", -1))
+        self.children: list[FusedScheduler] = values.pop("schedulers", [])
+        for child in self.children:
+            if not isinstance(child, FusedScheduler) or child.optimizer is not optimizer:
+                raise InputError(f"schedulers: expected some of hocket.lr_scheduler, of one optimizer, got {child!r}")
+            child._part()  # each of its schedulers goes into one of this
+        self.arguments = by_place(self.torch_class, values, optimizer)
+        self._keys = KEYS if self.children or "cycle_momentum" in values else KEYS[:1]  # what a step reads or sets
         self._step_count = 1
-        self._cells = [
-            [self._made(model, number, shadow, self.last_epoch) for number, shadow in enumerate(shadows)]
-            for model, shadows in enumerate(self._shadows())
-        ]
+        self._shares = True  # whether models whose schedules are alike may share a torch scheduler
+        self._keep({place: self._made(place, self._shadow(place), own) for place, own in self.arguments.items()})
+        if self.children:
+            self._part()  # they are on the shadows of this one by now
         self.last_epoch += 1
-        if any(value != values[0] for rows in self.arguments.values() for values in rows for value in values):
+        if self.takes_metrics or any(own != self.arguments[0, group] for (_, group), own in self.arguments.items()):
             self._widen()
-        self._copy_out(range(optimizer.num_models))
+        self._copy_out(KEYS)
 
     def torch_scheduler(self, model: int, group: int = 0) -> LRScheduler:
-        """The torch scheduler of a model, for one parameter group."""
-        return self._cells[self.optimizer.checked_model(model)][group]
+        """The torch scheduler of a model, for one parameter group; from now on models share none."""
+        place = (self.optimizer.checked_model(model), group)
+        self._part()
+        return split(self._cells)[place]
 
     @property
     def epochs(self) -> list[int]:
         """For each model how many steps it has seen; a refilled slot begins at 0."""
-        return [epoch_of(cells[0]) for cells in self._cells]
+        found = {model: epoch_of(cell.scheduler) for cell in self._cells for model, _ in cell.places}
+        return [found[model] for model in range(self.num_models)]
 
     def step(self, epoch: Any = None) -> None:
         """Go on to the next epoch, after the optimizer's step.
@@ -112,22 +125,23 @@ class FusedScheduler(LRScheduler):
 
     def _advance(self, given: Sequence[tuple[Any, ...]]) -> None:
         """Step each model's schedulers, with what is given for the model."""
-        if len(self._cells) != self.optimizer.num_models:
+        if self.num_models != self.optimizer.num_models:
             raise InputError(
-                f"step: expected an optimizer of {len(self._cells)} models, got one of {self.optimizer.num_models}; "
+                f"step: expected an optimizer of {self.num_models} models, got one of {self.optimizer.num_models}; "
                 "call select_models with what the optimizer's was called with"
             )
-        due = [[cell for cell in cells if not self._is_over(cell)] for cells in self._cells]
-        if not any(due):
-            longest = max(max(steps) for steps in self.arguments["total_steps"])
+        if self._shares and any(each != given[0] for each in given):
+            self._part()
+        due = [cell for cell in self._cells if not is_over(cell.scheduler)]
+        if not due:
+            longest = max(cell.scheduler.total_steps for cell in self._cells)
             raise InputError(f"step: expected at most {longest} steps, the longest cycle of these models")
-        self._copy_in([[cell.optimizer for cell in cells] for cells in self._cells], self.keys)
-        for cells, own in zip(due, given, strict=True):
-            for cell in cells:
-                cell.step(*own)
+        self._copy_in(self._keys)
+        for cell in due:
+            cell.scheduler.step(*given[cell.places[0][0]])
         self.last_epoch += 1
         self._step_count += 1
-        self._copy_out(range(len(due)), self.keys)
+        self._copy_out(self._keys)
 
     def get_lr(self) -> list[Any]:
         """As `get_last_lr`: nothing is computed ahead."""
@@ -145,56 +159,42 @@ class FusedScheduler(LRScheduler):
             InputError: an unknown argument, or a value out of bounds.
         """
         slot = self.optimizer.checked_model(model)
-        kind = type(self).__name__
+        places = [place for place in self.arguments if place[0] == slot]
+        known = self.arguments[places[0]]
         for name, value in arguments.items():
-            if name not in self.arguments:
-                raise InputError(f"refill: expected arguments among {', '.join(self.arguments)}, got {name}={value!r}")
-        values = {name: checked(kind, name, value) for name, value in arguments.items()}
-        before = self.arguments
-        self.arguments = {
-            name: [[*own[:slot], values[name], *own[slot + 1 :]] for own in rows] if name in values else rows
-            for name, rows in before.items()
-        }
-        shadows = self._shadows()[slot]
-        for shadow in shadows:
-            shadow.param_groups[0].pop("initial_lr", None)
+            if name not in known:
+                raise InputError(f"refill: expected arguments among {', '.join(known)}, got {name}={value!r}")
+        values = {name: checked(self.torch_class, name, value) for name, value in arguments.items()}
+        own = {place: {**self.arguments[place], **values} for place in places}
+        shadows = {place: self._shadow(place).param_groups[0] for place in places}
+        for shadow in shadows.values():
+            shadow.pop("initial_lr", None)
             if lr is not None:
-                shadow.param_groups[0]["lr"] = numbers_of("lr", lr, 1, self.optimizer.bounds["lr"])
-        try:
-            cells = [self._made(slot, number, shadow, anew=True) for number, shadow in enumerate(shadows)]
-        except InputError:
-            self.arguments = before
-            raise
-        self._cells[slot] = cells
-        self._copy_out([slot])
+                shadow["lr"] = numbers_of("lr", lr, 1, self.optimizer.bounds["lr"])
+        new = {place: self._made(place, Shadow([shadows[place]]), own[place], anew=True) for place in places}
+        # All of it fits: from here on nothing is refused.
+        self.arguments |= own
+        self._copy_in(KEYS)
+        self._keep({**split(self._cells), **new})
+        self._copy_out(KEYS)
 
     def select_models(self, models: Sequence[int]) -> None:
         """Keep these models, in this order: call it with what `optimizer.select_models` was called with."""
-        self._cells = [self._cells[model] for model in models]
-        for each in (self, *self.children):
-            each.arguments = {
-                name: [[values[model] for model in models] for values in rows] for name, rows in each.arguments.items()
-            }
+        groups, singles = range(len(self.optimizer.param_groups)), split(self._cells)
+        kept = {(now, group): (was, group) for now, was in enumerate(models) for group in groups}
+        self.arguments = {now: self.arguments[was] for now, was in kept.items()}
+        self.num_models = len(models)
+        self._keep({now: singles[was] for now, was in kept.items()})
         self._last_lr = self._rates()
-
-    @property
-    def num_models(self) -> int:
-        """B, the number of models."""
-        return len(self._cells)
+        for child in self.children:
+            child.select_models(models)
 
     def model_state(self, model: int) -> dict[str, Any]:
-        """The schedule of one model, a copy: states of its schedulers, arguments, and what they noted in the groups."""
-        keys = [key for key in KEYS if key not in self.optimizer.bounds]
-        state = {
-            "class": type(self).__name__,
-            "schedulers": [cell.state_dict() for cell in self._cells[model]],
-            "arguments": {name: [values[model] for values in rows] for name, rows in self._plain_arguments().items()},
-            "notes": [
-                {key: read(group[key], self.num_models)[model] for key in keys if key in group}
-                for group in self.optimizer.param_groups
-            ],
-        }
-        return copy.deepcopy(state)
+        """The schedule of one model, a copy: states of its schedulers, arguments, and what they noted in the groups.
+
+        Of functions among the arguments only what objects that can be called hold is saved, as in torch.
+        """
+        return self._states([model])[0]
 
     def load_model_state(self, model: int, state: Mapping[str, Any]) -> None:
         """Let the schedule of one slot go on from what `model_state` gave; functions stay those of the slot.
@@ -202,32 +202,12 @@ class FusedScheduler(LRScheduler):
         Raises:
             InputError: it is of another scheduler or number of groups.
         """
-        kind, cells, given = type(self).__name__, self._cells[model], copy.deepcopy(dict(state))
-        if given["class"] != kind or len(given["schedulers"]) != len(cells):
-            raise InputError(f"state: expected one of a {kind} of {len(cells)} groups, got one of {given['class']}")
-        for cell, own in zip(cells, given["schedulers"], strict=True):
-            cell.load_state_dict(own)
-        for name, values in given["arguments"].items():
-            for row_, value in zip(self.arguments[name], values, strict=True):
-                row_[model] = value
-        for group, notes in zip(self.optimizer.param_groups, given["notes"], strict=True):
-            for key, value in notes.items():
-                values = read(group.get(key, value), self.num_models)
-                put(self.optimizer, group, key, [*values[:model], value, *values[model + 1 :]])
-        self._last_lr = self._rates()
-
-    def _plain_arguments(self) -> dict[str, Rows]:
-        return {name: rows for name, rows in self.arguments.items() if not callable(rows[0][0])}
+        self._load({model: state}, "state", 1)
 
     def state_dict(self) -> dict[str, Any]:
-        """The states of the torch schedulers, by model and group, and the arguments; a copy.
-
-        Of functions among the arguments only what objects that can be called hold is saved, as in torch.
-        """
-        arguments = self._plain_arguments()
-        state = {"last_epoch": self.last_epoch, "step_count": self._step_count, "arguments": arguments}
-        schedulers = [[cell.state_dict() for cell in cells] for cells in self._cells]
-        return copy.deepcopy({"class": type(self).__name__, **state, "schedulers": schedulers})
+        """The state of each model's schedule, as `model_state` gives it; a copy."""
+        models = self._states(range(self.num_models))
+        return {"last_epoch": self.last_epoch, "step_count": self._step_count, "models": models}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load what `state_dict` gave, for as many models.
@@ -235,69 +215,109 @@ class FusedScheduler(LRScheduler):
         Raises:
             InputError: it is of another scheduler, or of other numbers of models or groups.
         """
-        kind = type(self).__name__
-        if state_dict.get("class") != kind:
-            raise InputError(f"state_dict: expected one of a {kind}, got one of {state_dict.get('class')}")
-        state = copy.deepcopy(state_dict)
-        states, cells = state["schedulers"], self._cells
-        if len(states) != len(cells):
-            raise InputError(f"state_dict: expected one of {len(cells)} models, got one of {len(states)}")
-        if len(states[0]) != len(cells[0]):
-            raise InputError(f"state_dict: expected one of {len(cells[0])} groups, got one of {len(states[0])}")
-        for own, saved in zip(cells, states, strict=True):
-            for cell, each in zip(own, saved, strict=True):
-                cell.load_state_dict(each)
-        self.arguments |= state["arguments"]
-        self.last_epoch, self._step_count = state["last_epoch"], state["step_count"]
+        self._load(dict(enumerate(state_dict.get("models", ()))), "state_dict", self.num_models)
+        self.last_epoch, self._step_count = state_dict["last_epoch"], state_dict["step_count"]
+
+    def _states(self, models: Sequence[int]) -> list[dict[str, Any]]:
+        """For each of these models what `model_state` gives."""
+        groups, singles = list(enumerate(self.optimizer.param_groups)), split(self._cells)
+        notes = [key for key in KEYS if key not in self.optimizer.bounds]
+        values = [{key: by_model(group[key], self.num_models) for key in notes if key in group} for _, group in groups]
+
+        def without_functions(arguments: dict[str, Any]) -> dict[str, Any]:
+            return {name: value for name, value in arguments.items() if not callable(value)}
+
+        return [
+            copy.deepcopy(
+                {
+                    "class": type(self).__name__,
+                    "schedulers": [singles[model, number].state_dict() for number, _ in groups],
+                    "arguments": [without_functions(self.arguments[model, number]) for number, _ in groups],
+                    "notes": [{key: own[model] for key, own in noted.items()} for noted in values],
+                }
+            )
+            for model in models
+        ]
+
+    def _load(self, states: Mapping[int, Mapping[str, Any]], what: str, expected: int) -> None:
+        """Let these models' schedules go on from what `model_state` gave."""
+        kind, groups = type(self).__name__, self.optimizer.param_groups
+        for state in states.values():
+            if state["class"] != kind:
+                raise InputError(f"{what}: expected one of a {kind}, got one of {state['class']}")
+            if len(state["schedulers"]) != len(groups):
+                raise InputError(f"{what}: expected one of {len(groups)} groups, got one of {len(state['schedulers'])}")
+        if len(states) != expected:
+            raise InputError(f"{what}: expected one of {expected} models, got one of {len(states)}")
+        singles = split(self._cells)
+        for model, state in copy.deepcopy(dict(states)).items():
+            for number, group in enumerate(groups):
+                singles[model, number].load_state_dict(state["schedulers"][number])
+                self.arguments[model, number] |= state["arguments"][number]
+                for key, value in state["notes"][number].items():
+                    group.setdefault(key, value)
+                    self.optimizer.set_for_model(group, key, model, value)
+        self._keep(singles)
         self._last_lr = self._rates()
 
-    def _check_arguments(self) -> None:
-        """Check what the arguments demand of each other and of the optimizer."""
-
-    def _is_over(self, cell: Any) -> bool:
-        """Whether a torch scheduler has no step left."""
-        return False
-
-    def _made(self, model: int, group: int, shadow: Shadow, last_epoch: int = -1, anew: bool = False) -> LRScheduler:
-        """A torch scheduler of this model's arguments for a group, on a shadow; its children made `anew` or moved."""
-        own = {name: rows[group][model] for name, rows in self.arguments.items()}
-        if "last_epoch" in inspect.signature(self.torch_class).parameters:
-            own["last_epoch"] = last_epoch
+    def _made(self, place: Place, shadow: Shadow, arguments: Mapping[str, Any], anew: bool = False) -> LRScheduler:
+        """A torch scheduler with one model's arguments for a group, on a shadow; its children made `anew` or moved."""
+        own = dict(arguments)
+        if self.last_epoch != -1 and not anew:
+            own["last_epoch"] = self.last_epoch
         if self.children:
-            make = (lambda child: child._made(model, group, shadow, anew=True)) if anew else None
             own["schedulers"] = [
-                make(each) if make else moved(each._cells[model][group], shadow) for each in self.children
+                child._made(place, shadow, child.arguments[place], anew=True)
+                if anew
+                else moved(split(child._cells)[place], shadow)
+                for child in self.children
             ]
         try:
             return self.torch_class(optimizer=shadow, **own)
         except (TypeError, ValueError) as error:
-            raise InputError(f"{type(self).__name__} of model {model}: {error}") from error
+            raise InputError(f"{type(self).__name__} of model {place[0]}: {error}") from error
 
-    def _shadows(self) -> list[list[Shadow]]:
-        """For each model and group a new shadow, which holds the model's numbers."""
-        groups = range(len(self.optimizer.param_groups))
-        found = [[Shadow(self.optimizer) for _ in groups] for _ in range(self.optimizer.num_models)]
-        self._copy_in(found)
-        return found
+    def _shadow(self, place: Place) -> Shadow:
+        """A new shadow, which holds a model's numbers of a group."""
+        model, group = place[0], self.optimizer.param_groups[place[1]]
+        self.optimizer.settle(group)
+        return Shadow([{key: by_model(group[key], self.num_models)[model] for key in KEYS if key in group}])
 
-    def _copy_in(self, shadows: Sequence[Sequence[torch.optim.Optimizer]], keys: Sequence[str] = KEYS) -> None:
-        for number, group in enumerate(self.optimizer.param_groups):
-            own = [each[number].param_groups[0] for each in shadows]
-            for key in keys:
-                if key in group:
-                    for shadow, value in zip(own, read(group[key], len(shadows)), strict=True):
-                        shadow[key] = value
+    def _keep(self, singles: Mapping[Place, LRScheduler]) -> None:
+        """Go on with these schedulers, and note where the numbers of each group's models lie."""
+        self._cells = (
+            joined(singles) if self._shares else [SharedScheduler(single, (at,)) for at, single in singles.items()]
+        )
+        own = {
+            place: shadow
+            for cell in self._cells
+            for place, shadow in zip(cell.places, cell.scheduler.optimizer.param_groups, strict=True)
+        }
+        self._shadows = [
+            [own[model, group] for model in range(self.num_models)] for group in range(len(self.optimizer.param_groups))
+        ]
 
-    def _copy_out(self, models: Sequence[int], keys: Sequence[str] = KEYS) -> None:
-        """Set in the fused optimizer what the schedulers of these models have set."""
-        total = self.optimizer.num_models
-        for number, group in enumerate(self.optimizer.param_groups):
-            own = {model: self._cells[model][number].optimizer.param_groups[0] for model in models}
-            for key in (key for key in keys if key in own[models[0]]):
-                old = read(group.get(key), total)
-                new = [own[model][key] if model in own else value for model, value in enumerate(old)]
-                if new != old:
-                    put(self.optimizer, group, key, new)
+    def _part(self) -> None:
+        """From now on give each model schedulers of its own."""
+        self._shares = False
+        self._keep(split(self._cells))
+        for child in self.children:
+            child._part()
+
+    def _copy_in(self, keys: Sequence[str]) -> None:
+        for group, shadows in zip(self.optimizer.param_groups, self._shadows, strict=True):
+            self.optimizer.settle(group)
+            for key in (key for key in keys if key in group):
+                for shadow, value in zip(shadows, by_model(group[key], self.num_models), strict=True):
+                    shadow[key] = value
+
+    def _copy_out(self, keys: Sequence[str]) -> None:
+        """Set in the fused optimizer what the schedulers have set."""
+        for group, shadows in zip(self.optimizer.param_groups, self._shadows, strict=True):
+            for key in (key for key in keys if key in shadows[0]):
+                new = [shadow[key] for shadow in shadows]
+                if new != by_model(group.get(key), self.num_models):
+                    self.optimizer.set_by_model(group, key, new)
         self._last_lr = self._rates()
 
     def _rates(self) -> list[Any]:
@@ -307,44 +327,10 @@ class FusedScheduler(LRScheduler):
     def _widen(self) -> None:
         """Make room for numbers of each model now: a step that is captured with one cannot hold B of them later."""
         optimizer = self.optimizer
-        cycles = any(value for values in self.arguments.get("cycle_momentum", []) for value in values)
+        cycles = any(own.get("cycle_momentum") for own in self.arguments.values())
         for group in optimizer.param_groups:
             group["lr"] = optimizer.widened(group, group["lr"])
             if cycles and "betas" in optimizer.bounds:
                 group["betas"] = (optimizer.widened(group, group["betas"][0]), *group["betas"][1:])
             elif cycles:
                 group["momentum"] = optimizer.widened(group, group["momentum"])
-
-    def _rows(self, name: str, value: Any) -> Rows:
-        """An argument, one for all, B, or for each group one or B, as checked values by group and model."""
-        groups, models = len(self.optimizer.param_groups), self.optimizer.num_models
-        if name == "milestones":  # a list for all models, or B lists
-            epochs = list(value)
-            each = any(isinstance(element, (list, tuple, set)) for element in epochs)
-            rows = [row(name, epochs, models, "a list") if each else [epochs] * models] * groups
-        elif not is_row(value):
-            rows = [[value] * models] * groups
-        elif any(is_row(element) for element in value):
-            if len(value) != groups:
-                raise InputError(f"{name}: expected a list for each of {groups} groups, got {len(value)}: {value!r}")
-            rows = [row(name, inner, models) if is_row(inner) else [inner] * models for inner in value]
-        else:
-            what = "a number" if all(is_number(element) for element in value) else "a value"
-            rows = [row(name, value, models, what)] * groups
-        kind = type(self).__name__
-        return [[checked(kind, name, element) for element in values] for values in rows]
-
-
-def _checked_epoch(optimizer: FusedOptimizer, last_epoch: Any) -> int:
-    if isinstance(last_epoch, bool) or not isinstance(last_epoch, int) or last_epoch < -1:
-        raise InputError(f"last_epoch: expected a whole number >= -1, got {last_epoch!r}")
-    for number, group in enumerate(optimizer.param_groups):
-        if last_epoch != -1 and "initial_lr" not in group:
-            raise InputError(f"last_epoch: expected -1, got {last_epoch}, but group {number} has no 'initial_lr'")
-    return last_epoch
-
-
-def _checked_child(optimizer: FusedOptimizer, child: Any) -> FusedScheduler:
-    if not isinstance(child, FusedScheduler) or child.optimizer is not optimizer:
-        raise InputError(f"schedulers: expected some of hocket.lr_scheduler, of one optimizer, got {child!r}")
-    return child

@@ -13,33 +13,13 @@ mid-training, in the array and in all that trains it.
 
 from __future__ import annotations
 
-from hocket.fusion.optim.adadelta import Adadelta
-from hocket.fusion.optim.adagrad import Adagrad
-from hocket.fusion.optim.adam import Adam, AdamW
-from hocket.fusion.optim.adamax import Adamax
+from hocket.fusion.optim.adam import Adam, Adamax, AdamW, NAdam, RAdam
 from hocket.fusion.optim.base import FusedOptimizer
 from hocket.fusion.optim.clip import clip_grad_norm_, clip_grad_value_
 from hocket.fusion.optim.grad_scaler import GradScaler
 from hocket.fusion.optim.model_slots import ModelSlots, TrainedModel
-from hocket.fusion.optim.nadam import NAdam
-from hocket.fusion.optim.radam import RAdam
-from hocket.fusion.optim.rmsprop import RMSprop
 from hocket.fusion.optim.sgd import SGD
+from hocket.fusion.optim.squares import Adadelta, Adagrad, RMSprop
 
-__all__ = [
-    "SGD",
-    "Adadelta",
-    "Adagrad",
-    "Adam",
-    "AdamW",
-    "Adamax",
-    "FusedOptimizer",
-    "GradScaler",
-    "ModelSlots",
-    "NAdam",
-    "RAdam",
-    "RMSprop",
-    "TrainedModel",
-    "clip_grad_norm_",
-    "clip_grad_value_",
-]
+__all__ = ["SGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "FusedOptimizer", "GradScaler", "ModelSlots"]
+__all__ += ["NAdam", "RAdam", "RMSprop", "TrainedModel", "clip_grad_norm_", "clip_grad_value_"]

@@ -1,31 +1,23 @@
-"""Adam (Kingma and Ba, ICLR 2015), AMSGrad (Reddi et al., ICLR 2018), AdamW (Loshchilov and Hutter, ICLR 2019)."""
+"""Adam (Kingma and Ba, ICLR 2015) and what stands on its moving averages: AdamW, Adamax, NAdam, RAdam, AMSGrad."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
 
 from hocket.fusion.optim.arithmetic import Tensors, add_, addcdiv_, addcmul_, divided, is_on, lerp_, power, root, sqrt
 from hocket.fusion.optim.base import Chunk, FusedOptimizer
+from hocket.fusion.optim.counts import count_dtype, step_of
 from hocket.fusion.optim.hyper import Bound, Number
 
-__all__ = ["Adam", "AdamW"]
+__all__ = ["Adam", "AdamW", "Adamax", "NAdam", "RAdam"]
 
 
-class Adam(FusedOptimizer):
-    """`torch.optim.Adam` of B models: lr, betas, eps and weight_decay may differ between models.
+class MovingAverages(FusedOptimizer):
+    """Moving averages of gradients and of their squares: what Adam, NAdam and RAdam have in common."""
 
-    Example:
-        >>> weights = torch.nn.Parameter(torch.ones(2, 3)); weights.grad = torch.ones(2, 3)
-        >>> optimizer = Adam([weights], lr=[0.5, 0.25], betas=(0.9, [0.99, 0.999]), num_models=2)
-        >>> optimizer.step()
-        >>> [round(weight, 4) for weight in weights[:, 0].tolist()]
-        [0.5, 0.75]
-    """
-
-    torch_class: ClassVar[type[torch.optim.Optimizer]] = torch.optim.Adam
     bounds: ClassVar[Mapping[str, Bound]] = {
         "lr": Bound(),
         "betas": Bound(0, 1),
@@ -37,21 +29,17 @@ class Adam(FusedOptimizer):
         return ("exp_avg", "exp_avg_sq", *(("max_exp_avg_sq",) if group.get("amsgrad") else ()))
 
     def moments(self, group: dict[str, Any], step: Number) -> dict[str, Number]:
-        """The coefficients of weight decay and of both moving averages, and what corrects their bias."""
+        """The coefficients of weight decay and of both averages, what corrects the second's bias, and a step's size."""
         lr, (beta1, beta2), decay = group["lr"], group["betas"], group["weight_decay"]
         return {
             "decay": 1 - lr * decay if group["decoupled_weight_decay"] and is_on(decay) else decay,
             "first": 1 - beta1,
             "keep": beta2,
             "second": 1 - beta2,
-            "bias": 1 - power(beta1, step),
             "root": root(1 - power(beta2, step)),
             "eps": group["eps"],
+            "size": -divided(lr, 1 - power(beta1, step)),
         }
-
-    def coefficients(self, group: dict[str, Any], step: Number, state: dict[str, Any]) -> dict[str, Number]:
-        numbers = self.moments(group, step)
-        return {**numbers, "size": -divided(group["lr"], numbers.pop("bias"))}
 
     def averaged(self, chunk: Chunk, group: dict[str, Any], by: Mapping[str, Any]) -> tuple[Chunk, Tensors, Tensors]:
         """Decay weights and update the moving averages; the chunk with its gradients, and both averages."""
@@ -65,16 +53,39 @@ class Adam(FusedOptimizer):
         addcmul_(second, chunk.grads, chunk.grads, by["second"], chunk.memory)
         return chunk, first, second
 
+    def spread(self, second: Tensors, chunk: Chunk, by: Mapping[str, Any]) -> Tensors:
+        """The root of the second average, its bias corrected, that a direction is divided by."""
+        below = sqrt(second, chunk.memory)
+        torch._foreach_div_(below, by["root"])
+        torch._foreach_add_(below, by["eps"])
+        return below
+
+
+class Adam(MovingAverages):
+    """`torch.optim.Adam` of B models: lr, betas, eps and weight_decay may differ between models.
+
+    With `amsgrad` it is AMSGrad (Reddi et al., ICLR 2018).
+
+    Example:
+        >>> weights = torch.nn.Parameter(torch.ones(2, 3)); weights.grad = torch.ones(2, 3)
+        >>> optimizer = Adam([weights], lr=[0.5, 0.25], betas=(0.9, [0.99, 0.999]), num_models=2)
+        >>> optimizer.step()
+        >>> [round(weight, 4) for weight in weights[:, 0].tolist()]
+        [0.5, 0.75]
+    """
+
+    torch_class: ClassVar[type[torch.optim.Optimizer]] = torch.optim.Adam
+
+    def coefficients(self, group: dict[str, Any], step: Number, state: dict[str, Any]) -> dict[str, Number]:
+        return self.moments(group, step)
+
     def update(self, chunk: Chunk, group: dict[str, Any], by: Mapping[str, Any]) -> None:
         chunk, first, second = self.averaged(chunk, group, by)
         if group["amsgrad"]:
             largest = chunk.state("max_exp_avg_sq")
             torch._foreach_maximum_(largest, second)
             second = largest
-        below = sqrt(second, chunk.memory)
-        torch._foreach_div_(below, by["root"])
-        torch._foreach_add_(below, by["eps"])
-        addcdiv_(chunk.params, first, below, by["size"], chunk.memory)
+        addcdiv_(chunk.params, first, self.spread(second, chunk, by), by["size"], chunk.memory)
 
     def kernel_numbers(self, group: dict[str, Any], dtype: torch.dtype) -> dict[str, Number] | None:
         if any(isinstance(number, torch.Tensor) for number in (*group["betas"], group["eps"])):
@@ -120,7 +131,7 @@ class Adam(FusedOptimizer):
 
 
 class AdamW(Adam):
-    """`torch.optim.AdamW` of B models: Adam whose weight decay shrinks the parameters and not the gradients.
+    """`torch.optim.AdamW` (Loshchilov and Hutter, ICLR 2019) of B models: weight decay shrinks the parameters.
 
     Example:
         >>> weights = torch.nn.Parameter(torch.ones(2, 3)); weights.grad = torch.zeros(2, 3)
@@ -131,3 +142,122 @@ class AdamW(Adam):
 
     torch_class = torch.optim.AdamW
     fixed = {"decoupled_weight_decay": True}  # noqa: RUF012
+
+
+class Adamax(FusedOptimizer):
+    """`torch.optim.Adamax` (Kingma and Ba, section 7.1) of B models: lr, betas, eps and weight_decay may differ.
+
+    Example:
+        >>> weights = torch.nn.Parameter(torch.ones(2, 3)); weights.grad = torch.ones(2, 3)
+        >>> Adamax([weights], lr=[0.5, 0.25], num_models=2).step()
+        >>> [round(weight, 4) for weight in weights[:, 0].tolist()]
+        [0.5, 0.75]
+    """
+
+    torch_class = torch.optim.Adamax
+    bounds = MovingAverages.bounds
+
+    def entries(self, group: dict[str, Any]) -> tuple[str, ...]:
+        return ("exp_avg", "exp_inf")
+
+    def coefficients(self, group: dict[str, Any], step: Number, state: dict[str, Any]) -> dict[str, Number]:
+        beta1, beta2 = group["betas"]
+        return {
+            "decay": group["weight_decay"],
+            "first": 1 - beta1,
+            "keep": beta2,
+            "eps": group["eps"],
+            "size": -divided(group["lr"], 1 - power(beta1, step)),
+        }
+
+    def update(self, chunk: Chunk, group: dict[str, Any], by: Mapping[str, Any]) -> None:
+        chunk = chunk.decayed(by["decay"])
+        first, largest = chunk.state("exp_avg"), chunk.state("exp_inf")
+        lerp_(first, chunk.grads, by["first"])
+        torch._foreach_mul_(largest, by["keep"])
+        sizes = list(torch._foreach_abs(chunk.grads))
+        torch._foreach_add_(sizes, by["eps"])
+        torch._foreach_maximum_(largest, sizes)
+        addcdiv_(chunk.params, first, largest, by["size"], chunk.memory)
+
+
+class NAdam(MovingAverages):
+    """`torch.optim.NAdam` (Dozat, ICLR workshop 2016) of B models: every number may differ, momentum_decay too.
+
+    Example:
+        >>> weights = torch.nn.Parameter(torch.ones(2, 3)); weights.grad = torch.ones(2, 3)
+        >>> NAdam([weights], lr=[0.5, 0.25], num_models=2).step()
+        >>> [round(weight, 2) for weight in weights[:, 0].tolist()]
+        [0.47, 0.74]
+    """
+
+    torch_class = torch.optim.NAdam
+    bounds = {**MovingAverages.bounds, "momentum_decay": Bound()}  # noqa: RUF012
+    counters = ("step", "mu_product")
+
+    def initial(self, key: str, p: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:
+        if key != "mu_product":
+            return super().initial(key, p, group)
+        return torch.ones(self.num_models, dtype=count_dtype(), device=p.device)
+
+    def count(self, group: dict[str, Any], states: Sequence[dict[str, Any]]) -> None:
+        super().count(group, states)
+        for state in {id(state["mu_product"]): state for state in states}.values():
+            momentum, product = self._momentum(group, step_of(state)), state["mu_product"]
+            product *= momentum.to(product.dtype) if isinstance(momentum, torch.Tensor) else momentum
+
+    def _momentum(self, group: dict[str, Any], step: Number) -> Number:
+        return group["betas"][0] * (1 - 0.5 * power(0.96, step * group["momentum_decay"]))
+
+    def coefficients(self, group: dict[str, Any], step: Number, state: dict[str, Any]) -> dict[str, Number]:
+        lr, product = group["lr"], state["mu_product"].double()
+        now, ahead = self._momentum(group, step), self._momentum(group, step + 1)
+        grad, mean = divided(-lr * (1 - now), 1 - product), divided(-lr * ahead, 1 - product * ahead)
+        return {**self.moments(group, step), "grad": grad, "mean": mean}
+
+    def update(self, chunk: Chunk, group: dict[str, Any], by: Mapping[str, Any]) -> None:
+        chunk, first, second = self.averaged(chunk, group, by)
+        below = self.spread(second, chunk, by)
+        addcdiv_(chunk.params, chunk.grads, below, by["grad"], chunk.memory)
+        addcdiv_(chunk.params, first, below, by["mean"], chunk.memory)
+
+
+class RAdam(MovingAverages):
+    """`torch.optim.RAdam` (Liu et al., ICLR 2020) of B models: lr, betas, eps and weight_decay may differ.
+
+    Example:
+        >>> weights = torch.nn.Parameter(torch.ones(2, 3)); weights.grad = torch.ones(2, 3)
+        >>> RAdam([weights], lr=[0.5, 0.25], num_models=2).step()
+        >>> weights[:, 0].tolist()
+        [0.5, 0.75]
+    """
+
+    torch_class = torch.optim.RAdam
+    least_length: ClassVar[float] = 5.0  # of the moving average, from which its variance is rectified
+
+    def coefficients(self, group: dict[str, Any], step: Number, state: dict[str, Any]) -> dict[str, Number]:
+        numbers = self.moments(group, step)
+        beta2, least = group["betas"][1], self.least_length
+        powered = power(beta2, step)
+        limit = divided(2, 1 - beta2) - 1
+        length = limit - divided(2 * step * powered, 1 - powered)
+        square = divided((length - 4) * (length - 2) * limit, (limit - 4) * (limit - 2) * length)
+        if isinstance(length, torch.Tensor):
+            rectified: Number = (length > least).double()
+            factor: Number = torch.where(length > least, square.abs().sqrt() * numbers["root"], 1.0)  # type: ignore[union-attr]
+        else:
+            rectified = 1.0 if length > least else 0.0
+            factor = root(square) * numbers["root"] if length > least else 1.0
+        return {**numbers, "rectified": rectified, "size": numbers["size"] * factor}
+
+    def update(self, chunk: Chunk, group: dict[str, Any], by: Mapping[str, Any]) -> None:
+        chunk, first, second = self.averaged(chunk, group, by)
+        rectified = by["rectified"]
+        below = sqrt(second, chunk.memory)
+        torch._foreach_add_(below, by["eps"])
+        if isinstance(rectified, list):
+            below = [torch.where(each > 0, own, 1.0) for each, own in zip(rectified, below, strict=True)]
+        elif not rectified:
+            torch._foreach_zero_(below)
+            torch._foreach_add_(below, 1.0)
+        addcdiv_(chunk.params, first, below, by["size"], chunk.memory)

@@ -36,30 +36,28 @@ def add_(xs: Tensors, ys: Tensors, alpha: Factor) -> None:
 
 def add(xs: Tensors, ys: Tensors, alpha: Factor, memory: Memory) -> Tensors:
     """``x + alpha * y``."""
-    out = memory(xs)
     if isinstance(alpha, list):
-        if out is None:
-            return list(torch._foreach_addcmul(xs, ys, alpha))
-        return [torch.addcmul(x, y, a, out=o) for x, y, a, o in zip(xs, ys, alpha, out, strict=True)]
-    if out is None:
-        return list(torch._foreach_add(xs, ys, alpha=alpha))
-    return [torch.add(x, y, alpha=alpha, out=o) for x, y, o in zip(xs, ys, out, strict=True)]
+        return _results("addcmul", memory, xs, ys, alpha)
+    return _results("add", memory, xs, ys, alpha=alpha)
 
 
 def mul(xs: Tensors, ys: Tensors, memory: Memory) -> Tensors:
     """``x * y``."""
-    out = memory(xs)
-    if out is None:
-        return list(torch._foreach_mul(xs, ys))
-    return [torch.mul(x, y, out=o) for x, y, o in zip(xs, ys, out, strict=True)]
+    return _results("mul", memory, xs, ys)
 
 
 def sqrt(xs: Tensors, memory: Memory) -> Tensors:
     """``x ** 0.5``."""
+    return _results("sqrt", memory, xs)
+
+
+def _results(op: str, memory: Memory, xs: Tensors, *others: Tensors, **scalars: float) -> Tensors:
+    """What an op of torch's gives for each of the tensors, in memory that is there or, at once, in new memory."""
     out = memory(xs)
     if out is None:
-        return list(torch._foreach_sqrt(xs))
-    return [torch.sqrt(x, out=o) for x, o in zip(xs, out, strict=True)]
+        return list(getattr(torch, f"_foreach_{op}")(xs, *others, **scalars))
+    single = getattr(torch, op)
+    return [single(*each, out=own, **scalars) for *each, own in zip(xs, *others, out, strict=True)]
 
 
 def addcmul_(xs: Tensors, ys: Tensors, zs: Tensors, value: Factor, memory: Memory) -> None:

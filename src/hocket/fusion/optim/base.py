@@ -23,12 +23,13 @@ from typing import Any, ClassVar
 import torch
 
 from hocket.errors import InputError
-from hocket.fusion.optim import carry, counts
+from hocket.fusion.optim import counts
 from hocket.fusion.optim.arithmetic import Tensors
 from hocket.fusion.optim.chunks import Bucket, Chunk, Columns, Layout, ParameterSlice, Workspace, lay_out
 from hocket.fusion.optim.hyper import Number, one_of, plain
 from hocket.fusion.optim.options import Options, groups_of, options_of, signature_of
 from hocket.fusion.optim.slots import slots_of
+from hocket.fusion.optim.state import check_fits, checked_states, is_same_structure, plain_state, put, select, structure
 
 __all__ = ["Chunk", "FusedOptimizer"]
 
@@ -64,7 +65,8 @@ class FusedOptimizer(Options, ABC):
     fixed: ClassVar[Mapping[str, Any]] = {}
 
     def __init_subclass__(cls) -> None:
-        cls.__signature__ = signature_of(cls.torch_class)  # type: ignore[attr-defined]
+        if hasattr(cls, "torch_class"):
+            cls.__signature__ = signature_of(cls.torch_class)  # type: ignore[attr-defined]
 
     def __init__(
         self, params: Any, *arguments: Any, num_models: int | None = None, nonfinite: str = "step", **named: Any
@@ -122,10 +124,7 @@ class FusedOptimizer(Options, ABC):
         Args:
             closure: computes the losses again and returns them.
         """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = None if closure is None else torch.enable_grad()(closure)()
         with torch.no_grad():
             bad = [] if self.nonfinite == "step" else self._slots.not_finite()
             if self.nonfinite == "freeze":
@@ -164,7 +163,7 @@ class FusedOptimizer(Options, ABC):
         skipped = sorted({*skipped, *(model for model, frozen in enumerate(self._frozen) if frozen)})
         work = []
         for group in self.param_groups:
-            self._settle(group)
+            self.settle(group)
             ready = [p for p in group["params"] if p.grad is not None]
             if skipped:
                 ready = [p for p in ready if self._slots[p] not in skipped]
@@ -183,7 +182,6 @@ class FusedOptimizer(Options, ABC):
         laid = [self._laid_out(number, group, ready) for number, (group, ready) in enumerate(work)]
         kept = [each for layout in laid for each in self._kept(layout, skipped)] if skipped else []
         for (group, _), layout in zip(work, laid, strict=True):
-            counts.part(self, group, layout.params)
             self.count(group, layout.states)
             for bucket in layout.buckets:
                 self._update_bucket(group, bucket)
@@ -200,6 +198,7 @@ class FusedOptimizer(Options, ABC):
             shared: dict[Any, torch.Tensor] = {}
             for p, state in zip(ready, states, strict=True):
                 self.complete(p, group, state, shared)
+            counts.part(self, group, ready)
             layout = self._layouts[number] = lay_out(ready, states, self._slots)
         return layout
 
@@ -238,7 +237,7 @@ class FusedOptimizer(Options, ABC):
         if numbers is None:
             numbers = self.coefficients(group, counts.step_of(bucket.state), bucket.state)
         columns = Columns(numbers, bucket.params[0], self._slots)
-        workspace = Workspace()
+        workspace = Workspace(len(chunks))
         for pieces in chunks:
             update(self._chunk(pieces, group, bucket, workspace), group, columns.beside(pieces))
 
@@ -272,12 +271,12 @@ class FusedOptimizer(Options, ABC):
         Raises:
             InputError: it is of another number of models, or its tensors do not fit the parameters.
         """
-        carry.check_fits(state_dict, self)
+        check_fits(state_dict, self)
         frozen = state_dict.get("hocket", {}).get("frozen", self._frozen)
         super().load_state_dict({key: value for key, value in state_dict.items() if key != "hocket"})
         self._frozen = list(frozen)
         for group in self.param_groups:
-            self._settle(group)
+            self.settle(group)
         counts.rejoin(self)
         self._hocket_version += 1
 
@@ -298,7 +297,7 @@ class FusedOptimizer(Options, ABC):
             (0.2, tensor([1., 1., 1.]))
             >>> torch.optim.SGD([weights[1].detach()], lr=1.0).load_state_dict(second)
         """
-        return [carry.unfused(self, model) for model in range(self.num_models)]
+        return [plain_state(self, model) for model in range(self.num_models)]
 
     def load_unfused(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Take over the states, and the options, of B plain optimizers of the class `torch_class`.
@@ -306,7 +305,9 @@ class FusedOptimizer(Options, ABC):
         Raises:
             InputError: not B of them, or they do not fit these parameters or each other.
         """
-        carry.load_unfused(self, states)
+        if len(states) != self.num_models:
+            raise InputError(f"states: expected {self.num_models}, one for each model, got {len(states)}")
+        put(self, checked_states(self, dict(enumerate(states))))
         self._hocket_version += 1
 
     def select_models(self, models: Sequence[int], params: Iterable[torch.Tensor] | None = None) -> None:
@@ -320,7 +321,7 @@ class FusedOptimizer(Options, ABC):
         Raises:
             InputError: no models, one twice, or parameters that do not fit.
         """
-        carry.select_models(self, models, params)
+        select(self, models, params)
         self._hocket_version += 1
 
     def drop(self, model: int, params: Iterable[torch.Tensor] | None = None) -> None:
@@ -342,8 +343,8 @@ class FusedOptimizer(Options, ABC):
         Raises:
             InputError: an unknown option or one out of bounds, or a state that does not fit.
         """
-        slot, before = self.checked_model(model), carry.structure(self)
-        carry.refill(self, slot, state, options)
-        self._hocket_version += not carry.is_same_structure(before, carry.structure(self))
+        slot, before = self.checked_model(model), structure(self)
+        put(self, checked_states(self, {slot: state}, options))
+        self._hocket_version += not is_same_structure(before, structure(self))
         if self._frozen[slot]:
             self.unfreeze(slot)

@@ -29,9 +29,14 @@ CHUNK_BYTES = 1 << 20  # parameters of one chunk on a CPU; an update reads and w
 
 
 class Workspace:
-    """Memory for intermediate results on a CPU, the same for each chunk of an update; see `arithmetic`."""
+    """Memory for intermediate results on a CPU, the same for each chunk of an update; see `arithmetic`.
 
-    def __init__(self) -> None:
+    Args:
+        num_chunks: of the update; where there is but one, torch allocates faster than views of a block are made.
+    """
+
+    def __init__(self, num_chunks: int) -> None:
+        self._is_used = num_chunks > 1
         self._blocks: list[torch.Tensor] = []
         self._taken = 0
 
@@ -42,7 +47,7 @@ class Workspace:
     def beside(self, xs: Tensors) -> Tensors | None:
         """Room for results like `xs`, until the next chunk; None where torch is to allocate it."""
         first = xs[0]
-        if first.device.type != "cpu" or first.dtype not in (torch.float32, torch.float64):
+        if not self._is_used or first.device.type != "cpu" or first.dtype not in (torch.float32, torch.float64):
             return None
         if torch._C._len_torch_dispatch_stack() > 0:  # a captured step has memory of its own for each chunk
             return None

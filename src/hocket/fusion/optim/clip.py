@@ -49,21 +49,20 @@ def clip_grad_norm_(
         >>> [[round(value, 4) for value in row] for row in weights.grad[:, :2].tolist()]
         [[1.5, 1.5], [0.5, 0.5]]
     """
-    params, slots = _read(parameters, num_models)
+    slots = slots_of([parameters] if isinstance(parameters, torch.Tensor) else parameters, num_models)
     limits = numbers_of("max_norm", max_norm, slots.num_models, Bound())
     with torch.no_grad():
+        params = slots.gradients()
         if not params:
             return torch.zeros(slots.num_models)
-        first = params[0].grad
-        assert first is not None
-        norms = [slots.reduced(p, _grad(p), float(norm_type)).to(first.device) for p in params]
+        norms = [slots.reduced(p, grad, float(norm_type)).to(params[0][1].device) for p, grad in params]
         total = torch.linalg.vector_norm(torch.stack(norms), float(norm_type), dim=0)
         if error_if_nonfinite and not bool(torch.isfinite(total).all()):
             bad = [model for model, fine in enumerate(torch.isfinite(total).tolist()) if not fine]
             raise InputError(f"the gradients' norm of order {norm_type} is not finite for model {bad}")
         factors = torch.clamp(_column(limits, total) / (total + 1e-6), max=1.0)
-        for p in params:
-            _grad(p).mul_(_beside(factors, p, slots))
+        for p, grad in params:
+            grad.mul_(_beside(factors, p, slots))
     return total
 
 
@@ -85,29 +84,15 @@ def clip_grad_value_(
         >>> clip_grad_value_([weights], [1.0, 2.0], num_models=2); weights.grad.tolist()
         [[1.0, -1.0], [2.0, 0.5]]
     """
-    params, slots = _read(parameters, num_models)
+    slots = slots_of([parameters] if isinstance(parameters, torch.Tensor) else parameters, num_models)
     limits = numbers_of("clip_value", clip_value, slots.num_models, Bound())
     with torch.no_grad():
-        for p in params:
-            grad = _grad(p)
+        for p, grad in slots.gradients():
             if isinstance(limits, list):
                 limit = _beside(_column(limits, grad), p, slots)
                 torch.clamp(grad, min=-limit, max=limit, out=grad)
             else:
                 grad.clamp_(min=-limits, max=limits)
-
-
-def _read(
-    parameters: torch.Tensor | Iterable[torch.Tensor], num_models: int | None
-) -> tuple[list[torch.Tensor], Slots]:
-    params = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-    slots = slots_of(params, num_models)
-    return [p for p in slots if p.grad is not None], slots
-
-
-def _grad(p: torch.Tensor) -> torch.Tensor:
-    assert p.grad is not None
-    return p.grad
 
 
 def _column(limits: float | list[float], like: torch.Tensor) -> Any:

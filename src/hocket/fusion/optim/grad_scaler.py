@@ -12,16 +12,18 @@ would cost all of them a step. Here each model has its scale, its count and its 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
 
 from hocket.errors import InputError
 from hocket.fusion.optim.base import FusedOptimizer
-from hocket.fusion.optim.hyper import Bound, as_list, check_whole, numbers_of, row
+from hocket.fusion.optim.hyper import Bound, by_model, check_whole, numbers_of, row
 
 __all__ = ["GradScaler"]
+
+SHARED = ("growth_factor", "backoff_factor", "growth_interval")  # by all models
 
 
 class GradScaler:
@@ -69,11 +71,10 @@ class GradScaler:
         self._growth_factor = growth_factor
         self._backoff_factor = backoff_factor
         self._enabled = enabled
-        self._first_scales = as_list(scales, num_models)
+        self._first_scales = by_model(scales, num_models)
         self._scale = torch.tensor(self._first_scales, dtype=torch.float32, device=device)
         self._growth_tracker = torch.zeros(num_models, dtype=torch.int32, device=device)
-        self._overflows: dict[int, torch.Tensor] = {}  # of optimizers that were unscaled since the last update
-        self._stepped: set[int] = set()
+        self._begin()
 
     def is_enabled(self) -> bool:
         """Whether this scales at all."""
@@ -103,24 +104,15 @@ class GradScaler:
         """Divide the gradients by the scales, to look at them or to clip them before `step`."""
         if not self._enabled:
             return
-        self._check(optimizer)
-        if id(optimizer) in self._overflows:
-            raise InputError("unscale_: expected one call for each optimizer between two calls of update, got another")
+        self._check(optimizer, "unscale_", self._overflows)
         with torch.no_grad():
             slots = optimizer._slots
-            overflow = torch.zeros(self.num_models, device=self._scale.device)
             inverse = self._scale.double().reciprocal().float()
-            for p in slots:
-                grad = p.grad
-                if grad is None:
-                    continue
+            for p, grad in slots.gradients():
                 if grad.dtype == torch.float16:
                     raise InputError("unscale_: expected gradients of float32 parameters, got float16 ones")
                 grad.mul_(slots.column(inverse.to(p.device), p).to(grad.dtype))
-                if grad.numel():
-                    peak = slots.reduced(p, grad, float("inf")).to(overflow.device)
-                    overflow = torch.maximum(overflow, (~torch.isfinite(peak)).to(overflow.dtype))
-            self._overflows[id(optimizer)] = overflow
+            self._overflows[id(optimizer)] = slots.nonfinite(self._scale.device)
 
     def step(self, optimizer: FusedOptimizer, *args: Any, **kwargs: Any) -> Any:
         """Unscale, if that has not been done, and step the models whose gradients are finite.
@@ -131,9 +123,7 @@ class GradScaler:
             return optimizer.step(*args, **kwargs)
         if args or kwargs:
             raise InputError("step: expected no closure while gradients are scaled")
-        self._check(optimizer)
-        if id(optimizer) in self._stepped:
-            raise InputError("step: expected one call for each optimizer between two calls of update, got another")
+        self._check(optimizer, "step", self._stepped)
         if id(optimizer) not in self._overflows:
             self.unscale_(optimizer)
         self._stepped.add(id(optimizer))
@@ -156,15 +146,19 @@ class GradScaler:
         else:
             if not self._overflows:
                 raise InputError("update: expected a call of step or unscale_ before it since the last update")
-            overflow = torch.stack(list(self._overflows.values())).amax(0) > 0
+            overflow = torch.stack(list(self._overflows.values())).any(0)
             tracker = torch.where(overflow, 0, self._growth_tracker + 1)
             grown = self._scale * self._growth_factor
             due = tracker == self._growth_interval
             kept = torch.where(due & torch.isfinite(grown), grown, self._scale)
             self._scale = torch.where(overflow, self._scale * self._backoff_factor, kept)
             self._growth_tracker = torch.where(due, 0, tracker).to(torch.int32)
-        self._overflows.clear()
-        self._stepped.clear()
+        self._begin()
+
+    def _begin(self) -> None:
+        """Forget what has been unscaled and stepped since the last update."""
+        self._overflows: dict[int, torch.Tensor] = {}  # of optimizers, by their ids
+        self._stepped: set[int] = set()
 
     def select_models(self, models: list[int]) -> None:
         """Keep these models, in this order: call it with what `optimizer.take` was called with."""
@@ -172,8 +166,7 @@ class GradScaler:
         self._scale, self._growth_tracker = self._scale[index], self._growth_tracker[index]
         self._first_scales = [self._first_scales[model] for model in models]
         self.num_models = len(models)
-        self._overflows.clear()
-        self._stepped.clear()
+        self._begin()
 
     def refill(self, model: int, state: Mapping[str, Any] | None = None) -> None:
         """Begin anew in one slot: with its first scale, or with a plain state, one of those that `unfuse` gives."""
@@ -185,24 +178,18 @@ class GradScaler:
         """By torch's names; B numbers where torch has one."""
         if not self._enabled:
             return {}
-        return {
-            "scale": self._scale.tolist(),
-            "growth_factor": self._growth_factor,
-            "backoff_factor": self._backoff_factor,
-            "growth_interval": self._growth_interval,
-            "_growth_tracker": self._growth_tracker.tolist(),
-        }
+        numbers = {key: getattr(self, f"_{key}") for key in SHARED}
+        return {"scale": self._scale.tolist(), **numbers, "_growth_tracker": self._growth_tracker.tolist()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load what `state_dict` gave, for as many models."""
         if not self._enabled:
             return
-        scales = row("scale", state_dict["scale"], self.num_models)
-        self._scale.copy_(torch.tensor(scales))
-        self._growth_tracker.copy_(torch.tensor(state_dict["_growth_tracker"]))
-        self._growth_factor = state_dict["growth_factor"]
-        self._backoff_factor = state_dict["backoff_factor"]
-        self._growth_interval = state_dict["growth_interval"]
+        rows = {key: row(key, state_dict[key], self.num_models) for key in ("scale", "_growth_tracker")}
+        self._scale.copy_(torch.as_tensor(numbers_of("scale", rows["scale"], self.num_models, Bound())))
+        self._growth_tracker.copy_(torch.tensor(rows["_growth_tracker"]))
+        for key in SHARED:
+            setattr(self, f"_{key}", state_dict[key])
 
     def unfuse(self) -> list[dict[str, Any]]:
         """B plain state dicts, one for each model, that `torch.amp.GradScaler` loads."""
@@ -212,10 +199,12 @@ class GradScaler:
             for scale, count in zip(found["scale"], found["_growth_tracker"], strict=True)
         ]
 
-    def _check(self, optimizer: Any) -> None:
+    def _check(self, optimizer: Any, call: str, seen: Collection[int]) -> None:
         if not isinstance(optimizer, FusedOptimizer) or optimizer.num_models != self.num_models:
             of = f" of {optimizer.num_models} models" if isinstance(optimizer, FusedOptimizer) else ""
             raise InputError(
                 f"optimizer: expected one of hocket.optim, of {self.num_models} models, "
                 f"got {type(optimizer).__name__}{of}"
             )
+        if id(optimizer) in seen:
+            raise InputError(f"{call}: expected one call for each optimizer between two calls of update, got another")

@@ -20,7 +20,8 @@ import torch
 
 from hocket.errors import InputError
 
-__all__ = ["Bound", "Number", "PerModel", "as_list", "check_whole", "numbers_of", "one_of", "per_model", "plain", "row"]
+__all__ = ["Bound", "Number", "PerModel", "as_tuple", "by_model", "check_whole", "from_models", "is_number", "is_row"]
+__all__ += ["numbers_of", "one_of", "per_model", "plain", "row"]
 
 
 class PerModel(torch.Tensor):
@@ -64,15 +65,20 @@ class Bound:
     high: float = math.inf
     closed: bool = False
 
-    def __str__(self) -> str:
+    @property
+    def range(self) -> str:
+        """How a number within is told, after its name; nothing where any finite number is."""
         upper = "" if self.high == math.inf else f" and {'<=' if self.closed else '<'} {self.high:g}"
-        return f"numbers >= {self.low:g}{upper}" if self.low > -math.inf else "finite numbers"
+        return f" >= {self.low:g}{upper}" if self.low > -math.inf else ""
+
+    def __str__(self) -> str:
+        return f"numbers{self.range}" if self.range else "finite numbers"
 
     def holds(self, value: float) -> bool:
         """Whether `value` lies within; no NaN does."""
-        return (
-            math.isfinite(value) and self.low <= value and (value < self.high or (self.closed and value == self.high))
-        )
+        # Comparisons alone: a captured step follows a number that changes as long as they come out alike.
+        above = self.low <= value if self.low > -math.inf else value > -math.inf
+        return bool(above and (value <= self.high if self.closed else value < self.high))
 
 
 def is_number(value: Any) -> bool:
@@ -142,10 +148,11 @@ def one_of(name: str, value: Any, known: Sequence[str]) -> str:
 
 
 def check_whole(name: str, value: Any, least: int) -> int:
-    """`value`, which must be a whole number of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+    """`value`, which must be a whole number of at least `least`, of Python, numpy or torch."""
+    is_whole = hasattr(value, "__index__") and is_number(value) and float(value) == int(value)
+    if not is_whole or value < least:
         raise InputError(f"{name}: expected a whole number >= {least}, got {value!r}")
-    return value
+    return int(value)
 
 
 def per_model(values: Sequence[float] | torch.Tensor, device: torch.device | str = "cpu") -> PerModel:
@@ -153,11 +160,23 @@ def per_model(values: Sequence[float] | torch.Tensor, device: torch.device | str
     return torch.as_tensor(values, dtype=torch.float64).to(device, copy=True).as_subclass(PerModel)
 
 
-def as_list(value: Any, num_models: int) -> list[Any]:
-    """One number for all models, or a row of them, as a row in Python floats."""
+def as_tuple(value: Any) -> tuple[Any, ...]:
+    """The numbers of an option: one, or two of ``betas``."""
+    return value if type(value) is tuple else (value,)
+
+
+def by_model(value: Any, num_models: int) -> list[Any]:
+    """An option of a group as that of each model; a pair of betas as pairs."""
+    if type(value) is tuple:
+        return list(zip(*(by_model(part, num_models) for part in value), strict=True))
     if isinstance(value, torch.Tensor):
         return [value.item()] * num_models if value.dim() == 0 else value.tolist()
     return list(value) if isinstance(value, list) else [value] * num_models
+
+
+def from_models(values: Sequence[Any]) -> Any:
+    """The inverse of `by_model`: a row, or for pairs a pair of rows."""
+    return tuple(map(list, zip(*values, strict=True))) if type(values[0]) is tuple else list(values)
 
 
 def _shown(value: Any) -> str:

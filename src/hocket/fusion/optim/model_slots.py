@@ -11,8 +11,8 @@ from torch import nn
 
 from hocket.errors import InputError
 from hocket.fusion.optim.base import FusedOptimizer
-from hocket.fusion.optim.carry import checked_refill, unfused
 from hocket.fusion.optim.grad_scaler import GradScaler
+from hocket.fusion.optim.state import checked_states, exchange, plain_state
 
 if TYPE_CHECKING:
     from hocket.fusion.lr_scheduler.base import FusedScheduler
@@ -78,6 +78,9 @@ class ModelSlots:
         self.optimizers = tuple(optimizers) if isinstance(optimizers, Sequence) else (optimizers,)
         self.schedulers = tuple(schedulers) if isinstance(schedulers, Sequence) else (schedulers,)
         self.scaler = scaler
+        self._parts: list[FusedOptimizer | FusedScheduler | GradScaler] = [*self.optimizers, *self.schedulers]
+        if scaler is not None:
+            self._parts.append(scaler)
         self._check()
 
     def state(self, model: int) -> TrainedModel:
@@ -87,7 +90,7 @@ class ModelSlots:
         generators = {device: each[model].get_state() for device, each in array._store.generators.items()}
         return TrainedModel(
             module=array._store.plain(model),
-            optimizers=[unfused(optimizer, model) for optimizer in self.optimizers],
+            optimizers=[plain_state(optimizer, model) for optimizer in self.optimizers],
             schedulers=[scheduler.model_state(model) for scheduler in self.schedulers],
             scaler=None if self.scaler is None else self.scaler.unfuse()[model],
             seed=None if array._store.seeds is None else array._store.seeds[model],
@@ -113,14 +116,10 @@ class ModelSlots:
             InputError: no models, one twice, or one that is not there.
         """
         self._check(*models)
-        self.array.select_models(models)
         chosen = list(models)
-        for optimizer in self.optimizers:
-            optimizer.select_models(chosen)
-        for scheduler in self.schedulers:
-            scheduler.select_models(chosen)
-        if self.scaler is not None:
-            self.scaler.select_models(chosen)
+        self.array.select_models(chosen)
+        for part in self._parts:
+            part.select_models(chosen)
 
     def refill(
         self, model: int, new: nn.Module | TrainedModel, *, seed: int | None = None, **options: Any
@@ -146,9 +145,19 @@ class ModelSlots:
                 f"refill: expected a model of {len(self.optimizers)} optimizers and {len(self.schedulers)} schedulers, "
                 f"got one of {len(states)} and {len(came.schedulers)}"
             )
+        named = [sorted(name for name, _ in module.named_parameters()) for module in (old.module, came.module)]
+        if named[0] != named[1]:
+            raise InputError(f"refill: the new model differs: expected parameters {named[0]}, got {named[1]}")
         for optimizer, state in zip(self.optimizers, states, strict=True):
-            checked_refill(optimizer, model, state, options)
+            checked_states(optimizer, {model: state}, options)
+        before = dict(self.array.named_parameters())
         self.array.refill(model, came.module, seed=came.seed)
+        # A separate block that differs in more than values came with parameters of its own.
+        others: dict[torch.Tensor, torch.Tensor] = {
+            before[name]: p for name, p in self.array.named_parameters() if p is not before[name]
+        }
+        for optimizer in self.optimizers if others else ():
+            exchange(optimizer, others)
         for optimizer, state in zip(self.optimizers, states, strict=True):
             optimizer.refill(model, state, **options)
         for place, scheduler in enumerate(self.schedulers):
@@ -165,11 +174,7 @@ class ModelSlots:
     def _check(self, *models: int) -> None:
         """Check that all are of one number of models still, and that these are some of them."""
         total = self.array.num_models
-        counts = [
-            *(optimizer.num_models for optimizer in self.optimizers),
-            *(scheduler.num_models for scheduler in self.schedulers),
-            *([self.scaler.num_models] if self.scaler is not None else []),
-        ]
+        counts = [part.num_models for part in self._parts]
         if any(count != total for count in counts):
             raise InputError(f"expected optimizers, schedulers and scaler of {total} models, got {counts}")
         for model in models:

@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 import torch
 
 from hocket.errors import InputError
-from hocket.fusion.optim.hyper import Bound, PerModel, as_list, is_row, numbers_of, per_model
+from hocket.fusion.optim.hyper import Bound, PerModel, as_tuple, by_model, from_models, is_number, numbers_of, per_model
 from hocket.fusion.optim.slots import Slots, largest, slots_of
 
-__all__ = ["Options", "as_tuple", "groups_of", "options_of", "signature_of"]
+__all__ = ["FLAGS", "Options", "groups_of", "options_of", "signature_of"]
 
 KERNELS = ("foreach", "fused", "capturable", "differentiable")  # torch's choices, which here are made for the user
 FLAGS = ("amsgrad", "centered", "decoupled_weight_decay", "maximize", "nesterov")  # they choose code, not numbers
@@ -42,7 +42,7 @@ class Options(torch.optim.Optimizer):
         slots = slots_of(group["params"], self.num_models, known=self._slots)
         options = {**self.defaults, **group}
         device = largest(options["params"]).device
-        checked = {key: self._settled(key, value, device) for key, value in options.items() if key != "params"}
+        checked = {key: self.settled(key, value, device) for key, value in options.items() if key != "params"}
         self.check_group(checked)
         self._slots = slots
         super().add_param_group({**checked, "params": group["params"]})
@@ -51,34 +51,38 @@ class Options(torch.optim.Optimizer):
     def check_group(self, group: dict[str, Any]) -> None:
         """Check what the options of a group demand of each other."""
 
-    def set_number(self, group: dict[str, Any], key: str, value: Any) -> None:
-        """Set an option of a group; where there are B numbers already, in place.
+    def set_by_model(self, group: dict[str, Any], key: str, values: list[Any]) -> None:
+        """Set an option, or what a scheduler notes in a group, to each model's value.
+
+        Where there are B numbers already, they are set in place; one number stays one while all models have the same.
 
         Raises:
-            InputError: `value` is neither a number within bounds nor B of them.
+            InputError: a value is out of bounds.
         """
-        new = self._settled(key, value, largest(group["params"]).device)
+        rows = as_tuple(from_models(values))
+        if key in self.bounds:
+            news = as_tuple(self.settled(key, from_models(values), largest(group["params"]).device))
+        else:
+            news = tuple(per_model(row) if is_number(row[0]) else row for row in rows)
+        olds = as_tuple(group[key]) if key in group else (None,) * len(rows)
         parts = []
-        for was, now in zip(as_tuple(group[key]), as_tuple(new), strict=True):
-            parts.append(was.fill_(now) if isinstance(was, PerModel) else now)
-        group[key] = tuple(parts) if isinstance(new, tuple) else parts[0]
+        for old, new, row in zip(olds, news, rows, strict=True):
+            one = row[0] if row.count(row[0]) == len(row) else new
+            parts.append(old.fill_(new) if isinstance(old, PerModel) else one)
+        group[key] = tuple(parts) if len(parts) > 1 else parts[0]
+
+    def set_for_model(self, group: dict[str, Any], key: str, model: int, value: Any) -> None:
+        """Set an option of a group for one model, and for no other."""
+        values = by_model(group[key], self.num_models)
+        values[self.checked_model(model)] = value
+        self.set_by_model(group, key, values)
 
     def widened(self, group: dict[str, Any], number: Any) -> PerModel:
         """One number for all models as a number of each, where the group keeps such."""
         device = largest(group["params"]).device
         return number if isinstance(number, PerModel) else per_model([float(number)] * self.num_models, device)
 
-    def set_for_model(self, group: dict[str, Any], key: str, model: int, value: Any) -> None:
-        """Set an option of a group for one model, and for no other."""
-        slot = self.checked_model(model)
-        parts = []
-        for was, now in zip(as_tuple(group[key]), as_tuple(value), strict=True):
-            numbers = as_list(was, self.num_models)
-            numbers[slot] = now
-            parts.append(numbers)
-        self.set_number(group, key, tuple(parts) if isinstance(group[key], tuple) else parts[0])
-
-    def _settled(self, key: str, value: Any, device: torch.device | str = "cpu") -> Any:
+    def settled(self, key: str, value: Any, device: torch.device | str = "cpu") -> Any:
         """An option as a group keeps it: a float, a `PerModel`, a pair of them, or what is no number as it stands."""
         if key == "betas":
             pair = _pair(value, self.num_models)
@@ -95,12 +99,12 @@ class Options(torch.optim.Optimizer):
         found = numbers_of(name, value, self.num_models, self.bounds[key])
         return per_model(found, device) if isinstance(found, list) else found
 
-    def _settle(self, group: dict[str, Any]) -> None:
+    def settle(self, group: dict[str, Any]) -> None:
         """Read what people wrote into a group between two steps, such as ``group["lr"] = [...]``."""
-        for key in self.bounds:
-            for part in as_tuple(group[key]):
-                if type(part) is not PerModel and (is_row(part) or isinstance(part, torch.Tensor)):
-                    group[key] = self._settled(key, group[key], largest(group["params"]).device)
+        for key, bound in self.bounds.items():
+            for part in as_tuple(group[key]) if key == "betas" else (group[key],):
+                if type(part) is not PerModel and not (isinstance(part, (float, int)) and bound.holds(part)):
+                    group[key] = self.settled(key, group[key], largest(group["params"]).device)
                     break
 
 
@@ -139,11 +143,6 @@ def groups_of(params: Any) -> list[dict[str, Any]]:
         inside = group["params"]
         checked.append({**group, "params": [inside] if isinstance(inside, torch.Tensor) else list(inside)})
     return checked
-
-
-def as_tuple(value: Any) -> tuple[Any, ...]:
-    """The numbers of an option: one, or two of ``betas``."""
-    return value if type(value) is tuple else (value,)
 
 
 def _pair(value: Any, num_models: int) -> tuple[Any, Any]:

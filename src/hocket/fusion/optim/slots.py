@@ -55,25 +55,33 @@ class Slots:
                     "select_models too, or drop them by hocket.optim.ModelSlots"
                 )
 
+    def gradients(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """The parameters that have a gradient, each with it."""
+        return [(p, p.grad) for p in self._slots if p.grad is not None]
+
+    def nonfinite(self, device: torch.device | None = None) -> torch.Tensor:
+        """For each model whether something in its gradients is not finite; of shape (B,)."""
+        found = torch.zeros(self.num_models, dtype=torch.bool, device=device)
+        for p, grad in self.gradients():
+            if grad.numel():
+                found |= ~torch.isfinite(self.reduced(p, _real(grad), math.inf)).to(found.device)
+        return found
+
     def not_finite(self) -> list[int]:
         """The models in whose gradients something is not finite."""
-        ready = [p for p in self._slots if p.grad is not None and p.grad.numel()]
-        if not ready:
-            return []
-        device = ready[0].device
+        grads = [_real(grad) for _, grad in self.gradients()]
         # A sum over everything is cheap, and finite only if all of it is; which model it was is asked when it is not.
-        sums = torch.stack([_float(p.grad).sum().to(device, torch.float32) for p in ready])
-        if bool(torch.isfinite(sums).all()):
+        sums = [
+            (grad.float() if grad.itemsize < 4 else grad).sum().to(grads[0].device, torch.float32) for grad in grads
+        ]
+        if not sums or bool(torch.isfinite(torch.stack(sums)).all()):
             return []
-        peaks = [self.reduced(p, _float(p.grad), math.inf).to(device) for p in ready]
-        return torch.stack([~torch.isfinite(peak) for peak in peaks]).any(0).nonzero().flatten().tolist()
+        return self.nonfinite(grads[0].device).nonzero().flatten().tolist()
 
 
-def _float(grad: torch.Tensor | None) -> torch.Tensor:
-    """A gradient in which sums neither cancel in the complex plane nor overflow early."""
-    assert grad is not None
-    real = torch.view_as_real(grad) if grad.is_complex() else grad
-    return real.float() if real.dtype in (torch.float16, torch.bfloat16) else real
+def _real(grad: torch.Tensor) -> torch.Tensor:
+    """A gradient in which sums do not cancel in the complex plane."""
+    return torch.view_as_real(grad) if grad.is_complex() else grad
 
 
 def slots_of(params: Iterable[Any], num_models: int | None = None, known: Slots | None = None) -> Slots:
