@@ -29,8 +29,8 @@ class _Store(nn.Module):
 
     def _refuse_hook(self, *args: Any, **kwargs: Any) -> Any:
         raise InputError(
-            "hooks: a layer of fused models is never called on its own, so a hook on it would never run; hook the array, or "
-            "name the layer in separate=[...] and hook the models' own modules"
+            "hooks: a layer of fused models is never called on its own, so a hook on it would never run; hook the "
+            "array, or name the layer in separate=[...] and hook the models' own modules"
         )
 
     register_forward_hook = register_forward_pre_hook = _refuse_hook
