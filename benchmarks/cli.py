@@ -39,6 +39,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_manycore(names)
     _add_fuse(names)
     _add_critical_path(names)
+    _add_transfers(names)
     _add_gpu(names)
     return parser
 
@@ -186,6 +187,21 @@ def _add_critical_path(names: Verbs) -> None:
     critical.add_argument("--device", choices=("cpu", "cuda", "sim"), default="sim", help="what to run on (sim)")
     critical.add_argument("--machine", default="p100", metavar="NAME", help="the GPU to simulate (p100)")
     _add_budget(critical)
+
+
+def _add_transfers(names: Verbs) -> None:
+    transfers = add_verb(
+        names,
+        "transfers",
+        commands.transfers_bench,
+        "orders of received parameters, simulated, and up to 1,024 workers by symmetry",
+        "python -m benchmarks transfers --workers 1024 resnet152",
+    )
+    transfers.add_argument("--workers", type=count, default=1024, metavar="N", help="workers of the cluster (1024)")
+    transfers.add_argument("--ratio", type=float, default=1.0, metavar="R", help="communication over computation (1)")
+    transfers.add_argument("--seed", type=int, default=0, metavar="N", help="draws other random orders (0)")
+    add_output(transfers, "the result, after each model, as JSON")
+    transfers.add_argument("target", nargs="*", metavar="MODEL", help="zoo models (those of TicTac that the zoo has)")
 
 
 def _add_gpu(names: Verbs) -> None:

@@ -26,6 +26,7 @@ __all__ = [
     "manycore_bench",
     "overhead_bench",
     "simulate_bench",
+    "transfers_bench",
     "write_so_far",
 ]
 
@@ -209,6 +210,37 @@ def _fused_table(title: str, targets: dict[str, Any]) -> Table:
             rows.append((target, size, f"{found['serial']['models_per_s']:,.1f}", *ratios, *grown, share))
     columns = ("target", "B", "serial, models/s", *names, "serial MiB", "auto MiB", "auto to singles")
     return table(title, columns, rows)
+
+
+def transfers_bench(args: Namespace) -> None:
+    """Orders of received parameters, simulated."""
+    from benchmarks.transfers import NAMES, ORDERS, run
+
+    if not args.ratio > 0:
+        raise UsageError(f"--ratio: expected a number above 0, got {args.ratio:g}")
+    target = output_file(args.output)
+    with Bar("every order on each model"):
+        result = run(
+            tuple(args.target) or NAMES,
+            ratio=args.ratio,
+            workers=args.workers,
+            seed=args.seed,
+            save=partial(write_so_far, target, "transfers", complete=False),
+        )
+    write_so_far(target, "transfers", result)
+    if args.format == "json":
+        print_json({"bench": "transfers", **result})
+        return
+    rows = []
+    for row in result["models"]:
+        best_us = row["orders"]["auto"]["step_us"]
+        rates = [f"{row['orders'][order]['step_us'] / best_us:.3f}" for order in ORDERS]
+        stragglers = [f"{row['cluster'][order]['straggler_share']:.0%}" for order in ("tac", "random")]
+        rows.append(
+            (row["model"], row["recvs"], f"{row['tac_ms']:.0f}", f"{row['potential']:.2f}", *rates, *stragglers)
+        )
+    columns = ("model", "recvs", "TAC ms", "potential", *ORDERS, "stragglers", "random")
+    print_tables(table(f"step time over auto's, simulated; {args.workers} workers", columns, rows))
 
 
 def critical_path_bench(args: Namespace) -> None:

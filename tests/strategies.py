@@ -18,6 +18,7 @@ from hocket.ir import (
     Lane,
     Link,
     Machine,
+    NetworkCard,
     Op,
     Plan,
     Share,
@@ -180,10 +181,16 @@ def any_machines(draw) -> Machine:
         )
     ends = draw(st.lists(st.tuples(NAMES, NAMES), max_size=3, unique=True))
     channels = st.none() | st.integers(1, 4)
+    cards = draw(st.lists(NAMES, max_size=2, unique=True))
+    passed = [(), tuple(cards), tuple(cards[:1])]
     return Machine(
         tuple(devices),
-        tuple(Link(*pair, draw(st.floats(1e-3, 1e12)), draw(DURATIONS_US), draw(channels)) for pair in ends),
+        tuple(
+            Link(*pair, draw(st.floats(1e-3, 1e12)), draw(DURATIONS_US), draw(channels), draw(st.sampled_from(passed)))
+            for pair in ends
+        ),
         draw(st.text(max_size=5)),
+        tuple(NetworkCard(name, draw(st.floats(1e-3, 1e12))) for name in cards),
     )
 
 

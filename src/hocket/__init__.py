@@ -14,7 +14,7 @@ from hocket.checking import check
 from hocket.fusion import fuse
 from hocket.ir import Costs, Graph, Machine, Plan, Timeline
 from hocket.job import Job
-from hocket.planning import Bounds, bounds, efficiency, plan, planners
+from hocket.planning import Bounds, bounds, efficiency, plan, planners, potential
 from hocket.profiling import profile
 from hocket.simulation import simulate
 from hocket.tracing import capture
@@ -47,6 +47,7 @@ __all__ = [
     "optim",
     "plan",
     "planners",
+    "potential",
     "profile",
     "schedule",
     "simulate",

@@ -25,6 +25,7 @@ NAMES = (
     "manycore",
     "fuse",
     "critical-path",
+    "transfers",
     "gpu",
 )
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT)))}

@@ -104,6 +104,16 @@ def test_an_empty_lane_is_looked_at_too():
         check(AB, Plan((Lane("x", ("a", "b")), Lane("spare", device="cpu7"))), MACHINE)
 
 
+@pytest.mark.parametrize(("role", "link"), [("recv", "cpu0->server"), ("send", "server->cpu0")])
+def test_a_link_that_leads_the_other_way(role, link):
+    machine = Machine(MACHINE.devices, (Link("cpu0", "server", 1.0), Link("server", "cpu0", 1.0)))
+    graph = Graph((Op("a", role=role),))
+    with pytest.raises(PlanError, match=f"op 'a' is a {role}, and lane 'net' leads the other way: {link}"):
+        check(graph, Plan((Lane("net", ("a",), "channel", link),)), machine)
+    back = "->".join(reversed(link.split("->")))
+    check(graph, Plan((Lane("net", ("a",), "channel", back),)), machine)
+
+
 def test_a_channel_carries_no_computation():
     graph = Graph((Op("a", role="forward"),))
     with pytest.raises(PlanError, match="op 'a' has the role 'forward', but lane 'net' is a channel"):

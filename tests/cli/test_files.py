@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from hocket.ir import Costs, Graph, Machine, Plan, Timeline
+from hocket.ir import Costs, Edge, Graph, Link, Machine, Op, Plan, Timeline
 
 from .conftest import TINY
 
@@ -192,3 +192,18 @@ def test_zoo_lists_names_settings_and_sources(hocket):
     assert entries["resnet20"]["extra"] == "zoo"
     assert entries["mlp"]["batch_size"] == 32
     assert [setting["name"] for setting in entries["mlp"]["settings"]] == ["depth", "width"]
+
+
+def test_plan_orders_received_parameters(hocket, tmp_path):
+    ops = (Op("b", role="recv", size_bytes=9.0), Op("a", role="recv", size_bytes=2.0), Op("f"), Op("g"))
+    Graph(ops, (Edge("a", "f"), Edge("b", "g"), Edge("f", "g"))).save(tmp_path / "worker.json")
+    Costs({"f": {"1": 5.0}, "g": {"1": 3.0}}).save(tmp_path / "times.json")
+    Machine(Machine.of(cores=1).devices, (Link("s", "cpu0", 1e6),)).save(tmp_path / "machine.json")
+    files = (tmp_path / "worker.json", tmp_path / "times.json", "--machine", tmp_path / "machine.json")
+    for order, first in (("auto", "run a"), ("fifo", "run b")):
+        found = hocket("plan", *files, "--planner", "transfers", "--order", order)
+        assert found.status == 0
+        assert found.out.split("kind=channel device=s->cpu0\n")[1].startswith(first)
+    found = hocket("plan", *files, "--order", "tac")
+    assert found.status == 2
+    assert "--order is no option of the planner list" in found.err

@@ -18,6 +18,7 @@ def test_round_trip(tmp_path_factory, machine):
 
 
 CPU = {"name": "cpu0", "cores": 4}
+CARD = {"name": "n", "bytes_per_s": 1e6}
 LINK = {"src": "a", "dst": "b", "bytes_per_s": 1e6}
 PROBLEMS = {
     "devices: expected at least one device": {"devices": []},
@@ -41,6 +42,17 @@ PROBLEMS = {
         "links": [{**LINK, "channels": 0}],
     },
     "links[0].latency_us: expected a duration": {"devices": [CPU], "links": [{**LINK, "latency_us": -1}]},
+    "cards[0].name: expected a name of its own, got ''": {"devices": [CPU], "cards": [{"name": "", "bytes_per_s": 1}]},
+    "cards[1].name: expected a name of its own, got 'n'": {"devices": [CPU], "cards": [CARD, CARD]},
+    "cards[0].bytes_per_s: expected a finite number > 0": {
+        "devices": [CPU],
+        "cards": [{"name": "n", "bytes_per_s": 0}],
+    },
+    "links[0].cards: names a missing card 'm'": {
+        "devices": [CPU],
+        "cards": [CARD],
+        "links": [{**LINK, "cards": ["n", "m"]}],
+    },
     "links[1]: duplicate link from 'a' to 'b'": {"devices": [CPU], "links": [LINK, LINK]},
     "links[0]: missing field 'dst'": {"devices": [CPU], "links": [{"src": "a", "bytes_per_s": 1}]},
 }

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from hocket.errors import InputError
 from hocket.ir import Costs, Device, Edge, Graph, Lane, Link, Machine, Op, Plan, Share, Span, Timeline
-from hocket.planning import Bounds, bounds, efficiency, plan
+from hocket.planning import Bounds, bounds, efficiency, plan, potential
 from hocket.simulation import simulate
 from invariants import longest_path_us, optimum_us
 from strategies import Case, costs_of, gpu_cases, graphs, legal_cases
@@ -93,6 +93,25 @@ def test_what_may_run_elsewhere_needs_no_cores():
     with_gpu = Machine((Device("cpu0"), Device("gpu0", "cuda")))
     costs = Costs({"a": {"cpu0": 50.0, "gpu0": 5.0}, "t": {"cpu0": 400.0}})
     assert bounds(graph, costs, with_gpu) == Bounds(400.0, 450.0, 400.0, 400.0)
+
+
+def test_transfers_count_on_both_sides():
+    ops = (Op("r1", role="recv", size_bytes=40.0), Op("r2", role="recv", size_bytes=30.0))
+    ops += (Op("a", role="forward"), Op("b", role="forward"))
+    graph = Graph(ops, (Edge("r1", "a"), Edge("r2", "b")))
+    costs = Costs({"a": {"1": 20.0}, "b": {"1": 10.0}})
+    machine = Machine((Device("cpu0"),), (Link("s", "cpu0", 1e6), Link("cpu0", "s", 1.0)))
+    assert bounds(graph, costs, machine) == Bounds(70.0, 100.0, 60.0, 30.0)  # the wire alone takes 70
+    two = Machine(machine.devices, (Link("s", "cpu0", 1e6, channels=2),))
+    assert bounds(graph, costs, two) == Bounds(60.0, 100.0, 60.0, 30.0)
+    unlimited = Machine(machine.devices, (Link("s", "cpu0", 1e6, channels=None),))
+    assert bounds(graph, costs, unlimited).lower_us == 60.0
+
+
+def test_potential():
+    assert potential(Bounds(10.0, 30.0, 10.0, 10.0)) == 2.0
+    assert potential(Bounds(10.0, 10.0, 10.0, 10.0)) == 0.0
+    assert potential(Bounds(0.0, 0.0, 0.0, 0.0)) == 0.0
 
 
 def test_an_op_without_a_cost_is_named():

@@ -23,7 +23,8 @@ def check(graph: Graph, plan: Plan, machine: Machine | None = None) -> None:
       themselves enforce; on an SMT machine too a core belongs to one lane at a time, unless lanes name its hardware
       threads one by one (see `hocket.ir.Lane.cores`): then a thread does;
     - and, if a `machine` is given, has lanes that exist there: cores and widths that the device has, streams on a
-      GPU, channels over a link. Lanes that are not pinned may run anywhere; where the lanes of a device are
+      GPU, channels over a link, and one that leads the right way: nothing is received over a link that only leads out
+      of this machine's devices. Lanes that are not pinned may run anywhere; where the lanes of a device are
       together wider than the device, they count as sharing all of its cores.
 
     Raises:
@@ -42,6 +43,7 @@ def check(graph: Graph, plan: Plan, machine: Machine | None = None) -> None:
         _check_roles(lane, graph)
         if machine is not None:
             _check_lane(lane, machine)
+            _check_ways(lane, graph, machine)
     waits = waits_of(graph, plan)
     check_core_exclusivity(plan, machine, waits, execution_order(graph, plan, waits))
 
@@ -53,6 +55,18 @@ def _check_roles(lane: Lane, graph: Graph) -> None:
                 raise PlanError(
                     f"op {op!r} has the role {graph[op].role!r}, but lane {lane.name!r} is a channel; it carries "
                     f"ops of the roles {', '.join(_TRANSFERS)}",
+                    op=op,
+                    lane=lane.name,
+                )
+
+
+def _check_ways(lane: Lane, graph: Graph, machine: Machine) -> None:
+    if lane.kind == "channel":
+        link = machine.link(*lane.ends)
+        for op in lane.ops:
+            if not machine.carries(link, graph[op].role):
+                raise PlanError(
+                    f"op {op!r} is a {graph[op].role}, and lane {lane.name!r} leads the other way: {link.channel}",
                     op=op,
                     lane=lane.name,
                 )

@@ -40,7 +40,8 @@ __all__ = [
 
 def plan_verb(args: Namespace) -> None:
     """GRAPH and COSTS to a plan."""
-    options: dict[str, Any] = {} if args.lanes is None else {"lanes": args.lanes}
+    asked: dict[str, Any] = {"lanes": args.lanes, "order": args.order}
+    options = {name: value for name, value in asked.items() if value is not None}
     takes = inspect.signature(planners()[args.planner]).parameters
     for option in options:
         if option not in takes:

@@ -11,6 +11,7 @@ from hocket.cli.arguments import Parser, Verbs, add_output, add_verb, count
 from hocket.errors import HocketError
 from hocket.ir import Machine
 from hocket.planning import planners
+from hocket.planning.transfers import ORDERS
 
 __all__ = ["make_parser"]
 
@@ -118,6 +119,10 @@ def _add_files(verbs: Verbs) -> None:
         "--planner", choices=tuple(planners()), default="list", metavar="NAME", help=f"{', '.join(planners())} (list)"
     )
     plan.add_argument("--lanes", type=count, metavar="N", help="this many lanes on each CPU device (planner list)")
+    orders = ", ".join(ORDERS)
+    plan.add_argument(
+        "--order", choices=ORDERS, metavar="NAME", help=f"of received parameters (planner transfers): {orders} (auto)"
+    )
     add_output(plan, "the plan")
 
     check = add_verb(

@@ -2,7 +2,8 @@
 
 from hocket.ir.costs import Costs, Duration, Share
 from hocket.ir.graph import BUFFER_LIVES, ROLES, Buffer, Carried, Edge, Graph, Op
-from hocket.ir.machine import Device, Link, Machine
+from hocket.ir.links import Link, NetworkCard
+from hocket.ir.machine import Device, Machine
 from hocket.ir.plan import Lane, Plan
 from hocket.ir.semantics import (
     check_ops,
@@ -29,6 +30,7 @@ __all__ = [
     "Lane",
     "Link",
     "Machine",
+    "NetworkCard",
     "Op",
     "Plan",
     "Share",

@@ -16,8 +16,9 @@ from typing import Any
 
 from hocket.errors import FormatError, InputError
 from hocket.ir._fields import Reader, load_document, save_document
+from hocket.ir.links import Link, NetworkCard, check_wires, read_card, read_link, wires_document
 
-__all__ = ["Device", "Link", "Machine"]
+__all__ = ["Device", "Machine"]
 
 FORMAT = "hocket-machine/1"
 
@@ -69,25 +70,8 @@ class Device:
 
 
 @dataclass(frozen=True)
-class Link:
-    """A one-way connection; a transfer takes ``latency_us + bytes / bytes_per_s``.
-
-    `channels` transfers fit side by side, each at full bandwidth; None never queues.
-    """
-
-    src: str
-    dst: str
-    bytes_per_s: float
-    latency_us: float = 0.0
-    channels: int | None = 1
-
-    def duration_us(self, size_bytes: float) -> float:
-        return self.latency_us + size_bytes / self.bytes_per_s * 1e6
-
-
-@dataclass(frozen=True)
 class Machine:
-    """Devices and the links between them.
+    """Devices, the links between them, and the network cards that links share.
 
     A link may also name ends that are no devices of this machine (a parameter server elsewhere). `note` tells where
     the figures come from.
@@ -100,10 +84,12 @@ class Machine:
     devices: tuple[Device, ...]
     links: tuple[Link, ...] = ()
     note: str = ""
+    cards: tuple[NetworkCard, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "devices", tuple(self.devices))
         object.__setattr__(self, "links", tuple(self.links))
+        object.__setattr__(self, "cards", tuple(self.cards))
         _check(self, "machine")
 
     @cached_property
@@ -121,6 +107,13 @@ class Machine:
             if (link.src, link.dst) == (src, dst):
                 return link
         raise InputError(f"machine: no link from {src!r} to {dst!r}")
+
+    def carries(self, link: Link, role: str) -> bool:
+        """Whether an op of this role may go over `link`: nothing is received over one that only leads out of a device
+        of this machine, and nothing sent over one that only leads into one.
+        """
+        comes, goes = link.dst in self.by_name, link.src in self.by_name
+        return not (role == "recv" and goes and not comes) and not (role == "send" and comes and not goes)
 
     @staticmethod
     def of(*, cores: int, smt: int = 1, **device: float | None) -> Machine:
@@ -175,11 +168,12 @@ class Machine:
     def load(path: str | os.PathLike[str]) -> Machine:
         """Read a ``hocket-machine/1`` file."""
         reader = load_document(path, FORMAT)
-        reader.only("format", "note", "devices", "links")
+        reader.only("format", "note", "devices", "links", "cards")
         devices = tuple(_read_device(element) for element in reader["devices"].elements())
-        links = tuple(_read_link(element) for element in reader.get("links", []).elements())
+        links = tuple(read_link(element) for element in reader.get("links", []).elements())
+        cards = tuple(read_card(element) for element in reader.get("cards", []).elements())
         try:
-            return Machine(devices, links, reader.get("note", "").text())
+            return Machine(devices, links, reader.get("note", "").text(), cards)
         except FormatError as error:
             raise FormatError(reader.source, error.where, str(error).split(": ", 2)[-1]) from None
 
@@ -206,18 +200,8 @@ class Machine:
             }
             for device in self.devices
         ]
-        links = [
-            {
-                "src": link.src,
-                "dst": link.dst,
-                "bytes_per_s": link.bytes_per_s,
-                "latency_us": link.latency_us,
-                "channels": link.channels,
-            }
-            for link in self.links
-        ]
         note = {"note": self.note} if self.note else {}
-        return {"format": FORMAT, **note, "devices": devices, "links": links}
+        return {"format": FORMAT, **note, "devices": devices, **wires_document(self.links, self.cards)}
 
 
 def _read_device(reader: Reader) -> Device:
@@ -239,18 +223,6 @@ def _read_device(reader: Reader) -> Device:
         smt_speedup=reader.get("smt_speedup", Device.smt_speedup).number(),
         cores_per_cache=reader.get("cores_per_cache", 1).integer(1),
         **{field: reader.get(field, 0.0).duration_us() for field in _LAUNCHING},
-    )
-
-
-def _read_link(reader: Reader) -> Link:
-    reader.only("src", "dst", "bytes_per_s", "latency_us", "channels")
-    channels = reader.get("channels", 1)
-    return Link(
-        src=reader["src"].text(),
-        dst=reader["dst"].text(),
-        bytes_per_s=reader["bytes_per_s"].number(),
-        latency_us=reader.get("latency_us", 0.0).duration_us(),
-        channels=None if channels.value is None else channels.integer(1),
     )
 
 
@@ -291,23 +263,7 @@ def _check(machine: Machine, source: str) -> None:
             raise FormatError(
                 source, f"{where}.cpus", f"expected one entry for each of {device.cores} cores, got {len(device.cpus)}"
             )
-    ends: set[tuple[str, str]] = set()
-    for position, link in enumerate(machine.links):
-        if (link.src, link.dst) in ends:
-            raise FormatError(source, f"links[{position}]", f"duplicate link from {link.src!r} to {link.dst!r}")
-        ends.add((link.src, link.dst))
-        if not 0 < link.bytes_per_s < float("inf"):
-            raise FormatError(
-                source, f"links[{position}].bytes_per_s", f"expected a finite number > 0, got {link.bytes_per_s!r}"
-            )
-        if not 0 <= link.latency_us < float("inf"):
-            raise FormatError(
-                source, f"links[{position}].latency_us", f"expected a finite number >= 0, got {link.latency_us!r}"
-            )
-        if link.channels is not None and link.channels < 1:
-            raise FormatError(
-                source, f"links[{position}].channels", f"expected at least 1, or null, got {link.channels!r}"
-            )
+    check_wires(machine.links, machine.cards, source)
 
 
 def _cores_of(cpus: Iterable[int]) -> tuple[tuple[int, ...], ...]:

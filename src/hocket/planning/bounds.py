@@ -12,23 +12,30 @@ it cannot be shorter than its longest chain of ops, each as fast as it can be; a
 time by threads, into the threads that there are. An op's area is least where it scales worst, so width 1 decides,
 unless an op scales better than linearly. On GPUs, where there is no CPU device beside them, an op's area is its
 duration by its share of the multiprocessors (`hocket.ir.Share`).
+
+Transfers (`hocket.planning.channels`) count on both sides: U has them one after another with everything else, and L is
+no shorter than what the links have to carry. How much the best order can gain at most over the worst is the *potential*
+S of the same section::
+
+    S = (U - L) / L         0: one resource is all that counts, and no order gains anything;  1: twice as fast
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
 from hocket.errors import InputError
-from hocket.ir import Costs, Graph, Lane, Machine, Op, Plan, Timeline
+from hocket.ir import Costs, Graph, Lane, Link, Machine, Op, Plan, Timeline
 from hocket.planning.base import cpu_devices
+from hocket.planning.channels import links_of, transfer_us, transfers_of, without_transfers
 from hocket.planning.ranks import graph_ranks
 from hocket.planning.serial import Serial
 from hocket.simulation import simulate
 
-__all__ = ["Bounds", "bounds", "efficiency"]
+__all__ = ["Bounds", "bounds", "efficiency", "potential"]
 
 
 @dataclass(frozen=True)
@@ -38,7 +45,7 @@ class Bounds:
     Attributes:
         lower_us: no legal plan is shorter.
         upper_us: the ops one after another, at the full width of the first CPU device; or, where there is none, on one
-            stream of the first GPU.
+            stream of the first GPU; and each transfer alone on its link.
         critical_path_us: the longest chain of ops, each at its fastest width or device.
         work_us: time by threads that all ops together need at the least, in thread-microseconds; ops that might run
             on a stream or a channel are not counted. Without a CPU device: time by GPUs.
@@ -62,19 +69,24 @@ def bounds(graph: Graph, costs: Costs, machine: Machine) -> Bounds:
         >>> bounds(Graph((Op("a"), Op("b"), Op("c"))), costs, Machine.of(cores=2))
         Bounds(lower_us=45.0, upper_us=60.0, critical_path_us=20.0, work_us=90.0)
     """
+    transfers = transfers_of(graph, costs, machine)
     least = [_least(op, costs, machine) for op in graph.ops]
+    compute = without_transfers(graph, transfers)
     critical_path_us = max(graph_ranks(graph, [duration_us for duration_us, _ in least]), default=0.0)
     if any(device.kind == "cpu" for device in machine.devices):
         work_us = math.fsum(area_us for _, area_us in least)
         workers = sum(device.cores * device.smt for device in cpu_devices(machine))
-        one_by_one = Serial().plan(graph, costs, machine)
+        one_by_one = Serial().plan(compute, costs, machine)
     else:
         work_us = math.fsum(_gpu_area(op, costs, machine) for op in graph.ops)
         workers = len(machine.devices)
-        one_by_one = Plan((Lane("stream", graph.order, "stream", machine.devices[0].name),))
-    upper_us = simulate(graph, one_by_one, costs, machine).makespan_us
+        one_by_one = Plan((Lane("stream", compute.order, "stream", machine.devices[0].name),))
+    links = links_of(graph, transfers, costs, machine)
+    upper_us = simulate(compute, one_by_one, costs, machine).makespan_us
+    upper_us += math.fsum(transfer_us(name, link, graph, costs) for name, link in links.items())
+    lower_us = max(critical_path_us, work_us / workers, _wire_us(graph, transfers, costs, machine))
     # The serial plan is legal, so only rounding can lift the lower bound above it.
-    lower_us = min(max(critical_path_us, work_us / workers), upper_us)
+    lower_us = min(lower_us, upper_us)
     return Bounds(lower_us, upper_us, critical_path_us, work_us)
 
 
@@ -92,6 +104,37 @@ def efficiency(timeline: Timeline, bounds: Bounds) -> float:
     if bounds.upper_us == bounds.lower_us:
         return 1.0
     return (bounds.upper_us - timeline.makespan_us) / (bounds.upper_us - bounds.lower_us)
+
+
+def potential(bounds: Bounds) -> float:
+    """How much faster the best conceivable plan is than the serial one: ``(U - L) / L``; 0 where L is.
+
+    Example:
+        >>> potential(Bounds(40.0, 60.0, 20.0, 80.0))
+        0.5
+    """
+    return (bounds.upper_us - bounds.lower_us) / bounds.lower_us if bounds.lower_us else 0.0
+
+
+def _wire_us(graph: Graph, transfers: Sequence[str], costs: Costs, machine: Machine) -> float:
+    """What the links need at the least for the transfers that no others can carry; a link may be all that can."""
+    load_us: dict[tuple[Link, ...], float] = {}
+    for name in transfers:
+        able = tuple(link for link in machine.links if _carries(link, graph[name], costs, machine))
+        least_us = min([transfer_us(name, link, graph, costs) for link in able], default=0.0)
+        if not any(True for _ in _on_devices(graph[name], costs, machine)):
+            load_us[able] = load_us.get(able, 0.0) + least_us
+    found = [0.0]
+    for links, us in load_us.items():
+        channels = [link.channels for link in links]
+        if None not in channels:
+            found.append(us / sum(count for count in channels if count))
+    return max(found)
+
+
+def _carries(link: Link, op: Op, costs: Costs, machine: Machine) -> bool:
+    """Whether `hocket.check` lets this link carry a transfer, and its duration there is known."""
+    return machine.carries(link, op.role) and (op.name not in costs or _has_cost(op, costs, link.channel))
 
 
 def _least(op: Op, costs: Costs, machine: Machine) -> tuple[float, float]:
@@ -143,11 +186,12 @@ def _on_devices(op: Op, costs: Costs, machine: Machine) -> Iterator[tuple[float,
 def _on_links(op: Op, costs: Costs, machine: Machine) -> Iterator[tuple[float, int]]:
     if op.role in ("recv", "send", "other"):
         for link in machine.links:
-            channel = f"{link.src}->{link.dst}"
-            if op.name not in costs:
+            if not _carries(link, op, costs, machine):
+                continue
+            if op.name in costs:
+                yield costs.duration_us(op.name, device=link.channel), 0
+            else:
                 yield link.duration_us(op.size_bytes), 0
-            elif _has_cost(op, costs, channel):
-                yield costs.duration_us(op.name, device=channel), 0
 
 
 def _has_cost(op: Op, costs: Costs, device: str) -> bool:

@@ -14,7 +14,7 @@ thousandth, and one such part per op. Waking lanes is taken to cost nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hocket.errors import InputError, MissingDependencyError
@@ -56,14 +56,14 @@ class Exact(Planner):
         self.time_limit_s = time_limit_s
         self.max_ops = max_ops
 
-    def plan(self, graph: Graph, costs: Costs, machine: Machine) -> Plan:
+    def compute_plan(self, graph: Graph, costs: Costs, machine: Machine, earliest_us: Mapping[str, float]) -> Plan:
         if len(graph) > self.max_ops:
             raise InputError(
                 f"planner exact: {len(graph)} ops, and the optimum is searched for up to {self.max_ops}; "
                 "raise max_ops, or take another planner"
             )
         device = cpu_devices(machine)[0]
-        placed, _ = solve(instance_of(graph, costs, device), self.time_limit_s)
+        placed, _ = solve(instance_of(graph, costs, device, earliest_us), self.time_limit_s)
         return as_plan(graph, placed, device, self.name)
 
 
@@ -80,7 +80,8 @@ def solve(instance: Instance, time_limit_s: float = 60.0) -> tuple[list[Placemen
         raise MissingDependencyError("ortools", "exact", "the planner exact") from None
     serial_us = sum(of_op[width] for of_op, width in zip(instance.durations_us, instance.best_width, strict=True))
     if serial_us == 0.0:
-        return serial_sgs(instance, instance.best_width, instance.order), True
+        order = sorted(instance.order, key=instance.ready_us)
+        return serial_sgs(instance, instance.best_width, order), True
     # An op that takes longer than the serial step is in no plan worth having, and perhaps in no whole number.
     options = [
         {
@@ -90,8 +91,9 @@ def solve(instance: Instance, time_limit_s: float = 60.0) -> tuple[list[Placemen
         }
         for of_op in instance.durations_us
     ]
+    earliest = [math.ceil(instance.ready_us(op) / serial_us * RESOLUTION) for op in range(len(options))]
     model = cp_model.CpModel()
-    chosen = _model(model, instance, options)
+    chosen = _model(model, instance, options, earliest)
     solver = cp_model.CpSolver()
     solver.parameters.max_time_in_seconds = time_limit_s
     solver.parameters.relative_gap_limit = GAP
@@ -106,22 +108,25 @@ def solve(instance: Instance, time_limit_s: float = 60.0) -> tuple[list[Placemen
     return serial_sgs(instance, widths, order), status == cp_model.OPTIMAL
 
 
-def _model(model: Any, instance: Instance, options: Sequence[dict[int, int]]) -> list[tuple[Any, dict[int, Any]]]:
+def _model(
+    model: Any, instance: Instance, options: Sequence[dict[int, int]], earliest: Sequence[int]
+) -> list[tuple[Any, dict[int, Any]]]:
     """For each op the variable of its start, and for each of its widths whether it is taken.
 
     Args:
         model: an empty one.
         instance: the ops.
         options: for each op the widths to choose from, with the duration at each as a whole number.
+        earliest: for each op when it can start at the earliest, likewise.
     """
     fastest = [min(lengths.values()) for lengths in options]
-    head = [0] * len(options)  # the longest path to an op, and from its end to that of the step
+    head = list(earliest)  # the longest path to an op, and from its end to that of the step
     tail = [0] * len(options)
     for op in instance.order:
-        head[op] = max((head[other] + fastest[other] for other in instance.predecessors[op]), default=0)
+        head[op] = max([head[op], *(head[other] + fastest[other] for other in instance.predecessors[op])])
     for op in reversed(instance.order):
         tail[op] = max((tail[other] + fastest[other] for other in instance.successors[op]), default=0)
-    horizon = sum(fastest)
+    horizon = max(earliest, default=0) + sum(fastest)
     makespan = model.new_int_var(0, horizon, "makespan")
     chosen: list[tuple[Any, dict[int, Any]]] = []
     ends: list[Any] = []

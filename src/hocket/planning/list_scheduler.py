@@ -21,7 +21,7 @@ makespan decides. So this plan is never longer than the serial one, as far as th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
 
@@ -60,15 +60,15 @@ class ListScheduler(Planner):
             raise InputError(f"planner list: expected lanes to be a whole number >= 1, got {lanes!r}")
         self.lanes = lanes
 
-    def plan(self, graph: Graph, costs: Costs, machine: Machine) -> Plan:
+    def compute_plan(self, graph: Graph, costs: Costs, machine: Machine, earliest_us: Mapping[str, float]) -> Plan:
         devices = cpu_devices(machine)
         if self.lanes is not None:
-            return list_schedule(graph, costs, _divided(devices, self.lanes))
-        best = Serial().plan(graph, costs, machine)
-        best_us = simulate(graph, best, costs, machine).makespan_us
+            return list_schedule(graph, costs, _divided(devices, self.lanes), earliest_us)
+        best = Serial().compute_plan(graph, costs, machine, earliest_us)
+        best_us = simulate(graph, best, costs, machine, earliest_us=earliest_us).makespan_us
         for lanes in _divisions(devices):
-            candidate = list_schedule(graph, costs, lanes)
-            makespan_us = simulate(graph, candidate, costs, machine).makespan_us
+            candidate = list_schedule(graph, costs, lanes, earliest_us)
+            makespan_us = simulate(graph, candidate, costs, machine, earliest_us=earliest_us).makespan_us
             if makespan_us < best_us:
                 best, best_us = candidate, makespan_us
         return replace(best, planner=self.name)
@@ -119,8 +119,10 @@ class _Kind:
         return (now_us if self.idle else self.busy[0][0]) + self.durations_us[op]
 
 
-def list_schedule(graph: Graph, costs: Costs, lanes: Sequence[Lane]) -> Plan:
-    """The plan that the rule above gives for these (empty) lanes.
+def list_schedule(
+    graph: Graph, costs: Costs, lanes: Sequence[Lane], earliest_us: Mapping[str, float] | None = None
+) -> Plan:
+    """The plan that the rule above gives for these (empty) lanes; no op starts before what `earliest_us` says of it.
 
     Raises:
         InputError: an op without a cost for one of the lanes.
@@ -137,7 +139,7 @@ def list_schedule(graph: Graph, costs: Costs, lanes: Sequence[Lane]) -> Plan:
         sum(weight * duration for weight, duration in zip(weights, durations, strict=True))
         for durations in zip(*(kind.durations_us for kind in kinds), strict=True)
     ]
-    assigned = _assign(graph, graph_ranks(graph, mean_us), kinds, len(lanes))
+    assigned = _assign(graph, graph_ranks(graph, mean_us), kinds, len(lanes), earliest_us or {})
     return Plan(
         tuple(
             replace(lane, ops=tuple(graph.ops[op].name for op in ops))
@@ -147,17 +149,27 @@ def list_schedule(graph: Graph, costs: Costs, lanes: Sequence[Lane]) -> Plan:
     )
 
 
-def _assign(graph: Graph, ranks: Sequence[float], kinds: Sequence[_Kind], num_lanes: int) -> list[list[int]]:
+def _assign(
+    graph: Graph,
+    ranks: Sequence[float],
+    kinds: Sequence[_Kind],
+    num_lanes: int,
+    earliest_us: Mapping[str, float],
+) -> list[list[int]]:
     """For each lane its ops, by position in the graph, in the order in which it was given them."""
     place = {op: position for position, op in enumerate(graph.order)}
     followers = [[graph.index[name] for name in graph.successors[op.name]] for op in graph.ops]
     waiting = [len(graph.predecessors[op.name]) for op in graph.ops]
-    ready = [(-ranks[op], place[graph.ops[op].name], op) for op, count in enumerate(waiting) if count == 0]
-    heapify(ready)
+    ready: list[tuple[float, int, int]] = []
+    later = [(earliest_us.get(graph.ops[op].name, 0.0), op) for op, count in enumerate(waiting) if count == 0]
+    heapify(later)  # ops that wait for an arrival only
     running: list[tuple[float, int]] = []  # when an op ends, and which
     assigned: list[list[int]] = [[] for _ in range(num_lanes)]
     now_us = 0.0
-    while ready or running:
+    while ready or running or later:
+        while later and later[0][0] <= now_us:
+            op = heappop(later)[1]
+            heappush(ready, (-ranks[op], place[graph.ops[op].name], op))
         while ready and any(kind.idle for kind in kinds):
             _, _, op = heappop(ready)
             kind = min(kinds, key=lambda kind: kind.end_us(op, now_us))
@@ -166,12 +178,12 @@ def _assign(graph: Graph, ranks: Sequence[float], kinds: Sequence[_Kind], num_la
             heappush(kind.busy, (end_us, lane))
             heappush(running, (end_us, op))
             assigned[lane].append(op)
-        now_us = running[0][0]
+        now_us = min([ends_or_arrives[0][0] for ends_or_arrives in (running, later) if ends_or_arrives])
         while running and running[0][0] <= now_us:
             for follower in followers[heappop(running)[1]]:
                 waiting[follower] -= 1
                 if waiting[follower] == 0:
-                    heappush(ready, (-ranks[follower], place[graph.ops[follower].name], follower))
+                    heappush(later, (earliest_us.get(graph.ops[follower].name, 0.0), follower))
         for kind in kinds:
             while kind.busy and kind.busy[0][0] <= now_us:
                 heappush(kind.idle, heappop(kind.busy)[1])

@@ -20,7 +20,7 @@ Two orders are tried: the program's own, and that of the longest paths to the en
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from hocket.errors import InputError
 from hocket.ir import Costs, Graph, Machine, Plan
@@ -66,15 +66,15 @@ class Phases(Planner):
         self.switch_us = switch_us
         self.wait_us = wait_us
 
-    def plan(self, graph: Graph, costs: Costs, machine: Machine) -> Plan:
+    def compute_plan(self, graph: Graph, costs: Costs, machine: Machine, earliest_us: Mapping[str, float]) -> Plan:
         device = cpu_devices(machine)[0]
-        instance = instance_of(graph, costs, device)
+        instance = instance_of(graph, costs, device, earliest_us)
         full = [instance.num_cores] * len(graph)
         ranks = instance.ranks_at_us(full)
         place = {op: position for position, op in enumerate(instance.order)}
         best: list[Placement] | None = None
         for order in (list(instance.order), sorted(instance.order, key=lambda op: (-ranks[op], place[op]))):
-            placed = in_phases(instance, order, self.switch_us, self.wait_us)
+            placed = in_phases(instance, sorted(order, key=instance.ready_us), self.switch_us, self.wait_us)
             if best is None or makespan_us(placed) < makespan_us(best):
                 best = placed
         return as_plan(graph, best or [], device, self.name)
@@ -92,7 +92,7 @@ def in_phases(instance: Instance, order: Sequence[int], switch_us: float, wait_u
     placed: list[Placement] = []
     begin_us = 0.0
     for lanes, ops in divide(instance, order, switch_us):
-        part = _part(instance, ops)
+        part = _part(instance, ops, begin_us)
         widths = [instance.num_cores // lanes] * len(ops)
         inside = parallel_sgs(part, widths, part.ranks_at_us(widths), wait_us=wait_us)
         placed += [Placement(ops[p.op], p.cores, p.start_us + begin_us, p.end_us + begin_us) for p in inside]
@@ -164,8 +164,8 @@ def _phases_from(instance: Instance, order: Sequence[int], cuts: Sequence[int], 
     return found
 
 
-def _part(instance: Instance, ops: Sequence[int]) -> Instance:
-    """Some ops of an instance, with the edges between them."""
+def _part(instance: Instance, ops: Sequence[int], begin_us: float) -> Instance:
+    """Some ops of an instance, with the edges between them, in times from `begin_us` on."""
     number = {op: at for at, op in enumerate(ops)}
     return Instance(
         num_cores=instance.num_cores,
@@ -174,4 +174,5 @@ def _part(instance: Instance, ops: Sequence[int]) -> Instance:
         successors=[[number[o] for o in instance.successors[op] if o in number] for op in ops],
         order=list(range(len(ops))),
         best_width=[instance.best_width[op] for op in ops],
+        earliest_us=[max(0.0, instance.ready_us(op) - begin_us) for op in ops] if instance.earliest_us else (),
     )

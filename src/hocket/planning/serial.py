@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from hocket.errors import InputError
 from hocket.ir import Costs, Graph, Lane, Machine, Plan
+from hocket.planning.arrivals import by_earliest
 from hocket.planning.base import Planner, cpu_devices
 
 __all__ = ["Serial"]
 
 
 class Serial(Planner):
-    """One lane on the first CPU device, in `Graph.order`.
+    """One lane on the first CPU device, in `Graph.order`; where ops wait for arrivals, by when they can start.
 
     Args:
         width: its threads; all cores of the device when not given.
@@ -31,10 +34,10 @@ class Serial(Planner):
             raise InputError(f"planner serial: expected width to be a whole number >= 1, got {width!r}")
         self.width = width
 
-    def plan(self, graph: Graph, costs: Costs, machine: Machine) -> Plan:
+    def compute_plan(self, graph: Graph, costs: Costs, machine: Machine, earliest_us: Mapping[str, float]) -> Plan:
         device = cpu_devices(machine)[0]
         width = self.width or device.cores
         if width > device.cores:
             raise InputError(f"planner serial: width {width}, but {device.name!r} has {device.cores} cores")
-        lane = Lane(device.name, graph.order, device=device.name, width=width, cores=tuple(range(width)))
+        lane = Lane(device.name, by_earliest(graph, earliest_us), "cores", device.name, width, tuple(range(width)))
         return Plan((lane,), planner=self.name)

@@ -1,11 +1,17 @@
-"""`Contention`: who runs beside whom, how fast, and until when; the interface of what by-events simulation asks."""
+"""`Contention`: who runs beside whom, how fast, and until when; the interface of what by-events simulation asks.
+
+`RateSharing` is the part that a GPU and a network card have in common: each op goes on at a rate, and whenever one
+begins or ends all rates are worked out anew.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from math import inf
 from typing import Protocol
 
-__all__ = ["CombinedContention", "Contention"]
+__all__ = ["CombinedContention", "Contention", "RateSharing"]
 
 
 class Contention(Protocol):
@@ -48,3 +54,71 @@ class CombinedContention:
 
     def ended(self, now_us: float) -> Sequence[tuple[int, float]]:
         return [found for part in self._parts if part.next_us <= now_us for found in part.ended(now_us)]
+
+
+class RateSharing(ABC):
+    """Ops that go on at rates which change whenever one begins or ends; see `Contention`."""
+
+    def __init__(self) -> None:
+        self.next_us = inf
+        self._running: dict[int, _OpAtRate] = {}
+        self._is_stale = False  # the rates
+
+    @abstractmethod
+    def __contains__(self, lane: int) -> bool: ...
+
+    @abstractmethod
+    def _admit(self, lane: int, op: int, now_us: float) -> None:
+        """An op begins."""
+
+    @abstractmethod
+    def _dismiss(self, ops: Collection[int]) -> None:
+        """These have ended."""
+
+    @abstractmethod
+    def _rates(self, now_us: float) -> Mapping[int, float]:
+        """For each op its speed from now on; 1.0 is that of running alone, 0.0 standing still."""
+
+    def _next_change_us(self, now_us: float) -> float:
+        """When rates change although nothing begins or ends."""
+        return inf
+
+    def begin(self, lane: int, op: int, work_us: float, now_us: float) -> None:
+        self._running[op] = _OpAtRate(work_us, now_us)
+        self._admit(lane, op, now_us)
+        self._is_stale = True
+        self.next_us = now_us
+
+    def ended(self, now_us: float) -> list[tuple[int, float]]:
+        found = [(op, one.started_us) for op, one in self._running.items() if one.end_us <= now_us]
+        if found:
+            for op, _ in found:
+                del self._running[op]
+            self._dismiss([op for op, _ in found])
+            # What follows them begins at this very instant; only then the rates are worked out.
+            self._is_stale = True
+            self.next_us = now_us
+        elif self._is_stale or now_us >= self.next_us:
+            self._is_stale = False
+            for op, rate in self._rates(now_us).items():
+                self._running[op].go_on(rate, now_us)
+            ends_us = min((one.end_us for one in self._running.values()), default=inf)
+            self.next_us = min(ends_us, self._next_change_us(now_us))
+        return found
+
+
+class _OpAtRate:
+    """An op on its way: what is left of it, when it got on at first, and when it ends at its present speed."""
+
+    def __init__(self, work_us: float, now_us: float) -> None:
+        self.started_us = self.end_us = inf
+        self._left_us, self._since_us, self._rate = work_us, now_us, 0.0
+
+    def go_on(self, rate: float, now_us: float) -> None:
+        """At this rate from now on."""
+        if rate > 0.0:
+            self.started_us = min(self.started_us, now_us)
+        if rate != self._rate:
+            self._left_us = max(0.0, self._left_us - (now_us - self._since_us) * self._rate)
+            self._since_us, self._rate = now_us, rate
+            self.end_us = now_us + self._left_us / rate if rate > 0.0 else inf

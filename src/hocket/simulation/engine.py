@@ -3,19 +3,20 @@
 One rule: *each lane runs its ops in order; an op starts when its lane has reached it and every op it depends on has
 finished.* As long as nobody has to queue for a link, an op's start is a maximum over ops that came before, so one pass
 in any order that respects the waits gives the whole timeline, to the last bit the one that an event queue would give,
-without a queue. Where transfers compete for a link's channels, lanes for a core through its sibling hardware threads,
-or streams for a GPU, `hocket.simulation.events` takes over.
+without a queue. Where transfers compete for a link's channels or a network card, lanes for a core through its sibling
+hardware threads, or streams for a GPU, `hocket.simulation.events` takes over.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from hocket.errors import InputError
 from hocket.ir import Costs, Graph, Machine, Plan, Timeline
+from hocket.simulation.cards import cards_of
 from hocket.simulation.contention import CombinedContention, Contention
 from hocket.simulation.durations import durations
 from hocket.simulation.events import by_events
@@ -38,6 +39,7 @@ def simulate(
     wait_us: float = 0.0,
     launches: str = "free",
     outside: Collection[str] = (),
+    earliest_us: Mapping[str, float] | None = None,
 ) -> Timeline:
     """The timeline that `plan` would have, if every op took what `costs` says.
 
@@ -50,7 +52,8 @@ def simulate(
     `hocket.simulation.multiprocessors` says, if the costs know shares. An op that depends on one of another lane starts
     `wait_us` after that has ended at the earliest: the time to wake a thread, 0 by default. With `launches`, ``eager``
     or ``graph``, ops on streams have to be launched first (`hocket.simulation.launches`), and wait for other streams'
-    events as long as the machine says. Ops that are `outside` of a graph are launched one by one.
+    events as long as the machine says. Ops that are `outside` of a graph are launched one by one. No op starts before
+    what `earliest_us` says of it, if anything.
 
     Returns:
         A timeline in microseconds whose source is ``simulated``; its spans stand lane after lane, in order.
@@ -74,7 +77,7 @@ def simulate(
     arrays = plan_arrays(graph, plan)
     link_of, channels = _contended(plan, machine)
     sharing = _sharing(graph, plan, costs, machine)
-    released = released_us(graph, plan, machine, launches, outside)
+    released = _released(graph, released_us(graph, plan, machine, launches, outside), earliest_us)
     waits_us = _waits(plan, machine, wait_us, launches)
     if channels or sharing is not None or released is not None or any(us != wait_us for us in waits_us):
         durations_us = durations(graph, plan, costs, machine).tolist()
@@ -114,9 +117,25 @@ def _with_waits(arrays: PlanArrays, work_us: list[float], wait_us: float) -> tup
 
 
 def _sharing(graph: Graph, plan: Plan, costs: Costs, machine: Machine) -> Contention | None:
-    found = [sharing_of(plan, machine), multiprocessors_of(graph, plan, costs, machine)]
+    found = [
+        sharing_of(plan, machine),
+        multiprocessors_of(graph, plan, costs, machine),
+        cards_of(plan, machine),
+    ]
     parts: list[Contention] = [part for part in found if part is not None]
     return CombinedContention(*parts) if len(parts) > 1 else parts[0] if parts else None
+
+
+def _released(
+    graph: Graph, launched_us: list[float] | None, earliest_us: Mapping[str, float] | None
+) -> list[float] | None:
+    """For each op when it is launched and may start."""
+    if not earliest_us:
+        return launched_us
+    found = launched_us or [0.0] * len(graph)
+    for op, us in earliest_us.items():
+        found[graph.index[op]] = max(found[graph.index[op]], us)
+    return found
 
 
 def _waits(plan: Plan, machine: Machine, wait_us: float, launches: str) -> list[float]:

@@ -78,6 +78,10 @@ def by_events(
 
     def ended(op: int) -> None:
         end_us[op] = now_us
+        link = link_of[lane[op]]
+        if link >= 0:
+            free[link] += 1
+            changed.add(link)
         for follower in after[begin[op] : begin[op + 1]]:
             wait_us = waits_us[lane[follower]] if lane[follower] != lane[op] else 0.0
             if wait_us:
@@ -118,9 +122,5 @@ def by_events(
         _, op = heappop(events)
         if op >= len(arrays):
             told(op - len(arrays))
-            continue
-        link = link_of[lane[op]]
-        if link >= 0:
-            free[link] += 1
-            changed.add(link)
-        ended(op)
+        else:
+            ended(op)

@@ -19,15 +19,15 @@ there end, which takes as long as a block does); and shares are averages over a 
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Sequence
-from math import inf
+from collections.abc import Collection, Sequence
 
 from hocket.ir import Costs, Graph, Machine, Plan, Share
+from hocket.simulation.contention import RateSharing
 
 __all__ = ["Multiprocessors", "multiprocessors_of"]
 
 
-class Multiprocessors:
+class Multiprocessors(RateSharing):
     """The streams of a plan on the GPUs they share.
 
     Args:
@@ -36,43 +36,24 @@ class Multiprocessors:
     """
 
     def __init__(self, streams: dict[int, tuple[str, int]], shares: Sequence[Share | None]) -> None:
-        self.next_us = inf
+        super().__init__()
         self._streams = streams
         self._shares = shares
         # By GPU: minus the priority, since when it is ready, and the op; whoever is served first stands first.
         self._queues: dict[str, list[tuple[int, float, int, int]]] = {device: [] for device, _ in streams.values()}
-        self._running: dict[int, _RunningKernel] = {}
-        self._disturbed = False
 
     def __contains__(self, lane: int) -> bool:
         return lane in self._streams
 
-    def begin(self, lane: int, op: int, work_us: float, now_us: float) -> None:
+    def _admit(self, lane: int, op: int, now_us: float) -> None:
         device, priority = self._streams[lane]
         insort(self._queues[device], (-priority, now_us, lane, op))
-        self._running[op] = _RunningKernel(work_us, now_us)
-        self._disturbed = True
-        self.next_us = now_us
 
-    def ended(self, now_us: float) -> list[tuple[int, float]]:
-        found = [(op, one.started_us) for op, one in self._running.items() if one.end_us <= now_us]
-        for op, _ in found:
-            del self._running[op]
-        if found:
-            for device, queue in self._queues.items():
-                self._queues[device] = [entry for entry in queue if entry[3] in self._running]
-            # What follows them begins at this very instant; only then the rates are worked out.
-            self._disturbed = True
-            self.next_us = now_us
-        elif self._disturbed:
-            self._disturbed = False
-            for op, rate in self._rates().items():
-                self._running[op].go_on(rate, now_us)
-            self.next_us = min((one.end_us for one in self._running.values()), default=inf)
-        return found
+    def _dismiss(self, ops: Collection[int]) -> None:
+        for device, queue in self._queues.items():
+            self._queues[device] = [entry for entry in queue if entry[3] not in ops]
 
-    def _rates(self) -> dict[int, float]:
-        """For each op its speed; 1.0 is that of running alone, 0.0 standing still."""
+    def _rates(self, now_us: float) -> dict[int, float]:
         found = {}
         for queue in self._queues.values():
             processors = bandwidth = 1.0
@@ -93,23 +74,6 @@ class Multiprocessors:
 
 
 _STANDSTILL = 1e-9
-
-
-class _RunningKernel:
-    """An op on its way: what is left of it, when it got on at first, and when it ends at its present speed."""
-
-    def __init__(self, work_us: float, now_us: float) -> None:
-        self.started_us = self.end_us = inf
-        self._left_us, self._since_us, self._rate = work_us, now_us, 0.0
-
-    def go_on(self, rate: float, now_us: float) -> None:
-        """At this rate from now on."""
-        if rate > 0.0:
-            self.started_us = min(self.started_us, now_us)
-        if rate != self._rate:
-            self._left_us = max(0.0, self._left_us - (now_us - self._since_us) * self._rate)
-            self._since_us, self._rate = now_us, rate
-            self.end_us = now_us + self._left_us / rate if rate > 0.0 else inf
 
 
 def multiprocessors_of(graph: Graph, plan: Plan, costs: Costs, machine: Machine) -> Multiprocessors | None:

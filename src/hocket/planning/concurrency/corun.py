@@ -78,13 +78,13 @@ class _Corun:
         self._waiting = [len(before) for before in instance.predecessors]
         self._ready: list[tuple[float, int]] = []  # the most expensive first
         for op, count in enumerate(self._waiting):
-            if not count:
+            if not count and not self._clock.arrives(op, 0.0):
                 self._is_ready(op)
 
     def run(self) -> list[Placement]:
         clock = self._clock
         now_us = 0.0
-        while self._ready or clock.running:
+        while self._ready or not clock.is_over:
             while self._ready and clock.cores.num_idle:
                 chosen = self._next(now_us)
                 if chosen is None:
@@ -96,16 +96,18 @@ class _Corun:
                     self._fill_siblings(clock.placed[-1], self._smt_speedup)
             now_us, ended = clock.next(now_us)
             for op in ended:
-                self._has_ended(op)
+                self._has_ended(op, now_us)
+            for op in clock.arrived(now_us):
+                self._is_ready(op)
         return clock.placed
 
     def _is_ready(self, op: int) -> None:
         insort(self._ready, (-self._cost_us[op], op))
 
-    def _has_ended(self, op: int) -> None:
+    def _has_ended(self, op: int, now_us: float) -> None:
         for after in self._instance.successors[op]:
             self._waiting[after] -= 1
-            if not self._waiting[after]:
+            if not self._waiting[after] and not self._clock.arrives(after, now_us):
                 self._is_ready(after)
 
     def _next(self, now_us: float) -> tuple[int, int] | None:
@@ -178,5 +180,5 @@ class _Corun:
                 break
             now_us, op, lane = heappop(running)
             siblings.give_back(lane, now_us)
-            self._has_ended(op)
+            self._has_ended(op, now_us)
         self._clock.stretch(wide, max(end_us))

@@ -28,7 +28,7 @@ found by looking ahead, the paper's plan and the serial one are simulated, and t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from hocket.errors import InputError
@@ -92,9 +92,9 @@ class Concurrency(Planner):
         self.wait_us = wait_us
         self.halves = halves
 
-    def plan(self, graph: Graph, costs: Costs, machine: Machine) -> Plan:
+    def compute_plan(self, graph: Graph, costs: Costs, machine: Machine, earliest_us: Mapping[str, float]) -> Plan:
         device = cpu_devices(machine)[0]
-        coarse = coarsen(graph, costs, device, self.coarsen_us)
+        coarse = coarsen(graph, costs, device, self.coarsen_us, earliest_us)
         apart = _apart(coarse, self.avoid)
 
         def made(placed: Sequence[Placement]) -> Plan:
@@ -112,8 +112,12 @@ class Concurrency(Planner):
         start = min(by_strategies, key=makespan_us)
         budget_s = self.lookahead_ms / 1e3
         found += [made(improve(coarse.instance, start, budget_s=budget_s, wait_us=self.wait_us, apart=apart))]
-        found += [replace(Serial().plan(graph, costs, machine), planner=self.name)]
-        return min(found, key=lambda plan: simulate(graph, plan, costs, machine, self.wait_us).makespan_us)
+        found += [replace(Serial().compute_plan(graph, costs, machine, earliest_us), planner=self.name)]
+
+        def takes_us(plan: Plan) -> float:
+            return simulate(graph, plan, costs, machine, self.wait_us, earliest_us=earliest_us).makespan_us
+
+        return min(found, key=takes_us)
 
     def _by_strategies(
         self,
@@ -184,8 +188,9 @@ def _apart(coarse: Coarse, avoid: Iterable[frozenset[str]]) -> dict[int, set[int
 
 def _one_by_one(instance: Instance, widths: Sequence[int], wait_us: float) -> list[Placement]:
     placed, now_us, last_width = [], 0.0, 0
-    for op in instance.order:
+    for op in sorted(instance.order, key=instance.ready_us):
         width = widths[op]
+        now_us = max(now_us, instance.ready_us(op))
         if last_width not in (0, width):
             now_us += wait_us
         placed.append(Placement(op, tuple(range(width)), now_us, now_us + instance.durations_us[op][width]))

@@ -22,7 +22,7 @@ The serial plan is always among them, so the result is never longer than that, a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from hocket.ir import Costs, Device, Graph, Lane, Machine, Plan
@@ -43,6 +43,7 @@ def core_plans(
     streams: Streams,
     priorities: Priorities,
     wait_us: float,
+    earliest_us: Mapping[str, float] | None = None,
     *,
     keep_order: bool = False,
 ) -> Iterator[tuple[Plan, Sequence[str]]]:
@@ -55,13 +56,15 @@ def core_plans(
         streams: the streams of the step, made from durations at full width.
         priorities: how urgent each is.
         wait_us: how long a lane takes to notice that another one is done.
+        earliest_us: for ops that wait for an arrival when they can start at the earliest.
         keep_order: only plans that hang on the order of `streams`: the others are known already.
     """
     if not keep_order:
-        yield Serial().plan(graph, costs, Machine((device,))), graph.order
+        serial = Serial().compute_plan(graph, costs, Machine((device,)), earliest_us or {})
+        yield serial, serial.lanes[0].ops
     if device.cores == 1:
         return
-    instance = instance_of(graph, costs, device)
+    instance = instance_of(graph, costs, device, earliest_us)
     yield _own_cores(graph, instance, device, streams.order), streams.order
     place = {op: at for at, op in enumerate(streams.order)}
     first = [priorities.of(*streams.stream_of[op.name]) * len(graph) - place[op.name] for op in graph.ops]
@@ -81,7 +84,7 @@ def core_plans(
         orders += [list(instance.order), sorted(instance.order, key=lambda op: (-ranks[op], place[names[op]]))]
     turn = {op: at for at, op in enumerate(graph.order)}  # of ops that take no time, in a plan as well
     packed = [parallel_sgs(instance, of_ops, first, wait_us=wait_us) for of_ops in widths]
-    packed += [in_phases(instance, order, SWITCH_US, wait_us) for order in orders]
+    packed += [in_phases(instance, sorted(of, key=instance.ready_us), SWITCH_US, wait_us) for of in orders]
     for placed in packed:
         by_start = sorted(placed, key=lambda p: (p.start_us, p.end_us, turn[names[p.op]]))
         yield as_plan(graph, placed, device, "critical-path"), [names[p.op] for p in by_start]

@@ -13,12 +13,15 @@ what it contributes (the paper's Fig. 11):
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from hocket.errors import InputError
 from hocket.ir import Costs, Device, Graph, Lane, Machine, Plan
-from hocket.planning.base import Planner, cpu_devices
+from hocket.planning.arrivals import by_earliest, plan_around
+from hocket.planning.base import Planner, cpu_devices, gpu_of
+from hocket.planning.channels import ROLES, transfers_of
 from hocket.planning.critical_path.cores import core_plans, switches_us
 from hocket.planning.critical_path.layer_sync import layer_sync
 from hocket.planning.critical_path.memory import held_back, serial_peak_bytes
@@ -28,7 +31,6 @@ from hocket.planning.critical_path.priority_levels import METHODS as LEVEL_METHO
 from hocket.planning.critical_path.priority_levels import stream_plan
 from hocket.planning.critical_path.reuse_distance import dependency_distance
 from hocket.planning.critical_path.streams import MAX_STREAMS, Streams, step_order, streams_of
-from hocket.planning.critical_path.transfers import channel_lanes, without_transfers
 from hocket.simulation import LAUNCHES, simulate
 
 __all__ = ["METHODS", "CriticalPath"]
@@ -107,41 +109,69 @@ class CriticalPath(Planner):
         self.peak_limit_bytes, self.wait_us = peak_limit_bytes, wait_us
 
     def plan(self, graph: Graph, costs: Costs, machine: Machine) -> Plan:
-        compute = without_transfers(graph)
-        device = _gpu(compute, costs, machine) or cpu_devices(machine)[0]
-        wired = len(compute) < len(graph)
-        made = self._shortest(compute, costs, machine, device, wired)
-        if wired:
-            made = _with_channels(graph, made, compute, costs, machine, device)
+        transfers = transfers_of(graph, costs, machine)
+        if not transfers:
+            return self.compute_plan(graph, costs, machine, {})
+        # Updates wait for transfers, so they stand behind all gradients on their stream.
+        compute_plan = partial(self.compute_plan, updates_last=True)
+        return plan_around(graph, transfers, costs, machine, dependency_distance(graph), compute_plan)
+
+    def compute_plan(
+        self,
+        graph: Graph,
+        costs: Costs,
+        machine: Machine,
+        earliest_us: Mapping[str, float],
+        updates_last: bool = False,
+    ) -> Plan:
+        if any(op.role in ROLES for op in graph.ops):  # with costs of a device and no link: ops like any other
+            graph = replace(graph, ops=tuple(replace(op, role="other") if op.role in ROLES else op for op in graph.ops))
+        device = gpu_of(graph, costs, machine) or cpu_devices(machine)[0]
+        made = self._shortest(graph, costs, machine, device, earliest_us, updates_last)
         return replace(made, planner=self.name)
 
-    def _shortest(self, graph: Graph, costs: Costs, machine: Machine, device: Device, wired: bool) -> Plan:
+    def _shortest(
+        self,
+        graph: Graph,
+        costs: Costs,
+        machine: Machine,
+        device: Device,
+        earliest_us: Mapping[str, float],
+        updates_last: bool,
+    ) -> Plan:
         """The shortest of the plans that keep the memory limit."""
         eager_bytes = serial_peak_bytes(graph) if graph.buffers else 0.0
         limit_bytes = self.peak_limit_bytes if self.peak_limit_bytes is not None else PEAK_RATIO * eager_bytes
         chosen: tuple[float, Plan, float] | None = None
 
+        def takes_us(plan: Plan) -> float:
+            return self._takes_us(graph, plan, costs, machine, earliest_us)
+
         def consider(plans: Iterable[tuple[Plan, Sequence[str]]]) -> None:
             nonlocal chosen
-            timed = [(self._takes_us(graph, plan, costs, machine), plan, order) for plan, order in plans]
+            timed = [(takes_us(plan), plan, order) for plan, order in plans]
             for free_us, plan, order in sorted(timed, key=lambda entry: entry[0]):
                 if chosen is not None and free_us >= chosen[0]:
                     break  # to be held back makes no plan shorter
                 held = held_back(graph, plan, order, limit_bytes) if graph.buffers else (plan, 0.0)
                 if held is not None:
-                    held_us = free_us if held[0] is plan else self._takes_us(graph, held[0], costs, machine)
+                    held_us = free_us if held[0] is plan else takes_us(held[0])
                     if chosen is None or held_us < chosen[0]:
                         chosen = (held_us, *held)
 
         durations = {op.name: costs.duration_us(op.name, width=_width(device), device=device.name) for op in graph.ops}
-        streams = streams_of(graph, durations, self.max_streams, updates_last=wired)  # updates wait for transfers
-        consider(self._plans(graph, costs, device, streams))
+        streams = streams_of(graph, durations, self.max_streams, updates_last=updates_last)
+        consider(self._plans(graph, costs, device, streams, earliest_us))
         if graph.buffers:  # in another order a plan may hold less
             backbone_first = step_order(graph, streams.backbone.ops, updates_last=True)
             others = dict.fromkeys((backbone_first, graph.order, min_memory_order(graph)))
             others.pop(streams.order, None)
             for order in others:
-                consider(self._plans(graph, costs, device, replace(streams, order=order), keep_order=True))
+                kept = replace(streams, order=order)
+                consider(self._plans(graph, costs, device, kept, earliest_us, keep_order=True))
+        if earliest_us:
+            order = by_earliest(graph, earliest_us)
+            consider([(_one_lane(order, device), order)])
         if device.kind == "cuda" and self.methods == METHODS and self.levels == "auto":
             consider(_simpler(graph, device, streams))
         if chosen is None:
@@ -155,10 +185,14 @@ class CriticalPath(Planner):
             return plan
         return replace(plan, peak_bytes=math.ceil(peak_bytes), eager_peak_bytes=math.ceil(eager_bytes))
 
-    def _takes_us(self, graph: Graph, plan: Plan, costs: Costs, machine: Machine) -> float:
+    def _takes_us(
+        self, graph: Graph, plan: Plan, costs: Costs, machine: Machine, earliest_us: Mapping[str, float]
+    ) -> float:
         if not any(lane.kind == "stream" for lane in plan.lanes):
-            return simulate(graph, plan, costs, machine, self.wait_us).makespan_us + switches_us(plan)
-        return simulate(graph, plan, costs, machine, launches=self.launches).makespan_us
+            timeline = simulate(graph, plan, costs, machine, self.wait_us, earliest_us=earliest_us)
+            return timeline.makespan_us + switches_us(plan)
+        timeline = simulate(graph, plan, costs, machine, launches=self.launches, earliest_us=earliest_us)
+        return timeline.makespan_us
 
     def _plans(
         self,
@@ -166,6 +200,7 @@ class CriticalPath(Planner):
         costs: Costs,
         device: Device,
         streams: Streams,
+        earliest_us: Mapping[str, float],
         *,
         keep_order: bool = False,
     ) -> Iterator[tuple[Plan, Sequence[str]]]:
@@ -176,7 +211,9 @@ class CriticalPath(Planner):
             yield _one_lane(graph.order, device), graph.order
         elif device.kind == "cpu":
             priorities = self._priorities(streams)
-            yield from core_plans(graph, costs, device, streams, priorities, self.wait_us, keep_order=keep_order)
+            yield from core_plans(
+                graph, costs, device, streams, priorities, self.wait_us, earliest_us, keep_order=keep_order
+            )
         elif len(self.methods) == 1:
             yield layer_sync(graph, streams, device.name), graph.order
         else:
@@ -201,16 +238,6 @@ class CriticalPath(Planner):
         return Priorities(streams.num_paths, self.alpha, self.beta, self.above)
 
 
-def _gpu(graph: Graph, costs: Costs, machine: Machine) -> Device | None:
-    """The first GPU for which every op has a duration under its name."""
-    for device in machine.devices:
-        if device.kind == "cuda" and len(graph):
-            keys = {device.name, f"{device.name}:1"}
-            if all(op.name in costs and not keys.isdisjoint(costs.durations_us[op.name]) for op in graph.ops):
-                return device
-    return None
-
-
 def _width(device: Device) -> int:
     return device.cores if device.kind == "cpu" else 1
 
@@ -226,10 +253,3 @@ def _simpler(graph: Graph, device: Device, streams: Streams) -> Iterator[tuple[P
     """What is shorter where waiting costs more than running side by side saves."""
     yield _one_lane(graph.order, device), graph.order
     yield layer_sync(graph, streams, device.name), graph.order
-
-
-def _with_channels(graph: Graph, made: Plan, compute: Graph, costs: Costs, machine: Machine, device: Device) -> Plan:
-    timeline = simulate(compute, made, costs, machine)
-    ends_us = {span.op: span.end_us for span in timeline.spans}
-    lanes = channel_lanes(graph, made, ends_us, costs, machine, device.name, dependency_distance(graph))
-    return replace(made, lanes=(*made.lanes, *lanes))

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from graphlib import TopologicalSorter
 from itertools import pairwise
@@ -45,16 +45,18 @@ class Coarse:
         graph: the graph of actions; an action of one op is that op.
         members: for each action its ops by name, in order.
         table_us: for each action (row) what it takes at each width (column), on the device it was made for.
+        earliest_us: for actions that wait for an arrival when they can start at the earliest.
     """
 
     fine: Graph
     graph: Graph
     members: tuple[tuple[str, ...], ...]
     table_us: npt.NDArray[np.float64]
+    earliest_us: Mapping[str, float] = field(default_factory=dict)
 
     @cached_property
     def instance(self) -> Instance:
-        return tabled(self.graph, self.table_us)
+        return tabled(self.graph, self.table_us, self.earliest_us)
 
     @cached_property
     def costs(self) -> Costs:
@@ -121,10 +123,13 @@ class Coarse:
                 last[lane.device, core] = action
 
 
-def coarsen(graph: Graph, costs: Costs, device: Device, below_us: float) -> Coarse:
+def coarsen(
+    graph: Graph, costs: Costs, device: Device, below_us: float, earliest_us: Mapping[str, float] | None = None
+) -> Coarse:
     """Merge ops into actions that take less than `below_us` on `device`, each op at its best width; 0: merge nothing.
 
-    Ops of the roles ``recv`` and ``send`` stay alone: they have lanes of their own kind.
+    Ops of the roles ``recv`` and ``send`` stay alone: they have lanes of their own kind. Ops that wait for different
+    arrivals (`earliest_us`) are not merged.
 
     Raises:
         InputError: an op without a cost.
@@ -137,22 +142,28 @@ def coarsen(graph: Graph, costs: Costs, device: Device, below_us: float) -> Coar
     """
     table = durations_of(graph, costs, device)
     place = {name: position for position, name in enumerate(graph.order)}
-    clusters = _Clusters(graph, table[:, 1:].min(axis=1).tolist() if len(graph) else [], below_us)
+    earliest_us = earliest_us or {}
+    clusters = _Clusters(graph, table[:, 1:].min(axis=1).tolist() if len(graph) else [], below_us, earliest_us)
     if below_us > 0:
         clusters.merge(place)
     groups = [sorted(group, key=lambda op: place[graph.ops[op].name]) for group in clusters.groups()]
     if len(groups) == len(graph):
-        return Coarse(graph, graph, tuple((op.name,) for op in graph.ops), table)
+        return Coarse(graph, graph, tuple((op.name,) for op in graph.ops), table, earliest_us)
     groups.sort(key=lambda group: group[0])
     members = tuple(tuple(graph.ops[op].name for op in group) for group in groups)
     coarse_table = np.array([table[group].sum(axis=0) for group in groups])
-    return Coarse(graph, _coarse_graph(graph, groups, table), members, coarse_table)
+    made = _coarse_graph(graph, groups, table)
+    firsts = zip(made.ops, members, strict=True)
+    waiting = {action.name: earliest_us[ops[0]] for action, ops in firsts if ops[0] in earliest_us}
+    return Coarse(graph, made, members, coarse_table, waiting)
 
 
 class _Clusters:
     """Ops on their way to actions; a cluster is known by one of its ops."""
 
-    def __init__(self, graph: Graph, least_us: Sequence[float], below_us: float) -> None:
+    def __init__(
+        self, graph: Graph, least_us: Sequence[float], below_us: float, earliest_us: Mapping[str, float]
+    ) -> None:
         index = graph.index
         self._below_us = below_us
         self._size_us = list(least_us)
@@ -163,6 +174,7 @@ class _Clusters:
             op.role not in ("recv", "send") and us < below_us for op, us in zip(graph.ops, least_us, strict=True)
         ]
         self._names = [op.name for op in graph.ops]
+        self._earliest_us = [earliest_us.get(name, 0.0) for name in self._names]
 
     def groups(self) -> list[list[int]]:
         return list(self._members.values())
@@ -206,7 +218,8 @@ class _Clusters:
 
     def _fit(self, one: int, other: int) -> bool:
         both_us = self._size_us[one] + self._size_us[other]
-        return self._small[one] and self._small[other] and both_us < self._below_us
+        together = self._earliest_us[one] == self._earliest_us[other]
+        return together and self._small[one] and self._small[other] and both_us < self._below_us
 
     def _join(self, op: int, into: int) -> None:
         """Cluster `op` becomes part of `into`."""

@@ -59,6 +59,7 @@ class Instance:
         predecessors, successors: positions of ops.
         order: the ops in `Graph.order`.
         best_width: for each op the width at which it is fastest, the narrowest of equals.
+        earliest_us: for each op when it can start at the earliest, which never falls along an edge; empty: at once.
     """
 
     num_cores: int
@@ -67,6 +68,11 @@ class Instance:
     successors: Sequence[Sequence[int]]
     order: Sequence[int]
     best_width: Sequence[int]
+    earliest_us: Sequence[float] = ()
+
+    def ready_us(self, op: int) -> float:
+        """When `op` can start at the earliest."""
+        return self.earliest_us[op] if self.earliest_us else 0.0
 
     @cached_property
     def ranks_us(self) -> list[float]:
@@ -91,16 +97,16 @@ class Instance:
         return replace(self, num_cores=num_cores, durations_us=durations_us, best_width=best_width)
 
 
-def instance_of(graph: Graph, costs: Costs, device: Device) -> Instance:
-    """The numbers of `graph` on `device`.
+def instance_of(graph: Graph, costs: Costs, device: Device, earliest_us: Mapping[str, float] | None = None) -> Instance:
+    """The numbers of `graph` on `device`, where ops start no earlier than `earliest_us` says.
 
     Raises:
         InputError: an op without a cost.
     """
-    return tabled(graph, durations_of(graph, costs, device))
+    return tabled(graph, durations_of(graph, costs, device), earliest_us)
 
 
-def tabled(graph: Graph, table: npt.NDArray[np.float64]) -> Instance:
+def tabled(graph: Graph, table: npt.NDArray[np.float64], earliest_us: Mapping[str, float] | None = None) -> Instance:
     """The numbers of `graph`, from what `durations_of` returned."""
     index = graph.index
     return Instance(
@@ -110,6 +116,7 @@ def tabled(graph: Graph, table: npt.NDArray[np.float64]) -> Instance:
         successors=[[index[name] for name in graph.successors[op.name]] for op in graph.ops],
         order=[index[name] for name in graph.order],
         best_width=(table[:, 1:].argmin(axis=1) + 1).tolist(),
+        earliest_us=[earliest_us.get(op.name, 0.0) for op in graph.ops] if earliest_us else (),
     )
 
 

@@ -44,6 +44,8 @@ class Clock:
         self._end_us = [0.0] * len(instance.durations_us)
         self._lane = [0] * len(instance.durations_us)
         self.running: list[tuple[float, int]] = []
+        self._instance = instance
+        self._later: list[tuple[float, int]] = []  # ops that wait for an arrival only, and when that is
 
     def start(self, op: int, width: int) -> float:
         """Place `op` on idle cores; when it ends."""
@@ -51,7 +53,7 @@ class Clock:
         before = self._predecessors[op]
         near = [lanes[other] for other in sorted(before, key=ends.__getitem__, reverse=True)] if before else ()
         lane = self.cores.choose(width, near)
-        start_us = self.cores.take(lane)
+        start_us = max(self.cores.take(lane), self._instance.ready_us(op))
         for others in (before, self.apart.get(op, ())):
             for other in others:
                 if lanes[other]:
@@ -75,9 +77,30 @@ class Clock:
         self.running[:] = [(end_us, placement.op)]
         self.placed[self.placed.index(placement)] = placement._replace(end_us=end_us)
 
+    def arrives(self, op: int, now_us: float) -> bool:
+        """Whether `op`, which waits for no other op any more, waits for an arrival; `arrived` will name it then."""
+        at_us = self._instance.ready_us(op)
+        if at_us > now_us:
+            heappush(self._later, (at_us, op))
+        return at_us > now_us
+
+    def arrived(self, now_us: float) -> list[int]:
+        """The ops whose arrivals are there by now."""
+        found = []
+        while self._later and self._later[0][0] <= now_us:
+            found.append(heappop(self._later)[1])
+        return found
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is running and nothing will arrive."""
+        return not self.running and not self._later
+
     def next(self, now_us: float) -> tuple[float, list[int]]:
-        """When the next op ends, and all that have ended then."""
+        """When the next op ends or can start, and all that have ended then."""
         running = self.running
+        if self._later and (not running or self._later[0][0] < running[0][0]):
+            return max(now_us, self._later[0][0]), []
         now_us = max(now_us, running[0][0])
         ended = []
         while running and running[0][0] <= now_us:
@@ -127,12 +150,12 @@ def parallel_sgs(
     """
     durations, successors = instance.durations_us, instance.successors
     waiting = [len(before) for before in instance.predecessors]
-    ready = [(-priority[op], op) for op in instance.order if not waiting[op]]
-    heapify(ready)
     clock = Clock(instance, wait_us, apart)
+    ready = [(-priority[op], op) for op in instance.order if not waiting[op] and not clock.arrives(op, 0.0)]
+    heapify(ready)
     cores = clock.cores
     now_us = 0.0
-    while ready or clock.running:
+    while ready or not clock.is_over:
         passed: list[tuple[float, int]] = []
         limit_us = float("inf")
         while ready and cores.num_idle and len(passed) < BACKFILL:
@@ -155,6 +178,8 @@ def parallel_sgs(
         for op in ended:
             for after in successors[op]:
                 waiting[after] -= 1
-                if not waiting[after]:
+                if not waiting[after] and not clock.arrives(after, now_us):
                     heappush(ready, (-priority[after], after))
+        for op in clock.arrived(now_us):
+            heappush(ready, (-priority[op], op))
     return clock.placed

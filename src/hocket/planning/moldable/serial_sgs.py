@@ -38,6 +38,7 @@ def serial_sgs(
         waits = [placed[other] for other in instance.predecessors[op]]
         waits += [placed[other] for other in apart.get(op, ()) if other in placed]
         ready_us = max([other.end_us for other in waits], default=0.0)
+        ready_us = max(ready_us, instance.ready_us(op))
         ready_us = max(ready_us, sorted(free_us)[width - 1])
         known = lanes.setdefault(width, [])
         near = [other.cores for other in sorted(waits, key=lambda p: -p.end_us) if len(other.cores) == width]
@@ -48,7 +49,7 @@ def serial_sgs(
             idle = [core for core in range(num_cores) if free_us[core] <= ready_us]
             cores = tuple(sorted(sorted(idle, key=lambda core: -free_us[core])[:width]))
             known.append(cores)
-        start_us = 0.0
+        start_us = instance.ready_us(op)
         for other in waits:
             start_us = max(start_us, other.end_us if other.cores == cores else other.end_us + wait_us)
         for core in cores:

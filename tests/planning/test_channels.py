@@ -8,7 +8,7 @@ from hocket.checking import check, hazards
 from hocket.errors import InputError
 from hocket.ir import Carried, Costs, Device, Edge, Graph, Link, Machine, Op
 from hocket.planning import plan
-from hocket.planning.critical_path.transfers import without_transfers
+from hocket.planning.channels import transfers_of, without_transfers
 from hocket.simulation import simulate, step_us
 from strategies import graphs
 
@@ -98,9 +98,33 @@ def test_no_link():
 
 @given(graph=graphs(roles=("forward", "activation_grad", "weight_grad", "update", "send", "recv")), data=st.data())
 def test_lanes_never_wait_for_each_other_in_a_circle(graph, data):
-    assume(len(without_transfers(graph)))
-    known = Costs({op.name: {"gpu0": data.draw(st.floats(0, 50))} for op in without_transfers(graph).ops})
+    wired = transfers_of(graph, Costs({}), MACHINE)
+    compute = without_transfers(graph, wired)
+    assume(len(compute))
+    known = Costs({op.name: {"gpu0": data.draw(st.floats(0, 50))} for op in compute.ops})
     made = plan(graph, known, MACHINE, planner="critical-path")
     check(graph, made, MACHINE)
     hazards(graph, made)
-    assert without_transfers(without_transfers(graph)) is not None
+    assert transfers_of(compute, known, MACHINE) == ()
+
+
+def test_what_a_transfer_is():
+    ops = tuple(Op(name, role=role) for name, role in (("get", "recv"), ("put", "send"), ("sum", "other")))
+    graph = Graph(ops)
+    alone = Machine.of(cores=1)
+    assert transfers_of(graph, Costs({}), alone) == ("get", "put")  # nothing says what they would take on cores
+    on_cores = Costs({op.name: {"1": 5.0} for op in ops})
+    assert transfers_of(graph, on_cores, alone) == ()
+    inward = Machine(alone.devices, (Link("server", "cpu0", 1e6),))
+    assert transfers_of(graph, on_cores, inward) == ("get",)
+    assert transfers_of(graph, Costs({"get": {"a->b": 5.0}, "put": {"1": 5.0}}), alone) == ("get",)
+    either = Costs({"get": {"a->b": 5.0, "cpu0": 9.0}, "put": {"1": 5.0}})
+    assert transfers_of(graph, either, alone) == ()  # known on a device, and no link leads there
+
+
+def test_what_waits_for_a_transfer_waits_for_what_that_waits_for():
+    ops = (Op("a"), Op("s", role="send"), Op("r", role="recv"), Op("b"))
+    graph = Graph(ops, (Edge("a", "s", 4.0), Edge("s", "r", 4.0), Edge("r", "b", 4.0)), (Carried("b", "a"),))
+    compute = without_transfers(graph, ("s", "r"))
+    assert compute.edges == (Edge("a", "b"),)
+    assert compute.carried == graph.carried

@@ -1,0 +1,160 @@
+"""Orders of transfers, by simulation: ``python -m benchmarks transfers``.
+
+A worker's step is that of a zoo model: a recv for each parameter before whoever reads it first, and a send for each
+parameter's gradient before its update, which runs at the server and so is left out. Links to the servers are scaled so
+that receiving takes as long as computing, times `ratio`.
+
+**Many workers by symmetry.** Workers that run the same plan at the same time all have the same part of each server's
+card, so one worker is simulated whose links have that part. With random orders each has an order of its own, and still
+the same part of the card as long as all are receiving: each is simulated alone, and the step ends with the last.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hocket.ir import Edge, Graph, Link, Machine, NetworkCard, Op
+from hocket.planning import bounds, efficiency, plan, potential
+from hocket.planning.transfers.orders import random_order, tac_order
+from hocket.planning.transfers.receives import Receives, receives_of
+from hocket.profiling.analytic import estimate
+from hocket.simulation import simulate
+from hocket.tracing import capture
+from hocket.zoo import load
+
+__all__ = ["NAMES", "Cluster", "run", "straggler_share", "with_transfers", "worker_machine"]
+
+# What the zoo has of the paper's Table 1, and ResNet-152.
+NAMES = ("alexnet", "googlenet", "inception-v3", "resnet50", "resnet101", "resnet152", "vgg16")
+ORDERS = ("auto", "tac", "tic", "layer", "random", "reverse")
+# Of one CPU core at this rate the estimates come; only their proportions matter, for links are scaled to them.
+FLOPS_PER_S = 5e10
+BYTES_PER_S = 1e10
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Workers that pull from servers; every machine's card has the same rate."""
+
+    workers: int = 1
+    servers: int = 1
+    card_bytes_per_s: float = 1.25e8
+    latency_us: float = 50.0
+
+
+def with_transfers(graph: Graph) -> Graph:
+    """A captured step as a worker has it: parameters are received, gradients are sent, and updates run elsewhere."""
+    kept = [op for op in graph.ops if op.role != "update"]
+    names = {op.name for op in kept}
+    size = {buffer.name: buffer.size_bytes for buffer in graph.buffers if buffer.life == "lasting"}
+    changed = {buffer for op in graph.ops if op.role == "update" for buffer in op.writes}
+    recvs: dict[str, Op] = {}
+    edges = [edge for edge in graph.edges if edge.src in names and edge.dst in names]
+    for op in kept:
+        for buffer in op.reads:
+            if buffer in size and buffer in changed:
+                recv = recvs.setdefault(buffer, Op(f"recv:{buffer}", role="recv", size_bytes=size[buffer]))
+                edges.append(Edge(recv.name, op.name, size[buffer]))
+    sends = []
+    for edge in graph.edges:
+        if graph[edge.src].role in ("weight_grad", "bias_grad") and graph[edge.dst].role == "update":
+            sends.append(Op(f"send:{edge.src}>{edge.dst}", role="send", size_bytes=edge.size_bytes))
+            edges.append(Edge(edge.src, sends[-1].name, edge.size_bytes))
+    bare = (replace(op, reads=(), writes=()) for op in kept)
+    return Graph((*recvs.values(), *bare, *sends), tuple(dict.fromkeys(edges)))
+
+
+def worker_machine(cluster: Cluster) -> Machine:
+    """One worker of a cluster in which all do the same: its links have its part of each server's card."""
+    part = cluster.card_bytes_per_s / cluster.workers
+    links = []
+    for server in range(cluster.servers):
+        ends = (f"server{server}", "cpu0")
+        links.append(Link(*ends, min(part, cluster.card_bytes_per_s), cluster.latency_us, cards=("in",)))
+        links.append(Link(*ends[::-1], min(part, cluster.card_bytes_per_s), cluster.latency_us, cards=("out",)))
+    cards = tuple(NetworkCard(name, cluster.card_bytes_per_s) for name in ("in", "out"))
+    return Machine(Machine.of(cores=1).devices, tuple(links), cards=cards)
+
+
+def straggler_share(receives: Receives, workers: int, order: Callable[[int], Sequence[int]]) -> dict[str, float]:
+    """How long the last of many workers takes, and which part of that the first one waits for it.
+
+    Args:
+        receives: what each of them receives, by its part of the servers' cards.
+        workers: how many there are.
+        order: of the n-th worker.
+    """
+    takes_us = [receives.makespan_us(order(number)) for number in range(workers)]
+    last_us = max(takes_us)
+    return {"step_us": last_us, "straggler_share": (last_us - min(takes_us)) / last_us}
+
+
+def run(
+    names: Sequence[str] = NAMES,
+    ratio: float = 1.0,
+    workers: int = 1024,
+    seed: int = 0,
+    image_size: int = 64,
+    save: Callable[[dict[str, Any]], None] | None = None,
+) -> dict[str, Any]:
+    """Simulate every order on every model, and many workers on each.
+
+    Args:
+        names: zoo models.
+        ratio: communication over computation, for one worker.
+        workers: how many at the most.
+        seed: of random orders.
+        image_size: of the captured batch, of two images.
+        save: called with the results so far after each model.
+    """
+    rows: list[dict[str, Any]] = []
+    result: dict[str, Any] = {"ratio": ratio, "workers": workers, "models": rows}
+    for name in names:
+        rows.append(_model(name, ratio, workers, seed, image_size))
+        if save is not None:
+            save(result)
+    return result
+
+
+def _model(name: str, ratio: float, workers: int, seed: int, image_size: int) -> dict[str, Any]:
+    job = load(name, batch_size=2, image_size=max(image_size, {"alexnet": 67, "inception-v3": 75}.get(name, 32)))
+    rates = Machine.of(cores=1).with_rates("cpu0", flops_per_s=FLOPS_PER_S, bytes_per_s=BYTES_PER_S)
+    graph = with_transfers(capture(job.step, job.model, job.optimizer, job.batch(0)).graph)
+    compute = [op.name for op in graph.ops if op.role not in ("recv", "send")]
+    costs = estimate(graph, rates).restricted(compute)
+    compute_us = sum(costs.duration_us(op) for op in compute)
+    received_bytes = sum(op.size_bytes for op in graph.ops if op.role == "recv")
+    card_bytes_per_s = received_bytes / (ratio * compute_us) * 1e6
+    machine = worker_machine(Cluster(card_bytes_per_s=card_bytes_per_s))
+    begin_s = time.perf_counter()
+    receives = receives_of(graph, costs, machine)
+    tac_order(receives)
+    row: dict[str, Any] = {
+        "model": name,
+        "ops": len(graph),
+        "recvs": len(receives),
+        "received_mib": received_bytes / 2**20,
+        "tac_ms": (time.perf_counter() - begin_s) * 1e3,
+    }
+    limits = bounds(graph, costs, machine)
+    row["potential"] = potential(limits)
+    row["orders"] = {}
+    for order in ORDERS:
+        timeline = simulate(graph, plan(graph, costs, machine, "transfers", order=order), costs, machine)
+        row["orders"][order] = {"step_us": timeline.makespan_us, "efficiency": efficiency(timeline, limits)}
+    # Four servers whose cards together give each of many workers what one worker had alone.
+    many = Cluster(workers, 4, card_bytes_per_s * workers / 4)
+    shared = receives_of(graph, costs, worker_machine(many))
+    begin_s = time.perf_counter()
+    best = tac_order(shared)
+    row["cluster"] = {
+        "workers": many.workers,
+        "servers": many.servers,
+        "tac": straggler_share(shared, many.workers, lambda _: best),
+        "random": straggler_share(shared, many.workers, lambda number: random_order(shared, seed + number)),
+    }
+    row["cluster"]["simulated_s"] = time.perf_counter() - begin_s
+    return row

@@ -1,0 +1,198 @@
+r"""Transfers and the channels that carry them: whatever plans ops that compute leaves `recv` and `send` ops to this.
+
+An op of the role ``recv`` or ``send`` is a transfer where a link leads into (out of) a device of the machine, and where
+its costs say nothing of devices; with a cost for cores and no link it is an op like any other. Transfers go to lanes of
+kind ``channel``: whenever a channel is free, the transfer goes out that is ready and the most urgent::
+
+    backward   [ dW3 ][ dW2 ][ dW1 ]
+    channel            [====== 3 ======][ 1 ][ 2 ]        2 was ready before 1, and yields
+
+That is how TurboDL orders gradients (section 3.3, "Extension to Multiple GPUs": by the distance to what needs them) and
+TicTac parameters (`hocket.planning.transfers`); they differ in what they call urgent. When ops are ready comes from a
+simulation of everything but the transfers. An order that would let lanes wait for each other in a circle is never
+chosen: a transfer goes only after all that it waits for, by way of lanes, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from heapq import heapify, heappop, heappush
+from itertools import pairwise
+
+from hocket.errors import InputError
+from hocket.ir import Costs, Edge, Graph, Lane, Link, Machine, Op, Plan, launch_order
+
+__all__ = ["MAX_CHANNELS", "ROLES", "channel_lanes", "links_of", "transfer_us", "transfers_of", "without_transfers"]
+
+# Lanes for a link that never queues.
+MAX_CHANNELS = 8
+
+ROLES = ("send", "recv")
+
+
+def transfers_of(graph: Graph, costs: Costs, machine: Machine) -> tuple[str, ...]:
+    """The ops of `graph` that go over links, in its order of ops."""
+    return tuple(op.name for op in graph.ops if op.role in ROLES and _is_wired(op, costs, machine))
+
+
+def _is_wired(op: Op, costs: Costs, machine: Machine) -> bool:
+    row = costs.durations_us.get(op.name)
+    return row is None or all("->" in key for key in row) or bool(_towards(op, machine))
+
+
+def _towards(op: Op, machine: Machine) -> list[Link]:
+    """The links that lead where a transfer goes: into a device of the machine, or out of one."""
+    return [link for link in machine.links if (link.src if op.role == "send" else link.dst) in machine.by_name]
+
+
+def without_transfers(graph: Graph, transfers: Collection[str]) -> Graph:
+    """The graph's other ops, and the edges between them; what waited for a transfer waits for what that waited for."""
+    if not transfers:
+        return graph
+    names = graph.by_name.keys() - set(transfers)
+    behind: dict[str, dict[str, None]] = {}  # for each transfer the ops whose results are under way
+    edges = {(edge.src, edge.dst): edge for edge in graph.edges if edge.src in names and edge.dst in names}
+    for name in graph.order:
+        sources: dict[str, None] = {}
+        for before in graph.predecessors[name]:
+            sources.update(behind.get(before, {} if name in names else {before: None}))
+        if name not in names:
+            behind[name] = sources
+        for src in sources if name in names else ():
+            edges.setdefault((src, name), Edge(src, name))
+    carried = tuple(pair for pair in graph.carried if pair.src in names and pair.dst in names)
+    ops = tuple(op for op in graph.ops if op.name in names)
+    return Graph(ops, tuple(edges.values()), carried, graph.buffers)
+
+
+def links_of(graph: Graph, transfers: Sequence[str], costs: Costs, machine: Machine) -> dict[str, Link]:
+    """A link for each transfer: one that its costs name, or else of those that lead there the one with the least load.
+
+    Raises:
+        InputError: no link leads where a transfer goes.
+    """
+    load: dict[Link, float] = {}
+    found = {}
+    for name in transfers:
+        op = graph[name]
+        row = costs.durations_us.get(name, {})
+        able = [link for link in machine.links if link.channel in row] or _towards(op, machine)
+        if not able:
+            way = "from" if op.role == "send" else "to"
+            devices = " or ".join(repr(device) for device in machine.by_name)
+            raise InputError(f"machine: op {name!r} is a {op.role}, and no link leads {way} {devices}")
+        link = min(able, key=lambda link: load.get(link, 0.0))
+        load[link] = load.get(link, 0.0) + transfer_us(name, link, graph, costs)
+        found[name] = link
+    return found
+
+
+def transfer_us(name: str, link: Link, graph: Graph, costs: Costs) -> float:
+    """What a transfer takes on a link: its cost, or else what the link says."""
+    if name in costs:
+        return costs.duration_us(name, device=link.channel)
+    return link.duration_us(graph[name].size_bytes)
+
+
+def channel_lanes(
+    graph: Graph,
+    plan: Plan,
+    ends_us: Mapping[str, float],
+    costs: Costs,
+    machine: Machine,
+    urgency: Mapping[str, float],
+) -> tuple[Lane, ...]:
+    """Lanes for all transfers of `graph`: the ops that `plan` does not run.
+
+    Args:
+        graph: one step of one worker.
+        plan: the plan of everything else.
+        ends_us: when each op of that plan ends.
+        costs: what transfers take, where that is not what their link says.
+        machine: its links carry them.
+        urgency: of each transfer; the lowest number goes first, and one without any last.
+
+    Raises:
+        InputError: no link leads where a transfer goes.
+    """
+    transfers = [op.name for op in graph.ops if op.name not in plan.lane_of]
+    link_of = links_of(graph, transfers, costs, machine)
+    place = {name: at for at, name in enumerate(transfers)}
+    behind = _before(graph, plan, place)
+    queues = {link: _Queue(link, list(link_of.values()).count(link)) for link in dict.fromkeys(link_of.values())}
+    end_us = dict(ends_us)
+    left = (1 << len(transfers)) - 1
+    blocked: dict[int, list[str]] = {}  # by a transfer that these have to wait for: one is enough
+
+    def admit(name: str) -> None:
+        before = behind[name] & left
+        if before:
+            blocked.setdefault(before.bit_length() - 1, []).append(name)
+            return
+        ready_us = max([end_us.get(other, 0.0) for other in graph.predecessors[name]], default=0.0)
+        queues[link_of[name]].add(ready_us, (urgency.get(name, float("inf")), place[name], name))
+
+    for name in transfers:
+        admit(name)
+    while left:
+        queue = min(queues.values(), key=lambda queue: queue.next_us)
+        name = queue.pop(lambda name: transfer_us(name, link_of[name], graph, costs), end_us)
+        left &= ~(1 << place[name])
+        for other in blocked.pop(place[name], ()):
+            admit(other)
+    return tuple(
+        Lane(f"{link.src}.{link.dst}.{number}", tuple(ops), "channel", link.channel)
+        for link, queue in queues.items()
+        for number, ops in enumerate(queue.channels)
+        if ops
+    )
+
+
+class _Queue:
+    """The transfers of a link, and when its channels are free."""
+
+    def __init__(self, link: Link, count: int) -> None:
+        self.channels: list[list[str]] = [[] for _ in range(min(link.channels or MAX_CHANNELS, count))]
+        self._free = [(0.0, number) for number in range(len(self.channels))]
+        self._later: list[tuple[float, tuple[float, int, str]]] = []  # ready from when on
+        self._ready: list[tuple[float, int, str]] = []  # the most urgent first
+        heapify(self._free)
+
+    @property
+    def next_us(self) -> float:
+        """When the next transfer can begin; infinity if there is none."""
+        if self._ready:
+            return self._free[0][0]
+        return max(self._free[0][0], self._later[0][0]) if self._later else float("inf")
+
+    def add(self, ready_us: float, entry: tuple[float, int, str]) -> None:
+        heappush(self._later, (ready_us, entry))
+
+    def pop(self, lasts_us: Callable[[str], float], end_us: dict[str, float]) -> str:
+        """Begin the most urgent transfer that can begin at `next_us`, and note its end."""
+        now_us = self.next_us
+        while self._later and self._later[0][0] <= now_us:
+            heappush(self._ready, heappop(self._later)[1])
+        name = heappop(self._ready)[2]
+        _, channel = heappop(self._free)
+        end_us[name] = now_us + lasts_us(name)
+        heappush(self._free, (end_us[name], channel))
+        self.channels[channel].append(name)
+        return name
+
+
+def _before(graph: Graph, plan: Plan, place: Mapping[str, int]) -> dict[str, int]:
+    """For each transfer the set of transfers that must go before it, by edges, `after` and lanes."""
+    waits = {name: [*graph.predecessors[name], *plan.after.get(name, ())] for name in graph.by_name}
+    for lane in plan.lanes:
+        for before, op in pairwise(lane.ops):
+            waits[op].append(before)
+    # A transfer that is alone on its lane waits for nobody else's turn, so this plan has an order.
+    alone = Plan((*plan.lanes, *(Lane(f"transfer{at}", (name,)) for name, at in place.items())), plan.after)
+    found: dict[str, int] = {}
+    for name in launch_order(graph, alone):
+        mine = 0
+        for before in waits[name]:
+            mine |= found[before] | (1 << place[before] if before in place else 0)
+        found[name] = mine
+    return {name: found[name] for name in place}

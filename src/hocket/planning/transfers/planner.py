@@ -1,0 +1,138 @@
+"""`transfers`: parameters arrive in the order in which they unblock the most.
+
+The planner of TicTac (Hashemi, Jyothi, Campbell: "TicTac: Accelerating distributed deep learning with communication
+scheduling", MLSys 2019): the worker's step begins with a recv for each parameter, and their order on the wire decides
+how much of the computation overlaps with receiving::
+
+    wire      [ w1 ][ w2 ][        w3        ]          wire      [        w3        ][ w2 ][ w1 ]
+    compute         [ f1 ][ f2 ]             [ f3 ]     compute                                   [ f1 ][ f2 ][ f3 ]
+
+The default order is searched from the paper's TAC and the order of first use (`insertion`); each of the paper's orders
+can be had by name. The rest of the step is planned for when its parameters arrive, by ``list`` (or by ``critical-path``
+on a GPU); of the candidates the one that simulates shortest is taken, the order of first use always among them.
+
+Where ordering cannot gain, because the wire or the computation is all that counts (the potential S of
+`hocket.planning.bounds` is below 2%), nothing is ordered: recvs keep the order of the graph, the plan's planner is
+``transfers-unordered``, and the log says why.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+
+from hocket.errors import InputError
+from hocket.ir import Costs, Graph, Machine, Plan
+from hocket.planning.arrivals import first_use, plan_around
+from hocket.planning.base import Planner, gpu_of
+from hocket.planning.bounds import bounds, potential
+from hocket.planning.channels import transfers_of, without_transfers
+from hocket.planning.critical_path import CriticalPath
+from hocket.planning.list_scheduler import ListScheduler
+from hocket.planning.transfers.insertion import searched_order
+from hocket.planning.transfers.orders import Order, exact_order, random_order, tac_order, tic_order
+from hocket.planning.transfers.receives import Receives, receives_of
+from hocket.simulation import simulate
+
+__all__ = ["MIN_POTENTIAL", "ORDERS", "Transfers"]
+
+# Below this potential nothing is ordered: the best order is at most so much faster than the worst.
+MIN_POTENTIAL = 0.02
+
+_ORDERS: dict[str, Callable[[Receives], Order]] = {
+    "tic": tic_order,
+    "tac": tac_order,
+    "layer": lambda receives: receives.by_first_use,
+    "fifo": lambda receives: tuple(range(len(receives))),
+    "reverse": lambda receives: searched_order(receives)[::-1],
+    "exact": exact_order,
+}
+
+ORDERS = ("auto", "tic", "tac", "layer", "fifo", "random", "reverse", "exact")
+
+_log = logging.getLogger(__name__)
+
+
+class Transfers(Planner):
+    """Parameters in the order that lets the step end soonest, and the rest planned for their arrival.
+
+    Args:
+        order: ``auto``: searched (see above); ``tic`` and ``tac``: the paper's heuristics; ``layer``: by first use;
+            ``fifo``: as the graph has them; ``random``; ``reverse``: the searched order from its end, to see what an
+            order is worth; ``exact``: the best for up to 16 recvs on one computing resource.
+        seed: of ``random``.
+
+    Example:
+        >>> from hocket.ir import Edge, Link, Op
+        >>> ops = (Op("r2", role="recv", size_bytes=3.0), Op("r1", role="recv", size_bytes=5.0), Op("a"), Op("b"))
+        >>> graph = Graph(ops, (Edge("r1", "a"), Edge("a", "b"), Edge("r2", "b")))
+        >>> machine = Machine(Machine.of(cores=1).devices, (Link("server", "cpu0", 1e6),))
+        >>> print(Transfers().plan(graph, Costs({"a": {"1": 7.0}, "b": {"1": 2.0}}), machine), end="")
+        hocket-plan/1 planner=transfers
+        lane cpu0 kind=cores device=cpu0 width=1 cores=0
+        run a
+        run b
+        lane server.cpu0.0 kind=channel device=server->cpu0
+        run r1
+        run r2
+    """
+
+    name = "transfers"
+    automatic = False
+
+    def __init__(self, order: str = "auto", seed: int = 0) -> None:
+        if order not in ORDERS:
+            raise InputError(f"planner transfers: expected order to be one of {', '.join(ORDERS)}, got {order!r}")
+        if isinstance(seed, bool) or not isinstance(seed, int):
+            raise InputError(f"planner transfers: expected seed to be a whole number, got {seed!r}")
+        self.order, self.seed = order, seed
+
+    def plan(self, graph: Graph, costs: Costs, machine: Machine) -> Plan:
+        transfers = transfers_of(graph, costs, machine)
+        if not transfers:
+            return self.compute_plan(graph, costs, machine, {})
+        compute = without_transfers(graph, transfers)
+        on_gpu = gpu_of(compute, costs, machine) is not None
+        planner = partial(CriticalPath().compute_plan, updates_last=True) if on_gpu else self.compute_plan
+        receives = receives_of(graph, costs, machine)
+        sends = first_use(graph, transfers)
+        best: Plan | None = None
+        best_us = 0.0
+        for name, order in self._candidates(receives, graph, costs, machine):
+            urgency = _urgency(receives, order, sends)
+            made = replace(plan_around(graph, transfers, costs, machine, urgency, planner), planner=name)
+            makespan_us = simulate(graph, made, costs, machine).makespan_us
+            if best is None or makespan_us < best_us:
+                best, best_us = made, makespan_us
+        assert best is not None
+        return best
+
+    def compute_plan(self, graph: Graph, costs: Costs, machine: Machine, earliest_us: Mapping[str, float]) -> Plan:
+        made = ListScheduler().compute_plan(graph, costs, machine, earliest_us)
+        return replace(made, planner=self.name)
+
+    def _candidates(
+        self, receives: Receives, graph: Graph, costs: Costs, machine: Machine
+    ) -> Iterator[tuple[str, Order]]:
+        """Orders to choose from, each with what its plan's planner is called."""
+        if self.order == "random":
+            yield f"{self.name}-random", random_order(receives, self.seed)
+        elif self.order != "auto":
+            yield f"{self.name}-{self.order}", _ORDERS[self.order](receives)
+        else:
+            gain = potential(bounds(graph, costs, machine))
+            if gain < MIN_POTENTIAL:
+                _log.info("transfers are not ordered: no order can gain more than %.1f%% over another", 100 * gain)
+                yield f"{self.name}-unordered", _ORDERS["fifo"](receives)
+                return
+            yield from (
+                (self.name, order) for order in dict.fromkeys((searched_order(receives), receives.by_first_use))
+            )
+
+
+def _urgency(receives: Receives, order: Order, others: Mapping[str, float]) -> dict[str, float]:
+    """The recvs of `order` by their place in it, and after them all other transfers."""
+    found = {name: len(order) + place for name, place in others.items()}
+    return found | {receives.names[recv]: float(place) for place, recv in enumerate(order)}
