@@ -47,7 +47,11 @@ class Checkpoints:
         except OSError:
             self._lock.close()
             raise InputError(f"checkpoints: another search works in {self.folder}") from None
-        self.owner = self._name()
+        try:
+            self.owner = self._name()
+        except FormatError:
+            self.close()
+            raise
 
     def _name(self) -> str:
         path = self.folder / "search.json"

@@ -166,6 +166,7 @@ class TrialGroup:
             self.trainer = SerialTrainer(ways.train, ways.seed)
             return []
         runs, refused = self._alike(self.waiting[: ways.max_slots])
+        self.waiting = [run for run in self.waiting if run not in [each for each, _ in refused]]
         try:
             if self._probe is None:
                 training = runs[0].training
@@ -184,7 +185,6 @@ class TrialGroup:
             refused += self._culprits(runs, error)
             if not self.why_serial:
                 return refused  # the others begin without them
-        self.waiting = [run for run in self.waiting if run not in [each for each, _ in refused]]
         if self.trainer is None:
             self.trainer = SerialTrainer(ways.train, ways.seed)
         else:

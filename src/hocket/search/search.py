@@ -89,6 +89,7 @@ class Search:
         self._on_progress = on_progress
         self._groups: dict[tuple[Any, ...], TrialGroup] = {}
         self._all_started = False
+        self._is_replaying = False
         self._start_s = perf_counter()
 
     @property
@@ -141,7 +142,9 @@ class Search:
             else:
                 run.saved = None if self._checkpoints is None else self._checkpoints.load(run.number)
                 run.values = [] if run.saved is None else list(run.saved["values"])
+        self._is_replaying = True
         self._replay(list(self.runs.values()))
+        self._is_replaying = False
         for run in self.runs.values():
             if run.status is Status.READY:
                 self._group_of(run).waiting.append(run)
@@ -277,10 +280,10 @@ class Search:
     def _go_on(self, run: Run) -> None:
         """In place, where it is in a slot still; else it waits for one."""
         was, run.status = run.status, Status.READY
-        group = self._groups.get(self._key(run))
-        in_slot = group is not None and group.trainer is not None and run in group.trainer.slots
-        if was is Status.PAUSED and group is not None and not in_slot:
-            group.waiting.append(run)
+        if was is Status.PAUSED and not self._is_replaying:
+            group = self._group_of(run)
+            if group.trainer is None or run not in group.trainer.slots:
+                group.waiting.append(run)
 
     def _fail(self, run: Run, error: str) -> None:
         run.error = error
