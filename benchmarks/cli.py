@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import commands, schedule_commands
+from benchmarks import commands, schedule_commands, search_commands
 from hocket.cli.arguments import Parser, Verbs, add_output, add_verb, count, run_command
 
 __all__ = ["main", "make_parser"]
@@ -39,6 +39,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_manycore(names)
     _add_fuse(names)
     _add_critical_path(names)
+    _add_tune(names)
     _add_gpu(names)
     return parser
 
@@ -186,6 +187,24 @@ def _add_critical_path(names: Verbs) -> None:
     critical.add_argument("--device", choices=("cpu", "cuda", "sim"), default="sim", help="what to run on (sim)")
     critical.add_argument("--machine", default="p100", metavar="NAME", help="the GPU to simulate (p100)")
     _add_budget(critical)
+
+
+def _add_tune(names: Verbs) -> None:
+    tune = add_verb(
+        names,
+        "tune",
+        search_commands.tune_bench,
+        "whole searches for hyper-parameters: serial, in processes, fused, fused and scheduled",
+        "python -m benchmarks tune mlp-32 --algorithm random -o tune.json",
+    )
+    tune.add_argument("--contender", action="append", default=[], metavar="NAME", help="serial and this one only (all)")
+    tune.add_argument(
+        "--algorithm", action="append", default=[], metavar="NAME", help="random or hyperband only (both)"
+    )
+    tune.add_argument("--trials", type=count, default=60, metavar="N", help="trials of random search (60)")
+    tune.add_argument("--quick", action="store_true", help="few trials and epochs, to see that it works")
+    _add_budget(tune)
+    tune.add_argument("target", nargs="*", metavar="TARGET", help="such as mlp-128 or pointnet (all)")
 
 
 def _add_gpu(names: Verbs) -> None:

@@ -63,6 +63,10 @@ class StoppedError(Exception):
     """What a test raises in the middle of a search."""
 
 
+def train_dropped(params):
+    return train({**params, "rate": 0.2})
+
+
 def stopping(after, error=StoppedError):
     """A progress that raises after so many epochs."""
     count = 0
@@ -80,13 +84,13 @@ def stopping(after, error=StoppedError):
 @pytest.mark.parametrize("after", [1, 3, 5])
 def test_a_search_that_stops_at_an_epoch_goes_on_with_it(executor, after, tmp_path):
     options = {"trials": 8, "epochs": 4, "halving": Halving(eta=2), "executor": executor}
-    whole, _ = searched(train, SPACE, storage=optuna.storages.InMemoryStorage(), **options)
+    whole, _ = searched(train_dropped, SPACE, storage=optuna.storages.InMemoryStorage(), **options)
     storage = optuna.storages.InMemoryStorage()
     with pytest.raises(StoppedError):
-        searched(train, SPACE, storage=storage, name="s", checkpoints=tmp_path, on_progress=stopping(after), **options)
+        searched(train_dropped, SPACE, storage=storage, name="s", checkpoints=tmp_path, on_progress=stopping(after), **options)
     [study] = optuna.get_all_study_summaries(storage)
     before = values(optuna.load_study(study_name=study.study_name, storage=storage))
-    study, record = searched(train, SPACE, storage=storage, name="s", checkpoints=tmp_path, **options)
+    study, record = searched(train_dropped, SPACE, storage=storage, name="s", checkpoints=tmp_path, **options)
     assert_same(whole, study)
     again = [(each.number, each.epoch) for each in record.epochs]
     assert not {(number, epoch) for number, own in before.items() for epoch in own} & set(again)

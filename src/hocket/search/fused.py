@@ -93,6 +93,9 @@ class FusedTrainer(Trainer):
         self._numbers: dict[int, list[dict[str, Any]]] = {}  # of the optimizer, as they stand in the slots
         for slot, run in enumerate(runs):
             self._enter(slot, run)
+            if draws and run.random is not None:
+                device = _device(run.training)
+                self._array.generators_on(device)[slot].set_state(run.random.on(device))
         self._step = self._one_step if runner is None else runner(self._one_step, self._array, self._optimizer)
         self._first_s: float | None = None
         self._epoch_s = math.inf
@@ -115,7 +118,7 @@ class FusedTrainer(Trainer):
             self.sync(slot)
         run.training.model.train(self._array.training)  # type: ignore[union-attr]
         try:
-            self._slots.refill(slot, _trained_model(run, self._draws))
+            self._slots.refill(slot, self._trained_model(run))
         except InputError as error:
             raise CannotFuseError(str(error)) from error
         self.slots[slot] = run
@@ -257,6 +260,29 @@ class FusedTrainer(Trainer):
         if self._runner is not None and not is_same_loss(self._loss, run.training.loss):  # type: ignore[union-attr]
             raise CannotFuseError("loss: not provably one function, so the step of all trials cannot be captured")
 
+    def _trained_model(self, run: Run) -> TrainedModel:
+        """A trial as `ModelSlots` takes it.
+
+        Numbers that all slots have in common are left out where they are this trial's, too: they stay one number, and a
+        captured step stays as it is.
+        """
+        assert run.training is not None
+        assert run.random is not None
+        device = _device(run.training)
+        state = run.training.optimizer.state_dict()
+        for own, group in zip(state["param_groups"], self._optimizer.param_groups, strict=True):
+            for key in self._optimizer.bounds:
+                parts = pytree.tree_leaves(group[key])
+                if not any(isinstance(part, torch.Tensor) for part in parts) and own.get(key) == group[key]:
+                    del own[key]
+        return TrainedModel(
+            module=run.training.model,
+            optimizers=[state],
+            schedulers=[],
+            seed=run.seed,
+            generators={device: run.random.on(device)} if self._draws else None,
+        )
+
     def _enter(self, slot: int, run: Run) -> None:
         assert run.training is not None
         run.training.optimizer._opt_called = True  # type: ignore[attr-defined]  # the scheduler asks for it
@@ -278,18 +304,10 @@ def why_apart(first: Run, second: Run) -> str:
     return ""
 
 
-def _trained_model(run: Run, draws: bool) -> TrainedModel:
-    """A trial as `ModelSlots` takes it."""
-    assert run.training is not None
-    assert run.random is not None
-    device = next((p.device for p in run.training.model.parameters()), torch.device("cpu"))
-    return TrainedModel(
-        module=run.training.model,
-        optimizers=[run.training.optimizer.state_dict()],
-        schedulers=[],
-        seed=run.seed,
-        generators={device: run.random.on(device)} if draws else None,
-    )
+def _device(training: Training | None) -> torch.device:
+    """Where a model's parameters are."""
+    assert training is not None
+    return next((p.device for p in training.model.parameters()), torch.device("cpu"))
 
 
 def _optimizer(array: Any, trainings: Sequence[Training], options: frozenset[str]) -> FusedOptimizer:

@@ -58,11 +58,11 @@ def _is_equal(first: Any, second: Any) -> bool:
         return True
     if type(first) is not type(second):
         return False
-    if isinstance(first, (bool, int, float, complex, str, bytes)):
+    if isinstance(first, (bool, int, float, complex, str, bytes, set)):
         return bool(first == second)
     if type(first) in (tuple, list):
         return len(first) == len(second) and all(map(_is_equal, first, second))
-    if type(first) is dict:
+    if isinstance(first, dict):
         return first.keys() == second.keys() and all(_is_equal(value, second[key]) for key, value in first.items())
     if isinstance(first, torch.Tensor):
         return first.shape == second.shape and first.dtype == second.dtype and torch.equal(first, second)

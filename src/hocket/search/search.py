@@ -117,6 +117,8 @@ class Search:
         finally:
             for group in self._groups.values():
                 group.close()
+        if self.client.is_stopped:
+            self._stop()
         self.record.groups = [(group.key, group.why_serial) for group in self._groups.values()]
         self.record.searches = sum(group.searches for group in self._groups.values())
         self._check_any_succeeded()
@@ -311,6 +313,13 @@ class Search:
             self.record.epochs.append(
                 Epoch(run.number, place, trainer.kind, slot, run.epochs + 1, start_s, end_s, result.value)
             )
+
+    def _stop(self) -> None:
+        """A callback has ended the search: trials that are not over are pruned, those that have no value fail."""
+        for run in self.runs.values():
+            if not run.status.is_over:
+                run.error = None if run.values else "the search was stopped before the trial began"
+                self._finish(run, Status.PRUNED if run.values else Status.FAILED)
 
     def _abandon(self) -> None:
         """The search ends before its time: what is kept goes on later, and the rest is told as failed."""

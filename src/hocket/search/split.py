@@ -102,10 +102,10 @@ def find_split(
         space: Optuna's distributions by name.
         base: one set of parameters, which is built as it is; the others differ from it in one parameter.
         seed: of the generators while they are built.
-        declared: names that the user declares fusible; all others are infusible then, and nothing is built.
+        declared: names that the user declares fusible; all others are infusible then.
 
     Raises:
-        InputError: a declared name that is not in the space.
+        InputError: a declared name that is not in the space, or whose values change shapes; names it.
 
     Example:
         >>> from optuna.distributions import FloatDistribution, IntDistribution
@@ -124,13 +124,12 @@ def find_split(
         unknown = [name for name in declared if name not in space]
         if unknown:
             raise InputError(f"fusible: expected names among {', '.join(space)}, got {unknown[0]!r}")
-        return Split(tuple(declared), tuple(name for name in space if name not in declared))
     first = built(train, base, seed)
     lines, numbers = signature(first), options_of(first)
     why: dict[str, str] = {}
     changed: set[str] = set()
-    for name, distribution in space.items():
-        for value in _values(distribution):
+    for name in space if declared is None else declared:
+        for value in _values(space[name]):
             if value == base.get(name):
                 continue
             found = _probe(train, {**base, name: value}, seed)
@@ -144,8 +143,11 @@ def find_split(
                 }
             if name in why:
                 break
-    fusible = tuple(name for name in space if name not in why)
-    return Split(fusible, tuple(why), why, frozenset(changed))
+    for name in declared or ():
+        if name in why:
+            raise InputError(f"fusible: {name!r} was declared fusible, and is not: {why[name]}")
+    fusible = tuple(name for name in (space if declared is None else declared) if name not in why)
+    return Split(fusible, tuple(name for name in space if name not in fusible), why, frozenset(changed))
 
 
 def _probe(train: Train, params: Mapping[str, Any], seed: int) -> tuple[Signature, list[dict[str, Any]]] | str:

@@ -7,6 +7,7 @@ killed process running for ever).
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -162,9 +163,18 @@ def checked_space(space: Any) -> Mapping[str, Any]:
 @contextmanager
 def _storage_errors(name: str) -> Iterator[None]:
     """What a storage raises, as one error that says whose it is."""
-    optuna = load_optuna()
     try:
         yield
-    except (optuna.exceptions.StorageInternalError, OSError) as error:
+    except Exception as error:
+        if not _is_of_storage(error):
+            raise
         cause = error.__cause__ or error
         raise ExecutionError(f"study {name}: its storage failed, is it locked or gone? {cause}") from error
+
+
+def _is_of_storage(error: Exception) -> bool:
+    """Whether a storage failed: Optuna's own error, that of its database, or a file's."""
+    own = [load_optuna().exceptions.StorageInternalError, OSError]
+    if database := sys.modules.get("sqlalchemy"):
+        own.append(database.exc.SQLAlchemyError)
+    return isinstance(error, tuple(own))
