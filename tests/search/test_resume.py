@@ -33,7 +33,7 @@ def begun(folder):
     return process
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [1, pytest.param(20, marks=pytest.mark.slow)])
 def test_a_search_that_is_killed_ends_as_one_that_is_not(kills, whole, tmp_path):
     study, took_s = whole
     drawn = random.Random(kills)
@@ -87,13 +87,21 @@ def test_a_search_that_stops_at_an_epoch_goes_on_with_it(executor, after, tmp_pa
     whole, _ = searched(train_dropped, SPACE, storage=optuna.storages.InMemoryStorage(), **options)
     storage = optuna.storages.InMemoryStorage()
     with pytest.raises(StoppedError):
-        searched(train_dropped, SPACE, storage=storage, name="s", checkpoints=tmp_path, on_progress=stopping(after), **options)
+        searched(
+            train_dropped,
+            SPACE,
+            storage=storage,
+            name="s",
+            checkpoints=tmp_path,
+            on_progress=stopping(after),
+            **options,
+        )
     [study] = optuna.get_all_study_summaries(storage)
     before = values(optuna.load_study(study_name=study.study_name, storage=storage))
-    study, record = searched(train_dropped, SPACE, storage=storage, name="s", checkpoints=tmp_path, **options)
+    study, record = searched(train_dropped, SPACE, **again)
     assert_same(whole, study)
-    again = [(each.number, each.epoch) for each in record.epochs]
-    assert not {(number, epoch) for number, own in before.items() for epoch in own} & set(again)
+    trained = {(each.number, each.epoch) for each in record.epochs}
+    assert not {(number, epoch) for number, own in before.items() for epoch in own} & trained
 
 
 def test_an_interrupted_search_leaves_its_study_whole(tmp_path):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.search.pieces import BATCHES, SPACE, assert_same, searched, train
+from tests.search.pieces import BATCHES, LR, assert_same, searched, train
 
 from hocket import Training
 from hocket.search.fused import FusedTrainer
@@ -57,8 +57,8 @@ def test_a_scheduled_search_gives_the_values_of_a_serial_one():
     def runner(step, array, optimizer):
         return schedule(step, array, optimizer, cache=False)
 
-    options = {"trials": 6, "epochs": 4}
-    together, record = searched(train_long, SPACE, executor="scheduled", slots=3, runner=runner, **options)
-    serial, _ = searched(train_long, SPACE, executor="serial", **options)
+    options = {"trials": 4, "epochs": 3}
+    together, record = searched(train_long, {"lr": LR}, executor="scheduled", slots=2, runner=runner, **options)
+    serial, _ = searched(train_long, {"lr": LR}, executor="serial", **options)
     assert_same(serial, together)
-    assert record.searches == len([key for key, _ in record.groups]) == 2
+    assert record.searches == len(record.groups) == 1

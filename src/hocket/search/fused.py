@@ -328,7 +328,7 @@ def _optimizer(array: Any, trainings: Sequence[Training], options: frozenset[str
             raise CannotFuseError("optimizer: differentiable and capturable have no fused form")
     optimizer = kind(groups)
     optimizer.load_unfused([each.optimizer.state_dict() for each in trainings])
-    changing = options | ({"lr"} if first.scheduler is not None else set())
+    changing = options | ({"lr"} if any(each.scheduler is not None for each in trainings) else set())
     for group in optimizer.param_groups:
         for key in changing & set(optimizer.bounds):
             whole = group[key]

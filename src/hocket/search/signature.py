@@ -47,7 +47,6 @@ def signature(training: Training) -> Signature:
         lines += [
             (f"optimizer {key}", str(value)) for key, value in group.items() if isinstance(value, bool) or value is None
         ]
-    lines.append(("scheduler", "none" if training.scheduler is None else _named(type(training.scheduler))))
     lines.append(("batch", _batch(training)))
     length = getattr(training.batches, "__len__", None)
     lines.append(("batches", str(length()) if length is not None else "unknown"))
