@@ -85,3 +85,21 @@ def test_models_that_nobody_can_trace_print_nothing(capsys):
     with pytest.warns(UserWarning, match="Looks has no rule"):
         hocket.fuse([Looks(), Looks()])(torch.ones(5, 4))
     assert "def forward" not in capsys.readouterr().out
+
+
+def test_a_refill_copies_as_few_models_of_many_as_of_two(monkeypatch):
+    copied = []
+    plain = hocket.fusion.model.Array._plain
+
+    def counted(array, index):
+        copied.append(index)
+        return plain(array, index)
+
+    monkeypatch.setattr(hocket.fusion.model.Array, "_plain", counted)
+    counts = []
+    for models in (2, 9):
+        array = hocket.fuse(made(lambda: nn.Linear(3, 2), models))
+        copied.clear()
+        array.refill(models - 1, nn.Linear(3, 2).double())
+        counts.append(len(copied))
+    assert counts[0] == counts[1]

@@ -81,8 +81,8 @@ class MutableStore(Store):
         if self._seeds is not None and seed is None:
             raise InputError("refill: seed: expected a number, because the other models have seeds")
         old = self._plain(model)
-        others = [self._plain(index) for index in range(self.num_models) if index != model][:1] or [old]
-        blocks = compare([*others, new], [*self._separate_index])
+        other = next((index for index in range(self.num_models) if index != model), None)
+        blocks = compare([old if other is None else self._plain(other), new], [*self._separate_index])
         extra = set(blocks.separate) - set(self._blocks.separate)
         if extra:
             named = "; ".join(f"{name}: {blocks.separate[name]}" for name in sorted(extra))
