@@ -86,16 +86,9 @@ def test_a_search_that_stops_at_an_epoch_goes_on_with_it(executor, after, tmp_pa
     options = {"trials": 8, "epochs": 4, "halving": Halving(eta=2), "executor": executor}
     whole, _ = searched(train_dropped, SPACE, storage=optuna.storages.InMemoryStorage(), **options)
     storage = optuna.storages.InMemoryStorage()
+    again = {"storage": storage, "name": "s", "checkpoints": tmp_path, **options}
     with pytest.raises(StoppedError):
-        searched(
-            train_dropped,
-            SPACE,
-            storage=storage,
-            name="s",
-            checkpoints=tmp_path,
-            on_progress=stopping(after),
-            **options,
-        )
+        searched(train_dropped, SPACE, on_progress=stopping(after), **again)
     [study] = optuna.get_all_study_summaries(storage)
     before = values(optuna.load_study(study_name=study.study_name, storage=storage))
     study, record = searched(train_dropped, SPACE, **again)

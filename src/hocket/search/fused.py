@@ -114,13 +114,13 @@ class FusedTrainer(Trainer):
         run.build(self._train)
         self._check(run)
         before = self.slots[slot]
-        if before is not None and not before.status.is_over:
-            self.sync(slot)
         run.training.model.train(self._array.training)  # type: ignore[union-attr]
         try:
-            self._slots.refill(slot, self._trained_model(run))
+            state = self._slots.refill(slot, self._trained_model(run))
         except InputError as error:
             raise CannotFuseError(str(error)) from error
+        if before is not None and not before.status.is_over:
+            _bring_home(before, state)
         self.slots[slot] = run
         self._losses[slot] = run.training.loss  # type: ignore[union-attr]
         self._enter(slot, run)
@@ -128,14 +128,7 @@ class FusedTrainer(Trainer):
     def sync(self, slot: int) -> None:
         run = self.slots[slot]
         assert run is not None
-        assert run.training is not None
-        assert run.random is not None
-        state = self._slots.state(slot)
-        run.training.model.load_state_dict(state.module.state_dict())
-        own = run.training.optimizer.state_dict()
-        run.training.optimizer.load_state_dict({**own, "state": state.optimizers[0]["state"]})
-        for device, generator in (state.generators or {}).items():
-            run.random.set_on(device, generator)
+        _bring_home(run, self._slots.state(slot))
 
     def advance(self) -> Sequence[tuple[Run, EpochResult]]:
         for slot, run in enumerate(self.slots):  # all slots are stepped: who waits may not stay
@@ -288,6 +281,17 @@ class FusedTrainer(Trainer):
         run.training.optimizer._opt_called = True  # type: ignore[attr-defined]  # the scheduler asks for it
         self._numbers[slot] = options_of(run.training)
         self._has_one_loss = all(is_same_loss(self._loss, each) for each in self._losses)
+
+
+def _bring_home(run: Run, state: TrainedModel) -> None:
+    """Put what a slot has made of a trial into the trial's own model and optimizer, whose numbers are its own already."""
+    assert run.training is not None
+    assert run.random is not None
+    run.training.model.load_state_dict(state.module.state_dict())
+    own = run.training.optimizer.state_dict()
+    run.training.optimizer.load_state_dict({**own, "state": state.optimizers[0]["state"]})
+    for device, generator in (state.generators or {}).items():
+        run.random.set_on(device, generator)
 
 
 def why_apart(first: Run, second: Run) -> str:
