@@ -284,7 +284,7 @@ class FusedTrainer(Trainer):
 
 
 def _bring_home(run: Run, state: TrainedModel) -> None:
-    """Put what a slot has made of a trial into the trial's own model and optimizer, whose numbers are its own already."""
+    """Put what a slot has made of a trial into its own model and optimizer, whose numbers are the trial's already."""
     assert run.training is not None
     assert run.random is not None
     run.training.model.load_state_dict(state.module.state_dict())
