@@ -27,6 +27,7 @@ from torch.nn import functional
 
 from hocket import Asha, Halving, Hyperband, Training
 from hocket.search.fused import FusedTrainer
+from hocket.search.probe import Probe
 from hocket.search.run import Run
 from hocket.search.serial import SerialTrainer
 from hocket.search.trainer import CannotFuseError
@@ -175,6 +176,41 @@ def test_a_loss_that_raises_for_one_trial_ends_that_one():
     space = {"lr": CategoricalDistribution([0.01, 0.02, 0.03])}
     study, record = searched(breaking, space, trials=9, epochs=2, executor="fused")
     assert {trial.params["lr"] for trial in study.trials if trial.state.name == "FAIL"} == {0.02}
+    assert {each.kind for each in record.epochs} == {"fused"}
+
+
+def test_a_loss_that_raises_later_ends_that_trial_and_the_others_go_on_as_alone():
+    def breaking(params):
+        made = train(params)
+        calls = 0
+
+        def loss(outputs, target):
+            nonlocal calls
+            calls += 1
+            if params["lr"] == 0.02 and calls > 12:  # in the second epoch, also after a few steps on copies
+                raise RuntimeError("no more")
+            return functional.cross_entropy(outputs, target)
+
+        return Training(made.model, made.optimizer, loss, made.batches, accuracy, made.scheduler)
+
+    space = {"lr": CategoricalDistribution([0.01, 0.02, 0.03])}
+    together, record = searched(breaking, space, trials=6, epochs=6, executor="fused")
+    assert {each.kind for each in record.epochs} == {"fused", "serial"}
+    for trial in together.trials:
+        assert trial.state.name == ("FAIL" if trial.params["lr"] == 0.02 else "COMPLETE")
+        epochs = list(trial.intermediate_values.values())
+        assert epochs == pytest.approx(alone(breaking, {"lr": trial.params["lr"]}, len(epochs)), rel=1e-9)
+
+
+def test_trials_go_on_alone_where_that_was_faster(monkeypatch):
+    quick = Probe(draws=False, slot_bytes=1, step_s=0.0)
+    monkeypatch.setattr("hocket.search.group.probe", lambda training: quick)
+    serial, _ = searched(train, {"lr": LR}, trials=4, epochs=5, executor="serial")
+    chosen, record = searched(train, {"lr": LR}, trials=4, epochs=5, executor="auto")
+    assert [each.kind for each in record.epochs] == ["fused"] * 8 + ["serial"] * 12
+    assert record.groups[0][1].startswith("a fused step takes ")
+    assert_same(serial, chosen)
+    _, record = searched(train, {"lr": LR}, trials=4, epochs=5, executor="fused")
     assert {each.kind for each in record.epochs} == {"fused"}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ from hocket.search.trainer import CannotFuseError, Trainer
 __all__ = ["TrialGroup", "Ways"]
 
 MAX_SLOTS = 64
+HANDICAP = 1.1  # fused trials go on together unless steps alone are clearly faster
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +32,8 @@ class Ways:
     Attributes:
         train: the user's function.
         split: which parameters are fusible.
-        executor: ``"serial"`` fuses nothing; the others do where there is more than one trial to fuse.
+        executor: ``"serial"`` fuses nothing; the others do where there is more than one trial to fuse, and ``"auto"``
+            stops where steps of one trial alone are faster.
         seed: of weights, random numbers and the order of data.
         max_slots: how many models are fused at most.
         memory_bytes: what the models of a group may take; None for any.
@@ -78,6 +81,7 @@ class TrialGroup:
     def fill(self) -> list[tuple[Run, str]]:
         """Let waiting trials into slots; those that cannot train here, with what was wrong."""
         refused = self._refused_by_building()
+        self._judge()
         if not self.waiting and self.trainer is not None:
             self.trainer.shrink()
             return refused
@@ -139,6 +143,17 @@ class TrialGroup:
                 refused.append((run, ""))
         self.waiting = [run for run in self.waiting if run.error is None]
         return refused
+
+    def _judge(self) -> None:
+        """With ``"auto"``, train one at a time where that was measured to be faster."""
+        trainer = self.trainer
+        if self._ways.executor != "auto" or not isinstance(trainer, FusedTrainer) or self._probe is None:
+            return
+        alone_s = self._probe.step_s * len(trainer.active)
+        if math.isfinite(trainer.step_s) and trainer.active and trainer.step_s > HANDICAP * alone_s:
+            self.why_serial = f"a fused step takes {trainer.step_s * 1e3:.1f} ms, steps alone {alone_s * 1e3:.1f} ms"
+            log.info("hocket.tune: trials of group %s train one at a time: %s", list(self.key), self.why_serial)
+            self.close()
 
     def _is_outgrown(self) -> bool:
         """Whether so many wait that more slots pay: as many again as there are."""

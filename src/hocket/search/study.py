@@ -129,7 +129,7 @@ class StudyClient:
         with _storage_errors(self.study.study_name):
             for epoch in range(self._reported[run.number], run.epochs):
                 self._trials[run.number].report(run.values[epoch], epoch + 1)
-        self._reported[run.number] = run.epochs
+        self._reported[run.number] = max(self._reported[run.number], run.epochs)  # fewer after a new beginning
 
     def tell(self, run: Run) -> None:
         """A trial is over: tell its value, or that it was pruned or failed, and call the callbacks."""
