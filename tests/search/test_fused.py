@@ -255,6 +255,68 @@ def test_data_that_differs_is_never_shared():
     assert len(record.groups) == 2
 
 
+class Drifting(nn.Module):
+    """A buffer that no state dict has, and that every forward in training moves."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = classifier()
+        self.register_buffer("scale", torch.ones((), dtype=torch.float64), persistent=False)
+
+    def forward(self, inputs):
+        if self.training:
+            self.scale = self.scale * 0.99
+        return self.inner(inputs) * self.scale
+
+
+def train_drifting(params):
+    model = Drifting()
+    optimizer = torch.optim.Adam(model.parameters(), lr=params["lr"])
+    return Training(model, optimizer, functional.cross_entropy, BATCHES, functional.cross_entropy)
+
+
+def test_buffers_that_no_state_dict_has_move_with_their_trial(tmp_path):
+    runs = [Run(number, {"lr": 0.02 * (number + 1)}, seed=0) for number in range(3)]
+    trainer = FusedTrainer(train_drifting, runs[:2], 0, frozenset({"lr"}), draws=False)
+
+    def epoch():
+        for run, result in trainer.advance():
+            run.values.append(result.value)
+
+    epoch()
+    trainer.put(0, runs[2])
+    epoch()
+    trainer.put(1, runs[0])
+    epoch()
+    trainer.close()
+    again = Run(0, runs[1].params, seed=0, saved=runs[1].state())
+    again.build(train_drifting)
+    serial = SerialTrainer(train_drifting, 0)
+    serial.put(0, again)
+    [(_, result)] = serial.advance()
+    assert [*runs[1].values, result.value] == pytest.approx(alone(train_drifting, runs[1].params, 3), rel=1e-9)
+    for run in runs:
+        assert run.values == pytest.approx(alone(train_drifting, run.params, run.epochs), rel=1e-9)
+
+
+@pytest.mark.parametrize("field", ["loss", "metric"])
+def test_a_loss_or_metric_that_holds_the_model_trains_one_at_a_time(field, caplog):
+    def decayed(params):
+        made = train(params)
+
+        def own(outputs, target):
+            return functional.cross_entropy(outputs, target) + 0.1 * made.model[0].weight.square().sum()
+
+        functions = {"loss": made.loss, "metric": made.metric, field: own}
+        return Training(made.model, made.optimizer, functions["loss"], BATCHES, functions["metric"], made.scheduler)
+
+    together, record = searched(decayed, {"lr": LR}, trials=4, epochs=2, executor="fused")
+    alone_, _ = searched(decayed, {"lr": LR}, trials=4, epochs=2, executor="serial")
+    assert_same(alone_, together)
+    assert {each.kind for each in record.epochs} == {"serial"}
+    assert f"{field}: it holds the trial's own model" in caplog.text
+
+
 def test_a_refused_trial_is_named():
     first, second = Run(0, {"width": 8}, 0), Run(1, {"width": 12}, 0)
     with pytest.raises(CannotFuseError, match=r"model.0.weight: \(8, 6\)"):

@@ -25,15 +25,15 @@ from torch.utils import _pytree as pytree
 from hocket.errors import InputError
 from hocket.fusion import fuse
 from hocket.fusion.loss import Losses
-from hocket.fusion.optim import FusedOptimizer, ModelSlots, TrainedModel
+from hocket.fusion.optim import ModelSlots, TrainedModel
 from hocket.search.data import are_same_batches, epoch_batches, is_fixed, size_of
-from hocket.search.losses import is_same_loss
+from hocket.search.fused_state import bring_home, device_of, fused_optimizer
+from hocket.search.losses import is_same_loss, reads_model
 from hocket.search.run import EpochResult, Run, Status
 from hocket.search.serial import averaged, diverged
-from hocket.search.signature import difference, fused_class, options_of
+from hocket.search.signature import difference, options_of
 from hocket.search.split import Train
 from hocket.search.trainer import CannotFuseError, Trainer, metric_value, step_scheduler
-from hocket.search.training import Training
 
 __all__ = ["FusedTrainer", "Runner", "why_apart"]
 
@@ -85,7 +85,7 @@ class FusedTrainer(Trainer):
                 shared=True,
                 seeds=[run.seed for run in runs] if draws else None,
             )
-            self._optimizer = _optimizer(self._array, trainings, options)
+            self._optimizer = fused_optimizer(self._array, trainings, options)
         except InputError as error:
             raise CannotFuseError(str(error)) from error
         self._slots = ModelSlots(self._array, self._optimizer)
@@ -95,7 +95,7 @@ class FusedTrainer(Trainer):
         for slot, run in enumerate(runs):
             self._enter(slot, run)
             if draws and run.random is not None:
-                device = _device(run.training)
+                device = device_of(run.training)
                 self._array.generators_on(device)[slot].set_state(run.random.on(device))
         self._step = self._one_step if runner is None else runner(self._one_step, self._array, self._optimizer)
         self.step_s = math.inf
@@ -122,7 +122,7 @@ class FusedTrainer(Trainer):
         except InputError as error:
             raise CannotFuseError(str(error)) from error
         if before is not None and not before.status.is_over:
-            _bring_home(before, state)
+            bring_home(before, state)
         self.slots[slot] = run
         self._losses[slot] = run.training.loss  # type: ignore[union-attr]
         self._enter(slot, run)
@@ -130,7 +130,7 @@ class FusedTrainer(Trainer):
     def sync(self, slot: int) -> None:
         run = self.slots[slot]
         assert run is not None
-        _bring_home(run, self._slots.state(slot))
+        bring_home(run, self._slots.state(slot))
 
     def advance(self) -> Sequence[tuple[Run, EpochResult]]:
         for slot, run in enumerate(self.slots):  # all slots are stepped: who waits may not stay
@@ -257,6 +257,9 @@ class FusedTrainer(Trainer):
     def _check(self, run: Run) -> None:
         if differs := why_apart(self._leader, run):
             raise CannotFuseError(differs)
+        for field in ("loss", "metric"):
+            if reads_model(getattr(run.training, field), run.training.model):  # type: ignore[union-attr]
+                raise CannotFuseError(f"{field}: it holds the trial's own model, whose weights would be old")
         if self._runner is not None and not is_same_loss(self._loss, run.training.loss):  # type: ignore[union-attr]
             raise CannotFuseError("loss: not provably one function, so the step of all trials cannot be captured")
 
@@ -268,7 +271,7 @@ class FusedTrainer(Trainer):
         """
         assert run.training is not None
         assert run.random is not None
-        device = _device(run.training)
+        device = device_of(run.training)
         state = run.training.optimizer.state_dict()
         for own, group in zip(state["param_groups"], self._optimizer.param_groups, strict=True):
             for key in self._optimizer.bounds:
@@ -290,17 +293,6 @@ class FusedTrainer(Trainer):
         self._has_one_loss = all(is_same_loss(self._loss, each) for each in self._losses)
 
 
-def _bring_home(run: Run, state: TrainedModel) -> None:
-    """Put what a slot has made of a trial into its own model and optimizer, whose numbers are the trial's already."""
-    assert run.training is not None
-    assert run.random is not None
-    run.training.model.load_state_dict(state.module.state_dict())
-    own = run.training.optimizer.state_dict()
-    run.training.optimizer.load_state_dict({**own, "state": state.optimizers[0]["state"]})
-    for device, generator in (state.generators or {}).items():
-        run.random.set_on(device, generator)
-
-
 def why_apart(first: Run, second: Run) -> str:
     """In words why two trials cannot train as one model, or nothing."""
     mine, its = first.training, second.training
@@ -313,39 +305,3 @@ def why_apart(first: Run, second: Run) -> str:
     if not are_same_batches(mine.measured_on, its.measured_on):
         return "validation: not provably the same data"
     return ""
-
-
-def _device(training: Training | None) -> torch.device:
-    """Where a model's parameters are."""
-    assert training is not None
-    return next((p.device for p in training.model.parameters()), torch.device("cpu"))
-
-
-def _optimizer(array: Any, trainings: Sequence[Training], options: frozenset[str]) -> FusedOptimizer:
-    """The fused optimizer of these plain ones, which goes on where they are."""
-    first = trainings[0]
-    kind = fused_class(first.optimizer)
-    if kind is None:
-        raise CannotFuseError(f"optimizer: {type(first.optimizer).__name__} has no fused form")
-    stacked = array.all_tensors()
-    names = {id(parameter): name for name, parameter in first.model.named_parameters()}
-    groups = []
-    for number, group in enumerate(first.optimizer.param_groups):
-        own = [names.get(id(parameter)) for parameter in group["params"]]
-        if any(name is None or name not in stacked for name in own):
-            raise CannotFuseError(f"optimizer: group {number} has parameters that are not fused")
-        groups.append({"params": [stacked[str(name)] for name in own]})
-        if any(group.get(flag) for flag in ("differentiable", "capturable")):
-            raise CannotFuseError("optimizer: differentiable and capturable have no fused form")
-    optimizer = kind(groups)
-    optimizer.load_unfused([each.optimizer.state_dict() for each in trainings])
-    changing = options | ({"lr"} if any(each.scheduler is not None for each in trainings) else set())
-    for group in optimizer.param_groups:
-        for key in changing & set(optimizer.bounds):
-            whole = group[key]
-            if isinstance(whole, tuple):
-                group[key] = tuple(optimizer.widened(group, part) for part in whole)
-            else:
-                group[key] = optimizer.widened(group, whole)
-    optimizer.count_per_model()
-    return optimizer

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["is_same_loss"]
+__all__ = ["is_same_loss", "reads_model"]
 
 
 def is_same_loss(first: Any, second: Any) -> bool:
@@ -38,6 +38,60 @@ def is_same_loss(first: Any, second: Any) -> bool:
     if isinstance(first, types.MethodType):
         return first.__func__ is second.__func__ and _is_equal(first.__self__, second.__self__)
     return _is_equal(first, second)
+
+
+def reads_model(function: Any, model: nn.Module) -> bool:
+    """Whether a function holds a model, a layer or a tensor of it, in its closure, its defaults or an object of these.
+
+    In a fused slot a trial's own model does not move, so a loss or a metric that reads it would see old weights.
+
+    Example:
+        >>> model = nn.Linear(2, 1)
+        >>> reads_model(lambda outputs, target: outputs.mean() + model.weight.norm(), model)
+        False
+        >>> def make(model):
+        ...     return lambda outputs, target: outputs.mean() + model.weight.norm()
+        >>> reads_model(make(model), model)
+        True
+    """
+    tensors = (*model.parameters(), *model.buffers())
+    wanted = {id(each) for each in (*model.modules(), *tensors)}
+    seen: set[int] = set()
+    ahead = [function]
+    while ahead:
+        each = ahead.pop()
+        if id(each) in wanted:
+            return True
+        if id(each) in seen or isinstance(each, (type, types.ModuleType, str, bytes, int, float)):
+            continue
+        seen.add(id(each))
+        ahead += _held(each)
+    return False
+
+
+def _held(value: Any) -> list[Any]:
+    """What an object holds; a function what it closes over, and not what is global."""
+    if isinstance(value, types.FunctionType):
+        cells = [cell.cell_contents for cell in value.__closure__ or () if not _is_empty(cell)]
+        return [*cells, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
+    if isinstance(value, types.MethodType):
+        return [value.__func__, value.__self__]
+    if isinstance(value, functools.partial):
+        return [value.func, *value.args, *value.keywords.values()]
+    if isinstance(value, dict):
+        return [*value.keys(), *value.values()]
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return list(value)
+    own = list(vars(value).values()) if hasattr(value, "__dict__") else []
+    slots = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ()) if isinstance(name, str)]
+    return [*own, *(getattr(value, name) for name in slots if hasattr(value, name))]
+
+
+def _is_empty(cell: types.CellType) -> bool:
+    try:
+        return cell.cell_contents is cell
+    except ValueError:
+        return True
 
 
 def _is_same_function(first: types.FunctionType, second: types.FunctionType) -> bool:

@@ -98,6 +98,7 @@ class Run:
         return {
             "values": list(self.values),
             "model": self.training.model.state_dict(),
+            "buffers": dict(self.training.model.named_buffers()),  # a state dict leaves some out
             "optimizer": self.training.optimizer.state_dict(),
             "scheduler": None if scheduler is None else scheduler.state_dict(),
             "random": self.random.tensors(),
@@ -109,6 +110,8 @@ class Run:
         assert self.random is not None
         self.values = list(state["values"])
         self.training.model.load_state_dict(state["model"])
+        for name, buffer in self.training.model.named_buffers():
+            buffer.copy_(state["buffers"][name])
         self.training.optimizer.load_state_dict(state["optimizer"])
         if self.training.scheduler is not None:
             self.training.scheduler.load_state_dict(state["scheduler"])
