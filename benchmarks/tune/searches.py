@@ -17,7 +17,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from hocket import Training, zoo
+from hocket import zoo
+from hocket.search.training import Training
 
 __all__ = ["SEARCHES", "Workload"]
 
