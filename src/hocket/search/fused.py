@@ -161,12 +161,13 @@ class FusedTrainer(Trainer):
         """Give up slots whose trials are over, where what that saves is more than what it costs to begin again.
 
         Both are known from epochs that were timed: the first one, with its choices and its capture, took so much longer
-        than the fastest one.
+        than the fastest one. What is saved has to be twice that: time does not fall as fast as the number of slots, and
+        more of them may be given up soon, at once.
         """
         keep = [slot for slot, run in enumerate(self.slots) if run is not None and not run.status.is_over]
         ahead = max((self.slots[slot].until - self.slots[slot].epochs for slot in keep), default=0)  # type: ignore[union-attr]
         saved_s = self._epoch_s * (1 - len(keep) / len(self.slots)) * ahead
-        if not keep or len(keep) == len(self.slots) or saved_s <= (self._first_s or 0.0) - self._epoch_s:
+        if not keep or len(keep) == len(self.slots) or saved_s <= 2 * ((self._first_s or 0.0) - self._epoch_s):
             return
         self._slots.take(keep)
         self.slots = [self.slots[slot] for slot in keep]
