@@ -66,8 +66,8 @@ def tune(
         memory_bytes: what the models of one group may take, with their optimizers and what their backward needs.
         fusible: names of the parameters that change no shapes; found by trying if None.
         seed: of weights, random numbers, the order of data, and proposals.
-        checkpoints: a folder for the states of unfinished trials. A search that was killed goes on when it is called
-            again with the same study and folder.
+        checkpoints: a folder for the states of unfinished trials, and of the best one (``best.pt``). A search that was
+            killed goes on when it is called again with the same study and folder.
         callbacks: called with the study and each trial that is over, as by ``study.optimize``; may call
             ``study.stop()``.
         processes: how many, for ``executor="processes"``; half the processors if None, at least two.

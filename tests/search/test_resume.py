@@ -11,7 +11,7 @@ import optuna
 import pytest
 import torch
 from tests.search import killed
-from tests.search.pieces import SPACE, assert_same, searched, train, values
+from tests.search.pieces import BATCHES, SPACE, assert_same, random_study, searched, train, values
 
 from hocket import Halving
 from hocket.errors import FormatError, InputError
@@ -95,6 +95,18 @@ def test_a_search_that_stops_at_an_epoch_goes_on_with_it(executor, after, tmp_pa
     assert_same(whole, study)
     trained = {(each.number, each.epoch) for each in record.epochs}
     assert not {(number, epoch) for number, own in before.items() for epoch in own} & trained
+
+
+@pytest.mark.parametrize("executor", ["serial", "fused"])
+def test_the_best_state_is_kept(executor, tmp_path):
+    study, _ = searched(train, SPACE, study=random_study(), trials=5, epochs=2, checkpoints=tmp_path, executor=executor)
+    best = torch.load(tmp_path / "best.pt", weights_only=True)
+    assert best["values"][-1] == study.best_value
+    made = train(study.best_params)
+    made.model.load_state_dict(best["model"])
+    made.model.eval()
+    loss = sum(made.metric(made.model(inputs), target).item() for inputs, target in BATCHES) / len(BATCHES)
+    assert loss == pytest.approx(study.best_value, rel=1e-9)
 
 
 def test_an_interrupted_search_leaves_its_study_whole(tmp_path):

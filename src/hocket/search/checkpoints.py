@@ -89,6 +89,11 @@ class Checkpoints:
         """A trial is over."""
         self._path(number).unlink(missing_ok=True)
 
+    def keep_best(self, number: int) -> None:
+        """A trial is over, and the best of its study: its last state becomes ``best.pt``."""
+        if self._path(number).exists():
+            os.replace(self._path(number), self.folder / "best.pt")
+
     def close(self) -> None:
         """Let others work in the folder."""
         self._lock.close()

@@ -139,8 +139,7 @@ class Search:
             if frozen.state.is_finished():
                 over = {"COMPLETE": Status.COMPLETE, "PRUNED": Status.PRUNED}
                 run.status = over.get(frozen.state.name, Status.FAILED)
-                if self._checkpoints is not None:
-                    self._checkpoints.remove(run.number)
+                self._put_away(run)
             else:
                 run.saved = None if self._checkpoints is None else self._checkpoints.load(run.number)
                 run.values = [] if run.saved is None else list(run.saved["values"])
@@ -298,10 +297,16 @@ class Search:
             log.warning("hocket.tune: trial %d %s fails: %s", run.number, run.params, run.error)
         self.client.report(run)
         self.client.tell(run)
-        if self._checkpoints is not None:
-            self._checkpoints.remove(run.number)
+        self._put_away(run)
         if group := self._groups.get(self._key(run)):
             group.remove(run)
+
+    def _put_away(self, run: Run) -> None:
+        """Of a trial that is over no state is needed, unless it is the best one's."""
+        if self._checkpoints is not None:
+            if self.client.is_best(run):
+                self._checkpoints.keep_best(run.number)
+            self._checkpoints.remove(run.number)
 
     def _note(self, group: TrialGroup, results: Sequence[tuple[Run, EpochResult]], start_s: float) -> None:
         trainer = group.trainer

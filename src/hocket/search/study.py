@@ -131,6 +131,11 @@ class StudyClient:
                 self._trials[run.number].report(run.values[epoch], epoch + 1)
         self._reported[run.number] = max(self._reported[run.number], run.epochs)  # fewer after a new beginning
 
+    def is_best(self, run: Run) -> bool:
+        """Whether a trial that is complete is the best one of the study."""
+        with _storage_errors(self.study.study_name):
+            return run.status is Status.COMPLETE and self.study.best_trial.number == run.number
+
     def tell(self, run: Run) -> None:
         """A trial is over: tell its value, or that it was pruned or failed, and call the callbacks."""
         states = self._optuna.trial.TrialState
