@@ -3,6 +3,7 @@
 FOLDER/search.json    the name of this search, by which it knows its trials in the study
 FOLDER/lock           held while a search works there
 FOLDER/trial-7.pt     weights, optimizer, scheduler, generators, values: plain tensors and numbers
+FOLDER/best.pt        the same of the best trial that is over; ``["model"]`` is a plain state dict
 """
 
 from __future__ import annotations
