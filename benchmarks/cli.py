@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import commands, schedule_commands
+from benchmarks import commands, schedule_commands, search_commands
 from hocket.cli.arguments import Parser, Verbs, add_output, add_verb, count, run_command
 
 __all__ = ["main", "make_parser"]
@@ -40,6 +40,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_fuse(names)
     _add_critical_path(names)
     _add_transfers(names)
+    _add_tune(names)
     _add_gpu(names)
     return parser
 
@@ -202,6 +203,24 @@ def _add_transfers(names: Verbs) -> None:
     transfers.add_argument("--seed", type=int, default=0, metavar="N", help="draws other random orders (0)")
     add_output(transfers, "the result, after each model, as JSON")
     transfers.add_argument("target", nargs="*", metavar="MODEL", help="zoo models (those of TicTac that the zoo has)")
+
+
+def _add_tune(names: Verbs) -> None:
+    tune = add_verb(
+        names,
+        "tune",
+        search_commands.tune_bench,
+        "whole searches for hyper-parameters: serial, in processes, fused, fused and scheduled",
+        "python -m benchmarks tune mlp-32 --algorithm random -o tune.json",
+    )
+    tune.add_argument("--contender", action="append", default=[], metavar="NAME", help="serial and this one only (all)")
+    tune.add_argument(
+        "--algorithm", action="append", default=[], metavar="NAME", help="random or hyperband only (both)"
+    )
+    tune.add_argument("--trials", type=count, default=60, metavar="N", help="trials of random search (60)")
+    tune.add_argument("--quick", action="store_true", help="few trials and epochs, to see that it works")
+    _add_budget(tune)
+    tune.add_argument("target", nargs="*", metavar="TARGET", help="such as mlp-128 or pointnet (all)")
 
 
 def _add_gpu(names: Verbs) -> None:

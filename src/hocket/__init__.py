@@ -23,19 +23,26 @@ from hocket.version import VERSION
 if TYPE_CHECKING:
     from hocket.autotune.decision import Decision, Verdict
     from hocket.fusion import lr_scheduler, optim
+    from hocket.search.halving import Asha, Halving, Hyperband
+    from hocket.search.training import Training
     from hocket.session import Schedule, schedule
+    from hocket.tuning import tune
 
 __all__ = [
+    "Asha",
     "Bounds",
     "Costs",
     "Decision",
     "DriftLimits",
     "Graph",
+    "Halving",
+    "Hyperband",
     "Job",
     "Machine",
     "Plan",
     "Schedule",
     "Timeline",
+    "Training",
     "Verdict",
     "bounds",
     "capture",
@@ -51,16 +58,23 @@ __all__ = [
     "profile",
     "schedule",
     "simulate",
+    "tune",
 ]
 
 __version__ = VERSION
 
+# Where public names are that need torch.
+ELSEWHERE = {
+    **dict.fromkeys(("schedule", "Schedule", "Decision", "Verdict"), "session"),
+    **dict.fromkeys(("Asha", "Halving", "Hyperband"), "search.halving"),
+    "Training": "search.training",
+    "tune": "tuning",
+}
+
 
 def __getattr__(name: str) -> Any:
-    if name in ("schedule", "Schedule", "Decision", "Verdict"):
-        from hocket import session
-
-        return getattr(session, name)
+    if name in ELSEWHERE:
+        return getattr(importlib.import_module(f"hocket.{ELSEWHERE[name]}"), name)
     if name in ("optim", "lr_scheduler"):
         return importlib.import_module(f"hocket.fusion.{name}")
     raise AttributeError(f"module 'hocket' has no attribute {name!r}")

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import hocket
+from hocket.fusion.store import Store
 
 D = torch.float64
 
@@ -172,3 +173,21 @@ def test_memory_does_not_grow_over_steps_of_ever_other_shapes_and_numbers(own_ob
     (first, first_kib), (last, last_kib) = counts
     assert last <= first + 200, "objects"
     assert last_kib - first_kib < 16 * 1024
+
+
+def test_a_refill_copies_as_few_models_of_many_as_of_two(monkeypatch):
+    copied = []
+    plain = Store.plain
+
+    def counted(store, index):
+        copied.append(index)
+        return plain(store, index)
+
+    monkeypatch.setattr(Store, "plain", counted)
+    counts = []
+    for models in (2, 9):
+        array = hocket.fuse(made(lambda: nn.Linear(3, 2), models))
+        copied.clear()
+        array.refill(models - 1, nn.Linear(3, 2).double())
+        counts.append(len(copied))
+    assert counts[0] == counts[1]

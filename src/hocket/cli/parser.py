@@ -6,7 +6,7 @@ import argparse
 from importlib import import_module
 from pathlib import Path
 
-from hocket.cli import files, steps
+from hocket.cli import files, searches, steps
 from hocket.cli.arguments import Parser, Verbs, add_output, add_verb, count
 from hocket.errors import HocketError
 from hocket.ir import Machine
@@ -187,6 +187,18 @@ def _add_rest(verbs: Verbs) -> None:
     )
     add_output(machine, "the machine")
     machine.add_argument("--measure", action="store_true", help="measure arithmetic and memory traffic, too")
+
+    tune = add_verb(
+        verbs,
+        "tune",
+        searches.tune_verb,
+        "run a search for hyper-parameters, whose trials train together",
+        "hocket tune search.py:study",
+        "TARGET is file.py:function, a function without arguments that returns the study\n"
+        "of hocket.tune(train, space, ...). See docs/tune.md.",
+    )
+    tune.add_argument("target", metavar="TARGET", help="file.py:function")
+    tune.add_argument("--top", type=count, default=5, metavar="N", help="how many trials are listed, best first (5)")
 
     add_verb(verbs, "zoo", steps.zoo_verb, "list the training steps that come with Hocket", "hocket zoo --format json")
 

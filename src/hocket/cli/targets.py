@@ -99,6 +99,21 @@ class Target:
             raise UsageError(f"{error}{hint}") from error
 
     def _from_file(self, path: Path) -> Job:
+        job = self.result(path)
+        if not isinstance(job, Job):
+            got = "None" if job is None else f"a value of type {type(job).__name__}"
+            raise InputError(
+                f"{self.words}: expected it to return hocket.Job(step, model, optimizer, batches), got {got}"
+            )
+        return job if job.name else replace(job, name=f"{path.name}:{self.words.rpartition(':')[2]}")
+
+    def result(self, path: Path) -> Any:
+        """What the function of a file returns.
+
+        Raises:
+            UsageError: no such file or function.
+            HocketError: the file or its function fails.
+        """
         self._check_words(path)
         name = self.words.rpartition(":")[2]
         with self.blamed("importing it", calls_us=True):
@@ -112,13 +127,7 @@ class Target:
         if needed:
             raise UsageError(f"{self.words}: expected a function without arguments, it needs {', '.join(needed)}")
         with self.blamed("the function", calls_us=True):
-            job = function()
-        if not isinstance(job, Job):
-            got = "None" if job is None else f"a value of type {type(job).__name__}"
-            raise InputError(
-                f"{self.words}: expected it to return hocket.Job(step, model, optimizer, batches), got {got}"
-            )
-        return job if job.name else replace(job, name=f"{path.name}:{name}")
+            return function()
 
     def _check_words(self, path: Path) -> None:
         given = {

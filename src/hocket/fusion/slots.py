@@ -68,8 +68,8 @@ def refill(store: Store, model: int, new: nn.Module, seed: int | None, training:
     if store.seeds is not None and seed is None:
         raise InputError("refill: seed: expected a number, because the other models have seeds")
     old = store.plain(model)
-    others = [store.plain(index) for index in range(store.num_models) if index != model][:1] or [old]
-    blocks = compare([*others, new], [*store.separate_index])
+    other = next((index for index in range(store.num_models) if index != model), None)
+    blocks = compare([old if other is None else store.plain(other), new], [*store.separate_index])
     extra = set(blocks.separate) - set(store.blocks.separate)
     if extra:
         named = "; ".join(f"{name}: {blocks.separate[name]}" for name in sorted(extra))

@@ -1,0 +1,110 @@
+"""What a killed search goes on from: one file for each trial that is not over, written whole or not at all.
+
+FOLDER/search.json    the name of this search, by which it knows its trials in the study
+FOLDER/lock           held while a search works there
+FOLDER/trial-7.pt     weights, optimizer, scheduler, generators, values: plain tensors and numbers
+FOLDER/best.pt        the same of the best trial that is over; ``["model"]`` is a plain state dict
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hocket.errors import FormatError, InputError
+
+__all__ = ["Checkpoints"]
+
+FORMAT = "hocket-search/1"
+
+
+class Checkpoints:
+    """The files of one search.
+
+    Args:
+        folder: made if it is not there.
+
+    Attributes:
+        owner: the name of this search.
+
+    Raises:
+        InputError: another process works in the folder.
+        FormatError: the folder has a file of another kind in the place of ours.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = Path(folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._lock = (self.folder / "lock").open("w")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._lock.close()
+            raise InputError(f"checkpoints: another search works in {self.folder}") from None
+        try:
+            self.owner = self._name()
+        except FormatError:
+            self.close()
+            raise
+
+    def _name(self) -> str:
+        path = self.folder / "search.json"
+        if not path.exists():
+            document = {"format": FORMAT, "owner": uuid.uuid4().hex}
+            self._write(path, lambda part: part.write_text(json.dumps(document) + "\n"))
+        try:
+            found = json.loads(path.read_text())
+            if found["format"] == FORMAT:
+                return str(found["owner"])
+        except (ValueError, KeyError, TypeError):
+            pass
+        raise FormatError(str(path), "", f"expected a file of {FORMAT}")
+
+    def save(self, number: int, state: Mapping[str, Any]) -> None:
+        """Keep the state of a trial in place of an earlier one."""
+        self._write(self._path(number), lambda part: torch.save(dict(state), part))
+
+    def load(self, number: int) -> dict[str, Any] | None:
+        """The last state of a trial, or None where none was kept.
+
+        Raises:
+            FormatError: the file does not read.
+        """
+        path = self._path(number)
+        if not path.exists():
+            return None
+        try:
+            found: dict[str, Any] = torch.load(path, weights_only=True)
+        except Exception as error:
+            raise FormatError(str(path), "", f"expected the state of a trial: {error}") from error
+        return found
+
+    def remove(self, number: int) -> None:
+        """A trial is over."""
+        self._path(number).unlink(missing_ok=True)
+
+    def keep_best(self, number: int) -> None:
+        """A trial is over, and the best of its study: its last state becomes ``best.pt``."""
+        if self._path(number).exists():
+            os.replace(self._path(number), self.folder / "best.pt")
+
+    def close(self) -> None:
+        """Let others work in the folder."""
+        self._lock.close()
+
+    def _path(self, number: int) -> Path:
+        return self.folder / f"trial-{number}.pt"
+
+    def _write(self, path: Path, write: Any) -> None:
+        part = path.with_name(f"{path.name}.part")
+        write(part)
+        with part.open("rb") as written:
+            os.fsync(written.fileno())
+        os.replace(part, path)

@@ -1,0 +1,200 @@
+"""Batches of an epoch, in an order that depends on the seed and the epoch and on nothing else.
+
+A loader shuffles, and a data set may augment, by the global generators. They are seeded for each epoch and put back
+around each batch, so that the draws of a model (dropout) and those of its data do not move each other: a trial gets the
+same batches whatever it trains beside, and all trials of an epoch may share them.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils.data import DataLoader, TensorDataset
+
+from hocket.errors import InputError
+
+__all__ = ["RandomState", "are_same_batches", "epoch_batches", "is_fixed", "size_of"]
+
+PRIMES = (1_000_003, 7_919)  # of a seed for each epoch; neighbouring seeds do not meet
+
+
+class RandomState:
+    """The states of the global generators: Python's, numpy's where it is loaded, and torch's.
+
+    Args:
+        seed: what the generators are seeded with; with None it is their present state.
+    """
+
+    def __init__(self, seed: int | None = None) -> None:
+        if seed is None:
+            self._read()
+        else:
+            outside = RandomState()
+            random.seed(seed)
+            torch.manual_seed(seed)
+            if numpy := sys.modules.get("numpy"):
+                numpy.random.seed(seed % 2**32)
+            self._read()
+            outside._write()
+
+    def _read(self) -> None:
+        numpy = sys.modules.get("numpy")
+        self._python, self._torch = random.getstate(), torch.get_rng_state()
+        self._numpy = numpy.random.get_state() if numpy else None
+        self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+
+    def _write(self) -> None:
+        random.setstate(self._python)
+        torch.set_rng_state(self._torch)
+        if self._numpy is not None:
+            sys.modules["numpy"].random.set_state(self._numpy)
+        if self._cuda is not None:
+            torch.cuda.set_rng_state_all(self._cuda)
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Let the generators go on from this state, and note where they end; outside they stay as they were."""
+        outside = RandomState()
+        self._write()
+        try:
+            yield
+        finally:
+            self._read()
+            outside._write()
+
+    def on(self, device: torch.device) -> torch.Tensor:
+        """The state of a device's generator."""
+        if device.type == "cpu":
+            return self._torch
+        assert self._cuda is not None
+        return self._cuda[device.index or 0]
+
+    def set_on(self, device: torch.device, state: torch.Tensor) -> None:
+        """Let a device's generator go on from this state."""
+        if device.type == "cpu":
+            self._torch = state
+        elif self._cuda is not None:
+            self._cuda[device.index or 0] = state
+
+    def tensors(self) -> dict[str, Any]:
+        """What a model's draws go on from, as plain tensors; Python's and numpy's generators are not a model's."""
+        return {"torch": self._torch, "cuda": self._cuda}
+
+    def load(self, tensors: dict[str, Any]) -> None:
+        """Take over what `tensors` gave."""
+        self._torch, self._cuda = tensors["torch"], tensors["cuda"]
+
+
+def is_fixed(batches: Iterable[Any]) -> bool:
+    """Whether every epoch has the same batches in the same order: a list or a tuple of them."""
+    return type(batches) in (list, tuple)
+
+
+def epoch_batches(batches: Iterable[Any], seed: int, epoch: int) -> Iterator[tuple[Any, Any]]:
+    """The pairs of inputs and target of one epoch.
+
+    Raises:
+        InputError: a batch is no such pair, or there is none.
+
+    Example:
+        >>> loader = DataLoader(TensorDataset(torch.arange(4), torch.arange(4)), batch_size=4, shuffle=True)
+        >>> [[again for again, _ in epoch_batches(loader, 0, epoch)][0].tolist() for epoch in (0, 1, 0)]
+        [[2, 1, 3, 0], [1, 3, 2, 0], [2, 1, 3, 0]]
+    """
+    empty = True
+    for batch in batches if is_fixed(batches) else _drawn(batches, PRIMES[0] * seed + PRIMES[1] * epoch):
+        empty = False
+        if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+            got = f"{len(batch)} values" if isinstance(batch, (tuple, list)) else type(batch).__name__
+            raise InputError(f"Training.batches: expected batches (inputs, target), got {got}")
+        yield batch[0], batch[1]
+    if empty:
+        raise InputError(f"Training.batches: there is no batch to read in epoch {epoch}; can they be iterated again?")
+
+
+def _drawn(batches: Any, seed: int) -> Iterator[Any]:
+    state = RandomState(seed)
+    generator = getattr(batches, "generator", None)
+    if isinstance(generator, torch.Generator):
+        generator.manual_seed(seed)
+    with state.active():
+        iterator = iter(batches)
+    while True:
+        with state.active():
+            try:
+                batch = next(iterator)
+            except StopIteration:
+                return
+        yield batch
+
+
+def size_of(target: Any, inputs: Any) -> int:
+    """How many examples a batch has: the first axis of its target, else of its inputs; 1 where neither has any."""
+    for tree in (target, inputs):
+        for leaf in pytree.tree_leaves(tree):
+            if isinstance(leaf, torch.Tensor) and leaf.ndim:
+                return leaf.shape[0]
+    return 1
+
+
+def are_same_batches(first: Any, second: Any) -> bool:
+    """Whether two trials' batches are provably the same data in the same order, epoch for epoch.
+
+    Example:
+        >>> ones = [(torch.ones(2), torch.ones(2))]
+        >>> are_same_batches(ones, [(torch.ones(2), torch.ones(2))]), are_same_batches(ones, [*ones, *ones])
+        (True, False)
+    """
+    if first is second:
+        return True
+    if type(first) is not type(second):
+        return False
+    if is_fixed(first):
+        return len(first) == len(second) and all(map(_is_equal, first, second))
+    if isinstance(first, DataLoader):
+        settings = ("batch_size", "drop_last", "num_workers", "collate_fn")
+        samplers = [type(loader.sampler) for loader in (first, second)]
+        known = (torch.utils.data.RandomSampler, torch.utils.data.SequentialSampler)
+        same = all(getattr(first, name) == getattr(second, name) for name in settings)
+        same = same and samplers[0] is samplers[1] and samplers[0] in known
+        same = same and all(type(loader.batch_sampler) is torch.utils.data.BatchSampler for loader in (first, second))
+        return same and _plain_sampler(first, second) and _is_same_dataset(first.dataset, second.dataset)
+    return False
+
+
+def _plain_sampler(first: Any, second: Any) -> bool:
+    options = ("replacement", "_num_samples")
+    own = [tuple(getattr(each.sampler, name, None) for name in options) for each in (first, second)]
+    return own[0] == own[1] and (first.generator is None) == (second.generator is None)
+
+
+def _is_same_dataset(first: Any, second: Any) -> bool:
+    if first is second:
+        return True
+    if type(first) is type(second) is TensorDataset:
+        return _is_equal(first.tensors, second.tensors)
+    return False
+
+
+def _is_equal(first: Any, second: Any) -> bool:
+    leaves, spec = pytree.tree_flatten(first)
+    others, other_spec = pytree.tree_flatten(second)
+    return spec == other_spec and all(map(_is_equal_leaf, leaves, others))
+
+
+def _is_equal_leaf(first: Any, second: Any) -> bool:
+    if first is second:
+        return True
+    if not (isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor)):
+        return type(first) is type(second) and bool(first == second)
+    if first.shape != second.shape or first.dtype != second.dtype or first.device != second.device:
+        return False
+    if first.data_ptr() == second.data_ptr() and first.stride() == second.stride() and not first.is_meta:
+        return True
+    return torch.equal(first, second)

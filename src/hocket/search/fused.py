@@ -1,0 +1,308 @@
+r"""The slots of one fused model: trials come and go by values, and what runs their steps stays.
+
+      slot 0    slot 1    slot 2                    a trial's own model, optimizer and scheduler
+    [ trial 4 | trial 1 | trial 7 ]  <--- put ----  weights, buffers, state of the optimizer, its numbers
+      one array, one optimizer       --- sync --->
+
+Shapes stay, so a step that was captured and planned once serves all trials of a group. Each trial keeps the torch
+scheduler it was made with: once an epoch it steps on the trial's own optimizer, whose numbers are then copied into the
+trial's slot, so any scheduler works, and a rate is to the last bit what it is alone.
+
+Source: Wang et al., "Horizontally Fused Training Array", MLSys 2021, Appendix E.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from operator import itemgetter
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from hocket.errors import InputError
+from hocket.fusion import fuse
+from hocket.fusion.loss import Losses
+from hocket.fusion.optim import ModelSlots, TrainedModel
+from hocket.search.data import are_same_batches, epoch_batches, is_fixed, size_of
+from hocket.search.fused_state import bring_home, device_of, fused_optimizer
+from hocket.search.losses import is_same_loss, reads_model
+from hocket.search.run import EpochResult, Run, Status
+from hocket.search.serial import averaged, diverged
+from hocket.search.signature import difference, options_of
+from hocket.search.split import Train
+from hocket.search.trainer import CannotFuseError, Trainer, metric_value, step_scheduler
+
+__all__ = ["FusedTrainer", "Runner", "why_apart"]
+
+Runner = Callable[[Callable[[Any, Any], torch.Tensor], Any, Any], Callable[[Any, Any], torch.Tensor]]
+
+
+class FusedTrainer(Trainer):
+    """Slots that train together.
+
+    Args:
+        train: the user's function.
+        runs: a trial for each slot; they have one signature and the same data.
+        seed: of the order of data.
+        options: names of the optimizer's numbers of which trials to come will have their own.
+        draws: whether the models draw random numbers in training: each then has a generator of its own.
+        runner: given the step ``step(inputs, target) -> losses``, the fused model and its optimizer, makes what is
+            called in its place, as `hocket.schedule` does; None for the step itself.
+
+    Raises:
+        CannotFuseError: the trials cannot train as one model; says why.
+    """
+
+    kind = "fused"
+    step_s: float  # of the fastest epoch, of all slots; infinite until there was one after the first
+
+    def __init__(
+        self,
+        train: Train,
+        runs: Sequence[Run],
+        seed: int,
+        options: frozenset[str] = frozenset(),
+        draws: bool = True,
+        runner: Runner | None = None,
+    ) -> None:
+        super().__init__(len(runs))
+        self._train, self._seed, self._draws, self._runner = train, seed, draws, runner
+        trainings = [run.build(train) for run in runs]
+        first = trainings[0]
+        self._loss, self._batches, self._measured_on = first.loss, first.batches, first.measured_on
+        # What those to come are compared with, also when the first trial is over.
+        self._leader = Run(runs[0].number, runs[0].params, seed, training=first, signature=runs[0].signature)
+        for run in runs:
+            self._check(run)
+        for each in trainings:
+            each.model.train()
+        try:
+            self._array = fuse(
+                [each.model for each in trainings],
+                shared=True,
+                seeds=[run.seed for run in runs] if draws else None,
+            )
+            self._optimizer = fused_optimizer(self._array, trainings, options)
+        except InputError as error:
+            raise CannotFuseError(str(error)) from error
+        self._slots = ModelSlots(self._array, self._optimizer)
+        self.slots = list(runs)
+        self._losses = [each.loss for each in trainings]
+        self._numbers: dict[int, list[dict[str, Any]]] = {}  # of the optimizer, as they stand in the slots
+        for slot, run in enumerate(runs):
+            self._enter(slot, run)
+            if draws and run.random is not None:
+                device = device_of(run.training)
+                self._array.generators_on(device)[slot].set_state(run.random.on(device))
+        self._step = self._one_step if runner is None else runner(self._one_step, self._array, self._optimizer)
+        self.step_s = math.inf
+        self._first_s: float | None = None
+        self._epoch_s = math.inf
+
+    @property
+    def step(self) -> Callable[[Any, Any], torch.Tensor]:
+        """What is called for each batch: the runner's, if there is one."""
+        return self._step
+
+    def admits(self, run: Run) -> bool:
+        """Where the order of data changes from epoch to epoch, all slots are at one epoch: they share its batches."""
+        active = self.active
+        return is_fixed(self._batches) or not active or active[0][1].epochs == run.epochs
+
+    def put(self, slot: int, run: Run) -> None:
+        run.build(self._train)
+        self._check(run)
+        before = self.slots[slot]
+        run.training.model.train(self._array.training)  # type: ignore[union-attr]
+        try:
+            state = self._slots.refill(slot, self._trained_model(run))
+        except InputError as error:
+            raise CannotFuseError(str(error)) from error
+        if before is not None and not before.status.is_over:
+            bring_home(before, state)
+        self.slots[slot] = run
+        self._losses[slot] = run.training.loss  # type: ignore[union-attr]
+        self._enter(slot, run)
+
+    def sync(self, slot: int) -> None:
+        run = self.slots[slot]
+        assert run is not None
+        bring_home(run, self._slots.state(slot))
+
+    def advance(self) -> Sequence[tuple[Run, EpochResult]]:
+        for slot, run in enumerate(self.slots):  # all slots are stepped: who waits may not stay
+            if run is not None and run.status is Status.PAUSED:
+                self.sync(slot)
+                self.slots[slot] = None
+        active = self.active
+        start = perf_counter()
+        totals = self._trained(active[0][1].epochs)
+        values = self._measured(active)
+        results = []
+        for slot, run in active:
+            value = values[slot]
+            if not math.isfinite(totals[slot]):
+                result = EpochResult(error=diverged(totals[slot], run.epochs))
+            elif isinstance(value, EpochResult):
+                result = value
+            else:
+                result = self._ended(run, value)
+            results.append((run, result))
+        self._copy_numbers()
+        took_s = perf_counter() - start
+        self._first_s = took_s if self._first_s is None else self._first_s
+        self._epoch_s = min(self._epoch_s, took_s)
+        return results
+
+    def shrink(self) -> None:
+        """Give up slots whose trials are over, where what that saves is more than what it costs to begin again.
+
+        Both are known from epochs that were timed: the first one, with its choices and its capture, took so much longer
+        than the fastest one. What is saved has to be twice that: time does not fall as fast as the number of slots, and
+        more of them may be given up soon, at once.
+        """
+        keep = [slot for slot, run in enumerate(self.slots) if run is not None and not run.status.is_over]
+        ahead = max((self.slots[slot].until - self.slots[slot].epochs for slot in keep), default=0)  # type: ignore[union-attr]
+        saved_s = self._epoch_s * (1 - len(keep) / len(self.slots)) * ahead
+        if not keep or len(keep) == len(self.slots) or saved_s <= 2 * ((self._first_s or 0.0) - self._epoch_s):
+            return
+        self._slots.take(keep)
+        self.slots = [self.slots[slot] for slot in keep]
+        self._losses = [self._losses[slot] for slot in keep]
+        self._numbers = {place: self._numbers[slot] for place, slot in enumerate(keep)}
+        self._has_one_loss = all(is_same_loss(self._loss, each) for each in self._losses)
+        self._first_s, self._epoch_s, self.step_s = None, math.inf, math.inf
+
+    def close(self) -> None:
+        super().close()
+        if self._step is not self._one_step and hasattr(self._step, "close"):
+            self._step.close()
+
+    # -------------------------------------------------------------------------------------------------- one epoch
+
+    def _one_step(self, inputs: Any, target: Any) -> torch.Tensor:
+        self._optimizer.zero_grad()
+        losses = self._array.losses(self._loss, inputs, target) if self._has_one_loss else self._own(inputs, target)
+        losses.backward()
+        self._optimizer.step()
+        return losses
+
+    def _own(self, inputs: Any, target: Any) -> torch.Tensor:
+        """Each trial's own loss of its own outputs."""
+        outputs = self._array(inputs)
+        own = [pytree.tree_map_only(torch.Tensor, itemgetter(slot), outputs) for slot in range(len(self.slots))]
+        losses = [loss(each, target).sum() for loss, each in zip(self._losses, own, strict=True)]
+        return torch.stack(losses).as_subclass(Losses)
+
+    def _trained(self, epoch: int) -> list[float]:
+        """The sum of each slot's losses."""
+        self._array.train()
+        total: Any = 0.0
+        count = 0
+        start = perf_counter()
+        for inputs, target in epoch_batches(self._batches, self._seed, epoch):
+            total = total + self._step(inputs, target).detach().as_subclass(torch.Tensor)
+            count += 1
+        if self._first_s is not None:  # not in the first epoch, which chooses
+            self.step_s = min(self.step_s, (perf_counter() - start) / count)
+        found: list[float] = total.tolist()
+        return found
+
+    def _measured(self, active: Sequence[tuple[int, Run]]) -> dict[int, Any]:
+        """For each slot the mean of its metric, or the error that it raised."""
+        sums: dict[int, list[tuple[float, int]]] = {slot: [] for slot, _ in active}
+        failed: dict[int, Any] = {}
+        self._array.eval()
+        with torch.no_grad():
+            for inputs, target in epoch_batches(self._measured_on, self._seed, active[0][1].epochs):
+                outputs = self._array(inputs)
+                size = size_of(target, inputs)
+                for slot, run in active:
+                    assert run.training is not None
+                    if slot in failed:
+                        continue
+                    try:
+                        own = pytree.tree_map_only(torch.Tensor, itemgetter(slot), outputs)
+                        sums[slot].append((metric_value(run.training.metric(own, target)), size))
+                    except InputError:
+                        raise
+                    except Exception as error:  # noqa: BLE001 - the user's code; this trial ends, no other one
+                        failed[slot] = EpochResult(error=f"{type(error).__name__}: {error}")
+        return {slot: failed.get(slot) or averaged(sums[slot]) for slot, _ in active}
+
+    def _ended(self, run: Run, value: float) -> EpochResult:
+        """End an epoch of one trial: its scheduler steps on its own optimizer."""
+        assert run.training is not None
+        try:
+            step_scheduler(run.training.scheduler, value)
+        except Exception as error:  # noqa: BLE001 - such as a cycle that is over
+            return EpochResult(error=f"{type(error).__name__}: {error}")
+        return EpochResult(value)
+
+    def _copy_numbers(self) -> None:
+        """Set in the slots what the trials' schedulers have set in their own optimizers."""
+        own = {slot: options_of(run.training) for slot, run in self.active if run.training is not None}
+        for number, group in enumerate(self._optimizer.param_groups):
+            for key in self._optimizer.bounds:
+                for slot, numbers in own.items():
+                    if numbers[number][key] != self._numbers[slot][number][key]:
+                        self._optimizer.set_for_model(group, key, slot, numbers[number][key])
+        for slot, numbers in own.items():
+            self._numbers[slot] = numbers
+
+    # ------------------------------------------------------------------------------------------------ who may come
+
+    def _check(self, run: Run) -> None:
+        if differs := why_apart(self._leader, run):
+            raise CannotFuseError(differs)
+        for field in ("loss", "metric"):
+            if reads_model(getattr(run.training, field), run.training.model):  # type: ignore[union-attr]
+                raise CannotFuseError(f"{field}: it holds the trial's own model, whose weights would be old")
+        if self._runner is not None and not is_same_loss(self._loss, run.training.loss):  # type: ignore[union-attr]
+            raise CannotFuseError("loss: not provably one function, so the step of all trials cannot be captured")
+
+    def _trained_model(self, run: Run) -> TrainedModel:
+        """A trial as `ModelSlots` takes it.
+
+        Numbers that all slots have in common are left out where they are this trial's, too: they stay one number, and a
+        captured step stays as it is.
+        """
+        assert run.training is not None
+        assert run.random is not None
+        device = device_of(run.training)
+        state = run.training.optimizer.state_dict()
+        for own, group in zip(state["param_groups"], self._optimizer.param_groups, strict=True):
+            for key in self._optimizer.bounds:
+                parts = pytree.tree_leaves(group[key])
+                if not any(isinstance(part, torch.Tensor) for part in parts) and own.get(key) == group[key]:
+                    del own[key]
+        return TrainedModel(
+            module=run.training.model,
+            optimizers=[state],
+            schedulers=[],
+            seed=run.seed,
+            generators={device: run.random.on(device)} if self._draws else None,
+        )
+
+    def _enter(self, slot: int, run: Run) -> None:
+        assert run.training is not None
+        run.training.optimizer._opt_called = True  # type: ignore[attr-defined]  # the scheduler asks for it
+        self._numbers[slot] = options_of(run.training)
+        self._has_one_loss = all(is_same_loss(self._loss, each) for each in self._losses)
+
+
+def why_apart(first: Run, second: Run) -> str:
+    """In words why two trials cannot train as one model, or nothing."""
+    mine, its = first.training, second.training
+    assert mine is not None
+    assert its is not None
+    if differs := difference(first.signature, second.signature):
+        return differs
+    if not are_same_batches(mine.batches, its.batches):
+        return "batches: not provably the same data"
+    if not are_same_batches(mine.measured_on, its.measured_on):
+        return "validation: not provably the same data"
+    return ""

@@ -1,0 +1,70 @@
+"""A trial's state on its way between its own model and optimizer and a slot of the fused ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from hocket.fusion.optim import FusedOptimizer, TrainedModel
+from hocket.search.run import Run
+from hocket.search.signature import fused_class
+from hocket.search.trainer import CannotFuseError
+from hocket.search.training import Training
+
+__all__ = ["bring_home", "device_of", "fused_optimizer"]
+
+
+def bring_home(run: Run, state: TrainedModel) -> None:
+    """Put what a slot has made of a trial into its own model and optimizer, whose numbers are the trial's already."""
+    assert run.training is not None
+    assert run.random is not None
+    with torch.no_grad():
+        for mine, its in zip(_tensors(run.training.model), _tensors(state.module), strict=True):
+            mine.copy_(its)
+    own = run.training.optimizer.state_dict()
+    run.training.optimizer.load_state_dict({**own, "state": state.optimizers[0]["state"]})
+    for device, generator in (state.generators or {}).items():
+        run.random.set_on(device, generator)
+
+
+def fused_optimizer(array: Any, trainings: Sequence[Training], options: frozenset[str]) -> FusedOptimizer:
+    """The fused optimizer of these plain ones, which goes on where they are."""
+    first = trainings[0]
+    kind = fused_class(first.optimizer)
+    if kind is None:
+        raise CannotFuseError(f"optimizer: {type(first.optimizer).__name__} has no fused form")
+    stacked = array.all_tensors()
+    names = {id(parameter): name for name, parameter in first.model.named_parameters()}
+    groups = []
+    for number, group in enumerate(first.optimizer.param_groups):
+        own = [names.get(id(parameter)) for parameter in group["params"]]
+        if any(name is None or name not in stacked for name in own):
+            raise CannotFuseError(f"optimizer: group {number} has parameters that are not fused")
+        groups.append({"params": [stacked[str(name)] for name in own]})
+        if any(group.get(flag) for flag in ("differentiable", "capturable")):
+            raise CannotFuseError("optimizer: differentiable and capturable have no fused form")
+    optimizer = kind(groups)
+    optimizer.load_unfused([each.optimizer.state_dict() for each in trainings])
+    changing = options | ({"lr"} if any(each.scheduler is not None for each in trainings) else set())
+    for group in optimizer.param_groups:
+        for key in changing & set(optimizer.bounds):
+            whole = group[key]
+            if isinstance(whole, tuple):
+                group[key] = tuple(optimizer.widened(group, part) for part in whole)
+            else:
+                group[key] = optimizer.widened(group, whole)
+    optimizer.count_per_model()
+    return optimizer
+
+
+def device_of(training: Training | None) -> torch.device:
+    """Where a model's parameters are."""
+    assert training is not None
+    return next((p.device for p in training.model.parameters()), torch.device("cpu"))
+
+
+def _tensors(model: torch.nn.Module) -> list[torch.Tensor]:
+    """All parameters and buffers, also those that a state dict leaves out."""
+    return [*model.parameters(), *model.buffers()]

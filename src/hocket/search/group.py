@@ -1,0 +1,252 @@
+"""The trials that may train as one model: a queue of those that wait, and what trains them."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hocket.errors import InputError
+from hocket.search.data import is_fixed
+from hocket.search.fused import FusedTrainer, Runner, why_apart
+from hocket.search.probe import Probe, probe
+from hocket.search.run import Run, Status
+from hocket.search.serial import SerialTrainer
+from hocket.search.split import Split, Train
+from hocket.search.trainer import CannotFuseError, Trainer
+
+__all__ = ["TrialGroup", "Ways"]
+
+MAX_SLOTS = 64
+HANDICAP = 1.1  # fused trials go on together unless steps alone are clearly faster
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Ways:
+    """How the groups of one search train.
+
+    Attributes:
+        train: the user's function.
+        split: which parameters are fusible.
+        executor: ``"serial"`` fuses nothing; the others do where there is more than one trial to fuse, and ``"auto"``
+            stops where steps of one trial alone are faster.
+        seed: of weights, random numbers and the order of data.
+        max_slots: how many models are fused at most.
+        memory_bytes: what the models of a group may take; None for any.
+        runner: see `FusedTrainer`.
+        processes: makes a trainer of processes, where trials train in such.
+        is_declared: whether the user has declared what is fusible.
+    """
+
+    train: Train
+    split: Split
+    executor: str = "auto"
+    seed: int = 0
+    max_slots: int = MAX_SLOTS
+    memory_bytes: int | None = None
+    runner: Runner | None = None
+    processes: Callable[[], Trainer] | None = None
+    is_declared: bool = False
+
+
+class TrialGroup:
+    """One group of a search.
+
+    Attributes:
+        key: the values of the infusible parameters, and what else sets it apart.
+        waiting: trials that are ready and in no slot, the first one to go first.
+        trainer: what trains them; None while there is none.
+        why_serial: why these trials do not train as one model, if they do not.
+        searches: how many fused models were made.
+    """
+
+    def __init__(self, key: tuple[Any, ...], ways: Ways) -> None:
+        self.key = key
+        self.waiting: list[Run] = []
+        self.trainer: Trainer | None = None
+        self.why_serial = ""
+        self.searches = 0
+        self._ways = ways
+        self._probe: Probe | None = None
+
+    @property
+    def num_ready(self) -> int:
+        """How many trials may train now."""
+        return len(self.waiting) + (len(self.trainer.active) if self.trainer else 0)
+
+    def fill(self) -> list[tuple[Run, str]]:
+        """Let waiting trials into slots; those that cannot train here, with what was wrong."""
+        refused = self._refused_by_building()
+        self._judge()
+        if not self.waiting and self.trainer is not None:
+            self.trainer.shrink()
+            return refused
+        if self._is_outgrown():
+            self.close()
+        if self.trainer is None and self.waiting:
+            refused += self._begin()
+        if self.trainer is None:
+            return refused
+        for run in [run for run in self.waiting if self.trainer.admits(run)]:
+            slot = self.trainer.free_slot()
+            if slot is None:
+                break
+            self.waiting.remove(run)
+            before = self.trainer.slots[slot]
+            try:
+                self.trainer.put(slot, run)
+            except CannotFuseError as error:
+                refused.append((run, str(error)))
+                continue
+            if before is not None and before.status.is_over:
+                before.release()
+        return refused
+
+    def remove(self, run: Run) -> None:
+        """A trial is over."""
+        if run in self.waiting:
+            self.waiting.remove(run)
+        if self.trainer is not None and run not in self.trainer.slots:
+            run.release()
+
+    def take_all(self) -> list[Run]:
+        """All trials of the group that may train, taken out of it."""
+        self.close()
+        found, self.waiting = self.waiting, []
+        return found
+
+    def close(self) -> None:
+        """Let go of what trains; its trials wait."""
+        if self.trainer is not None:
+            back = [run for _, run in self.trainer.active]
+            self.trainer.close()
+            self.trainer = None
+            self.waiting = [*back, *self.waiting]
+
+    # ------------------------------------------------------------------------------------------- what trains them
+
+    def _refused_by_building(self) -> list[tuple[Run, str]]:
+        """Trials that cannot be built end here."""
+        room = self._ways.max_slots
+        refused = []
+        for run in self.waiting[:room] if self._ways.executor != "processes" else []:
+            try:
+                run.build(self._ways.train)
+            except InputError:
+                raise
+            except Exception as error:  # noqa: BLE001 - the user's code; this trial ends, no other one
+                run.error = f"{type(error).__name__}: {error}"
+                refused.append((run, ""))
+        self.waiting = [run for run in self.waiting if run.error is None]
+        return refused
+
+    def _judge(self) -> None:
+        """With ``"auto"``, train one at a time where that was measured to be faster."""
+        trainer = self.trainer
+        if self._ways.executor != "auto" or not isinstance(trainer, FusedTrainer) or self._probe is None:
+            return
+        alone_s = self._probe.step_s * len(trainer.active)
+        if math.isfinite(trainer.step_s) and trainer.active and trainer.step_s > HANDICAP * alone_s:
+            self.why_serial = f"a fused step takes {trainer.step_s * 1e3:.1f} ms, steps alone {alone_s * 1e3:.1f} ms"
+            log.info("hocket.tune: trials of group %s train one at a time: %s", list(self.key), self.why_serial)
+            self.close()
+
+    def _is_outgrown(self) -> bool:
+        """Whether so many wait that more slots pay: as many again as there are."""
+        if not isinstance(self.trainer, (FusedTrainer, SerialTrainer)) or self._is_serial:
+            return False
+        return len(self.waiting) >= len(self.trainer.slots) < self._capacity() and self.num_ready > 1
+
+    @property
+    def _is_serial(self) -> bool:
+        return self._ways.executor == "serial" or bool(self.why_serial)
+
+    def _capacity(self) -> int:
+        most = self._ways.max_slots
+        if self._ways.memory_bytes is not None and self._probe is not None:
+            most = min(most, max(1, self._ways.memory_bytes // max(1, self._probe.slot_bytes)))
+        return most
+
+    def _begin(self) -> list[tuple[Run, str]]:
+        """Make what trains the waiting trials; those that differ from the first one."""
+        ways = self._ways
+        if ways.processes is not None:
+            self.trainer = ways.processes()
+            return []
+        if self._is_serial or len(self.waiting) == 1:
+            self.trainer = SerialTrainer(ways.train, ways.seed)
+            return []
+        runs, refused = self._alike(self.waiting[: ways.max_slots])
+        self.waiting = [run for run in self.waiting if run not in [each for each, _ in refused]]
+        try:
+            if self._probe is None:
+                training = runs[0].training
+                assert training is not None
+                self._probe = probe(training)
+            runs = runs[: self._capacity()]
+            if len(runs) > 1:
+                self.trainer = FusedTrainer(
+                    ways.train, runs, ways.seed, ways.split.options, self._probe.draws, ways.runner
+                )
+                self.searches += 1
+        except CannotFuseError as error:
+            self.why_serial = str(error)
+            log.warning("hocket.tune: trials %s train one at a time: %s", [run.number for run in runs], error)
+        except Exception as error:  # noqa: BLE001 - the user's step raises, for some trials or for all
+            refused += self._culprits(runs, error)
+            if not self.why_serial:
+                return refused  # the others begin without them
+        if self.trainer is None:
+            self.trainer = SerialTrainer(ways.train, ways.seed)
+        else:
+            self.waiting = [run for run in self.waiting if run not in runs]
+        return refused
+
+    def _alike(self, runs: Sequence[Run]) -> tuple[list[Run], list[tuple[Run, str]]]:
+        """Those that fuse with the first one, and why the others do not."""
+        first, *others = runs
+        alike, refused = [first], []
+        assert first.training is not None
+        for run in others:
+            if differs := why_apart(first, run):
+                refused.append((run, differs))
+            elif is_fixed(first.training.batches) or run.epochs == first.epochs:
+                alike.append(run)
+        return alike, refused
+
+    def fall_back(self, error: Exception) -> list[tuple[Run, str]]:
+        """After a fused step has failed: those in the slots begin anew, since what failed may be half done.
+
+        Returns:
+            The trials that fail alone, too.
+        """
+        assert self.trainer is not None
+        runs = [run for run in self.trainer.slots if run is not None and not run.status.is_over]
+        for run in runs:
+            run.restart()
+        self.waiting = [*(run for run in runs if run.status is Status.READY), *self.waiting]
+        self.trainer.slots = []
+        self.trainer.close()
+        self.trainer = None
+        refused = self._refused_by_building()
+        return refused + self._culprits([run for run in self.waiting if run.training is not None], error)
+
+    def _culprits(self, runs: Sequence[Run], error: Exception) -> list[tuple[Run, str]]:
+        """The trials whose first step raises; where none does, all train one at a time from now on."""
+        found = []
+        for run in runs:
+            assert run.training is not None
+            try:
+                probe(run.training)
+            except Exception as own:  # noqa: BLE001 - the user's code; this trial ends, no other one
+                run.error = f"{type(own).__name__}: {own}"
+                found.append((run, ""))
+        self.waiting = [run for run in self.waiting if run.error is None]
+        if not found:
+            self.why_serial = f"a fused step raises {type(error).__name__}: {error}"
+            log.warning("hocket.tune: trials %s train one at a time: %s", [r.number for r in runs], self.why_serial)
+        return found

@@ -1,0 +1,76 @@
+"""How long each trial trains: what a search asks after each epoch."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hocket.errors import InputError
+
+__all__ = ["AllEpochs", "Move", "Policy", "checked_whole"]
+
+
+@dataclass(frozen=True)
+class Move:
+    """What becomes of a trial.
+
+    Attributes:
+        number: of the trial.
+        what: ``"go"`` on, ``"prune"``, or ``"complete"``.
+        until: up to which epoch it goes on.
+    """
+
+    number: int
+    what: str
+    until: int = 0
+
+
+class Policy(ABC):
+    """Decides, from the values that are reported, which trials go on.
+
+    Args:
+        epochs: how many epochs a trial goes at most.
+        maximize: whether more is better.
+    """
+
+    def __init__(self, epochs: int, maximize: bool) -> None:
+        self.epochs = checked_whole("epochs", epochs, 1)
+        self.maximize = maximize
+
+    @abstractmethod
+    def start(self, number: int) -> int:
+        """A trial begins; up to which epoch it goes before it is decided on."""
+
+    @abstractmethod
+    def report(self, number: int, epoch: int, value: float) -> Sequence[Move]:
+        """A trial has reached the epoch up to which it goes; decisions that follow, perhaps on others too."""
+
+    def fail(self, number: int) -> Sequence[Move]:
+        """A trial has ended before its time."""
+        return ()
+
+    def all_started(self) -> Sequence[Move]:
+        """No more trials begin."""
+        return ()
+
+    def rank(self, value: float, number: int) -> tuple[float, int]:
+        """What trials are sorted by, the best one first; of equal ones the one that began first."""
+        return (-value if self.maximize else value, number)
+
+
+class AllEpochs(Policy):
+    """Every trial goes all epochs."""
+
+    def start(self, number: int) -> int:
+        return self.epochs
+
+    def report(self, number: int, epoch: int, value: float) -> Sequence[Move]:
+        return [Move(number, "complete")]
+
+
+def checked_whole(name: str, value: object, least: int) -> int:
+    """`value`, which must be a whole number of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise InputError(f"{name}: expected a whole number >= {least}, got {value!r}")
+    return value

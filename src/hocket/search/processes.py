@@ -1,0 +1,135 @@
+"""Trials side by side in processes: what fused trials are compared with, and a way for models that do not fuse.
+
+this process --params, saved state, epochs to go--> worker: the plain loop of `hocket.search.serial`
+             <--value of each epoch, state at the end--
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+from collections.abc import Sequence
+from multiprocessing import connection
+from typing import Any
+
+from hocket.errors import InputError
+from hocket.search.run import EpochResult, Run
+from hocket.search.split import Train
+from hocket.search.trainer import Trainer
+
+__all__ = ["ProcessTrainer"]
+
+
+class ProcessTrainer(Trainer):
+    """A slot for each of several processes, which are started anew (spawned) and import what `train` is defined in.
+
+    Args:
+        train: the user's function; a function of a module, so that processes can import it.
+        seed: of the order of data.
+        num_processes: how many; half the processors if None, at least two.
+        keep: whether states are wanted after each epoch, for checkpoints.
+
+    Raises:
+        InputError: `train` cannot be sent to a process.
+    """
+
+    kind = "processes"
+
+    def __init__(self, train: Train, seed: int, num_processes: int | None = None, *, keep: bool = False) -> None:
+        try:
+            self._train = pickle.dumps(train)
+        except Exception as error:
+            raise InputError(f"train: executor='processes' needs a function that can be imported: {error}") from error
+        super().__init__(num_processes or max(2, (os.cpu_count() or 2) // 2))
+        self._seed, self._keep = seed, keep
+        self._workers: dict[int, Any] = {}
+        self._pipes: dict[int, Any] = {}
+        self._busy: set[int] = set()
+
+    def put(self, slot: int, run: Run) -> None:
+        self.slots[slot] = run
+
+    def sync(self, slot: int) -> None:
+        """States come with the results."""
+
+    def advance(self) -> Sequence[tuple[Run, EpochResult]]:
+        for slot, run in self.active:
+            if slot not in self._busy:
+                job = (run.number, dict(run.params), run.seed, run.state(), run.until, self._keep)
+                self._pipe(slot).send(job)
+                self._busy.add(slot)
+        ready = connection.wait([self._pipes[slot] for slot in self._busy])
+        found = []
+        for slot in [slot for slot in sorted(self._busy) if self._pipes[slot] in ready]:
+            trained = self.slots[slot]
+            assert trained is not None
+            try:
+                value, error, state = self._pipes[slot].recv()
+            except (EOFError, ConnectionError):
+                self._stop(slot)
+                value, error, state = None, "its process ended", None
+            if isinstance(error, InputError):
+                raise error
+            trained.saved = state if state is not None else trained.saved
+            if error is not None or trained.epochs + 1 >= trained.until:
+                self._busy.discard(slot)
+            found.append((trained, EpochResult(value, error)))
+        return found
+
+    def close(self) -> None:
+        for slot in list(self._workers):
+            self._stop(slot)
+        self.slots = [None] * len(self.slots)
+        self._busy.clear()
+
+    def _pipe(self, slot: int) -> Any:
+        """The pipe to a slot's process, which is started when it is first needed."""
+        if slot not in self._workers:
+            context = multiprocessing.get_context("spawn")
+            ours, theirs = context.Pipe()
+            threads = max(1, (os.cpu_count() or 1) // len(self.slots))
+            worker = context.Process(target=_work, args=(theirs, self._train, self._seed, threads), daemon=True)
+            worker.start()
+            theirs.close()
+            self._workers[slot], self._pipes[slot] = worker, ours
+        return self._pipes[slot]
+
+    def _stop(self, slot: int) -> None:
+        worker = self._workers.pop(slot)
+        self._pipes.pop(slot).close()
+        self._busy.discard(slot)
+        worker.terminate()
+        worker.join()
+
+
+def _work(pipe: Any, pickled: bytes, seed: int, threads: int) -> None:
+    """A process: train what comes until nobody sends any more."""
+    import torch
+
+    from hocket.search.serial import train_epoch
+
+    torch.set_num_threads(threads)
+    train: Train = pickle.loads(pickled)
+    while True:
+        try:
+            number, params, own_seed, saved, until, keep = pipe.recv()
+        except (EOFError, KeyboardInterrupt):
+            return
+        run = Run(number, params, own_seed, until, saved=saved or None)
+        try:
+            run.build(train)
+        except Exception as error:  # noqa: BLE001 - the user's code; told to the other process
+            pipe.send((None, error if isinstance(error, InputError) else f"{type(error).__name__}: {error}", None))
+            continue
+        while run.epochs < until:
+            try:
+                result = train_epoch(run, seed)
+            except InputError as error:
+                pipe.send((None, error, None))
+                break
+            if result.value is None:
+                pipe.send((None, result.error, None))
+                break
+            run.values.append(result.value)
+            pipe.send((result.value, None, run.state() if keep or run.epochs == until else None))

@@ -1,0 +1,346 @@
+r"""One search: proposals from a study, trained in groups, reported and decided on at epoch boundaries.
+
+study --ask--> trials --infusible values--> groups --slots--> one epoch of all --values--> policy
+  ^                                           ^                                              |
+  \------------- tell: complete, pruned, failed                         go on, in place -----/
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+from hocket.errors import ExecutionError, InputError
+from hocket.search.checkpoints import Checkpoints
+from hocket.search.fused import FusedTrainer
+from hocket.search.group import TrialGroup, Ways
+from hocket.search.policy import Move, Policy
+from hocket.search.run import EpochResult, Run, Status
+from hocket.search.study import StudyClient
+
+__all__ = ["Epoch", "Record", "Search"]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """One trial in one slot for one epoch: a bar in the timeline of slots; seconds since the search began."""
+
+    number: int
+    group: int
+    kind: str
+    slot: int
+    epoch: int
+    start_s: float
+    end_s: float
+    value: float | None
+
+
+@dataclass
+class Record:
+    """What a search did.
+
+    Attributes:
+        epochs: every trial's epochs, in the order in which they ended.
+        groups: for each group the values that its trials agree on, and why they trained one at a time, if they did.
+        searches: how many fused models were made; each is captured and planned once, with a runner that does so.
+        split: the names of the fusible and the infusible parameters.
+    """
+
+    epochs: list[Epoch] = field(default_factory=list)
+    groups: list[tuple[tuple[Any, ...], str]] = field(default_factory=list)
+    searches: int = 0
+    split: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+
+
+class Search:
+    """A search in progress.
+
+    Args:
+        client: the study.
+        ways: how groups train.
+        policy: how long each trial trains.
+        trials: how many trials begin, those from before a kill included.
+        batch: how many proposals are asked for at a time.
+        checkpoints: where states are kept, or None.
+        on_progress: called after each epoch with the search.
+    """
+
+    def __init__(
+        self,
+        client: StudyClient,
+        ways: Ways,
+        policy: Policy,
+        trials: int,
+        batch: int,
+        checkpoints: Checkpoints | None = None,
+        on_progress: Callable[[Search], object] | None = None,
+    ) -> None:
+        self.client, self.ways, self.policy = client, ways, policy
+        self.trials, self.batch = trials, batch
+        self.runs: dict[int, Run] = {}
+        self.record = Record(split=(ways.split.fusible, ways.split.infusible))
+        self._checkpoints = checkpoints
+        self._on_progress = on_progress
+        self._groups: dict[tuple[Any, ...], TrialGroup] = {}
+        self._all_started = False
+        self._is_replaying = False
+        self._start_s = perf_counter()
+
+    @property
+    def groups(self) -> list[TrialGroup]:
+        """All groups so far."""
+        return list(self._groups.values())
+
+    def run(self) -> None:
+        """Search to the end.
+
+        Raises:
+            ExecutionError: the storage failed, or every trial did.
+            InputError: the user's batches or metric are nothing to work with.
+        """
+        try:
+            while True:
+                self._ask()
+                group = self._next_group()
+                if group is None:
+                    break
+                self._work(group)
+        except BaseException:
+            self._abandon()
+            raise
+        finally:
+            for group in self._groups.values():
+                group.close()
+        if self.client.is_stopped:
+            self._stop()
+        self.record.groups = [(group.key, group.why_serial) for group in self._groups.values()]
+        self.record.searches = sum(group.searches for group in self._groups.values())
+        self._check_any_succeeded()
+
+    def begin(self, number: int, params: dict[str, Any], error: str | None = None) -> None:
+        """A trial that was asked for begins, or fails at once."""
+        run = self._add(number, params)
+        if error is None:
+            self._group_of(run).waiting.append(run)
+        else:
+            self._fail(run, error)
+
+    def resume(self, known: Iterable[Any]) -> None:
+        """Take up the trials of this search from before it was killed: `known`, of the storage, in their order."""
+        for frozen in known:
+            run = self._add(frozen.number, frozen.params)
+            run.values = [frozen.intermediate_values[epoch] for epoch in sorted(frozen.intermediate_values)]
+            if frozen.state.is_finished():
+                over = {"COMPLETE": Status.COMPLETE, "PRUNED": Status.PRUNED}
+                run.status = over.get(frozen.state.name, Status.FAILED)
+                self._put_away(run)
+            else:
+                run.saved = None if self._checkpoints is None else self._checkpoints.load(run.number)
+                run.values = [] if run.saved is None else list(run.saved["values"])
+        self._is_replaying = True
+        self._replay(list(self.runs.values()))
+        self._is_replaying = False
+        for run in self.runs.values():
+            if run.status is Status.READY:
+                self._group_of(run).waiting.append(run)
+
+    def _replay(self, runs: Sequence[Run]) -> None:
+        """Let the policy see again who failed, and all values at the epochs at which it decides."""
+        for run in runs:
+            if run.status is Status.FAILED:
+                self._apply(self.policy.fail(run.number))
+        seen: dict[int, int] = {}
+        while due := [run for run in runs if seen.get(run.number, 0) < run.until <= run.epochs]:
+            for run in due:
+                seen[run.number] = run.until
+                if run.status is Status.FAILED:
+                    continue
+                if not run.status.is_over:
+                    run.status = Status.PAUSED
+                self._apply(self.policy.report(run.number, run.until, run.values[run.until - 1]))
+
+    # ------------------------------------------------------------------------------------------------ who trains
+
+    def _ask(self) -> None:
+        """Ask for proposals while there is room for them."""
+        if self._all_started:
+            return
+        while len(self.runs) < self.trials and not self.client.is_stopped and self._num_ready() < self.batch:
+            self.begin(*self.client.ask())
+        if len(self.runs) >= self.trials or self.client.is_stopped:
+            self._all_started = True
+            self._apply(self.policy.all_started())
+
+    def _num_ready(self) -> int:
+        return sum(group.num_ready for group in self._groups.values())
+
+    def _add(self, number: int, params: dict[str, Any]) -> Run:
+        run = Run(number, params, self.ways.seed)
+        run.until = self.policy.start(number)
+        self.runs[number] = run
+        return run
+
+    def _key(self, run: Run) -> tuple[Any, ...]:
+        return () if self.ways.processes is not None else (*self.ways.split.key(run.params), *run.variant)
+
+    def _group_of(self, run: Run) -> TrialGroup:
+        key = self._key(run)
+        return self._groups.setdefault(key, TrialGroup(key, self.ways))
+
+    def _next_group(self) -> TrialGroup | None:
+        """The group with most trials that are ready; with a limit on memory only one has slots at a time."""
+        ready = [group for group in self._groups.values() if group.num_ready]
+        if not ready or self.client.is_stopped:
+            return None
+        chosen = max(ready, key=lambda group: group.num_ready)
+        if self.ways.memory_bytes is not None:
+            for group in self._groups.values():
+                if group is not chosen:
+                    group.close()
+        return chosen
+
+    def _work(self, group: TrialGroup) -> None:
+        """Train a group until none of its trials may go on."""
+        while group.num_ready and not self.client.is_stopped:
+            for run, why in group.fill():
+                self._refused(group, run, why)
+            trainer = group.trainer
+            if trainer is None or not trainer.active:
+                return
+            start_s = perf_counter() - self._start_s
+            try:
+                results = trainer.advance()
+            except InputError:
+                raise
+            except Exception as error:
+                if not isinstance(trainer, FusedTrainer):
+                    raise
+                for run, why in group.fall_back(error):
+                    self._refused(group, run, why)
+                continue
+            self._note(group, results, start_s)
+            self._ended(group, results)
+            if self._on_progress is not None:
+                self._on_progress(self)
+            self._ask()
+
+    def _refused(self, group: TrialGroup, run: Run, why: str) -> None:
+        """A trial cannot train in the group that it was put into: it ends, or becomes part of another one."""
+        if run.error is not None:
+            self._fail(run, run.error)
+            return
+        if self.ways.is_declared:
+            names = ", ".join(self.ways.split.fusible)
+            raise InputError(f"fusible: trial {run.number} {run.params} cannot fuse with others ({names}): {why}")
+        run.variant = (*run.variant, why)
+        self._group_of(run).waiting.append(run)
+
+    # --------------------------------------------------------------------------------------------- what becomes of it
+
+    def _ended(self, group: TrialGroup, results: Sequence[tuple[Run, EpochResult]]) -> None:
+        """Note an epoch's values, keep states, then tell the study: a kill in between loses and repeats nothing."""
+        due = []
+        for run, result in results:
+            if result.error is None and result.value is not None and not math.isnan(result.value):
+                run.values.append(result.value)
+                due.append(run)
+            else:
+                run.error = result.error or f"its metric is {result.value} in epoch {run.epochs + 1}"
+        assert group.trainer is not None
+        if self._checkpoints is not None:
+            for run in due:
+                group.trainer.sync(group.trainer.slots.index(run))
+                self._checkpoints.save(run.number, run.state())
+        for run, _ in results:
+            if run.error is not None:
+                self._fail(run, run.error)
+        for run in due:
+            self.client.report(run)
+            if run.epochs == run.until:
+                run.status = Status.PAUSED
+        for run in due:
+            if run.epochs == run.until and not run.status.is_over:
+                self._apply(self.policy.report(run.number, run.epochs, run.values[-1]))
+
+    def _apply(self, decisions: Iterable[Move]) -> None:
+        for decision in decisions:
+            run = self.runs[decision.number]
+            if decision.what == "go":
+                run.until = decision.until
+                if not run.status.is_over:
+                    self._go_on(run)
+            elif not run.status.is_over:
+                self._finish(run, Status.COMPLETE if decision.what == "complete" else Status.PRUNED)
+
+    def _go_on(self, run: Run) -> None:
+        """In place, where it is in a slot still; else it waits for one."""
+        was, run.status = run.status, Status.READY
+        if was is Status.PAUSED and not self._is_replaying:
+            group = self._group_of(run)
+            if group.trainer is None or run not in group.trainer.slots:
+                group.waiting.append(run)
+
+    def _fail(self, run: Run, error: str) -> None:
+        run.error = error
+        self._finish(run, Status.FAILED)
+        self._apply(self.policy.fail(run.number))
+
+    def _finish(self, run: Run, status: Status) -> None:
+        run.status = status
+        if status is Status.FAILED:
+            log.warning("hocket.tune: trial %d %s fails: %s", run.number, run.params, run.error)
+        self.client.report(run)
+        self.client.tell(run)
+        self._put_away(run)
+        if group := self._groups.get(self._key(run)):
+            group.remove(run)
+
+    def _put_away(self, run: Run) -> None:
+        """Of a trial that is over no state is needed, unless it is the best one's."""
+        if self._checkpoints is not None:
+            if self.client.is_best(run):
+                self._checkpoints.keep_best(run.number)
+            self._checkpoints.remove(run.number)
+
+    def _note(self, group: TrialGroup, results: Sequence[tuple[Run, EpochResult]], start_s: float) -> None:
+        trainer = group.trainer
+        assert trainer is not None
+        end_s = perf_counter() - self._start_s
+        place = list(self._groups).index(group.key)
+        for run, result in results:
+            slot = trainer.slots.index(run)
+            self.record.epochs.append(
+                Epoch(run.number, place, trainer.kind, slot, run.epochs + 1, start_s, end_s, result.value)
+            )
+
+    def _stop(self) -> None:
+        """A callback has ended the search: trials that are not over are pruned, those that have no value fail."""
+        for run in self.runs.values():
+            if not run.status.is_over:
+                run.error = None if run.values else "the search was stopped before the trial began"
+                self._finish(run, Status.PRUNED if run.values else Status.FAILED)
+
+    def _abandon(self) -> None:
+        """The search ends before its time: what is kept goes on later, and the rest is told as failed."""
+        if self._checkpoints is not None:
+            return
+        for run in self.runs.values():
+            if not run.status.is_over:
+                run.error = "the search ended before the trial did"
+                run.status = Status.FAILED
+                try:
+                    self.client.tell(run)
+                except ExecutionError:  # it is the storage that failed
+                    return
+
+    def _check_any_succeeded(self) -> None:
+        failed = [run for run in self.runs.values() if run.status is Status.FAILED]
+        if failed and len(failed) == len(self.runs):
+            first = failed[0]
+            raise ExecutionError(f"all {len(failed)} trials failed; trial {first.number} {first.params}: {first.error}")

@@ -1,0 +1,185 @@
+"""Optuna as the engine: what is asked of a study, and what is told to it.
+
+Several searches, on several machines, may share one study through its storage. Those with checkpoints know their own
+trials by a name that stands in each of them (Optuna has heartbeats only in databases, and a journal keeps a trial of a
+killed process running for ever).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from hocket.errors import ExecutionError, InputError, MissingDependencyError
+from hocket.search.run import Run, Status
+
+if TYPE_CHECKING:
+    import optuna
+
+__all__ = ["StudyClient", "load_optuna", "new_study"]
+
+OWNER = "hocket:owner"
+WHY = "hocket:error"
+
+
+def load_optuna() -> Any:
+    """Optuna.
+
+    Raises:
+        MissingDependencyError: it is not installed.
+    """
+    try:
+        import optuna
+    except ImportError:
+        raise MissingDependencyError("optuna", "tune", "hocket.tune") from None
+    return optuna
+
+
+def new_study(direction: str, storage: Any, name: str | None) -> optuna.Study:
+    """A study in a storage (in memory if None), or the one that is there under this name."""
+    optuna = load_optuna()
+    with _storage_errors(name or "a new one"):
+        return optuna.create_study(
+            direction=direction,
+            storage=storage,
+            study_name=name,
+            pruner=optuna.pruners.NopPruner(),
+            load_if_exists=name is not None,
+        )
+
+
+class StudyClient:
+    """A study as one search uses it.
+
+    Args:
+        study: of one direction.
+        space: distributions by name.
+        owner: the name of this search, if it keeps checkpoints.
+        seed: with a number, each proposal is drawn by a TPE sampler that is seeded by this number and by how many
+            proposals there were: a search that goes on proposes what it would have proposed. None for the study's own
+            sampler.
+        callbacks: called with the study and each trial that is over, as by `optuna.Study.optimize`.
+
+    Raises:
+        InputError: the study has several directions, or the space is no such dict.
+    """
+
+    def __init__(
+        self,
+        study: optuna.Study,
+        space: Mapping[str, Any],
+        owner: str | None = None,
+        seed: int | None = None,
+        callbacks: Sequence[Callable[[Any, Any], object]] = (),
+    ) -> None:
+        self._optuna = load_optuna()
+        if not isinstance(study, self._optuna.Study):
+            raise InputError(f"study: expected an optuna.Study, got a value of type {type(study).__name__}")
+        for name, distribution in checked_space(space).items():
+            if not isinstance(distribution, self._optuna.distributions.BaseDistribution):
+                raise InputError(f"space: {name}: expected one of optuna.distributions, got {distribution!r}")
+        with _storage_errors(study.study_name):
+            if len(study.directions) != 1:
+                raise InputError(f"study: expected one direction, got {len(study.directions)}")
+            self.maximize = study.direction == self._optuna.study.StudyDirection.MAXIMIZE
+        self.study, self.space = study, dict(space)
+        self._owner, self._seed, self._callbacks = owner, seed, tuple(callbacks)
+        self._asked = 0
+        self._trials: dict[int, Any] = {}
+        self._reported: dict[int, int] = {}  # how many epochs of each trial the storage knows
+        study._stop_flag = False  # as `optimize` begins
+        study._thread_local.in_optimize_loop = False
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a callback has called ``study.stop()``."""
+        return bool(self.study._stop_flag)
+
+    def owned(self) -> list[Any]:
+        """The trials of this search from before it was killed, finished or not, in their order."""
+        if self._owner is None:
+            return []
+        with _storage_errors(self.study.study_name):
+            trials = self.study.get_trials(deepcopy=False)
+        found = [trial for trial in trials if trial.user_attrs.get(OWNER) == self._owner]
+        self._asked = len(found)
+        for trial in found:
+            self._trials[trial.number] = self._optuna.Trial(self.study, trial._trial_id)
+            self._reported[trial.number] = max(trial.intermediate_values, default=0)
+        return found
+
+    def ask(self) -> tuple[int, dict[str, Any]]:
+        """The number and the parameters of a new trial."""
+        with _storage_errors(self.study.study_name):
+            if self._seed is not None:
+                seed = 1_000_003 * self._seed + self._asked
+                self.study.sampler = self._optuna.samplers.TPESampler(seed=seed % 2**32, constant_liar=True)
+            self._asked += 1
+            trial = self.study.ask(self.space)
+            if self._owner is not None:
+                trial.set_user_attr(OWNER, self._owner)
+            self._trials[trial.number] = trial
+            self._reported[trial.number] = 0
+            return trial.number, dict(trial.params)
+
+    def report(self, run: Run) -> None:
+        """Note the values of a trial that the storage does not know yet."""
+        with _storage_errors(self.study.study_name):
+            for epoch in range(self._reported[run.number], run.epochs):
+                self._trials[run.number].report(run.values[epoch], epoch + 1)
+        self._reported[run.number] = max(self._reported[run.number], run.epochs)  # fewer after a new beginning
+
+    def is_best(self, run: Run) -> bool:
+        """Whether a trial that is complete is the best one of the study."""
+        with _storage_errors(self.study.study_name):
+            return run.status is Status.COMPLETE and self.study.best_trial.number == run.number
+
+    def tell(self, run: Run) -> None:
+        """A trial is over: tell its value, or that it was pruned or failed, and call the callbacks."""
+        states = self._optuna.trial.TrialState
+        with _storage_errors(self.study.study_name):
+            if run.status is Status.COMPLETE:
+                self.study.tell(run.number, run.values[-1], skip_if_finished=True)
+            elif run.status is Status.PRUNED:
+                self.study.tell(run.number, state=states.PRUNED, skip_if_finished=True)
+            else:
+                trial = self._trials[run.number]
+                if not self.study._storage.get_trial(trial._trial_id).state.is_finished():
+                    trial.set_user_attr(WHY, run.error or "")
+                self.study.tell(run.number, state=states.FAIL, skip_if_finished=True)
+            frozen = self.study._storage.get_trial(self._trials[run.number]._trial_id)
+        self.study._thread_local.in_optimize_loop = True  # so that a callback may call study.stop()
+        try:
+            for callback in self._callbacks:
+                callback(self.study, frozen)
+        finally:
+            self.study._thread_local.in_optimize_loop = False
+
+
+def checked_space(space: Any) -> Mapping[str, Any]:
+    """A space, which must be a dict that is not empty."""
+    if not isinstance(space, Mapping) or not space:
+        raise InputError(f"space: expected a dict of Optuna's distributions by name, got {space!r}")
+    return space
+
+
+@contextmanager
+def _storage_errors(name: str) -> Iterator[None]:
+    """What a storage raises, as one error that says whose it is."""
+    try:
+        yield
+    except Exception as error:
+        if not _is_of_storage(error):
+            raise
+        cause = error.__cause__ or error
+        raise ExecutionError(f"study {name}: its storage failed, is it locked or gone? {cause}") from error
+
+
+def _is_of_storage(error: Exception) -> bool:
+    """Whether a storage failed: Optuna's own error, that of its database, or a file's."""
+    own = [load_optuna().exceptions.StorageInternalError, OSError]
+    if database := sys.modules.get("sqlalchemy"):
+        own.append(database.exc.SQLAlchemyError)
+    return isinstance(error, tuple(own))

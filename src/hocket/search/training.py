@@ -1,0 +1,93 @@
+"""What a user's function makes of one set of hyper-parameters: all that one trial trains with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from hocket.errors import InputError
+
+__all__ = ["Training"]
+
+
+@dataclass(frozen=True, eq=False)
+class Training:
+    """One trial: a plain module, what trains it, and how well it does.
+
+    Attributes:
+        model: the module; its forward takes the inputs of a batch.
+        optimizer: of torch.optim, over parameters of the model.
+        loss: ``loss(outputs, target)`` of one model, a tensor of one number.
+        batches: pairs ``(inputs, target)``, which can be iterated again and again: a list, a ``DataLoader``. Their
+            order may differ from epoch to epoch (a loader shuffles by torch's generator, seeded for each epoch).
+        metric: ``metric(outputs, target)`` of one model in evaluation, a number. It is averaged over the batches by
+            their sizes; whether more is better is what the study says.
+        scheduler: of torch.optim.lr_scheduler, over `optimizer`, or None. It steps once an epoch, after the metric is
+            known; ``ReduceLROnPlateau`` steps with the metric.
+        validation: the batches that the metric is taken on; `batches` if None.
+
+    Raises:
+        InputError: something is of another kind; names the field.
+
+    Example:
+        >>> model = nn.Linear(2, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> batches = [(torch.ones(4, 2), torch.ones(4, 1))]
+        >>> loss = nn.functional.mse_loss
+        >>> Training(model, optimizer, loss, batches, metric=loss).scheduler is None
+        True
+        >>> Training(model, optimizer, loss, iter(batches), metric=loss)
+        Traceback (most recent call last):
+        ...
+        hocket.errors.InputError: Training.batches: an iterator is read only once, but epochs repeat: use list(batches)
+    """
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    loss: Callable[[Any, Any], torch.Tensor]
+    batches: Iterable[tuple[Any, Any]]
+    metric: Callable[[Any, Any], Any]
+    scheduler: Any = None
+    validation: Iterable[tuple[Any, Any]] | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model, nn.Module):
+            raise InputError(f"Training.model: expected a torch.nn.Module, got {_kind(self.model)}")
+        if not isinstance(self.optimizer, torch.optim.Optimizer):
+            raise InputError(f"Training.optimizer: expected one of torch.optim, got {_kind(self.optimizer)}")
+        for field in ("loss", "metric"):
+            if not callable(getattr(self, field)):
+                got = _kind(getattr(self, field))
+                raise InputError(f"Training.{field}: expected a function of (outputs, target), got {got}")
+        if self.scheduler is not None:
+            if not callable(getattr(self.scheduler, "step", None)):
+                raise InputError(f"Training.scheduler: expected one of torch.optim, got {_kind(self.scheduler)}")
+            if getattr(self.scheduler, "optimizer", None) is not self.optimizer:
+                raise InputError("Training.scheduler: expected one over Training.optimizer, got one over another")
+        _check_batches("batches", self.batches)
+        if self.validation is not None:
+            _check_batches("validation", self.validation)
+
+    @property
+    def measured_on(self) -> Iterable[tuple[Any, Any]]:
+        """The batches that the metric is taken on."""
+        return self.batches if self.validation is None else self.validation
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, type):
+        return f"the class {value.__name__} itself"
+    return "None" if value is None else f"a value of type {type(value).__name__}"
+
+
+def _check_batches(field: str, batches: Any) -> None:
+    if isinstance(batches, (Mapping, str, bytes)) or not isinstance(batches, Iterable):
+        raise InputError(f"Training.{field}: expected batches in a list or a loader, got {_kind(batches)}")
+    if isinstance(batches, Iterator):
+        raise InputError(f"Training.{field}: an iterator is read only once, but epochs repeat: use list({field})")
+    if isinstance(batches, (list, tuple)) and not batches:
+        raise InputError(f"Training.{field}: expected at least one batch, got none")

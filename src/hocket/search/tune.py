@@ -1,0 +1,161 @@
+"""A hyper-parameter search from its arguments: checked, its parts made, run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from hocket.errors import InputError
+from hocket.search.checkpoints import Checkpoints
+from hocket.search.fused import Runner
+from hocket.search.group import MAX_SLOTS, Ways
+from hocket.search.halving import Schedules
+from hocket.search.policy import AllEpochs, Policy, checked_whole
+from hocket.search.processes import ProcessTrainer
+from hocket.search.search import Record, Search
+from hocket.search.split import Split, Train, find_split
+from hocket.search.study import StudyClient, checked_space, load_optuna, new_study
+
+if TYPE_CHECKING:
+    import optuna
+
+__all__ = ["EXECUTORS", "SearchConfig", "search"]
+
+EXECUTORS = ("auto", "serial", "processes", "fused", "scheduled")
+TRIALS = 60
+
+
+@dataclass(frozen=True)
+class SearchConfig:
+    """The arguments of `hocket.tune` beside the function and the space, with their names and meanings; checked.
+
+    Attributes:
+        runner: makes what is called in place of a fused step; see `hocket.search.fused.FusedTrainer`.
+        on_progress: called after each epoch with the search.
+    """
+
+    trials: int | None = None
+    epochs: int = 10
+    halving: Schedules | None = None
+    study: optuna.Study | None = None
+    direction: str = "minimize"
+    storage: Any = None
+    name: str | None = None
+    executor: str = "auto"
+    slots: int | None = None
+    memory_bytes: int | None = None
+    fusible: Sequence[str] | None = None
+    seed: int = 0
+    checkpoints: str | os.PathLike[str] | None = None
+    callbacks: Sequence[Callable[[Any, Any], object]] = ()
+    processes: int | None = None
+    runner: Runner | None = None
+    on_progress: Callable[[Search], object] | None = None
+
+    def __post_init__(self) -> None:
+        checked_whole("epochs", self.epochs, 1)
+        checked_whole("seed", self.seed, 0)
+        for field in ("trials", "slots", "memory_bytes", "processes"):
+            if getattr(self, field) is not None:
+                checked_whole(field, getattr(self, field), 1)
+        for field, known in (("executor", EXECUTORS), ("direction", ("minimize", "maximize"))):
+            if getattr(self, field) not in known:
+                raise InputError(f"{field}: expected one of {', '.join(known)}, got {getattr(self, field)!r}")
+        if self.halving is not None and not isinstance(self.halving, Schedules):
+            raise InputError(f"halving: expected hocket.Halving, Hyperband or Asha, got {self.halving!r}")
+        if self.study is not None and (self.storage, self.name, self.direction) != (None, None, "minimize"):
+            raise InputError("study: expected it without direction, storage and name, which are the study's own")
+
+    @property
+    def total(self) -> int:
+        """How many trials begin."""
+        needed = None if self.halving is None else self.halving.trials(self.epochs)
+        if needed is not None and self.trials is not None and self.trials != needed:
+            raise InputError(
+                f"trials: {type(self.halving).__name__} of {self.epochs} epochs takes {needed}, got {self.trials}"
+            )
+        return needed or self.trials or TRIALS
+
+    def batch(self, study: optuna.Study) -> int:
+        """How many proposals are asked for at a time: all, where none of them rests on results of others.
+
+        A sampler that learns from results, such as TPE, is asked in four rounds.
+        """
+        samplers = load_optuna().samplers
+        learns = not isinstance(study.sampler, (samplers.RandomSampler, samplers.GridSampler, samplers.QMCSampler))
+        if self.halving is not None or not learns:
+            return self.total
+        return min(self.total, self.slots or max(8, -(-self.total // 4)))
+
+
+def search(train: Train, space: Mapping[str, Any], config: SearchConfig) -> tuple[optuna.Study, Record]:
+    """Search for hyper-parameters; see `hocket.tune`.
+
+    Returns:
+        The study, and what was done.
+    """
+    load_optuna()
+    if not callable(train):
+        raise InputError(f"train: expected a function of the parameters, got a value of type {type(train).__name__}")
+    checked_space(space)
+    total = config.total
+    kept = None if config.checkpoints is None else Checkpoints(config.checkpoints)
+    try:
+        study = config.study or new_study(config.direction, config.storage, config.name)
+        owner = None if kept is None else kept.owner
+        client = StudyClient(study, space, owner, config.seed if config.study is None else None, config.callbacks)
+        known = client.owned()
+        asked, split = _first_split(train, client, known, config)
+        processes = None
+        if config.executor == "processes":
+            processes = partial(ProcessTrainer, train, config.seed, config.processes, keep=kept is not None)
+        ways = Ways(
+            train,
+            split,
+            config.executor,
+            config.seed,
+            config.slots or MAX_SLOTS,
+            config.memory_bytes,
+            config.runner,
+            processes,
+            is_declared=config.fusible is not None,
+        )
+        policy: Policy = AllEpochs(config.epochs, client.maximize)
+        if config.halving is not None:
+            policy = config.halving.policy(total, config.epochs, client.maximize)
+        work = Search(client, ways, policy, total, config.batch(study), kept, config.on_progress)
+        work.resume(known)
+        for number, params, error in asked:
+            work.begin(number, params, error)
+        work.run()
+    finally:
+        if kept is not None:
+            kept.close()
+    return study, work.record
+
+
+def _first_split(
+    train: Train, client: StudyClient, known: Sequence[Any], config: SearchConfig
+) -> tuple[list[tuple[int, dict[str, Any], str | None]], Split]:
+    """What is fusible, by the first trial that can be built; trials that were asked for meanwhile, and their errors."""
+    asked: list[tuple[int, dict[str, Any], str | None]] = []
+    tried = [frozen.params for frozen in known if frozen.params]
+    while True:
+        is_new = not tried
+        if is_new:
+            number, params = client.ask()
+            asked.append((number, params, None))
+        else:
+            params = tried.pop(0)
+        try:
+            return asked, find_split(train, client.space, params, config.seed, config.fusible)
+        except InputError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the user's code; this trial ends, no other one
+            if is_new:
+                asked[-1] = (number, params, f"{type(error).__name__}: {error}")
+            if len(known) + len(asked) >= config.total:
+                return asked, Split((), tuple(client.space))

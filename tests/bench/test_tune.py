@@ -1,0 +1,44 @@
+"""The bench of whole searches does what it says, in small."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from benchmarks.cli import main
+from benchmarks.tune import CONTENDERS, SEARCHES
+from hocket.search.split import find_split
+
+
+def test_every_executor_runs_the_same_trials(tmp_path, capsys):
+    file = tmp_path / "tune.json"
+    chosen = ["--contender", "fused", "--algorithm", "random"]
+    assert main(["tune", "mlp-32", *chosen, "--quick", "-o", str(file)]) == 0
+    found = json.loads(file.read_text())
+    assert found["complete"]
+    rows = found["searches"]["mlp-32 random"]
+    assert set(rows) == {"serial", "fused"}
+    assert rows["fused"]["fused_models"] == 1
+    assert rows["fused"]["side_by_side"] > 1
+    assert rows["fused"]["farthest"] < 1e-3
+    assert rows["fused"]["ends_differ"] == 0
+    assert rows["serial"]["epochs"] == rows["fused"]["epochs"] == 8
+    assert "mlp-32 random" in capsys.readouterr().out
+
+
+def test_unknown_names_are_refused(capsys):
+    assert main(["tune", "mlp-33"]) == 1
+    assert f"expected some of {', '.join(SEARCHES)}, got 'mlp-33'" in capsys.readouterr().err
+    assert main(["tune", "mlp-32", "--contender", "mps"]) == 1
+    assert f"expected some of {', '.join(CONTENDERS)}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["mlp-32", "digits-cnn", pytest.param("pointnet", marks=pytest.mark.slow)])
+def test_the_fusible_parameters_are_the_papers(name):
+    base = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.1, "gamma": 0.5, "period": 5}
+    own = {"batch_size": 8, "width": 32} if name == "pointnet" else {}
+    split = find_split(SEARCHES[name], SEARCHES[name].space(), base | own)
+    assert set(split.fusible) == set(base)
+    assert set(split.infusible) == set(own)
+    assert split.options == {"lr", "betas", "weight_decay"}

@@ -1,0 +1,100 @@
+"""Small trainings that tests search over, and searches of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import optuna
+import torch
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+from hocket import Training
+from hocket.search.search import Record
+from hocket.search.tune import SearchConfig, search
+
+generator = torch.Generator().manual_seed(0)
+X = torch.randn(48, 6, generator=generator, dtype=torch.float64)
+Y = torch.randint(0, 3, (48,), generator=generator)
+BATCHES = list(zip(X.split(16), Y.split(16), strict=True))
+
+LR = FloatDistribution(1e-3, 1e-1, log=True)
+WIDTH = CategoricalDistribution([8, 12])
+SPACE = {"lr": LR, "step": IntDistribution(1, 4), "width": WIDTH}
+
+
+def classifier(width: int = 8, rate: float = 0.0) -> nn.Module:
+    layers = [nn.Linear(6, width), nn.ReLU(), *([nn.Dropout(rate)] if rate else []), nn.Linear(width, 3)]
+    return nn.Sequential(*layers).double()
+
+
+def train(params: dict[str, Any]) -> Training:
+    """Every kind of parameter: of the optimizer, of the scheduler, of the model's shapes, of its dropout."""
+    model = classifier(params.get("width", 8), params.get("rate", 0.0))
+    optimizer = torch.optim.Adam(model.parameters(), lr=params.get("lr", 0.01))
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, params.get("step", 2), 0.5)
+    return Training(model, optimizer, functional.cross_entropy, BATCHES, functional.cross_entropy, scheduler)
+
+
+def train_normed(params: dict[str, Any]) -> Training:
+    """Batch norm, whose buffers move; SGD with a momentum of each trial; a validation set."""
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=params["lr"], momentum=params["momentum"])
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=params["factor"])
+    return Training(model, optimizer, nn.CrossEntropyLoss(), BATCHES[:2], accuracy, scheduler, BATCHES[1:])
+
+
+def train_shuffled(params: dict[str, Any]) -> Training:
+    """A loader that shuffles, and dropout, which draws from the same generator."""
+    model = classifier(rate=0.2)
+    optimizer = torch.optim.AdamW(
+        [{"params": model[0].parameters(), "lr": params["lr"]}, {"params": model[3].parameters()}],
+        lr=0.01,
+        weight_decay=params["decay"],
+    )
+    loader = DataLoader(TensorDataset(X, Y), batch_size=16, shuffle=True)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 1 / (1 + params["decay"] * epoch))
+    return Training(model, optimizer, functional.cross_entropy, loader, functional.cross_entropy, scheduler)
+
+
+def train_smoothed(params: dict[str, Any]) -> Training:
+    """A loss of each trial."""
+    model = classifier()
+    optimizer = torch.optim.Adam(model.parameters(), betas=(params["beta"], 0.99))
+
+    def loss(outputs: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return functional.cross_entropy(outputs, target, label_smoothing=params["smoothing"])
+
+    return Training(model, optimizer, loss, BATCHES, functional.cross_entropy)
+
+
+def accuracy(outputs: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return (outputs.argmax(1) == target).double().mean() - functional.cross_entropy(outputs, target)
+
+
+def random_study(seed: int = 0, **options: Any) -> optuna.Study:
+    return optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=seed), **options)
+
+
+def searched(function: Any, space: dict[str, Any], **options: Any) -> tuple[optuna.Study, Record]:
+    if not {"study", "storage", "direction"} & set(options):
+        options["study"] = random_study()
+    return search(function, space, SearchConfig(**options))
+
+
+def values(study: optuna.Study) -> dict[int, dict[int, float]]:
+    """Every trial's value after each epoch."""
+    return {trial.number: dict(trial.intermediate_values) for trial in study.trials}
+
+
+def assert_same(first: optuna.Study, second: optuna.Study, tolerance: float = 1e-9) -> None:
+    """The same trials with the same ends, and values within a tolerance."""
+    mine, its = values(first), values(second)
+    assert [trial.state for trial in first.trials] == [trial.state for trial in second.trials]
+    assert [trial.params for trial in first.trials] == [trial.params for trial in second.trials]
+    for number, own in mine.items():
+        assert own.keys() == its[number].keys(), number
+        for epoch, value in own.items():
+            assert abs(value - its[number][epoch]) <= tolerance * max(1.0, abs(value)), (number, epoch)

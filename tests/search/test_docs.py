@@ -1,0 +1,55 @@
+"""The first example of docs/tune.md runs, and the command line runs a search."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from hocket.cli import main
+
+DOCS = Path(__file__).parents[2] / "docs" / "tune.md"
+
+
+def example():
+    return re.search(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)[1]
+
+
+def test_the_example_runs(capsys):
+    found = {}
+    exec(example(), found)
+    assert str(found["study"].best_value) in capsys.readouterr().out
+    assert found["study"].best_value < 1.2  # guessing has ln 4
+    assert {trial.state.name for trial in found["study"].trials} == {"COMPLETE", "PRUNED"}
+
+
+def test_the_command_runs_the_search_of_a_file(tmp_path, capsys):
+    lines = [line for line in example().splitlines() if not line.startswith("print(")]
+    last = next(number for number, line in enumerate(lines) if line.startswith("study = "))
+    lines[last] = "def study():\n    return hocket.tune(train, space, trials=4, epochs=2)"
+    file = tmp_path / "search.py"
+    file.write_text("\n".join(lines))
+    assert main(["tune", f"{file}:study", "--format", "json", "--top", "2"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["trials"] == {"complete": 4}
+    assert len(found["best"]) == 2
+    assert found["best"][0]["value"] <= found["best"][1]["value"]
+    assert main(["tune", f"{file}:study", "--top", "2"]) == 0
+    assert "4 trials, 4 complete" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "message"),
+    [
+        ("mlp", 2, "mlp: expected file.py:function"),
+        ("{}:nothing", 2, "has no function 'nothing'"),
+        ("{}:other", 1, "expected it to return the study of hocket.tune(...), got None"),
+    ],
+)
+def test_other_targets_are_named(words, status, message, tmp_path, capsys):
+    file = tmp_path / "search.py"
+    file.write_text("def other():\n    return None\n")
+    assert main(["tune", words.format(file)]) == status
+    assert message in capsys.readouterr().err

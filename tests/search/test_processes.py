@@ -1,0 +1,42 @@
+"""Trials side by side in processes have the values that they have here."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+
+import pytest
+from tests.search.pieces import LR, SPACE, assert_same, random_study, searched, train
+
+from hocket import Halving
+from hocket.errors import InputError
+
+
+def dies(params):
+    if params["lr"] > 0.01 and multiprocessing.parent_process() is not None:  # not in the process of the test
+        os._exit(3)
+    return train(params)
+
+
+def test_trials_in_processes_are_as_here():
+    options = {"trials": 5, "epochs": 4, "halving": Halving(eta=2)}
+    beside, record = searched(train, SPACE, executor="processes", processes=2, **options)
+    here, _ = searched(train, SPACE, executor="serial", **options)
+    assert_same(here, beside, tolerance=1e-9)
+    assert {each.kind for each in record.epochs} == {"processes"}
+    assert {each.slot for each in record.epochs} == {0, 1}
+
+
+@pytest.mark.slow
+def test_a_process_that_ends_takes_one_trial_along():
+    study = random_study()
+    for rate in (0.02, 0.005, 0.02, 0.006):
+        study.enqueue_trial({"lr": rate})
+    searched(dies, {"lr": LR}, study=study, executor="processes", processes=2, trials=4, epochs=2, fusible=[])
+    for trial in study.trials:
+        assert trial.state.name == ("FAIL" if trial.params["lr"] > 0.01 else "COMPLETE")
+
+
+def test_a_function_that_cannot_be_imported_is_refused():
+    with pytest.raises(InputError, match="executor='processes' needs a function that can be imported"):
+        searched(lambda params: train(params), {"lr": LR}, executor="processes", trials=2, epochs=1)

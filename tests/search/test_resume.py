@@ -1,0 +1,154 @@
+"""A search that is killed goes on where it stopped: no trial twice, no rung lost, the same best trial."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import time
+
+import optuna
+import pytest
+import torch
+from tests.search import killed
+from tests.search.pieces import BATCHES, SPACE, assert_same, random_study, searched, train, values
+
+from hocket import Halving
+from hocket.errors import FormatError, InputError
+from hocket.search.checkpoints import Checkpoints
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """What the search gives that nobody kills, and how long it takes."""
+    folder = tmp_path_factory.mktemp("whole")
+    start = time.perf_counter()
+    study = killed.run(folder)
+    return study, time.perf_counter() - start
+
+
+def begun(folder):
+    process = subprocess.Popen([sys.executable, "-m", "tests.search.killed", str(folder)], stdout=subprocess.PIPE)
+    assert process.stdout.readline() == b"begins\n"
+    return process
+
+
+@pytest.mark.parametrize("kills", [1, pytest.param(20, marks=pytest.mark.slow)])
+def test_a_search_that_is_killed_ends_as_one_that_is_not(kills, whole, tmp_path):
+    study, took_s = whole
+    drawn = random.Random(kills)
+    for _ in range(kills):
+        process = begun(tmp_path)
+        time.sleep(drawn.uniform(0, 1.2 * took_s))
+        process.kill()
+        process.wait()
+        process.stdout.close()
+    process = begun(tmp_path)
+    assert process.communicate()[0] == b"done\n"
+    assert process.returncode == 0
+    found = optuna.load_study(study_name="killed", storage=f"sqlite:///{tmp_path / 'study.db'}")
+    begun_ = [trial for trial in found.trials if trial.state.is_finished()]
+    assert len(begun_) == killed.TRIALS
+    assert found.best_trial.params == study.best_trial.params
+    assert found.best_value == pytest.approx(study.best_value, rel=1e-9)
+    for first, second in zip(study.trials, begun_, strict=True):
+        assert (first.state, first.params) == (second.state, second.params)
+        assert first.intermediate_values == pytest.approx(second.intermediate_values, rel=1e-9)
+    over = (tmp_path / "over").read_text().split()
+    assert len(over) == len(set(over))
+    assert not list((tmp_path / "states").glob("trial-*"))
+
+
+class StoppedError(Exception):
+    """What a test raises in the middle of a search."""
+
+
+def train_dropped(params):
+    return train({**params, "rate": 0.2})
+
+
+def stopping(after, error=StoppedError):
+    """A progress that raises after so many epochs."""
+    count = 0
+
+    def progress(_):
+        nonlocal count
+        count += 1
+        if count == after:
+            raise error
+
+    return progress
+
+
+@pytest.mark.parametrize("executor", ["serial", "fused"])
+@pytest.mark.parametrize("after", [1, 3, 5])
+def test_a_search_that_stops_at_an_epoch_goes_on_with_it(executor, after, tmp_path):
+    options = {"trials": 8, "epochs": 4, "halving": Halving(eta=2), "executor": executor}
+    whole, _ = searched(train_dropped, SPACE, storage=optuna.storages.InMemoryStorage(), **options)
+    storage = optuna.storages.InMemoryStorage()
+    again = {"storage": storage, "name": "s", "checkpoints": tmp_path, **options}
+    with pytest.raises(StoppedError):
+        searched(train_dropped, SPACE, on_progress=stopping(after), **again)
+    [study] = optuna.get_all_study_summaries(storage)
+    before = values(optuna.load_study(study_name=study.study_name, storage=storage))
+    study, record = searched(train_dropped, SPACE, **again)
+    assert_same(whole, study)
+    trained = {(each.number, each.epoch) for each in record.epochs}
+    assert not {(number, epoch) for number, own in before.items() for epoch in own} & trained
+
+
+@pytest.mark.parametrize("executor", ["serial", "fused"])
+def test_the_best_state_is_kept(executor, tmp_path):
+    study, _ = searched(train, SPACE, study=random_study(), trials=5, epochs=2, checkpoints=tmp_path, executor=executor)
+    best = torch.load(tmp_path / "best.pt", weights_only=True)
+    assert best["values"][-1] == study.best_value
+    made = train(study.best_params)
+    made.model.load_state_dict(best["model"])
+    made.model.eval()
+    loss = sum(made.metric(made.model(inputs), target).item() for inputs, target in BATCHES) / len(BATCHES)
+    assert loss == pytest.approx(study.best_value, rel=1e-9)
+
+
+def test_an_interrupted_search_leaves_its_study_whole(tmp_path):
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    with pytest.raises(KeyboardInterrupt):
+        searched(train, SPACE, study=study, trials=4, epochs=3, on_progress=stopping(2, KeyboardInterrupt))
+    assert [trial.state.name for trial in study.trials] == ["FAIL"] * 4
+    assert "ended before the trial did" in study.trials[0].user_attrs["hocket:error"]
+    searched(train, SPACE, study=study, trials=2, epochs=2)
+    assert [trial.state.name for trial in study.trials][4:] == ["COMPLETE"] * 2
+
+
+def test_a_study_is_gone_on_with_by_more_trials(tmp_path):
+    options = {"epochs": 2, "checkpoints": tmp_path, "name": "s", "storage": optuna.storages.InMemoryStorage()}
+    searched(train, SPACE, trials=3, **options)
+    study, record = searched(train, SPACE, trials=5, **options)
+    assert len(study.trials) == 5
+    assert {each.number for each in record.epochs} == {3, 4}
+    assert len({trial.params["lr"] for trial in study.trials}) == 5
+
+
+def test_checkpoints_are_written_whole_and_hold_plain_tensors(tmp_path):
+    kept = Checkpoints(tmp_path)
+    kept.save(3, {"values": [0.5], "model": {"weight": torch.ones(2)}})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["lock", "search.json", "trial-3.pt"]
+    assert torch.load(tmp_path / "trial-3.pt", weights_only=True)["model"]["weight"].tolist() == [1.0, 1.0]
+    assert kept.load(4) is None
+    (tmp_path / "trial-3.pt").write_bytes(b"half")
+    kept.close()
+    with pytest.raises(FormatError, match=r"trial-3\.pt: expected the state of a trial"):
+        kept.load(3)
+
+
+def test_two_searches_do_not_share_a_folder(tmp_path):
+    kept = Checkpoints(tmp_path)
+    with pytest.raises(InputError, match="another search works in"):
+        Checkpoints(tmp_path)
+    owner = kept.owner
+    kept.close()
+    again = Checkpoints(tmp_path)
+    assert again.owner == owner
+    again.close()
+    (tmp_path / "search.json").write_text("{}")
+    with pytest.raises(FormatError, match="hocket-search/1"):
+        Checkpoints(tmp_path)

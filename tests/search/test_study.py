@@ -1,0 +1,215 @@
+"""Optuna's studies: whose trials, which direction, what is enqueued, who stops it, and what goes wrong."""
+
+from __future__ import annotations
+
+import sqlite3
+import sys
+
+import optuna
+import pytest
+import torch
+from optuna.distributions import CategoricalDistribution, FloatDistribution
+from tests.search.pieces import BATCHES, LR, SPACE, accuracy, random_study, searched, train, train_normed, values
+
+import hocket
+from hocket import Halving, Training
+from hocket.errors import ExecutionError, InputError, MissingDependencyError
+from hocket.search.live import LiveTable, lines
+from hocket.search.probe import probe
+
+
+def test_the_study_of_a_user_is_gone_on_with():
+    study = random_study(direction="maximize")
+    space = {"lr": LR, "momentum": FloatDistribution(0, 0.9), "factor": FloatDistribution(0.1, 0.9)}
+    found = hocket.tune(train_normed, space, 9, 3, study=study, halving=Halving(eta=3))
+    assert found is study
+    first = {number: own[1] for number, own in values(study).items()}
+    best = sorted(first, key=lambda number: -first[number])[:3]
+    assert sorted(number for number, own in values(study).items() if len(own) == 3) == sorted(best)
+    assert study.best_value == max(study.trials[number].value for number in best)
+
+
+def test_enqueued_trials_run_first_duplicates_too():
+    study = random_study()
+    chosen = {"lr": 0.02, "step": 2, "width": 8}
+    study.enqueue_trial(chosen)
+    study.enqueue_trial(chosen)
+    study.enqueue_trial({"lr": 0.03})
+    hocket.tune(train, SPACE, 4, 2, study=study)
+    assert [trial.params for trial in study.trials[:2]] == [chosen, chosen]
+    assert values(study)[0] == pytest.approx(values(study)[1], rel=1e-12)
+    assert study.trials[2].params["lr"] == 0.03
+    assert {trial.state.name for trial in study.trials} == {"COMPLETE"}
+
+
+def test_callbacks_see_each_trial_and_may_stop_the_search():
+    seen = []
+
+    def stop(study, trial):
+        seen.append(trial.number)
+        if len(seen) == 3:
+            study.stop()
+
+    study = hocket.tune(train, SPACE, 30, 1, study=random_study(), slots=3, callbacks=[stop])
+    assert len(seen) >= 3
+    states = [trial.state.name for trial in study.trials]
+    assert states.count("COMPLETE") == 3
+    assert set(states) == {"COMPLETE", "FAIL"}
+    assert sorted(seen) == list(range(len(states)))
+
+
+def test_two_searches_share_a_storage(tmp_path):
+    storage = f"sqlite:///{tmp_path / 'study.db'}"
+    first = hocket.tune(train, {"lr": LR}, 3, 1, storage=storage, name="shared", seed=0)
+    second = hocket.tune(train, {"lr": LR}, 3, 1, storage=storage, name="shared", seed=1)
+    assert first.study_name == second.study_name == "shared"
+    assert len(second.trials) == 6
+
+
+def test_a_locked_storage_is_named(tmp_path):
+    path = tmp_path / "study.db"
+    storage = optuna.storages.RDBStorage(f"sqlite:///{path}", engine_kwargs={"connect_args": {"timeout": 0.1}})
+    study = random_study(storage=storage, study_name="mine")
+    lock = sqlite3.connect(path)
+    lock.execute("BEGIN EXCLUSIVE")
+    with pytest.raises(ExecutionError, match=r"study mine: its storage failed, is it locked or gone\? .*locked"):
+        hocket.tune(train, {"lr": LR}, 2, 1, study=study)
+    lock.close()
+    storage.engine.dispose()
+
+
+def test_a_storage_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(ExecutionError, match="study mine: its storage failed, is it locked or gone"):
+        hocket.tune(train, {"lr": LR}, 2, 1, storage=f"sqlite:///{tmp_path / 'no' / 'study.db'}", name="mine")
+
+
+def test_without_optuna_one_line_says_what_installs_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(MissingDependencyError, match=r"hocket.tune needs optuna: pip install 'hocket\[tune\]'"):
+        hocket.tune(train, {"lr": LR}, 2, 1)
+
+
+def test_the_default_study_proposes_the_same_again():
+    first = hocket.tune(train, {"lr": LR}, 12, 1, seed=4)
+    second = hocket.tune(train, {"lr": LR}, 12, 1, seed=4)
+    assert [trial.params for trial in first.trials] == [trial.params for trial in second.trials]
+    assert len({trial.params["lr"] for trial in first.trials}) == 12
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"executor": "slow"}, "executor: expected one of auto, serial, processes, fused, scheduled, got 'slow'"),
+        ({"trials": 0}, "trials: expected a whole number >= 1, got 0"),
+        ({"epochs": 1.5}, "epochs: expected a whole number >= 1, got 1.5"),
+        ({"seed": -1}, "seed: expected a whole number >= 0, got -1"),
+        ({"halving": 3}, "halving: expected hocket.Halving, Hyperband or Asha, got 3"),
+        ({"halving": hocket.Hyperband(), "trials": 5, "epochs": 9}, "Hyperband of 9 epochs takes 17, got 5"),
+        ({"direction": "up"}, "direction: expected one of minimize, maximize, got 'up'"),
+        ({"study": 3}, "study: expected an optuna.Study, got a value of type int"),
+        ({"study": optuna.create_study(directions=["minimize"] * 2)}, "study: expected one direction, got 2"),
+        ({"study": random_study(), "direction": "maximize"}, "study: expected it without direction"),
+    ],
+)
+def test_bad_arguments_are_named(options, words):
+    with pytest.raises(InputError, match=words.replace("(", r"\(")):
+        hocket.tune(train, {"lr": LR}, **options)
+
+
+@pytest.mark.parametrize("space", [{}, None, [LR], {"lr": 0.1}])
+def test_a_space_of_another_form_is_named(space):
+    with pytest.raises(InputError, match="space: "):
+        hocket.tune(train, space, 2, 1)
+
+
+@pytest.mark.parametrize("executor", ["serial", "fused"])
+@pytest.mark.parametrize(
+    ("metric", "words"),
+    [
+        (lambda outputs, target: outputs.mean(1), r"metric: expected a number, got a tensor of shape \(16,\)"),
+        (lambda outputs, target: None, "metric: expected a number, got None"),
+        (lambda outputs, target: "good", "metric: expected a number, got 'good'"),
+    ],
+)
+def test_a_metric_that_is_no_number_ends_the_search(metric, words, executor):
+    def wrong(params):
+        made = train(params)
+        return Training(made.model, made.optimizer, made.loss, BATCHES, metric)
+
+    study = random_study()
+    with pytest.raises(InputError, match=words):
+        searched(wrong, {"lr": LR}, study=study, trials=3, epochs=1, executor=executor)
+    assert {trial.state.name for trial in study.trials} == {"FAIL"}
+
+
+def test_train_of_another_kind_is_named():
+    with pytest.raises(InputError, match="train: expected a function of the parameters, got a value of type int"):
+        hocket.tune(3, {"lr": LR})
+    with pytest.raises(InputError, match=r"expected it to return hocket.Training\(...\), got a value of type int"):
+        hocket.tune(lambda params: 3, {"lr": LR}, 2, 1)
+
+
+def test_trials_that_cannot_be_built_fail_alone_and_all_of_them_end_the_search():
+    def picky(params):
+        if params["lr"] != 0.01:
+            raise RuntimeError("not this one")
+        return train(params)
+
+    space = {"lr": CategoricalDistribution([0.01, 0.02])}
+    study, _ = searched(picky, space, trials=8, epochs=1)
+    assert {trial.params["lr"]: trial.state.name for trial in study.trials} == {0.01: "COMPLETE", 0.02: "FAIL"}
+    with pytest.raises(ExecutionError, match=r"all 3 trials failed; trial 0 .*: RuntimeError: not this one"):
+        searched(picky, {"lr": CategoricalDistribution([0.03])}, trials=3, epochs=1)
+
+
+def test_memory_bounds_how_many_are_fused():
+    one = probe(train({})).slot_bytes
+    weights = sum(p.numel() * 8 for p in train({}).model.parameters())
+    assert one > 2 * 3 * weights + weights  # twice with both averages, and gradients
+    _, record = searched(train, {"lr": LR}, trials=7, epochs=2, executor="fused", memory_bytes=3 * one + 1)
+    assert max(each.slot for each in record.epochs) == 2
+    _, record = searched(train, {"lr": LR}, trials=3, epochs=2, executor="fused", memory_bytes=1)
+    assert {each.kind for each in record.epochs} == {"serial"}
+
+
+class Terminal:
+    def __init__(self, is_one):
+        self.is_one, self.text = is_one, ""
+
+    def isatty(self):
+        return self.is_one
+
+    def write(self, text):
+        self.text += text
+
+    def flush(self):
+        pass
+
+
+def test_progress_is_for_terminals_only():
+    seen = []
+    for is_one in (True, False):
+        terminal = Terminal(is_one)
+        with LiveTable(terminal) as live:
+
+            def update(search, live=live):
+                seen.append(lines(search))
+                live.update(search)
+
+            searched(train, {"lr": LR}, trials=3, epochs=2, executor="fused", on_progress=update)
+        assert bool(terminal.text) is is_one
+    assert seen[0][0].startswith("tune: 0 of 3 trials over, best value ")
+    assert seen[0][1] == "  all trials: 3 of 3 slots (fused), epoch 1 to 1, 0 waiting"
+    assert "3 of 3 trials over" in seen[1][0]
+
+
+def test_optimizers_may_have_numbers_in_tensors():
+    def tensors(params):
+        made = train({})
+        optimizer = torch.optim.Adam(made.model.parameters(), lr=torch.tensor(params["lr"]), foreach=False)
+        return Training(made.model, optimizer, made.loss, BATCHES, accuracy)
+
+    study, _ = searched(tensors, {"lr": LR}, trials=3, epochs=2, executor="fused")
+    alone, _ = searched(tensors, {"lr": LR}, trials=3, epochs=2, executor="serial")
+    for number, own in values(study).items():
+        assert own == pytest.approx(values(alone)[number], rel=1e-6)
