@@ -103,16 +103,6 @@ def test_one_model_takes_the_state_of_a_plain_module():
         array.load_state_dict({**{k: v for k, v in other.state_dict().items() if k != "0.bias"}, "0.other": 1}, model=0)
 
 
-@pytest.mark.parametrize(
-    "register",
-    ["register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook", "register_backward_hook"],
-)
-def test_a_hook_that_would_never_run_is_refused(register):
-    array = hocket.fuse(made(lambda: nn.Sequential(nn.Linear(3, 4), nn.ReLU()), 2), shared=True)
-    with pytest.raises(hocket.errors.InputError, match="would never run"):
-        getattr(array.fused.get_submodule("0"), register)(lambda *_: None)
-
-
 def test_a_memory_format_is_refused():
     array = hocket.fuse(made(lambda: nn.Conv2d(3, 4, 3), 2), shared=True)
     with pytest.raises(hocket.errors.InputError, match="memory_format"):

@@ -15,6 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook, _IncompatibleKeys
 from torch.nn.utils import clip_grad
@@ -274,6 +275,14 @@ class Array(nn.Module):
         error_msgs += errors
         if isinstance(state_dict, dict):  # a module around this one goes on to the separate blocks, which are loaded
             state_dict |= {f"{prefix}separate.{name}": each for name, each in self.separate.state_dict().items()}
+
+    def all_tensors(self) -> dict[str, Tensor]:
+        """Every stacked parameter and buffer ``(B, *shape)``, by each of its names in a model."""
+        return self._store.all_tensors()
+
+    def generators_on(self, device: torch.device) -> tuple[torch.Generator, ...]:
+        """The models' random generators on a device, or none where no seeds were given."""
+        return self._store.generators_on(device)
 
     def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
         """As of any module; warns when it is `torch.nn.utils.clip_grad_norm_` that reads them."""

@@ -22,19 +22,7 @@ __all__ = ["Store", "mark", "named_tensors", "template_of"]
 
 
 class _Store(nn.Module):
-    """Holds stacked tensors under the names they have in the models; its state is the array's to save.
-
-    It computes nothing, so that nothing would ever call hooks on it.
-    """
-
-    def _refuse_hook(self, *args: Any, **kwargs: Any) -> Any:
-        raise InputError(
-            "hooks: a layer of fused models is never called on its own, so a hook on it would never run; hook the "
-            "array, or name the layer in separate=[...] and hook the models' own modules"
-        )
-
-    register_forward_hook = register_forward_pre_hook = _refuse_hook
-    register_full_backward_hook = register_full_backward_pre_hook = register_backward_hook = _refuse_hook
+    """Holds stacked tensors under the names they have in the models; its state is the array's to save."""
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         return

@@ -265,23 +265,13 @@ class FusedTrainer(Trainer):
             raise CannotFuseError("loss: not provably one function, so the step of all trials cannot be captured")
 
     def _trained_model(self, run: Run) -> TrainedModel:
-        """A trial as `ModelSlots` takes it.
-
-        Numbers that all slots have in common are left out where they are this trial's, too: they stay one number, and a
-        captured step stays as it is.
-        """
+        """A trial as `ModelSlots` takes it."""
         assert run.training is not None
         assert run.random is not None
         device = device_of(run.training)
-        state = run.training.optimizer.state_dict()
-        for own, group in zip(state["param_groups"], self._optimizer.param_groups, strict=True):
-            for key in self._optimizer.bounds:
-                parts = pytree.tree_leaves(group[key])
-                if not any(isinstance(part, torch.Tensor) for part in parts) and own.get(key) == group[key]:
-                    del own[key]
         return TrainedModel(
             module=run.training.model,
-            optimizers=[state],
+            optimizers=[run.training.optimizer.state_dict()],
             schedulers=[],
             seed=run.seed,
             generators={device: run.random.on(device)} if self._draws else None,

@@ -168,7 +168,7 @@ class ModelSlots:
         if self.scaler is not None:
             self.scaler.refill(model, came.scaler)
         for device, generator in (came.generators or {}).items():
-            self.array._store.generators_on(device)[model].set_state(generator)
+            self.array.generators_on(device)[model].set_state(generator)
         return old
 
     def _check(self, *models: int) -> None:
