@@ -1,6 +1,6 @@
 """Many small models train as one: ``hocket.fuse`` gives a list of models a leading model axis.
 
-Source: S. Wang et al., "Horizontally Fused StepPlanner Array", MLSys 2021.
+Source: S. Wang et al., "Horizontally Fused Training Array", MLSys 2021.
 """
 
 from __future__ import annotations

@@ -17,32 +17,19 @@ __all__ = ["CallSpec"]
 class CallSpec:
     """How the model is called: the tree of its arguments, and the leaves that are not tensors.
 
-    Attributes:
-        spec: the tree.
-        constants: places of the leaves that are no tensors, and what tells their values from others; of floats only
-            that they are floats, where `floats_are_open`.
-        floats_are_open: whether a trace serves every value of the floats.
+    A forward may look at an argument's class and value in ways that no tracer sees (``type(x) is float``, a key of a
+    dictionary), so a trace holds for these leaves only.
     """
 
     spec: Any
     constants: tuple[tuple[int, Any], ...]
-    floats_are_open: bool
 
     @staticmethod
-    def of(args: tuple[Any, ...], kwargs: dict[str, Any], floats_are_open: bool) -> tuple[CallSpec, list[Any]]:
+    def of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[CallSpec, list[Any]]:
         """The call and all leaves, in order."""
         leaves, spec = pytree.tree_flatten((args, kwargs))
-        constants = tuple(
-            (index, float if floats_are_open and type(leaf) is float else _key(leaf))
-            for index, leaf in enumerate(leaves)
-            if not isinstance(leaf, Tensor)
-        )
-        return CallSpec(spec, constants, floats_are_open), leaves
-
-    @property
-    def has_floats(self) -> bool:
-        """Whether a trace for other values of the floats could serve this call."""
-        return any(kind is float for _, kind in self.constants)
+        constants = tuple((index, _key(leaf)) for index, leaf in enumerate(leaves) if not isinstance(leaf, Tensor))
+        return CallSpec(spec, constants), leaves
 
 
 class _Unknown:

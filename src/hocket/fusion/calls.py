@@ -83,7 +83,6 @@ class Calls:
         self.models = ModelSlice(self.store, self.settings, 0, self.store.num_models, self.memory)
         self.programs = Programs(self.models)
         self._calls: Bounded[KnownCall] = Bounded(MAX_CALLS)
-        self._closed: set[Any] = set()  # trees of arguments whose floats a trace has to know
         self._counted_from = len(self.choices)  # earlier choices say nothing of later calls
 
     def __getstate__(self) -> dict[str, Any]:
@@ -107,7 +106,7 @@ class Calls:
             return as_tensors(call.run(call.values(leaves)), self.store.num_models)
         call = self._new_forward(args, kwargs)
         out = as_tensors(call.run(call.values(leaves)), self.store.num_models)
-        self._calls[self._read("forward", args, kwargs)[0]] = call  # under a key in which floats may be closed now
+        self._calls[key] = call
         return out
 
     def losses(
@@ -150,7 +149,7 @@ class Calls:
             assert program is not None  # the executor has been made from it
             call = KnownCall(call.own, partial(self._losses_of_all, program))
             losses = call.run(fn, call.values(leaves), targets)
-        self._calls[self._read(("losses", kind), args, kwargs, targets)[0]] = call
+        self._calls[key] = call
         return losses
 
     def loss(self, fn: Callable[..., Any], out: Any, targets: tuple[Any, ...]) -> Tensor:
@@ -190,28 +189,20 @@ class Calls:
         mode = (self.store.templates[0].training, self.form, is_watched(), torch.is_grad_enabled(), _autocast())
         if not kwargs and set(map(type, (*args, *targets))) <= {Tensor}:
             return (what, len(args), _kinds((*args, *targets)), mode), list(args)
-        call, leaves = self._spec(args, kwargs)
+        call, leaves = CallSpec.of(args, kwargs)
         given, spec = pytree.tree_flatten(targets)
         return (what, call, spec, _kinds((*leaves, *given)), mode), leaves
-
-    def _spec(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[CallSpec, list[Any]]:
-        call, leaves = CallSpec.of(args, kwargs, floats_are_open=True)
-        return (call, leaves) if call.spec not in self._closed else CallSpec.of(args, kwargs, floats_are_open=False)
 
     def _program(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[FusedProgram | None, tuple[bool, ...], list[Any], Any]:
         """The program for these arguments, or None; which leaves are of each model; the leaves, and their tree."""
-        call, leaves = self._spec(args, kwargs)
+        call, leaves = CallSpec.of(args, kwargs)
         own = self.settings.model_axis.inputs(self.store.templates[0], leaves, call.spec, self.store.num_models)
         values = KnownCall(own, len).values(leaves)
         if self.settings.backend == "loop" or self.form == "loop":
             return None, own, values, call.spec
-        program = self.programs.of(call, values, (_kinds(leaves), own))
-        if program is None and call.has_floats and call.floats_are_open:
-            self._closed.add(call.spec)
-            return self._program(args, kwargs)
-        return program, own, values, call.spec
+        return self.programs.of(call, values, (_kinds(leaves), own)), own, values, call.spec
 
     def _new_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> KnownCall:
         program, own, values, spec = self._program(args, kwargs)
@@ -248,6 +239,9 @@ class Calls:
             return self._by(program, Counter(won).most_common(1)[0][0], with_losses)
         plans = plans_for(total, with_losses=with_losses, has_images=has_images(program))
         runs = {plan: self._by(program, plan, with_losses) for plan in plans}
+        if len(plans) == 1:
+            self.choices.append(Choice(kind, plans[0], {}))
+            return runs[plans[0]]
         copies = Copies(values)
         params = [param for param in self.store.parameters() if param.requires_grad]
         given = (stand_in, copies.leaves, ()) if with_losses else (copies.leaves,)

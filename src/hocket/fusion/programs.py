@@ -62,7 +62,7 @@ class Programs:
             with unwatched():
                 self._kept[key] = self._symbolic(values, call)
         program = self._kept.get(key)
-        if program is not None or (call.floats_are_open and call.has_floats):
+        if program is not None:
             return program
         key = (*key, kinds)
         if key not in self._kept and not is_watched():
@@ -80,10 +80,8 @@ class Programs:
         try:
             for template in templates:
                 model = copy.deepcopy(template)
-                traces.append(trace.symbolic(model, args, kwargs, separate, call.floats_are_open))
-                if traces[-1].keeps_values and not is_alike(
-                    traces[-1], trace.symbolic(model, args, kwargs, separate, call.floats_are_open)
-                ):
+                traces.append(trace.symbolic(model, args, kwargs, separate))
+                if traces[-1].keeps_values and not is_alike(traces[-1], trace.symbolic(model, args, kwargs, separate)):
                     raise torch.fx.proxy.TraceError("the forward reads what an earlier call left behind")
             if (path := known.changed()) is not None:
                 raise torch.fx.proxy.TraceError(f"the forward changes {path}")

@@ -176,21 +176,8 @@ def _is_written_by(node: fx.Node) -> bool:
     return node.op == "call_function" and getattr(node.target, "__name__", "") in IN_PLACE
 
 
-def symbolic(
-    model: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    separate: frozenset[str],
-    floats_are_open: bool = False,
-) -> Traced:
+def symbolic(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], separate: frozenset[str]) -> Traced:
     """Trace with torch.fx; arguments that are not tensors are taken as they are.
-
-    Args:
-        model: on tensors without data.
-        args: what it takes.
-        kwargs: the same.
-        separate: layers that are not looked into.
-        floats_are_open: whether floats are inputs too, so that one trace serves every value.
 
     Raises:
         Exception: whatever the forward raises when its values are not known; see `FAILURES`.
@@ -199,11 +186,7 @@ def symbolic(
 
     bound = inspect.signature(model.forward).bind(*args, **kwargs)
     call_leaves = pytree.tree_flatten((args, kwargs))[0]
-
-    def is_open(leaf: Any) -> bool:
-        return isinstance(leaf, Tensor) or (floats_are_open and type(leaf) is float)
-
-    numbers = {id(leaf): number for number, leaf in enumerate(call_leaves) if is_open(leaf)}
+    numbers = {id(leaf): number for number, leaf in enumerate(call_leaves) if isinstance(leaf, Tensor)}
     bound.apply_defaults()
     concrete: dict[str, Any] = {}
     order: list[int | None] = []
@@ -214,11 +197,11 @@ def symbolic(
             if leaves:
                 raise ValueError(f"{name}: fx cannot follow variable arguments")
             continue
-        order += [numbers.get(id(leaf)) for leaf in leaves]
-        marked = [leaf if id(leaf) not in numbers else PH for leaf in leaves]
+        order += [numbers[id(leaf)] if isinstance(leaf, Tensor) else None for leaf in leaves]
+        marked = [PH if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         concrete[name] = pytree.tree_unflatten(marked, spec)
     if len(set(order) - {None}) != len(numbers):
-        raise ValueError("the same value stands for two arguments")
+        raise ValueError("the same tensor stands for two arguments")
     if find_module(model) is not None:
         return _one_op(bound.arguments, order)
     if type(model) in TRACEABLE_FORWARDS:
