@@ -9,6 +9,7 @@
 //                 \--> worker 1 (a thread that sleeps between steps) /
 //
 // A wait is one word per awaited action: it holds the number of the last step that finished the action (see waiting.h).
+// Words of channel ops are set from outside (`signal`), perhaps one step ahead, so a wait is for that number or more.
 
 #include <torch/csrc/utils/pybind.h>
 #include <torch/extension.h>
@@ -27,6 +28,7 @@
 #include <atomic>
 #include <exception>
 #include <memory>
+#include <stdexcept>
 #include <thread>
 #include <vector>
 
@@ -91,8 +93,30 @@ class Core : public hocket::Slots, public std::enable_shared_from_this<Core> {
     store_and_wake(step_, step_.load() + 1);
   }
 
+  // Sleeps until an action of a step is done; false if the step was left.
+  bool await(int word, uint32_t epoch) {
+    py::gil_scoped_release unlocked;
+    for (uint32_t seen; !reached(seen = words_[word].load(), epoch);) sleep_on(words_[word], seen, 0);
+    return failed_step_.load() != epoch;
+  }
+
+  // A channel op of a step has arrived.
+  void signal(int word, uint32_t epoch) { store_and_wake(words_[word], epoch); }
+
+  // Ends the step in progress, from outside.
+  void abort(const std::string& why) { fail(-1, -1, std::make_exception_ptr(std::runtime_error(why))); }
+
+  at::Tensor slot(int number) const { return slots_[number].toTensor(); }
+  void put(int number, at::Tensor value) { slots_[number] = std::move(value); }
+
   py::list run(const py::list& values, const py::list& numbers, const std::vector<int>& inputs,
                const std::vector<int>& kept) {
+    fill(values, numbers, inputs);
+    run_begun();
+    return take(kept);
+  }
+
+  void fill(const py::list& values, const py::list& numbers, const std::vector<int>& inputs) {
     is_taken_ = true;
     for (int slot : inputs) {
       PyObject* value = values[slot].ptr();
@@ -103,7 +127,9 @@ class Core : public hocket::Slots, public std::enable_shared_from_this<Core> {
       PyObject* value = number.ptr();
       numbers_.push_back(hocket::as_number(value));
     }
-    run_begun();
+  }
+
+  py::list take(const std::vector<int>& kept) {
     py::list result;
     for (int slot : kept) result.append(torch::jit::toPyObject(slots_[slot]));
     clear();
@@ -151,6 +177,7 @@ class Core : public hocket::Slots, public std::enable_shared_from_this<Core> {
     }
     took_ns_ = now_ns() - began_ns_;
     if (failure_) {
+      const py::gil_scoped_acquire locked;  // a channel may be putting a value into its slot
       clear();
       std::rethrow_exception(take_failure());
     }
@@ -238,10 +265,10 @@ class Core : public hocket::Slots, public std::enable_shared_from_this<Core> {
 
   void wait(Word& word, uint32_t epoch, int spins, bool on_caller) {
     for (int spin = 0; spin < spins; ++spin) {
-      if (word.load() == epoch) return;
+      if (reached(word.load(), epoch)) return;
       pause_cpu();
     }
-    for (uint32_t seen; (seen = word.load()) != epoch;) {
+    for (uint32_t seen; !reached(seen = word.load(), epoch);) {
       if (abort_) return;
       sleep_on(word, seen, on_caller ? kPollNs : 0);
       if (on_caller) poll(now_ns());
@@ -256,17 +283,14 @@ class Core : public hocket::Slots, public std::enable_shared_from_this<Core> {
     if (PyErr_CheckSignals() != 0) {
       python_error error;
       error.persist();
-      try {
-        throw error;
-      } catch (...) {
-        fail(0, -1);
-      }
+      fail(0, -1, std::make_exception_ptr(error));
     }
   }
 
-  void fail(size_t worker, int64_t action) {
+  void fail(size_t worker, int64_t action, std::exception_ptr why = std::current_exception()) {
     if (!abort_.exchange(true)) {
-      failure_ = std::current_exception();
+      failure_ = std::move(why);
+      failed_step_ = step_.load();
       failed_worker_ = static_cast<int>(worker);
       failed_action_ = static_cast<int>(action);
       // Everybody who waits must look again.
@@ -284,6 +308,7 @@ class Core : public hocket::Slots, public std::enable_shared_from_this<Core> {
   std::atomic<bool> abort_{false};
   std::atomic<bool> closing_{false};
   std::exception_ptr failure_;
+  std::atomic<uint32_t> failed_step_{0};
   int failed_worker_ = -1;
   int failed_action_ = -1;
   int64_t began_ns_ = 0;
@@ -303,6 +328,13 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def("start", torch::wrap_pybind_function(&Core::start))
       .def("close", &Core::close)
       .def("run", torch::wrap_pybind_function(&Core::run))
+      .def("fill", torch::wrap_pybind_function(&Core::fill))
+      .def("take", torch::wrap_pybind_function(&Core::take))
+      .def("await_", &Core::await)
+      .def("signal", &Core::signal)
+      .def("abort", &Core::abort)
+      .def("slot", &Core::slot)
+      .def("put", &Core::put)
       .def("run_begun", torch::wrap_pybind_function(&Core::run_begun))
       .def("took_ns", &Core::took_ns)
       .def("is_free", &Core::is_free)

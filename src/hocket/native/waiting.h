@@ -46,6 +46,9 @@ inline void pause_cpu() {
 #endif
 }
 
+// Whether a word that counts steps has come to this one; it may be one ahead. The counts may wrap around.
+inline bool reached(uint32_t seen, uint32_t epoch) { return static_cast<int32_t>(seen - epoch) >= 0; }
+
 // Returns when the word may have changed from `seen`, or after `timeout_ns` (0: no limit).
 inline void sleep_on(Word& word, uint32_t seen, int64_t timeout_ns) {
   timespec limit{static_cast<time_t>(timeout_ns / 1'000'000'000), static_cast<long>(timeout_ns % 1'000'000'000)};

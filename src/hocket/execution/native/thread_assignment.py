@@ -54,12 +54,12 @@ def workers_of(graph: Graph, plan: Plan, sync: Synchronisation, usual_width: int
 
     Args:
         graph: what is planned.
-        plan: a legal plan of it, on lanes of cores.
+        plan: a legal plan of it, on lanes of cores; channel lanes have no worker.
         sync: its synchronisation.
         usual_width: how many threads the caller usually has. A lane of that width goes to the caller, whose team
             exists already; otherwise one of width 1 does; otherwise none.
     """
-    lanes = [lane for lane in plan.lanes if lane.ops]
+    lanes = [lane for lane in plan.lanes if lane.ops and lane.kind == "cores"]
     groups: list[list[Lane]] = [[lane] for lane in lanes if lane.width > 1 or not lane.cores]
     hosts = {group[0].cores[:1]: group for group in reversed(groups) if group[0].cores and group[0].width > 1}
     for lane in lanes:
@@ -75,7 +75,8 @@ def workers_of(graph: Graph, plan: Plan, sync: Synchronisation, usual_width: int
         # Any other width would cost the caller its team: it only waits. It does so where there are no ops, too.
         groups.insert(0, [])
     made = tuple(_worker(group, sync) for group in groups)
-    merged = Plan(tuple(Lane(f"worker{n}", worker.ops) for n, worker in enumerate(made)), plan.after)
+    channels = (lane for lane in plan.lanes if lane.kind == "channel")
+    merged = Plan((*(Lane(f"worker{n}", worker.ops) for n, worker in enumerate(made)), *channels), plan.after)
     together = synchronisation(graph, merged)
     return Workers(made, together, _asleep(made, together))
 
