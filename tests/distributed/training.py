@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch._dynamo  # an optimizer imports it (4 s); the process that ranks are forked from has it then
 from torch import nn
 
 import hocket
