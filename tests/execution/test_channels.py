@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -63,9 +64,10 @@ def test_two_parts_train_as_the_whole_step_does(kind, adam, runs_ahead):
                 serving(None)
         except BaseException as error:
             failures.append(error)
+            its.close()  # or the worker would wait for ever
             raise
 
-    thread = threading.Thread(target=run_server)
+    thread = threading.Thread(target=run_server, daemon=True)
     thread.start()
     losses = [(eager.step(batch), working(batch)) for batch in BATCHES]
     thread.join(60)
@@ -125,7 +127,7 @@ def in_thread(step):
         except BaseException as error:  # noqa: BLE001 (looked at by the test)
             found.append(error)
 
-    thread = threading.Thread(target=run)
+    thread = threading.Thread(target=run, daemon=True)  # a test that fails leaves it waiting
     thread.start()
     return thread, found
 
@@ -205,6 +207,28 @@ def test_a_channel_that_fails_ends_the_step_and_names_op_and_peer(worker, kind, 
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_transfers_of_a_lane_may_arrive_in_any_order(worker, kind):
+    found, part = worker
+    other = twin(found)
+    for parameter in other.model.parameters():
+        parameter.data.mul_(0.5)
+    planned, channel, _ = begun_executor(worker, kind)
+    thread, results = in_thread(lambda: planned(BATCHES[0]))
+    recvs = [op.name for op in part.graph.ops if op.role == "recv"]
+    for op in recvs:
+        channel.wait_for(op, 1)
+    named = dict(other.model.named_parameters())
+    for op in reversed(recvs):
+        time.sleep(0.02)  # whoever starts too early has the time to
+        channel.arrive(op, 1, named[op.partition(":")[2]].detach())
+    arrive(channel, part, 1, "send")
+    thread.join(20)
+    x, y = BATCHES[0]
+    assert torch.equal(results[0], torch.nn.functional.mse_loss(other.model(x), y))
+    planned.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_channel_that_refuses_to_begin(worker, kind):
     _, part = worker
 
@@ -237,7 +261,8 @@ def states() -> dict[str, str]:
     """What each thread of this process does: R runs, S sleeps."""
     found = {}
     for task in Path("/proc/self/task").iterdir():
-        found[task.name] = (task / "stat").read_text().rpartition(")")[2].split()[0]
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended since
+            found[task.name] = (task / "stat").read_text().rpartition(")")[2].split()[0]
     return found
 
 

@@ -87,6 +87,8 @@ class NativeChannels:
             if self.ops.failure is not None:
                 raise self.ops.failure from None
             self.ops.stop(error)
+            if self._core is not None:
+                self._core.abort(str(error))  # wakes the threads of the channel lanes
             raise
 
     def close(self) -> None:
