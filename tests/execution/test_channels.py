@@ -132,6 +132,14 @@ def in_thread(step):
     return thread, found
 
 
+def all_begun(channel, part) -> list[str]:
+    """The recvs of the first step, once each has been begun."""
+    found = [op.name for op in part.graph.ops if op.role == "recv"]
+    for op in found:
+        channel.wait_for(op, 1)
+    return found
+
+
 def arrive(channel, part, epoch, role):
     for op in part.graph.ops:
         if op.role == role:
@@ -143,11 +151,11 @@ def test_an_arrival_may_come_one_step_ahead_and_not_before_its_memory_is_free(wo
     planned, channel, part = begun_executor(worker, kind, runs_ahead=True)
     recvs = [op.name for op in part.graph.ops if op.role == "recv"]
     thread, found = in_thread(lambda: planned(BATCHES[0]))
-    for op in recvs[:-1]:
+    for op in recvs[1:]:
         channel.arrive(op, 1)
-    channel.wait_for(recvs[-1], 1)
-    assert not [key for key in channel.begun if key[1] == 2], "something that reads it waits still"
-    channel.arrive(recvs[-1], 1)
+    time.sleep(0.02)  # who begins too early has the time to
+    assert not [key for key in channel.begun if key[1] == 2], "the first layer, and all others with it, waits still"
+    channel.arrive(recvs[0], 1)
     for op in recvs:
         channel.wait_for(op, 2)  # of the next step, before this one has ended
     for op in recvs:
@@ -214,9 +222,7 @@ def test_transfers_of_a_lane_may_arrive_in_any_order(worker, kind):
         parameter.data.mul_(0.5)
     planned, channel, _ = begun_executor(worker, kind)
     thread, results = in_thread(lambda: planned(BATCHES[0]))
-    recvs = [op.name for op in part.graph.ops if op.role == "recv"]
-    for op in recvs:
-        channel.wait_for(op, 1)
+    recvs = all_begun(channel, part)
     named = dict(other.model.named_parameters())
     for op in reversed(recvs):
         time.sleep(0.02)  # whoever starts too early has the time to
@@ -249,6 +255,7 @@ def test_a_channel_that_refuses_to_begin(worker, kind):
 def test_a_step_that_was_left_with_transfers_under_way_is_the_last(worker, kind):
     planned, channel, part = begun_executor(worker, kind)
     thread, found = in_thread(lambda: planned((BATCHES[0][0][:, :3], BATCHES[0][1])))  # too narrow for the first layer
+    all_begun(channel, part)
     arrive(channel, part, 1, "recv")
     thread.join(20)
     assert isinstance(found[0], RuntimeError)
