@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -63,9 +64,10 @@ def test_two_parts_train_as_the_whole_step_does(kind, adam, runs_ahead):
                 serving(None)
         except BaseException as error:
             failures.append(error)
+            its.close()  # or the worker would wait for ever
             raise
 
-    thread = threading.Thread(target=run_server)
+    thread = threading.Thread(target=run_server, daemon=True)
     thread.start()
     losses = [(eager.step(batch), working(batch)) for batch in BATCHES]
     thread.join(60)
@@ -125,9 +127,17 @@ def in_thread(step):
         except BaseException as error:  # noqa: BLE001 (looked at by the test)
             found.append(error)
 
-    thread = threading.Thread(target=run)
+    thread = threading.Thread(target=run, daemon=True)  # a test that fails leaves it waiting
     thread.start()
     return thread, found
+
+
+def all_begun(channel, part) -> list[str]:
+    """The recvs of the first step, once each has been begun."""
+    found = [op.name for op in part.graph.ops if op.role == "recv"]
+    for op in found:
+        channel.wait_for(op, 1)
+    return found
 
 
 def arrive(channel, part, epoch, role):
@@ -141,11 +151,11 @@ def test_an_arrival_may_come_one_step_ahead_and_not_before_its_memory_is_free(wo
     planned, channel, part = begun_executor(worker, kind, runs_ahead=True)
     recvs = [op.name for op in part.graph.ops if op.role == "recv"]
     thread, found = in_thread(lambda: planned(BATCHES[0]))
-    for op in recvs[:-1]:
+    for op in recvs[1:]:
         channel.arrive(op, 1)
-    channel.wait_for(recvs[-1], 1)
-    assert not [key for key in channel.begun if key[1] == 2], "something that reads it waits still"
-    channel.arrive(recvs[-1], 1)
+    time.sleep(0.02)  # who begins too early has the time to
+    assert not [key for key in channel.begun if key[1] == 2], "the first layer, and all others with it, waits still"
+    channel.arrive(recvs[0], 1)
     for op in recvs:
         channel.wait_for(op, 2)  # of the next step, before this one has ended
     for op in recvs:
@@ -205,6 +215,26 @@ def test_a_channel_that_fails_ends_the_step_and_names_op_and_peer(worker, kind, 
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_transfers_of_a_lane_may_arrive_in_any_order(worker, kind):
+    found, part = worker
+    other = twin(found)
+    for parameter in other.model.parameters():
+        parameter.data.mul_(0.5)
+    planned, channel, _ = begun_executor(worker, kind)
+    thread, results = in_thread(lambda: planned(BATCHES[0]))
+    recvs = all_begun(channel, part)
+    named = dict(other.model.named_parameters())
+    for op in reversed(recvs):
+        time.sleep(0.02)  # whoever starts too early has the time to
+        channel.arrive(op, 1, named[op.partition(":")[2]].detach())
+    arrive(channel, part, 1, "send")
+    thread.join(20)
+    x, y = BATCHES[0]
+    assert torch.equal(results[0], torch.nn.functional.mse_loss(other.model(x), y))
+    planned.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_channel_that_refuses_to_begin(worker, kind):
     _, part = worker
 
@@ -225,6 +255,7 @@ def test_a_channel_that_refuses_to_begin(worker, kind):
 def test_a_step_that_was_left_with_transfers_under_way_is_the_last(worker, kind):
     planned, channel, part = begun_executor(worker, kind)
     thread, found = in_thread(lambda: planned((BATCHES[0][0][:, :3], BATCHES[0][1])))  # too narrow for the first layer
+    all_begun(channel, part)
     arrive(channel, part, 1, "recv")
     thread.join(20)
     assert isinstance(found[0], RuntimeError)
@@ -237,7 +268,8 @@ def states() -> dict[str, str]:
     """What each thread of this process does: R runs, S sleeps."""
     found = {}
     for task in Path("/proc/self/task").iterdir():
-        found[task.name] = (task / "stat").read_text().rpartition(")")[2].split()[0]
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended since
+            found[task.name] = (task / "stat").read_text().rpartition(")")[2].split()[0]
     return found
 
 

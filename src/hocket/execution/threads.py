@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 import torch
 
 from hocket.errors import ExecutionError
-from hocket.execution.base import Executor, below_autograd, releases
+from hocket.execution.base import Executor, arrivals_apart, below_autograd, releases, synchronisation
 from hocket.execution.channels import Channel, ChannelOps
 from hocket.execution.process import cpus_of, forked
 from hocket.ir import Graph, Machine, Plan, Span, Timeline
@@ -81,7 +81,7 @@ class ThreadLanes(Executor):
         self._epoch = 0
         self._values: list[Any] = []
         self._cpus = [cpus_of(lane, machine) if lane.kind == "cores" else set() for lane in self._lanes]
-        self._actions = self._compile()
+        self._actions = self._compile(graph or captured.graph)
         self._times: list[list[tuple[int, int]]] = [[] for _ in self._lanes]
         self._began_ns = 0
         self._counters: dict[int, Any] = {}
@@ -140,9 +140,10 @@ class ThreadLanes(Executor):
         if getattr(self, "_queues", ()):
             self.close()
 
-    def _compile(self) -> list[list[_Action]]:
+    def _compile(self, graph: Graph) -> list[list[_Action]]:
         program = self.captured.program
-        release = releases(program, self.sync)
+        sync = synchronisation(graph, arrivals_apart(self.plan))
+        release = releases(program, sync)
         self._shared_slots = tuple((slot, len(users)) for slot, users in release.shared.items())
         shared: dict[str, list[tuple[int, int]]] = {}
         for slot, users in release.shared.items():
@@ -159,7 +160,7 @@ class ThreadLanes(Executor):
             for name in lane.ops
         }
         self._locks: list[tuple[_Action, _Action]] = []
-        for name, waited in self.sync.waits.items():
+        for name, waited in sync.waits.items():
             self._locks += [(actions[before], actions[name]) for before in waited]
         self._gates = [
             (actions[before], actions[op])

@@ -15,7 +15,7 @@ and inputs that only the other ops know are gone. What the cut could not compute
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -24,37 +24,15 @@ from torch import fx
 from hocket.errors import InputError
 from hocket.ir import Carried, Edge, Graph, Op
 from hocket.tracing.captured import Captured
-from hocket.tracing.program import Action, Call, Program, Transfer
+from hocket.tracing.division import Arrival, Departure, Division
+from hocket.tracing.program import Action, Program, Transfer
 from hocket.tracing.recording.batch_reads import BatchGuards
 from hocket.tracing.restricted_tape import is_of_batch, references, restricted
-from hocket.tracing.state import BatchLeaf
+from hocket.tracing.scalars.tape import Tape, TapeRef
+from hocket.tracing.state import BatchLeaf, Entry, ItemOf
 from hocket.tracing.trace import Trace
 
 __all__ = ["Arrival", "Departure", "cut"]
-
-
-@dataclass(frozen=True)
-class Arrival:
-    """A value that comes over a channel.
-
-    Attributes:
-        name: of the ``recv`` op.
-        buffer: a buffer of the graph: one that outlives the step, or one that an op makes which is not kept.
-        peer: where it comes from.
-    """
-
-    name: str
-    buffer: str
-    peer: str
-
-
-@dataclass(frozen=True)
-class Departure:
-    """A value that goes out over a channel, when the last kept op that writes it is done; as `Arrival`."""
-
-    name: str
-    buffer: str
-    peer: str
 
 
 def cut(
@@ -63,7 +41,7 @@ def cut(
     """The part of a captured step that runs the ops `keep`.
 
     Numbers that the step writes back stay where they belong to the optimizer and some update is kept, or to anything
-    else and some other op is. It is run like any captured step, by an executor that has the channels
+    else and some other op is, and where this part reads them. Gradients that other parts make are None. It is run like any captured step, by an executor that has the channels
     (`hocket.execution.channels`); `rehearse` and `relowered` are for whole steps.
 
     Args:
@@ -74,7 +52,8 @@ def cut(
 
     Raises:
         InputError: unknown or duplicate names, a value that a kept op needs and that neither stays nor arrives, memory
-            that ops left out write between its uses here, or a step that appends to lists.
+            that ops left out write between its uses here or after it is sent, a place that they bind anew, a number
+            that they count on, memory that several inputs share in part, or a step that appends to lists.
     """
     made = _Cut(captured, frozenset(keep), arrivals, departures)
     made.check()
@@ -84,132 +63,37 @@ def cut(
     return replace(captured, graph=lowered.graph, program=program, lowered=lowered, trace=trace)
 
 
-class _Cut:
-    def __init__(
-        self,
-        captured: Captured,
-        keep: frozenset[str],
-        arrivals: Sequence[Arrival],
-        departures: Sequence[Departure],
-    ) -> None:
-        self.whole, self.old = captured.graph, captured.program
-        self.keep = keep
-        self.arrivals, self.departures = arrivals, departures
-        self.captured = captured
-        self.maker = {slot: action.name for action in self.old.actions for slot in action.fills}
-        self.buffers = {buffer.name: buffer for buffer in self.whole.buffers}
-        self.slots = self._slots()
-        self.actions = [action for action in self.old.actions if action.name in keep]
-        self.arriving = {arrival.buffer for arrival in arrivals}
-        self.touching: dict[str, list[str]] = {}  # for each buffer the kept ops that touch it, in program order
-        for op in self.whole.ops:
-            for buffer in dict.fromkeys((*op.reads, *op.writes)) if op.name in keep else ():
-                self.touching.setdefault(buffer, []).append(op.name)
-
-    def _slots(self) -> dict[str, int]:
-        """The slot that holds each buffer: an input's own, or that of the value that made it."""
-        found: dict[str, int] = {}
-        for slot, source in self.old.inputs.items():
-            if source.name in self.buffers:
-                found.setdefault(source.name, slot)
-        for action in self.old.actions:
-            for position, slot in enumerate(action.fills):
-                if f"{action.name}:{position}" in self.buffers:
-                    found.setdefault(f"{action.name}:{position}", slot)
-        return found
-
-    def check(self) -> None:
-        if self.captured.trace.appended:
-            raise InputError("cut: the step appends to lists, and a part of it cannot")
-        for name in self.keep:
-            if name not in self.whole.by_name:
-                raise InputError(f"cut: the step has no op {name!r}")
-        names = set(self.keep)
-        moved: list[Arrival | Departure] = [*self.arrivals, *self.departures]
-        for one in moved:
-            if one.name in names or one.name in self.whole.by_name or one.name.split() != [one.name]:
-                raise InputError(f"cut: expected a name of its own without white space, got {one.name!r}")
-            names.add(one.name)
-            if one.buffer not in self.slots:
-                raise InputError(f"cut: {one.name!r} is to carry {one.buffer!r}, which is no buffer of the step")
-        if len(self.arriving) < len(self.arrivals):
-            raise InputError("cut: a buffer arrives twice")
-        for arrival in self.arrivals:
-            if self.maker.get(self.slots[arrival.buffer]) in self.keep:
-                raise InputError(f"cut: {arrival.buffer!r} arrives, and the op that makes it is kept, too")
-        for departure in self.departures:
-            maker = self.maker.get(self.slots[departure.buffer])
-            if maker is not None and maker not in self.keep:
-                raise InputError(f"cut: {departure.buffer!r} is to be sent, and {maker!r}, which makes it, is not kept")
-        self._check_values()
-        self._check_memory()
-
-    def _check_values(self) -> None:
-        here = self._arriving_slots
-        for action in self.actions:
-            for slot in action.reads:
-                maker = self.maker.get(slot)
-                if maker is not None and maker not in self.keep and slot not in here:
-                    raise InputError(f"cut: op {action.name!r} reads what {maker!r} makes; neither stays nor arrives")
-
-    def _check_memory(self) -> None:
-        """Ops left out change nothing that kept ops see, unless it arrives."""
-        place = self.whole.index
-        for op in self.whole.ops:
-            if op.name in self.keep:
-                continue
-            for buffer in op.writes:
-                uses = self.touching.get(buffer, [])
-                if not uses or self.maker.get(self.slots.get(buffer, -1)) == op.name:
-                    continue
-                before = [name for name in uses if place[name] < place[op.name]]
-                after = [name for name in uses if place[name] > place[op.name]]
-                lasting = self.buffers[buffer].life == "lasting"
-                if buffer not in self.arriving and (after or lasting):
-                    user = (after or before)[0]
-                    raise InputError(
-                        f"cut: {op.name!r}, which is not kept, writes {buffer!r}, which {user!r} uses; let it arrive"
-                    )
-                if buffer in self.arriving and before and after:
-                    raise InputError(
-                        f"cut: {buffer!r} arrives once, and {before[0]!r} and {after[0]!r} use it before and after "
-                        f"{op.name!r}, which is not kept, writes it"
-                    )
+class _Cut(Division):
+    """The program and the graph of a part."""
 
     def program(self) -> Program:
         receives = [Action(a.name, self.views(a), transfer=self._transfer(a, sends=False)) for a in self.arrivals]
         sends = [Action(d.name, (), transfer=self._transfer(d, sends=True)) for d in self.departures]
-        read = {slot for action in (*self.actions, *sends, *receives) for slot in action.reads}
+        kept = frozenset(slot for slot in self.old.kept if self.keeps(slot))
+        read = {*kept, *(slot for action in (*self.actions, *sends, *receives) for slot in action.reads)}
         calls = []
         for call in reversed(self.old.prologue.calls):
             if read.intersection(call.outs.values()):
                 calls.append(call)
                 read.update(call.reads)
         prologue = replace(self.old.prologue, calls=tuple(reversed(calls)))
-        kept = frozenset(slot for slot in self.old.kept if self.stays(slot))
         return Program((*receives, *self.actions, *sends), prologue, self.old.num_slots, self.old.inputs, kept)
 
-    def stays(self, slot: int) -> bool:
-        """Whether the value of a slot is one that this part of the step has."""
-        maker = self.maker.get(slot)
-        return maker is None or maker in self.keep or slot in self._arriving_slots
+    def keeps(self, slot: int) -> bool:
+        """Whether this part has the value of a slot; a part that computes nothing from the batch is given none."""
+        return self.stays(slot) and (self.reads_batch or slot not in self._batch_slots)
 
     @cached_property
-    def _arriving_slots(self) -> set[int]:
-        views = {slot for a in self.arrivals for call in self.views(a) for slot in call.outs.values()}
-        return views | {self.slots[buffer] for buffer in self.arriving}
+    def reads_batch(self) -> bool:
+        sent = {self.slots[departure.buffer] for departure in self.departures}
+        return not self._batch_slots.isdisjoint(sent.union(*(action.reads for action in self.actions)))
 
-    def views(self, arrival: Arrival) -> tuple[Call, ...]:
-        """The calls by which the op that makes the arriving value also makes views of it."""
-        slot = self.slots[arrival.buffer]
-        if slot not in self.maker:
-            return ()
-        known, found = {slot}, []
-        for call in self.old.by_name[self.maker[slot]].calls[1:]:
-            if call.reads and known.issuperset(call.reads) and next(references(call), None) is None:
-                known.update(call.outs.values())
-                found.append(call)
-        return tuple(found)
+    @cached_property
+    def _batch_slots(self) -> set[int]:
+        found = {slot for slot, source in self.old.inputs.items() if isinstance(source, BatchLeaf)}
+        for call in self.old.prologue.calls:
+            found.update(call.outs.values() if found.intersection(call.reads) else ())
+        return found
 
     def _transfer(self, one: Arrival | Departure, sends: bool) -> Transfer:
         slot = self.slots[one.buffer]
@@ -274,31 +158,47 @@ def _restricted(made: _Cut) -> Trace:
     trace, slot_of = made.captured.trace, made.captured.lowered.slot_of
 
     def stays(node: fx.Node | None) -> bool:
-        return node is None or made.stays(slot_of[node])
+        return node is None or made.keeps(slot_of[node])
 
     leaves: tuple[tuple[str, Any], ...] = tuple(
         leaf if leaf[0] in ("value", "number") or stays(leaf[1]) else ("value", None) for leaf in trace.result.leaves
     )
-    updates = any(made.whole[name].role == "update" for name in made.keep)
-    others = any(made.whole[name].role != "update" for name in made.keep)
-    numbers = {
-        entry: reference
-        for entry, reference in trace.numbers.items()
-        if (updates if entry.kind in ("group", "state") else others)
-    }
     used = {ref.index for action in made.actions for call in action.calls for ref in references(call)}
-    used |= {ref.index for ref in numbers.values()} | {leaf.index for kind, leaf in leaves if kind == "number"}
-    slots = {slot for action in (*made.actions, made.program().prologue) for slot in action.reads}
-    sources = [made.old.inputs.get(slot) for slot in slots]
-    with_batch = any(isinstance(source, BatchLeaf) for source in sources) or any(
-        is_of_batch(trace.tape, index) for index in used
-    )
+    used |= {leaf.index for kind, leaf in leaves if kind == "number"}
+    numbers, tape, with_batch = _numbers(made, used)
     return replace(
         trace,
         result=replace(trace.result, leaves=leaves),
-        gradients={gradient: node for gradient, node in trace.gradients.items() if stays(node)},
+        gradients={gradient: node if stays(node) else None for gradient, node in trace.gradients.items()},
         rebound={entry: node for entry, node in trace.rebound.items() if stays(node)},
         numbers=numbers,
-        tape=restricted(trace.tape, used, with_batch),
+        tape=tape,
         batch_guards=trace.batch_guards if with_batch else BatchGuards(),
     )
+
+
+def _numbers(made: _Cut, used: set[int]) -> tuple[dict[Entry, TapeRef], Tape, bool]:
+    """The numbers that this part counts on, its tape, and whether it needs the batch.
+
+    A number that the part reads is counted on here, too, whoever else does.
+    """
+    trace = made.captured.trace
+    updates = any(made.whole[name].role == "update" for name in made.keep)
+    others = any(made.whole[name].role != "update" for name in made.keep)
+    counted = {entry for entry in trace.numbers if (updates if entry.kind in ("group", "state") else others)}
+    while True:
+        needed = used | {trace.numbers[entry].index for entry in counted}
+        with_batch = made.reads_batch or any(is_of_batch(trace.tape, index) for index in needed)
+        tape = restricted(trace.tape, needed, with_batch)
+        read = {id(leaf) for leaf in tape.leaves}
+        more = {entry for entry in trace.numbers if id(entry) in read} - counted
+        if not more:
+            break
+        counted |= more
+    for leaf in tape.leaves:
+        writers = made.left_writers.get(leaf.source.name) if isinstance(leaf, ItemOf) else None
+        if writers:
+            raise InputError(
+                f"cut: {writers[0]!r}, which is not kept, writes {leaf.source.name!r}, whose number this part reads"
+            )
+    return {entry: reference for entry, reference in trace.numbers.items() if entry in counted}, tape, with_batch

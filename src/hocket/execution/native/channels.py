@@ -7,6 +7,8 @@ for, and begins it. Neither holds the interpreter's lock or a core meanwhile.
 
 from __future__ import annotations
 
+import atexit
+import os
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -21,6 +23,9 @@ from hocket.ir import Plan
 from hocket.tracing.captured import Captured
 
 __all__ = ["NativeChannels"]
+
+# How long the interpreter's end waits for a channel that does not return from `begin`.
+EXIT_S = 5.0
 
 
 class NativeChannels:
@@ -43,6 +48,8 @@ class NativeChannels:
         self._words: dict[str, int] = {}
         self._sync: Synchronisation | None = None
         self._todo: list[SimpleQueue[int | None]] = []
+        self._threads: list[threading.Thread] = []
+        self._pid = 0
 
     def awaited(self, sync: Synchronisation) -> set[str]:
         """The ops that need a word because a transfer waits for them, now or for the next step."""
@@ -63,9 +70,13 @@ class NativeChannels:
         self._core, self._words, self._sync = core, dict(words), sync
         self._todo = [SimpleQueue() for _ in self.ops.lanes]
         for number, lane in enumerate(self.ops.lanes):
-            threading.Thread(
-                target=self._serve, args=(number, self._todo[number]), name=f"hocket-{lane.name}", daemon=True
-            ).start()
+            arguments = (number, self._todo[number])
+            self._threads.append(
+                threading.Thread(target=self._serve, args=arguments, name=f"hocket-{lane.name}", daemon=True)
+            )
+            self._threads[-1].start()
+        self._pid = os.getpid()
+        atexit.register(self._exit)
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -87,12 +98,25 @@ class NativeChannels:
             if self.ops.failure is not None:
                 raise self.ops.failure from None
             self.ops.stop(error)
+            if self._core is not None:
+                self._core.abort(str(error))  # wakes the threads of the channel lanes
             raise
 
     def close(self) -> None:
+        """Let the threads end; a step in progress is left."""
+        atexit.unregister(self._exit)
+        if self._todo:
+            self._core.abort("the lanes were closed")
         for todo in self._todo:
             todo.put(None)
         self._todo = []
+
+    def _exit(self) -> None:
+        """A thread that comes back from a native wait when the interpreter is gone would end the process with an error."""
+        if os.getpid() == self._pid:
+            self.close()
+            for thread in self._threads:
+                thread.join(EXIT_S)
 
     def slot_value(self, slot: int) -> Any:
         return self._core.slot(slot)

@@ -155,9 +155,13 @@ class NativeLanes(Executor):
         if not self._channels.ops.lanes:
             return self._step(self._core.run, frame.values, frame.numbers, self._inputs, self._kept)
         self._core.fill(frame.values, frame.numbers, self._inputs)
-        with self._channels.step():
-            self._step(self._core.run_begun)
-        return self._core.take(self._kept)
+        try:
+            with self._channels.step():
+                self._step(self._core.step)
+            return self._core.take(self._kept)
+        except BaseException:
+            self._core.clear()  # not before the channels know that the step was left
+            raise
 
     def _bind(self, batch: Any) -> None:
         """From the next step on, read and put back natively, where the native core can."""
@@ -217,7 +221,8 @@ class NativeLanes(Executor):
             for name, lane in zip(worker.ops, worker.lanes, strict=True):
                 action = program.by_name[name]
                 waited = sync.waits.get(name, ())
-                sleeps = [words[o] for o in (*asleep.get(name, ()), *waited) if o in moved or o not in waited]
+                arrivals = [before for before in waited if before in moved]
+                sleeps = [words[before] for before in dict.fromkeys((*asleep.get(name, ()), *arrivals))]
                 waits = [words[before] for before in waited if before not in moved]
                 if not told and early.intersection(action.reads):
                     waits.append(0)

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hocket.execution.base import Synchronisation, synchronisation
+from hocket.execution.base import Synchronisation, arrivals_apart, synchronisation
 from hocket.ir import Graph, Lane, Plan
 
 __all__ = ["Worker", "Workers", "workers_of"]
@@ -40,7 +40,7 @@ class Workers:
 
     Attributes:
         workers: what each runs.
-        sync: the waits between them, with a worker in place of a lane.
+        sync: the waits between them, with a worker in place of a lane, and each channel op by itself.
         asleep: op -> ops on other workers that use a core of its lane before it; it sleeps until they have ended.
     """
 
@@ -77,7 +77,7 @@ def workers_of(graph: Graph, plan: Plan, sync: Synchronisation, usual_width: int
     made = tuple(_worker(group, sync) for group in groups)
     channels = (lane for lane in plan.lanes if lane.kind == "channel")
     merged = Plan((*(Lane(f"worker{n}", worker.ops) for n, worker in enumerate(made)), *channels), plan.after)
-    together = synchronisation(graph, merged)
+    together = synchronisation(graph, arrivals_apart(merged))
     return Workers(made, together, _asleep(made, together))
 
 
