@@ -15,7 +15,7 @@ import torch
 
 from hocket.errors import InputError
 
-__all__ = ["CHUNK_BYTES", "Layout", "Parcel", "bytes_of", "is_direct", "packed", "packed_bytes", "unpack"]
+__all__ = ["CHUNK_BYTES", "WireLayout", "Parcel", "bytes_of", "is_direct", "packed", "packed_bytes", "unpack"]
 
 CHUNK_BYTES = 256 * 1024
 # Values up to the first are packed, into parcels up to the second.
@@ -80,7 +80,7 @@ def packed(values: Iterable[tuple[str, int]]) -> tuple[Parcel, ...]:
     return tuple(found)
 
 
-class Layout:
+class WireLayout:
     """The parcels of one direction of a wire, numbered alike at both ends."""
 
     def __init__(self) -> None:

@@ -26,7 +26,7 @@ from hocket.tracing.cut import Arrival, Departure, cut
 from hocket.tracing.restricted_tape import is_of_batch, references
 from hocket.tracing.state import ItemOf
 
-__all__ = ["WORKERS", "Division", "Exchanged", "divided", "server_name", "server_part", "worker_part"]
+__all__ = ["WORKERS", "Assignment", "Exchanged", "assigned", "server_name", "server_part", "worker_part"]
 
 # What servers call the other end of their channels: all workers together.
 WORKERS = "workers"
@@ -52,7 +52,7 @@ class Exchanged:
 
 
 @dataclass(frozen=True)
-class Division:
+class Assignment:
     """Who runs and keeps what.
 
     Attributes:
@@ -79,7 +79,7 @@ def server_name(number: int) -> str:
     return f"server{number}"
 
 
-def divided(captured: Captured, num_servers: int, *, num_workers: int) -> Division:
+def assigned(captured: Captured, num_servers: int, *, num_workers: int) -> Assignment:
     """Divide a captured step.
 
     Args:
@@ -118,7 +118,7 @@ def divided(captured: Captured, num_servers: int, *, num_workers: int) -> Divisi
     pulls = [Exchanged(f"pull:{b}", b, home[b], size[b]) for b in (*updated, *buffers) if b in touched]
     pushes = [Exchanged(f"push:{gradients[b]}", b, home[used[b]], size[b], averaged=True) for b in used]
     pushes += [Exchanged(f"push:{b}", b, home[b], size[b]) for b in buffers]
-    return Division(
+    return Assignment(
         tuple(pulls),
         tuple(pushes),
         frozenset(op.name for op in graph.ops if op.name not in served),
@@ -127,18 +127,20 @@ def divided(captured: Captured, num_servers: int, *, num_workers: int) -> Divisi
     )
 
 
-def worker_part(captured: Captured, division: Division) -> Captured:
+def worker_part(captured: Captured, assignment: Assignment) -> Captured:
     """What a worker runs: all before the gradients' ends, with a pull for each parameter and a push for each gradient."""
-    arrivals = [Arrival(each.name, each.buffer, server_name(each.server)) for each in division.pulls]
-    departures = [Departure(each.name, each.buffer, server_name(each.server)) for each in division.pushes]
-    return cut(captured, division.worker_ops, arrivals, departures)
+    arrivals = [Arrival(each.name, each.buffer, server_name(each.server)) for each in assignment.pulls]
+    departures = [
+        Departure(each.name, each.buffer, server_name(each.server), unfinished=each.averaged) for each in assignment.pushes
+    ]
+    return cut(captured, assignment.worker_ops, arrivals, departures)
 
 
-def server_part(captured: Captured, division: Division, number: int) -> Captured:
+def server_part(captured: Captured, assignment: Assignment, number: int) -> Captured:
     """What a server runs: its shards, from the workers' gradients to the parameters that the next step pulls."""
-    arrivals = [Arrival(each.name, each.buffer, WORKERS) for each in division.pushes if each.server == number]
-    departures = [Departure(each.name, each.buffer, WORKERS) for each in division.pulls if each.server == number]
-    return cut(captured, division.server_ops[number], arrivals, departures)
+    arrivals = [Arrival(each.name, each.buffer, WORKERS) for each in assignment.pushes if each.server == number]
+    departures = [Departure(each.name, each.buffer, WORKERS) for each in assignment.pulls if each.server == number]
+    return cut(captured, assignment.server_ops[number], arrivals, departures)
 
 
 def _after_gradients(graph: Graph) -> frozenset[str]:

@@ -15,7 +15,7 @@ import torch
 
 from hocket.checking import check
 from hocket.distributed.parcels import Parcel, packed
-from hocket.distributed.parts import WORKERS, Division, Exchanged, server_name
+from hocket.distributed.parts import WORKERS, Assignment, Exchanged, server_name
 from hocket.distributed.setup import PROBE, PROBE_BYTES, Setup
 from hocket.distributed.wire import Wire
 from hocket.ir import Costs, Graph, Lane, Link, Machine, Plan
@@ -43,7 +43,7 @@ def worker_plan(made: Setup, part: Captured, rates: Sequence[float], order: str)
     threads = torch.get_num_threads()
     machine = machine_of(threads, rates)
     costs = profile(made.captured, widths=sorted({1, threads}), runs=PROFILE_RUNS, machine=machine)
-    costs = costs.merged(transfer_costs(made.division, machine))
+    costs = costs.merged(transfer_costs(made.assignment, machine))
     return plan(part.graph, costs, machine, planner="transfers", order=order), costs, machine
 
 
@@ -56,30 +56,30 @@ def machine_of(threads: int, rates: Sequence[float]) -> Machine:
     return Machine(Machine.of(cores=threads).devices, tuple(links))
 
 
-def transfer_costs(division: Division, machine: Machine) -> Costs:
+def transfer_costs(assignment: Assignment, machine: Machine) -> Costs:
     """What pulls and pushes take, each on the link of its server."""
     by_ends = {(link.src, link.dst): link for link in machine.links}
     durations: dict[str, dict[str, float]] = {}
-    for each in division.pulls:
+    for each in assignment.pulls:
         link = by_ends[server_name(each.server), WORKER_DEVICE]
         durations[each.name] = {link.channel: link.duration_us(each.size_bytes)}
-    for each in division.pushes:
+    for each in assignment.pushes:
         link = by_ends[WORKER_DEVICE, server_name(each.server)]
         durations[each.name] = {link.channel: link.duration_us(each.size_bytes)}
     return Costs(durations)
 
 
-def parcels_of(plan: Plan, division: Division, server: int) -> tuple[tuple[Parcel, ...], tuple[Parcel, ...]]:
+def parcels_of(plan: Plan, assignment: Assignment, server: int) -> tuple[tuple[Parcel, ...], tuple[Parcel, ...]]:
     """What goes between a worker and a server in a step, in the order of the plan: pulls, and pushes."""
-    pulls = _on_link(plan, division, f"{server_name(server)}->{WORKER_DEVICE}")
-    pushes = _on_link(plan, division, f"{WORKER_DEVICE}->{server_name(server)}")
+    pulls = _on_link(plan, assignment, f"{server_name(server)}->{WORKER_DEVICE}")
+    pushes = _on_link(plan, assignment, f"{WORKER_DEVICE}->{server_name(server)}")
     return tuple(packed((each.name, each.size_bytes) for each in ordered) for ordered in (pulls, pushes))  # type: ignore[return-value]
 
 
-def server_plan(part: Captured, workers_plan: Plan, division: Division, server: int) -> Plan:
+def server_plan(part: Captured, workers_plan: Plan, assignment: Assignment, server: int) -> Plan:
     """A server's plan: updates on one lane, in the order in which the gradients arrive."""
-    pulls = [each.name for each in _on_link(workers_plan, division, f"{server_name(server)}->{WORKER_DEVICE}")]
-    pushes = [each.name for each in _on_link(workers_plan, division, f"{WORKER_DEVICE}->{server_name(server)}")]
+    pulls = [each.name for each in _on_link(workers_plan, assignment, f"{server_name(server)}->{WORKER_DEVICE}")]
+    pushes = [each.name for each in _on_link(workers_plan, assignment, f"{WORKER_DEVICE}->{server_name(server)}")]
     place = {name: at for at, name in enumerate(pushes)}
     last = _last_arrival(part.graph, place)
     computing = [op.name for op in part.graph.ops if op.role not in ("recv", "send")]
@@ -119,8 +119,8 @@ def _wait_for_all(moves: Sequence[tuple[Any, torch.Tensor]]) -> list[float]:
     return found
 
 
-def _on_link(plan: Plan, division: Division, link: str) -> list[Exchanged]:
-    return [division.by_name[op] for lane in plan.lanes if lane.device == link for op in lane.ops]
+def _on_link(plan: Plan, assignment: Assignment, link: str) -> list[Exchanged]:
+    return [assignment.by_name[op] for lane in plan.lanes if lane.device == link for op in lane.ops]
 
 
 def _last_arrival(graph: Graph, place: dict[str, int]) -> dict[str, int]:

@@ -82,24 +82,24 @@ def _serve(made: Setup, kind: str) -> int:
 
 
 def _executor(made: Setup, kind: str) -> Executor:
-    number, division = made.membership.number, made.division
-    part = server_part(made.captured, division, number)
+    number, assignment = made.membership.number, made.assignment
+    part = server_part(made.captured, assignment, number)
     link_rates(made)
     plan = Plan.parse(made.membership.told("plan", by=0))
-    pulls, pushes = parcels_of(plan, division, number)
+    pulls, pushes = parcels_of(plan, assignment, number)
     for wire in made.wires:
         wire.add(pulls, pushes, ordered=True)
     made.membership.meet("planned")
-    averaged = frozenset(each.name for each in division.pushes if each.averaged)
+    averaged = frozenset(each.name for each in assignment.pushes if each.averaged)
     serving = ServingChannel(made.wires)
-    for each in division.pulls:
+    for each in assignment.pulls:
         if each.server == number:
             serving.begin(each.name, made.value(each.buffer), 0, _nothing)
     channels = {
         f"{WORKERS}->{SERVER_DEVICE}": SummingChannel(made.wires, averaged),
         f"{SERVER_DEVICE}->{WORKERS}": serving,
     }
-    return executor(part, server_plan(part, plan, division, number), kind=kind, channels=channels)
+    return executor(part, server_plan(part, plan, assignment, number), kind=kind, channels=channels)
 
 
 def _nothing(error: BaseException | None) -> None:

@@ -17,7 +17,7 @@ import torch
 from hocket.distributed.description import described, difference
 from hocket.distributed.membership import Membership
 from hocket.distributed.parcels import Parcel
-from hocket.distributed.parts import Division, divided
+from hocket.distributed.parts import Assignment, assigned
 from hocket.distributed.state import ShardState, begin_from_zeros, has_state, shard_state
 from hocket.distributed.wire import Wire
 from hocket.errors import PeerError
@@ -40,13 +40,13 @@ class Setup:
     Attributes:
         membership: its place in the job.
         captured: the whole step.
-        division: who runs what of it.
+        assignment: who runs what of it.
         wires: to each server, or of a server to each worker.
     """
 
     membership: Membership
     captured: Captured
-    division: Division
+    assignment: Assignment
     wires: tuple[Wire, ...]
 
     @cached_property
@@ -77,7 +77,7 @@ class Setup:
 
     def shard(self, server: int) -> ShardState:
         """The state that a server keeps, at this rank's own places."""
-        return shard_state(self.captured, self.division, server)
+        return shard_state(self.captured, self.assignment, server)
 
     def value(self, buffer: str) -> torch.Tensor:
         """What is in a buffer of the model now."""
@@ -123,11 +123,11 @@ def set_up(step: Callable[[Any], Any], model: Any, optimizer: Any, batch: Any, m
     """
     try:
         captured = captured_for(step, model, optimizer, batch)
-        division = divided(captured, membership.num_servers, num_workers=membership.num_workers)
+        assignment = assigned(captured, membership.num_servers, num_workers=membership.num_workers)
         _agree(captured, membership)
-        shards = _shards(captured, division, membership)
+        shards = _shards(captured, assignment, membership)
         membership.meet("agreed")
-        made = Setup(membership, captured, division, tuple(membership.wires()))
+        made = Setup(membership, captured, assignment, tuple(membership.wires()))
     except BaseException as error:
         membership.fail(error)
         raise
@@ -146,13 +146,13 @@ def _agree(captured: Captured, membership: Membership) -> None:
         raise PeerError(f"{membership.name(membership.rank)} trains something else: {found}")
 
 
-def _shards(captured: Captured, division: Division, membership: Membership) -> tuple[ShardState, ...]:
+def _shards(captured: Captured, assignment: Assignment, membership: Membership) -> tuple[ShardState, ...]:
     """The states that this rank exchanges: worker 0 all of them, a server its own."""
     if membership.rank == 0:
         if not has_state(captured):
             begin_from_zeros(captured)
-        return tuple(shard_state(captured, division, server) for server in range(membership.num_servers))
-    return () if membership.is_worker else (shard_state(captured, division, membership.number),)
+        return tuple(shard_state(captured, assignment, server) for server in range(membership.num_servers))
+    return () if membership.is_worker else (shard_state(captured, assignment, membership.number),)
 
 
 def _exchange(made: Setup, shards: tuple[ShardState, ...]) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch.utils._pytree import tree_flatten
 
 from hocket.distributed.parcels import Parcel
-from hocket.distributed.parts import Division
+from hocket.distributed.parts import Assignment
 from hocket.distributed.wire import Wire
 from hocket.errors import InputError
 from hocket.execution.threads import ThreadLanes
@@ -60,11 +60,11 @@ class ShardState:
         return f"state{self.server}:{entry.name}"
 
 
-def shard_state(captured: Captured, division: Division, server: int) -> ShardState:
+def shard_state(captured: Captured, assignment: Assignment, server: int) -> ShardState:
     """What a server keeps; state that is not there yet is made of zeros."""
-    ops = [captured.graph[name] for name in captured.graph.order if name in division.server_ops[server]]
+    ops = [captured.graph[name] for name in captured.graph.order if name in assignment.server_ops[server]]
     touched = {buffer for op in ops for buffer in (*op.reads, *op.writes)}
-    touched |= {each.buffer for each in division.pulls if each.server == server}
+    touched |= {each.buffer for each in assignment.pulls if each.server == server}
     make_state(captured, touched)
     places = captured.trace.places
     return ShardState(server, tuple(e for e in (*places.parameters, *places.tensors) if e.name in touched))

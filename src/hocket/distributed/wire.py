@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from hocket.distributed.parcels import Layout, Parcel, bytes_of, is_direct, packed_bytes, unpack
+from hocket.distributed.parcels import WireLayout, Parcel, bytes_of, is_direct, packed_bytes, unpack
 from hocket.errors import PeerError
 from hocket.execution.channels import Done
 
@@ -69,7 +69,7 @@ class Wire:
         self.failure: PeerError | None = None
         self.arrived: dict[int, list[tuple[str, int]]] = {}
         self._group, self._other = group, 1 - place
-        self._outgoing, self._incoming = Layout(), Layout()
+        self._outgoing, self._incoming = WireLayout(), WireLayout()
         self._sending: dict[tuple[int, int], _Moving] = {}  # by number and epoch, until they have arrived
         self._receiving: dict[tuple[int, int], _Moving] = {}
         self._requested: set[tuple[int, int]] = set()
@@ -164,7 +164,7 @@ class Wire:
     def _joined(
         self,
         moving: dict[tuple[int, int], _Moving],
-        layout: Layout,
+        layout: WireLayout,
         number: int,
         epoch: int,
         name: str,

@@ -149,7 +149,7 @@ class DistributedStep:
             raise self._failed(error) from error
 
     def _plan(self, made: Setup) -> None:
-        part = worker_part(made.captured, made.division)
+        part = worker_part(made.captured, made.assignment)
         rates = link_rates(made)
         if made.membership.rank == 0:
             plan, self.costs, self.machine = worker_plan(made, part, rates, self._order)
@@ -158,9 +158,9 @@ class DistributedStep:
         check(part.graph, self.plan)
         channels: dict[str, PullChannel | PushChannel] = {}
         for number, wire in enumerate(made.wires):
-            pulls, pushes = parcels_of(self.plan, made.division, number)
+            pulls, pushes = parcels_of(self.plan, made.assignment, number)
             wire.add(pushes, pulls, ordered=True)
-            channel = PullChannel(wire, [each.name for each in made.division.pulls if each.server == number])
+            channel = PullChannel(wire, [each.name for each in made.assignment.pulls if each.server == number])
             self._pulls.append(channel)
             channels[f"{server_name(number)}->{WORKER_DEVICE}"] = channel
             channels[f"{WORKER_DEVICE}->{server_name(number)}"] = PushChannel(wire)
