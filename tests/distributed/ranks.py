@@ -5,9 +5,11 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 import time
 import traceback
 from datetime import timedelta
+from multiprocessing import forkserver
 from typing import Any
 
 from torch.distributed import TCPStore
@@ -21,9 +23,7 @@ class Ranks:
 
     def __init__(self, function, world: int, *arguments: Any) -> None:
         self.store = TCPStore("127.0.0.1", 0, None, is_master=True, timeout=timedelta(seconds=30))
-        # Processes of their own, forked from one that has loaded torch and does nothing else.
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["distributed.training"])
+        context = _context()
         self.pipes, self.processes = [], []
         self.words: list[list[Any]] = [[] for _ in range(world)]
         self.ends: list[Any] = [None] * world
@@ -83,6 +83,19 @@ class Ranks:
                 self.words[rank].append(value)
             else:
                 self.ends[rank] = (kind, value)
+
+
+def _context():
+    """Makes processes of their own, forked from one that has loaded torch and does nothing else."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["distributed.training"])
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)  # it is not told what this process looks in
+    try:
+        forkserver.ensure_running()
+    finally:
+        os.environ.pop("PYTHONPATH") if before is None else os.environ.update(PYTHONPATH=before)
+    return context
 
 
 def _run(pipe, settings, function, arguments) -> None:

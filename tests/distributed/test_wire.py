@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -25,15 +26,20 @@ VALUES = {
     "flags": torch.tensor([True, False]),
     "half": torch.arange(70_000).to(torch.bfloat16),
 }
+VALUE = Parcel(("value",), (8,))
 SIZES = {name: value.numel() * value.element_size() for name, value in VALUES.items()}
 
 
-def wire_of(rank: int, timeout_s: float = 20.0) -> Wire:
-    import os
-
+def wire_of(rank: int, *parcels: Parcel, ordered: tuple[Parcel, ...] = (), timeout_s: float = 20.0) -> Wire:
+    """A wire on which rank 0 sends these; returns when both ends know them."""
     store = TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), timeout=timedelta(seconds=20))
     group = ProcessGroupGloo(PrefixStore("pair", store), rank, 2, timedelta(seconds=timeout_s))
-    return Wire(group, rank, f"rank {rank}", f"rank {1 - rank}")
+    wire = Wire(group, rank, f"rank {rank}", f"rank {1 - rank}")
+    for some, in_order in ((ordered, True), (parcels, False)):
+        wire.add(*((some, ()) if rank == 0 else ((), some)), ordered=in_order)
+    store.set(f"added {rank}", "")
+    store.wait([f"added {1 - rank}"])
+    return wire
 
 
 def all_done(count: int):
@@ -50,12 +56,7 @@ def all_done(count: int):
 
 def carry(rank, say, order, steps):
     """Rank 0 sends in `order`; values are made ready, and asked for, in other orders."""
-    wire = wire_of(rank)
-    parcels = packed((name, SIZES[name]) for name in order)
-    wire.add(*((parcels, ()) if rank == 0 else ((), parcels)), ordered=True)
-    hello = [Parcel(("hello",), (8,))]
-    wire.add(*((hello, ()) if rank == 0 else ((), hello)))
-    wire.put("hello", torch.zeros(1).double()) if rank == 0 else wire.get("hello", torch.zeros(1).double())
+    wire = wire_of(rank, ordered=packed((name, SIZES[name]) for name in order))
     found = []
     for step in range(1, steps + 1):
         done, wait = all_done(len(VALUES))
@@ -84,10 +85,7 @@ def test_values_arrive_whole_and_in_the_order_of_the_sender(turn):
 
 def overtake(rank, say):
     """A small value out of turn, while a large one is on its way."""
-    wire = wire_of(rank)
-    large, small = Parcel(("large",), (64 << 20,)), Parcel(("small",), (1024,))
-    wire.add(*(([large], ()) if rank == 0 else ((), [large])), ordered=True)
-    wire.add(*(([small], ()) if rank == 0 else ((), [small])))
+    wire = wire_of(rank, Parcel(("small",), (1024,)), ordered=(Parcel(("large",), (64 << 20,)),))
     memory = {"large": torch.zeros(64 << 20, dtype=torch.uint8), "small": torch.zeros(1024, dtype=torch.uint8)}
     done, wait = all_done(1)
     (wire.send if rank == 0 else wire.receive)("large", memory["large"], 1, done)
@@ -107,9 +105,7 @@ def test_what_has_no_turn_goes_out_between_chunks():
 
 
 def lose(rank, say, timeout_s):
-    wire = wire_of(rank, timeout_s)
-    parcels = [Parcel(("value",), (8,))]
-    wire.add(*((parcels, ()) if rank == 0 else ((), parcels)))
+    wire = wire_of(rank, VALUE, timeout_s=timeout_s)
     say("there")
     if rank == 0:
         time.sleep(60)
@@ -132,9 +128,7 @@ def test_a_peer_that_is_gone_or_silent_is_named(number):
 
 
 def leave(rank, say, reason):
-    wire = wire_of(rank)
-    parcels = [Parcel(("value",), (8,))]
-    wire.add(*((parcels, ()) if rank == 0 else ((), parcels)))
+    wire = wire_of(rank, VALUE)
     if rank == 0:
         wire.close(reason)
         return None
@@ -150,13 +144,11 @@ def test_a_peer_that_leaves_while_something_is_to_come():
 
 
 def call_out(rank, say, record):
-    wire = wire_of(rank)
+    wire = wire_of(rank, VALUE)
     if rank == 0:
         wire._tell(*record)
         time.sleep(2)
         return None
-    parcels = [Parcel(("value",), (8,))]
-    wire.add((), parcels)
     with pytest.raises(PeerError) as found:
         wire.get("value", torch.zeros(1).double())
     return str(found.value)

@@ -109,7 +109,12 @@ class Membership:
     def fail(self, error: BaseException) -> None:
         """Tell all ranks that this one has failed, unless another one has before."""
         with suppress(RuntimeError):  # the store is gone with whoever kept it
-            self.store.compare_set("hocket/failed", "", json.dumps(f"{self.name(self.rank)}: {error}"))
+            self.store.compare_set("hocket/failed", "", json.dumps(self.signed(error)))
+
+    def signed(self, error: BaseException) -> str:
+        """An error in words that begin with this rank's name."""
+        me = self.name(self.rank)
+        return str(error) if str(error).startswith(me) else f"{me}: {error}"
 
     def first_failure(self) -> str | None:
         """What the first rank said that failed."""

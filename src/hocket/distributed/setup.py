@@ -96,8 +96,7 @@ class Setup:
         """What to raise for an error of a step: it names the rank that failed first."""
         first = self.membership.first_failure()
         self.close(error)
-        me = self.membership.name(self.membership.rank)
-        text = str(error) if str(error).startswith(me) else f"{me}: {error}"
+        text = self.membership.signed(error)
         return PeerError(text if first is None else f"{text}; the first to fail was {first}")
 
 
