@@ -16,7 +16,7 @@ from torch.distributed import TCPStore
 
 
 class Ranks:
-    """`world` processes that each run ``function(rank, say, *arguments)``; the test holds their store, as torchrun does.
+    """`world` processes that each run ``function(rank, say, *arguments)``; the test has their store, as torchrun has.
 
     ``say(word)`` tells the test something; `heard` waits for it. Leaving the context ends whoever is left.
     """

@@ -12,6 +12,7 @@ import torch
 from distributed.ranks import Ranks
 from distributed.training import batches, tensors_of, together, training
 from hocket import distribute
+from hocket.distributed import server, wire, worker
 
 TIMEOUT_S = 4.0
 
@@ -38,10 +39,19 @@ class Stops:
             threading.Event().wait(30)
 
 
+def stop_in_mid_transfer(stops):
+    tell = wire.Wire._tell
+
+    def told(end, *record):
+        if record[0] == wire.CHUNK and record[2] == 1:
+            stops.at("in mid-transfer")
+        tell(end, *record)
+
+    wire.Wire._tell = told
+
+
 def until_lost(rank, say, victim, place, timeout_s):
     """Train until a rank is lost; one of them waits somewhere in its third step to be killed."""
-    from hocket.distributed import server, wire, worker
-
     of = training("adam", width=400)
     stops = Stops(say, place if rank == victim else None)
     steps = 0
@@ -63,14 +73,7 @@ def until_lost(rank, say, victim, place, timeout_s):
         if step == 2:
             stops.at("before its request")
             if place == "in mid-transfer" and rank == victim:
-                tell = wire.Wire._tell
-
-                def told(end, *record):
-                    if record[0] == wire.CHUNK and record[2] == 1:
-                        stops.at("in mid-transfer")
-                    tell(end, *record)
-
-                wire.Wire._tell = told
+                stop_in_mid_transfer(stops)
         fast(batch)
         if step == 2:
             stops.at("after its push")

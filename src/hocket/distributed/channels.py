@@ -57,7 +57,9 @@ class PullChannel:
             PeerError: the server is gone.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._failure is not None or min(self._arrived.values(), default=epoch) >= epoch)
+            self._changed.wait_for(
+                lambda: self._failure is not None or min(self._arrived.values(), default=epoch) >= epoch
+            )
             if self._failure is not None:
                 raise self._failure
 

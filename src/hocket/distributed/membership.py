@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-import torch.distributed as dist
-from torch.distributed import PrefixStore, ProcessGroupGloo
+from torch.distributed import ProcessGroupGloo
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 from hocket.distributed.wire import Wire
 from hocket.errors import InputError, PeerError
@@ -70,7 +71,9 @@ class Membership:
         Raises:
             PeerError: one of them does not answer within the timeout.
         """
-        others = range(self.num_workers, self.num_workers + self.num_servers) if self.is_worker else range(self.num_workers)
+        others = (
+            range(self.num_workers, self.num_workers + self.num_servers) if self.is_worker else range(self.num_workers)
+        )
         found = []
         for other in others:
             pair = (self.rank, other) if self.is_worker else (other, self.rank)
@@ -151,7 +154,7 @@ def join(num_servers: int, timeout_s: float) -> Membership:
     if num_servers < 1:
         raise InputError(f"distribute: expected at least one server, got {num_servers}")
     try:
-        store, rank, world = next(dist.rendezvous("env://", timeout=timedelta(seconds=timeout_s)))
+        store, rank, world = next(rendezvous("env://", timeout=timedelta(seconds=timeout_s)))
     except (RuntimeError, ValueError) as error:
         raise PeerError(f"rank {os.environ['RANK']} does not reach the store of the job: {error}") from error
     if world <= num_servers:

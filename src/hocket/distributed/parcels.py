@@ -1,8 +1,8 @@
 """What goes over a wire as one piece: a value, or small values side by side; and its chunks.
 
 A message costs tens of microseconds however small it is, and a step has dozens of values of a few bytes (biases,
-statistics of batch norm). So neighbours in the order of a wire that are small travel as one parcel. Large values are cut
-in chunks: whatever becomes urgent waits for the chunks under way and for no more.
+statistics of batch norm). So neighbours in the order of a wire that are small travel as one parcel. Large values are
+cut in chunks: whatever becomes urgent waits for the chunks under way and for no more.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 
 from hocket.errors import InputError
 
-__all__ = ["CHUNK_BYTES", "WireLayout", "Parcel", "bytes_of", "is_direct", "packed", "packed_bytes", "unpack"]
+__all__ = ["CHUNK_BYTES", "Parcel", "WireLayout", "bytes_of", "is_direct", "packed", "packed_bytes", "unpack"]
 
 CHUNK_BYTES = 256 * 1024
 # Values up to the first are packed, into parcels up to the second.

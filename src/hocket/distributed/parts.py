@@ -128,10 +128,11 @@ def assigned(captured: Captured, num_servers: int, *, num_workers: int) -> Assig
 
 
 def worker_part(captured: Captured, assignment: Assignment) -> Captured:
-    """What a worker runs: all before the gradients' ends, with a pull for each parameter and a push for each gradient."""
+    """What a worker runs: all but the servers' ops, with a pull for each parameter and a push for each gradient."""
     arrivals = [Arrival(each.name, each.buffer, server_name(each.server)) for each in assignment.pulls]
     departures = [
-        Departure(each.name, each.buffer, server_name(each.server), unfinished=each.averaged) for each in assignment.pushes
+        Departure(each.name, each.buffer, server_name(each.server), unfinished=each.averaged)
+        for each in assignment.pushes
     ]
     return cut(captured, assignment.worker_ops, arrivals, departures)
 
@@ -151,7 +152,7 @@ def _after_gradients(graph: Graph) -> frozenset[str]:
         if op.role in ("update", "other") or not found.isdisjoint(graph.predecessors[name]):
             if op.role not in ("update", "other"):
                 raise InputError(
-                    f"distribute: op {name!r} of layer {op.layer!r} comes after the gradients and before the step's end; "
+                    f"distribute: op {name!r} of layer {op.layer!r} comes after what is done to gradients; "
                     "a step that goes on with what it updated cannot be divided"
                 )
             found.add(name)

@@ -17,13 +17,21 @@ from hocket.checking import check
 from hocket.distributed.parcels import Parcel, packed
 from hocket.distributed.parts import WORKERS, Assignment, Exchanged, server_name
 from hocket.distributed.setup import PROBE, PROBE_BYTES, Setup
-from hocket.distributed.wire import Wire
 from hocket.ir import Costs, Graph, Lane, Link, Machine, Plan
 from hocket.planning import plan
 from hocket.profiling import profile
 from hocket.tracing.captured import Captured
 
-__all__ = ["SERVER_DEVICE", "WORKER_DEVICE", "link_rates", "machine_of", "parcels_of", "server_plan", "transfer_costs", "worker_plan"]
+__all__ = [
+    "SERVER_DEVICE",
+    "WORKER_DEVICE",
+    "link_rates",
+    "machine_of",
+    "parcels_of",
+    "server_plan",
+    "transfer_costs",
+    "worker_plan",
+]
 
 WORKER_DEVICE = "cpu0"
 SERVER_DEVICE = "server"
@@ -85,7 +93,9 @@ def server_plan(part: Captured, workers_plan: Plan, assignment: Assignment, serv
     computing = [op.name for op in part.graph.ops if op.role not in ("recv", "send")]
     order = [name for name in part.graph.order if name in set(computing)]
     lanes = [
-        Lane("updates", tuple(sorted(order, key=last.__getitem__)), device=SERVER_DEVICE, width=torch.get_num_threads()),
+        Lane(
+            "updates", tuple(sorted(order, key=last.__getitem__)), device=SERVER_DEVICE, width=torch.get_num_threads()
+        ),
         Lane("gradients", tuple(pushes), "channel", f"{WORKERS}->{SERVER_DEVICE}"),
         Lane("parameters", tuple(pulls), "channel", f"{SERVER_DEVICE}->{WORKERS}"),
     ]

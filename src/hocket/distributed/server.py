@@ -14,6 +14,7 @@ from hocket.distributed.setup import CLOSE, GATHER, Setup, set_up
 from hocket.errors import ExecutionError, InputError
 from hocket.execution import EXECUTORS, executor
 from hocket.execution.base import Executor
+from hocket.execution.channels import Channel
 from hocket.ir import Plan
 
 __all__ = ["server"]
@@ -95,7 +96,7 @@ def _executor(made: Setup, kind: str) -> Executor:
     for each in assignment.pulls:
         if each.server == number:
             serving.begin(each.name, made.value(each.buffer), 0, _nothing)
-    channels = {
+    channels: dict[str, Channel] = {
         f"{WORKERS}->{SERVER_DEVICE}": SummingChannel(made.wires, averaged),
         f"{SERVER_DEVICE}->{WORKERS}": serving,
     }

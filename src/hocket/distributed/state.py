@@ -1,8 +1,8 @@
 """The state that servers keep: where it begins, what belongs to a shard, and its way to and from worker 0.
 
 Worker 0 has the model and the optimizer that the job starts with, perhaps of a checkpoint. Where its optimizer has no
-state yet, servers begin with zeros: what Adam, RMSprop or SGD make of zeros in a planned step is what they make in their
-first one. That is not so for all (SGD with dampening, NAdam), so worker 0 tries it, and refuses where it is not so.
+state yet, servers begin with zeros: what Adam, RMSprop or SGD make of zeros in a planned step is what they make in
+their first one. That is not so for all (SGD with dampening, NAdam), so worker 0 tries it, and refuses where it is not.
 """
 
 from __future__ import annotations

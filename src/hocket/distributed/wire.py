@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from hocket.distributed.parcels import WireLayout, Parcel, bytes_of, is_direct, packed_bytes, unpack
+from hocket.distributed.parcels import Parcel, WireLayout, bytes_of, is_direct, packed_bytes, unpack
 from hocket.errors import PeerError
 from hocket.execution.channels import Done
 
@@ -85,7 +85,8 @@ class Wire:
         self._changed = threading.Condition()
         self._records = threading.Lock()
         self._threads = [
-            threading.Thread(target=work, name=f"hocket-wire-{peer}", daemon=True) for work in (self._listen, self._send)
+            threading.Thread(target=work, name=f"hocket-wire-{peer}", daemon=True)
+            for work in (self._listen, self._send)
         ]
         for thread in self._threads:
             thread.start()
@@ -315,7 +316,9 @@ class Wire:
                 self.failure = PeerError(f"{self.me} lost {self.peer}: {reason}")
                 self.failure.__cause__ = error
             failure = self.failure
-            waiting = [done for m in (*self._sending.values(), *self._receiving.values()) for _, done in m.values.values()]
+            waiting = [
+                done for m in (*self._sending.values(), *self._receiving.values()) for _, done in m.values.values()
+            ]
             self._sending, self._receiving = {}, {}
             self._changed.notify_all()
         for done in waiting:
