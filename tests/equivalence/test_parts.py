@@ -137,6 +137,9 @@ def plan_of(part, me: str, chance: random.Random, cores: int = 2) -> Plan:
     for name in part.graph.order:
         moves.get(part.graph[name].role, chance.choice(lanes)).append(name)
     chance.shuffle(moves["recv"])
+    # In the order of the program, or the two sides wait for what the other begins after what it waits for itself.
+    place = {name: at for at, name in enumerate(part.graph.order)}
+    moves["send"].sort(key=lambda name: max([place[before] for before in part.graph.predecessors[name]]))
     made = [Lane(f"lane{n}", tuple(ops)) for n, ops in enumerate(lanes) if ops]
     made.append(Lane("in", tuple(moves["recv"]), "channel", f"other->{me}"))
     made.append(Lane("out", tuple(moves["send"]), "channel", f"{me}->other"))
