@@ -150,3 +150,168 @@ def test_lists_that_a_step_appends_to(whole):
     appending = replace(whole, trace=replace(whole.trace, appended=(object(),)))
     with pytest.raises(InputError, match="appends to lists, and a part of it cannot"):
         cut(appending, [], (), ())
+
+
+def captured_step(model, step, batch, rate=0.1):
+    """A captured step of a function of model, optimizer and batch that returns a loss."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+
+    def whole(batch):
+        optimizer.zero_grad()
+        loss = step(model, optimizer, batch)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    whole(batch)
+    return capture(whole, model, optimizer, batch)
+
+
+def named(captured, *targets):
+    """The first op of each target."""
+    return [next(op.name for op in captured.graph.ops if target in op.target) for target in targets]
+
+
+@pytest.fixture(scope="module")
+def in_place():
+    """One value, read before and after it is written in place."""
+
+    def step(model, optimizer, batch):
+        value = model(batch)
+        before = value.detach() * 2
+        value.add_(1)
+        return (value * 3 + before).sum()
+
+    return captured_step(nn.Linear(3, 3), step, torch.randn(2, 3))
+
+
+def test_what_is_written_in_place_elsewhere_cannot_be_used_before_that(in_place):
+    make, write = named(in_place, "addmm", "add_")
+    early = next(name for name in in_place.graph.successors[make] if "mul" in in_place.graph[name].target)
+    with pytest.raises(InputError, match=f"arrives as '{write}', which is not kept, leaves it, and '{early}' uses"):
+        cut(in_place, [early], [Arrival("r", f"{make}:0", "p")], ())
+
+
+def test_what_is_written_in_place_elsewhere_cannot_be_sent(in_place):
+    make, write = named(in_place, "addmm", "add_")
+    arrivals = [Arrival(f"r:{name}", name, "s") for name in ("weight", "bias")]
+    with pytest.raises(InputError, match=f"'{make}:0' is to be sent, and '{write}', which writes it, is not kept"):
+        cut(in_place, [make], arrivals, [Departure("d", f"{make}:0", "p")])
+    whole = cut(in_place, [make, write], arrivals, [Departure("d", f"{make}:0", "p")])
+    assert set(whole.graph.predecessors["d"]) == {make, write}
+
+
+def test_memory_that_nobody_here_writes_is_not_sent_while_others_write_it(whole):
+    with pytest.raises(InputError, match=r"'0.weight' is to be sent, and '0.weight/update.*', which writes it, is not"):
+        cut(whole, [], (), [Departure("d", "0.weight", "s")])
+
+
+class Remembers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        self.register_buffer("last", torch.zeros(2, 3))
+
+    def forward(self, batch):
+        value = self.layer(batch) + self.last
+        self.last = value.detach() * 0.5
+        return value
+
+
+def test_a_place_that_is_bound_anew_elsewhere_is_not_read_here():
+    captured = captured_step(Remembers(), lambda model, optimizer, batch: model(batch).sum(), torch.randn(2, 3))
+    made = Arrival("made", "layer/addmm:0", "p")
+    with pytest.raises(InputError, match="op 'add' reads 'last', which 'mul', which is not kept, makes for the next step"):
+        cut(captured, ["add"], [made], ())
+    with pytest.raises(InputError, match="'r' is to carry 'last', which each step binds anew"):
+        cut(captured, ["add", "mul"], [made, Arrival("r", "last", "p")], ())
+    kept = cut(captured, ["add", "mul"], [made], ())
+    assert [entry.name for entry in kept.trace.rebound] == ["last"]
+    assert not cut(captured, ["sum"], [Arrival("r", "add:0", "p")], ()).trace.rebound
+
+
+class Counts(torch.optim.SGD):
+    """Counts its steps in a number."""
+
+    def step(self):
+        for parameter in self.param_groups[0]["params"]:
+            self.state[parameter]["count"] = self.state[parameter].get("count", 0) + 1
+        super().step()
+
+
+def test_a_number_that_is_read_here_is_counted_on_here():
+    def step(batch):
+        optimizer.zero_grad()
+        loss = model(batch).sum() * (1.0 + optimizer.state[model.weight].get("count", 0))
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    model = nn.Linear(3, 3)
+    optimizer = Counts(model.parameters(), lr=0.1)
+    step(torch.randn(2, 3))
+    captured = capture(step, model, optimizer, torch.randn(2, 3))
+    forward = [op.name for op in captured.graph.ops if op.role != "update"]
+    arrivals = [Arrival(f"r:{name}", name, "s") for name in ("weight", "bias")]
+    assert len(captured.trace.numbers) == 2
+    assert [entry.owner for entry in cut(captured, forward, arrivals, ()).trace.numbers] == ["weight"]
+    assert not cut(captured, named(captured, "addmm"), arrivals, ()).trace.numbers
+
+
+def test_a_number_in_a_tensor_belongs_to_who_counts_it():
+    found = training(adam=True)
+    found.step(batches(1)[0])
+    whole = captured_of(found, batches(1)[0])
+    count = next(buffer.name for buffer in whole.graph.buffers if buffer.name.endswith("0.weight.step"))
+    (counts,) = [op.name for op in whole.graph.ops if count in op.writes]
+    keep = [op.name for op in whole.graph.ops if op.role == "update" and op.name != counts]
+    arrivals = [Arrival(f"recv:{name}.grad", b, "w") for name, b in gradients_of(whole).items()]
+    with pytest.raises(InputError, match=f"reads the number in '{count}', which '{counts}', which is not kept, writes"):
+        cut(whole, keep, arrivals, ())
+
+
+def test_inputs_that_share_memory_are_not_moved():
+    class Flat(nn.Module):
+        def __init__(self):
+            super().__init__()
+            memory = torch.randn(12)
+            self.first, self.second = nn.Parameter(memory[:9].view(3, 3)), nn.Parameter(memory[9:])
+
+        def forward(self, batch):
+            return batch @ self.first + self.second
+
+    captured = captured_step(Flat(), lambda model, optimizer, batch: model(batch).sum(), torch.randn(2, 3))
+    keep = [op.name for op in captured.graph.ops if op.role != "update"]
+    with pytest.raises(InputError, match="'first' shares its memory with 'second', and cannot be moved"):
+        cut(captured, keep, [Arrival("r", "first", "s")], ())
+
+
+def test_a_part_without_the_batch_is_given_none():
+    def step(batch):
+        optimizer.zero_grad()
+        loss = model(batch).sum()
+        loss.backward()
+        optimizer.step()
+        return loss, batch, batch[0]
+
+    model = nn.Linear(3, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step(torch.randn(2, 3))
+    whole = capture(step, model, optimizer, torch.randn(2, 3))
+    server, worker = server_of(whole), worker_of(whole)
+    assert server.begin(None) is not None
+    assert [kind for kind, _ in server.trace.result.leaves] == ["value"] * 3
+    assert [kind for kind, _ in worker.trace.result.leaves] == [kind for kind, _ in whole.trace.result.leaves]
+    with pytest.raises(InputError, match="is of the batch and cannot arrive; give the part that batch"):
+        cut(whole, [], [Arrival("r", "batch[0]" if "batch[0]" in server_buffers(whole) else "batch", "p")], ())
+
+
+def server_buffers(whole) -> set[str]:
+    return {buffer.name for buffer in whole.graph.buffers}
+
+
+def test_gradients_of_other_parts_are_none(whole):
+    forward = [op.name for op in whole.graph.ops if op.role == "forward"]
+    part = cut(whole, forward, [Arrival(f"recv:{name}", name, "s") for name in parameters_of(whole)], ())
+    assert part.trace.gradients.keys() == whole.trace.gradients.keys()
+    assert not any(part.trace.gradients.values())

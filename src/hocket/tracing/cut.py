@@ -181,6 +181,9 @@ def _numbers(made: _Cut, used: set[int]) -> tuple[dict[Entry, TapeRef], Tape, bo
     """The numbers that this part counts on, its tape, and whether it needs the batch.
 
     A number that the part reads is counted on here, too, whoever else does.
+
+    Raises:
+        InputError: as `_guards`.
     """
     trace = made.captured.trace
     updates = any(made.whole[name].role == "update" for name in made.keep)
@@ -189,16 +192,41 @@ def _numbers(made: _Cut, used: set[int]) -> tuple[dict[Entry, TapeRef], Tape, bo
     while True:
         needed = used | {trace.numbers[entry].index for entry in counted}
         with_batch = made.reads_batch or any(is_of_batch(trace.tape, index) for index in needed)
-        tape = restricted(trace.tape, needed, with_batch)
+        tape = restricted(trace.tape, needed, _guards(made, needed, with_batch))
         read = {id(leaf) for leaf in tape.leaves}
         more = {entry for entry in trace.numbers if id(entry) in read} - counted
         if not more:
-            break
+            return {e: reference for e, reference in trace.numbers.items() if e in counted}, tape, with_batch
         counted |= more
-    for leaf in tape.leaves:
-        writers = made.left_writers.get(leaf.source.name) if isinstance(leaf, ItemOf) else None
-        if writers:
+
+
+def _guards(made: _Cut, needed: Collection[int], with_batch: bool) -> list[tuple[int, Any]]:
+    """The guards of this part. On a number in a tensor that another part counts on, it has none: that one does.
+
+    Raises:
+        InputError: an op, or a guard on other numbers too, reads such a number.
+    """
+    tape = made.captured.trace.tape
+    counted = {  # by which ops, kept or not
+        number: [op.name for op in made.whole.ops if leaf.source.name in op.writes]
+        for number, leaf in enumerate(tape.leaves)
+        if isinstance(leaf, ItemOf)
+    }
+    away = {number: ops[-1] for number, ops in counted.items() if not made.keep.issuperset(ops)}
+    here = {number for number, ops in counted.items() if ops} - away.keys()
+    guards = [(index, outcome) for index, outcome in tape.guards if with_batch or not is_of_batch(tape, index)]
+    found = []
+    for index, outcome in guards:
+        leaves = set(tape.leaves_of(index))
+        if leaves.isdisjoint(away):
+            found.append((index, outcome))
+        elif not leaves.isdisjoint(here):
+            needed = {*needed, index}
+    for index in needed:
+        for number in away.keys() & set(tape.leaves_of(index)):
+            users = [a.name for a in made.actions for c in a.calls if index in (r.index for r in references(c))]
             raise InputError(
-                f"cut: {writers[0]!r}, which is not kept, writes {leaf.source.name!r}, whose number this part reads"
+                f"cut: {users[0] if users else 'the step'!r} reads the number in {tape.leaves[number].source.name!r}, "
+                f"which {away[number]!r}, which is not kept, writes"
             )
-    return {entry: reference for entry, reference in trace.numbers.items() if entry in counted}, tape, with_batch
+    return found

@@ -4,8 +4,10 @@ A part is right if every value and all memory that its ops see is what they woul
 may change memory under its feet, bind a place anew, or count a number on, and none of that shows in the edges between
 the ops that are kept. So each of these is looked for here, and refused by name unless the value arrives.
 
-What arrives of memory that outlives the step is what the step before left there; of a value that an op makes, what all
-ops have made of it that write it. A part that sends has to have that very value.
+What arrives of memory that outlives the step (a parameter) is what the step before left there, if ops kept here use it
+before those left out write it; if they use it after that, it is what this step leaves there. Whoever pairs a send with
+a receive pairs their steps so. Of a value that an op makes it is what all ops leave that write it. A part that sends
+has to have that very value.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from hocket.tracing.program import Call
@@ -14,9 +14,8 @@ from hocket.tracing.state import LiveLeaf
 __all__ = ["is_of_batch", "references", "restricted"]
 
 
-def restricted(tape: Tape, used: Iterable[int], with_batch: bool) -> Tape:
-    """The tape with what `used` entries and the guards of this part need; every entry keeps its number."""
-    guards = [(index, outcome) for index, outcome in tape.guards if with_batch or not is_of_batch(tape, index)]
+def restricted(tape: Tape, used: Iterable[int], guards: Sequence[tuple[int, Any]]) -> Tape:
+    """The tape with what `used` entries and those `guards` need; every entry keeps its number."""
     needed: set[int] = set()
     waiting = [*used, *(index for index, _ in guards)]
     while waiting:
@@ -35,7 +34,7 @@ def restricted(tape: Tape, used: Iterable[int], with_batch: bool) -> Tape:
             entries.append((None, number[operands]) if function is None else (function, operands))
     leaves = [tape.leaves[leaf] for leaf in read]
     stand_ins, found = [[table[leaf] for leaf in read] for table in (tape.stand_ins, tape.found)]
-    return Tape(entries, leaves, guards, stand_ins, found, set(tape.settled), closed=True)
+    return Tape(entries, leaves, list(guards), stand_ins, found, set(tape.settled), closed=True)
 
 
 def is_of_batch(tape: Tape, index: int) -> bool:
