@@ -13,6 +13,7 @@ from distributed.ranks import Ranks
 from distributed.training import batches, tensors_of, together, training
 from hocket import distribute
 from hocket.distributed import server, wire, worker
+from hocket.errors import StaleCaptureError
 
 TIMEOUT_S = 4.0
 
@@ -139,6 +140,48 @@ def test_who_trains_something_else_is_refused_by_name(what, message):
     assert ends[1][1].startswith(f"PeerError: worker 1 (rank 1) trains something else: {message}"), ends
     for _, text in (ends[0], ends[2]):
         assert f"worker 1 (rank 1) trains something else: {message}" in text
+
+
+def impure(rank, say, how):
+    of = training()
+    calls = []
+
+    def step(batch):
+        if how == "writes":
+            calls.append(len(calls))
+            print(len(calls), end="")
+        return of.step(batch) * scale[0]
+
+    scale = [1.0]
+    if rank == 2:
+        return distribute.server(step, of.model, of.optimizer, batches(0, 1)[0], timeout_s=60.0)
+    with distribute.worker(step, of.model, of.optimizer, timeout_s=60.0, executor="python") as fast:
+        fast(batches(rank, 1)[0])
+        scale[0] = 2.0
+        with pytest.raises(StaleCaptureError, match=r"scale\[0\].*1\.0 -> 2\.0.* changed since the first call"):
+            fast(batches(rank, 1)[0])
+        scale[0] = 1.0
+        x, y = batches(rank, 1)[0]
+        with pytest.raises(StaleCaptureError, match="this call is not like the first one"):
+            fast((x[:3], y[:3]))
+        of.model.eval()
+        with pytest.raises(StaleCaptureError, match="this call is not like the first one"):
+            fast((x, y))
+        of.model.train()
+        fast((x, y))
+    return fast.steps
+
+
+def test_a_step_that_writes_python_state_is_refused():
+    with Ranks(impure, 3, "writes") as ranks:
+        kind, text = ranks.end(0)
+    assert kind == "raised"
+    assert "the step cannot be divided: it" in text
+
+
+def test_what_a_step_reads_stays_as_it_was():
+    with Ranks(impure, 3, "reads") as ranks:
+        assert ranks.returned() == [2, 2, 2]
 
 
 def absent(rank, say):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from queue import SimpleQueue
 from typing import Any
 
 from hocket.arguments import packed, spreading
@@ -64,7 +65,9 @@ def server(
 
 
 def _serve(made: Setup, kind: str) -> int:
-    updates = _executor(made, kind)
+    serving = ServingChannel(made.wires)
+    updates = _executor(made, kind, serving)
+    first = _send_first(made, serving)
     batch = made.captured.batch
     state = made.shard(made.membership.number)
     steps = 0
@@ -72,6 +75,9 @@ def _serve(made: Setup, kind: str) -> int:
         if command == GATHER:
             state.send(made.wires[0])
             continue
+        for wait in first if steps == 0 else ():
+            if (error := wait()) is not None:
+                raise error
         frame = updates.captured.begin(batch)
         if frame is None:
             raise ExecutionError("a number that the update branches on has changed since the job began")
@@ -82,7 +88,7 @@ def _serve(made: Setup, kind: str) -> int:
     return steps
 
 
-def _executor(made: Setup, kind: str) -> Executor:
+def _executor(made: Setup, kind: str, serving: ServingChannel) -> Executor:
     number, assignment = made.membership.number, made.assignment
     part = server_part(made.captured, assignment, number)
     link_rates(made)
@@ -92,10 +98,6 @@ def _executor(made: Setup, kind: str) -> Executor:
         wire.add(pulls, pushes, ordered=True)
     made.membership.meet("planned")
     averaged = frozenset(each.name for each in assignment.pushes if each.averaged)
-    serving = ServingChannel(made.wires)
-    for each in assignment.pulls:
-        if each.server == number:
-            serving.begin(each.name, made.value(each.buffer), 0, _nothing)
     channels: dict[str, Channel] = {
         f"{WORKERS}->{SERVER_DEVICE}": SummingChannel(made.wires, averaged),
         f"{SERVER_DEVICE}->{WORKERS}": serving,
@@ -103,5 +105,15 @@ def _executor(made: Setup, kind: str) -> Executor:
     return executor(part, server_plan(part, plan, assignment, number), kind=kind, channels=channels)
 
 
-def _nothing(error: BaseException | None) -> None:
-    """What the first step's parameters are done with: whoever fails to get them is found by the next transfer."""
+def _send_first(made: Setup, serving: ServingChannel) -> list[Callable[[], BaseException | None]]:
+    """Begin to send what the workers' first step needs; for each value how to wait until all of them have it.
+
+    The first update waits for that: a gradient may be there before its parameter has arrived everywhere.
+    """
+    waits = []
+    for each in made.assignment.pulls:
+        if each.server == made.membership.number:
+            over: SimpleQueue[BaseException | None] = SimpleQueue()
+            serving.begin(each.name, made.value(each.buffer), 0, over.put)
+            waits.append(over.get)
+    return waits

@@ -12,6 +12,7 @@ from hocket.distributed.membership import DEFAULT_TIMEOUT_S, Membership, join
 from hocket.distributed.parts import server_name, worker_part
 from hocket.distributed.plans import WORKER_DEVICE, link_rates, parcels_of, worker_plan
 from hocket.distributed.setup import CLOSE, GATHER, STEP, Setup, set_up
+from hocket.distributed.watched import StepGuard
 from hocket.errors import ExecutionError, InputError, PeerError, StaleCaptureError
 from hocket.execution import EXECUTORS, executor
 from hocket.execution.base import Executor
@@ -50,6 +51,7 @@ class DistributedStep:
         self._membership, self._order, self._kind = membership, order, kind
         self._executor: Executor | None = None
         self._pulls: list[PullChannel] = []
+        self._guard: StepGuard | None = None
         self._failure: PeerError | None = None
         self._closed = False
 
@@ -81,6 +83,11 @@ class DistributedStep:
             raise self._failed(error) from error
         self.steps += 1
         return result
+
+    @property
+    def rank(self) -> int:
+        """The rank of this worker; rank 0 plans and gathers."""
+        return self._membership.rank
 
     def synchronize(self) -> None:
         """Wait until all parameters are those after the last step: before the model is evaluated or saved.
@@ -145,9 +152,15 @@ class DistributedStep:
         self.close()
 
     def _start(self, batch: Any) -> None:
+        try:
+            self._guard = StepGuard(self._step, self._model, self._optimizer, batch)
+        except BaseException as error:
+            self._membership.fail(error)
+            raise
         self.setup = set_up(self._step, self._model, self._optimizer, batch, self._membership)
         try:
             self._plan(self.setup)
+            self._guard.begin()
         except BaseException as error:
             raise self._failed(error) from error
 
@@ -183,6 +196,8 @@ class DistributedStep:
                     "distribute: this call is not like the first one (shape or dtype of the batch, a value in it, a "
                     "module's mode, autocast); all steps of a job are"
                 )
+        assert self._guard is not None
+        self._guard.check()
 
     def _failed(self, error: BaseException) -> PeerError:
         assert self.setup is not None
