@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from torch import fx
+
 from hocket.errors import InputError
 from hocket.tracing.captured import Captured
 from hocket.tracing.program import Call
@@ -202,15 +204,16 @@ class Division:
             for slot, other in inputs.items() if mine is not None else ():
                 if trace.roots[other] == trace.roots[mine] and _extent(other) != _extent(mine):
                     raise InputError(
-                        f"cut: {one.buffer!r} shares its memory with {self.old.inputs[slot].name!r}, and cannot be moved"
+                        f"cut: {one.buffer!r} shares its memory with {self.old.inputs[slot].name!r}; it cannot be moved"
                     )
 
     def _check_replaced(self) -> None:
         """A place that holds another tensor after each step is not what this part has there, nor is its old memory."""
         trace, slot_of = self.captured.trace, self.captured.lowered.slot_of
         slot_at = {source: slot for slot, source in self.old.inputs.items()}
-        moved = {self.slots[one.buffer]: one.name for one in (*self.arrivals, *self.departures)}
-        replaced = {**trace.rebound, **trace.gradients}
+        crossing: list[Arrival | Departure] = [*self.arrivals, *self.departures]
+        moved = {self.slots[one.buffer]: one.name for one in crossing}
+        replaced: dict[Any, fx.Node | None] = {**trace.rebound, **trace.gradients}
         for source, node in replaced.items():
             slot = slot_at.get(source)
             if node is None or slot is None or slot_of[node] == slot:
