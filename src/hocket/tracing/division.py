@@ -215,8 +215,10 @@ class Division:
         moved = {self.slots[one.buffer]: one.name for one in crossing}
         replaced: dict[Any, fx.Node | None] = {**trace.rebound, **trace.gradients}
         for source, node in replaced.items():
-            slot = slot_at.get(source)
-            if node is None or slot is None or slot_of[node] == slot:
+            if node is None or source not in slot_at:
+                continue
+            slot, made = slot_at[source], slot_of[node]
+            if made == slot:
                 continue
             if slot in moved:
                 raise InputError(f"cut: {moved[slot]!r} is to carry {source.name!r}, which each step binds anew")
@@ -224,10 +226,10 @@ class Division:
             for call in self.old.prologue.calls:
                 seen.update(call.outs.values() if seen.intersection(call.reads) else ())
             readers = [action.name for action in self.actions if seen.intersection(action.reads)]
-            if readers and not self.stays(slot_of[node]):
+            if readers and not self.stays(made):
                 raise InputError(
-                    f"cut: op {readers[0]!r} reads {source.name!r}, which {self.maker[slot_of[node]]!r}, which is not "
-                    "kept, makes for the next step"
+                    f"cut: op {readers[0]!r} reads {source.name!r}, which {self.maker[made]!r}, which is not kept, "
+                    "makes for the next step"
                 )
 
 
