@@ -201,7 +201,9 @@ class Division:
         moved: list[Arrival | Departure] = [*self.arrivals, *self.departures]
         for one in moved:
             mine = inputs.get(self.slots[one.buffer])
-            for slot, other in inputs.items() if mine is not None else ():
+            if mine is None:
+                continue
+            for slot, other in inputs.items():
                 if trace.roots[other] == trace.roots[mine] and _extent(other) != _extent(mine):
                     raise InputError(
                         f"cut: {one.buffer!r} shares its memory with {self.old.inputs[slot].name!r}; it cannot be moved"
