@@ -1,4 +1,4 @@
-"""The waiting protocol of native lanes by itself: random steps, errors and failing channels, also under ThreadSanitizer."""
+"""The waiting protocol of native lanes alone: random steps, errors, failing channels, also under ThreadSanitizer."""
 
 from __future__ import annotations
 

@@ -221,7 +221,9 @@ class Remembers(nn.Module):
 def test_a_place_that_is_bound_anew_elsewhere_is_not_read_here():
     captured = captured_step(Remembers(), lambda model, optimizer, batch: model(batch).sum(), torch.randn(2, 3))
     made = Arrival("made", "layer/addmm:0", "p")
-    with pytest.raises(InputError, match="op 'add' reads 'last', which 'mul', which is not kept, makes for the next step"):
+    with pytest.raises(
+        InputError, match="op 'add' reads 'last', which 'mul', which is not kept, makes for the next step"
+    ):
         cut(captured, ["add"], [made], ())
     with pytest.raises(InputError, match="'r' is to carry 'last', which each step binds anew"):
         cut(captured, ["add", "mul"], [made, Arrival("r", "last", "p")], ())
@@ -282,7 +284,7 @@ def test_inputs_that_share_memory_are_not_moved():
 
     captured = captured_step(Flat(), lambda model, optimizer, batch: model(batch).sum(), torch.randn(2, 3))
     keep = [op.name for op in captured.graph.ops if op.role != "update"]
-    with pytest.raises(InputError, match="'first' shares its memory with 'second', and cannot be moved"):
+    with pytest.raises(InputError, match="'first' shares its memory with 'second'; it cannot be moved"):
         cut(captured, keep, [Arrival("r", "first", "s")], ())
 
 

@@ -41,8 +41,9 @@ def cut(
     """The part of a captured step that runs the ops `keep`.
 
     Numbers that the step writes back stay where they belong to the optimizer and some update is kept, or to anything
-    else and some other op is, and where this part reads them. Gradients that other parts make are None. It is run like any captured step, by an executor that has the channels
-    (`hocket.execution.channels`); `rehearse` and `relowered` are for whole steps.
+    else and some other op is, and where this part reads them. Gradients that other parts make are None. It is run like
+    any captured step, by an executor that has the channels (`hocket.execution.channels`); `rehearse` and `relowered`
+    are for whole steps.
 
     Args:
         captured: the whole step.

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from torch import fx
+
 from hocket.errors import InputError
 from hocket.tracing.captured import Captured
 from hocket.tracing.program import Call
@@ -209,21 +211,26 @@ class Division:
         moved: list[Arrival | Departure] = [*self.arrivals, *self.departures]
         for one in moved:
             mine = inputs.get(self.slots[one.buffer])
-            for slot, other in inputs.items() if mine is not None else ():
+            if mine is None:
+                continue
+            for slot, other in inputs.items():
                 if trace.roots[other] == trace.roots[mine] and _extent(other) != _extent(mine):
                     raise InputError(
-                        f"cut: {one.buffer!r} shares its memory with {self.old.inputs[slot].name!r}, and cannot be moved"
+                        f"cut: {one.buffer!r} shares its memory with {self.old.inputs[slot].name!r}; it cannot be moved"
                     )
 
     def _check_replaced(self) -> None:
         """A place that holds another tensor after each step is not what this part has there, nor is its old memory."""
         trace, slot_of = self.captured.trace, self.captured.lowered.slot_of
         slot_at = {source: slot for slot, source in self.old.inputs.items()}
-        moved = {self.slots[one.buffer]: one.name for one in (*self.arrivals, *self.departures)}
-        replaced = {**trace.rebound, **trace.gradients}
+        crossing: list[Arrival | Departure] = [*self.arrivals, *self.departures]
+        moved = {self.slots[one.buffer]: one.name for one in crossing}
+        replaced: dict[Any, fx.Node | None] = {**trace.rebound, **trace.gradients}
         for source, node in replaced.items():
-            slot = slot_at.get(source)
-            if node is None or slot is None or slot_of[node] == slot:
+            if node is None or source not in slot_at:
+                continue
+            slot, made = slot_at[source], slot_of[node]
+            if made == slot:
                 continue
             if slot in moved:
                 raise InputError(f"cut: {moved[slot]!r} is to carry {source.name!r}, which each step binds anew")
@@ -231,10 +238,10 @@ class Division:
             for call in self.old.prologue.calls:
                 seen.update(call.outs.values() if seen.intersection(call.reads) else ())
             readers = [action.name for action in self.actions if seen.intersection(action.reads)]
-            if readers and not self.stays(slot_of[node]):
+            if readers and not self.stays(made):
                 raise InputError(
-                    f"cut: op {readers[0]!r} reads {source.name!r}, which {self.maker[slot_of[node]]!r}, which is not "
-                    "kept, makes for the next step"
+                    f"cut: op {readers[0]!r} reads {source.name!r}, which {self.maker[made]!r}, which is not kept, "
+                    "makes for the next step"
                 )
 
 

@@ -112,7 +112,7 @@ class NativeChannels:
         self._todo = []
 
     def _exit(self) -> None:
-        """A thread that comes back from a native wait when the interpreter is gone would end the process with an error."""
+        """A thread that comes back from a native wait when the interpreter is gone ends the process with an error."""
         if os.getpid() == self._pid:
             self.close()
             for thread in self._threads:
