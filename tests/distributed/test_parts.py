@@ -10,7 +10,8 @@ from distributed.training import batches, training
 from hocket.distributed.parts import assigned, server_part, worker_part
 from hocket.distributed.setup import captured_for
 from hocket.distributed.state import begin_from_zeros
-from hocket.errors import InputError
+from hocket.distributed.watched import StepGuard
+from hocket.errors import CaptureError, InputError
 
 
 def captured_of(of, step=None):
@@ -34,9 +35,9 @@ def test_each_parameter_is_a_shard_and_each_op_has_one_place(optimizer):
     assert {each.name: each.server for each in found.pushes} == {f"push:{n}.grad": home[n] for n in home}
     loads = [sum(each.size_bytes for each in found.pulls if each.server == server) for server in (0, 1)]
     assert max(loads) <= sum(loads) * 0.99  # the largest parameter alone is that much
-    assert sum(len(server_part(captured, found, n).graph) for n in (0, 1)) + len(
-        worker_part(captured, found).graph
-    ) == (len(captured.graph) + 2 * len(found.pulls) + 2 * len(found.pushes))
+    parts = [worker_part(captured, found), *(server_part(captured, found, server) for server in (0, 1))]
+    num_transfers = 2 * len(found.pulls) + 2 * len(found.pushes)
+    assert sum(len(part.graph) for part in parts) == len(captured.graph) + num_transfers
 
 
 def test_statistics_of_batch_norm_go_with_several_workers():
@@ -89,6 +90,24 @@ def test_steps_that_cannot_be_divided():
 
     with pytest.raises(InputError, match="the step updates nothing"):
         assigned(captured_of(of, only_forward), 1, num_workers=1)
+
+
+def test_steps_that_are_more_than_their_graph():
+    of, kept, mean = training(), [], {"loss": torch.zeros(())}
+    before = {name: value.clone() for name, value in of.model.state_dict().items()}
+
+    def appends(batch):
+        kept.append(of.step(batch))
+
+    with pytest.raises(CaptureError, match="the step appends to a list"):
+        StepGuard(appends, of.model, of.optimizer, batches(0, 1)[0])
+
+    def binds(batch):
+        mean["loss"] = mean["loss"] * 0.9 + of.step(batch).detach() * 0.1
+
+    with pytest.raises(CaptureError, match=r"the step binds .*mean.*loss.* anew"):
+        StepGuard(binds, of.model, of.optimizer, batches(0, 1)[0])
+    assert all(torch.equal(value, before[name]) for name, value in of.model.state_dict().items())
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])

@@ -110,7 +110,7 @@ def _send_first(made: Setup, serving: ServingChannel) -> list[Callable[[], BaseE
 
     The first update waits for that: a gradient may be there before its parameter has arrived everywhere.
     """
-    waits = []
+    waits: list[Callable[[], BaseException | None]] = []
     for each in made.assignment.pulls:
         if each.server == made.membership.number:
             over: SimpleQueue[BaseException | None] = SimpleQueue()

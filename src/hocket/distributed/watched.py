@@ -44,9 +44,10 @@ class StepGuard:
         finally:
             saved.restore()
         bound = [place.name for place in (*self._watch.rebound.values(), *self._watch.moving.values())]
-        bound += [place.name for found in self._watch.appended.values() for place in found.holders[:1]]
         if bound:
-            raise CaptureError(f"distribute: the step binds {bound[0]} anew, which no server would know")
+            raise CaptureError(f"distribute: the step binds {bound[0]} anew, and its parts would not")
+        if self._watch.appended:
+            raise CaptureError("distribute: the step appends to a list; return what is to be kept")
 
     def begin(self) -> None:
         """From now on everything that the step reads stays as it is."""
