@@ -41,7 +41,10 @@ class JobSummary:
     order: dict[str, list[str]]
     steps_in_order: int
     step_us: float
+    steps_us: list[float]
     predicted_us: float
+    lower_us: float
+    upper_us: float
     first_loss: float | None
     last_loss: float | None
 
@@ -147,7 +150,10 @@ def _summary(
         order={server: list(names) for server, names in _planned(fast).items()},
         steps_in_order=in_order,
         step_us=median(seconds[1:] or seconds) * 1e6,  # the first one captures and plans
+        steps_us=[each * 1e6 for each in seconds],
         predicted_us=fast.predicted_us,
+        lower_us=fast.bounds.lower_us if fast.bounds is not None else 0.0,
+        upper_us=fast.bounds.upper_us if fast.bounds is not None else 0.0,
         first_loss=losses[0],
         last_loss=losses[-1],
     )

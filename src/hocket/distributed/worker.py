@@ -17,6 +17,7 @@ from hocket.errors import ExecutionError, InputError, PeerError, StaleCaptureErr
 from hocket.execution import EXECUTORS, executor
 from hocket.execution.base import Executor
 from hocket.ir import Costs, Machine, Plan, Timeline
+from hocket.planning import Bounds, bounds
 from hocket.planning.transfers import ORDERS
 from hocket.simulation import simulate
 from hocket.tracing.signature import signature_of
@@ -35,6 +36,7 @@ class DistributedStep:
         setup: the job, from the first call on.
         plan: what all workers run, made by rank 0.
         costs, machine: what rank 0 made it from, there.
+        bounds: between which times any order lies, there.
         predicted_us: what a step takes by these, there: one worker's, all servers being as fast as the wire.
     """
 
@@ -47,6 +49,7 @@ class DistributedStep:
         self.costs: Costs | None = None
         self.machine: Machine | None = None
         self.predicted_us = 0.0
+        self.bounds: Bounds | None = None
         self._step, self._model, self._optimizer = spreading(step), model, optimizer
         self._membership, self._order, self._kind = membership, order, kind
         self._executor: Executor | None = None
@@ -169,6 +172,7 @@ class DistributedStep:
         rates = link_rates(made)
         if made.membership.rank == 0:
             plan, self.costs, self.machine = worker_plan(made, part, rates, self._order)
+            self.bounds = bounds(part.graph, self.costs, self.machine)
             self.predicted_us = simulate(part.graph, plan, self.costs, self.machine).makespan_us
             made.membership.tell("plan", str(plan))
         self.plan = Plan.parse(made.membership.told("plan", by=0))
