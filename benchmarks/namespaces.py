@@ -63,8 +63,8 @@ def linked(mbit_per_s: int) -> Iterator[tuple[Namespace, Namespace]]:
     try:
         for end in ends:
             _run("ip", "netns", "add", end.name)
-        _run("ip", "link", "add", one.interface, "netns", one.name, "type", "veth", "peer", "name", other.interface)
-        _run(*one.command("ip", "link", "set", other.interface, "netns", other.name))
+        pair = (one.interface, "netns", one.name, "type", "veth", "peer", "name", other.interface, "netns", other.name)
+        _run("ip", "link", "add", *pair)
         for end in ends:
             _run(*end.command("ip", "addr", "add", f"{end.address}/24", "dev", end.interface))
             _run(*end.command("ip", "link", "set", end.interface, "up"))

@@ -56,10 +56,14 @@ class Setup:
         return tuple(entry for entry in numbers if entry.key in entry.table.optimizer.defaults)
 
     def order(self, command: float) -> None:
-        """Worker 0 tells all servers what to do, and its rates."""
+        """Worker 0 tells all servers what to do, and its rates.
+
+        Only for the last order it waits: a server listens again when all workers have its parameters, and a step
+        computes long before.
+        """
         values = torch.tensor([command, *(float(entry.get()) for entry in self.rates)], dtype=torch.float64)
         for wire in self.wires:
-            wire.put(ORDERS, values)
+            (wire.put if command == CLOSE else wire.post)(ORDERS, values)
 
     def ordered(self) -> float:
         """A server waits for what worker 0 tells it, and takes its rates.

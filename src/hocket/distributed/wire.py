@@ -144,6 +144,10 @@ class Wire:
         """
         _waited(self.send, name, tensor, self._counted(f">{name}"))
 
+    def post(self, name: str, tensor: torch.Tensor) -> None:
+        """Send a value that is not in the order, and do not wait; if it fails, so does all that follows."""
+        self.send(name, tensor, self._counted(f">{name}"), lambda error: None)
+
     def get(self, name: str, tensor: torch.Tensor) -> None:
         """Receive a value that is not in the order, and wait for it; raises as `put`."""
         _waited(self.receive, name, tensor, self._counted(f"<{name}"))
