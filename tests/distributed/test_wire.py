@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
@@ -42,6 +43,11 @@ def wire_of(rank: int, *parcels: Parcel, ordered: tuple[Parcel, ...] = (), timeo
     return wire
 
 
+def num_sockets() -> int:
+    links = [os.path.realpath(entry.path) for entry in os.scandir("/proc/self/fd")]
+    return sum("socket:" in link for link in links)
+
+
 def all_done(count: int):
     """A callback for each of so many transfers, and how to wait for them."""
     errors, over = [], threading.Event()
@@ -56,6 +62,7 @@ def all_done(count: int):
 
 def carry(rank, say, order, steps):
     """Rank 0 sends in `order`; values are made ready, and asked for, in other orders."""
+    before = num_sockets()
     wire = wire_of(rank, ordered=packed((name, SIZES[name]) for name in order))
     found = []
     for step in range(1, steps + 1):
@@ -73,6 +80,9 @@ def carry(rank, say, order, steps):
             found.append([name for name, _ in wire.arrived[step]])
     wire.close()
     assert not [thread for thread in threading.enumerate() if "hocket-wire" in thread.name]
+    del wire
+    gc.collect()
+    assert num_sockets() == before
     return found
 
 
