@@ -195,7 +195,7 @@ def _add_transfers(names: Verbs) -> None:
         names,
         "transfers",
         commands.transfers_bench,
-        "orders of received parameters, simulated, up to 1,024 workers by symmetry; or measured",
+        "orders of received parameters: simulated, to 1,024 workers; or measured",
         "python -m benchmarks transfers --workers 1024 resnet152",
     )
     transfers.add_argument("--workers", type=count, default=1024, metavar="N", help="workers of the cluster (1024)")
