@@ -206,6 +206,31 @@ def test_memory_that_nobody_here_writes_is_not_sent_while_others_write_it(whole)
         cut(whole, [], (), [Departure("d", "0.weight", "s")])
 
 
+class Runs(nn.Module):
+    """Updates a statistic in each forward, and uses it."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        self.register_buffer("mean", torch.zeros(3))
+
+    def forward(self, batch):
+        value = self.layer(batch)
+        self.mean.add_(value.detach().mean(0))
+        return value * self.mean.clone()
+
+
+def test_what_is_written_twice_elsewhere_cannot_be_used_in_between():
+    captured = captured_step(Runs(), lambda model, optimizer, batch: model(model(batch)).sum(), torch.randn(2, 3))
+    writes = [op.name for op in captured.graph.ops if "mean" in op.writes]
+    uses = [op.name for op in captured.graph.ops if "mean" in op.reads and op.name not in writes]
+    assert (len(writes), len(uses)) == (2, 2)
+    arrival = Arrival("r", "mean", "p")
+    with pytest.raises(InputError, match=f"'{uses[0]}' uses it between '{writes[0]}' and '{writes[1]}', which are not"):
+        cut(captured, uses[:1], [arrival], ())
+    assert cut(captured, uses[1:], [arrival], ()).graph.predecessors[uses[1]] == ("r",)
+
+
 class Remembers(nn.Module):
     def __init__(self):
         super().__init__()

@@ -172,6 +172,12 @@ class Division:
         for buffer, writers in self.left_writers.items():
             uses = self.touching.get(buffer, [])
             lasts = self.buffers[buffer].life == "lasting"
+            between = [name for name in uses if place[writers[0]] < place[name] < place[writers[-1]]]
+            if buffer in self.arriving and between:
+                raise InputError(
+                    f"cut: {buffer!r} arrives once, and {between[0]!r} uses it between {writers[0]!r} and "
+                    f"{writers[-1]!r}, which are not kept and write it"
+                )
             for writer in writers if uses else ():
                 before = [name for name in uses if place[name] < place[writer]]
                 after = [name for name in uses if place[name] > place[writer]]
