@@ -127,6 +127,8 @@ class _Link(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         count = len(grads) // (len(ctx.needs_input_grad) - 1)
+        if count == ctx.size == 1:
+            return (None, *[None if grad is None else grad.unsqueeze(0) for grad in grads])
         groups = [grads[start : start + count] for start in range(0, len(grads), count)]
         return (None, *[joined(group, ctx.size) for group in groups])
 
