@@ -165,8 +165,10 @@ def _add_fuse(names: Verbs) -> None:
     fuse.add_argument("--models", type=count, action="append", default=[], metavar="B", help="models (1, 2, 4, 8)")
     fuse.add_argument("--contender", action="append", default=[], metavar="NAME", help="serial and this one only (all)")
     fuse.add_argument("--steps", type=count, default=7, metavar="N", help="steps of each contender, at least (7)")
-    fuse.add_argument("--amp", action="store_true", help="train under autocast to bfloat16")
-    fuse.add_argument("--both", action="store_true", help="in single precision, and again under autocast")
+    precisions = ("float32", "bfloat16", "float16")
+    fuse.add_argument(
+        "--precision", choices=precisions, action="append", default=[], help="also several (float32); others: autocast"
+    )
     fuse.add_argument("--optimizer", choices=("sgd", "adam"), default="sgd", help="what updates (sgd, with momentum)")
     fuse.add_argument("--own-rates", action="store_true", help="each model has a rate and a weight decay of its own")
     fuse.add_argument("--own-batches", action="store_true", help="each model has a batch of its own")
