@@ -112,12 +112,16 @@ def _add_versions(names: Verbs) -> None:
         names,
         "versions",
         schedule_commands.versions_bench,
-        "scheduled steps of another version's sources and of these, in turns",
-        "python -m benchmarks versions ../older/src mlp lenet -o versions.json",
+        "scheduled or fused steps of another version's sources and of these, in turns",
+        "python -m benchmarks versions ../older/src mlp lenet mlp-32:8 -o versions.json",
     )
     versions.add_argument("sources", type=Path, metavar="SOURCES", help="the folder that the other package is in")
     versions.add_argument(
-        "target", nargs="*", default=["mlp", "lenet", "digits-cnn"], metavar="TARGET", help="zoo names"
+        "target",
+        nargs="*",
+        default=["mlp", "lenet", "digits-cnn"],
+        metavar="TARGET",
+        help="zoo names, or NAME:MODELS of fuse",
     )
     versions.add_argument("--rounds", type=count, default=10, metavar="N", help="blocks of steps of each kind (10)")
     add_output(versions, "the result as JSON")
