@@ -9,7 +9,7 @@ import torch
 
 from hocket.fusion.optim.arithmetic import Tensors, add_, addcdiv_, addcmul_, divided, is_on, lerp_, power, root, sqrt
 from hocket.fusion.optim.base import Chunk, FusedOptimizer
-from hocket.fusion.optim.counts import count_dtype, step_of
+from hocket.fusion.optim.counts import step_of
 from hocket.fusion.optim.hyper import Bound, Number
 
 __all__ = ["Adam", "AdamW", "Adamax", "NAdam", "RAdam"]
@@ -193,12 +193,7 @@ class NAdam(MovingAverages):
 
     torch_class = torch.optim.NAdam
     bounds = {**MovingAverages.bounds, "momentum_decay": Bound()}  # noqa: RUF012
-    counters = ("step", "mu_product")
-
-    def initial(self, key: str, p: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:
-        if key != "mu_product":
-            return super().initial(key, p, group)
-        return torch.ones(self.num_models, dtype=count_dtype(), device=p.device)
+    counters = {"step": 0.0, "mu_product": 1.0}  # noqa: RUF012
 
     def count(self, group: dict[str, Any], states: Sequence[dict[str, Any]]) -> None:
         super().count(group, states)

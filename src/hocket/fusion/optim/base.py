@@ -29,7 +29,7 @@ from hocket.fusion.optim.chunks import Bucket, Chunk, Columns, Layout, Parameter
 from hocket.fusion.optim.hyper import Number, one_of, plain
 from hocket.fusion.optim.options import Options, groups_of, options_of, signature_of
 from hocket.fusion.optim.slots import slots_of
-from hocket.fusion.optim.state import check_fits, checked_states, is_same_structure, plain_state, put, select, structure
+from hocket.fusion.optim.state import check_fits, checked_refill, load, plain_state, refill, select
 
 __all__ = ["Chunk", "FusedOptimizer"]
 
@@ -42,7 +42,7 @@ class FusedOptimizer(Options, ABC):
     Attributes:
         torch_class: the optimizer of one plain model that this is B of; arguments have its names and defaults.
         bounds: the numbers among its options, and what each may be; of these each may be one number or B.
-        counters: entries of a state that count steps and that parameters share.
+        counters: entries of a state that count steps, and that parameters share, with what they begin with.
         fixed: options that are no arguments.
 
     Args:
@@ -61,7 +61,7 @@ class FusedOptimizer(Options, ABC):
     """
 
     torch_class: ClassVar[type[torch.optim.Optimizer]]
-    counters: ClassVar[tuple[str, ...]] = ("step",)
+    counters: ClassVar[Mapping[str, float]] = {"step": 0.0}
     fixed: ClassVar[Mapping[str, Any]] = {}
 
     def __init_subclass__(cls) -> None:
@@ -96,7 +96,7 @@ class FusedOptimizer(Options, ABC):
         """Update a chunk in place, by the coefficients: each a float, or for each parameter a tensor beside it."""
 
     def initial(self, key: str, p: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:
-        """An entry of a parameter's state before the first step."""
+        """An entry of a parameter's state, or of one model's part of it under plain options, before the first step."""
         return torch.zeros_like(p)
 
     def count(self, group: dict[str, Any], states: Sequence[dict[str, Any]]) -> None:
@@ -212,7 +212,7 @@ class FusedOptimizer(Options, ABC):
             for key in self.counters:
                 place = (key, fused, p.device)
                 if place not in shared:
-                    shared[place] = counts.zero_count(self, p) if key == "step" else self.initial(key, p, group)
+                    shared[place] = counts.first_count(self, key, p)
                 state[key] = shared[place]
         for key in entries:
             if key not in state:
@@ -307,7 +307,7 @@ class FusedOptimizer(Options, ABC):
         """
         if len(states) != self.num_models:
             raise InputError(f"states: expected {self.num_models}, one for each model, got {len(states)}")
-        put(self, checked_states(self, dict(enumerate(states))))
+        load(self, states)
         self._hocket_version += 1
 
     def select_models(self, models: Sequence[int], params: Iterable[torch.Tensor] | None = None) -> None:
@@ -343,8 +343,5 @@ class FusedOptimizer(Options, ABC):
         Raises:
             InputError: an unknown option or one out of bounds, or a state that does not fit.
         """
-        slot, before = self.checked_model(model), structure(self)
-        put(self, checked_states(self, {slot: state}, options))
-        self._hocket_version += not is_same_structure(before, structure(self))
-        if self._frozen[slot]:
-            self.unfreeze(slot)
+        slot = self.checked_model(model)
+        refill(self, slot, checked_refill(self, slot, state, options))

@@ -16,7 +16,7 @@ from hocket.fusion.optim.hyper import Number
 if TYPE_CHECKING:
     from hocket.fusion.optim.base import FusedOptimizer
 
-__all__ = ["count_dtype", "count_per_model", "part", "rejoin", "step_of", "zero_count"]
+__all__ = ["count_dtype", "count_per_model", "first_count", "part", "rejoin", "step_of"]
 
 
 def count_dtype() -> torch.dtype:
@@ -24,11 +24,14 @@ def count_dtype() -> torch.dtype:
     return torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
 
 
-def zero_count(optimizer: FusedOptimizer, p: torch.Tensor) -> torch.Tensor:
-    """A step count before the first step: one on the CPU, as torch has it, or B beside the parameter."""
+def first_count(optimizer: FusedOptimizer, key: str, p: torch.Tensor) -> torch.Tensor:
+    """A counter before the first step: a step count is one on the CPU, as torch has it, or B beside the parameter."""
+    first = optimizer.counters[key]
+    if key != "step":
+        return torch.full((optimizer.num_models,), first, dtype=count_dtype(), device=p.device)
     if optimizer._per_model_steps and optimizer._slots[p] is None:
-        return torch.zeros(optimizer.num_models, dtype=torch.float64, device=p.device)
-    return torch.zeros((), dtype=count_dtype())
+        return torch.full((optimizer.num_models,), first, dtype=torch.float64, device=p.device)
+    return torch.full((), first, dtype=count_dtype())
 
 
 def step_of(state: dict[str, Any]) -> Number:
@@ -45,7 +48,7 @@ def count_per_model(optimizer: FusedOptimizer) -> None:
         if step is not None and not step.dim() and optimizer._slots[p] is None:
             key = (id(step), p.device)
             if key not in parted:  # with the old count, so that no other tensor gets its id
-                parted[key] = zero_count(optimizer, p) + step.item(), step
+                parted[key] = first_count(optimizer, "step", p) + step.item(), step
             entries["step"] = parted[key][0]
 
 
@@ -65,14 +68,17 @@ def rejoin(optimizer: FusedOptimizer) -> None:
     """Let parameters of a group that have equal counts share one, as they did before they were saved."""
     for group in optimizer.param_groups:
         known: dict[Any, torch.Tensor] = {}
+        joined: dict[int, tuple[Any, torch.Tensor]] = {}  # with the old counter, so that no other tensor gets its id
         for p in group["params"]:
             entries = optimizer.state.get(p, {})
-            for key in optimizer.counters:
-                if key in entries:
-                    value = torch.as_tensor(entries[key])
+            for key in optimizer.counters.keys() & entries.keys():
+                old = entries[key]
+                if id(old) not in joined:
+                    value = torch.as_tensor(old)
                     value = value.to("cpu" if key == "step" and not value.dim() else p.device)
                     same = (key, value.device, value.dtype, value.dim(), *value.reshape(-1).tolist())
-                    entries[key] = known.setdefault(same, value)
+                    joined[id(old)] = old, known.setdefault(same, value)
+                entries[key] = joined[id(old)][1]
     counts = [entries["step"] for entries in optimizer.state.values() if "step" in entries]
     if optimizer._per_model_steps or any(optimizer.frozen) or any(count.dim() for count in counts):
         optimizer.count_per_model()
