@@ -25,7 +25,7 @@ import torch
 from hocket.errors import InputError
 from hocket.fusion.optim import counts
 from hocket.fusion.optim.arithmetic import Tensors
-from hocket.fusion.optim.chunks import Bucket, Chunk, Columns, Layout, ParameterSlice, Workspace, lay_out
+from hocket.fusion.optim.chunks import Bucket, Chunk, Columns, Layout, ParameterSlice, lay_out
 from hocket.fusion.optim.hyper import Number, one_of, plain
 from hocket.fusion.optim.options import Options, groups_of, options_of, signature_of
 from hocket.fusion.optim.slots import slots_of
@@ -237,13 +237,10 @@ class FusedOptimizer(Options, ABC):
         if numbers is None:
             numbers = self.coefficients(group, counts.step_of(bucket.state), bucket.state)
         columns = Columns(numbers, bucket.params[0], self._slots)
-        workspace = Workspace(len(chunks))
         for pieces in chunks:
-            update(self._chunk(pieces, group, bucket, workspace), group, columns.beside(pieces))
+            update(self._chunk(pieces, group, bucket), group, columns.beside(pieces))
 
-    def _chunk(
-        self, pieces: Sequence[ParameterSlice], group: dict[str, Any], bucket: Bucket, workspace: Workspace
-    ) -> Chunk:
+    def _chunk(self, pieces: Sequence[ParameterSlice], group: dict[str, Any], bucket: Bucket) -> Chunk:
         params = [piece.of(piece.p) for piece in pieces]
         grads = [piece.of(piece.p.grad) for piece in pieces if piece.p.grad is not None]
         states = [piece.state(self.state[piece.p]) for piece in pieces]
@@ -251,8 +248,7 @@ class FusedOptimizer(Options, ABC):
             params, grads = ([torch.view_as_real(tensor) for tensor in own] for own in (params, grads))
         if group["maximize"]:
             grads = list(torch._foreach_neg(grads))
-        workspace.begin_chunk()
-        return Chunk(params, grads, states, bucket.count, workspace.beside)
+        return Chunk(params, grads, states, bucket.count)
 
     # ------------------------------------------------------------------------------- state, from and to plain torch
 

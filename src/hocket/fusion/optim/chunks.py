@@ -11,7 +11,7 @@ What a step lays out the next one finds again: as long as parameters, states and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import is_
 from typing import Any
@@ -22,42 +22,12 @@ from hocket.fusion.optim.arithmetic import Factor, Tensors, add
 from hocket.fusion.optim.hyper import Number
 from hocket.fusion.optim.slots import Slots
 
-__all__ = ["Bucket", "Chunk", "Columns", "Layout", "ParameterSlice", "Workspace", "lay_out"]
+__all__ = ["Bucket", "Chunk", "Columns", "Layout", "ParameterSlice", "lay_out"]
 
 LINE_BYTES = 64
-CHUNK_BYTES = 1 << 20  # parameters of one chunk on a CPU; an update reads and writes a few times as much
-
-
-class Workspace:
-    """Memory for intermediate results on a CPU, the same for each chunk of an update; see `arithmetic`.
-
-    Args:
-        num_chunks: of the update; where there is but one, torch allocates faster than views of a block are made.
-    """
-
-    def __init__(self, num_chunks: int) -> None:
-        self._is_used = num_chunks > 1
-        self._blocks: list[torch.Tensor] = []
-        self._taken = 0
-
-    def begin_chunk(self) -> None:
-        """Give the same memory out again."""
-        self._taken = 0
-
-    def beside(self, xs: Tensors) -> Tensors | None:
-        """Room for results like `xs`, until the next chunk; None where torch is to allocate it."""
-        first = xs[0]
-        if not self._is_used or first.device.type != "cpu" or first.dtype not in (torch.float32, torch.float64):
-            return None
-        if torch._C._len_torch_dispatch_stack() > 0:  # a captured step has memory of its own for each chunk
-            return None
-        sizes = [x.numel() for x in xs]
-        total = sum(sizes)
-        if self._taken == len(self._blocks) or self._blocks[self._taken].numel() < total:
-            self._blocks[self._taken :] = [first.new_empty(total)]
-        block = self._blocks[self._taken][:total]
-        self._taken += 1
-        return [part.view(x.shape) for part, x in zip(block.split(sizes), xs, strict=True)]
+# Parameters of one chunk on a CPU; an update reads and writes a few times as much. Results of this size also stay in
+# the heap, where larger ones cost a page fault for every 4 KiB: two to four times as long for 64 MLPs of width 512.
+CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -68,7 +38,6 @@ class Chunk:
     grads: Tensors
     states: Sequence[dict[str, Any]]
     count: torch.Tensor | None
-    memory: Callable[[Tensors], Tensors | None]  # `Workspace.beside`
 
     def state(self, key: str) -> Tensors:
         """This entry of each parameter's state."""
@@ -79,7 +48,7 @@ class Chunk:
         """With `weight_decay` times the parameters added to the gradients."""
         if not isinstance(weight_decay, list) and weight_decay == 0:
             return self
-        return replace(self, grads=add(self.grads, self.params, weight_decay, self.memory))
+        return replace(self, grads=add(self.grads, self.params, weight_decay))
 
 
 class Columns:
