@@ -92,7 +92,7 @@ def checked_refill(
 
 def refill(optimizer: FusedOptimizer, model: int, new: PlainState) -> None:
     """Write what `checked_refill` gave into a slot; what the state does not have begins anew."""
-    before = _structure(optimizer)
+    before = _tensors(optimizer)
     for group, options in zip(optimizer.param_groups, new.options, strict=True):
         optimizer.settle(group)
         for key in options.keys() & optimizer.bounds.keys():
@@ -100,7 +100,7 @@ def refill(optimizer: FusedOptimizer, model: int, new: PlainState) -> None:
     optimizer.count_per_model()
     _put_entries(optimizer, model, new.entries)
     rejoin(optimizer)
-    if not _is_same_structure(before, _structure(optimizer)):
+    if list(map(id, before)) != list(map(id, _tensors(optimizer))):
         optimizer._hocket_version += 1
     if optimizer.frozen[model]:
         optimizer.unfreeze(model)
@@ -190,17 +190,11 @@ def _check_same(key: str, values: Sequence[Any]) -> None:
         raise InputError(f"{key}: expected the same for all models of a group, got {values!r}")
 
 
-def _structure(optimizer: FusedOptimizer) -> list[Any]:
-    """The tensors of the state and the numbers of the groups: where they are the same, only values have changed."""
-    numbers = [part for group in optimizer.param_groups for key in optimizer.bounds for part in as_tuple(group[key])]
-    return [*numbers, *(value for entries in optimizer.state.values() for value in entries.values())]
-
-
-def _is_same_structure(first: list[Any], second: list[Any]) -> bool:
-    """Whether `_structure` gave the same tensors, and numbers in the same places."""
-    return len(first) == len(second) and all(
-        one is other or type(one) is type(other) is float for one, other in zip(first, second, strict=True)
-    )
+def _tensors(optimizer: FusedOptimizer) -> list[torch.Tensor]:
+    """The tensors of the groups and of the state: where they are the same ones, only values have changed."""
+    parts = [part for group in optimizer.param_groups for key in optimizer.bounds for part in as_tuple(group[key])]
+    entries = [value for state in optimizer.state.values() for value in state.values()]
+    return [each for each in (*parts, *entries) if isinstance(each, torch.Tensor)]
 
 
 def select(optimizer: FusedOptimizer, models: Sequence[int], params: Iterable[torch.Tensor] | None) -> None:
