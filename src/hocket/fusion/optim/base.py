@@ -25,7 +25,7 @@ import torch
 from hocket.errors import InputError
 from hocket.fusion.optim import counts
 from hocket.fusion.optim.arithmetic import Tensors
-from hocket.fusion.optim.chunks import Bucket, Chunk, Columns, Layout, ParameterSlice, lay_out
+from hocket.fusion.optim.chunks import Bucket, Chunk, Columns, Layout, Pieces, lay_out
 from hocket.fusion.optim.hyper import Number, one_of, plain
 from hocket.fusion.optim.options import Options, groups_of, options_of, signature_of
 from hocket.fusion.optim.slots import slots_of
@@ -233,17 +233,17 @@ class FusedOptimizer(Options, ABC):
         update = self.update if numbers is None else self.update_by_kernel
         chunks = bucket.chunks
         if numbers is not None and not any(isinstance(number, torch.Tensor) for number in numbers.values()):
-            chunks = [[ParameterSlice(p) for p in bucket.params]]  # in one pass: nothing is read again from a cache
+            chunks = [Pieces(bucket.params)]  # in one pass: nothing is read again from a cache
         if numbers is None:
             numbers = self.coefficients(group, counts.step_of(bucket.state), bucket.state)
         columns = Columns(numbers, bucket.params[0], self._slots)
         for pieces in chunks:
             update(self._chunk(pieces, group, bucket), group, columns.beside(pieces))
 
-    def _chunk(self, pieces: Sequence[ParameterSlice], group: dict[str, Any], bucket: Bucket) -> Chunk:
-        params = [piece.of(piece.p) for piece in pieces]
-        grads = [piece.of(piece.p.grad) for piece in pieces if piece.p.grad is not None]
-        states = [piece.state(self.state[piece.p]) for piece in pieces]
+    def _chunk(self, pieces: Pieces, group: dict[str, Any], bucket: Bucket) -> Chunk:
+        params = [pieces.of(p) for p in pieces.params]
+        grads = [pieces.of(p.grad) for p in pieces.params if p.grad is not None]
+        states = [pieces.state(self.state[p]) for p in pieces.params]
         if params[0].is_complex():
             params, grads = ([torch.view_as_real(tensor) for tensor in own] for own in (params, grads))
         if group["maximize"]:
