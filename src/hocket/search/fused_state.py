@@ -21,8 +21,12 @@ def bring_home(run: Run, slots: ModelSlots, slot: int) -> None:
     assert run.training is not None
     assert run.random is not None
     state = slots.state(slot, run.training.model)
-    own = run.training.optimizer.state_dict()
-    run.training.optimizer.load_state_dict({**own, "state": state.optimizers[0]["state"]})
+    optimizer, entries = run.training.optimizer, state.optimizers[0]["state"]
+    params = [(p, group.get("fused")) for group in optimizer.param_groups for p in group["params"]]
+    for index, (p, is_fused) in enumerate(params):
+        optimizer.state[p] = entries.get(index, {})
+        if is_fused and "step" in optimizer.state[p]:  # torch's kernel counts where the parameter is
+            optimizer.state[p]["step"] = optimizer.state[p]["step"].to(p.device)
     for device, generator in (state.generators or {}).items():
         run.random.set_on(device, generator)
 

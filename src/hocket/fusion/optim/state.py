@@ -10,7 +10,7 @@ models. A plain state dict numbers its parameters as torch does: in the order of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -51,10 +51,9 @@ def plain_state(optimizer: FusedOptimizer, model: int) -> dict[str, Any]:
         count += len(params)
         groups.append({**template, **own, "params": numbers, **_names_of(group, params)})
         for number, p in zip(numbers, params, strict=True):
-            entries = _mapped(optimizer, p, optimizer.state.get(p, {}), lambda rows: rows[model])
             copies = {
-                key: value.to("cpu", count_dtype(), copy=True) if key == "step" else value.clone()
-                for key, value in entries.items()
+                key: row.to("cpu", count_dtype(), copy=True) if key == "step" else row.clone()
+                for key, row in _rows_of(optimizer, p, model).items()
             }
             if copies and (found := optimizer.plain_state(copies, own)):
                 state[number] = found
@@ -174,7 +173,7 @@ def _put_entries(optimizer: FusedOptimizer, model: int, entries: Sequence[Sequen
             for key in () if in_step else optimizer.counters:
                 if key in state:
                     state[key] = state[key].clone()  # until they are joined again
-            for key, row in _mapped(optimizer, p, state, lambda each: each[model]).items():
+            for key, row in _rows_of(optimizer, p, model).items():
                 if key in optimizer.counters:
                     # torch's SGD has a state without a count.
                     row.fill_(number_of(own.get(key, 1.0 if key == "step" and own else optimizer.counters[key])))
@@ -219,7 +218,10 @@ def select(optimizer: FusedOptimizer, models: Sequence[int], params: Iterable[to
             raise InputError(f"params: expected parameter {place} to have shape {shape}, got {tuple(p.shape)}")
         now[p] = None if slot is None else chosen.index(slot)
         if entries := optimizer.state.get(was):
-            state[p] = _mapped(optimizer, was, entries, lambda rows: _rows(rows, chosen))
+            state[p] = {
+                key: _rows(value, chosen) if slot is None or key in optimizer.counters else value
+                for key, value in entries.items()
+            }
     rest = iter(new)
     for group, kept in zip(optimizer.param_groups, old, strict=True):
         group.update(_names_of(group, kept))
@@ -310,14 +312,12 @@ def _names_of(group: Mapping[str, Any], params: Sequence[torch.Tensor]) -> dict[
     return {"param_names": [name for p, name in zip(group["params"], names, strict=True) if p in mine]}
 
 
-def _mapped(
-    optimizer: FusedOptimizer, p: torch.Tensor, entries: Entries, change: Callable[[torch.Tensor], torch.Tensor]
-) -> Entries:
-    """A parameter's state, of which each entry with a row for each model is changed."""
-    is_fused = optimizer._slots[p] is None
+def _rows_of(optimizer: FusedOptimizer, p: torch.Tensor, model: int) -> Entries:
+    """One model's part of a parameter's state."""
+    is_fused, counters = optimizer._slots[p] is None, optimizer.counters
     return {
-        key: change(value) if value.dim() and (is_fused or key in optimizer.counters) else value
-        for key, value in entries.items()
+        key: value[model] if value.dim() and (is_fused or key in counters) else value
+        for key, value in optimizer.state.get(p, {}).items()
     }
 
 
