@@ -179,7 +179,7 @@ def _put_entries(optimizer: FusedOptimizer, model: int, entries: Sequence[Sequen
                     row.fill_(number_of(own.get(key, 1.0 if key == "step" and own else optimizer.counters[key])))
                 else:
                     rows.append(row)
-                    values.append(own[key] if key in own else optimizer.initial(key, row, options))
+                    values.append(torch.as_tensor(own[key]) if key in own else optimizer.initial(key, row, options))
     if rows:
         torch._foreach_copy_(rows, values)
 
