@@ -60,6 +60,7 @@ def compare(models: Sequence[Any], separate: Sequence[str] = ()) -> Blocks:
     walk.visit("", list(models))
     if walk.errors:
         raise InputError("models differ: " + _listed(walk.errors))
+    _check_ties(models, walk.separate)
     left = [name for name, _ in models[0].named_parameters() if not _inside(name, walk.separate)]
     if walk.separate and not left and any(True for _ in models[0].parameters()):
         reasons = [f"{name}: {reason}" for name, reason in walk.separate.items()]
@@ -99,6 +100,25 @@ def _check_shared(models: Sequence[nn.Module]) -> None:
                 )
             own[id(thing)] = (index, name)
         owners |= own
+
+
+def _check_ties(models: Sequence[nn.Module], separate: dict[str, str]) -> None:
+    """A tensor that stands under several names in one model has to stand under them in all."""
+    first = _tied(models[0])
+    for index, model in enumerate(models[1:], 1):
+        for names in first ^ _tied(model):
+            if all(_inside(name, separate) for name in names):
+                continue
+            where = (0, index) if names in first else (index, 0)
+            raise InputError(f"models differ: {' and '.join(names)}: one tensor in model {where[0]}, not in {where[1]}")
+
+
+def _tied(model: nn.Module) -> set[tuple[str, ...]]:
+    """The names of each tensor that has several."""
+    names: dict[int, list[str]] = {}
+    for name, tensor in (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)):
+        names.setdefault(id(tensor), []).append(name)
+    return {tuple(own) for own in names.values() if len(own) > 1}
 
 
 def _check_layers(models: Sequence[nn.Module]) -> None:

@@ -118,11 +118,11 @@ class FusedTrainer(Trainer):
         before = self.slots[slot]
         run.training.model.train(self._array.training)  # type: ignore[union-attr]
         try:
-            state = self._slots.refill(slot, self._trained_model(run))
+            if before is not None and not before.status.is_over:
+                self.sync(slot)
+            self._slots.put(slot, self._trained_model(run))
         except InputError as error:
             raise CannotFuseError(str(error)) from error
-        if before is not None and not before.status.is_over:
-            bring_home(before, state)
         self.slots[slot] = run
         self._losses[slot] = run.training.loss  # type: ignore[union-attr]
         self._enter(slot, run)
@@ -130,7 +130,7 @@ class FusedTrainer(Trainer):
     def sync(self, slot: int) -> None:
         run = self.slots[slot]
         assert run is not None
-        bring_home(run, self._slots.state(slot))
+        bring_home(run, self._slots, slot)
 
     def advance(self) -> Sequence[tuple[Run, EpochResult]]:
         for slot, run in enumerate(self.slots):  # all slots are stepped: who waits may not stay

@@ -11,7 +11,7 @@ What a step lays out the next one finds again: as long as parameters, states and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import is_
 from typing import Any
@@ -22,42 +22,12 @@ from hocket.fusion.optim.arithmetic import Factor, Tensors, add
 from hocket.fusion.optim.hyper import Number
 from hocket.fusion.optim.slots import Slots
 
-__all__ = ["Bucket", "Chunk", "Columns", "Layout", "ParameterSlice", "Workspace", "lay_out"]
+__all__ = ["Bucket", "Chunk", "Columns", "Layout", "Pieces", "lay_out"]
 
 LINE_BYTES = 64
-CHUNK_BYTES = 1 << 20  # parameters of one chunk on a CPU; an update reads and writes a few times as much
-
-
-class Workspace:
-    """Memory for intermediate results on a CPU, the same for each chunk of an update; see `arithmetic`.
-
-    Args:
-        num_chunks: of the update; where there is but one, torch allocates faster than views of a block are made.
-    """
-
-    def __init__(self, num_chunks: int) -> None:
-        self._is_used = num_chunks > 1
-        self._blocks: list[torch.Tensor] = []
-        self._taken = 0
-
-    def begin_chunk(self) -> None:
-        """Give the same memory out again."""
-        self._taken = 0
-
-    def beside(self, xs: Tensors) -> Tensors | None:
-        """Room for results like `xs`, until the next chunk; None where torch is to allocate it."""
-        first = xs[0]
-        if not self._is_used or first.device.type != "cpu" or first.dtype not in (torch.float32, torch.float64):
-            return None
-        if torch._C._len_torch_dispatch_stack() > 0:  # a captured step has memory of its own for each chunk
-            return None
-        sizes = [x.numel() for x in xs]
-        total = sum(sizes)
-        if self._taken == len(self._blocks) or self._blocks[self._taken].numel() < total:
-            self._blocks[self._taken :] = [first.new_empty(total)]
-        block = self._blocks[self._taken][:total]
-        self._taken += 1
-        return [part.view(x.shape) for part, x in zip(block.split(sizes), xs, strict=True)]
+# Parameters of one chunk on a CPU; an update reads and writes a few times as much. Results of this size also stay in
+# the heap, where larger ones cost a page fault for every 4 KiB: two to four times as long for 64 MLPs of width 512.
+CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -68,7 +38,6 @@ class Chunk:
     grads: Tensors
     states: Sequence[dict[str, Any]]
     count: torch.Tensor | None
-    memory: Callable[[Tensors], Tensors | None]  # `Workspace.beside`
 
     def state(self, key: str) -> Tensors:
         """This entry of each parameter's state."""
@@ -79,7 +48,7 @@ class Chunk:
         """With `weight_decay` times the parameters added to the gradients."""
         if not isinstance(weight_decay, list) and weight_decay == 0:
             return self
-        return replace(self, grads=add(self.grads, self.params, weight_decay, self.memory))
+        return replace(self, grads=add(self.grads, self.params, weight_decay))
 
 
 class Columns:
@@ -97,29 +66,29 @@ class Columns:
         }
         self._views: dict[Any, dict[str, torch.Tensor]] = {}
 
-    def beside(self, pieces: Sequence[ParameterSlice]) -> dict[str, Any]:
+    def beside(self, pieces: Pieces) -> dict[str, Any]:
         """For each coefficient a float, or a list with a tensor that broadcasts against each of the pieces."""
         if not self._rows:
             return self._floats
-        views = [self._viewed(self._slots[piece.p], piece) for piece in pieces]
+        views = [self._viewed(p, pieces) for p in pieces.params]
         return {**self._floats, **{name: [view[name] for view in views] for name in self._rows}}
 
-    def _viewed(self, slot: int | None, piece: ParameterSlice) -> dict[str, torch.Tensor]:
-        dims = piece.p.dim() + piece.p.is_complex()
-        key = (slot, dims, piece.begin, piece.end)
+    def _viewed(self, p: torch.Tensor, pieces: Pieces) -> dict[str, torch.Tensor]:
+        slot, dims = self._slots[p], p.dim() + p.is_complex()
+        key = (slot, dims, pieces.begin, pieces.end)
         if key not in self._views:
             self._views[key] = {
-                name: piece.of(row).view(-1, *(1,) * (dims - 1)) if slot is None else row[slot] if row.dim() else row
+                name: pieces.of(row).view(-1, *(1,) * (dims - 1)) if slot is None else row[slot] if row.dim() else row
                 for name, row in self._rows.items()
             }
         return self._views[key]
 
 
 @dataclass(frozen=True)
-class ParameterSlice:
-    """A parameter, or of a large one the models from `begin` to before `end`."""
+class Pieces:
+    """Parameters that are updated together; of a large one, which goes alone, the models from `begin` to `end`."""
 
-    p: torch.Tensor
+    params: Tensors
     begin: int = 0
     end: int | None = None
 
@@ -128,32 +97,28 @@ class ParameterSlice:
         return tensor if self.end is None else tensor[self.begin : self.end]
 
     def state(self, entries: dict[str, Any]) -> dict[str, Any]:
-        """Their part of the parameter's state, in which all but the count is of all models."""
+        """Their part of a parameter's state, in which all but the count is of all models."""
         if self.end is None:
             return entries
         return {key: self.of(value) for key, value in entries.items() if key != "step"}
 
 
-def chunks(bucket: Tensors, slots: Slots) -> Iterator[list[ParameterSlice]]:
-    if bucket[0].device.type != "cpu":
-        yield [ParameterSlice(p) for p in bucket]
-        return
-    chunk: list[ParameterSlice] = []
+def cut(params: Tensors, slots: Slots) -> Iterator[Pieces]:
+    """Parameters in pieces of up to `CHUNK_BYTES`, on a CPU."""
+    together: Tensors = []
     size_bytes = 0
-    for p in bucket:
-        if p.nbytes > CHUNK_BYTES and slots[p] is None:
-            # A large one goes by itself, as many models at a time as fit.
+    for p in params:
+        if p.device.type == "cpu" and p.nbytes > CHUNK_BYTES and slots[p] is None:
             at_once = max(1, CHUNK_BYTES * p.shape[0] // p.nbytes)
-            for begin in range(0, p.shape[0], at_once):
-                yield [ParameterSlice(p, begin, begin + at_once)]
+            yield from (Pieces([p], begin, begin + at_once) for begin in range(0, p.shape[0], at_once))
             continue
-        if chunk and size_bytes + p.nbytes > CHUNK_BYTES:
-            yield chunk
-            chunk, size_bytes = [], 0
-        chunk.append(ParameterSlice(p))
+        if together and p.device.type == "cpu" and size_bytes + p.nbytes > CHUNK_BYTES:
+            yield Pieces(together)
+            together, size_bytes = [], 0
+        together.append(p)
         size_bytes += p.nbytes
-    if chunk:
-        yield chunk
+    if together:
+        yield Pieces(together)
 
 
 @dataclass(frozen=True)
@@ -164,7 +129,7 @@ class Bucket:
     params: Tensors
     state: dict[str, Any]  # of one parameter for all that they have in common
     count: torch.Tensor | None
-    chunks: Sequence[Sequence[ParameterSlice]]
+    chunks: Sequence[Pieces]
 
     def fits_kernels(self) -> bool:
         """Whether torch's fused kernels take these parameters and round alike for each model."""
@@ -213,5 +178,5 @@ def lay_out(params: Tensors, states: Sequence[dict[str, Any]], slots: Slots) -> 
     buckets = []
     for (even, *_), rows in found.items():
         own, first = [p for p, _ in rows], rows[0][1]
-        buckets.append(Bucket(even, own, first, first.get("step"), list(chunks(own, slots))))
+        buckets.append(Bucket(even, own, first, first.get("step"), list(cut(own, slots))))
     return Layout(params, states, counts, [p.numel() for p in params], buckets)
