@@ -1,0 +1,204 @@
+"""The thread that reads tensors in an order, and what waits for them.
+
+It reads on along the order, a chunk at a time, until all have arrived. Whoever needs a tensor that is not there yet
+sleeps, and that tensor is read next; then the order goes on from there, for what follows the needed one in a model is
+mostly needed after it::
+
+    order       a  b  c  d  e  f
+    read        a  b                    the forward asks for d
+                         d  e  f
+                   c                    and what was passed over comes last
+
+A source that cannot go back is read from its beginning to its end, whoever waits.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from hocket.errors import ExecutionError
+from hocket.loading.landing import CHUNK_BYTES, Landing
+from hocket.loading.weights import StoredTensor, Weights
+
+__all__ = ["Arrival", "WeightStream"]
+
+# Tensors that lie side by side are read together, at most so many (the system's own limit is 1,024).
+MAX_TOGETHER = 256
+# Parts of a tensor begin at whole elements.
+ELEMENT_BYTES = 8
+
+
+@dataclass(eq=False)
+class Arrival:
+    """A tensor that is to arrive.
+
+    Attributes:
+        name: what it is called in errors.
+        stored: what is read: one byte at least.
+        landing: where it is read to; None once it is there, or will not be any more.
+        on_arrival: called when it is there, before anyone who waits for it goes on.
+        place: in the order.
+        read_bytes: how much of it has been read, or is being read.
+        is_there: it has arrived.
+    """
+
+    name: str
+    stored: StoredTensor
+    landing: Landing | None
+    on_arrival: list[Callable[[], object]] = field(default_factory=list)
+    place: int = 0
+    read_bytes: int = 0
+    is_there: bool = False
+
+    @property
+    def is_read(self) -> bool:
+        """Nothing is left to begin."""
+        return self.read_bytes == self.stored.entry.size_bytes
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A part of a tensor that is read at once."""
+
+    arrival: Arrival
+    landing: Landing
+    begin: int
+    end: int
+
+
+class WeightStream:
+    """Reads `arrivals` in their order from a thread of its own.
+
+    Args:
+        weights: the opened files; they are closed when all has been read, or reading has failed.
+        arrivals: in the order in which they are read as long as nobody waits.
+    """
+
+    def __init__(self, weights: Weights, arrivals: Sequence[Arrival]) -> None:
+        self._weights = weights
+        self._arrivals = list(arrivals)
+        for place, arrival in enumerate(self._arrivals):
+            arrival.place = place
+        self._place = 0
+        self._wanted: deque[Arrival] = deque()
+        self._failure: BaseException | None = None
+        self._changed = threading.Condition()
+        self._process = os.getpid()
+        self._thread = threading.Thread(target=self._run, name="hocket weights", daemon=True)
+
+    def start(self) -> None:
+        """Begin to read."""
+        self._thread.start()
+
+    def wait(self, arrival: Arrival) -> None:
+        """Sleep until a tensor has arrived; it is read next.
+
+        Raises:
+            ExecutionError: reading has failed, or the thread that reads is in another process.
+        """
+        if os.getpid() != self._process:
+            raise ExecutionError(
+                f"{arrival.name!r} was still being read from {self._weights.name} when the process was forked; call "
+                "hocket.loading.finish(model) before"
+            )
+        if threading.get_ident() == self._thread.ident:
+            raise ExecutionError(f"{self._weights.name}: reading it needs {arrival.name!r}, which it has yet to read")
+        with self._changed:
+            if not arrival.is_there:
+                self._wanted.append(arrival)
+            self._changed.wait_for(lambda: arrival.is_there or self._failure is not None)
+            if not arrival.is_there:
+                raise ExecutionError(
+                    f"{arrival.name!r} has not arrived: {self._weights.name}: "
+                    f"{type(self._failure).__name__}: {self._failure}"
+                ) from self._failure
+
+    def join(self) -> None:
+        """Sleep until nothing is being read any more, whether or not that went well."""
+        if os.getpid() == self._process:
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            # Parameters that were made in inference mode can be written in inference mode only.
+            with torch.inference_mode():
+                while pieces := self._next():
+                    self._read(pieces)
+        except BaseException as error:  # noqa: BLE001 - the user's reader; raised again for whoever waits
+            # Nobody keeps memory that is the user's, not even the frame in which reading failed.
+            traceback.clear_frames(error.__traceback__)
+            with self._changed:
+                self._failure = error
+                for arrival in self._arrivals:
+                    arrival.landing = None
+                self._changed.notify_all()
+        finally:
+            self._weights.close()
+
+    def _read(self, pieces: Sequence[_Piece]) -> None:
+        stored = pieces[0].arrival.stored
+        buffers = [piece.landing.buffer(piece.begin, piece.end) for piece in pieces]
+        stored.source.fill(stored.entry.offset + pieces[0].begin, buffers)
+        for piece in pieces:
+            piece.landing.landed(piece.begin, piece.end)
+            if piece.end == piece.arrival.stored.entry.size_bytes:
+                self._arrived(piece.arrival)
+
+    def _arrived(self, arrival: Arrival) -> None:
+        for call in arrival.on_arrival:
+            call()
+        with self._changed:
+            arrival.landing, arrival.is_there = None, True
+            arrival.on_arrival.clear()
+            self._changed.notify_all()
+
+    def _next(self) -> list[_Piece]:
+        """What is read next: the rest of a tensor, or of several that lie side by side; nothing at the end."""
+        with self._changed:
+            first = self._choose()
+            if first is None:
+                return []
+            pieces = [_begun(first, CHUNK_BYTES)]
+            left = CHUNK_BYTES - (pieces[0].end - pieces[0].begin)
+            for following in self._arrivals[first.place + 1 : first.place + MAX_TOGETHER]:
+                last = pieces[-1].arrival
+                fits = left >= ELEMENT_BYTES and following.read_bytes == 0
+                if not (last.is_read and fits and _lies_after(following, last)):
+                    break
+                pieces.append(_begun(following, left))
+                left -= pieces[-1].end - pieces[-1].begin
+            self._place = pieces[-1].arrival.place
+            return pieces
+
+    def _choose(self) -> Arrival | None:
+        """The next tensor that has not been read: one that is waited for, or the next in the order."""
+        while self._wanted:
+            wanted = self._wanted.popleft()
+            if not wanted.is_read and not self._weights.is_sequential:
+                return wanted
+        count = len(self._arrivals)
+        for step in range(count):
+            arrival = self._arrivals[(self._place + step) % count]
+            if not arrival.is_read:
+                return arrival
+        return None
+
+
+def _begun(arrival: Arrival, most: int) -> _Piece:
+    begin = arrival.read_bytes
+    end = min(begin + most - most % ELEMENT_BYTES, arrival.stored.entry.size_bytes)
+    arrival.read_bytes = end
+    assert arrival.landing is not None
+    return _Piece(arrival, arrival.landing, begin, end)
+
+
+def _lies_after(arrival: Arrival, before: Arrival) -> bool:
+    one, other = before.stored, arrival.stored
+    return one.source is other.source and one.entry.end == other.entry.offset
