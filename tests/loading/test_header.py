@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import SafetensorError
 from safetensors.torch import load as reference_load
+from tests.loading.files import raw, stored
 
 from hocket.errors import FormatError
 from hocket.loading import open_weights
-from tests.loading.files import raw, stored
 
 
 def opened(data):
@@ -79,12 +79,10 @@ def test_a_file_that_cannot_be_right_is_named(data, words):
             reference_load(data)
 
 
-@given(st.binary(max_size=40))
+@given(st.binary(max_size=9))
 def test_bytes_that_are_no_file_raise_nothing_else(data):
-    try:
+    with pytest.raises(FormatError, match="BytesIO"):
         opened(data)
-    except FormatError as error:
-        assert "BytesIO" in str(error)
 
 
 @given(st.integers(0, 200), st.integers(0, 255))

@@ -11,7 +11,7 @@ from typing import TypeVar
 import torch
 
 from hocket.errors import InputError
-from hocket.loading.held import hold, is_held, release, use, waiting_for
+from hocket.loading.held import hold, is_held, memory_of, release, use, waiting_for
 from hocket.loading.landing import landing_of
 from hocket.loading.placing import checked_device, place
 from hocket.loading.stream import Arrival, WeightStream
@@ -153,8 +153,7 @@ def _held_back(model: torch.nn.Module, weights: Weights, targets: Sequence[Desti
     arrivals: dict[str, Arrival] = {}
     for target in targets:
         # An alias that waits for nobody, for the thread that writes; whoever reads finds the tensor itself.
-        with torch._C.DisableTorchFunctionSubclass():
-            memory = tensors[target.names[0]].detach()
+        memory = memory_of(tensors[target.names[0]]).detach()
         if memory.numel():
             arrival = Arrival(target.names[-1], target.stored, landing_of(memory, target.stored))
             arrivals |= dict.fromkeys(target.names, arrival)
@@ -181,6 +180,8 @@ def _gate(module: torch.nn.Module, needed: Sequence[Arrival], stream: WeightStre
             stream.wait(arrival)
 
     handle = module.register_forward_pre_hook(wait, prepend=True)
+    # Also where reading fails: a tensor that has not arrived says so itself.
+    stream.at_end.append(handle.remove)
     left = set(needed)
 
     def passed(arrival: Arrival) -> None:

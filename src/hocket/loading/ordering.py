@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 import torch
 
 from hocket.errors import InputError
-from hocket.loading.header import ELEMENT_BYTES, FIRST_USE_KEY, PREFIX_BYTES
+from hocket.loading.header import FIRST_USE_KEY, PREFIX_BYTES
 from hocket.loading.held import hold, release
 from hocket.loading.landing import CHUNK_BYTES
 from hocket.loading.loader import finish
@@ -31,7 +31,7 @@ from hocket.loading.whole import structure_reason
 
 __all__ = ["first_use", "recorded_first_use", "reorder"]
 
-# Every tensor begins at a multiple of its element, of which this is the largest.
+# As safetensors has it, the first tensor begins at a multiple of this.
 ALIGNMENT = 8
 
 
@@ -59,23 +59,20 @@ def recorded_first_use(model: torch.nn.Module) -> Iterator[list[str]]:
     finish(model)
     found: list[str] = []
     names: dict[Any, list[str]] = defaultdict(list)
-    groups: dict[Any, list[torch.Tensor]] = defaultdict(list)
     for name, tensor in named.items():
         names[memory_key(tensor)].append(name)
-        groups[memory_key(tensor)].append(tensor)
 
     def used(key: Any) -> None:
         found.extend(names.pop(key, ()))
-        for tensor in groups.pop(key, ()):
-            release(tensor)
 
-    for key, tensors in groups.items():
-        for tensor in tensors:
-            hold(tensor, partial(used, key))
+    keys = {name: memory_key(tensor) for name, tensor in named.items()}
     try:
+        for name, key in keys.items():
+            hold(named[name], partial(used, key))
         yield found
     finally:
-        for key in list(groups):
+        for name, key in keys.items():
+            release(named[name])
             used(key)
 
 
@@ -109,7 +106,8 @@ def first_use(model: torch.nn.Module, *args: Any, **kwargs: Any) -> tuple[str, .
 def reorder(file: File | Sequence[File], target: str | os.PathLike[str], order: Sequence[str]) -> None:
     """Write the tensors of a file, or of several, into one, in this order; it is written whole or not at all.
 
-    Tensors whose size is no multiple of eight bytes come last, so that all others stay aligned.
+    It has them in this very order, aligned or not: safetensors takes both, and to put a number of four bytes off until
+    the end of the file would be to wait for all of it.
 
     Args:
         file: as for `hocket.load`.
@@ -146,10 +144,7 @@ def _in_order(weights: Weights, order: Sequence[str]) -> list[StoredTensor]:
     named = [name for name in dict.fromkeys(order) if name in weights.tensors]
     if not named and weights.tensors:
         raise InputError(f"reorder: {weights.name} has none of the tensors that the order names")
-    stored = [weights.tensors[name] for name in dict.fromkeys((*named, *weights.tensors))]
-    even = [tensor for tensor in stored if tensor.entry.size_bytes % ALIGNMENT == 0]
-    odd = [tensor for tensor in stored if tensor.entry.size_bytes % ALIGNMENT]
-    return even + sorted(odd, key=lambda tensor: -ELEMENT_BYTES[tensor.entry.dtype])
+    return [weights.tensors[name] for name in dict.fromkeys((*named, *weights.tensors))]
 
 
 def _header(weights: Weights, stored: Sequence[StoredTensor]) -> bytes:

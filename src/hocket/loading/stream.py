@@ -79,6 +79,9 @@ class WeightStream:
     Args:
         weights: the opened files; they are closed when all has been read, or reading has failed.
         arrivals: in the order in which they are read as long as nobody waits.
+
+    Attributes:
+        at_end: called when all has been read, or reading has failed.
     """
 
     def __init__(self, weights: Weights, arrivals: Sequence[Arrival]) -> None:
@@ -86,6 +89,7 @@ class WeightStream:
         self._arrivals = list(arrivals)
         for place, arrival in enumerate(self._arrivals):
             arrival.place = place
+        self.at_end: list[Callable[[], object]] = []
         self._place = 0
         self._wanted: deque[Arrival] = deque()
         self._failure: BaseException | None = None
@@ -136,11 +140,18 @@ class WeightStream:
             traceback.clear_frames(error.__traceback__)
             with self._changed:
                 self._failure = error
+                self._end()
                 for arrival in self._arrivals:
                     arrival.landing = None
                 self._changed.notify_all()
-        finally:
-            self._weights.close()
+        else:
+            self._end()
+
+    def _end(self) -> None:
+        self._weights.close()
+        for call in self.at_end:
+            call()
+        self.at_end.clear()
 
     def _read(self, pieces: Sequence[_Piece]) -> None:
         stored = pieces[0].arrival.stored

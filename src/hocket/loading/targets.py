@@ -15,6 +15,7 @@ import torch
 from torch.nn.modules.batchnorm import _NormBase
 
 from hocket.errors import InputError
+from hocket.loading.held import memory_of
 from hocket.loading.weights import StoredTensor, Weights
 
 __all__ = ["DTYPES", "Destination", "find_targets", "memory_key", "named_tensors"]
@@ -100,10 +101,10 @@ def find_targets(
 
 def memory_key(tensor: torch.Tensor) -> Any:
     """Equal for tensors that are the same elements in memory."""
+    tensor = memory_of(tensor)
     if tensor.layout != torch.strided or tensor.is_meta or not tensor.numel():
         return id(tensor)
-    with torch._C.DisableTorchFunctionSubclass():
-        return tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
+    return tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
 
 
 def _misfit(name: str, tensor: torch.Tensor, stored: StoredTensor) -> str | None:

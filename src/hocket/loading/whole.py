@@ -14,7 +14,7 @@ import torch
 from torch.nn.modules.batchnorm import _NormBase
 
 from hocket.errors import InputError
-from hocket.loading.held import HOLDABLE
+from hocket.loading.held import HOLDABLE, memory_of
 from hocket.loading.landing import bytes_of
 from hocket.loading.targets import DTYPES, memory_key, named_tensors
 from hocket.loading.weights import Weights
@@ -62,29 +62,29 @@ def shared_memory_reason(tensors: Mapping[str, torch.Tensor]) -> str | None:
     A view of a parameter that someone keeps is another tensor, whose uses are not noticed. Each storage counts who
     holds it; more holders than the model has tensors there are others.
     """
-    with torch._C.DisableTorchFunctionSubclass():
-        spans: dict[int, dict[int, tuple[int, int, str, object]]] = defaultdict(dict)
-        storages = {}
-        for name, tensor in tensors.items():
-            if tensor.is_meta or not tensor.numel():
-                continue
-            storage = tensor.untyped_storage()
-            begin = int(tensor.storage_offset()) * tensor.element_size()
-            steps = zip(tensor.shape, tensor.stride(), strict=True)
-            length = 1 + sum((size - 1) * stride for size, stride in steps)
-            end = begin + int(length) * tensor.element_size()
-            spans[storage._cdata][id(tensor)] = (begin, end, name, memory_key(tensor))
-            storages[storage._cdata] = storage
-            if 0 in tensor.stride() and tensor.numel() > 1:
-                return f"{name} has several elements in one place"
-        for key, found in spans.items():
-            ordered = sorted(found.values(), key=lambda span: span[:2])
-            for before, after in pairwise(ordered):
-                if after[0] < before[1] and after[3] != before[3]:
-                    return f"{before[2]} and {after[2]} overlap in memory"
-            # Each tensor holds its storage once, and so does what `untyped_storage` has returned.
-            if torch._C._storage_Use_Count(key) > len(found) + 1:
-                return f"the memory of {ordered[0][2]} is also that of a tensor that is not the model's"
+    spans: dict[int, dict[int, tuple[int, int, str, object]]] = defaultdict(dict)
+    storages = {}
+    for name, own in tensors.items():
+        tensor = memory_of(own)
+        if tensor.is_meta or not tensor.numel():
+            continue
+        storage = tensor.untyped_storage()
+        begin = int(tensor.storage_offset()) * tensor.element_size()
+        steps = zip(tensor.shape, tensor.stride(), strict=True)
+        length = 1 + sum((size - 1) * stride for size, stride in steps)
+        end = begin + int(length) * tensor.element_size()
+        spans[storage._cdata][id(tensor)] = (begin, end, name, memory_key(tensor))
+        storages[storage._cdata] = storage
+        if 0 in tensor.stride() and tensor.numel() > 1:
+            return f"{name} has several elements in one place"
+    for key, found in spans.items():
+        ordered = sorted(found.values(), key=lambda span: span[:2])
+        for before, after in pairwise(ordered):
+            if after[0] < before[1] and after[3] != before[3]:
+                return f"{before[2]} and {after[2]} overlap in memory"
+        # Each tensor holds its storage once, and so does what `untyped_storage` has returned.
+        if torch._C._storage_Use_Count(key) > len(found) + 1:
+            return f"the memory of {ordered[0][2]} is also that of a tensor that is not the model's"
     return None
 
 
