@@ -12,7 +12,7 @@ import json
 import os
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,7 @@ from hocket.loading.targets import memory_key, named_tensors
 from hocket.loading.weights import File, StoredTensor, Weights, open_weights
 from hocket.loading.whole import structure_reason
 
-__all__ = ["first_use", "recorded_first_use", "reorder"]
+__all__ = ["first_use", "recorded_first_use", "reorder", "with_siblings"]
 
 # As safetensors has it, the first tensor begins at a multiple of this.
 ALIGNMENT = 8
@@ -40,8 +40,8 @@ def recorded_first_use(model: torch.nn.Module) -> Iterator[list[str]]:
     """Note in which order the tensors of a model are first used in the block.
 
     Yields:
-        A list that is filled with their names; at the end of the block those that were not used are added, in the
-        order of registration.
+        A list that is filled with their names. At the end of the block those that were not used are added, each after
+        the others of its module (`with_siblings`).
 
     Raises:
         InputError: a model whose uses nobody can tell, such as a compiled one.
@@ -71,9 +71,33 @@ def recorded_first_use(model: torch.nn.Module) -> Iterator[list[str]]:
             hold(named[name], partial(used, key))
         yield found
     finally:
-        for name, key in keys.items():
-            release(named[name])
-            used(key)
+        for tensor in named.values():
+            release(tensor)
+        found[:] = with_siblings(found, named)
+
+
+def with_siblings(order: Sequence[str], known: Iterable[str]) -> list[str]:
+    """All names that are known: those of the order, and after the last one of a module what else the module has.
+
+    What one forward leaves alone (a batch norm's count, while it does not train) another may use with the rest.
+
+    Example:
+        >>> with_siblings(["b.x", "a.x"], ["a.x", "a.y", "b.x", "b.y", "c.x"])
+        ['b.x', 'b.y', 'a.x', 'a.y', 'c.x']
+    """
+    left: dict[str, list[str]] = defaultdict(list)
+    named = set(order)
+    for name in known:
+        if name not in named:
+            left[name.rpartition(".")[0]].append(name)
+    last_of = {name.rpartition(".")[0]: name for name in order}
+    found: list[str] = []
+    for name in order:
+        found.append(name)
+        module = name.rpartition(".")[0]
+        if last_of[module] == name:
+            found += left.pop(module, ())
+    return [*found, *(name for names in left.values() for name in names)]
 
 
 def first_use(model: torch.nn.Module, *args: Any, **kwargs: Any) -> tuple[str, ...]:
