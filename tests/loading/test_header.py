@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import SafetensorError
 from safetensors.torch import load as reference_load
-from tests.loading.files import raw, stored
 
 from hocket.errors import FormatError
 from hocket.loading import open_weights
+from loading.files import raw, stored
 
 
 def opened(data):

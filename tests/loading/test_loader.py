@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.loading.files import PATIENCE_S, Failing, HeldBack, Memory, OneWay, laid_out, stored, untied
 
 import hocket
 from hocket.errors import ExecutionError, FormatError, InputError
 from hocket.loading import finish, load
 from hocket.loading.held import is_held, waiting_for
+from loading.files import PATIENCE_S, Failing, HeldBack, Memory, OneWay, laid_out, stored, untied
 
 
 class Net(torch.nn.Module):

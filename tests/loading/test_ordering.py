@@ -8,11 +8,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
-from tests.loading.files import Failing, Memory, OneWay, laid_out, stored, untied
-from tests.loading.test_loader import TOKENS, Net, nothing_remains, output
 
 from hocket.errors import InputError
 from hocket.loading import finish, first_use, load, open_weights, recorded_first_use, reorder
+from loading.files import Failing, Memory, OneWay, laid_out, stored, untied
+from loading.test_loader import TOKENS, Net, nothing_remains, output
 
 
 def test_first_use_is_seen_wherever_it_is_and_nothing_changes():

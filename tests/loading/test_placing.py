@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.loading.files import Memory, stored
 
 from hocket.errors import InputError
 from hocket.loading import finish, load
 from hocket.loading.placing import checked_device
+from loading.files import Memory, stored
 
 
 def on_meta(make):

@@ -5,10 +5,10 @@ import json
 
 import pytest
 import torch
-from tests.loading.files import Memory, OneWay, stored
 
 from hocket.errors import FormatError, InputError
 from hocket.loading import open_weights
+from loading.files import Memory, OneWay, stored
 
 FIRST, SECOND = stored({"a": torch.ones(2), "b": torch.zeros(3)}), stored({"c": torch.ones(1)})
 

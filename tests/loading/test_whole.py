@@ -6,11 +6,11 @@ import logging
 
 import pytest
 import torch
-from tests.loading.files import Memory, OneWay, stored
 
 from hocket.errors import InputError
 from hocket.loading import load
 from hocket.loading.held import is_held
+from loading.files import Memory, OneWay, stored
 
 
 class OwnLoad(torch.nn.Linear):
