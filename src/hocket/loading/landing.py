@@ -18,7 +18,8 @@ from hocket.loading.weights import StoredTensor
 
 __all__ = ["CHUNK_BYTES", "Landing", "bytes_of", "landing_of"]
 
-# What is read at once: an urgent tensor waits for no more than that, and a system call or a request is worth it.
+# What is read at once: an urgent tensor waits for no more than that, and a system call or a request is worth it. Parts
+# of a large tensor are whole elements of any dtype.
 CHUNK_BYTES = 4 << 20
 
 # A copy of so many elements runs on the thread that asks for it: above its grain size (32,768), torch hands parts of

@@ -31,8 +31,6 @@ __all__ = ["Arrival", "WeightStream"]
 
 # Tensors that lie side by side are read together, at most so many (the system's own limit is 1,024).
 MAX_TOGETHER = 256
-# Parts of a tensor begin at whole elements.
-ELEMENT_BYTES = 8
 
 
 @dataclass(eq=False)
@@ -171,22 +169,26 @@ class WeightStream:
             self._changed.notify_all()
 
     def _next(self) -> list[_Piece]:
-        """What is read next: the rest of a tensor, or of several that lie side by side; nothing at the end."""
+        """What is read next: a part of a large tensor, or small ones that lie side by side; nothing at the end."""
         with self._changed:
             first = self._choose()
             if first is None:
                 return []
-            pieces = [_begun(first, CHUNK_BYTES)]
-            left = CHUNK_BYTES - (pieces[0].end - pieces[0].begin)
-            for following in self._arrivals[first.place + 1 : first.place + MAX_TOGETHER]:
-                last = pieces[-1].arrival
-                fits = left >= ELEMENT_BYTES and following.read_bytes == 0
-                if not (last.is_read and fits and _lies_after(following, last)):
-                    break
-                pieces.append(_begun(following, left))
-                left -= pieces[-1].end - pieces[-1].begin
-            self._place = pieces[-1].arrival.place
-            return pieces
+            self._place = first.place
+            if first.read_bytes or first.stored.entry.size_bytes > CHUNK_BYTES:
+                return [_begun(first)]
+            return [_begun(arrival) for arrival in _side_by_side(first, self._window(first))]
+
+    def _window(self, first: Arrival) -> list[Arrival]:
+        """A tensor, and those that follow it in the order, as many as may be read with it."""
+        found, size_bytes = [], 0
+        for arrival in self._arrivals[first.place : first.place + MAX_TOGETHER]:
+            size_bytes += arrival.stored.entry.size_bytes
+            if size_bytes > CHUNK_BYTES:
+                break
+            if not arrival.read_bytes:
+                found.append(arrival)
+        return found
 
     def _choose(self) -> Arrival | None:
         """The next tensor that has not been read: one that is waited for, or the next in the order."""
@@ -202,14 +204,24 @@ class WeightStream:
         return None
 
 
-def _begun(arrival: Arrival, most: int) -> _Piece:
+def _begun(arrival: Arrival) -> _Piece:
     begin = arrival.read_bytes
-    end = min(begin + most - most % ELEMENT_BYTES, arrival.stored.entry.size_bytes)
-    arrival.read_bytes = end
+    arrival.read_bytes = min(begin + CHUNK_BYTES, arrival.stored.entry.size_bytes)
     assert arrival.landing is not None
-    return _Piece(arrival, arrival.landing, begin, end)
+    return _Piece(arrival, arrival.landing, begin, arrival.read_bytes)
 
 
-def _lies_after(arrival: Arrival, before: Arrival) -> bool:
-    one, other = before.stored, arrival.stored
+def _side_by_side(first: Arrival, window: Sequence[Arrival]) -> list[Arrival]:
+    """Those of `window` that lie in an unbroken row with `first`, which is one of them, as they lie in the file."""
+    by_place = sorted(window, key=lambda arrival: arrival.stored.place)
+    begin = at = by_place.index(first)
+    while begin and _touch(by_place[begin - 1], by_place[begin]):
+        begin -= 1
+    while at + 1 < len(by_place) and _touch(by_place[at], by_place[at + 1]):
+        at += 1
+    return by_place[begin : at + 1]
+
+
+def _touch(before: Arrival, after: Arrival) -> bool:
+    one, other = before.stored, after.stored
     return one.source is other.source and one.entry.end == other.entry.offset
