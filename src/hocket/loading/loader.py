@@ -166,45 +166,36 @@ def _held_back(model: torch.nn.Module, weights: Weights, targets: Sequence[Desti
             arrival.on_arrival.append(partial(release, tensor))
             hold(tensor, _Awaiting(stream, arrival))
     for module in model.modules():
-        needed = [awaited[id(tensor)] for tensor in _used_unseen(module) if id(tensor) in awaited]
-        if needed:
-            _gate(module, list(dict.fromkeys(needed)), stream)
+        if (asking := _asking(module)) is not None:
+            beneath = (*asking.parameters(), *asking.buffers())
+            needed = [awaited[id(tensor)] for tensor in beneath if id(tensor) in awaited]
+            _gate(module, asking, list(dict.fromkeys(needed)), stream)
     return stream
 
 
-def _gate(module: torch.nn.Module, needed: Sequence[Arrival], stream: WeightStream) -> None:
-    """Let the forward of a module wait for all these at its beginning; nothing is left of it when they are there."""
+def _asking(module: torch.nn.Module) -> torch.nn.Module | None:
+    """The part of a module whose tensors its forward asks whether they are special, and if so computes in another way.
+
+    torch's attention and encoder layers do, and would leave their fast path for tensors that are held.
+    """
+    if isinstance(module, (torch.nn.MultiheadAttention, torch.nn.TransformerEncoderLayer)):
+        return module
+    return next(iter(module.layers), None) if isinstance(module, torch.nn.TransformerEncoder) else None
+
+
+def _gate(module: torch.nn.Module, asking: torch.nn.Module, needed: Sequence[Arrival], stream: WeightStream) -> None:
+    """Let the forward of a module wait for all these at its beginning; nothing is left of it afterwards."""
 
     def wait(_module: torch.nn.Module, _args: object) -> None:
         for arrival in needed:
             stream.wait(arrival)
+        # It also asks whether there are hooks below it.
+        for part in (module, *asking.modules()):
+            if (handle := stream.gates.pop(part, None)) is not None:
+                handle.remove()
 
-    handle = module.register_forward_pre_hook(wait, prepend=True)
-    # Also where reading fails: a tensor that has not arrived says so itself.
-    stream.at_end.append(handle.remove)
-    left = set(needed)
-
-    def passed(arrival: Arrival) -> None:
-        left.discard(arrival)
-        if not left:
-            handle.remove()
-
-    for arrival in needed:
-        arrival.on_arrival.append(partial(passed, arrival))
-
-
-def _used_unseen(module: torch.nn.Module) -> list[torch.Tensor]:
-    """What the forward of a module may look at without torch telling: its own tensors, for it may hand them to an
-    extension in C++. torch's attention and encoder layers also ask whether tensors of their children are special, and
-    then compute in another way.
-    """
-    below: torch.nn.Module | None = None
-    if isinstance(module, (torch.nn.MultiheadAttention, torch.nn.TransformerEncoderLayer)):
-        below = module
-    elif isinstance(module, torch.nn.TransformerEncoder):
-        below = next(iter(module.layers), None)
-    own = [tensor for tensor in (*module._parameters.values(), *module._buffers.values()) if tensor is not None]
-    return own if below is None else [*own, *below.parameters(), *below.buffers()]
+    if needed:
+        stream.gates[module] = module.register_forward_pre_hook(wait, prepend=True)
 
 
 def _ordered(targets: Sequence[Destination], weights: Weights, order: str | Sequence[str]) -> list[Destination]:

@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from hocket.errors import ExecutionError
 from hocket.loading.landing import CHUNK_BYTES, Landing
@@ -79,7 +80,7 @@ class WeightStream:
         arrivals: in the order in which they are read as long as nobody waits.
 
     Attributes:
-        at_end: called when all has been read, or reading has failed.
+        gates: hooks of modules that wait; removed when all has been read, or reading has failed.
     """
 
     def __init__(self, weights: Weights, arrivals: Sequence[Arrival]) -> None:
@@ -87,7 +88,7 @@ class WeightStream:
         self._arrivals = list(arrivals)
         for place, arrival in enumerate(self._arrivals):
             arrival.place = place
-        self.at_end: list[Callable[[], object]] = []
+        self.gates: dict[torch.nn.Module, RemovableHandle] = {}
         self._place = 0
         self._wanted: deque[Arrival] = deque()
         self._failure: BaseException | None = None
@@ -147,9 +148,9 @@ class WeightStream:
 
     def _end(self) -> None:
         self._weights.close()
-        for call in self.at_end:
-            call()
-        self.at_end.clear()
+        # A tensor that has not arrived, where reading has failed, says so itself.
+        while self.gates:
+            self.gates.popitem()[1].remove()
 
     def _read(self, pieces: Sequence[_Piece]) -> None:
         stored = pieces[0].arrival.stored
