@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from itertools import pairwise
 
 import pytest
 import torch
@@ -30,7 +31,7 @@ EXPECTED = made(1)
 
 
 def arriving():
-    """A model whose weights are on their way: its reader is let go only once something waits for them."""
+    """A model whose weights are on their way."""
     model, reader = made(2), HeldBack(DATA)
     load(model, reader)
     reader.is_asked()
@@ -122,7 +123,7 @@ def test_no_order_is_better_for_a_forward_than_that_of_first_use(layers, again):
     """Ops run one after another, each with a tensor of its own, or one that was used before (a tied one)."""
     ops = [Op(f"f{at}", role="forward") for at in range(len(layers))]
     recvs = [Op(f"r{at}", role="recv", size_bytes=size) for at, (size, _) in enumerate(layers)]
-    edges = [Edge(before.name, after.name) for before, after in zip(ops, ops[1:], strict=False)]
+    edges = [Edge(before.name, after.name) for before, after in pairwise(ops)]
     edges += [Edge(recv.name, op.name) for recv, op in zip(recvs, ops, strict=True)]
     edges += [Edge(f"r{at % len(ops)}", f"f{len(ops) - 1}") for at in again]
     graph = Graph((*reversed(recvs), *ops), tuple(dict.fromkeys(edges)))
