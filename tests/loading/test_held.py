@@ -147,6 +147,14 @@ def test_a_graph_from_before_is_told_that_the_values_change():
     assert arriving.tensor.sum() == 12
 
 
+def test_a_tensor_that_is_made_of_the_class_of_a_held_one_is_an_ordinary_one():
+    arriving = Arriving(torch.nn.Parameter(torch.zeros(2, 3)))
+    other = torch.Tensor._make_subclass(type(arriving.tensor), torch.ones(2))
+    assert other.sum() == 2
+    assert type(other) is torch.nn.Parameter
+    assert arriving.uses == 0
+
+
 def test_gradients_reach_the_tensor_itself():
     layer = torch.nn.Linear(3, 2)
     arriving = Arriving(layer.weight)

@@ -327,6 +327,22 @@ def test_a_second_load_waits_for_the_first():
     nothing_remains(model)
 
 
+def test_a_stream_that_cannot_start_is_told(monkeypatch):
+    def start(thread):
+        raise RuntimeError("can't start new thread")
+
+    model = torch.nn.Linear(2, 3)
+    data = stored({"weight": torch.ones(3, 2), "bias": torch.ones(3)})
+    with monkeypatch.context() as changed:
+        changed.setattr(threading.Thread, "start", start)
+        with pytest.raises(RuntimeError, match="can't start"):
+            load(model, Memory(data))
+    with pytest.raises(ExecutionError, match="'weight' has not arrived: memory: RuntimeError: can't start"):
+        model(torch.ones(2))
+    load(model, Memory(data))
+    assert model(torch.ones(2)).tolist() == [3, 3, 3]
+
+
 def test_the_model_is_let_go_when_all_has_arrived():
     model = Net(1)
     load(model, Memory(stored(untied(Net(2)))))
@@ -385,10 +401,12 @@ def test_torchs_own_attention_takes_the_way_that_it_takes_for_ordinary_tensors(w
     trained, model = made(1), made(2)
     expected = run(trained)
     load(model, Memory(stored(trained.state_dict())))
-    found = run(model)
-    assert torch.equal(found, expected)
-    assert found.shape == expected.shape
-    nothing_remains(model)
+    copied = copy.deepcopy(model)
+    for one in (model, copied):
+        found = run(one)
+        assert found.shape == expected.shape
+        assert torch.equal(found, expected)
+        nothing_remains(one)
 
 
 def test_arguments_are_checked():

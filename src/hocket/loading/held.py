@@ -201,6 +201,9 @@ def use(tensor: torch.Tensor) -> None:
     if held is not None:
         held.first_use()
         held.release(tensor)
+    elif is_held(tensor):
+        # Somebody has made a tensor of the class of a held one: it has its own values.
+        tensor.__class__ = _PLAIN[type(tensor)]
 
 
 def waiting_for(tensor: torch.Tensor) -> Callable[[], object] | None:

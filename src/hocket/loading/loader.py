@@ -11,6 +11,7 @@ from typing import TypeVar
 import torch
 
 from hocket.errors import InputError
+from hocket.loading.gates import add_gate, asked_about
 from hocket.loading.held import hold, is_held, memory_of, release, use, waiting_for
 from hocket.loading.landing import landing_of
 from hocket.loading.placing import checked_device, place
@@ -131,11 +132,11 @@ def _begun(
 ) -> WeightStream | None:
     """Everything but the start of the stream; None where nothing is left to stream."""
     tensors = named_tensors(model)
+    for stream in _streams(tensors):
+        stream.join()
     reason = structure_reason(model, tensors)
     targets = [] if reason else find_targets(model, tensors, weights, strict=strict)
     ordered = _ordered(targets, weights, order)
-    for stream in _streams(tensors):
-        stream.join()
     reason = reason or shared_memory_reason(tensors)
     place(model, tensors, weights.tensors.keys(), device)
     if reason:
@@ -166,36 +167,10 @@ def _held_back(model: torch.nn.Module, weights: Weights, targets: Sequence[Desti
             arrival.on_arrival.append(partial(release, tensor))
             hold(tensor, _Awaiting(stream, arrival))
     for module in model.modules():
-        if (asking := _asking(module)) is not None:
-            beneath = (*asking.parameters(), *asking.buffers())
-            needed = [awaited[id(tensor)] for tensor in beneath if id(tensor) in awaited]
-            _gate(module, asking, list(dict.fromkeys(needed)), stream)
+        needed = [awaited[id(tensor)] for tensor in asked_about(module) if id(tensor) in awaited]
+        if needed:
+            stream.at_end.append(add_gate(module, [partial(stream.wait, arrival) for arrival in needed]))
     return stream
-
-
-def _asking(module: torch.nn.Module) -> torch.nn.Module | None:
-    """The part of a module whose tensors its forward asks whether they are special, and if so computes in another way.
-
-    torch's attention and encoder layers do, and would leave their fast path for tensors that are held.
-    """
-    if isinstance(module, (torch.nn.MultiheadAttention, torch.nn.TransformerEncoderLayer)):
-        return module
-    return next(iter(module.layers), None) if isinstance(module, torch.nn.TransformerEncoder) else None
-
-
-def _gate(module: torch.nn.Module, asking: torch.nn.Module, needed: Sequence[Arrival], stream: WeightStream) -> None:
-    """Let the forward of a module wait for all these at its beginning; nothing is left of it afterwards."""
-
-    def wait(_module: torch.nn.Module, _args: object) -> None:
-        for arrival in needed:
-            stream.wait(arrival)
-        # It also asks whether there are hooks below it.
-        for part in (module, *asking.modules()):
-            if (handle := stream.gates.pop(part, None)) is not None:
-                handle.remove()
-
-    if needed:
-        stream.gates[module] = module.register_forward_pre_hook(wait, prepend=True)
 
 
 def _ordered(targets: Sequence[Destination], weights: Weights, order: str | Sequence[str]) -> list[Destination]:

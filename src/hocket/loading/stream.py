@@ -22,7 +22,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch.utils.hooks import RemovableHandle
 
 from hocket.errors import ExecutionError
 from hocket.loading.landing import CHUNK_BYTES, Landing
@@ -80,7 +79,7 @@ class WeightStream:
         arrivals: in the order in which they are read as long as nobody waits.
 
     Attributes:
-        gates: hooks of modules that wait; removed when all has been read, or reading has failed.
+        at_end: called when all has been read, or reading has failed.
     """
 
     def __init__(self, weights: Weights, arrivals: Sequence[Arrival]) -> None:
@@ -88,7 +87,7 @@ class WeightStream:
         self._arrivals = list(arrivals)
         for place, arrival in enumerate(self._arrivals):
             arrival.place = place
-        self.gates: dict[torch.nn.Module, RemovableHandle] = {}
+        self.at_end: list[Callable[[], object]] = []
         self._place = 0
         self._wanted: deque[Arrival] = deque()
         self._failure: BaseException | None = None
@@ -97,8 +96,16 @@ class WeightStream:
         self._thread = threading.Thread(target=self._run, name="hocket weights", daemon=True)
 
     def start(self) -> None:
-        """Begin to read."""
-        self._thread.start()
+        """Begin to read.
+
+        Raises:
+            RuntimeError: the system has no thread left; whoever waits is told so, too.
+        """
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            self._fail(error)
+            raise
 
     def wait(self, arrival: Arrival) -> None:
         """Sleep until a tensor has arrived; it is read next.
@@ -125,7 +132,7 @@ class WeightStream:
 
     def join(self) -> None:
         """Sleep until nothing is being read any more, whether or not that went well."""
-        if os.getpid() == self._process:
+        if os.getpid() == self._process and self._thread.ident is not None:
             self._thread.join()
 
     def _run(self) -> None:
@@ -135,22 +142,25 @@ class WeightStream:
                 while pieces := self._next():
                     self._read(pieces)
         except BaseException as error:  # noqa: BLE001 - the user's reader; raised again for whoever waits
-            # Nobody keeps memory that is the user's, not even the frame in which reading failed.
-            traceback.clear_frames(error.__traceback__)
-            with self._changed:
-                self._failure = error
-                self._end()
-                for arrival in self._arrivals:
-                    arrival.landing = None
-                self._changed.notify_all()
+            self._fail(error)
         else:
             self._end()
 
+    def _fail(self, error: BaseException) -> None:
+        # Nobody keeps memory that is the user's, not even the frame in which reading failed.
+        traceback.clear_frames(error.__traceback__)
+        with self._changed:
+            self._failure = error
+            self._end()
+            for arrival in self._arrivals:
+                arrival.landing = None
+            self._changed.notify_all()
+
     def _end(self) -> None:
         self._weights.close()
-        # A tensor that has not arrived, where reading has failed, says so itself.
-        while self.gates:
-            self.gates.popitem()[1].remove()
+        for call in self.at_end:
+            call()
+        self.at_end.clear()
 
     def _read(self, pieces: Sequence[_Piece]) -> None:
         stored = pieces[0].arrival.stored
