@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import commands, schedule_commands, search_commands
+from benchmarks import commands, loading_commands, schedule_commands, search_commands
 from hocket.cli.arguments import Parser, Verbs, add_output, add_verb, count, run_command
 
 __all__ = ["main", "make_parser"]
@@ -40,6 +40,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_fuse(names)
     _add_critical_path(names)
     _add_transfers(names)
+    _add_loading(names)
     _add_tune(names)
     _add_gpu(names)
     return parser
@@ -209,6 +210,23 @@ def _add_transfers(names: Verbs) -> None:
     transfers.add_argument("--seed", type=int, default=0, metavar="N", help="draws other random orders (0)")
     add_output(transfers, "the result, after each model, as JSON")
     transfers.add_argument("target", nargs="*", metavar="MODEL", help="zoo models (those of TicTac that the zoo has)")
+
+
+def _add_loading(names: Verbs) -> None:
+    loading = add_verb(
+        names,
+        "loading",
+        loading_commands.loading_bench,
+        "from a file to the first output: load then run, and streamed in several orders",
+        "python -m benchmarks loading resnet50 --rounds 3 -o loading.json",
+    )
+    loading.add_argument("--gbit", type=float, default=1.0, metavar="R", help="rate of the link in Gbit/s (1)")
+    loading.add_argument("--rounds", type=count, default=5, metavar="N", help="runs of each contender (5)")
+    loading.add_argument("--batch-size", type=count, metavar="N", help="of the forward (as long as reading takes)")
+    add_output(loading, "the result, after each model, as JSON")
+    loading.add_argument(
+        "target", nargs="*", metavar="MODEL", help="resnet50, vgg16, bert-base, gpt2, inception-v3 (the first four)"
+    )
 
 
 def _add_tune(names: Verbs) -> None:

@@ -23,6 +23,7 @@ from hocket.version import VERSION
 if TYPE_CHECKING:
     from hocket.autotune.decision import Decision, Verdict
     from hocket.fusion import lr_scheduler, optim
+    from hocket.loading.loader import load
     from hocket.search.halving import Asha, Halving, Hyperband
     from hocket.search.training import Training
     from hocket.session import Schedule, schedule
@@ -50,6 +51,7 @@ __all__ = [
     "efficiency",
     "errors",
     "fuse",
+    "load",
     "lr_scheduler",
     "optim",
     "plan",
@@ -68,6 +70,7 @@ ELSEWHERE = {
     **dict.fromkeys(("schedule", "Schedule", "Decision", "Verdict"), "session"),
     **dict.fromkeys(("Asha", "Halving", "Hyperband"), "search.halving"),
     "Training": "search.training",
+    "load": "loading.loader",
     "tune": "tuning",
 }
 

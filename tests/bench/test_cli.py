@@ -26,6 +26,7 @@ NAMES = (
     "fuse",
     "critical-path",
     "transfers",
+    "loading",
     "gpu",
 )
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT)))}
