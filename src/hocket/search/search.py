@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
@@ -19,43 +18,13 @@ from hocket.search.checkpoints import Checkpoints
 from hocket.search.fused import FusedTrainer
 from hocket.search.group import TrialGroup, Ways
 from hocket.search.policy import Move, Policy
+from hocket.search.record import Epoch, Record
 from hocket.search.run import EpochResult, Run, Status
 from hocket.search.study import StudyClient
 
-__all__ = ["Epoch", "Record", "Search"]
+__all__ = ["Search"]
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Epoch:
-    """One trial in one slot for one epoch: a bar in the timeline of slots; seconds since the search began."""
-
-    number: int
-    group: int
-    kind: str
-    slot: int
-    epoch: int
-    start_s: float
-    end_s: float
-    value: float | None
-
-
-@dataclass
-class Record:
-    """What a search did.
-
-    Attributes:
-        epochs: every trial's epochs, in the order in which they ended.
-        groups: for each group the values that its trials agree on, and why they trained one at a time, if they did.
-        searches: how many fused models were made; each is captured and planned once, with a runner that does so.
-        split: the names of the fusible and the infusible parameters.
-    """
-
-    epochs: list[Epoch] = field(default_factory=list)
-    groups: list[tuple[tuple[Any, ...], str]] = field(default_factory=list)
-    searches: int = 0
-    split: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
 
 
 class Search:

@@ -12,10 +12,10 @@ from hocket.errors import InputError
 from hocket.search.checkpoints import Checkpoints
 from hocket.search.fused import Runner
 from hocket.search.group import MAX_SLOTS, Ways
-from hocket.search.halving import Schedules
-from hocket.search.policy import AllEpochs, Policy, checked_whole
+from hocket.search.policy import AllEpochs, Policy, Schedules, checked_whole
 from hocket.search.processes import ProcessTrainer
-from hocket.search.search import Record, Search
+from hocket.search.record import Record
+from hocket.search.search import Search
 from hocket.search.split import Split, Train, find_split
 from hocket.search.study import StudyClient, checked_space, load_optuna, new_study
 
