@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
@@ -27,9 +28,11 @@ from torch.nn import functional
 
 from hocket import Asha, Halving, Hyperband, Training
 from hocket.search.fused import FusedTrainer
+from hocket.search.group import TrialGroup, Ways
 from hocket.search.probe import Probe
 from hocket.search.run import Run
 from hocket.search.serial import SerialTrainer
+from hocket.search.split import Split
 from hocket.search.trainer import CannotFuseError
 
 MOMENTUM = {"lr": LR, "momentum": FloatDistribution(0.0, 0.9), "factor": FloatDistribution(0.1, 0.9)}
@@ -207,11 +210,37 @@ def test_trials_go_on_alone_where_that_was_faster(monkeypatch):
     monkeypatch.setattr("hocket.search.group.probe", lambda training: quick)
     serial, _ = searched(train, {"lr": LR}, trials=4, epochs=5, executor="serial")
     chosen, record = searched(train, {"lr": LR}, trials=4, epochs=5, executor="auto")
-    assert [each.kind for each in record.epochs] == ["fused"] * 8 + ["serial"] * 12
+    assert [each.kind for each in record.epochs] == ["fused"] * 4 + ["serial"] * 16
     assert record.groups[0][1].startswith("a fused step takes ")
     assert_same(serial, chosen)
     _, record = searched(train, {"lr": LR}, trials=4, epochs=5, executor="fused")
     assert {each.kind for each in record.epochs} == {"fused"}
+
+
+def test_trials_that_went_on_alone_fuse_again_when_more_come(monkeypatch):
+    times_s = iter([0.0, 0.0])  # when the group begins, and when it is judged: steps alone take no time
+    monkeypatch.setattr("hocket.search.group.probe", lambda training: Probe(False, 1, next(times_s, math.inf)))
+    ways = Ways(train, Split(("lr",), (), options=frozenset({"lr"})), max_slots=8)
+    group = TrialGroup((), ways)
+    kinds = []
+
+    def epoch():
+        assert group.fill() == []
+        kinds.append((group.trainer.kind, len(group.trainer.active)))
+        for run, result in group.trainer.advance():
+            run.values.append(result.value)
+
+    runs = [Run(number, {"lr": 0.01 * (number + 1)}, seed=0, until=9) for number in range(6)]
+    group.waiting = runs[:2]
+    for _ in range(2):
+        epoch()
+    group.waiting += runs[2:]
+    for _ in range(2):
+        epoch()
+    group.close()
+    assert kinds == [("fused", 2), ("serial", 1), ("fused", 6), ("fused", 6)]
+    for run in runs:
+        assert run.values == pytest.approx(alone(train, run.params, run.epochs), rel=1e-9)
 
 
 def test_an_optimizer_that_cannot_fuse_trains_one_at_a_time_and_says_so(caplog):

@@ -21,6 +21,7 @@ __all__ = ["TrialGroup", "Ways"]
 
 MAX_SLOTS = 64
 HANDICAP = 1.1  # fused trials go on together unless steps alone are clearly faster
+NUM_JUDGED = 3  # epochs after which so many trials train together for good, if that was not slower in any
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +73,8 @@ class TrialGroup:
         self.searches = 0
         self._ways = ways
         self._probe: Probe | None = None
+        self._judged: dict[int, int] = {}  # in how many epochs so many trials were faster together
+        self._alone_up_to = math.inf  # where trials train one at a time by measurement: how many were slower together
 
     @property
     def num_ready(self) -> int:
@@ -145,20 +148,31 @@ class TrialGroup:
         return refused
 
     def _judge(self) -> None:
-        """With ``"auto"``, train one at a time where that was measured to be faster."""
+        """With ``"auto"``, train one at a time where that is measured to be faster, now: other loads change both."""
         trainer = self.trainer
-        if self._ways.executor != "auto" or not isinstance(trainer, FusedTrainer) or self._probe is None:
+        if self._ways.executor != "auto" or not isinstance(trainer, FusedTrainer) or not math.isfinite(trainer.step_s):
             return
-        alone_s = self._probe.step_s * len(trainer.active)
-        if math.isfinite(trainer.step_s) and trainer.active and trainer.step_s > HANDICAP * alone_s:
-            self.why_serial = f"a fused step takes {trainer.step_s * 1e3:.1f} ms, steps alone {alone_s * 1e3:.1f} ms"
-            log.info("hocket.tune: trials of group %s train one at a time: %s", list(self.key), self.why_serial)
-            self.close()
+        active = trainer.active
+        if not active or self._judged.get(len(active), 0) >= NUM_JUDGED:
+            return
+        assert active[0][1].training is not None
+        alone_s = probe(active[0][1].training).step_s * len(active)
+        if trainer.step_s <= HANDICAP * alone_s:
+            self._judged[len(active)] = self._judged.get(len(active), 0) + 1
+            return
+        self._alone_up_to = len(active) if len(active) < self._capacity() else math.inf
+        self.why_serial = f"a fused step takes {trainer.step_s * 1e3:.1f} ms, steps alone {alone_s * 1e3:.1f} ms"
+        log.info("hocket.tune: trials of group %s train one at a time: %s", list(self.key), self.why_serial)
+        self.close()
 
     def _is_outgrown(self) -> bool:
         """Whether so many wait that more slots pay: as many again as there are."""
-        if not isinstance(self.trainer, (FusedTrainer, SerialTrainer)) or self._is_serial:
+        if not isinstance(self.trainer, (FusedTrainer, SerialTrainer)) or self._ways.executor == "serial":
             return False
+        if self.why_serial:
+            if self.num_ready < 2 * self._alone_up_to:
+                return False
+            self.why_serial = ""  # that so few were slower together says nothing of twice as many
         return len(self.waiting) >= len(self.trainer.slots) < self._capacity() and self.num_ready > 1
 
     @property
