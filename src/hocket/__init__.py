@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from hocket.autotune.decision import Decision, Verdict
     from hocket.fusion import lr_scheduler, optim
     from hocket.search.halving import Asha, Halving, Hyperband
+    from hocket.search.population import Population
     from hocket.search.training import Training
     from hocket.session import Schedule, schedule
     from hocket.tuning import tune
@@ -40,6 +41,7 @@ __all__ = [
     "Job",
     "Machine",
     "Plan",
+    "Population",
     "Schedule",
     "Timeline",
     "Training",
@@ -67,6 +69,7 @@ __version__ = VERSION
 ELSEWHERE = {
     **dict.fromkeys(("schedule", "Schedule", "Decision", "Verdict"), "session"),
     **dict.fromkeys(("Asha", "Halving", "Hyperband"), "search.halving"),
+    "Population": "search.population",
     "Training": "search.training",
     "tune": "tuning",
 }

@@ -27,6 +27,7 @@ from torch import nn
 from torch.nn import functional
 
 from hocket import Asha, Halving, Hyperband, Training
+from hocket.search.contest import PlanContest, contestants
 from hocket.search.fused import FusedTrainer
 from hocket.search.group import TrialGroup, Ways
 from hocket.search.probe import Probe
@@ -210,7 +211,7 @@ def test_trials_go_on_alone_where_that_was_faster(monkeypatch):
     monkeypatch.setattr("hocket.search.group.probe", lambda training: quick)
     serial, _ = searched(train, {"lr": LR}, trials=4, epochs=5, executor="serial")
     chosen, record = searched(train, {"lr": LR}, trials=4, epochs=5, executor="auto")
-    assert [each.kind for each in record.epochs] == ["fused"] * 4 + ["serial"] * 16
+    assert [each.kind for each in record.epochs] == ["fused"] * 8 + ["serial"] * 12
     assert record.groups[0][1].startswith("a fused step takes ")
     assert_same(serial, chosen)
     _, record = searched(train, {"lr": LR}, trials=4, epochs=5, executor="fused")
@@ -232,13 +233,13 @@ def test_trials_that_went_on_alone_fuse_again_when_more_come(monkeypatch):
 
     runs = [Run(number, {"lr": 0.01 * (number + 1)}, seed=0, until=9) for number in range(6)]
     group.waiting = runs[:2]
-    for _ in range(2):
+    for _ in range(3):  # each plan has had its turn after the second epoch
         epoch()
     group.waiting += runs[2:]
     for _ in range(2):
         epoch()
     group.close()
-    assert kinds == [("fused", 2), ("serial", 1), ("fused", 6), ("fused", 6)]
+    assert kinds == [("fused", 2), ("fused", 2), ("serial", 1), ("fused", 6), ("fused", 6)]
     for run in runs:
         assert run.values == pytest.approx(alone(train, run.params, run.epochs), rel=1e-9)
 
@@ -362,3 +363,55 @@ def test_float32_stays_close():
     alone_, _ = searched(single, {"lr": LR}, trials=4, epochs=3, executor="serial")
     together, _ = searched(single, {"lr": LR}, trials=4, epochs=3, executor="fused")
     assert_same(alone_, together, tolerance=1e-4)
+
+
+@pytest.mark.parametrize("place", range(4))
+def test_the_plan_that_takes_the_least_time_is_found_by_steps_that_count(place):
+    plans = contestants(nn.Sequential(nn.Conv2d(1, 1, 1)), 8, with_losses=True)
+    assert [plan.group_size for plan in plans] == [8, 4, 1, 1]
+    contest = PlanContest(plans)
+    taken = []
+    while not contest.is_over:
+        assert math.isinf(contest.step_s) is (len(taken) < 8)
+        taken.append(contest.plan)
+        late = 10.0 * (taken.count(contest.plan) % 2)  # the first step of a turn takes longer
+        contest.took(late + (1.0 if contest.plan is plans[place] else 1.1 + 0.5 * plans.index(contest.plan)))
+    assert contest.plan is contest.leader is plans[place]
+    assert contest.step_s == 1.0
+    assert len(taken) <= 16  # what is far behind after one round gets no more steps
+
+
+def train_images(params):
+    layers = [nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(16, 3)]
+    model = nn.Sequential(*layers).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=params["lr"], momentum=0.9)
+    batches = [(x.repeat(1, 3)[:, :16].unflatten(1, (1, 4, 4)), y) for x, y in BATCHES]
+    return Training(model, optimizer, functional.cross_entropy, batches, functional.cross_entropy)
+
+
+class Overwriting(nn.Module):
+    """It writes over its batch: models that run one after another would read what the first one wrote."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = classifier()
+
+    def forward(self, inputs):
+        return self.inner(inputs.mul_(0.9))
+
+
+def train_over_input(params):
+    model = Overwriting()
+    optimizer = torch.optim.SGD(model.parameters(), lr=params["lr"])
+    data = torch.utils.data.TensorDataset(X, Y)  # a loader makes each batch anew
+    loader = torch.utils.data.DataLoader(data, batch_size=4)
+    return Training(model, optimizer, functional.cross_entropy, loader, accuracy)
+
+
+@pytest.mark.parametrize("function", [train_images, train_over_input])
+def test_trials_are_as_alone_while_their_plan_is_chosen(function):
+    options = {"trials": 4, "epochs": 8}
+    together, record = searched(function, {"lr": LR}, executor="fused", **options)
+    alone_, _ = searched(function, {"lr": LR}, executor="serial", **options)
+    assert {each.kind for each in record.epochs} == {"fused"}
+    assert_same(alone_, together)

@@ -12,9 +12,10 @@ import optuna
 import pytest
 import torch
 from tests.search import killed
-from tests.search.pieces import BATCHES, SPACE, assert_same, random_study, searched, train, values
+from tests.search.pieces import BATCHES, LR, SPACE, assert_same, random_study, searched, train, values
+from torch.nn import functional
 
-from hocket import Halving
+from hocket import Halving, Training
 from hocket.errors import FormatError, InputError
 from hocket.search.checkpoints import Checkpoints
 
@@ -125,6 +126,33 @@ def test_a_search_that_stops_at_an_epoch_goes_on_with_it(executor, after, tmp_pa
     assert_same(whole, study)
     trained = {(each.number, each.epoch) for each in record.epochs}
     assert not {(number, epoch) for number, own in before.items() for epoch in own} & trained
+
+
+@pytest.mark.parametrize("after", [2, 3])
+def test_a_rung_is_decided_again_as_it_was_before_one_of_its_trials_failed(after, tmp_path):
+    def late(params):
+        made = train(params)
+        calls = 0
+
+        def metric(outputs, target):
+            nonlocal calls
+            calls += 1
+            if params["lr"] > 0.08 and calls > len(BATCHES):  # in the second epoch, after the first rung
+                raise RuntimeError("no more")
+            return functional.cross_entropy(outputs, target)
+
+        return Training(made.model, made.optimizer, made.loss, BATCHES, metric, made.scheduler)
+
+    options = {"trials": 6, "epochs": 4, "halving": Halving(eta=2), "executor": "fused"}
+    storage = optuna.storages.InMemoryStorage
+    whole, _ = searched(late, {"lr": LR}, storage=storage(), **options)
+    states = [trial.state.name for trial in whole.trials]
+    assert {"COMPLETE", "PRUNED", "FAIL"} == set(states), states
+    again = {"storage": storage(), "name": "s", "checkpoints": tmp_path, **options}
+    with pytest.raises(StoppedError):
+        searched(late, {"lr": LR}, on_progress=stopping(after), **again)
+    study, _ = searched(late, {"lr": LR}, **again)
+    assert_same(whole, study)
 
 
 @pytest.mark.parametrize("executor", ["serial", "fused"])

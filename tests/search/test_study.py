@@ -103,7 +103,7 @@ def test_the_default_study_proposes_the_same_again():
         ({"trials": 0}, "trials: expected a whole number >= 1, got 0"),
         ({"epochs": 1.5}, "epochs: expected a whole number >= 1, got 1.5"),
         ({"seed": -1}, "seed: expected a whole number >= 0, got -1"),
-        ({"halving": 3}, "halving: expected hocket.Halving, Hyperband or Asha, got 3"),
+        ({"halving": 3}, "halving: expected hocket.Halving, Hyperband, Asha or Population, got 3"),
         ({"halving": hocket.Hyperband(), "trials": 5, "epochs": 9}, "Hyperband of 9 epochs takes 17, got 5"),
         ({"direction": "up"}, "direction: expected one of minimize, maximize, got 'up'"),
         ({"study": 3}, "study: expected an optuna.Study, got a value of type int"),

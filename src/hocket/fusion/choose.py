@@ -6,8 +6,7 @@ leaves no trace: buffers and random numbers are put back, inputs are copies.
 
 Neighbours on a shared machine only add time, and sometimes much: where a pass is parallel, a busy core makes it ten
 times as long. Hence a plan counts by its faster passes; and none leaves for one slow pass, only when even its fastest
-is too slow, ever more strictly. All of it takes about as long as `BUDGET_PASSES` of the fastest plan, and of long passes,
-in which noise averages out, about as long as `LONG_PASSES`.
+is too slow, ever more strictly. All of it takes about as long as `BUDGET_PASSES` of the fastest plan.
 """
 
 from __future__ import annotations
@@ -26,11 +25,9 @@ from hocket.errors import HocketError
 from hocket.fusion.plan import ExecutionPlan
 from hocket.fusion.stacked import Stacked, unwrap
 
-__all__ = ["Choice", "Copies", "choose", "make_pass", "restored"]
+__all__ = ["FAILURES", "Choice", "Copies", "choose", "make_pass", "restored"]
 
 BUDGET_PASSES = 16
-LONG_PASSES = 6
-LONG_S = 0.1  # a long pass
 MIN_S = 0.06  # which short passes get in any case
 MAX_ROUNDS = 8
 BLOCK = 4  # counted passes of each plan in a round, fewer if they take longer than this:
@@ -113,7 +110,7 @@ def choose(
         The choice (all at once if models write over their input), or None if no plan ran.
     """
     racing = dict(passes)
-    firsts_s: dict[ExecutionPlan, float] = {}
+    fastest_s = float("inf")
     start = perf_counter()
     for plan in passes:
         if plan not in racing:
@@ -125,30 +122,27 @@ def choose(
             continue
         if copies.are_written():  # then models cannot read one input in turn
             return Choice(kind, ExecutionPlan(num_models), {})
-        firsts_s[plan] = first_s
+        fastest_s = min(fastest_s, first_s)
         is_large = plan.group_size == 1 and on_cpu and num_models > 1 and first_s / num_models >= LARGE_S
         # The fastest of a few counts: neighbours can hold up any one of them.
         if is_large and all(_took_s(passes[plan]) / num_models >= LARGE_S for _ in range(2)):
             racing = {each: run for each, run in racing.items() if each.group_size == 1}
     if not racing:
         return None
-    times_s = _in_turns(racing, {plan: firsts_s[plan] for plan in racing}, start)
+    times_s = _in_turns(racing, fastest_s, start)
     winner = min(times_s, key=lambda plan: times_s[plan] * (HANDICAP if plan.channels_last else 1.0))
     return Choice(kind, winner, {plan: took_s * 1e6 for plan, took_s in times_s.items()})
 
 
 def _in_turns(
-    racing: dict[ExecutionPlan, Callable[[], None]], firsts_s: dict[ExecutionPlan, float], start: float
+    racing: dict[ExecutionPlan, Callable[[], None]], fastest_s: float, start: float
 ) -> dict[ExecutionPlan, float]:
     """Seconds of each plan that ran to the end: of its passes' fastest quarter the slowest one.
 
-    The first pass of a block of several finds the caches and the heap as another plan left them, and does not count. Of
-    long passes, which are few, each one counts, the very first ones in `firsts_s` too.
+    The first pass of a block of several finds the caches and the heap as another plan left them, and does not count.
     """
-    fastest_s = min(firsts_s.values())
-    is_long = fastest_s >= LONG_S
-    times: dict[ExecutionPlan, list[float]] = {plan: [firsts_s[plan]] * is_long for plan in racing}
-    for round_number in range(MAX_ROUNDS if len(racing) > 1 else 1 - is_long):
+    times: dict[ExecutionPlan, list[float]] = {plan: [] for plan in racing}
+    for round_number in range(MAX_ROUNDS if len(racing) > 1 else 1):
         block = max(1, min(BLOCK, int(BLOCK_S / fastest_s)))
         for plan, run in racing.items():
             if block > 1:
@@ -157,8 +151,7 @@ def _in_turns(
         fastest_s = min(min(times[plan]) for plan in racing)
         hopeless = ELIMINATION_RATIOS[min(round_number, len(ELIMINATION_RATIOS) - 1)]
         racing = {plan: run for plan, run in racing.items() if min(times[plan]) <= hopeless * fastest_s}
-        budget_s = max(MIN_S, (LONG_PASSES if is_long else BUDGET_PASSES) * fastest_s)
-        if len(racing) == 1 or perf_counter() - start > budget_s:
+        if len(racing) == 1 or perf_counter() - start > max(MIN_S, BUDGET_PASSES * fastest_s):
             break
     return {plan: sorted(times[plan])[len(times[plan]) // 4] for plan in racing}
 

@@ -7,8 +7,8 @@ study may take, is claimed before it is taken::
     nothing --------------------------create with "hocket:owner"----------------------> ours
     waiting --"hocket:claim:<owner>"--> waiting --take--> running --"hocket:owner"--> ours
 
-A trial that runs without an owner belongs to the search that alone has claimed it. (Two searches that claim one trial at
-once, of which the one that takes it is killed before its next write, leave it running: whose it is cannot be told.)
+A trial that runs without an owner belongs to the search that alone has claimed it. (Two searches that claim one trial
+at once, of which the one that takes it is killed before its next write, leave it running: whose it is cannot be told.)
 """
 
 from __future__ import annotations

@@ -116,6 +116,21 @@ class TrialGroup:
         if self.trainer is not None and run not in self.trainer.slots:
             run.release()
 
+    def take_out(self, run: Run) -> None:
+        """A trial leaves the group, with its state."""
+        if run in self.waiting:
+            self.waiting.remove(run)
+        elif self.trainer is not None and run in self.trainer.slots:
+            slot = self.trainer.slots.index(run)
+            self.trainer.sync(slot)
+            self.trainer.slots[slot] = None
+
+    def state_of(self, run: Run) -> dict[str, Any]:
+        """A trial's state, wherever it is."""
+        if self.trainer is not None and run in self.trainer.slots:
+            self.trainer.sync(self.trainer.slots.index(run))
+        return run.state()
+
     def take_all(self) -> list[Run]:
         """All trials of the group that may train, taken out of it."""
         self.close()

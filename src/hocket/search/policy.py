@@ -33,7 +33,7 @@ class Exploit(Move):
 
     Attributes:
         parent: the number of the sibling.
-        explore: given the sibling's parameters, the space and the names of the fusible ones, what the trial goes on with.
+        explore: given the sibling's parameters, the space and the names of the fusible ones, those to go on with.
     """
 
     parent: int = 0

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["StudyClient", "load_optuna", "new_study"]
 
 WHY = "hocket:error"
+EXPLOITS = "hocket:exploits"
 
 
 def load_optuna() -> Any:
@@ -141,6 +142,11 @@ class StudyClient:
                 self.study.sampler = self._optuna.samplers.TPESampler(seed=seed % 2**32, constant_liar=True)
             trial._suggest(name, distribution)
         self._trials[trial.number] = trial
+
+    def note_exploits(self, run: Run) -> None:
+        """Note from which siblings' states a trial went on, and with which parameters."""
+        with _storage_errors(self.study.study_name):
+            self._trials[run.number].set_user_attr(EXPLOITS, run.exploits)
 
     def report(self, run: Run) -> None:
         """Note the values of a trial that the storage does not know yet."""

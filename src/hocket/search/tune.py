@@ -65,7 +65,7 @@ class SearchConfig:
             if getattr(self, field) not in known:
                 raise InputError(f"{field}: expected one of {', '.join(known)}, got {getattr(self, field)!r}")
         if self.halving is not None and not isinstance(self.halving, Schedules):
-            raise InputError(f"halving: expected hocket.Halving, Hyperband or Asha, got {self.halving!r}")
+            raise InputError(f"halving: expected hocket.Halving, Hyperband, Asha or Population, got {self.halving!r}")
         if self.study is not None and (self.storage, self.name, self.direction) != (None, None, "minimize"):
             raise InputError("study: expected it without direction, storage and name, which are the study's own")
 
