@@ -30,7 +30,7 @@ from hocket import Asha, Halving, Hyperband, Training
 from hocket.search.contest import PlanContest, contestants
 from hocket.search.fused import FusedTrainer
 from hocket.search.group import TrialGroup, Ways
-from hocket.search.probe import Probe
+from hocket.search.probe import alone_s
 from hocket.search.run import Run
 from hocket.search.serial import SerialTrainer
 from hocket.search.split import Split
@@ -207,8 +207,7 @@ def test_a_loss_that_raises_later_ends_that_trial_and_the_others_go_on_as_alone(
 
 
 def test_trials_go_on_alone_where_that_was_faster(monkeypatch):
-    quick = Probe(draws=False, slot_bytes=1, step_s=0.0)
-    monkeypatch.setattr("hocket.search.group.probe", lambda training: quick)
+    monkeypatch.setattr("hocket.search.group.alone_s", lambda training, num_steps: 0.0)
     serial, _ = searched(train, {"lr": LR}, trials=4, epochs=5, executor="serial")
     chosen, record = searched(train, {"lr": LR}, trials=4, epochs=5, executor="auto")
     assert [each.kind for each in record.epochs] == ["fused"] * 8 + ["serial"] * 12
@@ -218,9 +217,20 @@ def test_trials_go_on_alone_where_that_was_faster(monkeypatch):
     assert {each.kind for each in record.epochs} == {"fused"}
 
 
+def test_the_time_alone_leaves_a_trial_as_it_is():
+    run = Run(0, {"lr": 0.02, "rate": 0.2}, seed=0)
+    made = run.build(train)
+    before = [each.clone() for each in made.model.parameters()]
+    drawn = torch.get_rng_state()
+    assert alone_s(made, 3) > 0
+    assert torch.equal(drawn, torch.get_rng_state())
+    assert all(map(torch.equal, before, made.model.parameters()))
+    assert not made.optimizer.state
+
+
 def test_trials_that_went_on_alone_fuse_again_when_more_come(monkeypatch):
-    times_s = iter([0.0, 0.0])  # when the group begins, and when it is judged: steps alone take no time
-    monkeypatch.setattr("hocket.search.group.probe", lambda training: Probe(False, 1, next(times_s, math.inf)))
+    times_s = iter([0.0])  # when the group is judged first, steps alone take no time
+    monkeypatch.setattr("hocket.search.group.alone_s", lambda training, num_steps: next(times_s, math.inf))
     ways = Ways(train, Split(("lr",), (), options=frozenset({"lr"})), max_slots=8)
     group = TrialGroup((), ways)
     kinds = []

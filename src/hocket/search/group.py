@@ -11,7 +11,7 @@ from typing import Any
 from hocket.errors import InputError
 from hocket.search.data import is_fixed
 from hocket.search.fused import FusedTrainer, Runner, why_apart
-from hocket.search.probe import Probe, probe
+from hocket.search.probe import Probe, alone_s, probe
 from hocket.search.run import Run, Status
 from hocket.search.serial import SerialTrainer
 from hocket.search.split import Split, Train
@@ -21,7 +21,7 @@ __all__ = ["TrialGroup", "Ways"]
 
 MAX_SLOTS = 64
 HANDICAP = 1.1  # fused trials go on together unless steps alone are clearly faster
-NUM_JUDGED = 3  # epochs after which so many trials train together for good, if that was not slower in any
+CLEARLY = 0.8  # of the time of steps alone: fused trials go on together for good; else they are judged twice
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class TrialGroup:
         self.searches = 0
         self._ways = ways
         self._probe: Probe | None = None
-        self._judged: dict[int, int] = {}  # in how many epochs so many trials were faster together
+        self._judged: dict[int, int] = {}  # how often so many trials were faster together, a clear case counted twice
         self._alone_up_to = math.inf  # where trials train one at a time by measurement: how many were slower together
 
     @property
@@ -168,15 +168,16 @@ class TrialGroup:
         if self._ways.executor != "auto" or not isinstance(trainer, FusedTrainer) or not math.isfinite(trainer.step_s):
             return
         active = trainer.active
-        if not active or self._judged.get(len(active), 0) >= NUM_JUDGED:
+        if not active or self._judged.get(len(active), 0) >= 2:
             return
         assert active[0][1].training is not None
-        alone_s = probe(active[0][1].training).step_s * len(active)
-        if trainer.step_s <= HANDICAP * alone_s:
-            self._judged[len(active)] = self._judged.get(len(active), 0) + 1
+        apart_s = alone_s(active[0][1].training, len(active))
+        if trainer.step_s <= HANDICAP * apart_s:
+            is_clear = trainer.step_s <= CLEARLY * apart_s
+            self._judged[len(active)] = self._judged.get(len(active), 0) + (2 if is_clear else 1)
             return
         self._alone_up_to = len(active) if len(active) < self._capacity() else math.inf
-        self.why_serial = f"a fused step takes {trainer.step_s * 1e3:.1f} ms, steps alone {alone_s * 1e3:.1f} ms"
+        self.why_serial = f"a fused step takes {trainer.step_s * 1e3:.1f} ms, steps alone {apart_s * 1e3:.1f} ms"
         log.info("hocket.tune: trials of group %s train one at a time: %s", list(self.key), self.why_serial)
         self.close()
 
