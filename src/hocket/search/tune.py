@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     import optuna
 
 __all__ = ["EXECUTORS", "SearchConfig", "search"]
+
+log = logging.getLogger(__name__)
 
 EXECUTORS = ("auto", "serial", "processes", "fused", "scheduled")
 TRIALS = 60
@@ -126,6 +129,9 @@ def search(train: Train, space: Mapping[str, Any], config: SearchConfig) -> tupl
         policy: Policy = AllEpochs(config.epochs, client.maximize)
         if config.halving is not None:
             policy = config.halving.policy(total, config.epochs, client.maximize)
+        if processes is None and config.executor != "serial" and not split.fusible:
+            why = next(iter(split.why.values()), "none is declared fusible")
+            log.warning("hocket.tune: nothing in the space is fusible, so trials train one at a time: %s", why)
         work = Search(client, ways, policy, total, config.batch(study), kept, config.on_progress)
         work.resume(known)
         for number, params, error in asked:
