@@ -66,6 +66,15 @@ def test_two_searches_share_a_storage(tmp_path):
     assert len(second.trials) == 6
 
 
+def test_a_study_of_another_direction_is_named():
+    storage = optuna.storages.InMemoryStorage()
+    optuna.create_study(study_name="mine", storage=storage, direction="maximize")
+    with pytest.raises(InputError, match="direction: study mine is there already, to maximize, got 'minimize'"):
+        hocket.tune(train, {"lr": LR}, 2, 1, storage=storage, name="mine")
+    found = hocket.tune(train, {"lr": LR}, 2, 1, storage=storage, name="mine", direction="maximize")
+    assert len(found.trials) == 2
+
+
 def test_a_locked_storage_is_named(tmp_path):
     path = tmp_path / "study.db"
     storage = optuna.storages.RDBStorage(f"sqlite:///{path}", engine_kwargs={"connect_args": {"timeout": 0.1}})

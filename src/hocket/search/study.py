@@ -39,16 +39,24 @@ def load_optuna() -> Any:
 
 
 def new_study(direction: str, storage: Any, name: str | None) -> optuna.Study:
-    """A study in a storage (in memory if None), or the one that is there under this name."""
+    """A study in a storage (in memory if None), or the one that is there under this name.
+
+    Raises:
+        InputError: the one that is there has another direction.
+    """
     optuna = load_optuna()
     with _storage_errors(name or "a new one"):
-        return optuna.create_study(
+        study: Any = optuna.create_study(
             direction=direction,
             storage=storage,
             study_name=name,
             pruner=optuna.pruners.NopPruner(),
             load_if_exists=name is not None,
         )
+        there = [each.name.lower() for each in study.directions]
+    if there != [direction]:
+        raise InputError(f"direction: study {name} is there already, to {' and '.join(there)}, got {direction!r}")
+    return study  # type: ignore[no-any-return]
 
 
 class StudyClient:
