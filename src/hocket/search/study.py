@@ -56,7 +56,7 @@ def new_study(direction: str, storage: Any, name: str | None) -> optuna.Study:
         there = [each.name.lower() for each in study.directions]
     if there != [direction]:
         raise InputError(f"direction: study {name} is there already, to {' and '.join(there)}, got {direction!r}")
-    return study  # type: ignore[no-any-return]
+    return study
 
 
 class StudyClient:
