@@ -234,14 +234,18 @@ def _add_tune(names: Verbs) -> None:
         names,
         "tune",
         search_commands.tune_bench,
-        "whole searches for hyper-parameters: serial, in processes, fused, fused and scheduled",
+        "whole searches for hyper-parameters: serial, in processes, fused, auto, fused and scheduled",
         "python -m benchmarks tune mlp-32 --algorithm random -o tune.json",
     )
     tune.add_argument("--contender", action="append", default=[], metavar="NAME", help="serial and this one only (all)")
     tune.add_argument(
-        "--algorithm", action="append", default=[], metavar="NAME", help="random or hyperband only (both)"
+        "--algorithm",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="random or hyperband only (what the target has)",
     )
-    tune.add_argument("--trials", type=count, default=60, metavar="N", help="trials of random search (60)")
+    tune.add_argument("--trials", type=count, metavar="N", help="trials of random search (60, of MobileNet 8)")
     tune.add_argument("--quick", action="store_true", help="few trials and epochs, to see that it works")
     _add_budget(tune)
     tune.add_argument("target", nargs="*", metavar="TARGET", help="such as mlp-128 or pointnet (all)")

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from hocket.fusion import lr_scheduler, optim
     from hocket.loading.loader import load
     from hocket.search.halving import Asha, Halving, Hyperband
+    from hocket.search.population import Population
     from hocket.search.training import Training
     from hocket.session import Schedule, schedule
     from hocket.tuning import tune
@@ -41,6 +42,7 @@ __all__ = [
     "Job",
     "Machine",
     "Plan",
+    "Population",
     "Schedule",
     "Timeline",
     "Training",
@@ -69,6 +71,7 @@ __version__ = VERSION
 ELSEWHERE = {
     **dict.fromkeys(("schedule", "Schedule", "Decision", "Verdict"), "session"),
     **dict.fromkeys(("Asha", "Halving", "Hyperband"), "search.halving"),
+    "Population": "search.population",
     "Training": "search.training",
     "load": "loading.loader",
     "tune": "tuning",

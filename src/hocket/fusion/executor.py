@@ -67,6 +67,11 @@ class GroupExecutor:
         ]
         return fallback.stack_parts(outs, "the model itself")
 
+    def forward_of_first(self, leaves: list[Any]) -> Any:
+        """The output of the first group alone."""
+        [(own, part), *_] = self._grouped(leaves, self._linked())
+        return self._run(0, leaves, own, part)
+
     def losses(self, fn: Callable[..., Any], leaves: list[Any], targets: tuple[Any, ...]) -> Tensor:
         """The loss of each model, ``(B,)``.
 

@@ -13,7 +13,7 @@ from hocket.search.signature import fused_class
 from hocket.search.trainer import CannotFuseError
 from hocket.search.training import Training
 
-__all__ = ["bring_home", "device_of", "fused_optimizer"]
+__all__ = ["bring_home", "device_of", "fused_optimizer", "synchronize"]
 
 
 def bring_home(run: Run, slots: ModelSlots, slot: int) -> None:
@@ -65,3 +65,9 @@ def device_of(training: Training | None) -> torch.device:
     """Where a model's parameters are."""
     assert training is not None
     return next((p.device for p in training.model.parameters()), torch.device("cpu"))
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for what a device has been given to do, so that its time can be taken."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
