@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, ClassVar
 
 import torch
@@ -34,6 +35,7 @@ from hocket.fusion.optim.state import check_fits, checked_refill, load, plain_st
 __all__ = ["Chunk", "FusedOptimizer"]
 
 NONFINITE = ("step", "skip", "freeze")
+IS_SPARSE = attrgetter("grad.is_sparse")
 
 
 class FusedOptimizer(Options, ABC):
@@ -100,7 +102,7 @@ class FusedOptimizer(Options, ABC):
         return torch.zeros_like(p)
 
     def count(self, group: dict[str, Any], states: Sequence[dict[str, Any]]) -> None:
-        """Count a step."""
+        """Count a step in these states, of which some may share their count."""
         for step in {id(state["step"]): state["step"] for state in states if "step" in state}.values():
             step += 1
 
@@ -167,12 +169,12 @@ class FusedOptimizer(Options, ABC):
             ready = [p for p in group["params"] if p.grad is not None]
             if skipped:
                 ready = [p for p in ready if self._slots[p] not in skipped]
-            for p in ready:
-                if p.grad.is_sparse:
-                    raise InputError(
-                        f"{type(self).__name__}: a parameter of shape {tuple(p.shape)} has a sparse gradient; "
-                        "make its embedding with sparse=False"
-                    )
+            if any(map(IS_SPARSE, ready)):
+                shape = next(tuple(p.shape) for p in ready if IS_SPARSE(p))
+                raise InputError(
+                    f"{type(self).__name__}: a parameter of shape {shape} has a sparse gradient; "
+                    "make its embedding with sparse=False"
+                )
             work.append((group, ready))
         self._opt_called = True  # schedulers, torch's too, ask for it
         if len(skipped) == self.num_models:
@@ -182,7 +184,7 @@ class FusedOptimizer(Options, ABC):
         laid = [self._laid_out(number, group, ready) for number, (group, ready) in enumerate(work)]
         kept = [each for layout in laid for each in self._kept(layout, skipped)] if skipped else []
         for (group, _), layout in zip(work, laid, strict=True):
-            self.count(group, layout.states)
+            self.count(group, [bucket.state for bucket in layout.buckets])
             for bucket in layout.buckets:
                 self._update_bucket(group, bucket)
         for tensor, index, values in kept:
@@ -233,7 +235,7 @@ class FusedOptimizer(Options, ABC):
         update = self.update if numbers is None else self.update_by_kernel
         chunks = bucket.chunks
         if numbers is not None and not any(isinstance(number, torch.Tensor) for number in numbers.values()):
-            chunks = [Pieces(bucket.params)]  # in one pass: nothing is read again from a cache
+            chunks = [bucket.whole]  # in one pass: nothing is read again from a cache
         if numbers is None:
             numbers = self.coefficients(group, counts.step_of(bucket.state), bucket.state)
         columns = Columns(numbers, bucket.params[0], self._slots)
@@ -241,14 +243,12 @@ class FusedOptimizer(Options, ABC):
             update(self._chunk(pieces, group, bucket), group, columns.beside(pieces))
 
     def _chunk(self, pieces: Pieces, group: dict[str, Any], bucket: Bucket) -> Chunk:
-        params = [pieces.of(p) for p in pieces.params]
-        grads = [pieces.of(p.grad) for p in pieces.params if p.grad is not None]
-        states = [pieces.state(self.state[p]) for p in pieces.params]
+        params, grads, states = pieces.taken()
         if params[0].is_complex():
             params, grads = ([torch.view_as_real(tensor) for tensor in own] for own in (params, grads))
         if group["maximize"]:
             grads = list(torch._foreach_neg(grads))
-        return Chunk(params, grads, states, bucket.count)
+        return Chunk(params, grads, states, bucket.state.get("step"))
 
     # ------------------------------------------------------------------------------- state, from and to plain torch
 

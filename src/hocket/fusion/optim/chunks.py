@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from operator import is_
+from operator import attrgetter, is_
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from hocket.fusion.optim.slots import Slots
 
 __all__ = ["Bucket", "Chunk", "Columns", "Layout", "Pieces", "lay_out"]
 
+GRAD = attrgetter("grad")
 LINE_BYTES = 64
 # Parameters of one chunk on a CPU; an update reads and writes a few times as much. Results of this size also stay in
 # the heap, where larger ones cost a page fault for every 4 KiB: two to four times as long for 64 MLPs of width 512.
@@ -89,6 +90,7 @@ class Pieces:
     """Parameters that are updated together; of a large one, which goes alone, the models from `begin` to `end`."""
 
     params: Tensors
+    states: Sequence[dict[str, Any]]
     begin: int = 0
     end: int | None = None
 
@@ -96,29 +98,33 @@ class Pieces:
         """These models' part of a tensor whose first dimension is B."""
         return tensor if self.end is None else tensor[self.begin : self.end]
 
-    def state(self, entries: dict[str, Any]) -> dict[str, Any]:
-        """Their part of a parameter's state, in which all but the count is of all models."""
+    def taken(self) -> tuple[Tensors, Tensors, Sequence[dict[str, Any]]]:
+        """Their part of the parameters, the gradients and the states, in which all but the count is of all models."""
+        grads: Tensors = list(map(GRAD, self.params))
         if self.end is None:
-            return entries
-        return {key: self.of(value) for key, value in entries.items() if key != "step"}
+            return self.params, grads, self.states
+        states = [{key: self.of(value) for key, value in entries.items() if key != "step"} for entries in self.states]
+        return list(map(self.of, self.params)), list(map(self.of, grads)), states
 
 
-def cut(params: Tensors, slots: Slots) -> Iterator[Pieces]:
+def cut(params: Tensors, states: Sequence[dict[str, Any]], slots: Slots) -> Iterator[Pieces]:
     """Parameters in pieces of up to `CHUNK_BYTES`, on a CPU."""
-    together: Tensors = []
-    size_bytes = 0
-    for p in params:
-        if p.device.type == "cpu" and p.nbytes > CHUNK_BYTES and slots[p] is None:
-            at_once = max(1, CHUNK_BYTES * p.shape[0] // p.nbytes)
-            yield from (Pieces([p], begin, begin + at_once) for begin in range(0, p.shape[0], at_once))
-            continue
-        if together and p.device.type == "cpu" and size_bytes + p.nbytes > CHUNK_BYTES:
-            yield Pieces(together)
-            together, size_bytes = [], 0
-        together.append(p)
+    begin = end = size_bytes = 0
+    for number, p in enumerate(params):
+        is_large = p.device.type == "cpu" and p.nbytes > CHUNK_BYTES and slots[p] is None
+        if is_large or (begin < end and p.device.type == "cpu" and size_bytes + p.nbytes > CHUNK_BYTES):
+            if begin < end:
+                yield Pieces(params[begin:end], states[begin:end])
+            begin, size_bytes = number, 0
+        end = number + 1
         size_bytes += p.nbytes
-    if together:
-        yield Pieces(together)
+        if is_large:
+            at_once = max(1, CHUNK_BYTES * p.shape[0] // p.nbytes)
+            for first in range(0, p.shape[0], at_once):
+                yield Pieces([p], [states[number]], first, first + at_once)
+            begin, size_bytes = end, 0
+    if begin < end:
+        yield Pieces(params[begin:end], states[begin:end])
 
 
 @dataclass(frozen=True)
@@ -126,20 +132,30 @@ class Bucket:
     """Parameters of one device, dtype and step count, which is None where the optimizer has none."""
 
     is_even: bool
-    params: Tensors
-    state: dict[str, Any]  # of one parameter for all that they have in common
-    count: torch.Tensor | None
+    whole: Pieces
     chunks: Sequence[Pieces]
+
+    @property
+    def params(self) -> Tensors:
+        """All of them."""
+        return self.whole.params
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """Of one parameter, for all that they have in common."""
+        return self.whole.states[0]
 
     def fits_kernels(self) -> bool:
         """Whether torch's fused kernels take these parameters and round alike for each model."""
-        first = self.params[0]
+        params, first = self.params, self.params[0]
+        count = self.state.get("step")
         return (
             self.is_even
             and first.device.type == "cpu"
             and first.dtype in (torch.float32, torch.float64)
-            and (self.count is None or self.count.dim() == 0)
-            and all(p.is_contiguous() and p.grad.is_contiguous() and p.grad.dtype == p.dtype for p in self.params)  # type: ignore[union-attr]
+            and (count is None or count.dim() == 0)
+            and all(map(torch.Tensor.is_contiguous, params))
+            and all(grad.is_contiguous() and grad.dtype == first.dtype for grad in map(GRAD, params))
         )
 
 
@@ -177,6 +193,6 @@ def lay_out(params: Tensors, states: Sequence[dict[str, Any]], slots: Slots) -> 
         found.setdefault(key, []).append((p, state))
     buckets = []
     for (even, *_), rows in found.items():
-        own, first = [p for p, _ in rows], rows[0][1]
-        buckets.append(Bucket(even, own, first, first.get("step"), list(cut(own, slots))))
+        own, states_of = [p for p, _ in rows], [state for _, state in rows]
+        buckets.append(Bucket(even, Pieces(own, states_of), list(cut(own, states_of, slots))))
     return Layout(params, states, counts, [p.numel() for p in params], buckets)
