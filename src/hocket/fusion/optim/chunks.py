@@ -24,7 +24,7 @@ from hocket.fusion.optim.slots import Slots
 
 __all__ = ["Bucket", "Chunk", "Columns", "Layout", "Pieces", "lay_out"]
 
-GRAD = attrgetter("grad")
+GRAD, GRAD_DTYPE = attrgetter("grad"), attrgetter("grad.dtype")
 LINE_BYTES = 64
 # Parameters of one chunk on a CPU; an update reads and writes a few times as much. Results of this size also stay in
 # the heap, where larger ones cost a page fault for every 4 KiB: two to four times as long for 64 MLPs of width 512.
@@ -154,8 +154,8 @@ class Bucket:
             and first.device.type == "cpu"
             and first.dtype in (torch.float32, torch.float64)
             and (count is None or count.dim() == 0)
-            and all(map(torch.Tensor.is_contiguous, params))
-            and all(grad.is_contiguous() and grad.dtype == first.dtype for grad in map(GRAD, params))
+            and all(map(torch.Tensor.is_contiguous, [*params, *map(GRAD, params)]))
+            and {*map(GRAD_DTYPE, params)} == {first.dtype}
         )
 
 
