@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,7 +10,13 @@ from hocket.checking import check
 from hocket.ir import Costs, Edge, Graph, Link, Machine, Op
 from hocket.planning import bounds, plan, planners
 from hocket.planning.arrivals import arrivals_us, by_earliest, earliest_us, first_use, roots_of
+from hocket.planning.concurrency.corun import corun
+from hocket.planning.moldable.parallel_sgs import parallel_sgs
+from hocket.planning.moldable.serial_sgs import serial_sgs
+from hocket.planning.phases import in_phases
 from hocket.simulation import simulate
+from invariants import placement_faults
+from strategies import moldable_cases
 
 TWO_CORES = Machine(Machine.of(cores=2).devices, (Link("server", "cpu0", 1e6), Link("cpu0", "server", 1e6)))
 
@@ -75,3 +83,21 @@ def test_plans_of_any_planner_are_legal_and_within_the_bounds(name, data):
     assert limits.lower_us <= makespan_us * (1 + 1e-9)
     if name == "serial":
         assert makespan_us <= limits.upper_us * (1 + 1e-9)
+
+
+@given(case=moldable_cases(), data=st.data())
+def test_no_placement_starts_before_its_earliest_start(case, data):
+    graph, instance = case.graph, case.instance
+    arrived = {op.name: data.draw(st.floats(0, 200)) for op in graph.ops if not graph.predecessors[op.name]}
+    earliest = earliest_us(graph, arrived)
+    later = replace(instance, earliest_us=[earliest.get(op.name, 0.0) for op in graph.ops])
+    widths = instance.best_width
+    placements = [
+        parallel_sgs(later, widths, later.ranks_us),
+        serial_sgs(later, widths, later.order),
+        corun(later, widths, [[width] for width in widths]),
+        in_phases(later, sorted(later.order, key=later.ready_us), 60.0, 3.0),
+    ]
+    for placed in placements:
+        assert not placement_faults(later, placed)
+        assert all(one.start_us >= later.ready_us(one.op) * (1 - 1e-12) for one in placed)

@@ -74,6 +74,23 @@ def test_work_decides_for_many_ops_and_the_chain_for_few():
     assert bounds(chain, costs, Machine.of(cores=4)) == Bounds(80.0, 80.0, 80.0, 240.0)
 
 
+def test_work_that_might_go_over_a_link_is_work_and_may_fit_beside():
+    """An op of the role ``other`` may run on a core or take a channel, and its area counts either way."""
+    graph = Graph((*(Op(f"op{n}") for n in range(6)), *(Op(f"f{n}", role="forward") for n in range(2))))
+    costs = Costs({op.name: {"1": 30.0} for op in graph.ops})
+    one = Machine.of(cores=2)
+    assert bounds(graph, costs, one) == Bounds(120.0, 240.0, 30.0, 240.0)
+    linked = Machine(one.devices, (Link("server", "cpu0", 1e6, channels=2),))
+    found = bounds(graph, costs, linked)
+    assert (found.work_us, found.lower_us) == (240.0, 60.0)  # two cores, two channels
+    lanes = [Lane(f"core{n}", tuple(op.name for op in graph.ops[n::4])) for n in range(2, 4)]
+    lanes += [Lane(f"wire{n}", tuple(op.name for op in graph.ops[n::4]), "channel", "server->cpu0") for n in range(2)]
+    assert simulate(graph, Plan(tuple(lanes)), costs, linked).makespan_us == 60.0
+    never_queues = Machine(one.devices, (Link("server", "cpu0", 1e6, channels=None),))
+    found = bounds(graph, costs, never_queues)
+    assert (found.work_us, found.lower_us) == (240.0, 30.0)
+
+
 def test_better_than_linear_scaling_needs_the_least_area_at_its_width():
     graph, costs = Graph((Op("a"), Op("b"))), Costs({op: {"1": 100.0, "2": 40.0, "4": 30.0} for op in "ab"})
     assert bounds(graph, costs, Machine.of(cores=4)) == Bounds(40.0, 60.0, 30.0, 160.0)

@@ -139,3 +139,24 @@ def test_what_was_remembered_of_a_plan_goes_with_it():
     del plan
     gc.collect()
     assert gone() is None
+
+
+def test_no_op_starts_before_its_earliest_start():
+    graph = chain("a", "b", "c")
+    costs = Costs({op: {"1": 5.0} for op in "abc"})
+    plan = Plan((Lane("x", ("a", "b", "c")),))
+    found = simulate(graph, plan, costs, MACHINE, earliest_us={"b": 20.0, "c": 1.0})
+    assert [(span.op, span.start_us) for span in found.spans] == [("a", 0.0), ("b", 20.0), ("c", 25.0)]
+    with pytest.raises(InputError, match="earliest_us names op 'd', which the graph does not have"):
+        simulate(graph, plan, costs, MACHINE, earliest_us={"d": 1.0})
+    with pytest.raises(InputError, match=r"op 'a': expected earliest_us >= 0, got -1\.0"):
+        simulate(graph, plan, costs, MACHINE, earliest_us={"a": -1.0})
+
+
+@given(case=legal_cases(), at_us=st.floats(0, 100))
+def test_earliest_starts_keep_the_rule_of_a_plan(case, at_us):
+    first = case.graph.order[:1]
+    found = simulate(case.graph, case.plan, case.costs, case.machine, earliest_us=dict.fromkeys(first, at_us))
+    assert all(found.by_op[op].start_us >= at_us for op in first)
+    for op, others in case.graph.predecessors.items():
+        assert all(found.by_op[other].end_us <= found.by_op[op].start_us for other in others)

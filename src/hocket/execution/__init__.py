@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from hocket.errors import ExecutionError, InputError
@@ -11,6 +12,7 @@ from hocket.ir import Machine, Plan
 
 if TYPE_CHECKING:
     from hocket.execution.base import Executor
+    from hocket.execution.channels import Channel
     from hocket.tracing.captured import Captured
 
 __all__ = ["EXECUTORS", "executor", "unavailable_reason"]
@@ -20,7 +22,14 @@ EXECUTORS = ("auto", "native", "python")
 log = logging.getLogger(__name__)
 
 
-def executor(captured: Captured, plan: Plan, machine: Machine | None = None, *, kind: str = "auto") -> Executor:
+def executor(
+    captured: Captured,
+    plan: Plan,
+    machine: Machine | None = None,
+    *,
+    kind: str = "auto",
+    channels: Mapping[str, Channel] | None = None,
+) -> Executor:
     """An executor for `plan`.
 
     Args:
@@ -29,6 +38,7 @@ def executor(captured: Captured, plan: Plan, machine: Machine | None = None, *, 
         machine: tells which hardware threads a core has; without it lanes are not pinned.
         kind: ``native`` lanes, ``python`` threads, or ``auto``: native where they can be built, else Python; and for a
             plan on streams a CUDA graph of them.
+        channels: for each link of a channel lane (``src->dst``) what it moves values with.
 
     Raises:
         PlanError: the plan is not one for this step.
@@ -47,11 +57,11 @@ def executor(captured: Captured, plan: Plan, machine: Machine | None = None, *, 
         ready = available()
         if ready or kind == "native":
             try:
-                return NativeLanes(captured, plan, machine)
+                return NativeLanes(captured, plan, machine, channels=channels)
             except ExecutionError as error:
                 if kind == "native":
                     raise
                 log.info("hocket: Python lanes are used: %s", error)
     from hocket.execution.threads import ThreadLanes
 
-    return ThreadLanes(captured, plan, machine)
+    return ThreadLanes(captured, plan, machine, channels=channels)

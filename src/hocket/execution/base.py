@@ -14,11 +14,11 @@ from typing import Any
 import torch
 
 from hocket.errors import StaleCaptureError
-from hocket.ir import Graph, Plan, Synchronisation, Timeline, synchronisation
+from hocket.ir import Graph, Lane, Plan, Synchronisation, Timeline, synchronisation
 from hocket.tracing.captured import Captured
 from hocket.tracing.program import Program
 
-__all__ = ["Executor", "Releases", "Synchronisation", "below_autograd", "releases", "synchronisation"]
+__all__ = ["Executor", "Releases", "Synchronisation", "arrivals_apart", "below_autograd", "releases", "synchronisation"]
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,28 @@ class Releases:
     shared: dict[int, tuple[str, ...]]
 
 
+def arrivals_apart(plan: Plan) -> Plan:
+    """The plan with a lane of its own for each channel op.
+
+    A channel begins its transfers in the order of its lane, and they may arrive in any other: that one has arrived says
+    nothing of those before it, so who needs both has to wait for both.
+
+    Example:
+        >>> from hocket.ir import Lane, Plan
+        >>> plan = Plan((Lane("main", ("f", "g")), Lane("in", ("w1", "w2"), "channel", "server->cpu0")))
+        >>> [lane.ops for lane in arrivals_apart(plan).lanes]
+        [('f', 'g'), ('w1',), ('w2',)]
+    """
+    computing = [lane for lane in plan.lanes if lane.kind != "channel"]
+    moving = [(lane.device, op) for lane in plan.lanes if lane.kind == "channel" for op in lane.ops]
+    apart = [Lane(f"channel:{op}", (op,), "channel", device) for device, op in moving]
+    return Plan((*computing, *apart), plan.after)
+
+
 def releases(program: Program, sync: Synchronisation) -> Releases:
-    """Work out, from what happens before what, who frees which slot."""
+    """Work out, from what happens before what, who frees which slot; channels free none before the step's end."""
+    transfers = [action for action in program.actions if action.transfer is not None]
+    moved = {slot for action in transfers for slot in (*action.reads, *action.fills)}
     readers = program.readers()
     frees: dict[str, list[int]] = {}
     shared: dict[int, tuple[str, ...]] = {}
@@ -45,7 +65,7 @@ def releases(program: Program, sync: Synchronisation) -> Releases:
             users = tuple(dict.fromkeys([action.name, *readers.get(slot, ())]))
             if action is program.prologue:  # comes before all others
                 users = users[1:]
-            if slot in program.kept or not users:
+            if slot in program.kept or slot in moved or not users:
                 continue
             last = sync.last_of(users)
             if last is None:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import os
 
-from hocket.ir import Device, Machine
+from hocket.errors import ExecutionError
+from hocket.ir import Device, Lane, Machine, hardware_threads, names_threads
 
-__all__ = ["forked", "unavailable_reason"]
+__all__ = ["cpus_of", "forked", "unavailable_reason"]
 
 _LOADED_IN = os.getpid()
 
@@ -35,6 +36,30 @@ def unavailable_reason(device: Device) -> str:
             "machine can be simulated, not run here"
         )
     return ""
+
+
+def cpus_of(lane: Lane, machine: Machine | None) -> set[int]:
+    """The hardware threads a lane is pinned to: the first of each of its cores, and siblings only when it is wider."""
+    if machine is None:
+        return set()
+    device = machine.by_name.get(lane.device)
+    if device is None:
+        names = ", ".join(machine.by_name)
+        raise ExecutionError(f"lane {lane.name!r} runs on device {lane.device!r}; the machine has only {names}")
+    if not device.cpus and (problem := unavailable_reason(device)):
+        raise ExecutionError(f"lane {lane.name!r}: {problem}")
+    if not device.cpus or not lane.cores:
+        return set()
+    places = [divmod(thread, device.cores) for thread in hardware_threads(lane, device)]
+    lacking = [core for sibling, core in places if sibling >= len(device.cpus[core])]
+    if lacking and names_threads(lane, device):
+        raise ExecutionError(f"lane {lane.name!r} is pinned to a hardware thread that core {lacking[0]} lacks")
+    wanted = {cpu for sibling, core in places for cpu in device.cpus[core][sibling : sibling + 1]}
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else wanted
+    if not wanted <= allowed:
+        missing = ", ".join(map(str, sorted(wanted - allowed)))
+        raise ExecutionError(f"lane {lane.name!r} is pinned to CPUs {missing}, which this process may not use")
+    return wanted
 
 
 def forked() -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import SimpleQueue
@@ -20,24 +20,29 @@ from typing import Any, TypeAlias
 import torch
 
 from hocket.errors import ExecutionError
-from hocket.execution.base import Executor, below_autograd, releases
-from hocket.execution.process import forked, unavailable_reason
-from hocket.ir import Graph, Lane, Machine, Plan, Span, Timeline, hardware_threads, names_threads
+from hocket.execution.base import Executor, arrivals_apart, below_autograd, releases, synchronisation
+from hocket.execution.channels import Channel, ChannelOps
+from hocket.execution.process import cpus_of, forked
+from hocket.ir import Graph, Machine, Plan, Span, Timeline
 from hocket.tracing.captured import Captured, Frame
 from hocket.tracing.program import compile_action
 
-__all__ = ["ThreadLanes", "cpus_of"]
+__all__ = ["ThreadLanes"]
 
 
 @dataclass
 class _Action:
-    """One op on its lane: what it waits for, what it does, whom it wakes, what it leaves to be freed."""
+    """One op on its lane: what it waits for, what it does, whom it wakes, what it leaves to be freed.
+
+    `gates` is what a channel op waits for before it begins for the next step.
+    """
 
     name: str
     run: Callable[[list[Any], list[Any]], None]
     grad_mode: bool
     waits: list[Any] = field(default_factory=list)
     wakes: list[Any] = field(default_factory=list)
+    gates: list[Any] = field(default_factory=list)
     shared: tuple[tuple[int, int], ...] = ()
 
 
@@ -49,25 +54,34 @@ class ThreadLanes(Executor):
 
     Args:
         captured: the step.
-        plan: any plan that runs all its ops on lanes of cores.
+        plan: any plan that runs all its ops on lanes of cores, and transfers on channels.
         machine: tells which hardware threads a core has; without it lanes are not pinned.
         graph: the orders to keep, when they are not `captured.graph`'s (for tests of broken plans).
+        channels: for each link of a channel lane (``src->dst``) what it moves values with.
 
     Raises:
         PlanError: the plan is not one for this graph.
-        ExecutionError: a lane is pinned to cores that this process may not use.
+        ExecutionError: a lane is pinned to cores that this process may not use, or there is no channel for it.
     """
 
     def __init__(
-        self, captured: Captured, plan: Plan, machine: Machine | None = None, graph: Graph | None = None
+        self,
+        captured: Captured,
+        plan: Plan,
+        machine: Machine | None = None,
+        graph: Graph | None = None,
+        channels: Mapping[str, Channel] | None = None,
     ) -> None:
         super().__init__(captured, plan, graph)
         self._lanes = [lane for lane in plan.lanes if lane.ops]
         for lane in self._lanes:
-            if lane.kind != "cores":
+            if lane.kind == "stream":
                 raise ExecutionError(f"lane {lane.name!r} is a {lane.kind}; Python threads run lanes of cores only")
-        self._cpus = [cpus_of(lane, machine) for lane in self._lanes]
-        self._actions = self._compile()
+        self._channel_ops = ChannelOps(captured, plan, channels or {})
+        self._epoch = 0
+        self._values: list[Any] = []
+        self._cpus = [cpus_of(lane, machine) if lane.kind == "cores" else set() for lane in self._lanes]
+        self._actions = self._compile(graph or captured.graph)
         self._times: list[list[tuple[int, int]]] = [[] for _ in self._lanes]
         self._began_ns = 0
         self._counters: dict[int, Any] = {}
@@ -84,15 +98,25 @@ class ThreadLanes(Executor):
                 "this step is already running in another thread; give each thread a schedule of its own"
             )
         try:
+            if self._channel_ops.failure is not None:
+                raise self._channel_ops.failure
+            self._epoch, self._values = self._epoch + 1, frame.values
             self._counters = {slot: itertools.count(1) for slot, _ in self._shared_slots}
             self._began_ns = perf_counter_ns()
-            if len(self._lanes) == 1 and self._lanes[0].width == torch.get_num_threads() and not forked():
+            alone = len(self._lanes) == 1 and self._lanes[0].kind == "cores"
+            if alone and self._lanes[0].width == torch.get_num_threads() and not forked():
                 self._run_lane(0, frame)
             else:
                 self._run_threads(frame)
+            if self._failure is None:
+                self._channel_ops.wait(self._epoch)
             if self._failure is not None:
                 raise self._failed()
+        except BaseException as error:
+            self._channel_ops.stop(error)
+            raise
         finally:
+            self._values = []
             self._busy.release()
 
     def timeline(self) -> Timeline:
@@ -103,6 +127,7 @@ class ThreadLanes(Executor):
             for action, (start, end) in zip(actions, times, strict=False):
                 began = self._began_ns
                 spans.append(Span(action.name, lane.name, (start - began) / 1000, (end - began) / 1000))
+        spans += self._channel_ops.spans(self._epoch, self._began_ns)
         return Timeline(tuple(spans), tuple(lane.name for lane in self.plan.lanes), "measured")
 
     def close(self) -> None:
@@ -115,9 +140,10 @@ class ThreadLanes(Executor):
         if getattr(self, "_queues", ()):
             self.close()
 
-    def _compile(self) -> list[list[_Action]]:
+    def _compile(self, graph: Graph) -> list[list[_Action]]:
         program = self.captured.program
-        release = releases(program, self.sync)
+        sync = synchronisation(graph, arrivals_apart(self.plan))
+        release = releases(program, sync)
         self._shared_slots = tuple((slot, len(users)) for slot, users in release.shared.items())
         shared: dict[str, list[tuple[int, int]]] = {}
         for slot, users in release.shared.items():
@@ -134,8 +160,19 @@ class ThreadLanes(Executor):
             for name in lane.ops
         }
         self._locks: list[tuple[_Action, _Action]] = []
-        for name, waited in self.sync.waits.items():
+        for name, waited in sync.waits.items():
             self._locks += [(actions[before], actions[name]) for before in waited]
+        self._gates = [
+            (actions[before], actions[op])
+            for lane in self._channel_ops.lanes
+            for op in lane.ops
+            for before in self._channel_ops.gates(op) or ()
+        ]
+        # Who waits for an arrival has to have had it before the next one may come.
+        self._gates += [
+            (after, before) for before, after in self._locks if self._channel_ops.gates(before.name) is not None
+        ]
+        self._by_name = actions
         compiled = [[actions[name] for name in lane.ops] for lane in self._lanes]
         self._arm(compiled)
         return compiled
@@ -144,12 +181,13 @@ class ThreadLanes(Executor):
         """Fresh locks, all held: the op that is waited for releases its lock, the one that waits takes it again."""
         for actions in compiled:
             for action in actions:
-                action.waits, action.wakes = [], []
-        for before, after in self._locks:
-            lock = threading.Lock()
-            lock.acquire()
-            before.wakes.append(lock)
-            after.waits.append(lock)
+                action.waits, action.wakes, action.gates = [], [], []
+        for pairs, of_action in ((self._locks, "waits"), (self._gates, "gates")):
+            for before, after in pairs:
+                lock = threading.Lock()
+                lock.acquire()
+                before.wakes.append(lock)
+                getattr(after, of_action).append(lock)
 
     def _run_lane(self, number: int, frame: Frame) -> None:
         values, numbers = frame.values, frame.numbers
@@ -180,13 +218,41 @@ class ThreadLanes(Executor):
             # The caller must see it, whichever thread it happened in; `run` raises it there.
             self._abort(name, error)
 
+    def _run_channel(self, number: int, frame: Frame) -> None:
+        """Begin the lane's transfers for this step, and for the next one those that may run ahead."""
+        self._times[number] = []
+        for step, locks in ((self._epoch, "waits"), (self._epoch + 1, "gates")):
+            for action in self._actions[number]:
+                if step > self._epoch and self._channel_ops.gates(action.name) is None:
+                    continue
+                for lock in getattr(action, locks):
+                    lock.acquire()
+                if self._stop:
+                    return
+                self._channel_ops.begin(action.name, step, self)
+
+    def slot_value(self, slot: int) -> Any:
+        return self._values[slot]
+
+    def fill_slot(self, slot: int, value: Any) -> None:
+        self._values[slot] = value
+
+    def has_arrived(self, op: str, epoch: int) -> None:
+        for lock in self._by_name[op].wakes:
+            with suppress(RuntimeError):  # the step was left at this moment
+                lock.release()
+
+    def channel_failed(self, error: BaseException) -> None:
+        self._abort("", error)
+
     def _abort(self, name: str, error: BaseException) -> None:
         if self._failure is None:
             self._failure = (name, error)
         self._stop = True
+        self._channel_ops.stop(error)
         for actions in self._actions:
             for action in actions:
-                for lock in action.waits:
+                for lock in (*action.waits, *action.gates):
                     with suppress(RuntimeError):  # the op that is waited for ended at this moment
                         lock.release()
 
@@ -255,31 +321,7 @@ def _serve(
         ready.set()
     while (work := inbox.get()) is not None:
         lanes, frame, finished = work
-        lanes._run_lane(number, frame)
+        (lanes._run_lane if lanes._lanes[number].kind == "cores" else lanes._run_channel)(number, frame)
         del work, lanes, frame
         finished.append(number)
         done.put(number)
-
-
-def cpus_of(lane: Lane, machine: Machine | None) -> set[int]:
-    """The hardware threads a lane is pinned to: the first of each of its cores, and siblings only when it is wider."""
-    if machine is None:
-        return set()
-    device = machine.by_name.get(lane.device)
-    if device is None:
-        names = ", ".join(machine.by_name)
-        raise ExecutionError(f"lane {lane.name!r} runs on device {lane.device!r}; the machine has only {names}")
-    if not device.cpus and (problem := unavailable_reason(device)):
-        raise ExecutionError(f"lane {lane.name!r}: {problem}")
-    if not device.cpus or not lane.cores:
-        return set()
-    places = [divmod(thread, device.cores) for thread in hardware_threads(lane, device)]
-    lacking = [core for sibling, core in places if sibling >= len(device.cpus[core])]
-    if lacking and names_threads(lane, device):
-        raise ExecutionError(f"lane {lane.name!r} is pinned to a hardware thread that core {lacking[0]} lacks")
-    wanted = {cpu for sibling, core in places for cpu in device.cpus[core][sibling : sibling + 1]}
-    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else wanted
-    if not wanted <= allowed:
-        missing = ", ".join(map(str, sorted(wanted - allowed)))
-        raise ExecutionError(f"lane {lane.name!r} is pinned to CPUs {missing}, which this process may not use")
-    return wanted

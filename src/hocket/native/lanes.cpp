@@ -8,7 +8,7 @@
 //   caller  ---run---> worker 0 ............................ join ---> kept slots
 //                 \--> worker 1 (a thread that sleeps between steps) /
 //
-// A wait is one word per awaited action: it holds the number of the last step that finished the action (see waiting.h).
+// Who waits for whom, and how a step is left in the middle: steps.h. Words of channel ops are set from outside (`signal`).
 
 #include <torch/csrc/utils/pybind.h>
 #include <torch/extension.h>
@@ -18,15 +18,16 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include "actions.h"
+#include "affinity.h"
 #include "bindings.h"
 #include "memory.h"
 #include "slots.h"
-#include "waiting.h"
+#include "steps.h"
 
-#include <algorithm>
 #include <atomic>
 #include <exception>
 #include <memory>
+#include <stdexcept>
 #include <thread>
 #include <vector>
 
@@ -37,7 +38,7 @@ using namespace hocket;
 class Core : public hocket::Slots, public std::enable_shared_from_this<Core> {
  public:
   Core(int num_slots, int num_words, std::vector<int> users)
-      : words_(num_words), counters_(users.size()), users_(std::move(users)) {
+      : steps_(num_words), counters_(users.size()), users_(std::move(users)) {
     slots_.resize(num_slots);
     hocket::KeptMemory::instance();
   }
@@ -82,17 +83,39 @@ class Core : public hocket::Slots, public std::enable_shared_from_this<Core> {
     }
     // A lane's setting is its own, but it is also what torch begins new threads with.
     at::set_num_threads(usual);
-    if (failure_) std::rethrow_exception(take_failure());
+    raise_failure(0);
   }
 
   void close() {
     is_closed_ = true;
-    closing_ = true;
-    store_and_wake(step_, step_.load() + 1);
+    steps_.close(std::make_exception_ptr(std::runtime_error("the lanes were closed")));
   }
+
+  // Sleeps until an action of a step is done; false if the step was left.
+  bool await(int word, uint32_t epoch) {
+    py::gil_scoped_release unlocked;
+    return steps_.await(word, epoch);
+  }
+
+  // A channel op of a step has arrived.
+  void signal(int word, uint32_t epoch) { steps_.done(word, epoch); }
+
+  // Leaves the step in progress, from outside; no further one is run.
+  void abort(const std::string& why) { steps_.abort(std::make_exception_ptr(std::runtime_error(why))); }
+
+  at::Tensor slot(int number) const { return slots_[number].toTensor(); }
+  void put(int number, at::Tensor value) { slots_[number] = std::move(value); }
 
   py::list run(const py::list& values, const py::list& numbers, const std::vector<int>& inputs,
                const std::vector<int>& kept) {
+    fill(values, numbers, inputs);
+    run_begun();
+    return take(kept);
+  }
+
+  // The parts of `run`, for steps with channels: these may look into the slots until they are told that a step was left.
+
+  void fill(const py::list& values, const py::list& numbers, const std::vector<int>& inputs) {
     is_taken_ = true;
     for (int slot : inputs) {
       PyObject* value = values[slot].ptr();
@@ -103,16 +126,27 @@ class Core : public hocket::Slots, public std::enable_shared_from_this<Core> {
       PyObject* value = number.ptr();
       numbers_.push_back(hocket::as_number(value));
     }
-    run_begun();
+  }
+
+  py::list take(const std::vector<int>& kept) {
     py::list result;
     for (int slot : kept) result.append(torch::jit::toPyObject(slots_[slot]));
     clear();
     return result;
   }
 
-  void run_begun() override {
+  void step() {
     py::gil_scoped_release unlocked;
-    step();
+    run_step();
+  }
+
+  void run_begun() override {
+    try {
+      step();
+    } catch (...) {
+      clear();
+      throw;
+    }
   }
 
   std::vector<std::vector<int64_t>> times() const {
@@ -130,39 +164,29 @@ class Core : public hocket::Slots, public std::enable_shared_from_this<Core> {
   int64_t took_ns() const { return took_ns_; }
 
   // Worker and action of the error that `run` raised last.
-  std::pair<int, int> failed() const { return {failed_worker_, failed_action_}; }
+  std::pair<int, int> failed() const { return failed_; }
 
  private:
-  void step() {
-    failed_worker_ = failed_action_ = -1;
+  void run_step() {
     for (size_t i = 0; i < users_.size(); ++i) counters_[i].store(users_[i], std::memory_order_relaxed);
-    const size_t others = workers_.size() - 1;
-    finished_.value.store(0, std::memory_order_relaxed);
     const Usual usual(workers_[0]->cpus);
     const int spins = workers_[0]->actions.size() > 1 ? kSpins : 0;  // who only waits needs no core
     began_ns_ = last_poll_ns_ = now_ns();
-    const uint32_t epoch = step_.load() + 1;
-    store_and_wake(step_, epoch);
+    const uint32_t epoch = steps_.begin();
     run_worker(0, epoch, true);
-    for (uint32_t seen; (seen = finished_.load()) < others;) {
-      for (int spin = 0; spin < spins && finished_.load() == seen; ++spin) pause_cpu();
-      if (finished_.load() == seen) sleep_on(finished_, seen, kPollNs);
-      poll(now_ns());
-    }
+    steps_.join(static_cast<uint32_t>(workers_.size() - 1), spins, [&] { poll(epoch, now_ns()); });
     took_ns_ = now_ns() - began_ns_;
-    if (failure_) {
-      clear();
-      std::rethrow_exception(take_failure());
-    }
+    raise_failure(epoch);
   }
 
-  std::exception_ptr take_failure() {
-    abort_ = false;
-    return std::exchange(failure_, nullptr);
+  void raise_failure(uint32_t epoch) {
+    const Steps::Failure failure = steps_.failure(epoch);
+    failed_ = {failure.worker, failure.action};
+    if (failure.why) std::rethrow_exception(failure.why);
   }
 
   void serve(size_t number) {
-    uint32_t seen = step_.load();
+    uint32_t seen = steps_.last();
     try {
       // Asking first makes torch initialise this thread; otherwise its first op would undo the setting.
       at::get_num_threads();
@@ -172,17 +196,12 @@ class Core : public hocket::Slots, public std::enable_shared_from_this<Core> {
         at::set_num_threads(actions[0].width);
       }
     } catch (...) {
-      fail(number, -1);
+      steps_.fail(0, {std::current_exception(), static_cast<int>(number)});
     }
     ready_.fetch_add(1, std::memory_order_release);
-    while (true) {
-      for (int spin = 0; spin < kIdleSpins && step_.load() == seen; ++spin) pause_cpu();
-      while (step_.load() == seen) sleep_on(step_, seen, 0);
-      seen = step_.load();
-      if (closing_) return;
+    while (steps_.next(seen)) {
       run_worker(number, seen, false);
-      finished_.value.fetch_add(1);
-      wake(finished_);
+      steps_.finish();
     }
   }
 
@@ -196,9 +215,9 @@ class Core : public hocket::Slots, public std::enable_shared_from_this<Core> {
     try {
       for (; at < worker.actions.size(); ++at) {
         Action& action = worker.actions[at];
-        for (int word : action.sleeps) wait(words_[word], epoch, 0, on_caller);
-        for (int word : action.waits) wait(words_[word], epoch, kSpins, on_caller);
-        if (abort_.load(std::memory_order_relaxed)) return;
+        for (int word : action.sleeps) wait(word, epoch, 0, on_caller);
+        for (int word : action.waits) wait(word, epoch, kSpins, on_caller);
+        if (steps_.is_left(epoch)) return;
         if (action.moves) {
           if (at::get_num_threads() != action.width) at::set_num_threads(action.width);
           pin(action.cpus, worker.cpus);
@@ -210,14 +229,14 @@ class Core : public hocket::Slots, public std::enable_shared_from_this<Core> {
         for (int slot : action.frees) slots_[slot] = IValue();
         const int64_t end = now_ns();
         worker.times[2 * at + 1] = end;
-        if (action.word >= 0) store_and_wake(words_[action.word], epoch);
+        if (action.word >= 0) steps_.done(action.word, epoch);
         for (auto [counter, slot] : action.shared) {
           if (counters_[counter].fetch_sub(1, std::memory_order_acq_rel) == 1) slots_[slot] = IValue();
         }
-        if (on_caller) poll(end);
+        if (on_caller) poll(epoch, end);
       }
     } catch (...) {
-      fail(number, at);
+      steps_.fail(epoch, {std::current_exception(), static_cast<int>(number), static_cast<int>(at)});
     }
   }
 
@@ -236,56 +255,30 @@ class Core : public hocket::Slots, public std::enable_shared_from_this<Core> {
     }
   }
 
-  void wait(Word& word, uint32_t epoch, int spins, bool on_caller) {
-    for (int spin = 0; spin < spins; ++spin) {
-      if (word.load() == epoch) return;
-      pause_cpu();
-    }
-    for (uint32_t seen; (seen = word.load()) != epoch;) {
-      if (abort_) return;
-      sleep_on(word, seen, on_caller ? kPollNs : 0);
-      if (on_caller) poll(now_ns());
-    }
+  void wait(int word, uint32_t epoch, int spins, bool on_caller) {
+    steps_.wait(word, epoch, spins, on_caller ? kPollNs : 0, [&] {
+      if (on_caller) poll(epoch, now_ns());
+    });
   }
 
   // Python runs its signal handlers only where we let it: on the caller's thread, now and then.
-  void poll(int64_t time_ns) {
-    if (time_ns - last_poll_ns_ < kPollNs || abort_) return;
+  void poll(uint32_t epoch, int64_t time_ns) {
+    if (time_ns - last_poll_ns_ < kPollNs || steps_.is_left(epoch)) return;
     last_poll_ns_ = time_ns;
     py::gil_scoped_acquire locked;
     if (PyErr_CheckSignals() != 0) {
       python_error error;
       error.persist();
-      try {
-        throw error;
-      } catch (...) {
-        fail(0, -1);
-      }
+      steps_.fail(epoch, {std::make_exception_ptr(error)});
     }
   }
 
-  void fail(size_t worker, int64_t action) {
-    if (!abort_.exchange(true)) {
-      failure_ = std::current_exception();
-      failed_worker_ = static_cast<int>(worker);
-      failed_action_ = static_cast<int>(action);
-      // Everybody who waits must look again.
-      for (auto& word : words_) store_and_wake(word, step_.load());
-    }
-  }
-
-  std::vector<Word> words_;
+  Steps steps_;
   std::vector<std::atomic<int>> counters_;
   std::vector<int> users_;
   std::vector<std::unique_ptr<Worker>> workers_;
-  Word step_;
-  Word finished_;
   std::atomic<size_t> ready_{0};
-  std::atomic<bool> abort_{false};
-  std::atomic<bool> closing_{false};
-  std::exception_ptr failure_;
-  int failed_worker_ = -1;
-  int failed_action_ = -1;
+  std::pair<int, int> failed_{-1, -1};
   int64_t began_ns_ = 0;
   int64_t took_ns_ = 0;
   int64_t last_poll_ns_ = 0;
@@ -303,6 +296,15 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def("start", torch::wrap_pybind_function(&Core::start))
       .def("close", &Core::close)
       .def("run", torch::wrap_pybind_function(&Core::run))
+      .def("fill", torch::wrap_pybind_function(&Core::fill))
+      .def("take", torch::wrap_pybind_function(&Core::take))
+      .def("await_", &Core::await)
+      .def("signal", &Core::signal)
+      .def("abort", &Core::abort)
+      .def("slot", &Core::slot)
+      .def("put", &Core::put)
+      .def("step", torch::wrap_pybind_function(&Core::step))
+      .def("clear", &Core::clear)
       .def("run_begun", torch::wrap_pybind_function(&Core::run_begun))
       .def("took_ns", &Core::took_ns)
       .def("is_free", &Core::is_free)

@@ -1,16 +1,11 @@
-// Words that threads wait for, and the cores that a thread is pinned to.
+// Words that threads wait for. No torch here, so that the waiting can be tested by itself.
 //
 // A wait is one 32-bit word: the waiter spins for a while and then sleeps on it (futex). Beside the word stands how many
 // sleep: mostly nobody, and then waking takes no system call.
 
 #pragma once
 
-#include <ATen/Parallel.h>
-#include <c10/util/Exception.h>
-
 #include <linux/futex.h>
-#include <pthread.h>
-#include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -18,7 +13,6 @@
 #include <chrono>
 #include <climits>
 #include <cstdint>
-#include <vector>
 
 namespace hocket {
 
@@ -29,9 +23,9 @@ struct Word {
   uint32_t load() const { return value.load(std::memory_order_acquire); }
 };
 
-constexpr int kSpins = 20'000;              // inside a step: some 0.3 ms, less than what a sleep and a wake-up can cost
-constexpr int kIdleSpins = 2'000;           // between steps: the core may be wanted by somebody else
-constexpr int64_t kPollNs = 20'000'000;    // how often a long step looks for Ctrl-C
+constexpr int kSpins = 20'000;           // inside a step: some 0.3 ms, less than what a sleep and a wake-up can cost
+constexpr int kIdleSpins = 2'000;        // between steps: the core may be wanted by somebody else
+constexpr int64_t kPollNs = 20'000'000;  // how often a long step looks for Ctrl-C
 
 inline int64_t now_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
@@ -45,6 +39,9 @@ inline void pause_cpu() {
   asm volatile("yield");
 #endif
 }
+
+// Whether a word that counts steps has come to this one; it may be one ahead. The counts may wrap around.
+inline bool reached(uint32_t seen, uint32_t epoch) { return static_cast<int32_t>(seen - epoch) >= 0; }
 
 // Returns when the word may have changed from `seen`, or after `timeout_ns` (0: no limit).
 inline void sleep_on(Word& word, uint32_t seen, int64_t timeout_ns) {
@@ -68,36 +65,5 @@ inline void store_and_wake(Word& word, uint32_t value) {
   word.value.store(value);
   wake(word);
 }
-
-// The calling thread stays on `cpus`; teams that it begins inherit that. A system call of several microseconds, so only
-// where it is not there already (`current`).
-inline void pin(const std::vector<int>& cpus, cpu_set_t& current) {
-  if (cpus.empty()) return;
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  for (int cpu : cpus) CPU_SET(cpu, &set);
-  if (CPU_EQUAL(&set, &current)) return;
-  TORCH_CHECK(!pthread_setaffinity_np(pthread_self(), sizeof(set), &set), "a lane cannot be pinned to its cores");
-  current = set;
-}
-
-// The caller gets back what a step may change: the number of threads for its ops, and the cores it may use.
-class Usual {
- public:
-  explicit Usual(cpu_set_t& current) : width_(at::get_num_threads()), current_(current) {
-    pthread_getaffinity_np(pthread_self(), sizeof(cpus_), &cpus_);
-    current_ = cpus_;
-  }
-  ~Usual() {
-    if (at::get_num_threads() != width_) at::set_num_threads(width_);
-    if (!CPU_EQUAL(&cpus_, &current_)) pthread_setaffinity_np(pthread_self(), sizeof(cpus_), &cpus_);
-  }
-  Usual(const Usual&) = delete;
-
- private:
-  int width_;
-  cpu_set_t cpus_;
-  cpu_set_t& current_;
-};
 
 }  // namespace hocket

@@ -30,7 +30,7 @@ from functools import cache
 from hocket.errors import InputError
 from hocket.ir import Costs, Graph, Lane, Link, Machine, Op, Plan, Timeline
 from hocket.planning.base import cpu_devices
-from hocket.planning.channels import links_of, transfer_us, transfers_of, without_transfers
+from hocket.planning.channels import ROLES, links_of, transfer_us, transfers_of, without_transfers
 from hocket.planning.ranks import graph_ranks
 from hocket.planning.serial import Serial
 from hocket.simulation import simulate
@@ -48,7 +48,8 @@ class Bounds:
             stream of the first GPU; and each transfer alone on its link.
         critical_path_us: the longest chain of ops, each at its fastest width or device.
         work_us: time by threads that all ops together need at the least, in thread-microseconds; ops that might run
-            on a stream or a channel are not counted. Without a CPU device: time by GPUs.
+            on a stream, and transfers that might go over a channel, are not counted. Without a CPU device: time by
+            GPUs.
     """
 
     lower_us: float
@@ -74,20 +75,24 @@ def bounds(graph: Graph, costs: Costs, machine: Machine) -> Bounds:
     compute = without_transfers(graph, transfers)
     critical_path_us = max(graph_ranks(graph, [duration_us for duration_us, _ in least]), default=0.0)
     if any(device.kind == "cpu" for device in machine.devices):
-        work_us = math.fsum(area_us for _, area_us in least)
+        areas_us = [area_us for _, area_us in least]
         workers = sum(device.cores * device.smt for device in cpu_devices(machine))
         one_by_one = Serial().plan(compute, costs, machine)
     else:
-        work_us = math.fsum(_gpu_area(op, costs, machine) for op in graph.ops)
+        areas_us = [_gpu_area(op, costs, machine) for op in graph.ops]
         workers = len(machine.devices)
         one_by_one = Plan((Lane("stream", compute.order, "stream", machine.devices[0].name),))
     links = links_of(graph, transfers, costs, machine)
     upper_us = simulate(compute, one_by_one, costs, machine).makespan_us
     upper_us += math.fsum(transfer_us(name, link, graph, costs) for name, link in links.items())
-    lower_us = max(critical_path_us, work_us / workers, _wire_us(graph, transfers, costs, machine))
+    lower_us = max(
+        critical_path_us,
+        _crowded_us(graph, areas_us, workers, costs, machine),
+        _wire_us(graph, transfers, costs, machine),
+    )
     # The serial plan is legal, so only rounding can lift the lower bound above it.
     lower_us = min(lower_us, upper_us)
-    return Bounds(lower_us, upper_us, critical_path_us, work_us)
+    return Bounds(lower_us, upper_us, critical_path_us, math.fsum(areas_us))
 
 
 def efficiency(timeline: Timeline, bounds: Bounds) -> float:
@@ -116,6 +121,20 @@ def potential(bounds: Bounds) -> float:
     return (bounds.upper_us - bounds.lower_us) / bounds.lower_us if bounds.lower_us else 0.0
 
 
+def _crowded_us(graph: Graph, areas_us: Sequence[float], workers: int, costs: Costs, machine: Machine) -> float:
+    """How long ops of these areas need to fit into so many workers, or into workers and channels together.
+
+    An op of the role ``other`` may go over a link as well: then it leaves the workers alone, and takes a channel.
+    """
+    wired_us = [min([us for us, _ in _on_links(op, costs, machine)], default=math.inf) for op in graph.ops]
+    bound_us = math.fsum(area for area, us in zip(areas_us, wired_us, strict=True) if us == math.inf) / workers
+    channels = [link.channels for link in machine.links]
+    if None in channels:
+        return bound_us
+    least_us = math.fsum(map(min, areas_us, wired_us))
+    return max(bound_us, least_us / (workers + sum(count for count in channels if count)))
+
+
 def _wire_us(graph: Graph, transfers: Sequence[str], costs: Costs, machine: Machine) -> float:
     """What the links need at the least for the transfers that no others can carry; a link may be all that can."""
     load_us: dict[tuple[Link, ...], float] = {}
@@ -138,11 +157,14 @@ def _carries(link: Link, op: Op, costs: Costs, machine: Machine) -> bool:
 
 
 def _least(op: Op, costs: Costs, machine: Machine) -> tuple[float, float]:
-    """The least duration and the least area of `op`, each over all places where it may run."""
-    places = [*_on_devices(op, costs, machine), *_on_links(op, costs, machine)]
-    if not places:
+    """The least duration of `op`, over all places where it may run, and its least area on devices; 0 for a transfer."""
+    computing, wired = [*_on_devices(op, costs, machine)], [*_on_links(op, costs, machine)]
+    if not (computing or wired):
         raise InputError(f"costs: no duration for op {op.name!r} on any device of the machine")
-    return min(duration_us for duration_us, _ in places), min(duration_us * width for duration_us, width in places)
+    duration_us = min(duration_us for duration_us, _ in (*computing, *wired))
+    if wired and (op.role in ROLES or not computing):
+        return duration_us, 0.0
+    return duration_us, min(duration_us * width for duration_us, width in computing)
 
 
 def _gpu_area(op: Op, costs: Costs, machine: Machine) -> float:

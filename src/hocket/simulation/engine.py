@@ -61,8 +61,8 @@ def simulate(
     Raises:
         PlanError: the plan runs an op that the graph does not have or leaves one out, or its lanes wait for each
             other in a circle, which is then named op by op.
-        InputError: there is no cost for an op on its lane, or no link for a channel; or a negative `wait_us` or
-            unknown `launches`.
+        InputError: there is no cost for an op on its lane, or no link for a channel; or a negative `wait_us`, unknown
+            `launches`, or `earliest_us` of an unknown op or below 0.
 
     Example:
         >>> from hocket.ir import Costs, Edge, Graph, Lane, Machine, Op, Plan
@@ -134,6 +134,10 @@ def _released(
         return launched_us
     found = launched_us or [0.0] * len(graph)
     for op, us in earliest_us.items():
+        if op not in graph.index:
+            raise InputError(f"simulate: earliest_us names op {op!r}, which the graph does not have")
+        if not 0.0 <= us < float("inf"):
+            raise InputError(f"simulate: op {op!r}: expected earliest_us >= 0, got {us!r}")
         found[graph.index[op]] = max(found[graph.index[op]], us)
     return found
 

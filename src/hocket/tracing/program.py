@@ -15,7 +15,7 @@ from typing import Any
 
 from hocket.tracing.scalars.tape import Tape, TapeRef
 
-__all__ = ["Action", "Call", "Program", "Slot", "compile_action", "compile_tape", "slots_in"]
+__all__ = ["Action", "Call", "Program", "Slot", "Transfer", "compile_action", "compile_tape", "slots_in"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,22 +43,48 @@ class Call:
 
 
 @dataclass(frozen=True)
+class Transfer:
+    """What an op of a channel lane moves (see `hocket.tracing.cut`).
+
+    Attributes:
+        slot: of the value that is sent, that is received into its own memory, or that a received value fills.
+        peer: where it goes to or comes from.
+        sends: whether it goes out.
+        new: shape, dtype and device of a received value that has no memory of its own before; None: it has.
+    """
+
+    slot: int
+    peer: str
+    sends: bool
+    new: tuple[Any, Any, Any] | None = None
+
+
+@dataclass(frozen=True)
 class Action:
-    """One op of the graph: the calls it consists of, and whether it runs in grad mode (without recording)."""
+    """One op of the graph: the calls it consists of, and whether it runs in grad mode (without recording).
+
+    An op of a channel lane has a `transfer`; its calls are views of what is received.
+    """
 
     name: str
     calls: tuple[Call, ...]
     layer: str = ""
     grad_mode: bool = False
+    transfer: Transfer | None = None
 
     @cached_property
     def reads(self) -> tuple[int, ...]:
         """Slots that other actions (or the prologue) fill."""
+        if self.transfer is not None:
+            return () if self.transfer.new else (self.transfer.slot,)
         own = {slot for call in self.calls for slot in call.outs.values()}
         return tuple(dict.fromkeys(slot for call in self.calls for slot in call.reads if slot not in own))
 
     @property
     def fills(self) -> tuple[int, ...]:
+        if self.transfer is not None:
+            views = tuple(slot for call in self.calls for slot in call.outs.values())
+            return (self.transfer.slot, *views) if self.transfer.new else ()
         return tuple(slot for call in self.calls for slot in call.outs.values())
 
 

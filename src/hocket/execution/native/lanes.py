@@ -5,17 +5,18 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from hocket.errors import ExecutionError
 from hocket.execution.base import Executor, releases
+from hocket.execution.channels import Channel
 from hocket.execution.native.binding import Binding
+from hocket.execution.native.channels import NativeChannels
 from hocket.execution.native.thread_assignment import Workers, workers_of
-from hocket.execution.process import forked
-from hocket.execution.threads import cpus_of
+from hocket.execution.process import cpus_of, forked
 from hocket.heap import trim_heap
 from hocket.ir import Graph, Machine, Plan, Span, Timeline
 from hocket.native import available, load
@@ -35,7 +36,7 @@ class NativeLanes(Executor):
     """Runs a plan on native lanes: the same rules and errors as `ThreadLanes`, without Python between ops.
 
     Args:
-        captured, plan, machine, graph: as for `ThreadLanes`.
+        captured, plan, machine, graph, channels: as for `ThreadLanes`.
 
     Raises:
         ExecutionError: native lanes are not available here, or an op is none of torch's dispatcher.
@@ -44,16 +45,22 @@ class NativeLanes(Executor):
     starts_with_prologue = True
 
     def __init__(
-        self, captured: Captured, plan: Plan, machine: Machine | None = None, graph: Graph | None = None
+        self,
+        captured: Captured,
+        plan: Plan,
+        machine: Machine | None = None,
+        graph: Graph | None = None,
+        channels: Mapping[str, Channel] | None = None,
     ) -> None:
         super().__init__(captured, plan, graph)
         ready = available()
         if not ready:
             raise ExecutionError(ready.why)
-        lanes = [lane for lane in plan.lanes if lane.ops]
-        for lane in lanes:
-            if lane.kind != "cores":
+        for lane in plan.lanes:
+            if lane.ops and lane.kind == "stream":
                 raise ExecutionError(f"lane {lane.name!r} is a {lane.kind}; native lanes are lanes of cores only")
+        lanes = [lane for lane in plan.lanes if lane.ops and lane.kind == "cores"]
+        self._channels = NativeChannels(captured, plan, channels or {})
         self._cpus = {lane.name: sorted(cpus_of(lane, machine)) for lane in lanes}
         self._graph = graph or captured.graph
         self._shared = self._divided()
@@ -77,7 +84,7 @@ class NativeLanes(Executor):
             finally:
                 self._busy.release()
         result = super().__call__(batch)
-        if self._runs > 1:
+        if self._runs > 1 and not self._channels.ops.lanes:
             self._bind(batch)
         return result
 
@@ -95,7 +102,7 @@ class NativeLanes(Executor):
                 # The last eager step's gradients have been replaced: lanes have memory of their own.
                 trim_heap()
             self._runs += 1
-            kept = self._step(self._core.run, frame.values, frame.numbers, self._inputs, self._kept)
+            kept = self._run_core(frame)
             for slot, value in zip(self._kept, kept, strict=True):
                 frame.values[slot] = value
         finally:
@@ -110,12 +117,14 @@ class NativeLanes(Executor):
             first = 1 if number == 0 else 0  # the prologue is not an op of the plan
             for at, (op, lane) in enumerate(zip(worker.ops, worker.lanes, strict=True), first):
                 spans.append(Span(op, lane.name, times[2 * at] / 1000, times[2 * at + 1] / 1000))
+        spans += self._channels.ops.spans(self._channels.epoch, self._channels.began_ns)
         return Timeline(tuple(spans), tuple(lane.name for lane in self.plan.lanes), "measured")
 
     def close(self) -> None:
         if self._core is not None and self._pid == os.getpid():
             self._times = self._core.times() if self._runs else []
             self._core.close()
+            self._channels.close()
         self._core, self._pid, self._binding = None, 0, None
 
     def __del__(self) -> None:
@@ -139,6 +148,19 @@ class NativeLanes(Executor):
             return run(*arguments)
         except BaseException as error:
             self.annotate(error)
+            raise
+
+    def _run_core(self, frame: Frame) -> Any:
+        """The values of the kept slots."""
+        if not self._channels.ops.lanes:
+            return self._step(self._core.run, frame.values, frame.numbers, self._inputs, self._kept)
+        self._core.fill(frame.values, frame.numbers, self._inputs)
+        try:
+            with self._channels.step():
+                self._step(self._core.step)
+            return self._core.take(self._kept)
+        except BaseException:
+            self._core.clear()  # not before the channels know that the step was left
             raise
 
     def _bind(self, batch: Any) -> None:
@@ -181,10 +203,12 @@ class NativeLanes(Executor):
             for user in users:
                 counted.setdefault(user, []).append((counter[slot], slot))
         awaited = {before for waited in (*sync.waits.values(), *asleep.values()) for before in waited}
+        awaited |= self._channels.awaited(sync)
         # Whoever reads a view of an input waits for the prologue, on whatever worker it is.
         words = {name: number + 1 for number, name in enumerate(sorted(awaited))}
         core = load().Core(program.num_slots, len(words) + 1, [len(users) for users in release.shared.values()])
         early = set(program.prologue.fills)
+        moved = {op for lane in self._channels.ops.lanes for op in lane.ops}  # what arrives is slept for
         for number, worker in enumerate(self._shared.workers):
             core.add_worker()
             if number == 0:
@@ -196,8 +220,10 @@ class NativeLanes(Executor):
             told = number == 0
             for name, lane in zip(worker.ops, worker.lanes, strict=True):
                 action = program.by_name[name]
-                sleeps = [words[before] for before in asleep.get(name, ())]
-                waits = [words[before] for before in sync.waits.get(name, ())]
+                waited = sync.waits.get(name, ())
+                arrivals = [before for before in waited if before in moved]
+                sleeps = [words[before] for before in dict.fromkeys((*asleep.get(name, ()), *arrivals))]
+                waits = [words[before] for before in waited if before not in moved]
                 if not told and early.intersection(action.reads):
                     waits.append(0)
                     told = True
@@ -206,6 +232,7 @@ class NativeLanes(Executor):
                 core.add_action(lane.width, cpus, action.grad_mode, sleeps, waits, own, frees, counted.get(name, []))
                 _add_calls(core, action)
         core.start()
+        self._channels.start(core, words, sync)
         self._core, self._pid = core, os.getpid()
 
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hocket.execution.base import Synchronisation, synchronisation
+from hocket.execution.base import Synchronisation, arrivals_apart, synchronisation
 from hocket.ir import Graph, Lane, Plan
 
 __all__ = ["Worker", "Workers", "workers_of"]
@@ -40,7 +40,7 @@ class Workers:
 
     Attributes:
         workers: what each runs.
-        sync: the waits between them, with a worker in place of a lane.
+        sync: the waits between them, with a worker in place of a lane, and each channel op by itself.
         asleep: op -> ops on other workers that use a core of its lane before it; it sleeps until they have ended.
     """
 
@@ -54,12 +54,12 @@ def workers_of(graph: Graph, plan: Plan, sync: Synchronisation, usual_width: int
 
     Args:
         graph: what is planned.
-        plan: a legal plan of it, on lanes of cores.
+        plan: a legal plan of it, on lanes of cores; channel lanes have no worker.
         sync: its synchronisation.
         usual_width: how many threads the caller usually has. A lane of that width goes to the caller, whose team
             exists already; otherwise one of width 1 does; otherwise none.
     """
-    lanes = [lane for lane in plan.lanes if lane.ops]
+    lanes = [lane for lane in plan.lanes if lane.ops and lane.kind == "cores"]
     groups: list[list[Lane]] = [[lane] for lane in lanes if lane.width > 1 or not lane.cores]
     hosts = {group[0].cores[:1]: group for group in reversed(groups) if group[0].cores and group[0].width > 1}
     for lane in lanes:
@@ -75,8 +75,9 @@ def workers_of(graph: Graph, plan: Plan, sync: Synchronisation, usual_width: int
         # Any other width would cost the caller its team: it only waits. It does so where there are no ops, too.
         groups.insert(0, [])
     made = tuple(_worker(group, sync) for group in groups)
-    merged = Plan(tuple(Lane(f"worker{n}", worker.ops) for n, worker in enumerate(made)), plan.after)
-    together = synchronisation(graph, merged)
+    channels = (lane for lane in plan.lanes if lane.kind == "channel")
+    merged = Plan((*(Lane(f"worker{n}", worker.ops) for n, worker in enumerate(made)), *channels), plan.after)
+    together = synchronisation(graph, arrivals_apart(merged))
     return Workers(made, together, _asleep(made, together))
 
 

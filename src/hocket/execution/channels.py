@@ -1,0 +1,214 @@
+r"""Channel lanes: ops that are begun, arrive some time later, and can fail.
+
+A lane of kind ``channel`` has no core. A thread that sleeps nearly always begins its ops, in the lane's order: each as
+soon as all that it waits for is done. It does not wait for an arrival itself; whoever needs the value does, asleep::
+
+    lane     begin w1 | begin w2 | ... done: begin w1 of the next step (as soon as the last op that touches it is done)
+    channel  ====== w1 =======|===== w2 =====|
+    core                       [ f1(w1) ]     [ f2 ]
+
+So what is received into memory that outlives the step may run one step ahead. Arrivals are counted, and a step waits
+until each of its own has come: for a count that is *at least* its number, since the next one may be there already.
+
+Once a channel has failed, or a step was left in the middle, what is under way is anybody's guess: the executor runs no
+further step.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from time import perf_counter_ns
+from typing import Any, Protocol
+
+import torch
+
+from hocket.errors import ExecutionError
+from hocket.execution.base import below_autograd
+from hocket.ir import Plan, Span
+from hocket.tracing.captured import Captured
+from hocket.tracing.program import Transfer, compile_action
+
+__all__ = ["Channel", "ChannelOps", "Done"]
+
+# Called once, from any thread, when a transfer has arrived (or, of a send, was delivered), or with why it never will.
+Done = Callable[[BaseException | None], None]
+
+
+class Channel(Protocol):
+    """What moves the values of a channel lane. `runs_ahead`: what it receives may be begun one step ahead."""
+
+    runs_ahead: bool
+
+    def begin(self, op: str, tensor: torch.Tensor, epoch: int, done: Done) -> None:
+        """Begin to send `tensor`, or to receive into it; returns at once.
+
+        Args:
+            op: the ``send`` or ``recv`` op.
+            tensor: left alone by everybody else until `done`.
+            epoch: number of the step it is for, from 1 on; of one op they come one by one.
+            done: to be called when it has arrived or failed.
+        """
+
+
+class Host(Protocol):
+    """The executor whose step channel ops belong to."""
+
+    def slot_value(self, slot: int) -> Any:
+        """What is in a slot of the step in progress."""
+
+    def fill_slot(self, slot: int, value: Any) -> None:
+        """Put the memory of a received value into its slot."""
+
+    def has_arrived(self, op: str, epoch: int) -> None:
+        """An op has arrived; called from any thread."""
+
+    def channel_failed(self, error: BaseException) -> None:
+        """A channel has failed; called from any thread."""
+
+
+class ChannelOps:
+    """The channel ops of a plan: begins them, and knows which have arrived.
+
+    Args:
+        captured: a cut step.
+        plan: its plan.
+        channels: for each link of a channel lane (``src->dst``) what it moves values with.
+
+    Raises:
+        ExecutionError: a lane without a channel, or an op on the wrong kind of lane.
+    """
+
+    def __init__(self, captured: Captured, plan: Plan, channels: Mapping[str, Channel]) -> None:
+        self.lanes = [lane for lane in plan.lanes if lane.kind == "channel" and lane.ops]
+        self._transfers = _checked(captured, plan, channels)
+        self._channels = {op: channels[lane.device] for lane in self.lanes for op in lane.ops}
+        self._inputs = captured.program.inputs
+        self._views = {op: compile_action(captured.program.by_name[op]) for op in self._transfers}
+        self._changed = threading.Condition()
+        self._begun = dict.fromkeys(self._channels, 0)
+        self._arrived = dict.fromkeys(self._channels, 0)
+        self._times: dict[tuple[str, int], list[int]] = {}
+        self.failure: BaseException | None = None
+        # Of a value received into memory that outlives the step, all that must be over before the next one comes.
+        touching: dict[str, list[str]] = {}
+        for before, after in captured.graph.carried:
+            touching.setdefault(after, []).append(before)
+        self._gates = {
+            op: tuple(touching.get(op, ()))
+            for op, transfer in self._transfers.items()
+            if self._channels[op].runs_ahead and not transfer.sends and transfer.new is None
+        }
+
+    def gates(self, op: str) -> tuple[str, ...] | None:
+        """The ops of a step that must be over before `op` may begin for the next one; None: it waits for that step."""
+        return self._gates.get(op)
+
+    def begin(self, op: str, epoch: int, host: Host) -> None:
+        """Begin `op` for a step of `host`, unless it was begun one step ahead."""
+        with self._changed:
+            if self.failure is not None or self._begun[op] >= epoch:
+                return
+            self._begun[op] = epoch
+            self._times[op, epoch] = [perf_counter_ns(), 0]
+        try:
+            self._channels[op].begin(op, self._tensor(op, host), epoch, partial(self._done, op, epoch, host))
+        except Exception as error:  # noqa: BLE001 (of the channel: the step ends with it)
+            self._done(op, epoch, host, error)
+
+    def wait(self, epoch: int) -> None:
+        """Sleep until all ops of a step have arrived.
+
+        Raises:
+            ExecutionError: a channel has failed; names op and peer.
+        """
+        with self._changed:
+            while self.failure is None and any(count < epoch for count in self._arrived.values()):
+                self._changed.wait()
+            if self.failure is not None:
+                raise self.failure
+
+    def stop(self, error: BaseException) -> None:
+        """A step was left: no further one can be run, where there are channels."""
+        with self._changed:
+            if self.failure is None and self.lanes:
+                self.failure = ExecutionError(
+                    f"a step was left while transfers were under way ({type(error).__name__}: {error}); make a new "
+                    "executor, with new channels"
+                )
+            self._changed.notify_all()
+
+    def spans(self, epoch: int, began_ns: int) -> Iterator[Span]:
+        """When each op of a step was on its way: from its begin, or the arrival before it on its lane, to its arrival.
+
+        What was begun one step ahead begins with the step that `began_ns` says.
+        """
+        for lane in self.lanes:
+            free_us = 0.0
+            for op in lane.ops:
+                begun_ns, arrived_ns = self._times.get((op, epoch), (0, 0))
+                if arrived_ns:
+                    start_us = max(free_us, (begun_ns - began_ns) / 1000)
+                    free_us = max(start_us, (arrived_ns - began_ns) / 1000)
+                    yield Span(op, lane.name, start_us, free_us)
+
+    def _tensor(self, op: str, host: Host) -> torch.Tensor:
+        transfer = self._transfers[op]
+        if transfer.new is not None:
+            shape, dtype, device = transfer.new
+            made = torch.empty(shape, dtype=dtype, device=device)
+            values: Any = {transfer.slot: made}
+            with below_autograd():
+                self._views[op](values, [])  # of its memory: what is in it need not be there yet
+            for slot, value in values.items():
+                host.fill_slot(slot, value)
+            return made
+        source = self._inputs.get(transfer.slot)
+        found: torch.Tensor
+        if source is not None and source.kind != "batch":  # the same memory in every step: the next one's, too
+            found = source.get()
+        else:
+            found = host.slot_value(transfer.slot)
+        return found.detach()
+
+    def _done(self, op: str, epoch: int, host: Host, error: BaseException | None) -> None:
+        with self._changed:
+            if self.failure is not None or self._arrived[op] >= epoch:
+                return
+            if error is None:
+                self._times[op, epoch][1] = perf_counter_ns()
+                self._times.pop((op, epoch - 2), None)
+                self._arrived[op] = epoch
+            else:
+                transfer = self._transfers[op]
+                way = "to" if transfer.sends else "from"
+                self.failure = ExecutionError(
+                    f"channel op {op!r} {way} {transfer.peer!r} failed: {type(error).__name__}: {error}"
+                )
+                self.failure.__cause__ = error
+        if error is None:
+            host.has_arrived(op, epoch)
+        else:
+            assert self.failure is not None
+            host.channel_failed(self.failure)
+        with self._changed:
+            self._changed.notify_all()
+
+
+def _checked(captured: Captured, plan: Plan, channels: Mapping[str, Channel]) -> dict[str, Transfer]:
+    """The transfers of all channel lanes."""
+    found: dict[str, Transfer] = {}
+    for lane in plan.lanes:
+        for op in lane.ops:
+            action = captured.program.by_name.get(op)
+            if action is None:
+                continue  # the plan is refused for it by name
+            if (action.transfer is None) == (lane.kind == "channel"):
+                wrong = "computes" if action.transfer is None else "is a transfer"
+                raise ExecutionError(f"op {op!r} {wrong}, and lane {lane.name!r} is of kind {lane.kind}")
+            if action.transfer is not None:
+                if lane.device not in channels:
+                    raise ExecutionError(f"lane {lane.name!r}: there is no channel for {lane.device!r}")
+                found[op] = action.transfer
+    return found

@@ -1,0 +1,150 @@
+"""Channel lanes beside native lanes: threads of the interpreter that sleep on the same words.
+
+An op on a native lane that waits for an arrival sleeps on the word of the channel op, which the channel's own thread
+sets. The other way round, a thread for each channel lane sleeps on the words of the native ops that a transfer waits
+for, and begins it. Neither holds the interpreter's lock or a core meanwhile.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from queue import SimpleQueue
+from time import perf_counter_ns
+from typing import Any
+
+from hocket.errors import ExecutionError
+from hocket.execution.base import Synchronisation
+from hocket.execution.channels import Channel, ChannelOps
+from hocket.ir import Plan
+from hocket.tracing.captured import Captured
+
+__all__ = ["NativeChannels"]
+
+# How long the interpreter's end waits for a channel that does not return from `begin`.
+EXIT_S = 5.0
+
+
+class NativeChannels:
+    """The channel lanes of a plan whose other lanes are native; nothing where there are none.
+
+    Args:
+        captured, plan, channels: as for `ChannelOps`.
+
+    Attributes:
+        ops: the channel ops.
+        epoch: number of the last step.
+        began_ns: when it began.
+    """
+
+    def __init__(self, captured: Captured, plan: Plan, channels: Mapping[str, Channel]) -> None:
+        self.ops = ChannelOps(captured, plan, channels)
+        self.epoch = 0
+        self.began_ns = 0
+        self._core: Any = None
+        self._words: dict[str, int] = {}
+        self._sync: Synchronisation | None = None
+        self._todo: list[SimpleQueue[int | None]] = []
+        self._threads: list[threading.Thread] = []
+        self._pid = 0
+
+    def awaited(self, sync: Synchronisation) -> set[str]:
+        """The ops that need a word because a transfer waits for them, now or for the next step."""
+        moved = [op for lane in self.ops.lanes for op in lane.ops]
+        behind = {before for op in moved for before in self._gates(op, sync)}
+        return behind.union(moved) if moved else set()
+
+    def start(self, core: Any, words: Mapping[str, int], sync: Synchronisation) -> None:
+        """A thread for each channel lane.
+
+        Raises:
+            ExecutionError: the lanes were closed before: what was under way then is lost.
+        """
+        if not self.ops.lanes:
+            return
+        if self.epoch:
+            raise ExecutionError("native lanes with channels cannot go on once they were closed; make a new executor")
+        self._core, self._words, self._sync = core, dict(words), sync
+        self._todo = [SimpleQueue() for _ in self.ops.lanes]
+        for number, lane in enumerate(self.ops.lanes):
+            arguments = (number, self._todo[number])
+            self._threads.append(
+                threading.Thread(target=self._serve, args=arguments, name=f"hocket-{lane.name}", daemon=True)
+            )
+            self._threads[-1].start()
+        self._pid = os.getpid()
+        atexit.register(self._exit)
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """A step of the core runs inside; returns when all its transfers have arrived.
+
+        Raises:
+            ExecutionError: a channel failed, in this step or before; names op and peer.
+        """
+        if self.ops.failure is not None:
+            raise self.ops.failure
+        self.epoch += 1
+        self.began_ns = perf_counter_ns()
+        for todo in self._todo:
+            todo.put(self.epoch)
+        try:
+            yield
+            self.ops.wait(self.epoch)
+        except BaseException as error:
+            if self.ops.failure is not None:
+                raise self.ops.failure from None
+            self.ops.stop(error)
+            if self._core is not None:
+                self._core.abort(str(error))  # wakes the threads of the channel lanes
+            raise
+
+    def close(self) -> None:
+        """Let the threads end; a step in progress is left."""
+        atexit.unregister(self._exit)
+        if self._todo:
+            self._core.abort("the lanes were closed")
+        for todo in self._todo:
+            todo.put(None)
+        self._todo = []
+
+    def _exit(self) -> None:
+        """A thread that comes back from a native wait when the interpreter is gone ends the process with an error."""
+        if os.getpid() == self._pid:
+            self.close()
+            for thread in self._threads:
+                thread.join(EXIT_S)
+
+    def slot_value(self, slot: int) -> Any:
+        return self._core.slot(slot)
+
+    def fill_slot(self, slot: int, value: Any) -> None:
+        self._core.put(slot, value)
+
+    def has_arrived(self, op: str, epoch: int) -> None:
+        self._core.signal(self._words[op], epoch)
+
+    def channel_failed(self, error: BaseException) -> None:
+        self._core.abort(str(error))
+
+    def _gates(self, op: str, sync: Synchronisation) -> list[str]:
+        """What must be over before `op` may begin for the next step: its uses, and who waits for it."""
+        gates = self.ops.gates(op)
+        if gates is None:
+            return []
+        return [*gates, *(after for after, waited in sync.waits.items() if op in waited)]
+
+    def _serve(self, number: int, todo: SimpleQueue[int | None]) -> None:
+        sync = self._sync
+        assert sync is not None
+        waits = {op: [self._words[o] for o in sync.waits.get(op, ())] for op in self.ops.lanes[number].ops}
+        ahead = {op: [self._words[o] for o in self._gates(op, sync)] for op in waits if self.ops.gates(op) is not None}
+        while (epoch := todo.get()) is not None:
+            for step, words_of in ((epoch, waits), (epoch + 1, ahead)):
+                for op, words in words_of.items():
+                    if not all(self._core.await_(word, epoch) for word in words):
+                        break
+                    self.ops.begin(op, step, self)

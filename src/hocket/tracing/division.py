@@ -1,0 +1,247 @@
+"""What a part of a step keeps and what crosses its border, and which parts are refused.
+
+A part is right if every value and all memory that its ops see is what they would see in the whole step. Ops left out
+may change memory under its feet, bind a place anew, or count a number on, and none of that shows in the edges between
+the ops that are kept. So each of these is looked for here, and refused by name unless the value arrives.
+
+What arrives of memory that outlives the step (a parameter) is what the step before left there, if ops kept here use it
+before those left out write it; if they use it after that, it is what this step leaves there. Whoever pairs a send with
+a receive pairs their steps so. Of a value that an op makes it is what all ops leave that write it. A part that sends
+has to have that very value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from torch import fx
+
+from hocket.errors import InputError
+from hocket.tracing.captured import Captured
+from hocket.tracing.program import Call
+from hocket.tracing.restricted_tape import references
+
+__all__ = ["Arrival", "Departure", "Division"]
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A value that comes over a channel.
+
+    Attributes:
+        name: of the ``recv`` op.
+        buffer: a buffer of the graph: one that outlives the step, or one that an op makes which is not kept.
+        peer: where it comes from.
+    """
+
+    name: str
+    buffer: str
+    peer: str
+
+
+@dataclass(frozen=True)
+class Departure:
+    """A value that goes out over a channel, when the last kept op that writes it is done; as `Arrival`."""
+
+    name: str
+    buffer: str
+    peer: str
+
+
+class Division:
+    """A captured step, the ops that a part of it keeps, and what arrives and departs.
+
+    Attributes:
+        maker: slot -> the action that fills it; none for an input.
+        slots: buffer -> the slot that holds it: an input's own, or that of the value that made it.
+        touching: buffer -> the kept ops that touch it, in program order.
+        left_writers: buffer -> the ops left out that write it, in program order; not the one that makes it.
+    """
+
+    def __init__(
+        self, captured: Captured, keep: frozenset[str], arrivals: Sequence[Arrival], departures: Sequence[Departure]
+    ) -> None:
+        self.captured, self.whole, self.old = captured, captured.graph, captured.program
+        self.keep, self.arrivals, self.departures = keep, arrivals, departures
+        self.maker = {slot: action.name for action in self.old.actions for slot in action.fills}
+        self.buffers = {buffer.name: buffer for buffer in self.whole.buffers}
+        self.slots = self._slots()
+        self.actions = [action for action in self.old.actions if action.name in keep]
+        self.arriving = {arrival.buffer for arrival in arrivals}
+        self.touching: dict[str, list[str]] = {}
+        self.left_writers: dict[str, list[str]] = {}
+        for op in self.whole.ops:
+            if op.name in keep:
+                for buffer in dict.fromkeys((*op.reads, *op.writes)):
+                    self.touching.setdefault(buffer, []).append(op.name)
+            else:
+                for buffer in op.writes:
+                    if self.maker.get(self.slots.get(buffer, -1)) != op.name:
+                        self.left_writers.setdefault(buffer, []).append(op.name)
+
+    def stays(self, slot: int) -> bool:
+        """Whether the value of a slot is one that this part of the step has."""
+        maker = self.maker.get(slot)
+        return maker is None or maker in self.keep or slot in self._arriving_slots
+
+    def views(self, arrival: Arrival) -> tuple[Call, ...]:
+        """The calls by which the op that makes the arriving value also makes views of it."""
+        slot = self.slots[arrival.buffer]
+        if slot not in self.maker:
+            return ()
+        known, found = {slot}, []
+        for call in self.old.by_name[self.maker[slot]].calls[1:]:
+            if call.reads and known.issuperset(call.reads) and next(references(call), None) is None:
+                known.update(call.outs.values())
+                found.append(call)
+        return tuple(found)
+
+    def check(self) -> None:
+        """Refuse what could not compute as the whole step does.
+
+        Raises:
+            InputError: names the op and the buffer.
+        """
+        if self.captured.trace.appended:
+            raise InputError("cut: the step appends to lists, and a part of it cannot")
+        self._check_names()
+        self._check_values()
+        self._check_memory()
+        self._check_crossing()
+        self._check_replaced()
+
+    def _slots(self) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for slot, source in self.old.inputs.items():
+            if source.name in self.buffers:
+                found.setdefault(source.name, slot)
+        for action in self.old.actions:
+            for position, slot in enumerate(action.fills):
+                if f"{action.name}:{position}" in self.buffers:
+                    found.setdefault(f"{action.name}:{position}", slot)
+        return found
+
+    @cached_property
+    def _arriving_slots(self) -> set[int]:
+        views = {slot for a in self.arrivals for call in self.views(a) for slot in call.outs.values()}
+        return views | {self.slots[buffer] for buffer in self.arriving}
+
+    def _check_names(self) -> None:
+        for name in self.keep:
+            if name not in self.whole.by_name:
+                raise InputError(f"cut: the step has no op {name!r}")
+        names = set(self.keep)
+        moved: list[Arrival | Departure] = [*self.arrivals, *self.departures]
+        for one in moved:
+            if one.name in names or one.name in self.whole.by_name or one.name.split() != [one.name]:
+                raise InputError(f"cut: expected a name of its own without white space, got {one.name!r}")
+            names.add(one.name)
+            if one.buffer not in self.slots:
+                raise InputError(f"cut: {one.name!r} is to carry {one.buffer!r}, which is no buffer of the step")
+        if len(self.arriving) < len(self.arrivals):
+            raise InputError("cut: a buffer arrives twice")
+        for arrival in self.arrivals:
+            if self.maker.get(self.slots[arrival.buffer]) in self.keep:
+                raise InputError(f"cut: {arrival.buffer!r} arrives, and the op that makes it is kept, too")
+            if self.buffers[arrival.buffer].life == "input":
+                raise InputError(f"cut: {arrival.buffer!r} is of the batch and cannot arrive; give the part that batch")
+        for departure in self.departures:
+            maker = self.maker.get(self.slots[departure.buffer])
+            if maker is not None and maker not in self.keep:
+                raise InputError(f"cut: {departure.buffer!r} is to be sent, and {maker!r}, which makes it, is not kept")
+
+    def _check_values(self) -> None:
+        for action in self.actions:
+            for slot in action.reads:
+                if not self.stays(slot):
+                    raise InputError(
+                        f"cut: op {action.name!r} reads what {self.maker[slot]!r} makes; neither stays nor arrives"
+                    )
+
+    def _check_memory(self) -> None:
+        """Ops left out change nothing that kept ops see, unless it arrives, and then not between their uses."""
+        place = self.whole.index
+        for buffer, writers in self.left_writers.items():
+            uses = self.touching.get(buffer, [])
+            lasts = self.buffers[buffer].life == "lasting"
+            between = [name for name in uses if place[writers[0]] < place[name] < place[writers[-1]]]
+            if buffer in self.arriving and between:
+                raise InputError(
+                    f"cut: {buffer!r} arrives once, and {between[0]!r} uses it between {writers[0]!r} and "
+                    f"{writers[-1]!r}, which are not kept and write it"
+                )
+            for writer in writers if uses else ():
+                before = [name for name in uses if place[name] < place[writer]]
+                after = [name for name in uses if place[name] > place[writer]]
+                if buffer not in self.arriving and (after or lasts):
+                    raise InputError(
+                        f"cut: {writer!r}, which is not kept, writes {buffer!r}, which {(after or before)[0]!r} uses; "
+                        "let it arrive"
+                    )
+                if buffer in self.arriving and before and after:
+                    raise InputError(
+                        f"cut: {buffer!r} arrives once, and {before[0]!r} and {after[0]!r} use it before and after "
+                        f"{writer!r}, which is not kept, writes it"
+                    )
+                if buffer in self.arriving and before and not lasts:
+                    raise InputError(
+                        f"cut: {buffer!r} arrives as {writer!r}, which is not kept, leaves it, and {before[0]!r} uses "
+                        "it before that"
+                    )
+
+    def _check_crossing(self) -> None:
+        """What is sent is whole, and what arrives is all of its memory."""
+        for departure in self.departures:
+            writers = self.left_writers.get(departure.buffer)
+            wrote = [op for op in self.touching.get(departure.buffer, ()) if departure.buffer in self.whole[op].writes]
+            if writers and (wrote or departure.buffer not in self.arriving):
+                raise InputError(
+                    f"cut: {departure.buffer!r} is to be sent, and {writers[-1]!r}, which writes it, is not kept"
+                )
+        trace, slot_of = self.captured.trace, self.captured.lowered.slot_of
+        given = [node for node in trace.graph.nodes if node.op == "placeholder"]
+        inputs = {slot_of[node]: node for node in given if slot_of.get(node) in self.old.inputs}
+        moved: list[Arrival | Departure] = [*self.arrivals, *self.departures]
+        for one in moved:
+            mine = inputs.get(self.slots[one.buffer])
+            if mine is None:
+                continue
+            for slot, other in inputs.items():
+                if trace.roots[other] == trace.roots[mine] and _extent(other) != _extent(mine):
+                    raise InputError(
+                        f"cut: {one.buffer!r} shares its memory with {self.old.inputs[slot].name!r}; it cannot be moved"
+                    )
+
+    def _check_replaced(self) -> None:
+        """A place that holds another tensor after each step is not what this part has there, nor is its old memory."""
+        trace, slot_of = self.captured.trace, self.captured.lowered.slot_of
+        slot_at = {source: slot for slot, source in self.old.inputs.items()}
+        crossing: list[Arrival | Departure] = [*self.arrivals, *self.departures]
+        moved = {self.slots[one.buffer]: one.name for one in crossing}
+        replaced: dict[Any, fx.Node | None] = {**trace.rebound, **trace.gradients}
+        for source, node in replaced.items():
+            if node is None or source not in slot_at:
+                continue
+            slot, made = slot_at[source], slot_of[node]
+            if made == slot:
+                continue
+            if slot in moved:
+                raise InputError(f"cut: {moved[slot]!r} is to carry {source.name!r}, which each step binds anew")
+            seen = {slot}
+            for call in self.old.prologue.calls:
+                seen.update(call.outs.values() if seen.intersection(call.reads) else ())
+            readers = [action.name for action in self.actions if seen.intersection(action.reads)]
+            if readers and not self.stays(made):
+                raise InputError(
+                    f"cut: op {readers[0]!r} reads {source.name!r}, which {self.maker[made]!r}, which is not kept, "
+                    "makes for the next step"
+                )
+
+
+def _extent(node: Any) -> tuple[Any, ...]:
+    """Which part of its memory an input is."""
+    value = node.meta["val"]
+    return tuple(value.shape), value.stride(), value.storage_offset()
