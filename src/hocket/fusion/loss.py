@@ -193,7 +193,7 @@ def _of_one(args: tuple[Any, ...], change: Callable[[Tensor], Tensor]) -> tuple[
 
 def _any(fn: Callable[..., Any], args: tuple[Any, ...], num_models: int) -> Tensor:
     try:
-        result = fallback.vmap(fn, args, {})
+        result = fallback.vmap(fn, args, {}, num_models)
     except (RuntimeError, ValueError, TypeError):
         outs = [fn(*_of_one(args, itemgetter(index))) for index in range(num_models)]
         result = fallback.stack_parts(outs, "loss")

@@ -13,6 +13,7 @@ from torch import Tensor, fx, nn
 from hocket.errors import HocketError, InputError
 from hocket.fusion.in_place import in_place
 from hocket.fusion.model_slice import ModelSlice
+from hocket.fusion.rules.base import where
 from hocket.fusion.stacked import ModelValues, Stacked, as_type_of, is_stacked, map_tree, unwrap, with_model_dim
 from hocket.fusion.steps import Step, activate_in_place, op_step, warn_without_rule
 from hocket.fusion.trace import Traced
@@ -68,15 +69,15 @@ class FusedProgram:
             except (HocketError, torch.OutOfMemoryError):
                 raise
             except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
-                where = f"layer {step.layer}" if step.layer else "the model itself"
                 shapes = ", ".join(str(unwrap(arg).dtype) for arg in args if isinstance(arg, (Stacked, Tensor)))
-                raise InputError(f"{where}: {step.op}({shapes}): {error}") from error
+                raise InputError(f"{where(step.layer)}: {step.op}({shapes}): {error}") from error
             for dead in step.dead:
                 values[dead] = None
         return self.traced.unflatten(_filled(self.output, values))
 
     def perform(self, step: Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One step by the first backend that can."""
+        has_rule = True
         for backend in self.backends_for(step, args, kwargs):
             try:
                 result = step.call(backend, args, kwargs)
@@ -84,15 +85,16 @@ class FusedProgram:
                 if backend != "vmap":
                     raise
                 result = NotImplemented
-            if result is not NotImplemented:
-                if backend != "shared" or not step.used:
-                    step.used = backend if is_stacked(result) or backend == "separate" else step.used or "shared"
-                if backend == "loop" and not self.has_per_model:
-                    self.has_per_model = bool(_per_model(result))
-                return result
-            if backend == "rule":
+            if result is NotImplemented:
+                has_rule = has_rule and backend != "rule"
+                continue
+            if not has_rule:  # not before it has run: what fails is the model's mistake
                 warn_without_rule(self.models, step)
-        raise InputError(f"layer {step.layer}: {step.op}: nothing can compute it for all models")
+            step.used = backend if is_stacked(result) or backend == "separate" else step.used or "shared"
+            if backend == "loop" and not self.has_per_model:
+                self.has_per_model = bool(_per_model(result))
+            return result
+        raise InputError(f"{where(step.layer)}: {step.op}: nothing can compute it for all models")
 
     def backends_for(self, step: Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
         """What can compute a step for these arguments: values that are not stacked leave it to the loop, mostly."""

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from hocket.errors import HocketError, InputError
 from hocket.fusion.program import FusedProgram, Ref
+from hocket.fusion.rules.base import where
 from hocket.fusion.stacked import Stacked, as_type_of, map_tree
 from hocket.fusion.steps import Step
 
@@ -81,8 +82,7 @@ class SingleModel:
             step = self._failed(error)
             if step is None:
                 raise
-            where = f"layer {step.layer}" if step.layer else "the model itself"
-            raise InputError(f"{where}: {step.op}: {error}") from error
+            raise InputError(f"{where(step.layer)}: {step.op}: {error}") from error
         if self._channels_last:
             out = map_tree(out, _as_usual)
         return self._program.traced.unflatten(out)

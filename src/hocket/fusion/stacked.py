@@ -247,9 +247,10 @@ def _promoted(values: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(found)
 
 
-def fold(tensor: Tensor) -> tuple[Tensor, bool]:
+def fold(tensor: Tensor, models_first: bool | None = None) -> tuple[Tensor, bool]:
     """``(B, N, ...)`` to ``(B*N, ...)`` or ``(N*B, ...)``, whichever needs no copy, and whether it is the first."""
-    models_first = tensor.stride(0) >= tensor.stride(1)
+    if models_first is None:
+        models_first = tensor.stride(0) >= tensor.stride(1)
     return (tensor if models_first else tensor.transpose(0, 1)).flatten(0, 1), models_first
 
 

@@ -20,7 +20,7 @@ from hocket.errors import InputError
 from hocket.fusion import fallback
 from hocket.fusion.model_slice import ModelSlice
 from hocket.fusion.rules import OpContext, find, find_module, norm
-from hocket.fusion.rules.base import op_name
+from hocket.fusion.rules.base import op_name, where
 from hocket.fusion.rules.pointwise import NUMBERS
 from hocket.fusion.rules.random import DRAWS, drawing, each
 from hocket.fusion.stacked import Stacked, is_stacked, unwrap
@@ -83,7 +83,7 @@ def op_step(models: ModelSlice, traced: Traced, node: fx.Node, place: int) -> St
         if backend == "rule":
             return NotImplemented if found is None else found(here, *args, **kwargs)
         if backend == "vmap":
-            return fallback.vmap(target, args, kwargs)
+            return fallback.vmap(target, args, kwargs, models.num_models)
         return each(here, *args, **kwargs)
 
     backends = _order(models)
@@ -124,7 +124,7 @@ def _module_step(models: ModelSlice, traced: Traced, layer: str, place: int) -> 
             own: list[Callable[..., Any]] = list(blocks)
             for index, generator in enumerate(_generators(models, args)):
                 own[index] = drawing(own[index], generator)
-            return fallback.loop(own, args, kwargs, f"layer {layer}")
+            return fallback.loop(own, args, kwargs, where(layer))
 
         plain = None if models.is_seeded else blocks[0]
         return Step(place, layer, kind, separate, (), {}, ["separate"], plain=plain)
@@ -145,7 +145,10 @@ def _module_step(models: ModelSlice, traced: Traced, layer: str, place: int) -> 
         tensors = {name: models.tensor(prefix + name) for name in names}
         if backend == "vmap":
             return fallback.vmap(
-                lambda own, *a, **k: torch.func.functional_call(templates[0], own, a, k), (tensors, *args), kwargs
+                lambda own, *a, **k: torch.func.functional_call(templates[0], own, a, k),
+                (tensors, *args),
+                kwargs,
+                models.num_models,
             )
         targets = [
             lambda own, *a, template=template, **k: torch.func.functional_call(template, own, a, k)
@@ -153,7 +156,7 @@ def _module_step(models: ModelSlice, traced: Traced, layer: str, place: int) -> 
         ]
         if here.generators:
             targets = [drawing(target, generator) for target, generator in zip(targets, here.generators, strict=True)]
-        return fallback.loop(targets, (tensors, *args), kwargs, f"layer {layer}")
+        return fallback.loop(targets, (tensors, *args), kwargs, where(layer))
 
     backends = [backend for backend in _order(models) if backend != "vmap" or not models.is_seeded]
     step = Step(place, layer, kind, call, (), {}, backends)
@@ -185,7 +188,6 @@ def warn_without_rule(models: ModelSlice, step: Step) -> None:
     if (step.op, step.layer) in models.settings.warned:
         return
     models.settings.warned.add((step.op, step.layer))
-    where = f"layer {step.layer}" if step.layer else "the model itself"
     if models.settings.strict:
-        raise InputError(f"{where}: {step.op}: no rule fuses it as it is called here (strict=True)")
-    warnings.warn(f"hocket.fuse: {where}: {step.op} has no rule; it runs by vmap or a loop", stacklevel=2)
+        raise InputError(f"{where(step.layer)}: {step.op}: no rule fuses it as it is called here (strict=True)")
+    warnings.warn(f"hocket.fuse: {where(step.layer)}: {step.op} has no rule; it runs by vmap or a loop", stacklevel=2)

@@ -21,7 +21,7 @@ from torch import nn
 from hocket.fusion.gradients import GradientMemory
 from hocket.fusion.stacked import Stacked
 
-__all__ = ["OpContext", "Rule", "find", "find_module", "is_watched", "module_rule", "op_name", "rule"]
+__all__ = ["OpContext", "Rule", "find", "find_module", "is_watched", "module_rule", "op_name", "rule", "where"]
 
 Rule = Callable[..., Any]
 
@@ -54,6 +54,16 @@ class OpContext:
     lookup: Callable[[str], Stacked | None] = lambda _: None
     generators: tuple[torch.Generator, ...] = field(default=(), repr=False)
     memory: GradientMemory | None = field(default=None, repr=False)
+
+    @property
+    def where(self) -> str:
+        """The layer, as messages say it."""
+        return where(self.layer)
+
+
+def where(layer: str) -> str:
+    """A layer's name as messages say it."""
+    return f"layer {layer}" if layer else "the model itself"
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:

@@ -28,7 +28,7 @@ def _moved(indices: Tensor, num_rows: int) -> Tensor:
 def _check(context: OpContext, indices: Any) -> None:
     tensor = indices.tensor if isinstance(indices, Stacked) else indices
     if tensor.is_floating_point():
-        raise InputError(f"layer {context.layer}: expected indices (int64), got {tensor.dtype}")
+        raise InputError(f"{context.where}: expected indices (int64), got {tensor.dtype}")
 
 
 @rule("embedding")
@@ -51,7 +51,7 @@ def embedding(context: OpContext, *args: Any, **kwargs: Any) -> Any:
     weight = given["weight"]
     _check(context, indices)
     if given.get("sparse"):
-        raise InputError(f"layer {context.layer}: sparse gradients cannot be fused; expected sparse=False")
+        raise InputError(f"{context.where}: sparse gradients cannot be fused; expected sparse=False")
     if not isinstance(weight, Stacked):
         return Stacked(functional.embedding(indices.tensor, weight))
     num_rows = weight.shape[0]
@@ -73,7 +73,7 @@ def _within(context: OpContext, indices: Tensor, num_rows: int) -> Tensor:
         lowest, highest = torch.aminmax(indices)
         if lowest < 0 or highest >= num_rows:
             raise InputError(
-                f"layer {context.layer}: expected indices from 0 to {num_rows - 1}, got {int(lowest)} to {int(highest)}"
+                f"{context.where}: expected indices from 0 to {num_rows - 1}, got {int(lowest)} to {int(highest)}"
             )
     else:  # where looking costs a synchronisation: a wrong index goes far beyond the table and fails there
         is_wrong = (indices < 0) | (indices >= num_rows)

@@ -105,24 +105,6 @@ def matmul(context: OpContext, input: Any, other: Any, **kwargs: Any) -> Any:
     return Stacked(torch.matmul(*align((input, other))))
 
 
-@rule("baddbmm")
-def baddbmm(context: OpContext, input: Any, batch1: Any, batch2: Any, *, beta: float = 1, alpha: float = 1) -> Any:
-    """A batched product within each model, and an addition."""
-    first, second = (with_model_dim(value, context.num_models) for value in (batch1, batch2))
-    added, _ = align((input, batch1))
-    return Stacked(beta * added + alpha * torch.matmul(first, second))
-
-
-@rule("addmm")
-def addmm(context: OpContext, input: Any, mat1: Any, mat2: Any, *, beta: float = 1, alpha: float = 1) -> Any:
-    """A product and an addition."""
-    first, second = (with_model_dim(value, context.num_models) for value in (mat1, mat2))
-    added = with_model_dim(input, context.num_models)
-    if added.ndim == 2:
-        added = added.unsqueeze(1)
-    return Stacked(torch.baddbmm(added, first, second, beta=beta, alpha=alpha))
-
-
 @rule("einsum")
 def einsum(context: OpContext, equation: str, *operands: Any) -> Any:
     """Einstein's sum, with one more letter for the models."""

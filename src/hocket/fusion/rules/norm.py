@@ -78,7 +78,7 @@ def _batch_norm(
 def _check_enough(context: OpContext, swapped: Tensor, training: bool) -> None:
     """Torch's own check, of one model's ``(C, N, ...)``."""
     if training and swapped[0, 0].numel() == 1:
-        raise InputError(f"layer {context.layer}: expected more than one value per channel when training")
+        raise InputError(f"{context.where}: expected more than one value per channel when training")
 
 
 @module_rule(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -145,9 +145,7 @@ def _check_rank(context: OpContext, module: nn.Module, rank: int) -> None:
     expected = RANKS[type(module)]
     if rank not in expected:
         axes = " or ".join(map(str, expected))
-        raise InputError(
-            f"layer {context.layer}: {type(module).__name__} expects {axes} axes in each model, got {rank}"
-        )
+        raise InputError(f"{context.where}: {type(module).__name__} expects {axes} axes in each model, got {rank}")
 
 
 @module_rule(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)

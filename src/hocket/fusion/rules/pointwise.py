@@ -1,7 +1,7 @@
 """Activations, arithmetic and everything else that works element by element: the op itself, with ranks made to agree.
 
-PReLU has a weight per model. Parameters of the options (a slope, a threshold) are the same in all models: where they
-differ, the block stays separate.
+Parameters of the options (a slope, a threshold) are the same in all models: where they differ, the block stays
+separate.
 """
 
 from __future__ import annotations
@@ -93,47 +93,6 @@ def prelu(context: OpContext, input: Any, weight: Any) -> Any:
     if input.ndim == 0:
         return NotImplemented
     x, slope = with_model_dim(input, context.num_models), with_model_dim(weight, context.num_models)
-    spatial = max(x.ndim - 3, 0)
-    slope = (
-        slope.reshape(context.num_models, *([1] * min(1, x.ndim - 2)), -1, *([1] * spatial)) if x.ndim > 1 else slope
-    )
+    if input.ndim > 1:  # channels are the second axis
+        slope = slope.reshape(context.num_models, 1, -1, *[1] * (input.ndim - 2))
     return Stacked(torch.where(x > 0, x, slope * x))
-
-
-@rule("glu")
-def glu(context: OpContext, input: Any, dim: int = -1) -> Any:
-    """Gated linear unit along one axis."""
-    return Stacked(context.target(input.tensor, dim + 1 if dim >= 0 else dim))
-
-
-@rule(
-    "size", "numel", "nelement", "dim", "ndimension", "is_floating_point", "is_contiguous", "get_device", "is_complex"
-)
-def metadata_query(context: OpContext, input: Any, *args: Any, **kwargs: Any) -> Any:
-    """What a model asks about one of its tensors, answered as for a tensor of its own."""
-    probe = input.tensor[0]
-    return context.target(probe, *args, **kwargs)
-
-
-@rule("sym_size")
-def sym_size(context: OpContext, input: Any, dim: int) -> int:
-    """An axis's length, as exported programs ask for it."""
-    return input.shape[dim]
-
-
-@rule("getattr")
-def attribute(context: OpContext, input: Any, name: str) -> Any:
-    """``x.shape``, ``x.dtype``, ``x.device``, ``x.T``, ..."""
-    if not isinstance(input, Stacked):  # a named tuple
-        return getattr(input, name)
-    if name == "T":
-        if input.ndim != 2:
-            return NotImplemented
-        return Stacked(input.tensor.transpose(1, 2))
-    if name in ("mT", "real", "imag", "data"):
-        return Stacked(getattr(input.tensor, name))
-    if name in ("shape", "ndim"):
-        return getattr(input, name)
-    if name in ("dtype", "device", "requires_grad", "is_cuda", "layout"):
-        return getattr(input.tensor, name)
-    return NotImplemented

@@ -71,7 +71,7 @@ def each(context: OpContext, *args: Any, **kwargs: Any) -> Any:
     if context.generators:
         targets = [drawing(context.target, generator) for generator in context.generators]
         args, kwargs = map_tree((args, kwargs), _contiguous)  # numbers are drawn in the order of memory
-    return fallback.loop(targets, args, kwargs, f"layer {context.layer}" if context.layer else "the model itself")
+    return fallback.loop(targets, args, kwargs, context.where)
 
 
 @rule(*FROM_SIZE)
