@@ -34,7 +34,7 @@ from hocket.fusion.programs import Programs
 from hocket.fusion.rules.base import is_watched
 from hocket.fusion.single_model import has_images
 from hocket.fusion.stacked import Stacked, as_tensors
-from hocket.fusion.steps import Step, warn_without_rule
+from hocket.fusion.steps import warn_without_rule
 from hocket.fusion.store import Store
 from hocket.fusion.unfused_copy import one_by_one
 
@@ -209,8 +209,7 @@ class Calls:
         if program is None:
             if self.settings.backend != "loop" and self.form != "loop" and not is_watched():
                 # Nobody knows what the models have in common, so each runs as it is.
-                name = type(self.store.templates[0]).__name__
-                warn_without_rule(self.models, Step(0, "", name, _no_rule, (), {}, ["rule"]))
+                warn_without_rule(self.settings, "", type(self.store.templates[0]).__name__)
             return KnownCall(own, partial(one_by_one, self.store, spec))
         if self.settings.backend != "auto" or self.form is not None or is_watched():
             return KnownCall(own, program.run)
@@ -264,10 +263,6 @@ class Calls:
         self, program: FusedProgram, fn: Callable[..., Any], values: list[Any], targets: tuple[Any, ...]
     ) -> Tensor:
         return self.loss(fn, as_tensors(program.run(values), self.store.num_models), targets)
-
-
-def _no_rule(backend: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return NotImplemented
 
 
 def _autocast() -> tuple[tuple[bool, torch.dtype], ...]:

@@ -23,7 +23,7 @@ from hocket.fusion.gradients import LARGE_BYTES, Gather, Parts, Places, leaf_par
 from hocket.fusion.loss import Losses, loss_of_one, own_targets_of, stacked_loss
 from hocket.fusion.model_slice import ModelSlice
 from hocket.fusion.plan import ExecutionPlan
-from hocket.fusion.program import make_program
+from hocket.fusion.program import FusedProgram
 from hocket.fusion.rules.base import is_watched
 from hocket.fusion.single_model import SingleModel
 from hocket.fusion.stacked import Stacked, as_tensors
@@ -52,12 +52,19 @@ class GroupExecutor:
         self._size = size
         self._places = Places()
         memory = self._places if plan.per_group_backward else models.gradient_memory
-        self._slices = [models.part(start, start + size, memory) for start in range(0, total, size)]
-        self._programs = [make_program(each, traced) for each in self._slices]
+        slices = [
+            ModelSlice(models.store, models.settings, start, start + size, memory, is_alone=size == 1)
+            for start in range(0, total, size)
+        ]
+        slices = [
+            ModelSlice(models.store, models.settings, start, start + size, memory, is_alone=size == 1)
+            for start in range(0, total, size)
+        ]
+        self._programs = [FusedProgram(each, traced) for each in slices]
         self._single = [SingleModel(each, plan.channels_last) for each in self._programs] if size == 1 else []
         self._leaves_of: Mapping[int, tuple[Tensor, ...]] = {}
         make = self._watched_leaves if plan.per_group_backward else linked_parts
-        self._parts = Parts(len(self._slices), size, make)
+        self._parts = Parts(len(slices), size, make)
 
     def forward(self, leaves: list[Any]) -> Any:
         """The output for these leaves of the arguments, `Stacked` where models have their own; of single models."""
@@ -121,17 +128,11 @@ class GroupExecutor:
 
     def _run(self, index: int, leaves: list[Any], own: list[Any], tensors: Mapping[str, Tensor]) -> Any:
         """The output of one group, of plain tensors, with the models first if it is a group of several."""
-        models = self._slices[index]
-        models.use(tensors)  # a single model's steps may go through their rules, too
-        try:
-            if self._single:
-                return self._single[index](own, tensors)
-            stacked = [
-                Stacked(each) if isinstance(leaf, Stacked) else each for leaf, each in zip(leaves, own, strict=True)
-            ]
-            return as_tensors(self._programs[index].run(stacked), models.num_models)
-        finally:
-            models.use({})
+        if self._single:
+            return self._single[index](own, tensors)
+        stacked = [Stacked(each) if isinstance(leaf, Stacked) else each for leaf, each in zip(leaves, own, strict=True)]
+        out = self._programs[index].run(stacked, lambda name: Stacked(tensors[name]))
+        return as_tensors(out, self._size)
 
     def _grouped(self, leaves: list[Any], parts: list[dict[str, Tensor]]) -> list[tuple[list[Any], dict[str, Tensor]]]:
         """Each group's part of the leaves, and its tensors."""
@@ -148,7 +149,7 @@ class GroupExecutor:
         if not watched and all(whole.is_leaf for whole in wholes.values()):
             return self._parts.of(wholes)
         of = {id(whole): split(whole, self._size) for whole in wholes.values()}
-        return [{name: of[id(whole)][index] for name, whole in wholes.items()} for index in range(len(self._slices))]
+        return [{name: of[id(whole)][index] for name, whole in wholes.items()} for index in range(len(self._programs))]
 
     def _loss(self, fn: Callable[..., Any], out: Any, targets: tuple[Any, ...], index: int) -> Tensor:
         """The loss of one model, or the losses of a group."""

@@ -15,7 +15,7 @@ from torch._C._functorch import (
     _vmap_increment_nesting,
     is_batchedtensor,
 )
-from torch._functorch.vmap import lazy_load_decompositions
+from torch._functorch.predispatch import lazy_load_decompositions
 from torch.utils import _pytree as pytree
 
 from hocket.errors import InputError

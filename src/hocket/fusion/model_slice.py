@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from hocket.fusion.gradients import GradientMemory
 from hocket.fusion.inputs import ModelAxis
-from hocket.fusion.stacked import Stacked, of_models
+from hocket.fusion.stacked import of_models
 from hocket.fusion.store import Store
 
 __all__ = ["ModelSlice", "Settings"]
@@ -43,38 +42,22 @@ class ModelSlice:
         start: the first one.
         stop: behind the last one.
         memory: where rules write gradients of these models' parameters.
+        is_alone: whether it is a single model on tensors without the models' axis.
     """
 
-    def __init__(self, store: Store, settings: Settings, start: int, stop: int, memory: GradientMemory) -> None:
+    def __init__(
+        self, store: Store, settings: Settings, start: int, stop: int, memory: GradientMemory, is_alone: bool = False
+    ) -> None:
         self.store = store
         self.settings = settings
         self.num_models = stop - start
         self.gradient_memory = memory
         self._slice = slice(start, stop)
-        self._own: Mapping[str, Tensor] | None = None
-
-    def part(self, start: int, stop: int, memory: GradientMemory) -> ModelSlice:
-        """Some of these models; they compute on tensors that somebody gives them with `use`."""
-        first = self._slice.start
-        found = ModelSlice(self.store, self.settings, first + start, first + stop, memory)
-        found.use({})
-        return found
-
-    def use(self, tensors: Mapping[str, Tensor]) -> None:
-        """Compute on these from now on; those of a single model have no models' axis."""
-        self._own = tensors
-
-    def tensor(self, name: str) -> Stacked:
-        """The stacked parameter or buffer of this name."""
-        if self._own is None:
-            return self.store.tensor(name)
-        own = self._own[name]
-        return Stacked(own.unsqueeze(0) if self.num_models == 1 else own)
+        self._is_alone = is_alone
 
     def of_models(self, constant: Any) -> Any:
         """A constant of all models as these see it."""
-        whole = self.num_models == self.store.num_models and self._own is None
-        return constant if whole else of_models(constant, self._slice.start, self._slice.stop)
+        return of_models(constant, self._slice.start, None if self._is_alone else self._slice.stop)
 
     def layers(self, name: str) -> tuple[nn.Module, ...]:
         """The layer of each model, without its tensors."""

@@ -15,7 +15,7 @@ from hocket.fusion.call_spec import CallSpec
 from hocket.fusion.choose import restored
 from hocket.fusion.merge import is_alike, merged
 from hocket.fusion.model_slice import ModelSlice
-from hocket.fusion.program import FusedProgram, make_program
+from hocket.fusion.program import FusedProgram
 from hocket.fusion.python_state import Globals, attributes, has_own_code
 from hocket.fusion.rules.base import is_watched
 from hocket.fusion.stacked import Stacked, unwatched
@@ -85,7 +85,7 @@ class Programs:
                     raise torch.fx.proxy.TraceError("the forward reads what an earlier call left behind")
             if (path := known.changed()) is not None:
                 raise torch.fx.proxy.TraceError(f"the forward changes {path}")
-            program = make_program(self._models, merged(traces))
+            program = FusedProgram(self._models, merged(traces))
         except InputError as error:
             raise InputError(f"{error}{self._hint()}") from error
         except (torch.fx.proxy.TraceError, *trace.FAILURES) as error:
@@ -110,7 +110,7 @@ class Programs:
                     traces.append(trace.exported(store.plain(index), args, kwargs))
             if (path := known.changed()) is not None:
                 raise ValueError(f"the forward changes {path}")
-            program = make_program(self._models, merged(traces))
+            program = FusedProgram(self._models, merged(traces))
         except InputError as error:
             raise InputError(f"{error}{self._hint()}") from error
         except (torch._dynamo.exc.TorchDynamoException, *trace.FAILURES):

@@ -161,12 +161,12 @@ def part(tree: Any, model: int) -> Any:
     return map_tree(tree, of_model)
 
 
-def of_models(value: Any, start: int, stop: int) -> Any:
-    """A constant as models `start` to `stop` see it; a single model sees it without the models' axis."""
+def of_models(value: Any, start: int, stop: int | None) -> Any:
+    """A constant as models `start` to `stop` see it; or as model `start` alone does, without the models' axis."""
     if isinstance(value, Stacked):
-        return value.tensor[start] if stop - start == 1 else Stacked(value.tensor[start:stop])
+        return value.tensor[start] if stop is None else Stacked(value.tensor[start:stop])
     if isinstance(value, ModelValues):
-        return value.values[start] if stop - start == 1 else ModelValues(value.values[start:stop])
+        return value.values[start] if stop is None else ModelValues(value.values[start:stop])
     return value
 
 

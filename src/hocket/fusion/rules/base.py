@@ -38,8 +38,7 @@ class OpContext:
     Attributes:
         layer: the name of the layer it belongs to, for messages and the report.
         name: the op's name, as `op_name` gives it.
-        num_models: B.
-        target: the op as the model calls it, a function of plain tensors.
+        targets: the op as each model calls it, a function of plain tensors.
         modules: the layer of each model, without its tensors, where the op is a whole module; else empty.
         lookup: gives a parameter or buffer of that module by name, or None.
         generators: one random generator per model, or empty where all draw from torch's own.
@@ -48,12 +47,21 @@ class OpContext:
 
     layer: str
     name: str
-    num_models: int
-    target: Callable[..., Any]
+    targets: tuple[Callable[..., Any], ...]
     modules: tuple[nn.Module, ...] = ()
     lookup: Callable[[str], Stacked | None] = lambda _: None
     generators: tuple[torch.Generator, ...] = field(default=(), repr=False)
     memory: GradientMemory | None = field(default=None, repr=False)
+
+    @property
+    def num_models(self) -> int:
+        """B."""
+        return len(self.targets)
+
+    @property
+    def target(self) -> Callable[..., Any]:
+        """The op as the first model calls it."""
+        return self.targets[0]
 
     @property
     def where(self) -> str:

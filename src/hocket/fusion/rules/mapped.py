@@ -43,7 +43,7 @@ def mapped(context: OpContext, *args: Any, **kwargs: Any) -> Any:
     if context.name in OTHERS and (
         torch._C._is_any_autocast_enabled() or fallback.are_mixed((*args, *kwargs.values()))
     ):
-        return fallback.loop([context.target] * context.num_models, args, kwargs, context.where)
+        return fallback.loop(context.targets, args, kwargs, context.where)
     target = Tensor.reshape_as if context.name == "view_as" else context.target  # elsewhere in memory it is no view
     try:
         return fallback.batched(target, args, kwargs, context.num_models)

@@ -92,7 +92,7 @@ def batch_norm_module(context: OpContext, input: Any) -> Any:
     if module.training and module.track_running_stats and counted is not None:
         counted.tensor.add_(1)
     training = module.training or mean is None
-    if not (not module.training or module.track_running_stats):
+    if module.training and not module.track_running_stats:
         mean = var = None
     momentum = 0.0 if module.momentum is None else module.momentum
     weight, bias = context.lookup("weight"), context.lookup("bias")
@@ -102,31 +102,23 @@ def batch_norm_module(context: OpContext, input: Any) -> Any:
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
-def plain_batch_norm(
-    module: nn.Module, prefix: str, names: frozenset[str]
-) -> Callable[[Mapping[str, Tensor], Tensor], Tensor]:
-    """One model's layer, as a function of its tensors and the input.
-
-    Args:
-        module: the layer, without its tensors.
-        prefix: what its tensors' names begin with.
-        names: those of its tensors that there are.
-    """
+def plain_batch_norm(module: nn.Module) -> Callable[[Mapping[str, Tensor], Tensor], Tensor]:
+    """One model's layer, without its tensors, as a function of them and of the input."""
     assert isinstance(module, nn.modules.batchnorm._BatchNorm)
-    own = [prefix + name if name in names else None for name in ("running_mean", "running_var", "weight", "bias")]
-    counted = f"{prefix}num_batches_tracked"
-    counts = module.training and module.track_running_stats and "num_batches_tracked" in names
-    training = module.training or own[0] is None
-    if not (not module.training or module.track_running_stats):
-        own[:2] = None, None
+    counts, averages = (
+        module.training and module.track_running_stats,
+        not (module.training and not module.track_running_stats),
+    )
     momentum, eps = 0.0 if module.momentum is None else module.momentum, module.eps
 
     def norm(tensors: Mapping[str, Tensor], input: Tensor) -> Tensor:
         module._check_input_dim(input)
-        if counts:
-            tensors[counted].add_(1)
-        mean, var, weight, bias = [None if name is None else tensors[name] for name in own]
-        return functional.batch_norm(input, mean, var, weight, bias, training, momentum, eps)
+        of, mean, var = tensors.get, tensors.get("running_mean"), tensors.get("running_var")
+        if counts and (counted := of("num_batches_tracked")) is not None:
+            counted.add_(1)
+        training = module.training or mean is None
+        mean, var = (mean, var) if averages else (None, None)
+        return functional.batch_norm(input, mean, var, of("weight"), of("bias"), training, momentum, eps)
 
     return norm
 
