@@ -8,7 +8,7 @@ directly below the root it is an error
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from hocket.fusion.constants import is_same
 from hocket.fusion.python_state import held_by_functions
 from hocket.fusion.rules.base import where
 
-__all__ = ["Blocks", "compare"]
+__all__ = ["Blocks", "compare", "differing_attribute"]
 
 MAX_NAMED = 8
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -210,17 +210,26 @@ def _options(modules: list[nn.Module]) -> str | None:
     """
     first = modules[0]
     allowed = {name for classes, name in PER_MODEL_OPTIONS if isinstance(first, classes)}
-    is_own = not type(first).__module__.startswith("torch.")
     for index, module in enumerate(modules[1:], 1):
         if module.training != first.training:
             return f"training is {first.training} in model 0, {module.training} in model {index}"
-        mine, theirs = vars(first), vars(module)
-        for name in dict.fromkeys((*mine, *theirs)):
-            if is_own or name in MACHINERY or name in allowed:
-                continue
-            a, b = mine.get(name), theirs.get(name)
-            if (name in mine) != (name in theirs) or not (isinstance(a, nn.Module) or is_same(a, b)):
+        if type(first).__module__.startswith("torch."):
+            name = differing_attribute(first, module, allowed)
+            if name is not None:
+                a, b = vars(first).get(name), vars(module).get(name)
                 return f"{name}: {_short(a)} in model 0, {_short(b)} in model {index}"
+    return None
+
+
+def differing_attribute(one: nn.Module, other: nn.Module, allowed: Collection[str] = ()) -> str | None:
+    """The first attribute of a module that is no tensor and not the same in another one, or None."""
+    mine, theirs = vars(one), vars(other)
+    for name in dict.fromkeys((*mine, *theirs)):
+        a, b = mine.get(name), theirs.get(name)
+        if name in MACHINERY or name in allowed:
+            continue
+        if (name in mine) != (name in theirs) or not is_same(a, b):
+            return name
     return None
 
 

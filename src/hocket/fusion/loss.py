@@ -90,8 +90,6 @@ def stacked_loss(fn: Callable[..., Any], output: Any, targets: tuple[Any, ...], 
         InputError: `fn` fails; restates the shapes.
     """
     try:
-        if fn is stand_in:
-            return _stand_in_of_all(output, num_models)
         losses = _alone(fn, (output, *targets)) if num_models == 1 else _quick(fn, output, targets, num_models)
         if losses is None:
             losses = _any(fn, (output, *targets), num_models)
@@ -146,16 +144,7 @@ def first_tensor(out: Any) -> Tensor:
 def stand_in(out: Any) -> Tensor:
     """A loss of one model's output for timing: it costs little, and every number of the output has a gradient."""
     leaves = [leaf for leaf in pytree.tree_leaves(out) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
-    return torch.stack([leaf.square().mean() for leaf in leaves if leaf.requires_grad] or [torch.zeros(())]).sum()
-
-
-def _stand_in_of_all(output: Any, num_models: int) -> Tensor:
-    leaves = pytree.tree_leaves(output, is_leaf=lambda leaf: isinstance(leaf, Stacked))
-    tensors = [leaf.tensor for leaf in leaves if isinstance(leaf, Stacked)]
-    wanted = [each for each in tensors if each.is_floating_point() and each.requires_grad]
-    return torch.stack(
-        [each.reshape(num_models, -1).square().mean(1) for each in wanted] or [torch.zeros(num_models)]
-    ).sum(0)
+    return torch.stack([leaf.square().mean() for leaf in leaves] or [torch.zeros(())]).sum()
 
 
 def _are_plain(outputs: Any, target: Any) -> bool:

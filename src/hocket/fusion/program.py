@@ -15,12 +15,12 @@ from torch import Tensor, fx, nn
 
 from hocket.errors import HocketError, InputError
 from hocket.fusion.model_slice import ModelSlice
-from hocket.fusion.rules.base import where
+from hocket.fusion.rules.base import IN_PLACE, where
 from hocket.fusion.source import Ref, Source
 from hocket.fusion.stacked import ModelValues, Stacked, is_stacked, map_tree, unwrap, with_model_dim
 from hocket.fusion.steps import Step, make_step, warn_without_rule
 from hocket.fusion.trace import Traced
-from hocket.fusion.writes import IN_PLACE, find_writes
+from hocket.fusion.writes import find_writes
 
 __all__ = ["FusedProgram"]
 

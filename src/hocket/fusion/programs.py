@@ -40,7 +40,7 @@ class Programs:
 
     def made(self) -> list[FusedProgram]:
         """Those that are kept, the one that was used last first."""
-        return [program for program in map(self._kept.get, list(self._kept)) if program is not None]
+        return [program for program in reversed(self._kept.values()) if program is not None]
 
     def are_outdated(self) -> bool:
         """Whether what the traced forwards read outside of the models has changed."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hocket.errors import InputError
-from hocket.fusion.compare import compare
+from hocket.fusion.compare import compare, differing_attribute
 from hocket.fusion.store import Store, mark, named_tensors, template_of
 
 __all__ = ["refill", "select_models"]
@@ -105,31 +105,10 @@ def refill(store: Store, model: int, new: nn.Module, seed: int | None, training:
 
 def _same_attributes(first: nn.Module, second: nn.Module) -> bool:
     """Whether two models of one structure differ in nothing but tensors: what cannot be compared counts as other."""
-    plain = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
-
-    def is_same(one: Any, other: Any) -> bool:
-        if type(one) is tuple and type(other) is tuple:
-            return len(one) == len(other) and all(map(is_same, one, other))
-        return one is other or (type(one) is type(other) and isinstance(one, plain) and one == other)
-
-    def attributes(module: nn.Module) -> dict[str, Any]:
-        hidden = ("training", "_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
-        return {
-            key: value
-            for key, value in vars(module).items()
-            if key not in hidden and not (key.startswith("_") and isinstance(value, dict) and not value)
-        }
-
-    pairs = zip(first.named_modules(), second.named_modules(), strict=False)
-    if len(list(first.named_modules())) != len(list(second.named_modules())):
-        return False
-    for (name, one), (other_name, other) in pairs:
-        mine, its = attributes(one), attributes(other)
-        if name != other_name or type(one) is not type(other) or mine.keys() != its.keys():
-            return False
-        if not all(is_same(value, its[key]) for key, value in mine.items()):
-            return False
-    return True
+    layers = [list(model.named_modules()) for model in (first, second)]
+    kinds = [[(name, type(layer)) for name, layer in each] for each in layers]
+    pairs = zip(layers[0], layers[1], strict=False)
+    return kinds[0] == kinds[1] and all(differing_attribute(one, other) is None for (_, one), (_, other) in pairs)
 
 
 def _replace(parameter: nn.Parameter, data: Tensor) -> None:

@@ -26,22 +26,12 @@ from torch.utils import _pytree as pytree
 
 from hocket.fusion.python_state import attributes, changes, generators
 from hocket.fusion.rules import find_module
+from hocket.fusion.rules.base import IN_PLACE
 from hocket.fusion.transformer_forwards import TRACEABLE_FORWARDS
-from hocket.fusion.writes import IN_PLACE
 
 __all__ = ["Traced", "exported", "symbolic"]
 
-FAILURES = (
-    RuntimeError,
-    TypeError,
-    ValueError,
-    AttributeError,
-    NameError,
-    IndexError,
-    KeyError,
-    NotImplementedError,
-    AssertionError,
-)
+FAILURES = (RuntimeError, TypeError, ValueError, AttributeError, NameError, LookupError, AssertionError)
 
 
 @dataclass(frozen=True)

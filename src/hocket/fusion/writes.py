@@ -12,6 +12,7 @@ has one into a tensor that belongs to no layer, since each graph has a tensor of
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -19,81 +20,36 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from hocket.fusion.rules.base import find, op_name
+from hocket.fusion.rules.base import IN_PLACE, find, op_name
 
 __all__ = ["Write", "find_writes"]
 
-# What torch.fx would read as ``x = x + y``, so that another name for the same tensor would keep the old value.
-IN_PLACE = frozenset(
-    ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor", "ilshift", "irshift")
-)
 VIEWS = frozenset(
-    [
-        "transpose",
-        "permute",
-        "t",
-        "swapaxes",
-        "swapdims",
-        "movedim",
-        "select",
-        "narrow",
-        "slice",
-        "unsqueeze",
-        "squeeze",
-        "chunk",
-        "tensor_split",
-        "split",
-        "split_with_sizes",
-        "unbind",
-        "diagonal",
-        "expand",
-        "expand_as",
-        "getitem",
-        "getattr",
-    ]
+    re.findall(
+        r"\w+",
+        """
+        transpose permute t swapaxes swapdims movedim select narrow slice unsqueeze squeeze chunk tensor_split split
+        split_with_sizes unbind diagonal expand expand_as getitem getattr
+        """,
+    )
 )
 # A view or a copy in fused models where it is one in one model.
 SAME_OR_NEW = frozenset(
-    [
-        "detach",
-        "alias",
-        "to",
-        "float",
-        "double",
-        "half",
-        "bfloat16",
-        "int",
-        "long",
-        "bool",
-        "type",
-        "type_as",
-        "cpu",
-        "cuda",
-        "dropout",
-        "dropout1d",
-        "dropout2d",
-        "dropout3d",
-        "alpha_dropout",
-        "feature_dropout",
-        "feature_alpha_dropout",
-        "requires_grad_",
-        "detach_",
-        "module",
-    ]
+    re.findall(
+        r"\w+",
+        """
+        detach alias to float double half bfloat16 int long bool type type_as cpu cuda dropout dropout1d dropout2d
+        dropout3d alpha_dropout feature_dropout feature_alpha_dropout requires_grad_ detach_ module
+        """,
+    )
 )
 PERHAPS_VIEWS = frozenset(
-    [
-        "view",
-        "reshape",
-        "flatten",
-        "unflatten",
-        "ravel",
-        "view_as",
-        "reshape_as",
-        "contiguous",
-        "_unsafe_view",
-        "unsafe_view",
-    ]
+    re.findall(
+        r"\w+",
+        """
+        view reshape flatten unflatten ravel view_as reshape_as contiguous _unsafe_view unsafe_view
+        """,
+    )
 )
 NO_WRITES = frozenset(("requires_grad_", "detach_", "retains_grad_"))
 

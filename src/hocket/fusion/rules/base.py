@@ -11,6 +11,7 @@ Modules that hold state or draw random numbers have rules of their own, found by
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,9 +22,30 @@ from torch import nn
 from hocket.fusion.gradients import GradientMemory
 from hocket.fusion.stacked import Stacked
 
-__all__ = ["OpContext", "Rule", "find", "find_module", "is_watched", "module_rule", "op_name", "rule", "where"]
+__all__ = [
+    "IN_PLACE",
+    "OpContext",
+    "Rule",
+    "find",
+    "find_module",
+    "is_watched",
+    "module_rule",
+    "op_name",
+    "rule",
+    "where",
+]
 
 Rule = Callable[..., Any]
+
+# Operators of Python that write: torch.fx would read ``x = x + y``, so that another name would keep the old value.
+IN_PLACE = frozenset(
+    re.findall(
+        r"\w+",
+        """
+        iadd isub imul itruediv ifloordiv imod ipow iand ior ixor ilshift irshift
+        """,
+    )
+)
 
 _OPS: dict[str, Rule] = {}
 _MODULES: dict[type[nn.Module], Rule] = {}

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hocket.fusion.rules.base import OpContext, rule
+from hocket.fusion.rules.base import IN_PLACE, OpContext, rule
 from hocket.fusion.stacked import Stacked, align, with_model_dim
 
 UNARY = re.findall(
@@ -66,21 +66,7 @@ def _kept(context: OpContext, args: tuple[Any, ...], result: Tensor) -> Any:
     return Stacked(result)
 
 
-@rule(
-    "iadd",
-    "isub",
-    "imul",
-    "itruediv",
-    "ifloordiv",
-    "imod",
-    "ipow",
-    "iand",
-    "ior",
-    "ixor",
-    "ilshift",
-    "irshift",
-    "copy_",
-)
+@rule(*IN_PLACE, "copy_")
 def written(context: OpContext, input: Any, other: Any) -> Any:
     """``x += y``, ``x.copy_(y)``: in place; a value that all models share becomes one of each model first."""
     own = input if isinstance(input, Stacked) else Stacked(with_model_dim(input, context.num_models).clone())
