@@ -23,7 +23,7 @@ from hocket.errors import InputError
 from hocket.fusion.bounded import Bounded
 from hocket.fusion.call_spec import CallSpec
 from hocket.fusion.choose import Choice, Copies, choose, make_pass, restored
-from hocket.fusion.executor import GroupExecutor, LeadsElsewhereError
+from hocket.fusion.executor import LeadsElsewhereError, SingleExecutor
 from hocket.fusion.gradients import GradientMemory
 from hocket.fusion.loss import per_model_loss, stand_in
 from hocket.fusion.loss_kind import buffers_in, kind_of
@@ -80,7 +80,7 @@ class Calls:
     def forget(self) -> None:
         """Let go of everything that was made from the models as they were."""
         self.memory = GradientMemory()
-        self.models = ModelSlice(self.store, self.settings, 0, self.store.num_models, self.memory)
+        self.models = ModelSlice(self.store, self.settings, self.memory)
         self.programs = Programs(self.models)
         self._calls: Bounded[KnownCall] = Bounded(MAX_CALLS)
         self._counted_from = len(self.choices)  # earlier choices say nothing of later calls
@@ -256,7 +256,7 @@ class Calls:
     def _by(self, program: FusedProgram, plan: ExecutionPlan, with_losses: bool) -> Callable[..., Any]:
         if plan.group_size == self.store.num_models > 1:
             return partial(self._losses_of_all, program) if with_losses else program.run
-        executor = GroupExecutor(self.models, program.traced, plan)
+        executor = SingleExecutor(self.models, program.traced, plan)
         return executor.losses if with_losses else executor.forward
 
     def _losses_of_all(

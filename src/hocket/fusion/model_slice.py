@@ -1,4 +1,4 @@
-"""Some of the B models, as what a program needs of them."""
+"""All of the B models or one, as what a program needs of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 
 from hocket.fusion.gradients import GradientMemory
 from hocket.fusion.inputs import ModelAxis
-from hocket.fusion.stacked import of_models
+from hocket.fusion.stacked import part
 from hocket.fusion.store import Store
 
 __all__ = ["ModelSlice", "Settings"]
@@ -34,30 +34,30 @@ class Settings:
 
 
 class ModelSlice:
-    """Models `start` to `stop` of a store.
+    """All models of a store, or one of them.
 
     Args:
         store: of all models.
         settings: of the array.
-        start: the first one.
-        stop: behind the last one.
-        memory: where rules write gradients of these models' parameters.
-        is_alone: whether it is a single model on tensors without the models' axis.
+        memory: where rules write gradients of stacked parameters.
+        index: of the single model, whose tensors have no models' axis; None for all.
     """
 
-    def __init__(
-        self, store: Store, settings: Settings, start: int, stop: int, memory: GradientMemory, is_alone: bool = False
-    ) -> None:
+    def __init__(self, store: Store, settings: Settings, memory: GradientMemory, index: int | None = None) -> None:
         self.store = store
         self.settings = settings
-        self.num_models = stop - start
+        self.num_models = store.num_models if index is None else 1
         self.gradient_memory = memory
-        self._slice = slice(start, stop)
-        self._is_alone = is_alone
+        self._index = index
+        self._slice = slice(None) if index is None else slice(index, index + 1)
+
+    def alone(self, index: int) -> ModelSlice:
+        """One of the models."""
+        return ModelSlice(self.store, self.settings, self.gradient_memory, index)
 
     def of_models(self, constant: Any) -> Any:
         """A constant of all models as these see it."""
-        return of_models(constant, self._slice.start, None if self._is_alone else self._slice.stop)
+        return constant if self._index is None else part(constant, self._index)
 
     def layers(self, name: str) -> tuple[nn.Module, ...]:
         """The layer of each model, without its tensors."""

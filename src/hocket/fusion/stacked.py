@@ -33,7 +33,6 @@ __all__ = [
     "from_channels",
     "is_stacked",
     "map_tree",
-    "of_models",
     "part",
     "to_channels",
     "unfold",
@@ -159,15 +158,6 @@ def part(tree: Any, model: int) -> Any:
         return value.parts()[model] if isinstance(value, Stacked) else value
 
     return map_tree(tree, of_model)
-
-
-def of_models(value: Any, start: int, stop: int | None) -> Any:
-    """A constant as models `start` to `stop` see it; or as model `start` alone does, without the models' axis."""
-    if isinstance(value, Stacked):
-        return value.tensor[start] if stop is None else Stacked(value.tensor[start:stop])
-    if isinstance(value, ModelValues):
-        return value.values[start] if stop is None else ModelValues(value.values[start:stop])
-    return value
 
 
 def unwrap(tree: Any) -> Any:
