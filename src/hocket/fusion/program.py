@@ -103,7 +103,7 @@ class FusedProgram:
         source = Source(self, self._owned)
         for step in self.steps:
             if step.write is not None:
-                source.add_packed(step, partial(self._write, step), step.write.same)
+                source.add_packed(step, partial(self._write, step), step.write)
             else:
                 is_seen = step.must_view or step.index in self.owned
                 source.add_packed(step, partial(self._seen if is_seen else self.perform, step))

@@ -27,7 +27,6 @@ from hocket.fusion.rules.pointwise import NUMBERS
 from hocket.fusion.rules.random import DRAWS, each
 from hocket.fusion.stacked import Stacked, is_stacked, unwrap
 from hocket.fusion.trace import Traced
-from hocket.fusion.writes import Write
 
 __all__ = ["Step", "make_step", "warn_without_rule"]
 
@@ -53,7 +52,7 @@ class Step:
         plain: what computes it for one model, on plain tensors; None where that takes a rule.
         takes_numbers: whether the rule takes numbers that differ between models (`ModelValues`).
         draws: whether it draws random numbers.
-        write: what is known of it where it writes over its first argument.
+        write: the places of all names of its first argument, where it writes over that.
         must_view: whether its result has to be a view of its first argument, because one of them is written to.
     """
 
@@ -70,7 +69,7 @@ class Step:
     plain: Callable[..., Any] | None = None
     takes_numbers: bool = False
     draws: bool = False
-    write: Write | None = None
+    write: tuple[int, ...] | None = None
     must_view: bool = False
 
 
