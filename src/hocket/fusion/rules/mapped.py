@@ -24,7 +24,18 @@ __all__ = ["mapped"]
 ANY_TYPE = (
     *("transpose", "swapaxes", "swapdims", "movedim", "permute", "t", "flatten", "unflatten", "ravel", "unsqueeze"),
     *("squeeze", "chunk", "tensor_split", "split", "split_with_sizes", "unbind", "select", "narrow", "slice", "flip"),
-    *("diagonal", "expand", "expand_as", "repeat", "tile", "repeat_interleave", "view_as", "reshape_as", "reshape"),
+    *(
+        "diagonal",
+        "expand",
+        "expand_as",
+        "broadcast_tensors",
+        "repeat",
+        "tile",
+        "repeat_interleave",
+        "view_as",
+        "reshape_as",
+        "reshape",
+    ),
     *("sort", "argsort", "topk", "gather", "take_along_dim", "index_select", "glu", "logcumsumexp"),
     *("mean", "amax", "amin", "std", "var", "nansum", "nanmean", "any", "all", "argmax", "argmin", "median"),
     *("new_zeros", "new_ones", "new_full", "new_empty", "new_tensor"),
@@ -44,6 +55,8 @@ def mapped(context: OpContext, *args: Any, **kwargs: Any) -> Any:
         torch._C._is_any_autocast_enabled() or fallback.are_mixed((*args, *kwargs.values()))
     ):
         return fallback.loop(context.targets, args, kwargs, context.where)
+    if context.name == "repeat_interleave" and any(isinstance(each, (Stacked, Tensor)) for each in args[1:]):
+        return NotImplemented
     target = Tensor.reshape_as if context.name == "view_as" else context.target  # elsewhere in memory it is no view
     try:
         return fallback.batched(target, args, kwargs, context.num_models)
