@@ -71,6 +71,10 @@ class Stacked:
         """The rank of one model's value."""
         return self.tensor.ndim - 1
 
+    def dim(self) -> int:
+        """As `ndim`; layers ask a tensor so."""
+        return self.ndim
+
     def parts(self) -> tuple[Tensor, ...]:
         """One view per model; always the same ones, so that their gradients are put together once."""
         if self._parts is None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hocket.errors import InputError
-from hocket.fusion.rules.base import OpContext, rule
+from hocket.fusion.rules.base import OpContext, is_watched, rule
 from hocket.fusion.stacked import Stacked, with_model_dim
 
 
@@ -34,18 +34,9 @@ def _check(context: OpContext, indices: Any) -> None:
 @rule("embedding")
 def embedding(context: OpContext, *args: Any, **kwargs: Any) -> Any:
     """``F.embedding`` takes indices first, ``aten.embedding`` the table."""
+    names = ["weight", "input", "padding_idx", "scale_grad_by_freq", "sparse"]
     if context.target is functional.embedding:
-        names: tuple[str, ...] = (
-            "input",
-            "weight",
-            "padding_idx",
-            "max_norm",
-            "norm_type",
-            "scale_grad_by_freq",
-            "sparse",
-        )
-    else:
-        names = ("weight", "input", "padding_idx", "scale_grad_by_freq", "sparse")
+        names = ["input", "weight", "padding_idx", "max_norm", "norm_type", *names[3:]]
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     indices: Any = given.get("input", given.get("indices"))
     weight = given["weight"]
@@ -69,7 +60,11 @@ def embedding(context: OpContext, *args: Any, **kwargs: Any) -> Any:
 
 def _within(context: OpContext, indices: Tensor, num_rows: int) -> Tensor:
     """Indices into the common table. One out of range would read a neighbour's row, so it must not pass."""
-    if indices.device.type == "cpu" and indices.numel() and not _is_traced(indices):
+    if (
+        indices.device.type == "cpu"
+        and indices.numel()
+        and not (is_watched() or indices.is_meta or type(indices) is not Tensor)
+    ):
         lowest, highest = torch.aminmax(indices)
         if lowest < 0 or highest >= num_rows:
             raise InputError(
@@ -79,11 +74,6 @@ def _within(context: OpContext, indices: Tensor, num_rows: int) -> Tensor:
         is_wrong = (indices < 0) | (indices >= num_rows)
         indices = indices.masked_fill(is_wrong, 2**31)
     return _moved(indices, num_rows)
-
-
-def _is_traced(tensor: Tensor) -> bool:
-    """Whether a tracer is looking on, to whom no value may be asked."""
-    return torch._C._len_torch_dispatch_stack() > 0 or type(tensor) is not Tensor or tensor.is_meta
 
 
 @rule("embedding_bag")
