@@ -84,7 +84,7 @@ def make_step(models: ModelSlice, traced: Traced, node: fx.Node, place: int) -> 
     if node.op == "call_method":
         target = getattr(Tensor, str(node.target), None) or _method(str(node.target))
     plain = target
-    activate = in_place(node, models.layers, lambda name: models.separate_block(name) is None)
+    activate = in_place(node, models)
     if activate is not None:
         plain, rule = activate, _activated(activate)
     context = OpContext(layer, name, (target,) * models.num_models, memory=models.gradient_memory)

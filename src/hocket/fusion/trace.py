@@ -220,8 +220,8 @@ def symbolic(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], se
     inputs = {node: number for node, number in zip(places, order, strict=True) if number is not None}
     tensors: dict[fx.Node, str] = {}
     constants: dict[fx.Node, Any] = {}
-    known = {name for name, _ in (*model.named_parameters(remove_duplicate=False),)}
-    known |= {name for name, _ in model.named_buffers(remove_duplicate=False)}
+    owned = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
+    known = {name for name, _ in owned}
     for node in graph.nodes:
         if node.op == "get_attr":
             name = str(node.target)

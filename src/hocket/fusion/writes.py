@@ -29,7 +29,7 @@ VIEWS = frozenset(
         r"\w+",
         """
         transpose permute t swapaxes swapdims movedim select narrow slice unsqueeze squeeze chunk tensor_split split
-        split_with_sizes unbind diagonal expand expand_as getitem getattr
+        split_with_sizes unbind diagonal expand expand_as broadcast_tensors getitem getattr
         """,
     )
 )

@@ -15,7 +15,7 @@ from torch import Tensor
 from hocket.fusion.rules.base import IN_PLACE, OpContext, rule
 from hocket.fusion.stacked import Stacked, align, with_model_dim
 
-UNARY = re.findall(
+ELEMENTWISE = re.findall(
     r"\w+",
     """
     abs neg negative positive exp exp2 expm1 log log2 log10 log1p sqrt rsqrt square sin cos tan asin
@@ -26,11 +26,7 @@ UNARY = re.findall(
     clone detach detach_ float double half bfloat16 int long bool to type alias requires_grad_ _to_copy
     lift_fresh_copy type_as invert inv not_ pos cpu cuda zeros_like ones_like full_like fill_ zero_
     empty_like log_sigmoid
-    """,
-)
-BINARY = re.findall(
-    r"\w+",
-    """
+
     add sub subtract mul multiply div divide true_divide truediv floordiv floor_divide remainder fmod
     mod pow rsub radd rmul atan2 hypot maximum minimum fmax fmin where lerp
     addcmul addcdiv copysign eq ne lt le gt ge greater less greater_equal less_equal not_equal
@@ -49,7 +45,7 @@ NUMBERS = re.findall(  # of two arguments, either of which may be a number
 )
 
 
-@rule("pointwise", *UNARY, *BINARY, *(name + "_" for name in (*UNARY, *BINARY) if not name.endswith("_")))
+@rule("pointwise", *ELEMENTWISE, *(name + "_" for name in ELEMENTWISE if not name.endswith("_")))
 def pointwise(context: OpContext, *args: Any, **kwargs: Any) -> Any:
     """Any function of elements, of as many tensors as it takes."""
     if not kwargs:
