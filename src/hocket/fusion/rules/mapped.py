@@ -9,10 +9,12 @@ then. An op that torch has no batching for belongs elsewhere: it would run model
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._functorch.predispatch import lazy_load_decompositions
 
 from hocket.fusion import fallback
 from hocket.fusion.rules.base import OpContext, rule
@@ -21,28 +23,24 @@ from hocket.fusion.stacked import Stacked
 __all__ = ["mapped"]
 
 # Autocast looks at none of these.
-ANY_TYPE = (
-    *("transpose", "swapaxes", "swapdims", "movedim", "permute", "t", "flatten", "unflatten", "ravel", "unsqueeze"),
-    *("squeeze", "chunk", "tensor_split", "split", "split_with_sizes", "unbind", "select", "narrow", "slice", "flip"),
-    *(
-        "diagonal",
-        "expand",
-        "expand_as",
-        "broadcast_tensors",
-        "repeat",
-        "tile",
-        "repeat_interleave",
-        "view_as",
-        "reshape_as",
-        "reshape",
-    ),
-    *("sort", "argsort", "topk", "gather", "take_along_dim", "index_select", "glu", "logcumsumexp"),
-    *("mean", "amax", "amin", "std", "var", "nansum", "nanmean", "any", "all", "argmax", "argmin", "median"),
-    *("new_zeros", "new_ones", "new_full", "new_empty", "new_tensor"),
+ANY_TYPE = re.findall(
+    r"\w+",
+    """
+    transpose swapaxes swapdims movedim permute t flatten unflatten ravel unsqueeze squeeze chunk tensor_split split
+    split_with_sizes unbind select narrow slice flip diagonal expand expand_as broadcast_tensors repeat tile
+    repeat_interleave view_as reshape_as reshape sort argsort topk gather take_along_dim index_select glu logcumsumexp
+    mean amax amin std var nansum nanmean any all argmax argmin median
+    new_zeros new_ones new_full new_empty new_tensor
+    """,
 )
-OTHERS = (
-    *("addmm", "baddbmm", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"),
-    *("binary_cross_entropy_with_logits", "cross_entropy", "cross_entropy_loss"),
+OTHERS = frozenset(
+    re.findall(
+        r"\w+",
+        """
+        addmm baddbmm mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy_with_logits cross_entropy
+        cross_entropy_loss
+        """,
+    )
 )
 QUERIES = ("size", "numel", "nelement", "dim", "ndimension", "is_floating_point", "is_contiguous", "get_device")
 ATTRIBUTES = ("shape", "ndim", "dtype", "device", "requires_grad", "is_cuda", "layout")
@@ -51,16 +49,18 @@ ATTRIBUTES = ("shape", "ndim", "dtype", "device", "requires_grad", "is_cuda", "l
 @rule(*ANY_TYPE, *OTHERS)
 def mapped(context: OpContext, *args: Any, **kwargs: Any) -> Any:
     """Any op of these."""
-    if context.name in OTHERS and (
-        torch._C._is_any_autocast_enabled() or fallback.are_mixed((*args, *kwargs.values()))
-    ):
-        return fallback.loop(context.targets, args, kwargs, context.where)
+    if context.name in OTHERS:
+        if torch._C._is_any_autocast_enabled() or fallback.are_mixed((*args, *kwargs.values())):
+            return fallback.loop(context.targets, args, kwargs, context.where)
+        lazy_load_decompositions()  # of losses
     if context.name == "repeat_interleave" and any(isinstance(each, (Stacked, Tensor)) for each in args[1:]):
         return NotImplemented
     target = Tensor.reshape_as if context.name == "view_as" else context.target  # elsewhere in memory it is no view
     try:
         return fallback.batched(target, args, kwargs, context.num_models)
-    except (RuntimeError, ValueError, TypeError, NotImplementedError, IndexError):
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, ValueError, TypeError, IndexError):
         return NotImplemented  # if it is the model's mistake, one model alone says it best
 
 
