@@ -11,7 +11,6 @@ Modules that hold state or draw random numbers have rules of their own, found by
 from __future__ import annotations
 
 import operator
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,14 +37,8 @@ __all__ = [
 Rule = Callable[..., Any]
 
 # Operators of Python that write: torch.fx would read ``x = x + y``, so that another name would keep the old value.
-IN_PLACE = frozenset(
-    re.findall(
-        r"\w+",
-        """
-        iadd isub imul itruediv ifloordiv imod ipow iand ior ixor ilshift irshift
-        """,
-    )
-)
+WRITTEN = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift")
+IN_PLACE = frozenset(f"i{name}" for name in WRITTEN)
 
 _OPS: dict[str, Rule] = {}
 _MODULES: dict[type[nn.Module], Rule] = {}
