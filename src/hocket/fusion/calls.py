@@ -23,7 +23,7 @@ from hocket.errors import InputError
 from hocket.fusion.bounded import Bounded
 from hocket.fusion.call_spec import CallSpec
 from hocket.fusion.choose import FAILURES, Choice, Copies, choose, make_pass, restored
-from hocket.fusion.executor import GroupExecutor, LeadsElsewhereError
+from hocket.fusion.executor import LeadsElsewhereError, SingleExecutor
 from hocket.fusion.gradients import GradientMemory
 from hocket.fusion.loss import per_model_loss, stand_in
 from hocket.fusion.loss_kind import buffers_in, kind_of
@@ -34,7 +34,7 @@ from hocket.fusion.programs import Programs
 from hocket.fusion.rules.base import is_watched
 from hocket.fusion.single_model import has_images
 from hocket.fusion.stacked import Stacked, as_tensors
-from hocket.fusion.steps import Step, warn_without_rule
+from hocket.fusion.steps import warn_without_rule
 from hocket.fusion.store import Store
 from hocket.fusion.unfused_copy import one_by_one
 
@@ -81,7 +81,7 @@ class Calls:
     def forget(self) -> None:
         """Let go of everything that was made from the models as they were."""
         self.memory = GradientMemory()
-        self.models = ModelSlice(self.store, self.settings, 0, self.store.num_models, self.memory)
+        self.models = ModelSlice(self.store, self.settings, self.memory)
         self.programs = Programs(self.models)
         self._calls: Bounded[KnownCall] = Bounded(MAX_CALLS)
         self._counted_from = len(self.choices)  # earlier choices say nothing of later calls
@@ -211,8 +211,7 @@ class Calls:
         if program is None:
             if self.settings.backend != "loop" and self.form != "loop" and not is_watched():
                 # Nobody knows what the models have in common, so each runs as it is.
-                name = type(self.store.templates[0]).__name__
-                warn_without_rule(self.models, Step(0, "", name, _no_rule, (), {}, ["rule"]))
+                warn_without_rule(self.settings, "", type(self.store.templates[0]).__name__)
             return KnownCall(own, partial(one_by_one, self.store, spec))
         if self.settings.backend != "auto" or self.form is not None or is_watched():
             return KnownCall(own, program.run)
@@ -261,13 +260,13 @@ class Calls:
     def _asked(
         self, plan: ExecutionPlan, program: FusedProgram, values: list[Any], with_losses: bool
     ) -> Callable[..., Any]:
-        """What runs by a plan, if a forward of its first group shows that the models can; else all of them at once."""
+        """What runs by a plan, if a forward of the first model shows that they can; else all of them at once."""
         whole = ExecutionPlan(self.store.num_models)
         if not with_losses:  # groups that wait for each other are of one model, or of all
             plan = replace(plan, per_group_backward=False) if plan.group_size == 1 else whole
         if plan.group_size == whole.group_size:
             return self._by(program, whole, with_losses)
-        executor = GroupExecutor(self.models, program.traced, plan)
+        executor = SingleExecutor(self.models, program.traced, plan)
         copies = Copies(values)
         try:
             with restored(self.store.buffers(), self.store.generators):
@@ -281,7 +280,7 @@ class Calls:
     def _by(self, program: FusedProgram, plan: ExecutionPlan, with_losses: bool) -> Callable[..., Any]:
         if plan.group_size == self.store.num_models > 1:
             return partial(self._losses_of_all, program) if with_losses else program.run
-        executor = GroupExecutor(self.models, program.traced, plan)
+        executor = SingleExecutor(self.models, program.traced, plan)
         return executor.losses if with_losses else executor.forward
 
     def _losses_of_all(
@@ -301,10 +300,6 @@ def run_by(array: Any, plan: ExecutionPlan | None) -> None:
             fastest one of each kind of call, which is timed.
     """
     array._calls.plan = plan
-
-
-def _no_rule(backend: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return NotImplemented
 
 
 def _autocast() -> tuple[tuple[bool, torch.dtype], ...]:

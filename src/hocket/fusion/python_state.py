@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-__all__ = ["Globals", "attributes", "changes", "generators", "has_own_code", "held", "held_by_functions"]
+__all__ = ["Globals", "attributes", "changes", "generators", "has_own_code", "held", "held_by", "held_by_functions"]
 
 DEPTH = 8  # of containers in containers
 GLOBAL_DEPTH = 3  # the same of globals, which are looked at in each call
@@ -38,6 +38,13 @@ def attributes(model: nn.Module) -> list[Leaf]:
     return found
 
 
+def held_by(function: Any) -> list[Any]:
+    """What a function has in its closure and defaults."""
+    cells = [_value(cell, None) for cell in getattr(function, "__closure__", None) or ()]
+    named = (getattr(function, "__kwdefaults__", None) or {}).values()
+    return [*cells, *(getattr(function, "__defaults__", None) or ()), *named]
+
+
 def held_by_functions(model: nn.Module) -> list[tuple[str, Any]]:
     """What functions in a model's attributes hold in closures and defaults, which a copy of the model shares."""
     return [(path, each) for _, path, value in attributes(model) for each in held(value)]
@@ -48,8 +55,7 @@ def held(value: Any, depth: int = DEPTH) -> Iterator[Any]:
     if isinstance(value, MethodType):
         value = value.__func__
     if isinstance(value, FunctionType) and depth:
-        cells = [_value(cell, None) for cell in value.__closure__ or ()]
-        for each in (*cells, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()):
+        for each in held_by(value):
             yield each
             yield from held(each, depth - 1)
     elif isinstance(value, partial):
