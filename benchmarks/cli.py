@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import commands, schedule_commands, search_commands
+from benchmarks import commands, loading_commands, schedule_commands, search_commands
 from hocket.cli.arguments import Parser, Verbs, add_output, add_verb, count, run_command
 
 __all__ = ["main", "make_parser"]
@@ -40,6 +40,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_fuse(names)
     _add_critical_path(names)
     _add_transfers(names)
+    _add_loading(names)
     _add_tune(names)
     _add_gpu(names)
     return parser
@@ -112,12 +113,16 @@ def _add_versions(names: Verbs) -> None:
         names,
         "versions",
         schedule_commands.versions_bench,
-        "scheduled steps of another version's sources and of these, in turns",
-        "python -m benchmarks versions ../older/src mlp lenet -o versions.json",
+        "scheduled or fused steps of another version's sources and of these, in turns",
+        "python -m benchmarks versions ../older/src mlp lenet mlp-32:8 -o versions.json",
     )
     versions.add_argument("sources", type=Path, metavar="SOURCES", help="the folder that the other package is in")
     versions.add_argument(
-        "target", nargs="*", default=["mlp", "lenet", "digits-cnn"], metavar="TARGET", help="zoo names"
+        "target",
+        nargs="*",
+        default=["mlp", "lenet", "digits-cnn"],
+        metavar="TARGET",
+        help="zoo names, or NAME:MODELS of fuse",
     )
     versions.add_argument("--rounds", type=count, default=10, metavar="N", help="blocks of steps of each kind (10)")
     add_output(versions, "the result as JSON")
@@ -165,8 +170,10 @@ def _add_fuse(names: Verbs) -> None:
     fuse.add_argument("--models", type=count, action="append", default=[], metavar="B", help="models (1, 2, 4, 8)")
     fuse.add_argument("--contender", action="append", default=[], metavar="NAME", help="serial and this one only (all)")
     fuse.add_argument("--steps", type=count, default=7, metavar="N", help="steps of each contender, at least (7)")
-    fuse.add_argument("--amp", action="store_true", help="train under autocast to bfloat16")
-    fuse.add_argument("--both", action="store_true", help="in single precision, and again under autocast")
+    precisions = ("float32", "bfloat16", "float16")
+    fuse.add_argument(
+        "--precision", choices=precisions, action="append", default=[], help="also several (float32); others: autocast"
+    )
     fuse.add_argument("--optimizer", choices=("sgd", "adam"), default="sgd", help="what updates (sgd, with momentum)")
     fuse.add_argument("--own-rates", action="store_true", help="each model has a rate and a weight decay of its own")
     fuse.add_argument("--own-batches", action="store_true", help="each model has a batch of its own")
@@ -216,19 +223,40 @@ def _add_transfers(names: Verbs) -> None:
     transfers.add_argument("target", nargs="*", metavar="MODEL", help="zoo models (those of TicTac that the zoo has)")
 
 
+def _add_loading(names: Verbs) -> None:
+    loading = add_verb(
+        names,
+        "loading",
+        loading_commands.loading_bench,
+        "from a file to the first output: load then run, and streamed in several orders",
+        "python -m benchmarks loading resnet50 --rounds 3 -o loading.json",
+    )
+    loading.add_argument("--gbit", type=float, default=1.0, metavar="R", help="rate of the link in Gbit/s (1)")
+    loading.add_argument("--rounds", type=count, default=5, metavar="N", help="runs of each contender (5)")
+    loading.add_argument("--batch-size", type=count, metavar="N", help="of the forward (as long as reading takes)")
+    add_output(loading, "the result, after each model, as JSON")
+    loading.add_argument(
+        "target", nargs="*", metavar="MODEL", help="resnet50, vgg16, bert-base, gpt2, inception-v3 (the first four)"
+    )
+
+
 def _add_tune(names: Verbs) -> None:
     tune = add_verb(
         names,
         "tune",
         search_commands.tune_bench,
-        "whole searches for hyper-parameters: serial, in processes, fused, fused and scheduled",
+        "whole searches for hyper-parameters: serial, in processes, fused, auto, fused and scheduled",
         "python -m benchmarks tune mlp-32 --algorithm random -o tune.json",
     )
     tune.add_argument("--contender", action="append", default=[], metavar="NAME", help="serial and this one only (all)")
     tune.add_argument(
-        "--algorithm", action="append", default=[], metavar="NAME", help="random or hyperband only (both)"
+        "--algorithm",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="random or hyperband only (what the target has)",
     )
-    tune.add_argument("--trials", type=count, default=60, metavar="N", help="trials of random search (60)")
+    tune.add_argument("--trials", type=count, metavar="N", help="trials of random search (60, of MobileNet 8)")
     tune.add_argument("--quick", action="store_true", help="few trials and epochs, to see that it works")
     _add_budget(tune)
     tune.add_argument("target", nargs="*", metavar="TARGET", help="such as mlp-128 or pointnet (all)")

@@ -143,7 +143,7 @@ def fuse_bench(args: Namespace) -> None:
     from benchmarks.fuse import CONTENDERS, Training, run
     from benchmarks.fuse.partial import partial as partly
 
-    sizes = tuple(args.models) or (1, 2, 4, 8)
+    sizes, precisions = tuple(args.models) or (1, 2, 4, 8), tuple(args.precision) or ("float32",)
     target = output_file(args.output)
     with Bar("every way of training B models in turn"):
         result = run(
@@ -151,8 +151,7 @@ def fuse_bench(args: Namespace) -> None:
             device=args.device,
             sizes=sizes,
             steps=args.steps,
-            amp=args.amp,
-            both=args.both,
+            precisions=precisions,
             optimizer=args.optimizer,
             own_rates=args.own_rates,
             own_batches=args.own_batches,
@@ -163,7 +162,9 @@ def fuse_bench(args: Namespace) -> None:
         )
         if args.partial:
             result["partial"] = {
-                name: partly(name, device=args.device, size=max(sizes), steps=args.steps, training=Training(args.amp))
+                name: partly(
+                    name, device=args.device, size=max(sizes), steps=args.steps, training=Training(precisions[0])
+                )
                 for name in args.partial
             }
     result["wait_policy"] = policy
@@ -173,8 +174,7 @@ def fuse_bench(args: Namespace) -> None:
         return
     where = f"{result['device']} ({result['machine']}), torch {result['torch']}"
     tables: list[Any] = [_fused_table(f"training B models, {where}: speedup over serial", result["targets"])]
-    if "targets_amp" in result:
-        tables.append(_fused_table("the same under autocast", result["targets_amp"]))
+    tables += [_fused_table(f"the same in {each}", result[f"targets_{each}"]) for each in precisions[1:]]
     for name, rows in result.get("partial", {}).items():
         shown = [(str(row["fused"]), f"{row['to_serial']:.2f}", ", ".join(row["separate"])) for row in rows]
         title = f"{name}, {max(sizes)} models, fused block by block: speedup over serial"
@@ -200,7 +200,7 @@ def _fused_table(title: str, targets: dict[str, Any]) -> Table:
     rows = []
     for target, by_size in targets.items():
         for size, found in by_size.items():
-            ratios = [f"{found[name]['to_serial']:.2f}" if name in found else "-" for name in names]
+            ratios = [_ratio(found[name]) if name in found else "-" for name in names]
             grown = [
                 f"{found[name]['memory_bytes'] / 2**20:,.0f}" if "memory_bytes" in found.get(name, {}) else "-"
                 for name in ("serial", "auto")
@@ -209,7 +209,12 @@ def _fused_table(title: str, targets: dict[str, Any]) -> Table:
             share = "-" if to_singles is None else f"{to_singles:.2f}"
             rows.append((target, size, f"{found['serial']['models_per_s']:,.1f}", *ratios, *grown, share))
     columns = ("target", "B", "serial, models/s", *names, "serial MiB", "auto MiB", "auto to singles")
-    return table(title, columns, rows)
+    return table(f"{title} (over its own B = 1)", columns, rows)
+
+
+def _ratio(row: dict[str, Any]) -> str:
+    own = f" ({row['to_own_one']:.2f})" if "to_own_one" in row else ""
+    return f"{row['to_serial']:.2f}{own}"
 
 
 def transfers_bench(args: Namespace) -> None:

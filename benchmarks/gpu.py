@@ -48,13 +48,15 @@ class Part:
 
 
 _HFTA = ("pointnet-cls-paper", "pointnet-seg-paper", "dcgan-paper")
-_SIZES = ("--models", "4", "--models", "16", "--models", "32", "--steps", "5")
+_SECONDARY = ("resnet18-paper", "mobilenet-v3-large-paper", "transformer-2x128-paper", "bert-medium-paper")
+_SIZES = ("--models", "4", "--models", "8", "--models", "16", "--models", "32", "--steps", "5")
+_PRECISIONS = ("--precision", "float32", "--precision", "float16")
 _RIVALS = [("--contender", name) for name in ("processes", "mps", "mig", "vmap", "fused", "auto", "scheduled")]
 _CORES = Part(("manycore", "--measured", "--quick"), 1.0)
 PARTS = {
     "cuda": (
         Part(("critical-path", "--device", "cuda"), 3.0),
-        Part(("fuse", *_HFTA, "--device", "cuda", "--both", *_SIZES, *chain(*_RIVALS)), 3.0),
+        Part(("fuse", *_HFTA, *_SECONDARY, "--device", "cuda", *_PRECISIONS, *_SIZES, *chain(*_RIVALS)), 3.0),
         _CORES,
     ),
     "cpu": (

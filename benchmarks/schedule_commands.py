@@ -93,12 +93,12 @@ def guards_bench(args: Namespace) -> None:
 
 
 def versions_bench(args: Namespace) -> None:
-    """Another version's scheduled steps against this one's."""
+    """Another version's scheduled or fused steps against this one's."""
     from benchmarks.versions import run
 
     target = output_file(args.output)
     save = partial(write_so_far, target, "versions", complete=False)
-    with Bar("schedule each target in two processes, and make steps in turns"):
+    with Bar("prepare each target in two processes, and make steps in turns"):
         result = run(args.sources.resolve(), tuple(args.target), args.rounds, save)
     write_so_far(target, "versions", result)
     if args.format == "json":
@@ -111,5 +111,5 @@ def versions_bench(args: Namespace) -> None:
         verdicts = f"{other['verdict']}, {this['verdict']}"
         rows.append((name, f"{other['step_ms']:.3f}", f"{this['step_ms']:.3f}", spread, verdicts))
     columns = ("target", "other ms", "this ms", "other over this", "verdicts")
-    title = f"another version's scheduled steps; geometric mean {result['geometric_mean']:.3f}"
+    title = f"another version's steps; geometric mean {result['geometric_mean']:.3f}"
     print_tables(table(title, columns, rows), *written(target))

@@ -16,14 +16,14 @@ __all__ = ["tune_bench"]
 def tune_bench(args: Namespace) -> None:
     """Whole searches, by every executor."""
     policy = wait_policy()
-    from benchmarks.tune import ALGORITHMS, CONTENDERS, run
+    from benchmarks.tune import CONTENDERS, run
 
     file = output_file(args.output)
     with Bar("every search by every executor"):
         result = run(
             tuple(args.target),
             contenders=tuple(args.contender) or CONTENDERS,
-            algorithms=tuple(args.algorithm) or ALGORITHMS,
+            algorithms=tuple(args.algorithm),
             trials=args.trials,
             quick=args.quick,
             budget_s=args.budget_s,

@@ -1,7 +1,9 @@
-"""Another version's scheduled steps against this one's: two processes, in turns, on the same targets.
+"""Another version's steps against this one's: two processes, in turns, on the same targets.
 
-Each process schedules the step with its own sources until it is decided, and then makes a block of steps whenever it is
-asked to; the two never run at the same time. What is compared is what a caller pays: whole calls of the schedule.
+A target is a zoo entry, whose step is scheduled, or one of the fuse bench with a number of models, as in ``mlp-32:8``,
+whose models are fused, by what ``backend="auto"`` chooses. Each process prepares the step with its own sources and then
+makes a block of steps whenever it is asked to; the two never run at the same time. What is compared is what a caller
+pays: whole calls of the schedule, or whole steps from `zero_grad` to the optimizer's.
 """
 
 from __future__ import annotations
@@ -18,14 +20,16 @@ from statistics import median
 from typing import Any
 
 import hocket
+from benchmarks.fuse.targets import TARGETS, Target
+from hocket.errors import InputError
 from hocket.reporting import lower_quartile
 
 __all__ = ["measure", "run"]
 
 STEPS_IN_A_ROW = 10
 
-# Runs in both processes, so it asks for nothing that an older version lacks. A line in, a line of milliseconds out.
-_WORKER = """
+# These run in both processes, so they ask for nothing that an older version lacks.
+_SCHEDULED = """
 import inspect, json, sys
 from time import perf_counter
 import hocket
@@ -36,9 +40,54 @@ fast, number = hocket.schedule(job.step, job.model, job.optimizer, **options), 0
 while not fast.decided:
     fast(job.batch(number))
     number += 1
-print(json.dumps({"calls": number, "verdict": str(fast.verdict), "why": fast.why}), flush=True)
+said = {"calls": number, "verdict": str(fast.verdict), "why": fast.why}
+plain = job.step
+"""
+_FUSED = """
+import json, sys
+from time import perf_counter
+import torch
+import hocket
+from hocket import optim, zoo
+from torch.nn.functional import cross_entropy
+entry, kind, size, batch_size, options = json.loads(sys.argv[1])
+jobs = [zoo.load(entry, seed=n, batch_size=batch_size, num_batches=1, **options) for n in range(size)]
+loss = {
+    "classifier": cross_entropy,
+    "words": lambda out, words: cross_entropy(out.flatten(0, 1), words.flatten()),
+    "own": lambda out: out.loss,
+}[kind]
+job, number, calls = jobs[0], 0, 20
+def step_of(model, optimizer, losses):
+    def step(batch):
+        optimizer.zero_grad()
+        losses(batch).sum().backward()
+        optimizer.step()
+    return step
+def plain_step(model):
+    def losses(batch):
+        return loss(model(**batch)) if kind == "own" else loss(model(batch[0]), batch[1])
+    return step_of(model, torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9), losses)
+array = hocket.fuse([model for own in jobs for model in own.models], shared=True)
+fast = step_of(
+    array,
+    optim.SGD(array.parameters(), lr=1e-3, momentum=0.9),
+    lambda batch: array.losses(loss, batch) if kind == "own" else array.losses(loss, batch[0], batch[1]),
+)
+singles = [plain_step(model) for own in jobs for model in own.models]
+def plain(batch):
+    for single in singles:
+        single(batch)
+for _ in range(calls):
+    fast(job.batch(0))
+    plain(job.batch(0))
+said = {"calls": calls, "verdict": "fused", "why": str([str(getattr(each, "winner", each)) for each in array.choices])}
+"""
+# A line in, a line of milliseconds out.
+_BLOCKS = """
+print(json.dumps(said), flush=True)
 for line in sys.stdin:
-    work = job.step if line.split()[0] == "eager" else fast
+    work = plain if line.split()[0] == "eager" else fast
     times = []
     for _ in range(int(line.split()[1])):
         batch = job.batch(number)
@@ -75,8 +124,8 @@ def measure(other: Path, target: str, rounds: int) -> dict[str, Any]:
 
     Returns:
         For ``other`` and ``this``: ``calls`` until the decision, its ``verdict`` and ``why``, ``step_ms`` and
-        ``eager_ms`` (lower quartiles); ``ratio``, the other's time over this one's, and ``low`` and ``high``, the
-        quartiles of the ratios of single rounds.
+        ``eager_ms``, of the plain step or the plain models one after another (lower quartiles); ``ratio``, the other's
+        time over this one's, and ``low`` and ``high``, the quartiles of the ratios of single rounds.
     """
     here = Path(hocket.__file__).parents[1]
     with ExitStack() as stack:
@@ -124,10 +173,22 @@ def _answer(process: subprocess.Popen[str]) -> Any:
 @contextmanager
 def _worker(sources: Path, target: str) -> Iterator[subprocess.Popen[str]]:
     environment = {**os.environ, "PYTHONPATH": str(sources)}
-    command = [sys.executable, "-c", _WORKER, target]
+    name, _, size = target.partition(":")
+    words = [_FUSED + _BLOCKS, _fused(name, size)] if size else [_SCHEDULED + _BLOCKS, name]
+    command = [sys.executable, "-c", *words]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, text=True) as process:
         try:
             yield process
         finally:
             process.kill()
+
+
+def _fused(name: str, size: str) -> str:
+    """What `_FUSED` takes."""
+    target = TARGETS.get(name, Target(name))
+    if not size.isdecimal() or target.kind == "gan":
+        raise InputError(
+            f"versions: expected a target with one model and a number, such as mlp-32:8, got {name}:{size}"
+        )
+    return json.dumps([target.entry, target.kind, int(size), target.batch_size, dict(target.options)])

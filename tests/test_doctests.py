@@ -1,4 +1,4 @@
-"""The examples in the docstrings of the modules that need no torch."""
+"""The examples in the docstrings of the modules that need no torch, and of loading."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ def modules(*packages: str) -> list[str]:
     [
         "hocket.errors",
         "hocket.profiling.gpu",
+        *modules("hocket.loading"),
         *modules("hocket.ir", "hocket.planning", "hocket.checking", "hocket.simulation", "hocket.adaptation"),
     ],
 )

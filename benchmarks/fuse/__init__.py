@@ -2,7 +2,7 @@
 
     serial         a loop over B models, each with its optimizer
     channels-last  the same with weights and images that have their channels last (where there are images)
-    processes      B processes side by side, each with its model (HFTA calls it concurrent)
+    processes      B processes side by side, each with its model and one thread (HFTA calls it concurrent)
     mps            such processes whose kernels share a GPU (where MPS can be started)
     mig            such processes on the parts of a GPU (where somebody made such parts)
     vmap           `hocket.fuse` with ``backend="vmap"``
@@ -13,7 +13,8 @@
     jax            perceptrons by JAX, ``jit(vmap(value_and_grad))`` and its own update, in a process of its own
 
 Throughput is models times steps per second; what counts is the ratio to serial, of blocks of steps taken in turns.
-Where fusing stops paying is the first B at which a ratio falls below one. Models share the batch, the rate and the
+Beside it stands the ratio to the same contender with one model, which is always measured. Where fusing stops paying is
+the first B at which a ratio to serial falls below one. Models share the batch, the rate and the
 optimizer's other options, or have their own, as in a search. Memory is what the process grew by (CPU) or the
 allocator's peak (CUDA), each contender in a process of its own.
 
@@ -37,11 +38,12 @@ import torch
 from benchmarks.budget import Budget
 from benchmarks.fuse import beside, counters
 from benchmarks.fuse.jax_peer import jax_missing
-from benchmarks.fuse.targets import BACKENDS, OPTIMIZERS, TARGETS, Target, Training, named, step_of
+from benchmarks.fuse.targets import BACKENDS, TARGETS, Target, named, step_of
 from benchmarks.fuse.timing import check_device, row_of, timed
+from benchmarks.fuse.training import OPTIMIZERS, PRECISIONS, Training
 from hocket.errors import InputError
 
-__all__ = ["CONTENDERS", "OPTIMIZERS", "TARGETS", "Target", "Training", "run"]
+__all__ = ["CONTENDERS", "OPTIMIZERS", "PRECISIONS", "TARGETS", "Target", "Training", "run"]
 
 CONTENDERS = (
     "serial",
@@ -57,7 +59,7 @@ CONTENDERS = (
     "jax",
 )
 IN_TURNS = ("serial", "channels-last", *BACKENDS, "lanes", "jax")  # in this process
-MAX_PROCESSES = 8
+MAX_PROCESSES = {"cpu": 8, "cuda": 16}
 PATIENCE_S = 300.0  # for processes side by side to begin, and to end
 
 
@@ -67,8 +69,7 @@ def run(
     device: str = "cpu",
     sizes: Sequence[int] = (1, 2, 4, 8),
     steps: int = 7,
-    amp: bool = False,
-    both: bool = False,
+    precisions: Sequence[str] = ("float32",),
     optimizer: str = "sgd",
     own_rates: bool = False,
     own_batches: bool = False,
@@ -82,10 +83,9 @@ def run(
     Args:
         targets: names in `TARGETS` or `targets.PAPER`, or of zoo entries that classify; all of `TARGETS` by default.
         device: "cpu" or "cuda".
-        sizes: the numbers of models, B.
+        sizes: the numbers of models, B; one model is measured too.
         steps: counted steps of each contender, more where they are short; medians are taken.
-        amp: train under autocast to bfloat16.
-        both: measure everything twice, in single precision and under autocast.
+        precisions: of `PRECISIONS`; everything is measured in each of them.
         optimizer: of `OPTIMIZERS`.
         own_rates: each model has a rate and a weight decay of its own.
         own_batches: each model has a batch of its own.
@@ -96,15 +96,16 @@ def run(
 
     Returns:
         ``targets``: name -> B (as text) -> contender -> ``models_per_s``, ``step_ms``, ``quartiles_ms``, ``steps``,
-        ``to_serial``, ``chosen`` (by auto, in the order of its choices, and why a plan was kept or not),
-        ``memory_bytes``, ``memory_to_singles`` (to B times what one model alone needs), ``counters``.
+        ``to_serial``, ``to_own_one`` (models per second over those of the same contender at B = 1), ``chosen`` (by
+        auto, in the order of its choices, and why a plan was kept or not), ``memory_bytes``, ``memory_to_singles`` (to
+        B times what one model alone needs), ``counters``.
         ``crossover``: name -> contender -> ``pays_from``, the first B at which it is no slower than serial, and
         ``stops_at``, the next one at which it is; None where there is none.
-        ``targets_amp``, ``crossover_amp``: the same under autocast, if `both`.
+        ``targets_float16``, ``crossover_float16``: the same in further precisions, by name.
         ``left_out``: a line for each contender that cannot be had here, and for what had no time or memory.
 
     Raises:
-        InputError: the device is not there, or a target or contender is unknown.
+        InputError: the device is not there, or a target, contender or precision is unknown.
     """
     check_device(device)
     unknown = set(contenders) - set(CONTENDERS)
@@ -115,29 +116,29 @@ def run(
     left_out = _absent(device, tuple(wanted))
     names = tuple(name for name in wanted if name not in left_out)
     budget = Budget(budget_s)
-    under_amp = {"": False, "_amp": True} if both else {"": amp}
+    sizes = tuple(dict.fromkeys((1, *sizes)))
+    settings: dict[str, Any] = {"optimizer": optimizer, "own_rates": own_rates, "own_batches": own_batches}
     trainings = {
-        key: Training(each, optimizer=optimizer, own_rates=own_rates, own_batches=own_batches)
-        for key, each in under_amp.items()
+        f"_{each}" if number else "": Training(each, **settings)
+        for number, each in enumerate(dict.fromkeys(precisions))
     }
     measured: dict[str, dict[str, Any]] = {key: {name: {} for name in chosen} for key in trainings}
 
     def result() -> dict[str, Any]:
-        settings = {"optimizer": optimizer, "own_rates": own_rates, "own_batches": own_batches}
-        found: dict[str, Any] = {**_where(device), "amp": amp, **settings}
+        found: dict[str, Any] = {**_where(device), "precisions": list(precisions), **settings}
         for key, targets in measured.items():
             found[f"targets{key}"] = targets
             found[f"crossover{key}"] = {name: crossover(by_size) for name, by_size in targets.items()}
         return found | {"left_out": left_out | budget.left_out}
 
     for size, (key, training), (name, target) in product(sizes, trainings.items(), chosen.items()):
-        what = _words(name, size, training.amp)
+        what = _words(name, size, training)
         with budget.item(what, kind=name, units=size) as begun:
             if begun:
                 try:
-                    measured[key][name][str(size)] = _measure(
-                        target, size, device, steps, training, names, left_out, budget.left_s()
-                    )
+                    rows = _measure(target, size, device, steps, training, names, left_out, budget.left_s())
+                    measured[key][name][str(size)] = rows
+                    _compare_with_one(rows, measured[key][name].get("1", {}))
                 except torch.OutOfMemoryError as error:
                     left_out[what] = f"{what}: {str(error).splitlines()[0]}"
                 save(result())
@@ -148,8 +149,14 @@ def run(
     return result()
 
 
-def _words(name: str, size: int, amp: bool) -> str:
-    return f"{name}, {size} models" + (", autocast" if amp else "")
+def _words(name: str, size: int, training: Training) -> str:
+    return f"{name}, {size} models" + (f", {training.precision}" if training.amp else "")
+
+
+def _compare_with_one(rows: dict[str, dict[str, Any]], single: dict[str, dict[str, Any]]) -> None:
+    for name, row in rows.items():
+        if name in single:
+            row["to_own_one"] = row["models_per_s"] / single[name]["models_per_s"]
 
 
 def crossover(by_size: dict[str, dict[str, Any]]) -> dict[str, dict[str, int | None]]:
@@ -202,7 +209,7 @@ def _measure(
     left_out: dict[str, str],
     left_s: float,
 ) -> dict[str, dict[str, Any]]:
-    suits = {"channels-last": target.has_images(), "jax": target.entry == "mlp"}
+    suits = {"channels-last": target.has_images(), "jax": target.entry == "mlp" and not training.amp}
     here = [name for name in IN_TURNS if name in names and suits.get(name, True)]
     in_turn = {name: step_of(name, target, size, device, training) for name in here}
     found: dict[str, dict[str, Any]] = {
@@ -215,7 +222,7 @@ def _measure(
         for name, step in in_turn.items():
             found[name]["counters"] = counters.counted(step)
     in_turn.clear()  # their memory is needed
-    if size <= MAX_PROCESSES:
+    if size <= MAX_PROCESSES[device]:
         for name in names:
             if name in ("processes", "mps", "mig") and name not in left_out:
                 took_s = _beside(name, target, size, device, steps, training, left_out, left_s)
@@ -250,7 +257,7 @@ def _beside(
             patience_s = min(PATIENCE_S, max(1.0, left_s - (perf_counter() - begin)))
             return beside.side_by_side(target, size, device, steps, training, environments, patience_s=patience_s)
     except BrokenBarrierError:
-        what = f"{name}, {_words(target.entry, size, training.amp)}"
+        what = f"{name}, {_words(target.entry, size, training)}"
         left_out[what] = f"{what}: not done in {perf_counter() - begin:.0f} s, or one of the processes failed"
     except (OSError, subprocess.SubprocessError) as error:
         left_out[name] = f"{name}: its daemon does not start: {str(error).splitlines()[0]}"
@@ -271,7 +278,7 @@ def _add_memory(
         for contender, row in found.items():
             if contender not in IN_TURNS or contender == "jax":
                 continue
-            what = f"memory of {contender}, {_words(name, int(size), training.amp)}"
+            what = f"memory of {contender}, {_words(name, int(size), training)}"
             with budget.item(what, kind="memory") as begun:
                 if not begun:
                     continue

@@ -22,7 +22,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.fuse.targets import BACKENDS, TARGETS, Target, Training, step_of
+from benchmarks.fuse.targets import BACKENDS, TARGETS, Target, step_of
+from benchmarks.fuse.training import Training
 from hocket.fusion import fuse
 from hocket.fusion import optim as fused_optim
 
@@ -202,7 +203,7 @@ def _grown(queue: Any, name: str, target: Target, size: int, training: Training)
     """
     x = torch.randn(4, 2, 2)
     small = [nn.Sequential(nn.Conv1d(2, 2, 1), nn.BatchNorm1d(2), nn.Flatten(), nn.Linear(4, 2)) for _ in range(2)]
-    with torch.autocast("cpu", torch.bfloat16, enabled=training.amp):
+    with training.autocast("cpu"):
         small[0](x).float().sum().backward()
         torch.optim.SGD(small[0].parameters(), lr=0.1, momentum=0.9).step()
         if name in BACKENDS:

@@ -8,8 +8,9 @@ from typing import Any
 
 from torch import nn
 
-from benchmarks.fuse.targets import SHARED, Training, named, partly_fused, step_of
+from benchmarks.fuse.targets import named, partly_fused, step_of
 from benchmarks.fuse.timing import check_device, row_of, timed
+from benchmarks.fuse.training import SHARED, Training
 from hocket.errors import InputError
 
 __all__ = ["blocks_of", "partial"]

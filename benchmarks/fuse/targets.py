@@ -16,69 +16,25 @@ from torch.nn import functional
 from torch.utils import _pytree as pytree
 
 from benchmarks.fuse.jax_peer import JaxPeer
+from benchmarks.fuse.training import SHARED, Net, Training
 from hocket import zoo
 from hocket.errors import InputError
 from hocket.fusion import fuse
-from hocket.fusion import optim as fused_optim
 from hocket.fusion.model import Array
 from hocket.session import Schedule, schedule
 
 __all__ = [
     "BACKENDS",
-    "OPTIMIZERS",
     "PAPER",
-    "SHARED",
     "TARGETS",
     "Target",
-    "Training",
     "named",
     "partly_fused",
     "step_of",
 ]
 
 BACKENDS = {"vmap": "vmap", "fused": "rule", "auto": "auto", "scheduled": "auto"}  # of the contenders that fuse
-OPTIMIZERS = ("sgd", "adam")
 NOISE_WIDTH = 100  # of DCGAN's generator
-
-
-@dataclass(frozen=True)
-class Training:
-    """How models are trained.
-
-    Attributes:
-        amp: under autocast to bfloat16.
-        optimizer: "sgd", with momentum, or "adam".
-        own_rates: whether each model has a rate and a weight decay of its own, as in a search.
-        own_batches: whether each model has a batch of its own; else all share one.
-    """
-
-    amp: bool = False
-    optimizer: str = "sgd"
-    own_rates: bool = False
-    own_batches: bool = False
-
-    def __post_init__(self) -> None:
-        if self.optimizer not in OPTIMIZERS:
-            raise InputError(f"bench fuse: optimizer: expected one of {', '.join(OPTIMIZERS)}, got {self.optimizer!r}")
-
-    def rates(self, first: int, size: int) -> tuple[list[float], list[float]]:
-        """Rates and weight decays of these models."""
-        if not self.own_rates:
-            return [1e-3] * size, [0.0] * size
-        numbers = range(first, first + size)
-        return [1e-3 * (1 + n / 8) for n in numbers], [1e-4 * (1 + n % 4) for n in numbers]
-
-    def optimizer_of(self, model: nn.Module, first: int) -> Any:
-        """The optimizer of model number `first`, or of the fused models from that number on."""
-        options: dict[str, Any] = {"lr": 1e-3}
-        if self.optimizer == "sgd":
-            options["momentum"] = 0.9
-        if self.own_rates:
-            rates, decays = self.rates(first, model.num_models if isinstance(model, Array) else 1)
-            own = {"lr": rates, "weight_decay": decays}
-            options |= own if isinstance(model, Array) else {name: values[0] for name, values in own.items()}
-        library: Any = fused_optim if isinstance(model, Array) else torch.optim
-        return {"sgd": library.SGD, "adam": library.Adam}[self.optimizer](model.parameters(), **options)
 
 
 @dataclass(frozen=True)
@@ -127,60 +83,31 @@ TARGETS = {
     "pointnet-cls": Target("pointnet-cls", 8, (("points", 256),)),
     "pointnet-seg": Target("pointnet-seg", 8, (("points", 256),)),
     "dcgan": Target("dcgan", 8, (("image_size", 32), ("width", 16)), "gan"),
-    "transformer": Target("transformer", 4, _WORDS, "words"),
-    "bert-medium": Target("bert-medium", 4, _WORDS, "own"),
+    "transformer-2x64": Target("transformer", 4, _WORDS, "words"),
+    "bert-2x64": Target("bert-medium", 4, _WORDS, "own"),
     "resnet20": Target("resnet20", 16),
     "mobilenet-v2": Target("mobilenet-v2", 4, (("image_size", 64),)),
 }
 
 
-# HFTA's three, in its sizes: for GPUs.
+# HFTA's three and its secondary four (Appendix H), in its sizes: for GPUs.
+_CIFAR = (("image_size", 32),)
 PAPER = {
     "pointnet-cls-paper": Target("pointnet-cls"),
     "pointnet-seg-paper": Target("pointnet-seg"),
     "dcgan-paper": Target("dcgan", kind="gan"),
+    "resnet18-paper": Target("resnet18", 128, _CIFAR),
+    "mobilenet-v3-large-paper": Target("mobilenet-v3-large", 1024, _CIFAR),
+    "transformer-2x128-paper": Target(
+        "transformer", 32, (("width", 128), ("depth", 2), ("heads", 2), ("steps", 32), ("vocab", 33278)), "words"
+    ),
+    "bert-medium-paper": Target("bert-medium", 32, (("steps", 32),), "own"),
 }
-
-
-SHARED = Training()
 
 
 def named(name: str) -> Target:
     """One of those above, or a zoo entry that classifies, in its own size."""
     return TARGETS.get(name) or PAPER.get(name) or Target(name)
-
-
-class _Net:
-    """A plain model or B fused ones, and its optimizer."""
-
-    def __init__(self, model: Any, training: Training, first: int = 0) -> None:
-        self.model: Any = model
-        self.device = next(model.parameters()).device.type
-        self.amp = training.amp
-        self.optimizer = training.optimizer_of(model, first)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with self._autocast():
-            return self.model(*args, **kwargs)
-
-    def loss(self, fn: Callable[..., Tensor], inputs: Any, *targets: Tensor) -> Tensor:
-        """The loss, or B losses, of what the model gives for these inputs."""
-        if not isinstance(self.model, Array):
-            return self.loss_of(fn, self(**inputs) if isinstance(inputs, dict) else self(inputs), *targets)
-        with self._autocast():
-            return self.model.losses(partial(_in_single, fn) if self.amp else fn, inputs, *targets)
-
-    def loss_of(self, fn: Callable[..., Tensor], out: Any, *targets: Tensor) -> Tensor:
-        """The loss, or B losses, of this output, in single precision, as torch's losses are under autocast."""
-        fn = partial(_in_single, fn) if self.amp else fn
-        return self.model.loss(fn, out, *targets) if isinstance(self.model, Array) else fn(out, *targets)
-
-    def _autocast(self) -> torch.autocast:
-        return torch.autocast(self.device, torch.bfloat16, enabled=self.amp)
-
-
-def _in_single(fn: Callable[..., Tensor], out: Any, *targets: Tensor) -> Tensor:
-    return fn(out.float() if isinstance(out, Tensor) else out, *targets)
 
 
 @dataclass(frozen=True)
@@ -243,7 +170,7 @@ def step_of(name: str, target: Target, size: int, device: str, training: Trainin
         return Step(peer.seconds, seconds=peer.seconds)
     train = _trainer(target)
     if name in ("serial", "channels-last", "lanes"):
-        loop = [[_Net(model, training, n) for model in models] for n, models in zip(numbers, jobs, strict=True)]
+        loop = [[Net(model, training, n) for model in models] for n, models in zip(numbers, jobs, strict=True)]
 
         def one_after_another(batches: list[Any]) -> list[Tensor]:
             return [train(nets, batch) for nets, batch in zip(loop, batches, strict=True)]
@@ -254,7 +181,7 @@ def step_of(name: str, target: Target, size: int, device: str, training: Trainin
     # A discriminator sees the same real images in all models, and other generated ones in each: that is seen by shape.
     shared = None if target.kind == "gan" else not training.own_batches
     fused = [fuse(list(models), backend=BACKENDS[name], shared=shared) for models in zip(*jobs, strict=True)]
-    nets = [_Net(model, training, first) for model in fused]
+    nets = [Net(model, training, first) for model in fused]
     batch = pytree.tree_map(lambda *each: torch.stack(each), *batches) if training.own_batches else batches[0]
     step = partial(train, nets)
     if name == "scheduled":
@@ -262,7 +189,7 @@ def step_of(name: str, target: Target, size: int, device: str, training: Trainin
     return Step(lambda: step(batch), tuple(fused))
 
 
-def _scheduled(step: Callable[[Any], Any], nets: list[_Net], batch: Any, arrays: tuple[Array, ...] = ()) -> Step:
+def _scheduled(step: Callable[[Any], Any], nets: list[Net], batch: Any, arrays: tuple[Array, ...] = ()) -> Step:
     """A step as `hocket.schedule` makes it, once that has decided."""
     fast = schedule(step, [net.model for net in nets], [net.optimizer for net in nets], cache=False)
     while not fast.decided:
@@ -274,22 +201,22 @@ def partly_fused(target: Target, size: int, device: str, training: Training, sep
     """One training step of B models of which some blocks stay separate."""
     jobs = [target.models(seed, device)[0] for seed in range(size)]
     array = fuse(jobs, backend="rule", shared=True, separate=separate)
-    train, nets, batch = _trainer(target), [_Net(array, training)], target.batch(device)
+    train, nets, batch = _trainer(target), [Net(array, training)], target.batch(device)
     return Step(lambda: train(nets, batch))
 
 
-def _trainer(target: Target) -> Callable[[list[_Net], Any], Tensor]:
+def _trainer(target: Target) -> Callable[[list[Net], Any], Tensor]:
     """One training step of one job's nets on a batch, which gives their loss."""
     trainers: dict[str, Callable[..., Tensor]]
     trainers = {"classifier": _classify, "words": _words, "own": _own_loss, "gan": _gan}
     return trainers[target.kind]
 
 
-def _classify(nets: list[_Net], batch: tuple[Tensor, Tensor]) -> Tensor:
+def _classify(nets: list[Net], batch: tuple[Tensor, Tensor]) -> Tensor:
     return _update(nets[0], lambda net: net.loss(functional.cross_entropy, batch[0], batch[1]))
 
 
-def _words(nets: list[_Net], batch: tuple[Tensor, Tensor]) -> Tensor:
+def _words(nets: list[Net], batch: tuple[Tensor, Tensor]) -> Tensor:
     return _update(nets[0], lambda net: net.loss(_cross_entropy_of_words, batch[0], batch[1]))
 
 
@@ -302,30 +229,30 @@ def _loss_of(out: Any) -> Tensor:
     return loss
 
 
-def _own_loss(nets: list[_Net], batch: dict[str, Tensor]) -> Tensor:
+def _own_loss(nets: list[Net], batch: dict[str, Tensor]) -> Tensor:
     return _update(nets[0], lambda net: net.loss(_loss_of, batch))
 
 
-def _gan(nets: list[_Net], images: Tensor) -> Tensor:
+def _gan(nets: list[Net], images: Tensor) -> Tensor:
     generator, discriminator = nets
     real = torch.ones(len(images), device=images.device)
     noise = torch.randn(len(images), NOISE_WIDTH, 1, 1, device=images.device)
     loss = functional.binary_cross_entropy
     discriminator.optimizer.zero_grad()
-    discriminator.loss(loss, images, real).sum().backward()
+    discriminator.backward(discriminator.loss(loss, images, real))
     fake = generator(noise)
-    discriminator.loss(loss, fake.detach(), 1 - real).sum().backward()
-    discriminator.optimizer.step()
+    discriminator.backward(discriminator.loss(loss, fake.detach(), 1 - real))
+    discriminator.update()
     generator.optimizer.zero_grad()
     fooled = discriminator.loss_of(loss, discriminator(fake), real)
-    fooled.sum().backward()
-    generator.optimizer.step()
+    generator.backward(fooled)
+    generator.update()
     return fooled.detach()
 
 
-def _update(net: _Net, loss: Callable[[_Net], Tensor]) -> Tensor:
+def _update(net: Net, loss: Callable[[Net], Tensor]) -> Tensor:
     net.optimizer.zero_grad()
     losses = loss(net)
-    losses.sum().backward()
-    net.optimizer.step()
+    net.backward(losses)
+    net.update()
     return losses.detach()

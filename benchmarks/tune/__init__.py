@@ -3,6 +3,7 @@
     serial      one trial after another, by a plain loop
     processes   as many processes as there are cores, one trial in each
     fused       trials of one shape as one model, in slots
+    auto        the same, and one at a time where steps alone are measured to be faster
     scheduled   the same, and its step by a plan of `hocket.schedule`
 
 Random search gives all trials all epochs; Hyperband runs its brackets side by side. What counts is the time of a whole
@@ -26,22 +27,22 @@ from benchmarks.tune.searches import SEARCHES, Workload
 from hocket.errors import InputError, MissingDependencyError
 from hocket.search.halving import Hyperband
 from hocket.search.page import device_time_s
-from hocket.search.search import Record
+from hocket.search.record import Record
 from hocket.search.tune import SearchConfig, search
 
 __all__ = ["ALGORITHMS", "CONTENDERS", "SEARCHES", "run"]
 
-CONTENDERS = ("serial", "processes", "fused", "scheduled")
+CONTENDERS = ("serial", "processes", "fused", "auto", "scheduled")
 ALGORITHMS = ("random", "hyperband")
-TRIALS, HYPERBAND_EPOCHS = 60, 81
+HYPERBAND_EPOCHS = 81
 
 
 def run(
     targets: Sequence[str] = (),
     *,
     contenders: Sequence[str] = CONTENDERS,
-    algorithms: Sequence[str] = ALGORITHMS,
-    trials: int = TRIALS,
+    algorithms: Sequence[str] = (),
+    trials: int | None = None,
     quick: bool = False,
     budget_s: float | None = None,
     save: Callable[[dict[str, Any]], None] | None = None,
@@ -51,8 +52,8 @@ def run(
     Args:
         targets: names among `SEARCHES`; all if none.
         contenders: some of `CONTENDERS`; serial is one in any case.
-        algorithms: some of `ALGORITHMS`.
-        trials: of random search.
+        algorithms: some of `ALGORITHMS`; each workload's own if none.
+        trials: of random search; each workload's own if None.
         quick: few trials and epochs, to see that it works.
         budget_s: seconds; what they do not suffice for is left out.
         save: called with the result so far after each search.
@@ -81,7 +82,7 @@ def run(
         "left_out": budget.left_out,
     }
     for target in targets or tuple(SEARCHES):
-        for algorithm in algorithms:
+        for algorithm in algorithms or SEARCHES[target].algorithms:
             rows: dict[str, Any] = {}
             result["searches"][f"{target} {algorithm}"] = rows
             for contender in [name for name in CONTENDERS if name == "serial" or name in contenders]:
@@ -94,14 +95,14 @@ def run(
     return result
 
 
-def _searched(workload: Workload, algorithm: str, contender: str, trials: int, quick: bool) -> dict[str, Any]:
+def _searched(workload: Workload, algorithm: str, contender: str, trials: int | None, quick: bool) -> dict[str, Any]:
     """One whole search: its time, and the value of each trial."""
     import optuna
 
     if algorithm == "hyperband":
         options: dict[str, Any] = {"halving": Hyperband(eta=3), "epochs": 9 if quick else HYPERBAND_EPOCHS}
     else:
-        options = {"trials": 4 if quick else trials, "epochs": 2 if quick else workload.epochs}
+        options = {"trials": 4 if quick else trials or workload.trials, "epochs": 2 if quick else workload.epochs}
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
     config = SearchConfig(study=study, executor=contender, runner=_runner(contender), **options)
     workload(dict(_first_params(workload)))  # its data are loaded once, before anybody is timed

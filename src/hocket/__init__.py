@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from hocket import distribute
     from hocket.autotune.decision import Decision, Verdict
     from hocket.fusion import lr_scheduler, optim
+    from hocket.loading.loader import load
     from hocket.search.halving import Asha, Halving, Hyperband
+    from hocket.search.population import Population
     from hocket.search.training import Training
     from hocket.session import Schedule, schedule
     from hocket.tuning import tune
@@ -41,6 +43,7 @@ __all__ = [
     "Job",
     "Machine",
     "Plan",
+    "Population",
     "Schedule",
     "Timeline",
     "Training",
@@ -52,6 +55,7 @@ __all__ = [
     "efficiency",
     "errors",
     "fuse",
+    "load",
     "lr_scheduler",
     "optim",
     "plan",
@@ -69,7 +73,9 @@ __version__ = VERSION
 ELSEWHERE = {
     **dict.fromkeys(("schedule", "Schedule", "Decision", "Verdict"), "session"),
     **dict.fromkeys(("Asha", "Halving", "Hyperband"), "search.halving"),
+    "Population": "search.population",
     "Training": "search.training",
+    "load": "loading.loader",
     "tune": "tuning",
 }
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hocket.search.fused import Runner
-from hocket.search.halving import Schedules
 from hocket.search.live import LiveTable
 from hocket.search.page import load_plotly, write_page
+from hocket.search.policy import Schedules
 from hocket.search.split import Train
 from hocket.search.tune import SearchConfig, search
 
@@ -52,7 +52,8 @@ def tune(
         space: Optuna's distributions by name.
         trials: how many trials (60); `Hyperband` says itself how many it takes.
         epochs: how many epochs a trial trains at most.
-        halving: `hocket.Halving`, `hocket.Hyperband` or `hocket.Asha`; all trials go all epochs if None. The study's
+        halving: `hocket.Halving`, `hocket.Hyperband` or `hocket.Asha`, which end the worse trials early, or
+            `hocket.Population`, by which they go on from the better ones; all trials go all epochs if None. The study's
             pruner is not asked: pruners decide one trial at a time, while all trials of a rung report at once here.
         study: an Optuna study of one direction, with its sampler, storage and enqueued trials.
         direction: without a study, ``"minimize"`` or ``"maximize"``; such a study proposes by TPE.

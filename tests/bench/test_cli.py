@@ -26,6 +26,7 @@ NAMES = (
     "fuse",
     "critical-path",
     "transfers",
+    "loading",
     "gpu",
 )
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT)))}
@@ -188,7 +189,7 @@ def test_call_writes_its_parts(bench, tmp_path):
 def test_versions_of_the_same_sources_are_compared_in_turns(bench, tmp_path):
     found = bench("versions", ROOT / "src", "digits-cnn", "--rounds", 2, "-o", "versions.json")
     assert found.status == 0
-    assert found.out.startswith("another version's scheduled steps")
+    assert found.out.startswith("another version's steps")
     row = json.loads((tmp_path / "versions.json").read_text())["targets"]["digits-cnn"]
     assert row["other"].keys() == row["this"].keys() == {"calls", "verdict", "why", "step_ms", "eager_ms"}
     assert row["ratio"] == row["other"]["step_ms"] / row["this"]["step_ms"]

@@ -17,7 +17,8 @@ from benchmarks import fuse as bench
 from benchmarks.budget import Budget
 from benchmarks.fuse import beside, counters, targets, timing
 from benchmarks.fuse.partial import blocks_of, partial
-from benchmarks.fuse.targets import Target, Training
+from benchmarks.fuse.targets import Target
+from benchmarks.fuse.training import PRECISIONS, Training
 from hocket.errors import InputError
 
 _TINY = (("width", 64), ("depth", 1), ("steps", 4), ("vocab", 20))
@@ -25,8 +26,8 @@ TINY = {
     "mlp-32": Target("mlp", 4, (("width", 8), ("depth", 2))),
     "pointnet-seg": Target("pointnet-seg", 2, (("points", 8), ("width", 4))),
     "dcgan": Target("dcgan", 2, (("image_size", 16), ("width", 4)), "gan"),
-    "transformer": Target("transformer", 2, _TINY, "words"),
-    "bert-medium": Target("bert-medium", 2, _TINY, "own"),
+    "transformer-2x64": Target("transformer", 2, _TINY, "words"),
+    "bert-2x64": Target("bert-medium", 2, _TINY, "own"),
 }
 
 
@@ -39,11 +40,11 @@ def tiny(monkeypatch):
 
 @pytest.mark.parametrize("name", TINY)
 def test_every_kind_of_target_has_its_fields_and_its_baseline(name):
-    if name == "bert-medium":
+    if name == "bert-2x64":
         pytest.importorskip("transformers")
     contenders = ("vmap", "fused", "auto") if name == "mlp-32" else ("fused",)
-    found = bench.run([name], sizes=(1, 2), steps=2, both=True, memory=False, contenders=contenders)
-    for key in ("targets", "targets_amp"):
+    found = bench.run([name], sizes=(2,), steps=2, precisions=PRECISIONS, memory=False, contenders=contenders)
+    for key in ("targets", "targets_bfloat16", "targets_float16"):
         assert list(found[key]) == [name]
         for size in (1, 2):
             rows = found[key][name][str(size)]
@@ -51,6 +52,10 @@ def test_every_kind_of_target_has_its_fields_and_its_baseline(name):
             for row in rows.values():
                 assert row["to_serial"] == rows["serial"]["step_ms"] / row["step_ms"]
                 assert row["models_per_s"] == pytest.approx(size / row["step_ms"] * 1e3)
+                one = found[key][name]["1"]
+                assert all(
+                    row["to_own_one"] == row["models_per_s"] / one[name]["models_per_s"] for name, row in rows.items()
+                )
     assert set(found["crossover"][name]) == set(contenders)
     assert found["device"] == "cpu"
 
@@ -143,7 +148,9 @@ def test_memory_is_compared_with_the_sum_of_the_singles(monkeypatch):
 def test_what_there_is_no_time_for_is_named_and_what_was_measured_is_kept(monkeypatch):
     now = iter(range(0, 10_000, 10))  # every look at the clock is ten seconds later
     monkeypatch.setattr(bench, "Budget", lambda total_s: Budget(total_s, clock=lambda: next(now)))
-    monkeypatch.setattr(bench, "_measure", lambda *args: {"serial": {"step_ms": 2.0, "to_serial": 1.0}})
+    monkeypatch.setattr(
+        bench, "_measure", lambda *args: {"serial": {"step_ms": 2.0, "to_serial": 1.0, "models_per_s": 500.0}}
+    )
     saved = []
     found = bench.run(["mlp-32"], sizes=(1, 4, 8), memory=False, budget_s=75, save=lambda so_far: saved.append(so_far))
     assert list(found["targets"]["mlp-32"]) == ["1"]
@@ -156,7 +163,7 @@ def test_what_does_not_fit_into_memory_is_named_and_the_rest_goes_on(monkeypatch
     def measured(target, size, *args):
         if size == 2:
             raise torch.OutOfMemoryError("tried to allocate 2 GiB\nmore")
-        return {"serial": {"step_ms": 2.0, "to_serial": 1.0}}
+        return {"serial": {"step_ms": 2.0, "to_serial": 1.0, "models_per_s": 500.0}}
 
     monkeypatch.setattr(bench, "_measure", measured)
     found = bench.run(["mlp-32"], sizes=(1, 2, 3), memory=False)
@@ -185,13 +192,13 @@ def test_processes_that_fail_or_hang_hold_nobody_up():
 def test_fused_steps_train_as_serial_ones_do(monkeypatch, name, training):
     """The bench must compare the same work: parameters after two steps, for each kind of target."""
     nets: list = []
-    right = targets._Net
+    right = targets.Net
 
     def kept(model: nn.Module, *settings: Any):
         nets.append(model.double())
         return right(model, *settings)
 
-    monkeypatch.setattr(targets, "_Net", kept)
+    monkeypatch.setattr(targets, "Net", kept)
     target = TINY[name]
     batches = [target.batch("cpu", seed) for seed in range(2)]
     assert not torch.equal(batches[0][0], batches[1][0])
@@ -216,8 +223,8 @@ def test_fused_steps_train_as_serial_ones_do(monkeypatch, name, training):
 def test_jax_trains_as_torch_does(monkeypatch, training):
     pytest.importorskip("jax")
     nets: list[nn.Module] = []
-    right = targets._Net
-    monkeypatch.setattr(targets, "_Net", lambda model, *rest: nets.append(model) or right(model, *rest))
+    right = targets.Net
+    monkeypatch.setattr(targets, "Net", lambda model, *rest: nets.append(model) or right(model, *rest))
     target = TINY["mlp-32"]
     loop, theirs = (targets.step_of(name, target, 3, "cpu", training) for name in ("serial", "jax"))
     for _ in range(4):

@@ -46,8 +46,7 @@ def in_one_go(array: Any) -> bool:
     return bool(array.choices[-1].winner.per_group_backward)
 
 
-def ways(num_models: int, *, images: bool) -> list[str]:
+def ways(*, images: bool) -> list[str]:
     """All that may win of `array.losses`."""
-    sizes = [num_models // 2, 1] if num_models % 2 == 0 and num_models > 2 else [1]
-    found = [ALL, *(f"{size} at a time with backward" for size in sizes)]
+    found = [ALL, "1 at a time with backward"]
     return [*found, "1 at a time with backward, channels last"] if images else found

@@ -105,7 +105,7 @@ def test_groups_of_models_take_their_own_numbers(num_models, monkeypatch):
 
     index = iter(range(num_models))
     models = made(lambda: DIFFERENT["closure"](next(index)), num_models)
-    prefer(monkeypatch, forward="2 at a time" if num_models == 4 else "loop")
+    prefer(monkeypatch, forward="1 at a time")
     check(models, torch.randn(5, 4, dtype=D), shared=True, backend="auto")
 
 

@@ -23,7 +23,7 @@ def whole_cases() -> list[Any]:
     cases = []
     for name in NETS:
         for num_models in (2, 3, 4, 7):
-            for way in ways(num_models, images=name == "residual"):
+            for way in ways(images=name == "residual"):
                 quick = num_models == 4 if way != ALL else num_models == 3
                 quick |= num_models == 2 and way == GO
                 marks = [] if quick else [pytest.mark.slow]
@@ -84,11 +84,9 @@ LOSSES: dict[str, tuple[Any, str]] = {
 
 @pytest.mark.parametrize("own", [False, True], ids=["shared targets", "own targets"])
 @pytest.mark.parametrize("num_models", [3, 4])  # 4 is also the number of examples
-@pytest.mark.parametrize("way", [ALL, "2 at a time with backward", GO])
+@pytest.mark.parametrize("way", [ALL, GO])
 @pytest.mark.parametrize("name", LOSSES)
 def test_any_loss_function(name, way, num_models, own, monkeypatch):
-    if way == "2 at a time with backward" and num_models == 3:
-        way = ALL
     prefer(monkeypatch, way)
     make_fn, kind = LOSSES[name]
     runs = Runs(made(lambda: nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)), num_models))
@@ -170,10 +168,8 @@ class OwnLoss(nn.Module):
 
 
 @pytest.mark.parametrize("num_models", [2, 4])
-@pytest.mark.parametrize("way", [ALL, "2 at a time with backward", GO])
+@pytest.mark.parametrize("way", [ALL, GO])
 def test_models_that_give_their_own_loss_in_a_tree(way, num_models, monkeypatch):
-    if num_models == 2 and way == "2 at a time with backward":
-        way = ALL
     prefer(monkeypatch, way)
     runs = Runs(made(OwnLoss, num_models), shared=True)
     for _ in range(3):
@@ -194,7 +190,7 @@ class Penalised(nn.Module):
         return self.layer(x), self.layer.weight
 
 
-@pytest.mark.parametrize("way", [ALL, "2 at a time with backward", GO])
+@pytest.mark.parametrize("way", [ALL, GO])
 def test_models_that_give_a_weight(way, monkeypatch):
     prefer(monkeypatch, way)
     runs = Runs(made(Penalised, 4), shared=True)
@@ -318,7 +314,7 @@ def test_without_gradients_nothing_goes_backward(mode, monkeypatch):
     same_gradients(array, other)
 
 
-@pytest.mark.parametrize("way", ways(4, images=True))
+@pytest.mark.parametrize("way", ways(images=True))
 def test_evaluation_and_back_to_training(way, monkeypatch):
     prefer(monkeypatch, way)
     runs = Runs(made(Residual, 4), net="residual", shared=True)

@@ -40,7 +40,7 @@ def trained(array, x, y, steps=2):
     [
         pytest.param(name, way, marks=[pytest.mark.slow] if way == ALL or name == "words" else [])
         for name in ("residual", "mlp", "words")
-        for way in ways(4, images=name == "residual")
+        for way in ways(images=name == "residual")
     ],
 )
 def test_a_spoilt_model_leaves_the_others_bit_identical(name, way, spoilt, monkeypatch):
@@ -72,7 +72,7 @@ def test_a_spoilt_model_leaves_the_others_bit_identical(name, way, spoilt, monke
             assert torch.equal(found[2][key], tensor), key
 
 
-@pytest.mark.parametrize("way", ways(4, images=True))
+@pytest.mark.parametrize("way", ways(images=True))
 def test_permuted_models_give_permuted_losses(way, monkeypatch):
     prefer(monkeypatch, way)
     models = made(Residual, 4)
@@ -88,7 +88,7 @@ def test_permuted_models_give_permuted_losses(way, monkeypatch):
 @pytest.mark.parametrize("fault", ["gradient", "loss", "order"])
 def test_a_fault_in_one_group_is_caught(fault, monkeypatch):
     prefer(monkeypatch, GO)
-    right_bring, right_loss = executor.Gather.bring, executor.GroupExecutor._loss
+    right_bring, right_loss = executor.Gather.bring, executor.SingleExecutor._loss
 
     def bring(self, key, index, grad):
         if fault == "gradient" and index == 1:
@@ -100,7 +100,7 @@ def test_a_fault_in_one_group_is_caught(fault, monkeypatch):
         return found * (1 + 1e-9) if fault == "loss" and index == 1 else found
 
     monkeypatch.setattr(executor.Gather, "bring", bring)
-    monkeypatch.setattr(executor.GroupExecutor, "_loss", loss)
+    monkeypatch.setattr(executor.SingleExecutor, "_loss", loss)
     runs = Runs(linears(), shared=True)
     named = "loss of model 1" if fault == "loss" else "gradient of .*, model 0" if fault == "order" else "model 1"
     with pytest.raises(AssertionError, match=named):
@@ -122,7 +122,7 @@ class Counts(nn.Module):
         return F.cross_entropy(out, target)
 
 
-@pytest.mark.parametrize("way", ways(4, images=True))
+@pytest.mark.parametrize("way", ways(images=True))
 def test_the_first_call_leaves_the_trace_of_one_call(way, monkeypatch):
     prefer(monkeypatch, way)
     models = made(lambda: nn.Sequential(Residual(), nn.Dropout(0.5)), 4)
@@ -148,7 +148,7 @@ def test_the_first_call_leaves_the_trace_of_one_call(way, monkeypatch):
     assert winner(array) == way
 
 
-@pytest.mark.parametrize("way", ways(4, images=True))
+@pytest.mark.parametrize("way", ways(images=True))
 def test_with_seeds_each_model_draws_what_the_plain_one_draws(way, monkeypatch):
     prefer(monkeypatch, way)
     make = partial(nn.Sequential, nn.Conv2d(3, 4, 3), nn.Dropout(0.4), nn.ReLU(), nn.Dropout2d(0.3), nn.Flatten())
@@ -213,7 +213,7 @@ class Partly(nn.Module):
         return self.head(self.again(torch.tanh(self.tied(x))))
 
 
-@pytest.mark.parametrize("way", ways(4, images=False))
+@pytest.mark.parametrize("way", ways(images=False))
 def test_frozen_unused_tied_large_and_small_parameters(way, monkeypatch):
     prefer(monkeypatch, way)
     runs = Runs(made(Partly, 4), shared=True)
@@ -314,7 +314,7 @@ def moved(runs: Runs) -> None:
 CHANGES = {each.__name__: each for each in (replaced, loaded, dropped, refilled, moved)}
 
 
-@pytest.mark.parametrize("way", [ALL, "2 at a time with backward", GO])
+@pytest.mark.parametrize("way", [ALL, GO])
 @pytest.mark.parametrize("name", CHANGES)
 def test_parameters_that_change(name, way, monkeypatch):
     prefer(monkeypatch, way)

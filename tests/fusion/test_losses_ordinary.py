@@ -184,7 +184,7 @@ def _quiet():
     return nullcontext()
 
 
-@pytest.mark.parametrize("way", [ALL, "2 at a time with backward", GO])
+@pytest.mark.parametrize("way", [ALL, GO])
 @pytest.mark.parametrize("name", ["mlp", "residual"])
 def test_under_autocast_as_plain_models_under_autocast(name, way, monkeypatch):
     """To bfloat16's rounding, as the tests of the forward under autocast."""
@@ -238,11 +238,11 @@ def test_errors_name_shapes_before_and_after_a_choice(monkeypatch):
     same_gradients(array, other)
 
 
-def test_groups_name_shapes_too(monkeypatch):
-    array, _ = pair(monkeypatch, "2 at a time with backward", make=lambda: linears(4))
+def test_all_at_once_names_shapes_too(monkeypatch):
+    array, _ = pair(monkeypatch, ALL, make=lambda: linears(4))
     array.losses(F.cross_entropy, X, Y)
-    assert in_one_go(array)
-    with pytest.raises(InputError, match=r"loss: .* \(2, 4, 3\), \(4,\), 2 models: Target 7 is out of bounds"):
+    assert not in_one_go(array)
+    with pytest.raises(InputError, match=r"loss: .* \(4, 4, 3\), \(4,\), 4 models: Target 7 is out of bounds"):
         array.losses(F.cross_entropy, X, torch.full((4,), 7))
 
 
@@ -287,5 +287,5 @@ def test_the_real_contest_times_all_and_keeps_what_won():
     for _ in range(3):
         runs.step(F.cross_entropy, X, (Y,), lambda _: (X,), lambda _: (Y,))
     [choice] = runs.array.choices
-    assert {str(plan) for plan in choice.times_us} <= {"4 at a time", "2 at a time with backward", GO}
+    assert {str(plan) for plan in choice.times_us} <= {"4 at a time", GO}
     assert choice.winner == min(choice.times_us, key=lambda plan: choice.times_us[plan])

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import hocket
-from hocket.fusion.gradients import LARGE_BYTES, Gather, GradientMemory, leaf_parts
+from hocket.fusion.gradients import LARGE_BYTES, Gather, GradientMemory
 
 D = torch.float64
 WIDE = 370  # squared, in float64, more than a MiB
@@ -25,9 +25,9 @@ def net() -> nn.Module:
     return nn.Sequential(nn.Linear(6, WIDE), nn.Tanh(), nn.Linear(WIDE, WIDE), nn.Tanh(), nn.Linear(WIDE, 3))
 
 
-@pytest.fixture(params=["2 at a time with backward", "1 at a time with backward"])
-def array(request, monkeypatch):
-    prefer(monkeypatch, request.param)
+@pytest.fixture
+def array(monkeypatch):
+    prefer(monkeypatch, "1 at a time with backward")
     made_ = hocket.fuse(made(net, 4), shared=True)
     made_.losses(F.cross_entropy, X, Y)
     assert in_one_go(made_)
@@ -187,18 +187,17 @@ def test_the_parts_are_made_once_and_follow_updates(array):
 
 
 @pytest.mark.parametrize("columns", [2, LARGE_BYTES // 16])  # kept as they come, and in buffers
-@pytest.mark.parametrize("size", [1, 2])
-def test_gather_fills_what_nobody_brings(size, columns, monkeypatch):
+def test_gather_fills_what_nobody_brings(columns, monkeypatch):
     monkeypatch.setattr(torch, "empty", lambda *args, **kwargs: torch.full(*args, torch.nan, **kwargs))
-    first, second, third = (nn.Parameter(torch.ones(2 * size, columns, dtype=D)) for _ in range(3))
+    first, second, third = (nn.Parameter(torch.ones(2, columns, dtype=D)) for _ in range(3))
     wholes = [first, second, third]
-    gather = Gather(GradientMemory(), leaf_parts(wholes, size), wholes, size)
-    shape = (columns,) if size == 1 else (size, columns)
+    gather = Gather(GradientMemory(), wholes)
+    shape = (columns,)
     gather.bring(id(first), 0, torch.full(shape, 5.0, dtype=D))
     gather.bring(id(first), 1, torch.full(shape, 7.0, dtype=D))
     gather.bring(id(second), 1, torch.full(shape, 3.0, dtype=D))
-    assert gather.whole(first).mean(1).tolist() == [5.0] * size + [7.0] * size
-    assert gather.whole(second).mean(1).tolist() == [0.0] * size + [3.0] * size
+    assert gather.whole(first).mean(1).tolist() == [5.0, 7.0]
+    assert gather.whole(second).mean(1).tolist() == [0.0, 3.0]
     assert gather.whole(third) is None
 
 

@@ -1,9 +1,15 @@
-"""A search that a test kills: python -m tests.search.killed FOLDER; it says when it begins, and when it is done."""
+"""A search that a test kills: python -m tests.search.killed FOLDER; it says when it begins, and when it is done.
+
+With METHOD and N as well, it kills itself right after the N-th call of this method of its storage.
+"""
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +36,30 @@ def metric(outputs: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return functional.cross_entropy(outputs, target)
 
 
-def run(folder: Path) -> optuna.Study:
+def storage_in(folder: Path) -> Any:
+    return optuna.storages.get_storage(f"sqlite:///{folder / 'study.db'}")
+
+
+def dies_after(method: Callable[..., Any], calls: int) -> Callable[..., Any]:
+    """A method after whose last call the process is gone."""
+    left = calls
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        nonlocal left
+        result = method(*args, **kwargs)
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+    return called
+
+
+def run(folder: Path, method: str | None = None, calls: int = 0) -> optuna.Study:
+    storage = storage_in(folder)
+    if method is not None:
+        setattr(storage, method, dies_after(getattr(storage, method), calls))
+
     def over(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
         with (folder / "over").open("a") as file:
             file.write(f"{trial.number}\n")
@@ -41,7 +70,7 @@ def run(folder: Path) -> optuna.Study:
         TRIALS,
         EPOCHS,
         halving=hocket.Halving(eta=2),
-        storage=f"sqlite:///{folder / 'study.db'}",
+        storage=storage,
         name="killed",
         executor="fused",
         checkpoints=folder / "states",
@@ -53,5 +82,5 @@ if __name__ == "__main__":
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     torch.set_num_threads(1)
     print("begins", flush=True)
-    run(Path(sys.argv[1]))
+    run(Path(sys.argv[1]), *sys.argv[2:3], *map(int, sys.argv[3:]))
     print("done", flush=True)

@@ -12,7 +12,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 from hocket import Training
-from hocket.search.search import Record
+from hocket.search.record import Record
 from hocket.search.tune import SearchConfig, search
 
 generator = torch.Generator().manual_seed(0)

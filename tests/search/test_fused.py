@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
@@ -26,10 +27,13 @@ from torch import nn
 from torch.nn import functional
 
 from hocket import Asha, Halving, Hyperband, Training
+from hocket.search.contest import PlanContest, contestants
 from hocket.search.fused import FusedTrainer
-from hocket.search.probe import Probe
+from hocket.search.group import TrialGroup, Ways
+from hocket.search.probe import alone_s
 from hocket.search.run import Run
 from hocket.search.serial import SerialTrainer
+from hocket.search.split import Split
 from hocket.search.trainer import CannotFuseError
 
 MOMENTUM = {"lr": LR, "momentum": FloatDistribution(0.0, 0.9), "factor": FloatDistribution(0.1, 0.9)}
@@ -203,8 +207,7 @@ def test_a_loss_that_raises_later_ends_that_trial_and_the_others_go_on_as_alone(
 
 
 def test_trials_go_on_alone_where_that_was_faster(monkeypatch):
-    quick = Probe(draws=False, slot_bytes=1, step_s=0.0)
-    monkeypatch.setattr("hocket.search.group.probe", lambda training: quick)
+    monkeypatch.setattr("hocket.search.group.alone_s", lambda training, num_steps: 0.0)
     serial, _ = searched(train, {"lr": LR}, trials=4, epochs=5, executor="serial")
     chosen, record = searched(train, {"lr": LR}, trials=4, epochs=5, executor="auto")
     assert [each.kind for each in record.epochs] == ["fused"] * 8 + ["serial"] * 12
@@ -212,6 +215,43 @@ def test_trials_go_on_alone_where_that_was_faster(monkeypatch):
     assert_same(serial, chosen)
     _, record = searched(train, {"lr": LR}, trials=4, epochs=5, executor="fused")
     assert {each.kind for each in record.epochs} == {"fused"}
+
+
+def test_the_time_alone_leaves_a_trial_as_it_is():
+    run = Run(0, {"lr": 0.02, "rate": 0.2}, seed=0)
+    made = run.build(train)
+    before = [each.clone() for each in made.model.parameters()]
+    drawn = torch.get_rng_state()
+    assert alone_s(made, 3) > 0
+    assert torch.equal(drawn, torch.get_rng_state())
+    assert all(map(torch.equal, before, made.model.parameters()))
+    assert not made.optimizer.state
+
+
+def test_trials_that_went_on_alone_fuse_again_when_more_come(monkeypatch):
+    times_s = iter([0.0])  # when the group is judged first, steps alone take no time
+    monkeypatch.setattr("hocket.search.group.alone_s", lambda training, num_steps: next(times_s, math.inf))
+    ways = Ways(train, Split(("lr",), (), options=frozenset({"lr"})), max_slots=8)
+    group = TrialGroup((), ways)
+    kinds = []
+
+    def epoch():
+        assert group.fill() == []
+        kinds.append((group.trainer.kind, len(group.trainer.active)))
+        for run, result in group.trainer.advance():
+            run.values.append(result.value)
+
+    runs = [Run(number, {"lr": 0.01 * (number + 1)}, seed=0, until=9) for number in range(6)]
+    group.waiting = runs[:2]
+    for _ in range(3):  # each plan has had its turn after the second epoch
+        epoch()
+    group.waiting += runs[2:]
+    for _ in range(2):
+        epoch()
+    group.close()
+    assert kinds == [("fused", 2), ("fused", 2), ("serial", 1), ("fused", 6), ("fused", 6)]
+    for run in runs:
+        assert run.values == pytest.approx(alone(train, run.params, run.epochs), rel=1e-9)
 
 
 def test_an_optimizer_that_cannot_fuse_trains_one_at_a_time_and_says_so(caplog):
@@ -333,3 +373,55 @@ def test_float32_stays_close():
     alone_, _ = searched(single, {"lr": LR}, trials=4, epochs=3, executor="serial")
     together, _ = searched(single, {"lr": LR}, trials=4, epochs=3, executor="fused")
     assert_same(alone_, together, tolerance=1e-4)
+
+
+@pytest.mark.parametrize("place", range(4))
+def test_the_plan_that_takes_the_least_time_is_found_by_steps_that_count(place):
+    plans = contestants(nn.Sequential(nn.Conv2d(1, 1, 1)), 8, with_losses=True)
+    assert [plan.group_size for plan in plans] == [8, 4, 1, 1]
+    contest = PlanContest(plans)
+    taken = []
+    while not contest.is_over:
+        assert math.isinf(contest.step_s) is (len(taken) < 8)
+        taken.append(contest.plan)
+        late = 10.0 * (taken.count(contest.plan) % 2)  # the first step of a turn takes longer
+        contest.took(late + (1.0 if contest.plan is plans[place] else 1.1 + 0.5 * plans.index(contest.plan)))
+    assert contest.plan is contest.leader is plans[place]
+    assert contest.step_s == 1.0
+    assert len(taken) <= 16  # what is far behind after one round gets no more steps
+
+
+def train_images(params):
+    layers = [nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(16, 3)]
+    model = nn.Sequential(*layers).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=params["lr"], momentum=0.9)
+    batches = [(x.repeat(1, 3)[:, :16].unflatten(1, (1, 4, 4)), y) for x, y in BATCHES]
+    return Training(model, optimizer, functional.cross_entropy, batches, functional.cross_entropy)
+
+
+class Overwriting(nn.Module):
+    """It writes over its batch: models that run one after another would read what the first one wrote."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = classifier()
+
+    def forward(self, inputs):
+        return self.inner(inputs.mul_(0.9))
+
+
+def train_over_input(params):
+    model = Overwriting()
+    optimizer = torch.optim.SGD(model.parameters(), lr=params["lr"])
+    data = torch.utils.data.TensorDataset(X, Y)  # a loader makes each batch anew
+    loader = torch.utils.data.DataLoader(data, batch_size=4)
+    return Training(model, optimizer, functional.cross_entropy, loader, accuracy)
+
+
+@pytest.mark.parametrize("function", [train_images, train_over_input])
+def test_trials_are_as_alone_while_their_plan_is_chosen(function):
+    options = {"trials": 4, "epochs": 8}
+    together, record = searched(function, {"lr": LR}, executor="fused", **options)
+    alone_, _ = searched(function, {"lr": LR}, executor="serial", **options)
+    assert {each.kind for each in record.epochs} == {"fused"}
+    assert_same(alone_, together)

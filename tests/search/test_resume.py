@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -11,9 +12,10 @@ import optuna
 import pytest
 import torch
 from tests.search import killed
-from tests.search.pieces import BATCHES, SPACE, assert_same, random_study, searched, train, values
+from tests.search.pieces import BATCHES, LR, SPACE, assert_same, random_study, searched, train, values
+from torch.nn import functional
 
-from hocket import Halving
+from hocket import Halving, Training
 from hocket.errors import FormatError, InputError
 from hocket.search.checkpoints import Checkpoints
 
@@ -27,8 +29,9 @@ def whole(tmp_path_factory):
     return study, time.perf_counter() - start
 
 
-def begun(folder):
-    process = subprocess.Popen([sys.executable, "-m", "tests.search.killed", str(folder)], stdout=subprocess.PIPE)
+def begun(folder, *where):
+    command = [sys.executable, "-m", "tests.search.killed", str(folder), *map(str, where)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE)
     assert process.stdout.readline() == b"begins\n"
     return process
 
@@ -57,6 +60,34 @@ def test_a_search_that_is_killed_ends_as_one_that_is_not(kills, whole, tmp_path)
     over = (tmp_path / "over").read_text().split()
     assert len(over) == len(set(over))
     assert not list((tmp_path / "states").glob("trial-*"))
+
+
+def enqueued_study(folder):
+    study = optuna.create_study(study_name="killed", storage=killed.storage_in(folder))
+    study.enqueue_trial({"lr": 0.02, "width": 12})
+    study.enqueue_trial({"lr": 0.03})
+
+
+def test_a_search_that_is_killed_while_it_asks_for_a_trial_knows_it_again(tmp_path):
+    for name in ("whole", "parts"):
+        (tmp_path / name).mkdir()
+        enqueued_study(tmp_path / name)
+    study = killed.run(tmp_path / "whole")
+    for where in (
+        ("set_trial_user_attr", 1),  # the first enqueued trial is claimed, and waits still
+        ("set_trial_state_values", 1),  # it is taken, and nothing says by whom but the claim
+        ("set_trial_param", 2),  # two of its three parameters are there
+        ("create_new_trial", 2),  # after the second enqueued one: two more, the last one without parameters
+        ("set_trial_param", 4),  # one of its parameters is there
+    ):
+        process = begun(tmp_path / "parts", *where)
+        process.communicate()
+        assert process.returncode == -signal.SIGKILL, where
+    process = begun(tmp_path / "parts")
+    assert process.communicate()[0] == b"done\n"
+    found = optuna.load_study(study_name="killed", storage=killed.storage_in(tmp_path / "parts"))
+    assert_same(study, found)
+    assert len(found.trials) == killed.TRIALS
 
 
 class StoppedError(Exception):
@@ -95,6 +126,33 @@ def test_a_search_that_stops_at_an_epoch_goes_on_with_it(executor, after, tmp_pa
     assert_same(whole, study)
     trained = {(each.number, each.epoch) for each in record.epochs}
     assert not {(number, epoch) for number, own in before.items() for epoch in own} & trained
+
+
+@pytest.mark.parametrize("after", [2, 3])
+def test_a_rung_is_decided_again_as_it_was_before_one_of_its_trials_failed(after, tmp_path):
+    def late(params):
+        made = train(params)
+        calls = 0
+
+        def metric(outputs, target):
+            nonlocal calls
+            calls += 1
+            if params["lr"] > 0.08 and calls > len(BATCHES):  # in the second epoch, after the first rung
+                raise RuntimeError("no more")
+            return functional.cross_entropy(outputs, target)
+
+        return Training(made.model, made.optimizer, made.loss, BATCHES, metric, made.scheduler)
+
+    options = {"trials": 6, "epochs": 4, "halving": Halving(eta=2), "executor": "fused"}
+    storage = optuna.storages.InMemoryStorage
+    whole, _ = searched(late, {"lr": LR}, storage=storage(), **options)
+    states = [trial.state.name for trial in whole.trials]
+    assert {"COMPLETE", "PRUNED", "FAIL"} == set(states), states
+    again = {"storage": storage(), "name": "s", "checkpoints": tmp_path, **options}
+    with pytest.raises(StoppedError):
+        searched(late, {"lr": LR}, on_progress=stopping(after), **again)
+    study, _ = searched(late, {"lr": LR}, **again)
+    assert_same(whole, study)
 
 
 @pytest.mark.parametrize("executor", ["serial", "fused"])

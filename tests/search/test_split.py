@@ -79,13 +79,14 @@ def test_a_hundred_thousand_proposals_are_grouped():
         assert {split.key(proposals[number]) for number in own} == {key}
 
 
-def test_a_space_with_nothing_fusible_trains_one_at_a_time():
+def test_a_space_with_nothing_fusible_trains_one_at_a_time_and_says_so(caplog):
     space = {"width": IntDistribution(4, 40)}
     study = random_study()
     for width in range(4, 9):
         study.enqueue_trial({"width": width})
     _, record = searched(train, space, study=study, trials=5, epochs=2, executor="fused")
     assert record.split == ((), ("width",))
+    assert "nothing in the space is fusible, so trials train one at a time: model.0.weight: (" in caplog.text
     assert {each.kind for each in record.epochs} == {"serial"}
 
 

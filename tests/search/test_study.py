@@ -66,6 +66,15 @@ def test_two_searches_share_a_storage(tmp_path):
     assert len(second.trials) == 6
 
 
+def test_a_study_of_another_direction_is_named():
+    storage = optuna.storages.InMemoryStorage()
+    optuna.create_study(study_name="mine", storage=storage, direction="maximize")
+    with pytest.raises(InputError, match="direction: study mine is there already, to maximize, got 'minimize'"):
+        hocket.tune(train, {"lr": LR}, 2, 1, storage=storage, name="mine")
+    found = hocket.tune(train, {"lr": LR}, 2, 1, storage=storage, name="mine", direction="maximize")
+    assert len(found.trials) == 2
+
+
 def test_a_locked_storage_is_named(tmp_path):
     path = tmp_path / "study.db"
     storage = optuna.storages.RDBStorage(f"sqlite:///{path}", engine_kwargs={"connect_args": {"timeout": 0.1}})
@@ -103,7 +112,7 @@ def test_the_default_study_proposes_the_same_again():
         ({"trials": 0}, "trials: expected a whole number >= 1, got 0"),
         ({"epochs": 1.5}, "epochs: expected a whole number >= 1, got 1.5"),
         ({"seed": -1}, "seed: expected a whole number >= 0, got -1"),
-        ({"halving": 3}, "halving: expected hocket.Halving, Hyperband or Asha, got 3"),
+        ({"halving": 3}, "halving: expected hocket.Halving, Hyperband, Asha or Population, got 3"),
         ({"halving": hocket.Hyperband(), "trials": 5, "epochs": 9}, "Hyperband of 9 epochs takes 17, got 5"),
         ({"direction": "up"}, "direction: expected one of minimize, maximize, got 'up'"),
         ({"study": 3}, "study: expected an optuna.Study, got a value of type int"),

@@ -6,7 +6,7 @@ import argparse
 from importlib import import_module
 from pathlib import Path
 
-from hocket.cli import files, searches, servers, steps
+from hocket.cli import files, searches, servers, steps, weights
 from hocket.cli.arguments import Parser, Verbs, add_output, add_verb, count
 from hocket.errors import HocketError
 from hocket.ir import Machine
@@ -14,6 +14,9 @@ from hocket.planning import planners
 from hocket.planning.transfers import ORDERS
 
 __all__ = ["make_parser"]
+
+# `hocket.loading.loader` has these, too, and needs torch.
+_LOAD_ORDERS = ("auto", "registration", "file")
 
 _TARGET = """\
 TARGET is a name that `hocket zoo` lists, or file.py:function, a function
@@ -201,6 +204,7 @@ def _add_rest(verbs: Verbs) -> None:
     tune.add_argument("--top", type=count, default=5, metavar="N", help="how many trials are listed, best first (5)")
 
     _add_servers(verbs)
+    _add_load(verbs)
     add_verb(verbs, "zoo", steps.zoo_verb, "list the training steps that come with Hocket", "hocket zoo --format json")
 
 
@@ -224,9 +228,28 @@ def _add_servers(verbs: Verbs) -> None:
     add_output(ps, "a checkpoint of the plain model and optimizer")
 
 
-def _target(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+def _add_load(verbs: Verbs) -> None:
+    load = add_verb(
+        verbs,
+        "load",
+        weights.load_verb,
+        "load weights from a safetensors file while the first step runs",
+        "hocket load mlp weights.safetensors --reorder ordered.safetensors",
+        "MODEL is a TARGET of one model: " + _TARGET.removeprefix("TARGET is "),
+    )
+    _target(load, "MODEL")
+    load.add_argument("file", type=_existing, metavar="FILE", help="a file, the index of several, or their folder")
+    load.add_argument(
+        "--order", choices=_LOAD_ORDERS, default="auto", metavar="NAME", help=f"{', '.join(_LOAD_ORDERS)} (auto)"
+    )
+    load.add_argument(
+        "--reorder", type=Path, metavar="OUT", help="write the tensors into this file, in the order of their first use"
+    )
+
+
+def _target(parser: argparse.ArgumentParser, name: str = "TARGET") -> argparse._ArgumentGroup:
     """The target and the options of zoo targets, which may be added to."""
-    parser.add_argument("target", metavar="TARGET", help="a zoo name, or file.py:function")
+    parser.add_argument("target", metavar=name, help="a zoo name, or file.py:function")
     zoo = parser.add_argument_group("options of zoo targets")
     zoo.add_argument("--batch-size", type=count, metavar="N", help="examples in a batch (the entry's own)")
     zoo.add_argument("--optimizer", metavar="NAME", help="sgd, adam or adamw (the entry's own)")
@@ -256,10 +279,15 @@ def _joint(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--joint", action="store_true", help="leave a convolution's backward in one piece")
 
 
-def _input(text: str) -> Path:
+def _existing(text: str) -> Path:
     path = Path(text)
     if not path.exists():
         raise argparse.ArgumentTypeError(f"no such file: {text}")
+    return path
+
+
+def _input(text: str) -> Path:
+    path = _existing(text)
     if path.is_dir():
         raise argparse.ArgumentTypeError(f"expected a file, got the directory {text}")
     return path

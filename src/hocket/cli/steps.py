@@ -22,7 +22,7 @@ from hocket.reporting.words import count_text, duration_text, quantity_text
 if TYPE_CHECKING:
     from hocket.job import Job
 
-__all__ = ["capture_verb", "profile_verb", "run_verb", "zoo_verb"]
+__all__ = ["capture_verb", "profile_verb", "run_verb", "wait_policy", "working", "zoo_verb"]
 
 
 def run_verb(args: Namespace) -> None:
@@ -30,7 +30,7 @@ def run_verb(args: Namespace) -> None:
     policy = wait_policy()
     folder = None if args.report is None else output_folder(args.report)
     plan = None if args.plan is None else read_plan(args.plan)
-    with _working(args, "load the step") as (target, job, bar):
+    with working(args, "load the step") as (target, job, bar):
         import torch
 
         from hocket.native import available
@@ -81,7 +81,7 @@ def capture_verb(args: Namespace) -> None:
     """TARGET to a graph."""
     wait_policy()
     path = output_file(args.output)
-    with _working(args, "load the step", moving=True) as (target, job, bar):
+    with working(args, "load the step", moving=True) as (target, job, bar):
         from hocket.tracing import capture
 
         bar.update("capture")
@@ -117,7 +117,7 @@ def profile_verb(args: Namespace) -> None:
     machine = Machine.here()
     if args.widths is not None and max(args.widths) > machine.cores:
         raise UsageError(f"--widths: this machine has {count_text(machine.cores, 'core')}, got {max(args.widths)}")
-    with _working(args, "load the step") as (target, job, bar):
+    with working(args, "load the step") as (target, job, bar):
         from hocket.profiling import profile
         from hocket.profiling.tracer import default_widths
         from hocket.tracing import capture
@@ -219,7 +219,7 @@ def wait_policy() -> str:
 
 
 @contextmanager
-def _working(args: Namespace, what: str, *, moving: bool = False) -> Iterator[tuple[Target, Job, Bar]]:
+def working(args: Namespace, what: str, *, moving: bool = False) -> Iterator[tuple[Target, Job, Bar]]:
     """The job that the arguments name, and a bar; what the user's code prints goes to stderr meanwhile."""
     device = getattr(args, "device", None)
     target = Target(args.target, args.batch_size, args.optimizer, args.seed, dict(args.settings), device)

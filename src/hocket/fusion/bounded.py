@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 __all__ = ["Bounded"]
 
 V = TypeVar("V")
 
 
-class Bounded(Generic[V]):
+class Bounded(dict[Any, V]):
     """At most `size` items: one more pushes out the one that was put in or asked for longest ago.
 
     Example:
@@ -20,35 +19,26 @@ class Bounded(Generic[V]):
         1
         >>> kept["c"] = 3
         >>> list(kept)
-        ['c', 'a']
+        ['a', 'c']
     """
 
     def __init__(self, size: int) -> None:
+        super().__init__()
         self.size = size
-        self._items: dict[Any, V] = {}
 
-    def get(self, key: Any) -> V | None:
-        """The value of a key, or None."""
-        if key not in self._items:
-            return None
-        self._items[key] = value = self._items.pop(key)
+    def get(self, key: Any, default: Any = None) -> Any:
+        """The value of a key, which is the last one that was used now, or the default."""
+        if key not in self:
+            return default
+        value = self.pop(key)
+        super().__setitem__(key, value)
         return value
 
     def __setitem__(self, key: Any, value: V) -> None:
-        self._items.pop(key, None)
-        self._items[key] = value
-        if len(self._items) > self.size:
-            del self._items[next(iter(self._items))]
-
-    def __contains__(self, key: Any) -> bool:
-        return key in self._items
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def __iter__(self) -> Iterator[Any]:
-        """Keys, the one that was used last first."""
-        return reversed(self._items)
+        self.pop(key, None)
+        super().__setitem__(key, value)
+        if len(self) > self.size:
+            del self[next(iter(self))]
 
     def __reduce__(self) -> Any:
         """A copy begins empty: what was traced and timed belongs to one array."""

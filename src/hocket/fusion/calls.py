@@ -22,8 +22,8 @@ from torch.utils import _pytree as pytree
 from hocket.errors import InputError
 from hocket.fusion.bounded import Bounded
 from hocket.fusion.call_spec import CallSpec
-from hocket.fusion.choose import Choice, Copies, choose, make_pass, restored
-from hocket.fusion.executor import GroupExecutor, LeadsElsewhereError
+from hocket.fusion.choose import FAILURES, Choice, Copies, choose, make_pass, restored
+from hocket.fusion.executor import LeadsElsewhereError, SingleExecutor
 from hocket.fusion.gradients import GradientMemory
 from hocket.fusion.loss import per_model_loss, stand_in
 from hocket.fusion.loss_kind import buffers_in, kind_of
@@ -34,11 +34,11 @@ from hocket.fusion.programs import Programs
 from hocket.fusion.rules.base import is_watched
 from hocket.fusion.single_model import has_images
 from hocket.fusion.stacked import Stacked, as_tensors
-from hocket.fusion.steps import Step, warn_without_rule
+from hocket.fusion.steps import warn_without_rule
 from hocket.fusion.store import Store
 from hocket.fusion.unfused_copy import one_by_one
 
-__all__ = ["Calls"]
+__all__ = ["Calls", "run_by"]
 
 MAX_CALLS = 256  # kinds that are remembered
 MAX_TIMED = 8  # of such that are timed: sequences of ever other lengths would be timed for ever
@@ -75,12 +75,13 @@ class Calls:
         self.store = store
         self.choices: list[Choice] = []
         self.form: str | None = None  # how to compute while somebody captures or verifies a step; see `forms`
+        self.plan: ExecutionPlan | None = None  # what calls run by, untimed; see `run_by`
         self.forget()
 
     def forget(self) -> None:
         """Let go of everything that was made from the models as they were."""
         self.memory = GradientMemory()
-        self.models = ModelSlice(self.store, self.settings, 0, self.store.num_models, self.memory)
+        self.models = ModelSlice(self.store, self.settings, self.memory)
         self.programs = Programs(self.models)
         self._calls: Bounded[KnownCall] = Bounded(MAX_CALLS)
         self._counted_from = len(self.choices)  # earlier choices say nothing of later calls
@@ -90,7 +91,7 @@ class Calls:
         return {"settings": self.settings, "store": self.store, "choices": choices}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, form=None)  # a form was asked of this array, for as long as somebody captures it
+        self.__dict__.update(state, form=None, plan=None)  # those were asked of this array, for a while
         self.forget()
 
     def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -186,7 +187,8 @@ class Calls:
         self, what: Any, args: tuple[Any, ...], kwargs: dict[str, Any], targets: tuple[Any, ...] = ()
     ) -> tuple[Any, list[Any]]:
         """What decides how a call goes, and the leaves of its arguments."""
-        mode = (self.store.templates[0].training, self.form, is_watched(), torch.is_grad_enabled(), _autocast())
+        asked = (self.form, self.plan)
+        mode = (self.store.templates[0].training, asked, is_watched(), torch.is_grad_enabled(), _autocast())
         if not kwargs and set(map(type, (*args, *targets))) <= {Tensor}:
             return (what, len(args), _kinds((*args, *targets)), mode), list(args)
         call, leaves = CallSpec.of(args, kwargs)
@@ -209,8 +211,7 @@ class Calls:
         if program is None:
             if self.settings.backend != "loop" and self.form != "loop" and not is_watched():
                 # Nobody knows what the models have in common, so each runs as it is.
-                name = type(self.store.templates[0]).__name__
-                warn_without_rule(self.models, Step(0, "", name, _no_rule, (), {}, ["rule"]))
+                warn_without_rule(self.settings, "", type(self.store.templates[0]).__name__)
             return KnownCall(own, partial(one_by_one, self.store, spec))
         if self.settings.backend != "auto" or self.form is not None or is_watched():
             return KnownCall(own, program.run)
@@ -234,6 +235,8 @@ class Calls:
     def _chosen(self, kind: Any, program: FusedProgram, values: list[Any]) -> Callable[..., Any]:
         """What runs for calls of this kind: by timing, or, after many of its sort, as most of them."""
         with_losses, total = kind[0] == "losses", self.store.num_models
+        if self.plan is not None:
+            return self._asked(self.plan, program, values, with_losses)
         won = [choice.winner for choice in self.choices[self._counted_from :] if choice.kind == kind]
         if len(won) >= MAX_TIMED:
             return self._by(program, Counter(won).most_common(1)[0][0], with_losses)
@@ -254,10 +257,30 @@ class Calls:
         self.choices.append(choice)
         return runs[choice.winner]
 
+    def _asked(
+        self, plan: ExecutionPlan, program: FusedProgram, values: list[Any], with_losses: bool
+    ) -> Callable[..., Any]:
+        """What runs by a plan, if a forward of the first model shows that they can; else all of them at once."""
+        whole = ExecutionPlan(self.store.num_models)
+        if not with_losses:  # groups that wait for each other are of one model, or of all
+            plan = replace(plan, per_group_backward=False) if plan.group_size == 1 else whole
+        if plan.group_size == whole.group_size:
+            return self._by(program, whole, with_losses)
+        executor = SingleExecutor(self.models, program.traced, plan)
+        copies = Copies(values)
+        try:
+            with restored(self.store.buffers(), self.store.generators):
+                executor.forward_of_first(copies.leaves)
+        except FAILURES:  # a forward that sees strides may fail in another layout
+            return self._by(program, whole, with_losses)
+        if copies.are_written():  # then models cannot read one input in turn
+            return self._by(program, whole, with_losses)
+        return executor.losses if with_losses else executor.forward
+
     def _by(self, program: FusedProgram, plan: ExecutionPlan, with_losses: bool) -> Callable[..., Any]:
         if plan.group_size == self.store.num_models > 1:
             return partial(self._losses_of_all, program) if with_losses else program.run
-        executor = GroupExecutor(self.models, program.traced, plan)
+        executor = SingleExecutor(self.models, program.traced, plan)
         return executor.losses if with_losses else executor.forward
 
     def _losses_of_all(
@@ -266,8 +289,17 @@ class Calls:
         return self.loss(fn, as_tensors(program.run(values), self.store.num_models), targets)
 
 
-def _no_rule(backend: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return NotImplemented
+def run_by(array: Any, plan: ExecutionPlan | None) -> None:
+    """Let the calls of an array run by a plan from now on, without being timed.
+
+    Who times whole steps can choose by steps that count, in place of passes that only take time.
+
+    Args:
+        array: of ``backend="auto"``.
+        plan: one of `plans_for` so many models; calls that cannot run by it run all models at once. None for the
+            fastest one of each kind of call, which is timed.
+    """
+    array._calls.plan = plan
 
 
 def _autocast() -> tuple[tuple[bool, torch.dtype], ...]:

@@ -25,7 +25,7 @@ from hocket.errors import HocketError
 from hocket.fusion.plan import ExecutionPlan
 from hocket.fusion.stacked import Stacked, unwrap
 
-__all__ = ["Choice", "Copies", "choose", "make_pass", "restored"]
+__all__ = ["FAILURES", "Choice", "Copies", "choose", "make_pass", "restored"]
 
 BUDGET_PASSES = 16
 MIN_S = 0.06  # which short passes get in any case

@@ -8,7 +8,7 @@ directly below the root it is an error
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from hocket.errors import InputError
 from hocket.fusion.constants import is_same
 from hocket.fusion.python_state import held_by_functions
+from hocket.fusion.rules.base import where
 
-__all__ = ["Blocks", "compare"]
+__all__ = ["Blocks", "compare", "differing_attribute"]
 
 MAX_NAMED = 8
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -60,6 +61,7 @@ def compare(models: Sequence[Any], separate: Sequence[str] = ()) -> Blocks:
     walk.visit("", list(models))
     if walk.errors:
         raise InputError("models differ: " + _listed(walk.errors))
+    _check_ties(models, walk.separate)
     left = [name for name, _ in models[0].named_parameters() if not _inside(name, walk.separate)]
     if walk.separate and not left and any(True for _ in models[0].parameters()):
         reasons = [f"{name}: {reason}" for name, reason in walk.separate.items()]
@@ -76,10 +78,6 @@ def _listed(reasons: Sequence[str]) -> str:
     return "; ".join(reasons[:MAX_NAMED]) + (f"; and {more} more" if more > 0 else "")
 
 
-def _called(name: str) -> str:
-    return f"layer {name}" if name else "the model itself"
-
-
 def _check_shared(models: Sequence[nn.Module]) -> None:
     """No module and no tensor may belong to two models."""
     owners: dict[int, tuple[int, str]] = {}
@@ -94,35 +92,54 @@ def _check_shared(models: Sequence[nn.Module]) -> None:
             if id(thing) in owners:
                 other, other_name = owners[id(thing)]
                 raise InputError(
-                    f"model {index}, {_called(name)}: shared with model {other} ({_called(other_name)}): "
+                    f"model {index}, {where(name)}: shared with model {other} ({where(other_name)}): "
                     "every model needs its own"
                 )
             own[id(thing)] = (index, name)
         owners |= own
 
 
+def _check_ties(models: Sequence[nn.Module], separate: dict[str, str]) -> None:
+    """A tensor that stands under several names in one model has to stand under them in all."""
+    first = _tied(models[0])
+    for index, model in enumerate(models[1:], 1):
+        for names in first ^ _tied(model):
+            if all(_inside(name, separate) for name in names):
+                continue
+            where = (0, index) if names in first else (index, 0)
+            raise InputError(f"models differ: {' and '.join(names)}: one tensor in model {where[0]}, not in {where[1]}")
+
+
+def _tied(model: nn.Module) -> set[tuple[str, ...]]:
+    """The names of each tensor that has several."""
+    names: dict[int, list[str]] = {}
+    for name, tensor in (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)):
+        names.setdefault(id(tensor), []).append(name)
+    return {tuple(own) for own in names.values() if len(own) > 1}
+
+
 def _check_layers(models: Sequence[nn.Module]) -> None:
     """What the rules would pass over: hooks and parametrizations; averages whose weight changes with every batch."""
     for index, model in enumerate(models):
         for name, module in model.named_modules():
-            where = f"model {index}, {_called(name)}"
+            place = f"model {index}, {where(name)}"
             lazy: Any = module if isinstance(module, nn.modules.lazy.LazyModuleMixin) else None
             if lazy is not None and lazy.has_uninitialized_params():
-                raise InputError(f"{where}: not initialised yet; run the model once")
+                raise InputError(f"{place}: not initialised yet; run the model once")
             if isinstance(module, torch.jit.ScriptModule) or hasattr(module, "_orig_mod"):
-                raise InputError(f"{where}: is compiled; fuse the module that it was made from")
+                raise InputError(f"{place}: is compiled; fuse the module that it was made from")
             for kind in HOOKS:
                 if getattr(module, kind, None):
-                    raise InputError(f"{where}: has a hook ({kind[1:]}); remove it before fusing")
+                    raise InputError(f"{place}: has a hook ({kind[1:]}); remove it before fusing")
             if (computed := getattr(module, "parametrizations", None)) is not None:
                 raise InputError(
-                    f"{where}: {', '.join(computed)}: expected a plain parameter, got a parametrization (weight_norm, "
+                    f"{place}: {', '.join(computed)}: expected a plain parameter, got a parametrization (weight_norm, "
                     "spectral_norm, ...); torch.nn.utils.parametrize.remove_parametrizations makes it plain"
                 )
             is_norm = isinstance(module, (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm))
             if is_norm and module.momentum is None and module.track_running_stats:
                 raise InputError(
-                    f"model {index}, {_called(name)}: momentum: expected a number, got None "
+                    f"{place}: momentum: expected a number, got None "
                     "(a running average over all batches so far cannot be fused)"
                 )
         own = set(map(id, (*model.modules(), *model.parameters(), *model.buffers())))
@@ -147,14 +164,14 @@ class _Walk:
             if path:
                 self.separate[path] = reason
             else:
-                self.errors.append(f"{_called(path)}: {reason}")
+                self.errors.append(f"{where(path)}: {reason}")
             return []
         found = _tensors(path, modules)
         if not found and (option := _options(modules)) is not None:
             if path:
                 self.separate[path] = option
             else:
-                self.errors.append(f"{_called(path)}: {option}")
+                self.errors.append(f"{where(path)}: {option}")
             return []
         for name, _ in modules[0].named_children():
             below = [getattr(module, name) for module in modules]
@@ -193,16 +210,16 @@ def _tensors(path: str, modules: list[nn.Module]) -> list[str]:
             theirs: dict[str, Tensor | None] = getattr(module, kind)
             for name in dict.fromkeys((*mine, *theirs)):
                 a, b = mine.get(name), theirs.get(name)
-                where = f"{_called(path)}: {name}"
+                place = f"{where(path)}: {name}"
                 if a is None or b is None:
                     if a is not b:
-                        found.append(f"{where}: only one of model 0 and model {index} has it")
+                        found.append(f"{place}: only one of model 0 and model {index} has it")
                 elif a.shape != b.shape:
-                    found.append(f"{where}: {tuple(a.shape)} in model 0, {tuple(b.shape)} in model {index}")
+                    found.append(f"{place}: {tuple(a.shape)} in model 0, {tuple(b.shape)} in model {index}")
                 elif (a.dtype, a.device) != (b.dtype, b.device):
-                    found.append(f"{where}: {a.dtype} on {a.device} in model 0, {b.dtype} on {b.device} in {index}")
+                    found.append(f"{place}: {a.dtype} on {a.device} in model 0, {b.dtype} on {b.device} in {index}")
                 elif a.requires_grad != b.requires_grad:
-                    found.append(f"{where}: trained in one of model 0 and model {index} only (requires_grad)")
+                    found.append(f"{place}: trained in one of model 0 and model {index} only (requires_grad)")
     return found
 
 
@@ -213,17 +230,26 @@ def _options(modules: list[nn.Module]) -> str | None:
     """
     first = modules[0]
     allowed = {name for classes, name in PER_MODEL_OPTIONS if isinstance(first, classes)}
-    is_own = not type(first).__module__.startswith("torch.")
     for index, module in enumerate(modules[1:], 1):
         if module.training != first.training:
             return f"training is {first.training} in model 0, {module.training} in model {index}"
-        mine, theirs = vars(first), vars(module)
-        for name in dict.fromkeys((*mine, *theirs)):
-            if is_own or name in MACHINERY or name in allowed:
-                continue
-            a, b = mine.get(name), theirs.get(name)
-            if (name in mine) != (name in theirs) or not (isinstance(a, nn.Module) or is_same(a, b)):
+        if type(first).__module__.startswith("torch."):
+            name = differing_attribute(first, module, allowed)
+            if name is not None:
+                a, b = vars(first).get(name), vars(module).get(name)
                 return f"{name}: {_short(a)} in model 0, {_short(b)} in model {index}"
+    return None
+
+
+def differing_attribute(one: nn.Module, other: nn.Module, allowed: Collection[str] = ()) -> str | None:
+    """The first attribute of a module that is no tensor and not the same in another one, or None."""
+    mine, theirs = vars(one), vars(other)
+    for name in dict.fromkeys((*mine, *theirs)):
+        a, b = mine.get(name), theirs.get(name)
+        if name in MACHINERY or name in allowed:
+            continue
+        if (name in mine) != (name in theirs) or not is_same(a, b):
+            return name
     return None
 
 

@@ -1,4 +1,4 @@
-"""What serves any op: ``torch.vmap`` over the models, and, where that fails, the models one after another."""
+"""What serves any op: torch's batching over the models, and, where that fails, the models one after another."""
 
 from __future__ import annotations
 
@@ -8,54 +8,87 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._functorch import (
+    _add_batch_dim,
+    _remove_batch_dim,
+    _vmap_decrement_nesting,
+    _vmap_increment_nesting,
+    is_batchedtensor,
+)
+from torch._functorch.predispatch import lazy_load_decompositions
 from torch.utils import _pytree as pytree
 
 from hocket.errors import InputError
 from hocket.fusion.constants import joined
-from hocket.fusion.stacked import Stacked, part, unwrap
+from hocket.fusion.stacked import Stacked, map_tree, part, unwrap
 
-__all__ = ["loop", "stack_parts", "vmap"]
+__all__ = ["are_mixed", "batched", "loop", "stack_parts", "vmap"]
 
 
-def vmap(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call `target` for all models through ``torch.vmap``; every model draws its own random numbers.
+def batched(target: Callable[..., Any], args: Any, kwargs: dict[str, Any], num_models: int) -> Any:
+    """Call `target` under torch's batching, one level of it, on arguments in tuples, lists and dicts.
+
+    It is what ``torch.vmap`` does, without its 100 us of Python a call. Results that do not differ between the models
+    are plain tensors.
+
+    Raises:
+        RuntimeError, ValueError: there is no batching for it.
+    """
+    level = _vmap_increment_nesting(num_models, "different")
+
+    def enter(leaf: Any) -> Any:
+        return _add_batch_dim(leaf.tensor, 0, level) if isinstance(leaf, Stacked) else leaf
+
+    def leave(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            return Stacked(_remove_batch_dim(leaf, level, num_models, 0)) if is_batchedtensor(leaf) else leaf
+        if _holds_tensors(leaf):
+            raise ValueError("tensors in an object cannot leave vmap")
+        return leaf
+
+    try:
+        own_args, own_kwargs = map_tree(args, enter), map_tree(kwargs, enter) if kwargs else kwargs
+        result = target(*own_args, **own_kwargs)
+        return leave(result) if isinstance(result, Tensor) else pytree.tree_map(leave, result)
+    finally:
+        _vmap_decrement_nesting()
+
+
+def vmap(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], num_models: int) -> Any:
+    """Call any function for all models through torch's batching; every model draws its own random numbers.
 
     Raises:
         RuntimeError, ValueError: vmap cannot do it.
     """
     leaves, spec = pytree.tree_flatten((args, kwargs), is_leaf=lambda value: isinstance(value, Stacked))
-    places = [index for index, leaf in enumerate(leaves) if isinstance(leaf, Stacked)]
-    if not places:
-        raise ValueError("nothing differs between the models")
     tensors = [unwrap(leaf) for leaf in leaves if isinstance(leaf, (Stacked, Tensor))]
+    if not any(isinstance(leaf, Stacked) for leaf in leaves):
+        raise ValueError("nothing differs between the models")
     if torch.is_autocast_enabled(tensors[0].device.type):
         raise ValueError("vmap takes linear layers apart before autocast sees them")
-    if len({tensor.dtype for tensor in tensors}) > 1 and any(leaves[place].ndim == 0 for place in places):
+    if are_mixed(leaves):
         raise ValueError("under vmap, numbers without axes change the type of a result as tensors with axes do")
-    out_spec: Any = None
-    is_tensor: list[bool] = []
-    plain: list[Any] = []
+    lazy_load_decompositions()
+    grad = torch.is_grad_enabled()
 
-    def of_one(*own: Tensor) -> tuple[Tensor, ...]:
-        nonlocal out_spec, is_tensor, plain
-        filled = list(leaves)
-        for place, value in zip(places, own, strict=True):
-            filled[place] = value
-        inner_args, inner_kwargs = pytree.tree_unflatten(filled, spec)
-        outs, out_spec = pytree.tree_flatten(target(*inner_args, **inner_kwargs))
-        if any(_holds_tensors(out) for out in outs):
-            raise ValueError("tensors in an object cannot leave vmap")
-        is_tensor = [isinstance(out, Tensor) for out in outs]
-        plain = [None if isinstance(out, Tensor) else out for out in outs]
-        return tuple(out for out in outs if isinstance(out, Tensor))
+    def of_leaves(*own: Any) -> Any:
+        inner_args, inner_kwargs = pytree.tree_unflatten(own, spec)
+        return target(*inner_args, **inner_kwargs)
 
-    # What fails in the middle may leave a grad mode behind.
-    with warnings.catch_warnings(), torch.set_grad_enabled(torch.is_grad_enabled()):
+    with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "There is a performance drop")
-        results = torch.vmap(of_one, randomness="different")(*(leaves[place].tensor for place in places))
-    given = iter(results)
-    filled = [Stacked(next(given)) if tensor else value for tensor, value in zip(is_tensor, plain, strict=True)]
-    return pytree.tree_unflatten(filled, out_spec)
+        try:
+            return batched(of_leaves, tuple(leaves), {}, num_models)
+        finally:  # what fails in the middle may leave a grad mode behind
+            torch.set_grad_enabled(grad)
+
+
+def are_mixed(leaves: Sequence[Any]) -> bool:
+    """Whether numbers without axes stand beside tensors of another type: torch's promotion is another under vmap."""
+    tensors = [leaf for leaf in leaves if isinstance(leaf, (Stacked, Tensor))]
+    return any(isinstance(leaf, Stacked) and not leaf.ndim for leaf in tensors) and (
+        len({unwrap(leaf).dtype for leaf in tensors}) > 1
+    )
 
 
 def loop(targets: Sequence[Callable[..., Any]], args: tuple[Any, ...], kwargs: dict[str, Any], where: str) -> Any:

@@ -11,9 +11,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 from torch.nn import functional
 
+from hocket.fusion.model_slice import ModelSlice
 from hocket.fusion.rules.base import is_watched, op_name
 from hocket.fusion.rules.norm import BATCH_NORMS
 
@@ -29,21 +30,13 @@ FRESH = frozenset(
 )
 
 
-def in_place(
-    node: fx.Node, layers: Callable[[str], tuple[nn.Module, ...]], known: Callable[[str], bool]
-) -> Callable[..., Tensor] | None:
-    """What computes an activation over its input, or None where the node is none or somebody needs its input.
-
-    Args:
-        node: any node.
-        layers: gives the layer of each model by name.
-        known: whether a layer by this name is fused, and not separate.
-    """
+def in_place(node: fx.Node, models: ModelSlice) -> Callable[..., Tensor] | None:
+    """What computes an activation over its input, or None where the node is none or somebody needs its input."""
     name = op_name(node.target) if node.op in ("call_function", "call_method") else None
     if name not in ACTIVATIONS or not node.args:
         return None
     source = node.args[0]
-    if not isinstance(source, fx.Node) or len(source.users) > 1 or not _is_fresh(source, layers, known):
+    if not isinstance(source, fx.Node) or len(source.users) > 1 or not _is_fresh(source, models):
         return None
     over, beside = ACTIVATIONS[name]
 
@@ -54,7 +47,8 @@ def in_place(
     return activate
 
 
-def _is_fresh(node: fx.Node, layers: Callable[[str], tuple[nn.Module, ...]], known: Callable[[str], bool]) -> bool:
+def _is_fresh(node: fx.Node, models: ModelSlice) -> bool:
     if node.op == "call_module":
-        return known(str(node.target)) and all(type(each) in BATCH_NORMS for each in layers(str(node.target)))
+        layer = str(node.target)
+        return models.separate_block(layer) is None and all(type(each) in BATCH_NORMS for each in models.layers(layer))
     return node.op in ("call_function", "call_method") and op_name(node.target) in FRESH

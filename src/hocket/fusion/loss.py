@@ -28,11 +28,12 @@ __all__ = [
     "Losses",
     "first_tensor",
     "loss_of_one",
-    "own_targets_of",
     "per_model_loss",
-    "stacked_loss",
     "stand_in",
 ]
+
+UNCHANGED = (HocketError, torch.OutOfMemoryError)
+FAILURES = (RuntimeError, ValueError, TypeError, IndexError)
 
 
 class Losses(Tensor):
@@ -79,29 +80,15 @@ def per_model_loss(
     stacked = pytree.tree_unflatten([Stacked(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves], spec)
     first = pytree.tree_map_only(Tensor, itemgetter(0), outputs)
     own_targets = axis.targets(fn, targets, first, tensors[0].shape, num_models)
-    losses = stacked_loss(fn, stacked, own_targets, num_models)
-    return _traced(losses) if is_watched() else losses.as_subclass(Losses)
-
-
-def stacked_loss(fn: Callable[..., Any], output: Any, targets: tuple[Any, ...], num_models: int) -> Tensor:
-    """``fn(output, *targets)`` of each model, ``(B,)``, of `Stacked` values.
-
-    Raises:
-        InputError: `fn` fails; restates the shapes.
-    """
     try:
-        if fn is stand_in:
-            return _stand_in_of_all(output, num_models)
-        losses = _alone(fn, (output, *targets)) if num_models == 1 else _quick(fn, output, targets, num_models)
-        if losses is None:
-            losses = _any(fn, (output, *targets), num_models)
-    except (HocketError, torch.OutOfMemoryError):
+        found = _alone(fn, (stacked, *own_targets)) if num_models == 1 else _quick(fn, stacked, own_targets, num_models)
+        losses = _any(fn, (stacked, *own_targets), num_models) if found is None else found
+    except UNCHANGED:
         raise
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        values = map(unwrap, pytree.tree_leaves((output, targets), is_leaf=lambda value: isinstance(value, Stacked)))
-        given = ", ".join(str(tuple(each.shape)) for each in values if isinstance(each, Tensor))
-        raise InputError(f"loss: of outputs and targets of shapes {given}, {num_models} models: {error}") from error
-    return losses.flatten(1).sum(1) if losses.ndim > 1 else losses
+    except FAILURES as error:
+        raise _restated(error, (stacked, own_targets), f"{num_models} models") from error
+    losses = losses.flatten(1).sum(1) if losses.ndim > 1 else losses
+    return _traced(losses) if is_watched() else losses.as_subclass(Losses)
 
 
 def loss_of_one(fn: Callable[..., Any], out: Any, targets: tuple[Any, ...], model: int) -> Tensor:
@@ -112,25 +99,20 @@ def loss_of_one(fn: Callable[..., Any], out: Any, targets: tuple[Any, ...], mode
     """
     try:
         loss = fn(out, *targets)
-    except (HocketError, torch.OutOfMemoryError):
+    except UNCHANGED:
         raise
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        given = ", ".join(
-            str(tuple(each.shape)) for each in pytree.tree_leaves((out, targets)) if isinstance(each, Tensor)
-        )
-        raise InputError(f"loss: of outputs and targets of shapes {given}, model {model}: {error}") from error
+    except FAILURES as error:
+        raise _restated(error, (out, targets), f"model {model}") from error
     if not isinstance(loss, Tensor):
         raise InputError(f"loss: expected one tensor from the loss function, got {type(loss).__name__}")
     return loss.sum() if loss.ndim else loss
 
 
-def own_targets_of(
-    axis: ModelAxis, fn: Callable[..., Any], targets: tuple[Any, ...], out: Any, size: int, num_models: int
-) -> tuple[Any, ...]:
-    """Targets, `Stacked` where models have their own, from the output of the first `size` models."""
-    shape = first_tensor(out).shape
-    first = out if size == 1 else pytree.tree_map_only(Tensor, itemgetter(0), out)
-    return axis.targets(fn, targets, first, (num_models, *(shape if size == 1 else shape[1:])), num_models)
+def _restated(error: Exception, values: Any, who: str) -> InputError:
+    """An error of a loss function, with the shapes that it was given."""
+    leaves = map(unwrap, pytree.tree_leaves(values, is_leaf=lambda value: isinstance(value, Stacked)))
+    given = ", ".join(str(tuple(each.shape)) for each in leaves if isinstance(each, Tensor))
+    return InputError(f"loss: of outputs and targets of shapes {given}, {who}: {error}")
 
 
 def first_tensor(out: Any) -> Tensor:
@@ -146,16 +128,7 @@ def first_tensor(out: Any) -> Tensor:
 def stand_in(out: Any) -> Tensor:
     """A loss of one model's output for timing: it costs little, and every number of the output has a gradient."""
     leaves = [leaf for leaf in pytree.tree_leaves(out) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
-    return torch.stack([leaf.square().mean() for leaf in leaves if leaf.requires_grad] or [torch.zeros(())]).sum()
-
-
-def _stand_in_of_all(output: Any, num_models: int) -> Tensor:
-    leaves = pytree.tree_leaves(output, is_leaf=lambda leaf: isinstance(leaf, Stacked))
-    tensors = [leaf.tensor for leaf in leaves if isinstance(leaf, Stacked)]
-    wanted = [each for each in tensors if each.is_floating_point() and each.requires_grad]
-    return torch.stack(
-        [each.reshape(num_models, -1).square().mean(1) for each in wanted] or [torch.zeros(num_models)]
-    ).sum(0)
+    return torch.stack([leaf.square().mean() for leaf in leaves] or [torch.zeros(())]).sum()
 
 
 def _are_plain(outputs: Any, target: Any) -> bool:
@@ -193,7 +166,7 @@ def _of_one(args: tuple[Any, ...], change: Callable[[Tensor], Tensor]) -> tuple[
 
 def _any(fn: Callable[..., Any], args: tuple[Any, ...], num_models: int) -> Tensor:
     try:
-        result = fallback.vmap(fn, args, {})
+        result = fallback.vmap(fn, args, {}, num_models)
     except (RuntimeError, ValueError, TypeError):
         outs = [fn(*_of_one(args, itemgetter(index))) for index in range(num_models)]
         result = fallback.stack_parts(outs, "loss")

@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from hocket.fusion.python_state import held_by
+
 __all__ = ["buffers_in", "kind_of"]
 
 DEPTH = 4  # of functions that hold functions
@@ -36,16 +38,9 @@ def _held(fn: Any, depth: int = DEPTH) -> Iterator[Tensor | nn.Module]:
         return
     if not callable(fn) or not depth:
         return
-    held: list[Any] = [getattr(fn, "__self__", None)]
+    held = [getattr(fn, "__self__", None), *held_by(fn)]
     if isinstance(fn, partial):
         held += [fn.func, *fn.args, *fn.keywords.values()]
-    held += getattr(fn, "__defaults__", None) or ()
-    held += (getattr(fn, "__kwdefaults__", None) or {}).values()
-    for cell in getattr(fn, "__closure__", None) or ():
-        try:
-            held.append(cell.cell_contents)
-        except ValueError:  # not assigned yet
-            continue
     for each in held:
         if isinstance(each, (Tensor, nn.Module)):
             yield each

@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from hocket.errors import InputError
 from hocket.fusion.constants import is_same, joined
-from hocket.fusion.rules.base import op_name
+from hocket.fusion.rules.base import op_name, where
 from hocket.fusion.stacked import ModelValues, Stacked, as_type_of
 from hocket.fusion.trace import Traced
 
@@ -40,9 +40,9 @@ def merged(traces: Sequence[Traced]) -> Traced:
         args = [_with_places(node.args, own) for node, own in zip(row, places, strict=True)]
         kwargs = [_with_places(node.kwargs, own) for node, own in zip(row, places, strict=True)]
         if any(not is_same((args[0], kwargs[0]), each) for each in zip(args[1:], kwargs[1:], strict=True)):
-            where = _described(first, row[0])
-            row[0].args = _joined_tree([node.args for node in row], places, where)
-            row[0].kwargs = _joined_tree([dict(node.kwargs) for node in row], places, where)
+            place = _described(first, row[0])
+            row[0].args = _joined_tree([node.args for node in row], places, place)
+            row[0].kwargs = _joined_tree([dict(node.kwargs) for node in row], places, place)
     lengths = [len(nodes) for nodes in columns]
     if len(set(lengths)) > 1:
         model = next(index for index, length in enumerate(lengths) if length != lengths[0])
@@ -91,12 +91,11 @@ def _check_ops(traces: Sequence[Traced], row: Sequence[fx.Node]) -> None:
 
 
 def _described(traced: Traced, node: fx.Node) -> str:
-    layer = traced.layer(node)
     name = "the output" if node.op == "output" else op_name(node.target) or str(getattr(node.target, "__name__", node))
-    return f"{f'layer {layer}' if layer else 'the model itself'}: {name}"
+    return f"{where(traced.layer(node))}: {name}"
 
 
-def _joined_tree(trees: Sequence[Any], places: Sequence[dict[fx.Node, int]], where: str) -> Any:
+def _joined_tree(trees: Sequence[Any], places: Sequence[dict[fx.Node, int]], place: str) -> Any:
     """Arguments of one node of all models as one tree."""
     first = trees[0]
     rest = [_with_places(tree, own) for tree, own in zip(trees, places, strict=True)]
@@ -104,11 +103,11 @@ def _joined_tree(trees: Sequence[Any], places: Sequence[dict[fx.Node, int]], whe
         return first
     if {type(tree) for tree in trees} == {type(first)}:
         if isinstance(first, (tuple, list)) and len({len(tree) for tree in trees}) == 1:
-            found = [_joined_tree(each, places, where) for each in zip(*trees, strict=True)]
+            found = [_joined_tree(each, places, place) for each in zip(*trees, strict=True)]
             return found if isinstance(first, list) else as_type_of(first, found)
         if isinstance(first, dict) and all(list(tree) == list(first) for tree in trees):
-            return {key: _joined_tree([tree[key] for tree in trees], places, where) for key in first}
+            return {key: _joined_tree([tree[key] for tree in trees], places, place) for key in first}
     leaves = [leaf for tree in trees for leaf in pytree.tree_leaves(tree)]
     if any(isinstance(leaf, (fx.Node, slice)) for leaf in leaves):
-        raise InputError(f"models differ: {where}: its arguments are {trees[0]} in model 0, and other ones in others")
+        raise InputError(f"models differ: {place}: its arguments are {trees[0]} in model 0, and other ones in others")
     return ModelValues(tuple(trees))

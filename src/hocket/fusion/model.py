@@ -203,10 +203,15 @@ class Array(nn.Module):
         Raises:
             InputError: the new model does not fit.
         """
-        old, only_values = slots.refill(self._store, model, new, seed, self.training)
-        if not only_values:
-            self._forget()
+        self._store.check_slot(model)
+        old = self._store.plain(model)
+        self._put(model, new, seed)
         return old
+
+    def _put(self, model: int, new: nn.Module, seed: int | None) -> None:
+        """`refill`, without the old model."""
+        if not slots.refill(self._store, model, new, seed, self.training):
+            self._forget()
 
     def state_dict(  # type: ignore[override]
         self,

@@ -1,17 +1,16 @@
-"""Some of the B models, as what a program needs of them."""
+"""All of the B models or one, as what a program needs of them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from hocket.fusion.gradients import GradientMemory
 from hocket.fusion.inputs import ModelAxis
-from hocket.fusion.stacked import Stacked, of_models
+from hocket.fusion.stacked import part
 from hocket.fusion.store import Store
 
 __all__ = ["ModelSlice", "Settings"]
@@ -35,46 +34,30 @@ class Settings:
 
 
 class ModelSlice:
-    """Models `start` to `stop` of a store.
+    """All models of a store, or one of them.
 
     Args:
         store: of all models.
         settings: of the array.
-        start: the first one.
-        stop: behind the last one.
-        memory: where rules write gradients of these models' parameters.
+        memory: where rules write gradients of stacked parameters.
+        index: of the single model, whose tensors have no models' axis; None for all.
     """
 
-    def __init__(self, store: Store, settings: Settings, start: int, stop: int, memory: GradientMemory) -> None:
+    def __init__(self, store: Store, settings: Settings, memory: GradientMemory, index: int | None = None) -> None:
         self.store = store
         self.settings = settings
-        self.num_models = stop - start
+        self.num_models = store.num_models if index is None else 1
         self.gradient_memory = memory
-        self._slice = slice(start, stop)
-        self._own: Mapping[str, Tensor] | None = None
+        self._index = index
+        self._slice = slice(None) if index is None else slice(index, index + 1)
 
-    def part(self, start: int, stop: int, memory: GradientMemory) -> ModelSlice:
-        """Some of these models; they compute on tensors that somebody gives them with `use`."""
-        first = self._slice.start
-        found = ModelSlice(self.store, self.settings, first + start, first + stop, memory)
-        found.use({})
-        return found
-
-    def use(self, tensors: Mapping[str, Tensor]) -> None:
-        """Compute on these from now on; those of a single model have no models' axis."""
-        self._own = tensors
-
-    def tensor(self, name: str) -> Stacked:
-        """The stacked parameter or buffer of this name."""
-        if self._own is None:
-            return self.store.tensor(name)
-        own = self._own[name]
-        return Stacked(own.unsqueeze(0) if self.num_models == 1 else own)
+    def alone(self, index: int) -> ModelSlice:
+        """One of the models."""
+        return ModelSlice(self.store, self.settings, self.gradient_memory, index)
 
     def of_models(self, constant: Any) -> Any:
         """A constant of all models as these see it."""
-        whole = self.num_models == self.store.num_models and self._own is None
-        return constant if whole else of_models(constant, self._slice.start, self._slice.stop)
+        return constant if self._index is None else part(constant, self._index)
 
     def layers(self, name: str) -> tuple[nn.Module, ...]:
         """The layer of each model, without its tensors."""

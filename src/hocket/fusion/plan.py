@@ -2,13 +2,14 @@
 
 Fusing all B models makes every activation B times as large. Where one model's fill the caches already, B models' do not
 fit any more, and what is larger than 32 MiB costs page faults too, because malloc gives it back to the system every
-time. Groups keep what fusing saves on small ops and stay small enough; a group of one is the plain model.
+time. So it is all models or one at a time, the plain model; groups between were never the fastest of a zoo entry beyond
+the spread of the times (docs/log.md, 2026-11-22).
 
-    array(x), then loss, then backward          each group to the end of its backward
+    array(x), then loss, then backward          each model to the end of its backward
     forward 0, forward 1, ... forward B-1       forward 0, loss 0, backward 0
     loss                                        forward 1, loss 1, backward 1
     backward B-1, ... backward 0                ...
-    in memory: B models' activations            one group's, in the memory of the one before it
+    in memory: B models' activations            one model's, in the memory of the one before it
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ class ExecutionPlan:
     """One way to run B models.
 
     Attributes:
-        group_size: models at a time; a divisor of B.
-        per_group_backward: whether each group goes through its loss and backward before the next one begins.
+        group_size: models at a time; one, or B.
+        per_group_backward: whether each model goes through its loss and backward before the next one begins.
         channels_last: whether convolutions of single models get their images with the channels last.
 
     Example:
@@ -52,18 +53,13 @@ class ExecutionPlan:
 def plans_for(num_models: int, *, with_losses: bool, has_images: bool) -> list[ExecutionPlan]:
     """The plans that are worth a try, the plain models first and all at once last.
 
-    Groups of other sizes than half of the models, and groups whose backward waits for all, were never the fastest of a
-    zoo entry beyond the spread of the times (docs/log.md, 2026-11-22).
-
     Args:
         num_models: B.
-        with_losses: whether a loss follows, so that groups may go on to the end of their backward.
+        with_losses: whether a loss follows, so that single models may go on to the end of their backward.
         has_images: whether the layout of images matters.
     """
     backward = with_losses and num_models > 1
     plans = [ExecutionPlan(1, backward)]
     if has_images:
         plans.append(ExecutionPlan(1, backward, channels_last=True))
-    if backward and num_models % 2 == 0 and num_models > 2:
-        plans.append(ExecutionPlan(num_models // 2, backward))
     return plans if num_models == 1 else [*plans, ExecutionPlan(num_models)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from hocket.fusion.call_spec import CallSpec
 from hocket.fusion.choose import restored
 from hocket.fusion.merge import is_alike, merged
 from hocket.fusion.model_slice import ModelSlice
-from hocket.fusion.program import FusedProgram, make_program
+from hocket.fusion.program import FusedProgram
 from hocket.fusion.python_state import Globals, attributes, has_own_code
 from hocket.fusion.rules.base import is_watched
 from hocket.fusion.stacked import Stacked, unwatched
@@ -40,7 +41,7 @@ class Programs:
 
     def made(self) -> list[FusedProgram]:
         """Those that are kept, the one that was used last first."""
-        return [program for program in map(self._kept.get, list(self._kept)) if program is not None]
+        return [program for program in reversed(self._kept.values()) if program is not None]
 
     def are_outdated(self) -> bool:
         """Whether what the traced forwards read outside of the models has changed."""
@@ -60,60 +61,51 @@ class Programs:
         key: Any = (call, self._models.store.templates[0].training)
         if key not in self._kept:
             with unwatched():
-                self._kept[key] = self._symbolic(values, call)
+                self._kept[key] = self._made(self._symbolic, values, call.spec)
         program = self._kept.get(key)
         if program is not None:
             return program
         key = (*key, kinds)
         if key not in self._kept and not is_watched():
-            self._kept[key] = self._exported(values, call.spec)
+            self._kept[key] = self._made(self._exported, values, call.spec)
         return self._kept.get(key)
 
-    def _symbolic(self, values: list[Any], call: CallSpec) -> FusedProgram | None:
-        args, kwargs = _sample(values, call.spec)
+    def _symbolic(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[trace.Traced]:
         store = self._models.store
         separate = frozenset(store.separate_index)
-        known = Globals(store.templates)
         traces: list[trace.Traced] = []
         # What only torch's own layers compute is the same for the same layers, which `compare` has seen to.
-        templates = store.templates if any(map(has_own_code, store.templates)) else store.templates[:1]
-        try:
-            for template in templates:
-                model = copy.deepcopy(template)
-                traces.append(trace.symbolic(model, args, kwargs, separate))
-                if traces[-1].keeps_values and not is_alike(traces[-1], trace.symbolic(model, args, kwargs, separate)):
-                    raise torch.fx.proxy.TraceError("the forward reads what an earlier call left behind")
-            if (path := known.changed()) is not None:
-                raise torch.fx.proxy.TraceError(f"the forward changes {path}")
-            program = make_program(self._models, merged(traces))
-        except InputError as error:
-            raise InputError(f"{error}{self._hint()}") from error
-        except (torch.fx.proxy.TraceError, *trace.FAILURES) as error:
-            self._why_not = f"{type(error).__name__}: {error}"
-            return None
-        self._globals = known
-        return program
+        for template in store.templates if any(map(has_own_code, store.templates)) else store.templates[:1]:
+            model = copy.deepcopy(template)
+            traces.append(trace.symbolic(model, args, kwargs, separate))
+            if traces[-1].keeps_values and not is_alike(traces[-1], trace.symbolic(model, args, kwargs, separate)):
+                raise torch.fx.proxy.TraceError("the forward reads what an earlier call left behind")
+        return traces
 
-    def _exported(self, values: list[Any], spec: Any) -> FusedProgram | None:
+    def _exported(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[trace.Traced]:
         store = self._models.store
         if store.separate_index:
             raise InputError(
                 "blocks stay separate, and torch.fx cannot trace the model around them: "
                 f"{self._why_not.splitlines()[0]}; use backend='loop', or models that agree in every layer"
             )
-        args, kwargs = _sample(values, spec)
-        known = Globals(store.templates)
         traces: list[trace.Traced] = []
+        for index in range(store.num_models):
+            with restored(store.buffers(), store.generators):
+                traces.append(trace.exported(store.plain(index), args, kwargs))
+        return traces
+
+    def _made(self, trace_all: Callable[..., list[trace.Traced]], values: list[Any], spec: Any) -> FusedProgram | None:
+        """A program from traces of all models, or None where these fail."""
+        known = Globals(self._models.store.templates)
         try:
-            for index in range(store.num_models):
-                with restored(store.buffers(), store.generators):
-                    traces.append(trace.exported(store.plain(index), args, kwargs))
+            program = FusedProgram(self._models, merged(trace_all(*_sample(values, spec))))
             if (path := known.changed()) is not None:
-                raise ValueError(f"the forward changes {path}")
-            program = make_program(self._models, merged(traces))
+                raise torch.fx.proxy.TraceError(f"the forward changes {path}")
         except InputError as error:
             raise InputError(f"{error}{self._hint()}") from error
-        except (torch._dynamo.exc.TorchDynamoException, *trace.FAILURES):
+        except (torch.fx.proxy.TraceError, torch._dynamo.exc.TorchDynamoException, *trace.FAILURES) as error:
+            self._why_not = f"{type(error).__name__}: {error}"
             return None
         self._globals = known
         return program

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-__all__ = ["Globals", "attributes", "changes", "generators", "has_own_code", "held_by_functions"]
+__all__ = ["Globals", "attributes", "changes", "generators", "has_own_code", "held", "held_by", "held_by_functions"]
 
 DEPTH = 8  # of containers in containers
 GLOBAL_DEPTH = 3  # the same of globals, which are looked at in each call
@@ -38,24 +38,28 @@ def attributes(model: nn.Module) -> list[Leaf]:
     return found
 
 
+def held_by(function: Any) -> list[Any]:
+    """What a function has in its closure and defaults."""
+    cells = [_value(cell, None) for cell in getattr(function, "__closure__", None) or ()]
+    named = (getattr(function, "__kwdefaults__", None) or {}).values()
+    return [*cells, *(getattr(function, "__defaults__", None) or ()), *named]
+
+
 def held_by_functions(model: nn.Module) -> list[tuple[str, Any]]:
     """What functions in a model's attributes hold in closures and defaults, which a copy of the model shares."""
-    found: list[tuple[str, Any]] = []
+    return [(path, each) for _, path, value in attributes(model) for each in held(value)]
 
-    def visit(path: str, value: Any, depth: int) -> None:
-        if isinstance(value, MethodType):
-            value = value.__func__
-        if isinstance(value, FunctionType) and depth:
-            cells = [_value(cell, None) for cell in value.__closure__ or ()]
-            for each in (*cells, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()):
-                found.append((path, each))
-                visit(path, each, depth - 1)
-        elif isinstance(value, partial):
-            visit(path, value.func, depth)
 
-    for _, path, value in attributes(model):
-        visit(path, value, DEPTH)
-    return found
+def held(value: Any, depth: int = DEPTH) -> Iterator[Any]:
+    """What a function holds in closures and defaults, with what functions in these hold."""
+    if isinstance(value, MethodType):
+        value = value.__func__
+    if isinstance(value, FunctionType) and depth:
+        for each in held_by(value):
+            yield each
+            yield from held(each, depth - 1)
+    elif isinstance(value, partial):
+        yield from held(value.func, depth)
 
 
 def generators() -> list[Leaf]:

@@ -1,12 +1,5 @@
 """A traced model as a plain Python function of one model's tensors: nothing fused, and nothing costs more than in it.
 
-    def run(leaves, tensors):
-        v0 = leaves[0]
-        v1 = tensors["fc.weight"]
-        v2 = f2(v0, v1, None)         # torch.nn.functional.linear
-        v0 = v1 = None
-        return v2
-
 It runs models one after another where fusing does not pay. The tracer has left out the modules around the ops, so a
 small op costs less than in the model itself.
 
@@ -25,13 +18,14 @@ import torch
 from torch import Tensor
 
 from hocket.errors import HocketError, InputError
-from hocket.fusion.program import FusedProgram, Ref
-from hocket.fusion.stacked import Stacked, as_type_of, map_tree
+from hocket.fusion.program import FusedProgram
+from hocket.fusion.rules.base import where
+from hocket.fusion.source import Source
+from hocket.fusion.stacked import Stacked, map_tree
 from hocket.fusion.steps import Step
 
 __all__ = ["SingleModel", "has_images"]
 
-FILENAME = "<hocket.fuse: one model>"
 CHANNELS_LAST = {
     "conv2d": torch.channels_last,
     "conv_transpose2d": torch.channels_last,
@@ -52,20 +46,13 @@ class SingleModel:
         assert program.models.num_models == 1
         self._program = program
         self._channels_last = channels_last
-        self._names: dict[str, Any] = {}
-        self._steps_by_line: dict[int, Step] = {}
-        lines = ["def run(leaves, tensors):"]
-        lines += [f"    v{place} = leaves[{number}]" for place, number in program.inputs]
-        lines += [f"    v{place} = tensors[{name!r}]" for place, name in program.tensors]
-        lines += [f"    v{place} = {self._name(value)}" for place, value in program.constants]
+        self._source = Source(program)
         for step in program.steps:
-            lines.append(f"    v{step.index} = {self._call(step)}")
-            self._steps_by_line[len(lines)] = step
-            if step.dead:
-                lines.append(f"    {' = '.join(f'v{place}' for place in step.dead)} = None")
-        lines.append(f"    return {self._source(program.output)}")
-        exec(compile("\n".join(lines), FILENAME, "exec"), self._names)
-        self._run: Callable[[list[Any], Mapping[str, Tensor]], Any] = self._names["run"]
+            function = step.plain or _by_rule(program, step)
+            if channels_last and step.op in CHANNELS_LAST:
+                function = _channels_last(function, CHANNELS_LAST[step.op])
+            self._source.add(step, function)
+        self._run = self._source.function()
 
     def __call__(self, leaves: list[Any], tensors: Mapping[str, Tensor]) -> Any:
         """The output, of plain tensors.
@@ -74,60 +61,17 @@ class SingleModel:
             InputError: an op fails; names its layer.
         """
         try:
-            out = self._run(leaves, tensors)
+            out = self._run(leaves, tensors.__getitem__)
         except (HocketError, torch.OutOfMemoryError):
             raise
         except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
-            step = self._failed(error)
+            step = self._source.failed(error)
             if step is None:
                 raise
-            where = f"layer {step.layer}" if step.layer else "the model itself"
-            raise InputError(f"{where}: {step.op}: {error}") from error
+            raise InputError(f"{where(step.layer)}: {step.op}: {error}") from error
         if self._channels_last:
             out = map_tree(out, _as_usual)
         return self._program.traced.unflatten(out)
-
-    def _failed(self, error: Exception) -> Step | None:
-        """The step at which an exception left the function."""
-        frame = error.__traceback__
-        while frame is not None:
-            if frame.tb_frame.f_code.co_filename == FILENAME:
-                return self._steps_by_line.get(frame.tb_lineno)
-            frame = frame.tb_next
-        return None
-
-    def _call(self, step: Step) -> str:
-        function = step.plain or _by_rule(self._program, step)
-        if self._channels_last and step.op in CHANNELS_LAST:
-            function = _channels_last(function, CHANNELS_LAST[step.op])
-        args = ["tensors"] if step.takes_tensors else []
-        args += [self._source(each) for each in step.args]
-        args += [f"{name}={self._source(each)}" for name, each in step.kwargs.items()]
-        return f"{self._name(function)}({', '.join(args)})"
-
-    def _name(self, value: Any) -> str:
-        name = f"c{len(self._names)}"
-        self._names[name] = value
-        return name
-
-    def _source(self, tree: Any) -> str:
-        """Arguments as source: values by their places, numbers as they are, anything else by name."""
-        if isinstance(tree, Ref):
-            return f"v{tree.place}"
-        if type(tree) is tuple:
-            return f"({''.join(self._source(each) + ', ' for each in tree)})"
-        if isinstance(tree, tuple) and not isinstance(tree, torch.Size):
-            items = ", ".join(map(self._source, tree))
-            return f"{self._name(as_type_of)}({self._name(tree)}, [{items}])"
-        if type(tree) is list:
-            return f"[{', '.join(map(self._source, tree))}]"
-        if type(tree) is dict:
-            return "{" + ", ".join(f"{name!r}: {self._source(each)}" for name, each in tree.items()) + "}"
-        if type(tree) is slice:
-            return f"slice({self._source(tree.start)}, {self._source(tree.stop)}, {self._source(tree.step)})"
-        if tree is None or type(tree) in (bool, int, str):
-            return repr(tree)
-        return self._name(tree)
 
 
 def has_images(program: FusedProgram) -> bool:
@@ -156,6 +100,8 @@ def _by_rule(program: FusedProgram, step: Step) -> Callable[..., Any]:
     """A step that has to go through its rule, as of a fused model with one model in it."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
+        if step.names:
+            args = ({name: Stacked(tensor.unsqueeze(0)) for name, tensor in args[0].items()}, *args[1:])
         return map_tree(program.perform(step, args, kwargs), _only)
 
     return run

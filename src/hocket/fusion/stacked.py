@@ -33,7 +33,6 @@ __all__ = [
     "from_channels",
     "is_stacked",
     "map_tree",
-    "of_models",
     "part",
     "to_channels",
     "unfold",
@@ -71,6 +70,10 @@ class Stacked:
     def ndim(self) -> int:
         """The rank of one model's value."""
         return self.tensor.ndim - 1
+
+    def dim(self) -> int:
+        """As `ndim`; layers ask a tensor so."""
+        return self.ndim
 
     def parts(self) -> tuple[Tensor, ...]:
         """One view per model; always the same ones, so that their gradients are put together once."""
@@ -161,15 +164,6 @@ def part(tree: Any, model: int) -> Any:
     return map_tree(tree, of_model)
 
 
-def of_models(value: Any, start: int, stop: int) -> Any:
-    """A constant as models `start` to `stop` see it; a single model sees it without the models' axis."""
-    if isinstance(value, Stacked):
-        return value.tensor[start] if stop - start == 1 else Stacked(value.tensor[start:stop])
-    if isinstance(value, ModelValues):
-        return value.values[start] if stop - start == 1 else ModelValues(value.values[start:stop])
-    return value
-
-
 def unwrap(tree: Any) -> Any:
     """A tree with the tensors themselves in place of `Stacked`."""
     return map_tree(tree, lambda value: value.tensor if isinstance(value, Stacked) else value)
@@ -247,9 +241,10 @@ def _promoted(values: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(found)
 
 
-def fold(tensor: Tensor) -> tuple[Tensor, bool]:
+def fold(tensor: Tensor, models_first: bool | None = None) -> tuple[Tensor, bool]:
     """``(B, N, ...)`` to ``(B*N, ...)`` or ``(N*B, ...)``, whichever needs no copy, and whether it is the first."""
-    models_first = tensor.stride(0) >= tensor.stride(1)
+    if models_first is None:
+        models_first = tensor.stride(0) >= tensor.stride(1)
     return (tensor if models_first else tensor.transpose(0, 1)).flatten(0, 1), models_first
 
 

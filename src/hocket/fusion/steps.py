@@ -11,23 +11,27 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from hocket.errors import InputError
 from hocket.fusion import fallback
-from hocket.fusion.model_slice import ModelSlice
+from hocket.fusion.in_place import in_place
+from hocket.fusion.model_slice import ModelSlice, Settings
 from hocket.fusion.rules import OpContext, find, find_module, norm
-from hocket.fusion.rules.base import op_name
+from hocket.fusion.rules.base import op_name, where
 from hocket.fusion.rules.pointwise import NUMBERS
-from hocket.fusion.rules.random import DRAWS, drawing, each
+from hocket.fusion.rules.random import DRAWS, each
 from hocket.fusion.stacked import Stacked, is_stacked, unwrap
 from hocket.fusion.trace import Traced
-from hocket.fusion.writes import Write
 
-__all__ = ["Step", "activate_in_place", "op_step", "warn_without_rule"]
+__all__ = ["Step", "make_step", "warn_without_rule"]
+
+WITHOUT_VMAP = ("embedding", "unfold")  # in torch 2.13 padding rows get a gradient there, and axes are mistaken
+BACKENDS = {"vmap": ["vmap", "rule", "loop"], "loop": ["loop"]}
 
 
 @dataclass
@@ -35,13 +39,20 @@ class Step:
     """One op.
 
     Attributes:
-        backends: what can compute it, best known first; the chosen one is ``backends[0]``.
+        index: the place of its result.
+        layer: the name of the layer it belongs to.
+        op: its name, or its class's where a layer is one op.
+        call: computes it by one of `backends` on `Stacked` values.
+        backends: what can compute it, best known first.
+        names: of the layer's tensors, which a layer that is one op gets as a dict before its arguments.
+        args: its arguments, with `Ref` in place of values.
+        kwargs: the same.
+        dead: places of values that are not needed any more behind it.
         used: what computed it last, for the report.
         plain: what computes it for one model, on plain tensors; None where that takes a rule.
-        takes_tensors: whether `plain` wants the model's tensors by name before the arguments.
         takes_numbers: whether the rule takes numbers that differ between models (`ModelValues`).
         draws: whether it draws random numbers.
-        write: what is known of it where it writes over its first argument.
+        write: the places of all names of its first argument, where it writes over that.
         must_view: whether its result has to be a view of its first argument, because one of them is written to.
     """
 
@@ -49,59 +60,96 @@ class Step:
     layer: str
     op: str
     call: Callable[[str, tuple[Any, ...], dict[str, Any]], Any]
-    args: Any
-    kwargs: Any
     backends: list[str]
+    names: tuple[str, ...] = ()
+    args: Any = ()
+    kwargs: Any = field(default_factory=dict)
     dead: list[int] = field(default_factory=list)
     used: str = ""
     plain: Callable[..., Any] | None = None
-    takes_tensors: bool = False
     takes_numbers: bool = False
     draws: bool = False
-    write: Write | None = None
+    write: tuple[int, ...] | None = None
     must_view: bool = False
 
 
-def op_step(models: ModelSlice, traced: Traced, node: fx.Node, place: int) -> Step:
+def make_step(models: ModelSlice, traced: Traced, node: fx.Node, place: int) -> Step:
     """The step of one op or layer, and what may stand in for its rule."""
     layer = traced.layer(node)
     if node.op == "call_module":
-        return _module_step(models, traced, layer, place)
+        return _layer_step(models, layer, place)
     target: Any = node.target
     name: str = op_name(target) or getattr(target, "__name__", None) or str(target)
-    found = find(target)
+    is_known, rule = isinstance(target, str) or op_name(target) is not None, find(target)
     if node.op == "call_method":
         target = getattr(Tensor, str(node.target), None) or _method(str(node.target))
-    context = OpContext(layer, name, models.num_models, target, memory=models.gradient_memory)
-    is_known = isinstance(node.target, str) or op_name(target) is not None
+    plain = target
+    activate = in_place(node, models)
+    if activate is not None:
+        plain, rule = activate, _activated(activate)
+    context = OpContext(layer, name, (target,) * models.num_models, memory=models.gradient_memory)
     draws = name in DRAWS or not is_known
-
-    def call(backend: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not draws and not is_stacked(args) and not (kwargs and is_stacked(kwargs)):
-            return target(*args, **kwargs)
-        here = replace(context, generators=_generators(models, args)) if draws else context
-        if backend == "rule":
-            return NotImplemented if found is None else found(here, *args, **kwargs)
-        if backend == "vmap":
-            return fallback.vmap(target, args, kwargs)
-        return each(here, *args, **kwargs)
-
-    backends = _order(models)
-    if draws and models.is_seeded:  # under vmap all would draw from torch's own generator
-        backends = [backend for backend in backends if backend != "vmap"]
-    if name in ("embedding", "unfold"):  # under vmap (torch 2.13) padding rows get a gradient, and axes are mistaken
-        backends = [backend for backend in backends if backend != "vmap"]
-    step = Step(place, layer, name, call, (), {}, backends)
-    step.draws = draws
-    step.takes_numbers = name in NUMBERS or "dropout" in name
-    if not (models.is_seeded and draws):
-        step.plain = target
+    step = Step(place, layer, name, _caller(models, context, rule, draws), _backends(models, draws))
+    if name in WITHOUT_VMAP:
+        step.backends = [backend for backend in step.backends if backend != "vmap"]
+    step.draws, step.takes_numbers = draws, name in NUMBERS or "dropout" in name
+    step.plain = None if models.is_seeded and draws else plain
     return step
 
 
-def _order(models: ModelSlice) -> list[str]:
-    rest = {"vmap": ["vmap", "rule", "loop"], "loop": ["loop"]}
-    return list(rest.get(models.settings.backend, ["rule", "vmap", "loop"]))
+def _layer_step(models: ModelSlice, layer: str, place: int) -> Step:
+    """A layer that is one op, or a block of which each model has its own."""
+    templates = models.layers(layer)
+    blocks = models.separate_block(layer)
+    names = () if blocks is not None else tuple(models.names_in(layer))
+    targets: Any = blocks if blocks is not None else [template.forward for template in templates]
+    if names:
+        targets = [partial(_with_tensors, template) for template in templates]
+    context = OpContext(layer, type(templates[0]).__name__, tuple(targets), templates, memory=models.gradient_memory)
+    call = _caller(models, context, find_module(templates[0]), True, bool(names))
+    backends = ["separate"] if blocks is not None else _backends(models, True)
+    step = Step(place, layer, context.name, call, backends, names)
+    if type(templates[0]) in norm.BATCH_NORMS:
+        step.plain = norm.plain_batch_norm(templates[0])
+    elif not names and not models.is_seeded:
+        step.plain = targets[0]
+    return step
+
+
+def _with_tensors(template: nn.Module, tensors: dict[str, Tensor], *args: Any, **kwargs: Any) -> Any:
+    return torch.func.functional_call(template, tensors, args, kwargs)
+
+
+def _caller(
+    models: ModelSlice, context: OpContext, rule: Callable[..., Any] | None, draws: bool, takes_tensors: bool = False
+) -> Callable[[str, tuple[Any, ...], dict[str, Any]], Any]:
+    def call(backend: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not draws and not is_stacked(args) and not (kwargs and is_stacked(kwargs)):
+            return context.target(*args, **kwargs)
+        here = context
+        if draws and models.is_seeded:
+            here = replace(here, generators=_generators(models, args))
+        if backend == "rule":
+            if rule is None:
+                return NotImplemented
+            if takes_tensors:
+                return rule(replace(here, lookup=args[0].get), *args[1:], **kwargs)
+            return rule(here, *args, **kwargs)
+        if backend == "vmap":
+            return fallback.vmap(context.target, args, kwargs, models.num_models)
+        return each(here, *args, **kwargs)
+
+    return call
+
+
+def _backends(models: ModelSlice, draws: bool) -> list[str]:
+    found = BACKENDS.get(models.settings.backend, ["rule", "vmap", "loop"])
+    # Under vmap all would draw from torch's own generator.
+    return [backend for backend in found if backend != "vmap" or not (draws and models.is_seeded)]
+
+
+def _activated(activate: Callable[..., Tensor]) -> Callable[..., Any]:
+    return lambda context, input, *options, **named: Stacked(activate(input.tensor))
 
 
 def _method(name: str) -> Callable[..., Any]:
@@ -114,78 +162,15 @@ def _generators(models: ModelSlice, args: tuple[Any, ...]) -> tuple[torch.Genera
     return models.generators_on(torch.device("cpu") if first is None else first.device)
 
 
-def _module_step(models: ModelSlice, traced: Traced, layer: str, place: int) -> Step:
-    templates = models.layers(layer)
-    kind = type(templates[0]).__name__
-    blocks = models.separate_block(layer)
-    if blocks is not None:
-
-        def separate(backend: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            own: list[Callable[..., Any]] = list(blocks)
-            for index, generator in enumerate(_generators(models, args)):
-                own[index] = drawing(own[index], generator)
-            return fallback.loop(own, args, kwargs, f"layer {layer}")
-
-        plain = None if models.is_seeded else blocks[0]
-        return Step(place, layer, kind, separate, (), {}, ["separate"], plain=plain)
-    found = find_module(templates[0])
-    names = models.names_in(layer)
-    prefix = f"{layer}." if layer else ""
-    known = frozenset(names)
-
-    def lookup(name: str) -> Stacked | None:
-        return models.tensor(prefix + name) if name in known else None
-
-    context = OpContext(layer, kind, models.num_models, templates[0].forward, templates, lookup)
-
-    def call(backend: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        here = replace(context, generators=_generators(models, args))
-        if backend == "rule":
-            return NotImplemented if found is None else found(here, *args, **kwargs)
-        tensors = {name: models.tensor(prefix + name) for name in names}
-        if backend == "vmap":
-            return fallback.vmap(
-                lambda own, *a, **k: torch.func.functional_call(templates[0], own, a, k), (tensors, *args), kwargs
-            )
-        targets = [
-            lambda own, *a, template=template, **k: torch.func.functional_call(template, own, a, k)
-            for template in templates
-        ]
-        if here.generators:
-            targets = [drawing(target, generator) for target, generator in zip(targets, here.generators, strict=True)]
-        return fallback.loop(targets, (tensors, *args), kwargs, f"layer {layer}")
-
-    backends = [backend for backend in _order(models) if backend != "vmap" or not models.is_seeded]
-    step = Step(place, layer, kind, call, (), {}, backends)
-    if type(templates[0]) in norm.BATCH_NORMS:
-        step.plain, step.takes_tensors = norm.plain_batch_norm(templates[0], prefix, known), True
-    elif not names and not models.is_seeded:
-        step.plain = templates[0].forward
-    return step
-
-
-def activate_in_place(step: Step, activate: Callable[..., Tensor]) -> None:
-    """Let a step write over its input; see `hocket.fusion.in_place`."""
-    usual = step.call
-
-    def call(backend: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if backend == "rule" and isinstance(args[0], Stacked):
-            return Stacked(activate(args[0].tensor))
-        return usual(backend, args, kwargs)
-
-    step.call, step.plain = call, activate
-
-
-def warn_without_rule(models: ModelSlice, step: Step) -> None:
+def warn_without_rule(settings: Settings, layer: str, op: str) -> None:
     """Warn of an op without a rule, once for each.
 
     Raises:
         InputError: the module is strict.
     """
-    if (step.op, step.layer) in models.settings.warned:
+    if (op, layer) in settings.warned:
         return
-    models.settings.warned.add((step.op, step.layer))
-    where = f"layer {step.layer}" if step.layer else "the model itself"
-    if models.settings.strict:
-        raise InputError(f"{where}: {step.op}: no rule fuses it as it is called here (strict=True)")
-    warnings.warn(f"hocket.fuse: {where}: {step.op} has no rule; it runs by vmap or a loop", stacklevel=2)
+    settings.warned.add((op, layer))
+    if settings.strict:
+        raise InputError(f"{where(layer)}: {op}: no rule fuses it as it is called here (strict=True)")
+    warnings.warn(f"hocket.fuse: {where(layer)}: {op} has no rule; it runs by vmap or a loop", stacklevel=2)

@@ -142,6 +142,13 @@ class Store:
             found[name] = store._buffers[leaf] if own is None else own
         return found
 
+    def tensors_of(self, model: int) -> dict[str, Tensor]:
+        """Every parameter and buffer of one model, by each of its names: views of the stacked ones."""
+        found = {name: whole.detach()[model] for name, whole in self.all_tensors().items()}
+        for block, place in self.separate_index.items():
+            found |= {f"{block}.{name}": own.detach() for name, own in named_tensors(self.group(place)[model])}
+        return found
+
     def plain(self, index: int) -> nn.Module:
         """Model `index` as a plain module with tensors of its own."""
         template = self.templates[index]

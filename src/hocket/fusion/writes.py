@@ -12,6 +12,7 @@ has one into a tensor that belongs to no layer, since each graph has a tensor of
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -19,94 +20,38 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from hocket.fusion.rules.base import find, op_name
+from hocket.fusion.rules.base import IN_PLACE, find, op_name
 
-__all__ = ["Write", "find_writes"]
+__all__ = ["find_writes"]
 
-# What torch.fx would read as ``x = x + y``, so that another name for the same tensor would keep the old value.
-IN_PLACE = frozenset(
-    ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor", "ilshift", "irshift")
-)
 VIEWS = frozenset(
-    [
-        "transpose",
-        "permute",
-        "t",
-        "swapaxes",
-        "swapdims",
-        "movedim",
-        "select",
-        "narrow",
-        "slice",
-        "unsqueeze",
-        "squeeze",
-        "chunk",
-        "tensor_split",
-        "split",
-        "split_with_sizes",
-        "unbind",
-        "diagonal",
-        "expand",
-        "expand_as",
-        "getitem",
-        "getattr",
-    ]
+    re.findall(
+        r"\w+",
+        """
+        transpose permute t swapaxes swapdims movedim select narrow slice unsqueeze squeeze chunk tensor_split split
+        split_with_sizes unbind diagonal expand expand_as broadcast_tensors getitem getattr
+        """,
+    )
 )
 # A view or a copy in fused models where it is one in one model.
 SAME_OR_NEW = frozenset(
-    [
-        "detach",
-        "alias",
-        "to",
-        "float",
-        "double",
-        "half",
-        "bfloat16",
-        "int",
-        "long",
-        "bool",
-        "type",
-        "type_as",
-        "cpu",
-        "cuda",
-        "dropout",
-        "dropout1d",
-        "dropout2d",
-        "dropout3d",
-        "alpha_dropout",
-        "feature_dropout",
-        "feature_alpha_dropout",
-        "requires_grad_",
-        "detach_",
-        "module",
-    ]
+    re.findall(
+        r"\w+",
+        """
+        detach alias to float double half bfloat16 int long bool type type_as cpu cuda dropout dropout1d dropout2d
+        dropout3d alpha_dropout feature_dropout feature_alpha_dropout requires_grad_ detach_ module
+        """,
+    )
 )
 PERHAPS_VIEWS = frozenset(
-    [
-        "view",
-        "reshape",
-        "flatten",
-        "unflatten",
-        "ravel",
-        "view_as",
-        "reshape_as",
-        "contiguous",
-        "_unsafe_view",
-        "unsafe_view",
-    ]
+    re.findall(
+        r"\w+",
+        """
+        view reshape flatten unflatten ravel view_as reshape_as contiguous _unsafe_view unsafe_view
+        """,
+    )
 )
 NO_WRITES = frozenset(("requires_grad_", "detach_", "retains_grad_"))
-
-
-@dataclass(frozen=True)
-class Write:
-    """An op that writes over its first argument.
-
-    Attributes:
-        same: the places of all names of that very value, so far.
-    """
-
-    same: tuple[int, ...]
 
 
 @dataclass
@@ -120,9 +65,9 @@ class _Memory:
 
 def find_writes(
     graph: fx.Graph, tensors: dict[fx.Node, str], constants: dict[fx.Node, Any], layer: Callable[[str], nn.Module]
-) -> tuple[dict[fx.Node, Write], set[fx.Node], set[fx.Node]]:
-    """The writes of a graph; the values that are each model's own from the start, as views of them are written to; and
-    these views.
+) -> tuple[dict[fx.Node, tuple[int, ...]], set[fx.Node], set[fx.Node]]:
+    """The writes of a graph, each with the places of all names of what it writes over; the values that are each model's
+    own from the start, as views of them are written to; and these views.
 
     Args:
         graph: of one model.
@@ -137,7 +82,7 @@ def find_writes(
     places = {node: place for place, node in enumerate(nodes)}
     last_use = {node: max((places[user] for user in node.users), default=-1) for node in nodes}
     memory: dict[fx.Node, _Memory] = {}
-    writes: dict[fx.Node, Write] = {}
+    writes: dict[fx.Node, tuple[int, ...]] = {}
     owned: set[fx.Node] = set()
     views: set[Any] = set()  # roots of what is written to and read
     for node in nodes:
@@ -157,8 +102,9 @@ def find_writes(
         is_kept = "tensor" in kinds and own.name.op != "get_attr" and own.name not in tensors
         if (readers or is_kept) and not all(each.is_certain for each in (own, *(memory[other] for other in readers))):
             raise ValueError(f"{node.name}: writes through a view, which may be a copy where models are fused")
-        same = tuple(places[other] for other, known in memory.items() if known.name is own.name and other is not node)
-        writes[node] = Write(same)
+        writes[node] = tuple(
+            places[other] for other, known in memory.items() if known.name is own.name and other is not node
+        )
         if readers:
             owned |= {root[1] for root in own.roots if root[0] == "value"}
         if readers or is_kept:

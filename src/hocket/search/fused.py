@@ -24,16 +24,18 @@ from torch.utils import _pytree as pytree
 
 from hocket.errors import InputError
 from hocket.fusion import fuse
+from hocket.fusion.calls import run_by
 from hocket.fusion.loss import Losses
 from hocket.fusion.optim import ModelSlots, TrainedModel
+from hocket.search.contest import PlanContest, contestants
 from hocket.search.data import are_same_batches, epoch_batches, is_fixed, size_of
-from hocket.search.fused_state import bring_home, device_of, fused_optimizer
+from hocket.search.fused_state import bring_home, device_of, fused_optimizer, synchronize
 from hocket.search.losses import is_same_loss, reads_model
-from hocket.search.run import EpochResult, Run, Status
+from hocket.search.run import EpochResult, Run, Status, step_scheduler
 from hocket.search.serial import averaged, diverged
 from hocket.search.signature import difference, options_of
 from hocket.search.split import Train
-from hocket.search.trainer import CannotFuseError, Trainer, metric_value, step_scheduler
+from hocket.search.trainer import CannotFuseError, Trainer, metric_value
 
 __all__ = ["FusedTrainer", "Runner", "why_apart"]
 
@@ -57,7 +59,7 @@ class FusedTrainer(Trainer):
     """
 
     kind = "fused"
-    step_s: float  # of the fastest epoch, of all slots; infinite until there was one after the first
+    step_s: float  # of all slots, the fastest one of the last epoch; infinite where each plan has not had its turn
 
     def __init__(
         self,
@@ -98,6 +100,7 @@ class FusedTrainer(Trainer):
                 device = device_of(run.training)
                 self._array.generators_on(device)[slot].set_state(run.random.on(device))
         self._step = self._one_step if runner is None else runner(self._one_step, self._array, self._optimizer)
+        self._contest = self._new_contest()
         self.step_s = math.inf
         self._first_s: float | None = None
         self._epoch_s = math.inf
@@ -118,11 +121,11 @@ class FusedTrainer(Trainer):
         before = self.slots[slot]
         run.training.model.train(self._array.training)  # type: ignore[union-attr]
         try:
-            state = self._slots.refill(slot, self._trained_model(run))
+            if before is not None and not before.status.is_over:
+                self.sync(slot)
+            self._slots.put(slot, self._trained_model(run))
         except InputError as error:
             raise CannotFuseError(str(error)) from error
-        if before is not None and not before.status.is_over:
-            bring_home(before, state)
         self.slots[slot] = run
         self._losses[slot] = run.training.loss  # type: ignore[union-attr]
         self._enter(slot, run)
@@ -130,7 +133,7 @@ class FusedTrainer(Trainer):
     def sync(self, slot: int) -> None:
         run = self.slots[slot]
         assert run is not None
-        bring_home(run, self._slots.state(slot))
+        bring_home(run, self._slots, slot)
 
     def advance(self) -> Sequence[tuple[Run, EpochResult]]:
         for slot, run in enumerate(self.slots):  # all slots are stepped: who waits may not stay
@@ -175,11 +178,19 @@ class FusedTrainer(Trainer):
         self._numbers = {place: self._numbers[slot] for place, slot in enumerate(keep)}
         self._has_one_loss = all(is_same_loss(self._loss, each) for each in self._losses)
         self._first_s, self._epoch_s, self.step_s = None, math.inf, math.inf
+        self._contest = self._new_contest()
 
     def close(self) -> None:
         super().close()
         if self._step is not self._one_step and hasattr(self._step, "close"):
             self._step.close()
+
+    def _new_contest(self) -> PlanContest | None:
+        """What finds the plan of the steps; None where a runner plans them."""
+        if self._runner is not None or self._array.separate:
+            return None
+        model = self._leader.training.model  # type: ignore[union-attr]
+        return PlanContest(contestants(model, len(self.slots), with_losses=self._has_one_loss))
 
     # -------------------------------------------------------------------------------------------------- one epoch
 
@@ -201,13 +212,20 @@ class FusedTrainer(Trainer):
         """The sum of each slot's losses."""
         self._array.train()
         total: Any = 0.0
-        count = 0
-        start = perf_counter()
+        times_s = []
         for inputs, target in epoch_batches(self._batches, self._seed, epoch):
+            if self._contest is not None:
+                run_by(self._array, self._contest.plan)
+            start = perf_counter()
             total = total + self._step(inputs, target).detach().as_subclass(torch.Tensor)
-            count += 1
-        if self._first_s is not None:  # not in the first epoch, which chooses
-            self.step_s = min(self.step_s, (perf_counter() - start) / count)
+            if self._contest is not None and not self._contest.is_over:
+                synchronize(device_of(self._leader.training))
+                self._contest.took(perf_counter() - start)
+            else:
+                times_s.append(perf_counter() - start)
+        if self._contest is not None:
+            run_by(self._array, self._contest.leader)
+        self.step_s = min(times_s) if times_s else self._contest.step_s if self._contest else math.inf
         found: list[float] = total.tolist()
         return found
 

@@ -7,24 +7,26 @@ from typing import Any
 
 import torch
 
-from hocket.fusion.optim import FusedOptimizer, TrainedModel
+from hocket.fusion.optim import FusedOptimizer, ModelSlots
 from hocket.search.run import Run
 from hocket.search.signature import fused_class
 from hocket.search.trainer import CannotFuseError
 from hocket.search.training import Training
 
-__all__ = ["bring_home", "device_of", "fused_optimizer"]
+__all__ = ["bring_home", "device_of", "fused_optimizer", "synchronize"]
 
 
-def bring_home(run: Run, state: TrainedModel) -> None:
+def bring_home(run: Run, slots: ModelSlots, slot: int) -> None:
     """Put what a slot has made of a trial into its own model and optimizer, whose numbers are the trial's already."""
     assert run.training is not None
     assert run.random is not None
-    with torch.no_grad():
-        for mine, its in zip(_tensors(run.training.model), _tensors(state.module), strict=True):
-            mine.copy_(its)
-    own = run.training.optimizer.state_dict()
-    run.training.optimizer.load_state_dict({**own, "state": state.optimizers[0]["state"]})
+    state = slots.state(slot, run.training.model)
+    optimizer, entries = run.training.optimizer, state.optimizers[0]["state"]
+    params = [(p, group.get("fused")) for group in optimizer.param_groups for p in group["params"]]
+    for index, (p, is_fused) in enumerate(params):
+        optimizer.state[p] = entries.get(index, {})
+        if is_fused and "step" in optimizer.state[p]:  # torch's kernel counts where the parameter is
+            optimizer.state[p]["step"] = optimizer.state[p]["step"].to(p.device)
     for device, generator in (state.generators or {}).items():
         run.random.set_on(device, generator)
 
@@ -65,6 +67,7 @@ def device_of(training: Training | None) -> torch.device:
     return next((p.device for p in training.model.parameters()), torch.device("cpu"))
 
 
-def _tensors(model: torch.nn.Module) -> list[torch.Tensor]:
-    """All parameters and buffers, also those that a state dict leaves out."""
-    return [*model.parameters(), *model.buffers()]
+def synchronize(device: torch.device) -> None:
+    """Wait for what a device has been given to do, so that its time can be taken."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -11,7 +11,7 @@ from typing import Any
 from hocket.errors import InputError
 from hocket.search.data import is_fixed
 from hocket.search.fused import FusedTrainer, Runner, why_apart
-from hocket.search.probe import Probe, probe
+from hocket.search.probe import Probe, alone_s, probe
 from hocket.search.run import Run, Status
 from hocket.search.serial import SerialTrainer
 from hocket.search.split import Split, Train
@@ -21,6 +21,7 @@ __all__ = ["TrialGroup", "Ways"]
 
 MAX_SLOTS = 64
 HANDICAP = 1.1  # fused trials go on together unless steps alone are clearly faster
+CLEARLY = 0.8  # of the time of steps alone: fused trials go on together for good; else they are judged twice
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +73,8 @@ class TrialGroup:
         self.searches = 0
         self._ways = ways
         self._probe: Probe | None = None
+        self._judged: dict[int, int] = {}  # how often so many trials were faster together, a clear case counted twice
+        self._alone_up_to = math.inf  # where trials train one at a time by measurement: how many were slower together
 
     @property
     def num_ready(self) -> int:
@@ -113,6 +116,21 @@ class TrialGroup:
         if self.trainer is not None and run not in self.trainer.slots:
             run.release()
 
+    def take_out(self, run: Run) -> None:
+        """A trial leaves the group, with its state."""
+        if run in self.waiting:
+            self.waiting.remove(run)
+        elif self.trainer is not None and run in self.trainer.slots:
+            slot = self.trainer.slots.index(run)
+            self.trainer.sync(slot)
+            self.trainer.slots[slot] = None
+
+    def state_of(self, run: Run) -> dict[str, Any]:
+        """A trial's state, wherever it is."""
+        if self.trainer is not None and run in self.trainer.slots:
+            self.trainer.sync(self.trainer.slots.index(run))
+        return run.state()
+
     def take_all(self) -> list[Run]:
         """All trials of the group that may train, taken out of it."""
         self.close()
@@ -145,20 +163,32 @@ class TrialGroup:
         return refused
 
     def _judge(self) -> None:
-        """With ``"auto"``, train one at a time where that was measured to be faster."""
+        """With ``"auto"``, train one at a time where that is measured to be faster, now: other loads change both."""
         trainer = self.trainer
-        if self._ways.executor != "auto" or not isinstance(trainer, FusedTrainer) or self._probe is None:
+        if self._ways.executor != "auto" or not isinstance(trainer, FusedTrainer) or not math.isfinite(trainer.step_s):
             return
-        alone_s = self._probe.step_s * len(trainer.active)
-        if math.isfinite(trainer.step_s) and trainer.active and trainer.step_s > HANDICAP * alone_s:
-            self.why_serial = f"a fused step takes {trainer.step_s * 1e3:.1f} ms, steps alone {alone_s * 1e3:.1f} ms"
-            log.info("hocket.tune: trials of group %s train one at a time: %s", list(self.key), self.why_serial)
-            self.close()
+        active = trainer.active
+        if not active or self._judged.get(len(active), 0) >= 2:
+            return
+        assert active[0][1].training is not None
+        apart_s = alone_s(active[0][1].training, len(active))
+        if trainer.step_s <= HANDICAP * apart_s:
+            is_clear = trainer.step_s <= CLEARLY * apart_s
+            self._judged[len(active)] = self._judged.get(len(active), 0) + (2 if is_clear else 1)
+            return
+        self._alone_up_to = len(active) if len(active) < self._capacity() else math.inf
+        self.why_serial = f"a fused step takes {trainer.step_s * 1e3:.1f} ms, steps alone {apart_s * 1e3:.1f} ms"
+        log.info("hocket.tune: trials of group %s train one at a time: %s", list(self.key), self.why_serial)
+        self.close()
 
     def _is_outgrown(self) -> bool:
         """Whether so many wait that more slots pay: as many again as there are."""
-        if not isinstance(self.trainer, (FusedTrainer, SerialTrainer)) or self._is_serial:
+        if not isinstance(self.trainer, (FusedTrainer, SerialTrainer)) or self._ways.executor == "serial":
             return False
+        if self.why_serial:
+            if self.num_ready < 2 * self._alone_up_to:
+                return False
+            self.why_serial = ""  # that so few were slower together says nothing of twice as many
         return len(self.waiting) >= len(self.trainer.slots) < self._capacity() and self.num_ready > 1
 
     @property

@@ -13,14 +13,13 @@ Algorithm 1; L. Li et al., "A System for Massively Parallel Hyperparameter Tunin
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from hocket.errors import InputError
-from hocket.search.policy import Move, Policy, checked_whole
+from hocket.search.policy import Move, Policy, Schedules, checked_whole
 
-__all__ = ["Asha", "Halving", "Hyperband", "Rung", "Schedules"]
+__all__ = ["Asha", "Halving", "Hyperband", "Rung"]
 
 
 @dataclass(frozen=True)
@@ -32,8 +31,8 @@ class Rung:
 
 
 @dataclass(frozen=True)
-class Schedules(ABC):
-    """A way to spend epochs on the better trials.
+class Rungs(Schedules):
+    """Epochs for the better trials only.
 
     Attributes:
         eta: at each rung one trial of so many goes on, for so many times the epochs.
@@ -47,14 +46,6 @@ class Schedules(ABC):
         checked_whole("eta", self.eta, 2)
         checked_whole("min_epochs", self.min_epochs, 1)
 
-    def trials(self, epochs: int) -> int | None:
-        """How many trials it takes; None if that is for the user to say."""
-        return None
-
-    @abstractmethod
-    def policy(self, trials: int, epochs: int, maximize: bool) -> Policy:
-        """What decides in one search."""
-
     def rungs(self, trials: int, first: int, epochs: int) -> list[Rung]:
         """The rungs of a bracket of so many trials, from the epoch of the first rung to the last epoch."""
         found = []
@@ -67,7 +58,7 @@ class Schedules(ABC):
 
 
 @dataclass(frozen=True)
-class Halving(Schedules):
+class Halving(Rungs):
     """Successive halving: all trials begin, and at each rung the best of all go on.
 
     Example:
@@ -80,7 +71,7 @@ class Halving(Schedules):
 
 
 @dataclass(frozen=True)
-class Hyperband(Schedules):
+class Hyperband(Rungs):
     """Hyperband: several brackets of halving, from many short trials to few long ones, all of which train side by side.
 
     Attributes:
@@ -127,7 +118,7 @@ class Hyperband(Schedules):
 
 
 @dataclass(frozen=True)
-class Asha(Schedules):
+class Asha(Rungs):
     """Asynchronous halving: a trial goes on as soon as it is among the best of those that have reached its rung."""
 
     def policy(self, trials: int, epochs: int, maximize: bool) -> Policy:

@@ -54,19 +54,17 @@ def reads_model(function: Any, model: nn.Module) -> bool:
         >>> reads_model(make(model), model)
         True
     """
-    tensors = (*model.parameters(), *model.buffers())
-    wanted = {id(each) for each in (*model.modules(), *tensors)}
-    seen: set[int] = set()
+    held: dict[int, Any] = {}
     ahead = [function]
     while ahead:
         each = ahead.pop()
-        if id(each) in wanted:
-            return True
-        if id(each) in seen or isinstance(each, (type, types.ModuleType, str, bytes, int, float)):
+        if id(each) in held or isinstance(each, (type, types.ModuleType, str, bytes, int, float, types.NoneType)):
             continue
-        seen.add(id(each))
+        held[id(each)] = each
         ahead += _held(each)
-    return False
+    if all(isinstance(each, types.FunctionType) for each in held.values()):
+        return False
+    return any(id(each) in held for each in (*model.modules(), *model.parameters(), *model.buffers()))
 
 
 def _held(value: Any) -> list[Any]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hocket.errors import MissingDependencyError
-from hocket.search.search import Record
+from hocket.search.record import Record
 
 if TYPE_CHECKING:
     import optuna
@@ -34,7 +34,7 @@ def device_time_s(record: Record) -> tuple[float, float]:
     """Seconds that the device trained, and the seconds of all trials' epochs, as if each had it alone meanwhile.
 
     Example:
-        >>> from hocket.search.search import Epoch
+        >>> from hocket.search.record import Epoch
         >>> device_time_s(Record([Epoch(n, 0, "fused", n, 1, 0.0, 2.0, 0.5) for n in range(3)]))
         (2.0, 6.0)
     """

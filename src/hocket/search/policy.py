@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from hocket.errors import InputError
 
-__all__ = ["AllEpochs", "Move", "Policy", "checked_whole"]
+__all__ = ["AllEpochs", "Exploit", "Move", "Policy", "Schedules", "checked_whole"]
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,19 @@ class Move:
     number: int
     what: str
     until: int = 0
+
+
+@dataclass(frozen=True)
+class Exploit(Move):
+    """A trial goes on from a sibling's state, with other hyper-parameters.
+
+    Attributes:
+        parent: the number of the sibling.
+        explore: given the sibling's parameters, the space and the names of the fusible ones, those to go on with.
+    """
+
+    parent: int = 0
+    explore: Callable[[Mapping[str, Any], Mapping[str, Any], Sequence[str]], dict[str, Any]] = lambda own, *_: dict(own)
 
 
 class Policy(ABC):
@@ -57,6 +71,18 @@ class Policy(ABC):
     def rank(self, value: float, number: int) -> tuple[float, int]:
         """What trials are sorted by, the best one first; of equal ones the one that began first."""
         return (-value if self.maximize else value, number)
+
+
+class Schedules(ABC):
+    """A way to spend epochs: what a user hands to `hocket.tune` as ``halving=``."""
+
+    def trials(self, epochs: int) -> int | None:
+        """How many trials it takes; None if that is for the user to say."""
+        return None
+
+    @abstractmethod
+    def policy(self, trials: int, epochs: int, maximize: bool) -> Policy:
+        """What decides in one search."""
 
 
 class AllEpochs(Policy):

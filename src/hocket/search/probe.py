@@ -1,9 +1,8 @@
-"""What a few steps of a trial show, taken on a copy: random draws, the memory that a slot takes, and the time."""
+"""What steps of a copy of a trial show: random draws, the memory that a slot takes, and the time alone."""
 
 from __future__ import annotations
 
 import copy
-import math
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -12,32 +11,30 @@ import torch
 from torch.utils import _pytree as pytree
 
 from hocket.search.data import RandomState, epoch_batches
+from hocket.search.fused_state import synchronize
 from hocket.search.training import Training
 
-__all__ = ["Probe", "probe"]
+__all__ = ["Probe", "alone_s", "probe"]
 
-
-NUM_TIMED = 3
+NUM_BLOCKS = 2
 
 
 @dataclass(frozen=True)
 class Probe:
-    """What the steps showed.
+    """What a step showed.
 
     Attributes:
         draws: whether the model draws random numbers in training; each model then needs a generator of its own.
         slot_bytes: what one more slot takes: parameters, buffers and state of the optimizer twice (in the slot, and in
             the trial's own model), gradients, and what is kept for the backward.
-        step_s: the time of the fastest step of one trial alone.
     """
 
     draws: bool
     slot_bytes: int
-    step_s: float = math.inf
 
 
 def probe(training: Training) -> Probe:
-    """Take a few steps of a copy; the trial itself and all generators stay as they are.
+    """Take a step of a copy; the trial itself and all generators stay as they are.
 
     Raises:
         Exception: whatever the step raises.
@@ -58,22 +55,39 @@ def probe(training: Training) -> Probe:
         draws = not torch.equal(before, RandomState().on(device))
         loss.backward()
         optimizer.step()
-        step_s = min(_step_s(training, model, optimizer, inputs, target) for _ in range(NUM_TIMED))
     own = [*model.parameters(), *model.buffers()]
     for tensor in (*own, *_tensors((inputs, target))):  # these are counted below, or belong to all
         kept.pop(tensor.untyped_storage().data_ptr(), None)
     states = _tensors(list(optimizer.state.values()))
     grads = [p.grad for p in model.parameters() if p.grad is not None]
     slot_bytes = 2 * (_bytes(own) + _bytes(states)) + _bytes(grads) + sum(kept.values())
-    return Probe(draws, slot_bytes, step_s)
+    return Probe(draws, slot_bytes)
 
 
-def _step_s(training: Training, model: Any, optimizer: Any, inputs: Any, target: Any) -> float:
-    start = perf_counter()
-    optimizer.zero_grad()
-    training.loss(model(inputs), target).backward()
-    optimizer.step()
-    return perf_counter() - start
+def alone_s(training: Training, num_steps: int) -> float:
+    """The time that so many steps of a trial take alone, on a copy: of a few blocks of them the fastest one.
+
+    A block is as long as the fused step that it is compared with, and as exposed to what else the machine does; the
+    fastest single step times `num_steps` would be too good.
+
+    Raises:
+        Exception: whatever the step raises.
+    """
+    model, optimizer = copy.deepcopy((training.model.train(), training.optimizer))
+    inputs, target = next(iter(epoch_batches(training.batches, 0, 0)))
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    took_s = []
+    with RandomState().active():
+        for steps in (1, *[num_steps] * NUM_BLOCKS):  # the first one makes what later ones find
+            synchronize(device)
+            start = perf_counter()
+            for _ in range(steps):
+                optimizer.zero_grad()
+                training.loss(model(inputs), target).backward()
+                optimizer.step()
+            synchronize(device)
+            took_s.append(perf_counter() - start)
+    return min(took_s[1:])
 
 
 def _tensors(tree: Any) -> list[torch.Tensor]:

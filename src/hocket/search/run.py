@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+import torch
 
 from hocket.search.data import RandomState
 from hocket.search.signature import Signature, signature
 from hocket.search.split import Train, built
 from hocket.search.training import Training
 
-__all__ = ["EpochResult", "Run", "Status"]
+__all__ = ["EpochResult", "Run", "Status", "step_scheduler"]
 
 
 class Status(enum.Enum):
@@ -53,6 +56,8 @@ class Run:
         random: the generators of the model's draws.
         saved: a state to go on from, once it is built.
         variant: tells groups apart whose infusible parameters agree and whose signatures or data do not.
+        exploits: when it went on from a sibling's state: the epoch, the sibling's number, and its parameters since.
+        origin: its state when it last did so, from which it begins anew.
     """
 
     number: int
@@ -67,6 +72,8 @@ class Run:
     random: RandomState | None = None
     saved: Mapping[str, Any] | None = None
     variant: tuple[Any, ...] = ()
+    exploits: list[dict[str, Any]] = field(default_factory=list)
+    origin: Mapping[str, Any] | None = None
 
     @property
     def epochs(self) -> int:
@@ -97,6 +104,8 @@ class Run:
         scheduler = self.training.scheduler
         return {
             "values": list(self.values),
+            "params": dict(self.params),
+            "exploits": list(self.exploits),
             "model": self.training.model.state_dict(),
             "buffers": dict(self.training.model.named_buffers()),  # a state dict leaves some out
             "optimizer": self.training.optimizer.state_dict(),
@@ -117,11 +126,60 @@ class Run:
             self.training.scheduler.load_state_dict(state["scheduler"])
         self.random.load(state["random"])
 
-    def restart(self) -> None:
-        """Begin anew, from the first epoch."""
+    def resume(self, saved: Mapping[str, Any] | None) -> None:
+        """Take up a state that was saved before a kill, or begin."""
+        self.saved = saved
+        self.values = [] if saved is None else list(saved["values"])
+        if saved is not None and saved["exploits"]:
+            self.params, self.exploits = saved["params"], list(saved["exploits"])
+            self.origin = copy.deepcopy(saved)
+
+    def go_on_from(self, state: Mapping[str, Any], params: Mapping[str, Any], train: Train) -> None:
+        """Go on with a sibling's weights, buffers and averages, and with other parameters.
+
+        Numbers of the optimizer are those of the new parameters; the scheduler is made anew and stepped to this epoch.
+
+        Args:
+            state: what the sibling's `state` gave.
+            params: those to go on with.
+            train: the user's function.
+
+        Raises:
+            Exception: whatever `train` raises, or its scheduler, or what does not fit the sibling's state.
+        """
+        random = self.random if self.random is not None else RandomState(self.seed)
+        if self.saved is not None:
+            random.load(self.saved["random"])
         self.release()
-        self.values = []
+        self.params = dict(params)
+        training = self.build(train)
+        self.random = random
+        training.model.load_state_dict(state["model"])
+        for name, buffer in training.model.named_buffers():
+            buffer.copy_(state["buffers"][name])
+        own = training.optimizer.state_dict()
+        training.optimizer.load_state_dict({**own, "state": copy.deepcopy(state["optimizer"]["state"])})
+        training.optimizer._opt_called = True  # type: ignore[attr-defined]  # the scheduler asks for it
+        for value in self.values:
+            step_scheduler(training.scheduler, value)
+        self.origin = copy.deepcopy(self.state())
+        self.release()
+        self.saved = copy.deepcopy(self.origin)
+
+    def restart(self) -> None:
+        """Begin anew: from the first epoch, or from where it last went on from a sibling's state."""
+        self.release()
+        self.values = [] if self.origin is None else list(self.origin["values"])
+        self.saved = copy.deepcopy(self.origin)
 
     def release(self) -> None:
         """Let go of model and data."""
         self.training, self.saved, self.random = None, None, None
+
+
+def step_scheduler(scheduler: Any, value: float) -> None:
+    """End an epoch."""
+    if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        scheduler.step(value)
+    elif scheduler is not None:
+        scheduler.step()

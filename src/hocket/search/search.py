@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
@@ -18,44 +17,14 @@ from hocket.errors import ExecutionError, InputError
 from hocket.search.checkpoints import Checkpoints
 from hocket.search.fused import FusedTrainer
 from hocket.search.group import TrialGroup, Ways
-from hocket.search.policy import Move, Policy
+from hocket.search.policy import Exploit, Move, Policy
+from hocket.search.record import Epoch, Record
 from hocket.search.run import EpochResult, Run, Status
 from hocket.search.study import StudyClient
 
-__all__ = ["Epoch", "Record", "Search"]
+__all__ = ["Search"]
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Epoch:
-    """One trial in one slot for one epoch: a bar in the timeline of slots; seconds since the search began."""
-
-    number: int
-    group: int
-    kind: str
-    slot: int
-    epoch: int
-    start_s: float
-    end_s: float
-    value: float | None
-
-
-@dataclass
-class Record:
-    """What a search did.
-
-    Attributes:
-        epochs: every trial's epochs, in the order in which they ended.
-        groups: for each group the values that its trials agree on, and why they trained one at a time, if they did.
-        searches: how many fused models were made; each is captured and planned once, with a runner that does so.
-        split: the names of the fusible and the infusible parameters.
-    """
-
-    epochs: list[Epoch] = field(default_factory=list)
-    groups: list[tuple[tuple[Any, ...], str]] = field(default_factory=list)
-    searches: int = 0
-    split: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
 
 
 class Search:
@@ -141,9 +110,9 @@ class Search:
                 run.status = over.get(frozen.state.name, Status.FAILED)
                 self._put_away(run)
             else:
-                run.saved = None if self._checkpoints is None else self._checkpoints.load(run.number)
-                run.values = [] if run.saved is None else list(run.saved["values"])
+                run.resume(None if self._checkpoints is None else self._checkpoints.load(run.number))
         self._is_replaying = True
+        self._close_if_full()  # it was before these trials were decided on
         self._replay(list(self.runs.values()))
         self._is_replaying = False
         for run in self.runs.values():
@@ -151,16 +120,20 @@ class Search:
                 self._group_of(run).waiting.append(run)
 
     def _replay(self, runs: Sequence[Run]) -> None:
-        """Let the policy see again who failed, and all values at the epochs at which it decides."""
-        for run in runs:
-            if run.status is Status.FAILED:
-                self._apply(self.policy.fail(run.number))
+        """Let the policy see again all values at the epochs at which it decides, and who failed between them."""
         seen: dict[int, int] = {}
-        while due := [run for run in runs if seen.get(run.number, 0) < run.until <= run.epochs]:
+        gone: set[int] = set()
+        while True:
+            due = [run for run in runs if seen.get(run.number, 0) < run.until <= run.epochs]
+            failed = [run for run in runs if run.status is Status.FAILED and run.epochs < run.until]
+            failed = [run for run in failed if run.number not in gone]
+            if not due and not failed:
+                return
+            for run in failed:
+                gone.add(run.number)
+                self._apply(self.policy.fail(run.number))
             for run in due:
                 seen[run.number] = run.until
-                if run.status is Status.FAILED:
-                    continue
                 if not run.status.is_over:
                     run.status = Status.PAUSED
                 self._apply(self.policy.report(run.number, run.until, run.values[run.until - 1]))
@@ -173,7 +146,11 @@ class Search:
             return
         while len(self.runs) < self.trials and not self.client.is_stopped and self._num_ready() < self.batch:
             self.begin(*self.client.ask())
-        if len(self.runs) >= self.trials or self.client.is_stopped:
+        self._close_if_full()
+
+    def _close_if_full(self) -> None:
+        """Let the policy know, once, that no more trials begin."""
+        if not self._all_started and (len(self.runs) >= self.trials or self.client.is_stopped):
             self._all_started = True
             self._apply(self.policy.all_started())
 
@@ -271,7 +248,9 @@ class Search:
     def _apply(self, decisions: Iterable[Move]) -> None:
         for decision in decisions:
             run = self.runs[decision.number]
-            if decision.what == "go":
+            if isinstance(decision, Exploit) and not self._exploit(run, decision):
+                continue
+            if decision.what in ("go", "exploit"):
                 run.until = decision.until
                 if not run.status.is_over:
                     self._go_on(run)
@@ -285,6 +264,29 @@ class Search:
             group = self._group_of(run)
             if group.trainer is None or run not in group.trainer.slots:
                 group.waiting.append(run)
+
+    def _exploit(self, run: Run, move: Exploit) -> bool:
+        """Let a trial go on from a sibling's state, unless it has done so before a kill; whether it goes on."""
+        if run.status.is_over or run.epochs > run.until:
+            return True
+        if all(each["epoch"] != run.epochs for each in run.exploits):
+            parent = self.runs[move.parent]
+            state = self._group_of(parent).state_of(parent)
+            self._group_of(run).take_out(run)
+            run.variant = parent.variant
+            params = move.explore(parent.params, self.client.space, self.ways.split.fusible)
+            run.exploits.append({"epoch": run.epochs, "parent": parent.number, "params": params})
+            try:
+                run.go_on_from(state, params, self.ways.train)
+            except InputError:
+                raise
+            except Exception as error:  # noqa: BLE001 - the user's code, or a state that does not fit: this trial ends
+                self._fail(run, f"cannot go on from trial {parent.number}: {type(error).__name__}: {error}")
+                return False
+            if self._checkpoints is not None:
+                self._checkpoints.save(run.number, run.state())
+        self.client.note_exploits(run)
+        return True
 
     def _fail(self, run: Run, error: str) -> None:
         run.error = error

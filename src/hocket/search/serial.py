@@ -10,9 +10,9 @@ import torch
 
 from hocket.errors import InputError
 from hocket.search.data import epoch_batches, size_of
-from hocket.search.run import EpochResult, Run
+from hocket.search.run import EpochResult, Run, step_scheduler
 from hocket.search.split import Train
-from hocket.search.trainer import Trainer, metric_value, step_scheduler
+from hocket.search.trainer import Trainer, metric_value
 from hocket.search.training import Training
 
 __all__ = ["SerialTrainer", "averaged", "diverged", "train_epoch"]

@@ -60,6 +60,8 @@ def difference(first: Signature, second: Signature) -> str:
         >>> difference((("model.weight", "(1, 2)"),), (("model.weight", "(1, 3)"),))
         'model.weight: (1, 2) and (1, 3)'
     """
+    if first == second:
+        return ""
     mine, its = dict(first), dict(second)
     for name in (*mine, *its):
         if mine.get(name) != its.get(name):
@@ -81,7 +83,11 @@ def options_of(training: Training) -> list[dict[str, Any]]:
     kind = fused_class(training.optimizer)
     bounds: Mapping[str, Any] = {} if kind is None else kind.bounds
     return [
-        {key: pytree.tree_map(float, group[key]) for key in bounds if key in group}
+        {
+            key: tuple(map(float, group[key])) if isinstance(group[key], tuple) else float(group[key])
+            for key in bounds
+            if key in group
+        }
         for group in training.optimizer.param_groups
     ]
 

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from hocket.errors import ExecutionError, InputError, MissingDependencyError
+from hocket.search.asking import OWNER, begun, is_owned
 from hocket.search.run import Run, Status
 
 if TYPE_CHECKING:
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["StudyClient", "load_optuna", "new_study"]
 
-OWNER = "hocket:owner"
 WHY = "hocket:error"
+EXPLOITS = "hocket:exploits"
 
 
 def load_optuna() -> Any:
@@ -38,16 +39,24 @@ def load_optuna() -> Any:
 
 
 def new_study(direction: str, storage: Any, name: str | None) -> optuna.Study:
-    """A study in a storage (in memory if None), or the one that is there under this name."""
+    """A study in a storage (in memory if None), or the one that is there under this name.
+
+    Raises:
+        InputError: the one that is there has another direction.
+    """
     optuna = load_optuna()
     with _storage_errors(name or "a new one"):
-        return optuna.create_study(
+        study: Any = optuna.create_study(
             direction=direction,
             storage=storage,
             study_name=name,
             pruner=optuna.pruners.NopPruner(),
             load_if_exists=name is not None,
         )
+        there = [each.name.lower() for each in study.directions]
+    if there != [direction]:
+        raise InputError(f"direction: study {name} is there already, to {' and '.join(there)}, got {direction!r}")
+    return study
 
 
 class StudyClient:
@@ -57,9 +66,9 @@ class StudyClient:
         study: of one direction.
         space: distributions by name.
         owner: the name of this search, if it keeps checkpoints.
-        seed: with a number, each proposal is drawn by a TPE sampler that is seeded by this number and by how many
-            proposals there were: a search that goes on proposes what it would have proposed. None for the study's own
-            sampler.
+        seed: with a number, each parameter is drawn by a TPE sampler that is seeded by this number and by the places of
+            the proposal and of the parameter: a search that goes on proposes what it would have proposed. None for the
+            study's own sampler.
         callbacks: called with the study and each trial that is over, as by `optuna.Study.optimize`.
 
     Raises:
@@ -98,31 +107,54 @@ class StudyClient:
         return bool(self.study._stop_flag)
 
     def owned(self) -> list[Any]:
-        """The trials of this search from before it was killed, finished or not, in their order."""
+        """The trials of this search from before it was killed, finished or not, in their order.
+
+        The one that the search was asking for when it was killed gets the parameters that it does not have yet.
+        """
         if self._owner is None:
             return []
         with _storage_errors(self.study.study_name):
-            trials = self.study.get_trials(deepcopy=False)
-        found = [trial for trial in trials if trial.user_attrs.get(OWNER) == self._owner]
-        self._asked = len(found)
-        for trial in found:
-            self._trials[trial.number] = self._optuna.Trial(self.study, trial._trial_id)
-            self._reported[trial.number] = max(trial.intermediate_values, default=0)
-        return found
+            for trial in self._mine():
+                if not trial.state.is_finished():
+                    if OWNER not in trial.user_attrs:
+                        self.study._storage.set_trial_user_attr(trial._trial_id, OWNER, self._owner)
+                    self._propose(self._optuna.Trial(self.study, trial._trial_id))
+                self._reported[trial.number] = max(trial.intermediate_values, default=0)
+                self._asked += 1
+            return self._mine()
+
+    def _mine(self) -> list[Any]:
+        assert self._owner is not None
+        return [trial for trial in self.study.get_trials(deepcopy=False) if is_owned(trial, self._owner)]
 
     def ask(self) -> tuple[int, dict[str, Any]]:
         """The number and the parameters of a new trial."""
         with _storage_errors(self.study.study_name):
-            if self._seed is not None:
-                seed = 1_000_003 * self._seed + self._asked
-                self.study.sampler = self._optuna.samplers.TPESampler(seed=seed % 2**32, constant_liar=True)
+            if self._owner is None:
+                trial = self.study.ask()
+            else:
+                trial = self._optuna.Trial(self.study, begun(self.study, self._owner))
+            self._propose(trial)
             self._asked += 1
-            trial = self.study.ask(self.space)
-            if self._owner is not None:
-                trial.set_user_attr(OWNER, self._owner)
-            self._trials[trial.number] = trial
             self._reported[trial.number] = 0
             return trial.number, dict(trial.params)
+
+    def _propose(self, trial: Any) -> None:
+        """Let the sampler suggest each parameter that a trial does not have."""
+        known = trial.params
+        for place, (name, distribution) in enumerate(self.space.items()):
+            if name in known:
+                continue
+            if self._seed is not None:
+                seed = 8_191 * (1_000_003 * self._seed + self._asked) + place
+                self.study.sampler = self._optuna.samplers.TPESampler(seed=seed % 2**32, constant_liar=True)
+            trial._suggest(name, distribution)
+        self._trials[trial.number] = trial
+
+    def note_exploits(self, run: Run) -> None:
+        """Note from which siblings' states a trial went on, and with which parameters."""
+        with _storage_errors(self.study.study_name):
+            self._trials[run.number].set_user_attr(EXPLOITS, run.exploits)
 
     def report(self, run: Run) -> None:
         """Note the values of a trial that the storage does not know yet."""

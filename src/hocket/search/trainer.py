@@ -15,7 +15,7 @@ import torch
 from hocket.errors import HocketError, InputError
 from hocket.search.run import EpochResult, Run, Status
 
-__all__ = ["CannotFuseError", "Trainer", "metric_value", "step_scheduler"]
+__all__ = ["CannotFuseError", "Trainer", "metric_value"]
 
 
 class CannotFuseError(HocketError):
@@ -98,11 +98,3 @@ def metric_value(result: Any) -> float:
         return float(result)
     except (TypeError, ValueError):
         raise InputError(f"metric: expected a number, got {result!r}") from None
-
-
-def step_scheduler(scheduler: Any, value: float) -> None:
-    """End an epoch."""
-    if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
-        scheduler.step(value)
-    elif scheduler is not None:
-        scheduler.step()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,10 +13,10 @@ from hocket.errors import InputError
 from hocket.search.checkpoints import Checkpoints
 from hocket.search.fused import Runner
 from hocket.search.group import MAX_SLOTS, Ways
-from hocket.search.halving import Schedules
-from hocket.search.policy import AllEpochs, Policy, checked_whole
+from hocket.search.policy import AllEpochs, Policy, Schedules, checked_whole
 from hocket.search.processes import ProcessTrainer
-from hocket.search.search import Record, Search
+from hocket.search.record import Record
+from hocket.search.search import Search
 from hocket.search.split import Split, Train, find_split
 from hocket.search.study import StudyClient, checked_space, load_optuna, new_study
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     import optuna
 
 __all__ = ["EXECUTORS", "SearchConfig", "search"]
+
+log = logging.getLogger(__name__)
 
 EXECUTORS = ("auto", "serial", "processes", "fused", "scheduled")
 TRIALS = 60
@@ -65,7 +68,7 @@ class SearchConfig:
             if getattr(self, field) not in known:
                 raise InputError(f"{field}: expected one of {', '.join(known)}, got {getattr(self, field)!r}")
         if self.halving is not None and not isinstance(self.halving, Schedules):
-            raise InputError(f"halving: expected hocket.Halving, Hyperband or Asha, got {self.halving!r}")
+            raise InputError(f"halving: expected hocket.Halving, Hyperband, Asha or Population, got {self.halving!r}")
         if self.study is not None and (self.storage, self.name, self.direction) != (None, None, "minimize"):
             raise InputError("study: expected it without direction, storage and name, which are the study's own")
 
@@ -126,6 +129,9 @@ def search(train: Train, space: Mapping[str, Any], config: SearchConfig) -> tupl
         policy: Policy = AllEpochs(config.epochs, client.maximize)
         if config.halving is not None:
             policy = config.halving.policy(total, config.epochs, client.maximize)
+        if processes is None and config.executor != "serial" and not split.fusible:
+            why = next(iter(split.why.values()), "none is declared fusible")
+            log.warning("hocket.tune: nothing in the space is fusible, so trials train one at a time: %s", why)
         work = Search(client, ways, policy, total, config.batch(study), kept, config.on_progress)
         work.resume(known)
         for number, params, error in asked:

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 import hocket
 from hocket.errors import InputError
-from hocket.fusion.optim import ModelSlots
+from hocket.fusion.optim import ModelSlots, TrainedModel
 
 RATES = [0.01, 0.03, 0.02]
 
@@ -234,3 +234,57 @@ def test_a_separate_block_of_other_shapes_trains_from_then_on():
         ):
             slots.refill(1, model)
     step()
+
+
+class Tied(nn.Module):
+    """Two layers, whose weights may be one parameter, and an attribute that its forward reads."""
+
+    def __init__(self, is_tied, scale=1.0, function=torch.tanh):
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
+        if is_tied:
+            self.second.weight = self.first.weight
+        self.scale, self.function = scale, function
+
+    def forward(self, x):
+        return self.function(self.second(self.first(x))) * self.scale
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_only_a_model_that_differs_in_values_leaves_what_was_captured(is_tied):
+    array = hocket.fuse([Tied(is_tied) for _ in range(3)], backend="rule", shared=True)
+    slots = ModelSlots(array, hocket.optim.SGD(array.parameters(), lr=0.1))
+    version, x = array._hocket_version, torch.randn(4, 3)
+    for new, is_kept in (
+        (Tied(is_tied), True),
+        (Tied(is_tied, function=lambda each: torch.tanh(each)), False),
+        (Tied(is_tied, scale=2.0), False),
+    ):
+        slots.refill(1, new)
+        torch.testing.assert_close(array(x)[1], new(x))
+        assert (array._hocket_version == version) == is_kept
+        slots.refill(1, Tied(is_tied))
+        version = array._hocket_version
+    for new, match in ((Tied(not is_tied), "models differ"), (Tied(is_tied).eval(), "training is True in model 0")):
+        before = array.unfuse()[1].state_dict()
+        with pytest.raises(InputError, match=match):
+            slots.refill(1, new)
+        same = zip(before.values(), array.unfuse()[1].state_dict().values(), strict=True)
+        assert all(torch.equal(one, other) for one, other in same)
+    with pytest.raises(InputError, match=r"first.weight and second.weight: one tensor in model 1, not in 0"):
+        hocket.fuse([Tied(False), Tied(True)])
+
+
+@pytest.mark.parametrize("separate", [(), ("4",)], ids=["fused", "partly"])
+def test_a_state_read_into_a_module_and_put_back_is_the_same(separate):
+    run = training(separate=separate)
+    for number in range(2):
+        run.step(number)
+    before = run.all_of(1)
+    own = net(9)
+    state = run.slots.state(1, own)
+    assert state.module is own
+    run.slots.put(1, TrainedModel(net(8), [], [], seed=3), lr=0.5)
+    assert run.optimizer.param_groups[0]["lr"][1] == 0.5
+    run.slots.put(1, state)
+    same(before, run.all_of(1))

@@ -225,7 +225,7 @@ def test_rates_of_each_model_by_torchs_kernel(options, chunk_bytes, monkeypatch)
 
 
 def test_the_kernel_leaves_a_model_that_is_not_finite_to_itself(monkeypatch):
-    """Chunks share memory for intermediate results: nothing of one may be left for the next."""
+    """Nor do chunks leave anything behind for the next one."""
     monkeypatch.setattr(import_module("hocket.fusion.optim.chunks"), "CHUNK_BYTES", 1 << 9)
     found = []
     for spoilt in (False, True):

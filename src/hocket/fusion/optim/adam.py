@@ -9,7 +9,7 @@ import torch
 
 from hocket.fusion.optim.arithmetic import Tensors, add_, addcdiv_, addcmul_, divided, is_on, lerp_, power, root, sqrt
 from hocket.fusion.optim.base import Chunk, FusedOptimizer
-from hocket.fusion.optim.counts import count_dtype, step_of
+from hocket.fusion.optim.counts import step_of
 from hocket.fusion.optim.hyper import Bound, Number
 
 __all__ = ["Adam", "AdamW", "Adamax", "NAdam", "RAdam"]
@@ -50,12 +50,12 @@ class MovingAverages(FusedOptimizer):
         first, second = chunk.state("exp_avg"), chunk.state("exp_avg_sq")
         lerp_(first, chunk.grads, by["first"])
         torch._foreach_mul_(second, by["keep"])
-        addcmul_(second, chunk.grads, chunk.grads, by["second"], chunk.memory)
+        addcmul_(second, chunk.grads, chunk.grads, by["second"])
         return chunk, first, second
 
     def spread(self, second: Tensors, chunk: Chunk, by: Mapping[str, Any]) -> Tensors:
         """The root of the second average, its bias corrected, that a direction is divided by."""
-        below = sqrt(second, chunk.memory)
+        below = sqrt(second)
         torch._foreach_div_(below, by["root"])
         torch._foreach_add_(below, by["eps"])
         return below
@@ -85,7 +85,7 @@ class Adam(MovingAverages):
             largest = chunk.state("max_exp_avg_sq")
             torch._foreach_maximum_(largest, second)
             second = largest
-        addcdiv_(chunk.params, first, self.spread(second, chunk, by), by["size"], chunk.memory)
+        addcdiv_(chunk.params, first, self.spread(second, chunk, by), by["size"])
 
     def kernel_numbers(self, group: dict[str, Any], dtype: torch.dtype) -> dict[str, Number] | None:
         if any(isinstance(number, torch.Tensor) for number in (*group["betas"], group["eps"])):
@@ -107,8 +107,7 @@ class Adam(MovingAverages):
                 chunk = chunk.decayed(decay)
             decay = 0.0
         if isinstance(rate, list):
-            params = chunk.memory(params) or [torch.empty_like(p) for p in params]
-            torch._foreach_zero_(params)
+            params = [torch.zeros_like(p) for p in params]
         (beta1, beta2), amsgrad = group["betas"], group["amsgrad"]
         kernel: Any = torch._fused_adamw_ if decoupled else torch._fused_adam_
         kernel(
@@ -178,7 +177,7 @@ class Adamax(FusedOptimizer):
         sizes = list(torch._foreach_abs(chunk.grads))
         torch._foreach_add_(sizes, by["eps"])
         torch._foreach_maximum_(largest, sizes)
-        addcdiv_(chunk.params, first, largest, by["size"], chunk.memory)
+        addcdiv_(chunk.params, first, largest, by["size"])
 
 
 class NAdam(MovingAverages):
@@ -193,12 +192,7 @@ class NAdam(MovingAverages):
 
     torch_class = torch.optim.NAdam
     bounds = {**MovingAverages.bounds, "momentum_decay": Bound()}  # noqa: RUF012
-    counters = ("step", "mu_product")
-
-    def initial(self, key: str, p: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:
-        if key != "mu_product":
-            return super().initial(key, p, group)
-        return torch.ones(self.num_models, dtype=count_dtype(), device=p.device)
+    counters = {"step": 0.0, "mu_product": 1.0}  # noqa: RUF012
 
     def count(self, group: dict[str, Any], states: Sequence[dict[str, Any]]) -> None:
         super().count(group, states)
@@ -218,8 +212,8 @@ class NAdam(MovingAverages):
     def update(self, chunk: Chunk, group: dict[str, Any], by: Mapping[str, Any]) -> None:
         chunk, first, second = self.averaged(chunk, group, by)
         below = self.spread(second, chunk, by)
-        addcdiv_(chunk.params, chunk.grads, below, by["grad"], chunk.memory)
-        addcdiv_(chunk.params, first, below, by["mean"], chunk.memory)
+        addcdiv_(chunk.params, chunk.grads, below, by["grad"])
+        addcdiv_(chunk.params, first, below, by["mean"])
 
 
 class RAdam(MovingAverages):
@@ -253,11 +247,11 @@ class RAdam(MovingAverages):
     def update(self, chunk: Chunk, group: dict[str, Any], by: Mapping[str, Any]) -> None:
         chunk, first, second = self.averaged(chunk, group, by)
         rectified = by["rectified"]
-        below = sqrt(second, chunk.memory)
+        below = sqrt(second)
         torch._foreach_add_(below, by["eps"])
         if isinstance(rectified, list):
             below = [torch.where(each > 0, own, 1.0) for each, own in zip(rectified, below, strict=True)]
         elif not rectified:
             torch._foreach_zero_(below)
             torch._foreach_add_(below, 1.0)
-        addcdiv_(chunk.params, first, below, by["size"], chunk.memory)
+        addcdiv_(chunk.params, first, below, by["size"])

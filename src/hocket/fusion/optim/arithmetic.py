@@ -4,26 +4,21 @@ A *factor* is a float, or a list of tensors that broadcast against the tensors b
 (B, n, ...). With floats these are the very calls of torch's foreach optimizers, so a fused optimizer without
 per-model numbers does what torch's does, bit for bit. `addcmul_` and `addcdiv_` multiply their factor into the first
 operand before anything else, as torch's kernels do with their scalar: a factor rounds as the scalar would.
-
-Where a result needs memory of its own, `memory` gives it: on a CPU the same for every chunk of an update. An update of
-64 MLPs of width 128 spent three quarters of its time on page faults of memory that had just been given back.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 
 from hocket.fusion.optim.hyper import Number
 
-__all__ = ["Factor", "Tensors", "add", "add_", "addcdiv_", "addcmul_", "divided", "is_on", "lerp_", "mul", "power"]
+__all__ = ["Factor", "Tensors", "add", "add_", "addcdiv_", "addcmul_", "divided", "is_on", "lerp_", "power"]
 __all__ += ["root", "sqrt"]
 
 Tensors = list[torch.Tensor]
 Factor = float | Tensors
-Memory = Callable[[Tensors], Tensors | None]  # room for results beside these tensors; None: allocate it
 
 
 def add_(xs: Tensors, ys: Tensors, alpha: Factor) -> None:
@@ -34,44 +29,30 @@ def add_(xs: Tensors, ys: Tensors, alpha: Factor) -> None:
         torch._foreach_add_(xs, ys, alpha=alpha)
 
 
-def add(xs: Tensors, ys: Tensors, alpha: Factor, memory: Memory) -> Tensors:
+def add(xs: Tensors, ys: Tensors, alpha: Factor) -> Tensors:
     """``x + alpha * y``."""
     if isinstance(alpha, list):
-        return _results("addcmul", memory, xs, ys, alpha)
-    return _results("add", memory, xs, ys, alpha=alpha)
+        return list(torch._foreach_addcmul(xs, ys, alpha))
+    return list(torch._foreach_add(xs, ys, alpha=alpha))
 
 
-def mul(xs: Tensors, ys: Tensors, memory: Memory) -> Tensors:
-    """``x * y``."""
-    return _results("mul", memory, xs, ys)
-
-
-def sqrt(xs: Tensors, memory: Memory) -> Tensors:
+def sqrt(xs: Tensors) -> Tensors:
     """``x ** 0.5``."""
-    return _results("sqrt", memory, xs)
+    return list(torch._foreach_sqrt(xs))
 
 
-def _results(op: str, memory: Memory, xs: Tensors, *others: Tensors, **scalars: float) -> Tensors:
-    """What an op of torch's gives for each of the tensors, in memory that is there or, at once, in new memory."""
-    out = memory(xs)
-    if out is None:
-        return list(getattr(torch, f"_foreach_{op}")(xs, *others, **scalars))
-    single = getattr(torch, op)
-    return [single(*each, out=own, **scalars) for *each, own in zip(xs, *others, out, strict=True)]
-
-
-def addcmul_(xs: Tensors, ys: Tensors, zs: Tensors, value: Factor, memory: Memory) -> None:
+def addcmul_(xs: Tensors, ys: Tensors, zs: Tensors, value: Factor) -> None:
     """``x += value * y * z``."""
     if isinstance(value, list):
-        torch._foreach_addcmul_(xs, mul(ys, value, memory), zs)
+        torch._foreach_addcmul_(xs, torch._foreach_mul(ys, value), zs)
     else:
         torch._foreach_addcmul_(xs, ys, zs, value)
 
 
-def addcdiv_(xs: Tensors, ys: Tensors, zs: Tensors, value: Factor, memory: Memory) -> None:
+def addcdiv_(xs: Tensors, ys: Tensors, zs: Tensors, value: Factor) -> None:
     """``x += value * y / z``."""
     if isinstance(value, list):
-        torch._foreach_addcdiv_(xs, mul(ys, value, memory), zs)
+        torch._foreach_addcdiv_(xs, torch._foreach_mul(ys, value), zs)
     else:
         torch._foreach_addcdiv_(xs, ys, zs, value)
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, ClassVar
 
 import torch
@@ -25,15 +26,16 @@ import torch
 from hocket.errors import InputError
 from hocket.fusion.optim import counts
 from hocket.fusion.optim.arithmetic import Tensors
-from hocket.fusion.optim.chunks import Bucket, Chunk, Columns, Layout, ParameterSlice, Workspace, lay_out
+from hocket.fusion.optim.chunks import Bucket, Chunk, Columns, Layout, Pieces, lay_out
 from hocket.fusion.optim.hyper import Number, one_of, plain
 from hocket.fusion.optim.options import Options, groups_of, options_of, signature_of
 from hocket.fusion.optim.slots import slots_of
-from hocket.fusion.optim.state import check_fits, checked_states, is_same_structure, plain_state, put, select, structure
+from hocket.fusion.optim.state import check_fits, checked_refill, load, plain_state, refill, select
 
 __all__ = ["Chunk", "FusedOptimizer"]
 
 NONFINITE = ("step", "skip", "freeze")
+IS_SPARSE = attrgetter("grad.is_sparse")
 
 
 class FusedOptimizer(Options, ABC):
@@ -42,7 +44,7 @@ class FusedOptimizer(Options, ABC):
     Attributes:
         torch_class: the optimizer of one plain model that this is B of; arguments have its names and defaults.
         bounds: the numbers among its options, and what each may be; of these each may be one number or B.
-        counters: entries of a state that count steps and that parameters share.
+        counters: entries of a state that count steps, and that parameters share, with what they begin with.
         fixed: options that are no arguments.
 
     Args:
@@ -61,7 +63,7 @@ class FusedOptimizer(Options, ABC):
     """
 
     torch_class: ClassVar[type[torch.optim.Optimizer]]
-    counters: ClassVar[tuple[str, ...]] = ("step",)
+    counters: ClassVar[Mapping[str, float]] = {"step": 0.0}
     fixed: ClassVar[Mapping[str, Any]] = {}
 
     def __init_subclass__(cls) -> None:
@@ -96,11 +98,11 @@ class FusedOptimizer(Options, ABC):
         """Update a chunk in place, by the coefficients: each a float, or for each parameter a tensor beside it."""
 
     def initial(self, key: str, p: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:
-        """An entry of a parameter's state before the first step."""
+        """An entry of a parameter's state, or of one model's part of it under plain options, before the first step."""
         return torch.zeros_like(p)
 
     def count(self, group: dict[str, Any], states: Sequence[dict[str, Any]]) -> None:
-        """Count a step."""
+        """Count a step in these states, of which some may share their count."""
         for step in {id(state["step"]): state["step"] for state in states if "step" in state}.values():
             step += 1
 
@@ -167,12 +169,12 @@ class FusedOptimizer(Options, ABC):
             ready = [p for p in group["params"] if p.grad is not None]
             if skipped:
                 ready = [p for p in ready if self._slots[p] not in skipped]
-            for p in ready:
-                if p.grad.is_sparse:
-                    raise InputError(
-                        f"{type(self).__name__}: a parameter of shape {tuple(p.shape)} has a sparse gradient; "
-                        "make its embedding with sparse=False"
-                    )
+            if any(map(IS_SPARSE, ready)):
+                shape = next(tuple(p.shape) for p in ready if IS_SPARSE(p))
+                raise InputError(
+                    f"{type(self).__name__}: a parameter of shape {shape} has a sparse gradient; "
+                    "make its embedding with sparse=False"
+                )
             work.append((group, ready))
         self._opt_called = True  # schedulers, torch's too, ask for it
         if len(skipped) == self.num_models:
@@ -182,7 +184,7 @@ class FusedOptimizer(Options, ABC):
         laid = [self._laid_out(number, group, ready) for number, (group, ready) in enumerate(work)]
         kept = [each for layout in laid for each in self._kept(layout, skipped)] if skipped else []
         for (group, _), layout in zip(work, laid, strict=True):
-            self.count(group, layout.states)
+            self.count(group, [bucket.state for bucket in layout.buckets])
             for bucket in layout.buckets:
                 self._update_bucket(group, bucket)
         for tensor, index, values in kept:
@@ -212,7 +214,7 @@ class FusedOptimizer(Options, ABC):
             for key in self.counters:
                 place = (key, fused, p.device)
                 if place not in shared:
-                    shared[place] = counts.zero_count(self, p) if key == "step" else self.initial(key, p, group)
+                    shared[place] = counts.first_count(self, key, p)
                 state[key] = shared[place]
         for key in entries:
             if key not in state:
@@ -233,26 +235,20 @@ class FusedOptimizer(Options, ABC):
         update = self.update if numbers is None else self.update_by_kernel
         chunks = bucket.chunks
         if numbers is not None and not any(isinstance(number, torch.Tensor) for number in numbers.values()):
-            chunks = [[ParameterSlice(p) for p in bucket.params]]  # in one pass: nothing is read again from a cache
+            chunks = [bucket.whole]  # in one pass: nothing is read again from a cache
         if numbers is None:
             numbers = self.coefficients(group, counts.step_of(bucket.state), bucket.state)
         columns = Columns(numbers, bucket.params[0], self._slots)
-        workspace = Workspace(len(chunks))
         for pieces in chunks:
-            update(self._chunk(pieces, group, bucket, workspace), group, columns.beside(pieces))
+            update(self._chunk(pieces, group, bucket), group, columns.beside(pieces))
 
-    def _chunk(
-        self, pieces: Sequence[ParameterSlice], group: dict[str, Any], bucket: Bucket, workspace: Workspace
-    ) -> Chunk:
-        params = [piece.of(piece.p) for piece in pieces]
-        grads = [piece.of(piece.p.grad) for piece in pieces if piece.p.grad is not None]
-        states = [piece.state(self.state[piece.p]) for piece in pieces]
+    def _chunk(self, pieces: Pieces, group: dict[str, Any], bucket: Bucket) -> Chunk:
+        params, grads, states = pieces.taken()
         if params[0].is_complex():
             params, grads = ([torch.view_as_real(tensor) for tensor in own] for own in (params, grads))
         if group["maximize"]:
             grads = list(torch._foreach_neg(grads))
-        workspace.begin_chunk()
-        return Chunk(params, grads, states, bucket.count, workspace.beside)
+        return Chunk(params, grads, states, bucket.state.get("step"))
 
     # ------------------------------------------------------------------------------- state, from and to plain torch
 
@@ -307,7 +303,7 @@ class FusedOptimizer(Options, ABC):
         """
         if len(states) != self.num_models:
             raise InputError(f"states: expected {self.num_models}, one for each model, got {len(states)}")
-        put(self, checked_states(self, dict(enumerate(states))))
+        load(self, states)
         self._hocket_version += 1
 
     def select_models(self, models: Sequence[int], params: Iterable[torch.Tensor] | None = None) -> None:
@@ -343,8 +339,5 @@ class FusedOptimizer(Options, ABC):
         Raises:
             InputError: an unknown option or one out of bounds, or a state that does not fit.
         """
-        slot, before = self.checked_model(model), structure(self)
-        put(self, checked_states(self, {slot: state}, options))
-        self._hocket_version += not is_same_structure(before, structure(self))
-        if self._frozen[slot]:
-            self.unfreeze(slot)
+        slot = self.checked_model(model)
+        refill(self, slot, checked_refill(self, slot, state, options))

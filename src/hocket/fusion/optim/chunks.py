@@ -11,9 +11,9 @@ What a step lays out the next one finds again: as long as parameters, states and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from operator import is_
+from operator import attrgetter, is_
 from typing import Any
 
 import torch
@@ -22,42 +22,13 @@ from hocket.fusion.optim.arithmetic import Factor, Tensors, add
 from hocket.fusion.optim.hyper import Number
 from hocket.fusion.optim.slots import Slots
 
-__all__ = ["Bucket", "Chunk", "Columns", "Layout", "ParameterSlice", "Workspace", "lay_out"]
+__all__ = ["Bucket", "Chunk", "Columns", "Layout", "Pieces", "lay_out"]
 
+GRAD, GRAD_DTYPE = attrgetter("grad"), attrgetter("grad.dtype")
 LINE_BYTES = 64
-CHUNK_BYTES = 1 << 20  # parameters of one chunk on a CPU; an update reads and writes a few times as much
-
-
-class Workspace:
-    """Memory for intermediate results on a CPU, the same for each chunk of an update; see `arithmetic`.
-
-    Args:
-        num_chunks: of the update; where there is but one, torch allocates faster than views of a block are made.
-    """
-
-    def __init__(self, num_chunks: int) -> None:
-        self._is_used = num_chunks > 1
-        self._blocks: list[torch.Tensor] = []
-        self._taken = 0
-
-    def begin_chunk(self) -> None:
-        """Give the same memory out again."""
-        self._taken = 0
-
-    def beside(self, xs: Tensors) -> Tensors | None:
-        """Room for results like `xs`, until the next chunk; None where torch is to allocate it."""
-        first = xs[0]
-        if not self._is_used or first.device.type != "cpu" or first.dtype not in (torch.float32, torch.float64):
-            return None
-        if torch._C._len_torch_dispatch_stack() > 0:  # a captured step has memory of its own for each chunk
-            return None
-        sizes = [x.numel() for x in xs]
-        total = sum(sizes)
-        if self._taken == len(self._blocks) or self._blocks[self._taken].numel() < total:
-            self._blocks[self._taken :] = [first.new_empty(total)]
-        block = self._blocks[self._taken][:total]
-        self._taken += 1
-        return [part.view(x.shape) for part, x in zip(block.split(sizes), xs, strict=True)]
+# Parameters of one chunk on a CPU; an update reads and writes a few times as much. Results of this size also stay in
+# the heap, where larger ones cost a page fault for every 4 KiB: two to four times as long for 64 MLPs of width 512.
+CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -68,7 +39,6 @@ class Chunk:
     grads: Tensors
     states: Sequence[dict[str, Any]]
     count: torch.Tensor | None
-    memory: Callable[[Tensors], Tensors | None]  # `Workspace.beside`
 
     def state(self, key: str) -> Tensors:
         """This entry of each parameter's state."""
@@ -79,7 +49,7 @@ class Chunk:
         """With `weight_decay` times the parameters added to the gradients."""
         if not isinstance(weight_decay, list) and weight_decay == 0:
             return self
-        return replace(self, grads=add(self.grads, self.params, weight_decay, self.memory))
+        return replace(self, grads=add(self.grads, self.params, weight_decay))
 
 
 class Columns:
@@ -97,29 +67,30 @@ class Columns:
         }
         self._views: dict[Any, dict[str, torch.Tensor]] = {}
 
-    def beside(self, pieces: Sequence[ParameterSlice]) -> dict[str, Any]:
+    def beside(self, pieces: Pieces) -> dict[str, Any]:
         """For each coefficient a float, or a list with a tensor that broadcasts against each of the pieces."""
         if not self._rows:
             return self._floats
-        views = [self._viewed(self._slots[piece.p], piece) for piece in pieces]
+        views = [self._viewed(p, pieces) for p in pieces.params]
         return {**self._floats, **{name: [view[name] for view in views] for name in self._rows}}
 
-    def _viewed(self, slot: int | None, piece: ParameterSlice) -> dict[str, torch.Tensor]:
-        dims = piece.p.dim() + piece.p.is_complex()
-        key = (slot, dims, piece.begin, piece.end)
+    def _viewed(self, p: torch.Tensor, pieces: Pieces) -> dict[str, torch.Tensor]:
+        slot, dims = self._slots[p], p.dim() + p.is_complex()
+        key = (slot, dims, pieces.begin, pieces.end)
         if key not in self._views:
             self._views[key] = {
-                name: piece.of(row).view(-1, *(1,) * (dims - 1)) if slot is None else row[slot] if row.dim() else row
+                name: pieces.of(row).view(-1, *(1,) * (dims - 1)) if slot is None else row[slot] if row.dim() else row
                 for name, row in self._rows.items()
             }
         return self._views[key]
 
 
 @dataclass(frozen=True)
-class ParameterSlice:
-    """A parameter, or of a large one the models from `begin` to before `end`."""
+class Pieces:
+    """Parameters that are updated together; of a large one, which goes alone, the models from `begin` to `end`."""
 
-    p: torch.Tensor
+    params: Tensors
+    states: Sequence[dict[str, Any]]
     begin: int = 0
     end: int | None = None
 
@@ -127,33 +98,33 @@ class ParameterSlice:
         """These models' part of a tensor whose first dimension is B."""
         return tensor if self.end is None else tensor[self.begin : self.end]
 
-    def state(self, entries: dict[str, Any]) -> dict[str, Any]:
-        """Their part of the parameter's state, in which all but the count is of all models."""
+    def taken(self) -> tuple[Tensors, Tensors, Sequence[dict[str, Any]]]:
+        """Their part of the parameters, the gradients and the states, in which all but the count is of all models."""
+        grads: Tensors = list(map(GRAD, self.params))
         if self.end is None:
-            return entries
-        return {key: self.of(value) for key, value in entries.items() if key != "step"}
+            return self.params, grads, self.states
+        states = [{key: self.of(value) for key, value in entries.items() if key != "step"} for entries in self.states]
+        return list(map(self.of, self.params)), list(map(self.of, grads)), states
 
 
-def chunks(bucket: Tensors, slots: Slots) -> Iterator[list[ParameterSlice]]:
-    if bucket[0].device.type != "cpu":
-        yield [ParameterSlice(p) for p in bucket]
-        return
-    chunk: list[ParameterSlice] = []
-    size_bytes = 0
-    for p in bucket:
-        if p.nbytes > CHUNK_BYTES and slots[p] is None:
-            # A large one goes by itself, as many models at a time as fit.
-            at_once = max(1, CHUNK_BYTES * p.shape[0] // p.nbytes)
-            for begin in range(0, p.shape[0], at_once):
-                yield [ParameterSlice(p, begin, begin + at_once)]
-            continue
-        if chunk and size_bytes + p.nbytes > CHUNK_BYTES:
-            yield chunk
-            chunk, size_bytes = [], 0
-        chunk.append(ParameterSlice(p))
+def cut(params: Tensors, states: Sequence[dict[str, Any]], slots: Slots) -> Iterator[Pieces]:
+    """Parameters in pieces of up to `CHUNK_BYTES`, on a CPU."""
+    begin = end = size_bytes = 0
+    for number, p in enumerate(params):
+        is_large = p.device.type == "cpu" and p.nbytes > CHUNK_BYTES and slots[p] is None
+        if is_large or (begin < end and p.device.type == "cpu" and size_bytes + p.nbytes > CHUNK_BYTES):
+            if begin < end:
+                yield Pieces(params[begin:end], states[begin:end])
+            begin, size_bytes = number, 0
+        end = number + 1
         size_bytes += p.nbytes
-    if chunk:
-        yield chunk
+        if is_large:
+            at_once = max(1, CHUNK_BYTES * p.shape[0] // p.nbytes)
+            for first in range(0, p.shape[0], at_once):
+                yield Pieces([p], [states[number]], first, first + at_once)
+            begin, size_bytes = end, 0
+    if begin < end:
+        yield Pieces(params[begin:end], states[begin:end])
 
 
 @dataclass(frozen=True)
@@ -161,20 +132,30 @@ class Bucket:
     """Parameters of one device, dtype and step count, which is None where the optimizer has none."""
 
     is_even: bool
-    params: Tensors
-    state: dict[str, Any]  # of one parameter for all that they have in common
-    count: torch.Tensor | None
-    chunks: Sequence[Sequence[ParameterSlice]]
+    whole: Pieces
+    chunks: Sequence[Pieces]
+
+    @property
+    def params(self) -> Tensors:
+        """All of them."""
+        return self.whole.params
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """Of one parameter, for all that they have in common."""
+        return self.whole.states[0]
 
     def fits_kernels(self) -> bool:
         """Whether torch's fused kernels take these parameters and round alike for each model."""
-        first = self.params[0]
+        params, first = self.params, self.params[0]
+        count = self.state.get("step")
         return (
             self.is_even
             and first.device.type == "cpu"
             and first.dtype in (torch.float32, torch.float64)
-            and (self.count is None or self.count.dim() == 0)
-            and all(p.is_contiguous() and p.grad.is_contiguous() and p.grad.dtype == p.dtype for p in self.params)  # type: ignore[union-attr]
+            and (count is None or count.dim() == 0)
+            and all(map(torch.Tensor.is_contiguous, [*params, *map(GRAD, params)]))
+            and {*map(GRAD_DTYPE, params)} == {first.dtype}
         )
 
 
@@ -212,6 +193,6 @@ def lay_out(params: Tensors, states: Sequence[dict[str, Any]], slots: Slots) -> 
         found.setdefault(key, []).append((p, state))
     buckets = []
     for (even, *_), rows in found.items():
-        own, first = [p for p, _ in rows], rows[0][1]
-        buckets.append(Bucket(even, own, first, first.get("step"), list(chunks(own, slots))))
+        own, states_of = [p for p, _ in rows], [state for _, state in rows]
+        buckets.append(Bucket(even, Pieces(own, states_of), list(cut(own, states_of, slots))))
     return Layout(params, states, counts, [p.numel() for p in params], buckets)

@@ -16,7 +16,7 @@ from hocket.fusion.optim.hyper import Number
 if TYPE_CHECKING:
     from hocket.fusion.optim.base import FusedOptimizer
 
-__all__ = ["count_dtype", "count_per_model", "part", "rejoin", "step_of", "zero_count"]
+__all__ = ["count_dtype", "count_per_model", "first_count", "part", "rejoin", "step_of"]
 
 
 def count_dtype() -> torch.dtype:
@@ -24,11 +24,14 @@ def count_dtype() -> torch.dtype:
     return torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
 
 
-def zero_count(optimizer: FusedOptimizer, p: torch.Tensor) -> torch.Tensor:
-    """A step count before the first step: one on the CPU, as torch has it, or B beside the parameter."""
+def first_count(optimizer: FusedOptimizer, key: str, p: torch.Tensor) -> torch.Tensor:
+    """A counter before the first step: a step count is one on the CPU, as torch has it, or B beside the parameter."""
+    first = optimizer.counters[key]
+    if key != "step":
+        return torch.full((optimizer.num_models,), first, dtype=count_dtype(), device=p.device)
     if optimizer._per_model_steps and optimizer._slots[p] is None:
-        return torch.zeros(optimizer.num_models, dtype=torch.float64, device=p.device)
-    return torch.zeros((), dtype=count_dtype())
+        return torch.full((optimizer.num_models,), first, dtype=torch.float64, device=p.device)
+    return torch.full((), first, dtype=count_dtype())
 
 
 def step_of(state: dict[str, Any]) -> Number:
@@ -38,15 +41,10 @@ def step_of(state: dict[str, Any]) -> Number:
 
 
 def count_per_model(optimizer: FusedOptimizer) -> None:
-    """Give the fused parameters a count for each model; parameters that shared one count share the new one."""
-    parted: dict[Any, tuple[torch.Tensor, torch.Tensor]] = {}
-    for p, entries in optimizer.state.items():
-        step = entries.get("step")
-        if step is not None and not step.dim() and optimizer._slots[p] is None:
-            key = (id(step), p.device)
-            if key not in parted:  # with the old count, so that no other tensor gets its id
-                parted[key] = zero_count(optimizer, p) + step.item(), step
-            entries["step"] = parted[key][0]
+    """Give the fused parameters a count for each model, where they have none yet."""
+    steps = ((p, entries["step"]) for p, entries in optimizer.state.items() if "step" in entries)
+    if any(not step.dim() and optimizer._slots[p] is None for p, step in steps):
+        rejoin(optimizer)
 
 
 def part(optimizer: FusedOptimizer, group: dict[str, Any], params: Sequence[torch.Tensor]) -> None:
@@ -62,17 +60,22 @@ def part(optimizer: FusedOptimizer, group: dict[str, Any], params: Sequence[torc
 
 
 def rejoin(optimizer: FusedOptimizer) -> None:
-    """Let parameters of a group that have equal counts share one, as they did before they were saved."""
+    """Let parameters of a group that have equal counts share one, and count per model if any model has to."""
+    steps = [entries["step"] for entries in optimizer.state.values() if "step" in entries]
+    if any(optimizer.frozen) or any(step.dim() for step in steps):
+        optimizer._per_model_steps = True
     for group in optimizer.param_groups:
         known: dict[Any, torch.Tensor] = {}
+        joined: dict[Any, tuple[Any, torch.Tensor]] = {}  # with the old counter, so that no other tensor gets its id
         for p in group["params"]:
-            entries = optimizer.state.get(p, {})
-            for key in optimizer.counters:
-                if key in entries:
-                    value = torch.as_tensor(entries[key])
+            entries, is_fused = optimizer.state.get(p, {}), optimizer._slots[p] is None
+            for key in optimizer.counters.keys() & entries.keys():
+                old = entries[key]
+                if (id(old), is_fused) not in joined:
+                    value = torch.as_tensor(old)
+                    if key == "step" and not value.dim() and optimizer._per_model_steps and is_fused:
+                        value = first_count(optimizer, key, p) + value.item()
                     value = value.to("cpu" if key == "step" and not value.dim() else p.device)
                     same = (key, value.device, value.dtype, value.dim(), *value.reshape(-1).tolist())
-                    entries[key] = known.setdefault(same, value)
-    counts = [entries["step"] for entries in optimizer.state.values() if "step" in entries]
-    if optimizer._per_model_steps or any(optimizer.frozen) or any(count.dim() for count in counts):
-        optimizer.count_per_model()
+                    joined[id(old), is_fused] = old, known.setdefault(same, value)
+                entries[key] = joined[id(old), is_fused][1]

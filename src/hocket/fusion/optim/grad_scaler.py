@@ -112,7 +112,7 @@ class GradScaler:
                 if grad.dtype == torch.float16:
                     raise InputError("unscale_: expected gradients of float32 parameters, got float16 ones")
                 grad.mul_(slots.column(inverse.to(p.device), p).to(grad.dtype))
-            self._overflows[id(optimizer)] = slots.nonfinite(self._scale.device)
+            self._overflows[id(optimizer)] = slots.not_finite()
 
     def step(self, optimizer: FusedOptimizer, *args: Any, **kwargs: Any) -> Any:
         """Unscale, if that has not been done, and step the models whose gradients are finite.
@@ -129,8 +129,7 @@ class GradScaler:
         self._stepped.add(id(optimizer))
         # From the first step on: a model then computes alike whether or not another overflows.
         optimizer.count_per_model()
-        skipped = [model for model, bad in enumerate(self._overflows[id(optimizer)].tolist()) if bad]
-        optimizer.step_without(skipped)
+        optimizer.step_without(self._overflows[id(optimizer)])
         return None
 
     def update(self, new_scale: Any = None) -> None:
@@ -146,7 +145,8 @@ class GradScaler:
         else:
             if not self._overflows:
                 raise InputError("update: expected a call of step or unscale_ before it since the last update")
-            overflow = torch.stack(list(self._overflows.values())).any(0)
+            overflow = torch.zeros_like(self._scale, dtype=torch.bool)
+            overflow[sorted({model for models in self._overflows.values() for model in models})] = True
             tracker = torch.where(overflow, 0, self._growth_tracker + 1)
             grown = self._scale * self._growth_factor
             due = tracker == self._growth_interval
@@ -157,7 +157,7 @@ class GradScaler:
 
     def _begin(self) -> None:
         """Forget what has been unscaled and stepped since the last update."""
-        self._overflows: dict[int, torch.Tensor] = {}  # of optimizers, by their ids
+        self._overflows: dict[int, list[int]] = {}  # the models, of optimizers by their ids
         self._stepped: set[int] = set()
 
     def select_models(self, models: list[int]) -> None:

@@ -21,7 +21,7 @@ import torch
 from hocket.errors import InputError
 
 __all__ = ["Bound", "Number", "PerModel", "as_tuple", "by_model", "check_whole", "from_models", "is_number", "is_row"]
-__all__ += ["numbers_of", "one_of", "per_model", "plain", "row"]
+__all__ += ["numbers_of", "of_model", "one_of", "per_model", "plain", "row"]
 
 
 class PerModel(torch.Tensor):
@@ -172,6 +172,15 @@ def by_model(value: Any, num_models: int) -> list[Any]:
     if isinstance(value, torch.Tensor):
         return [value.item()] * num_models if value.dim() == 0 else value.tolist()
     return list(value) if isinstance(value, list) else [value] * num_models
+
+
+def of_model(value: Any, model: int) -> Any:
+    """An option of a group as that of one model."""
+    if type(value) is tuple:
+        return tuple(of_model(part, model) for part in value)
+    if isinstance(value, torch.Tensor):
+        return value[model].item() if value.dim() else value.item()
+    return value[model] if isinstance(value, list) else value
 
 
 def from_models(values: Sequence[Any]) -> Any:

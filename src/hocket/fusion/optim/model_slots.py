@@ -12,7 +12,8 @@ from torch import nn
 from hocket.errors import InputError
 from hocket.fusion.optim.base import FusedOptimizer
 from hocket.fusion.optim.grad_scaler import GradScaler
-from hocket.fusion.optim.state import checked_states, exchange, plain_state
+from hocket.fusion.optim.state import checked_refill, exchange, plain_state, refill
+from hocket.fusion.store import named_tensors
 
 if TYPE_CHECKING:
     from hocket.fusion.lr_scheduler.base import FusedScheduler
@@ -83,13 +84,25 @@ class ModelSlots:
             self._parts.append(scaler)
         self._check()
 
-    def state(self, model: int) -> TrainedModel:
-        """All that belongs to one model; a copy."""
+    def state(self, model: int, module: nn.Module | None = None) -> TrainedModel:
+        """All that belongs to one model; a copy.
+
+        Args:
+            model: the slot.
+            module: a plain module of the same layers that takes the values of the tensors; without, a new one.
+        """
         self._check(model)
         array = self.array
+        if module is None:
+            module = array._store.plain(model)
+        else:
+            own, values = dict(named_tensors(module)), array._store.tensors_of(model)
+            if values:
+                with torch.no_grad():
+                    torch._foreach_copy_([own[name] for name in values], list(values.values()))
         generators = {device: each[model].get_state() for device, each in array._store.generators.items()}
         return TrainedModel(
-            module=array._store.plain(model),
+            module=module,
             optimizers=[plain_state(optimizer, model) for optimizer in self.optimizers],
             schedulers=[scheduler.model_state(model) for scheduler in self.schedulers],
             scaler=None if self.scaler is None else self.scaler.unfuse()[model],
@@ -137,39 +150,56 @@ class ModelSlots:
             InputError: the new model, its states or the options do not fit; then nothing has changed.
         """
         old = self.state(model)
-        came = new if isinstance(new, TrainedModel) else TrainedModel(new, [], [], seed=seed)
+        self.put(model, new if isinstance(new, TrainedModel) else TrainedModel(new, [], [], seed=seed), **options)
+        return old
+
+    def put(self, model: int, new: TrainedModel, **options: Any) -> None:
+        """`refill`, without giving the old model back: for one that is not needed any more.
+
+        Raises:
+            InputError: as `refill`.
+        """
+        self._check(model)
         none: Sequence[Any] = [None] * len(self.optimizers)
-        states = came.optimizers or none
-        if len(states) != len(self.optimizers) or (came.schedulers and len(came.schedulers) != len(self.schedulers)):
+        states = new.optimizers or none
+        if len(states) != len(self.optimizers) or (new.schedulers and len(new.schedulers) != len(self.schedulers)):
             raise InputError(
                 f"refill: expected a model of {len(self.optimizers)} optimizers and {len(self.schedulers)} schedulers, "
-                f"got one of {len(states)} and {len(came.schedulers)}"
+                f"got one of {len(states)} and {len(new.schedulers)}"
             )
-        named = [sorted(name for name, _ in module.named_parameters()) for module in (old.module, came.module)]
-        if named[0] != named[1]:
-            raise InputError(f"refill: the new model differs: expected parameters {named[0]}, got {named[1]}")
-        for optimizer, state in zip(self.optimizers, states, strict=True):
-            checked_states(optimizer, {model: state}, options)
-        before = dict(self.array.named_parameters())
-        self.array.refill(model, came.module, seed=came.seed)
+        checked = [
+            checked_refill(optimizer, model, state, options)
+            for optimizer, state in zip(self.optimizers, states, strict=True)
+        ]
+        array = self.array
+        before: dict[str, torch.Tensor] = {}
+        if array._store.separate_index:
+            before = dict(array.named_parameters())
+            names = [
+                sorted(name for name, _ in module.named_parameters())
+                for module in (array._store.templates[model], new.module)
+            ]
+            if names[0] != names[1]:
+                raise InputError(f"refill: the new model differs: expected parameters {names[0]}, got {names[1]}")
+        array._put(model, new.module, new.seed)
         # A separate block that differs in more than values came with parameters of its own.
+        after = dict(array.named_parameters()) if before else {}
         others: dict[torch.Tensor, torch.Tensor] = {
-            before[name]: p for name, p in self.array.named_parameters() if p is not before[name]
+            before[name]: p for name, p in after.items() if p is not before[name]
         }
-        for optimizer in self.optimizers if others else ():
-            exchange(optimizer, others)
-        for optimizer, state in zip(self.optimizers, states, strict=True):
-            optimizer.refill(model, state, **options)
+        for optimizer, found in zip(self.optimizers, checked, strict=True):
+            if others:
+                exchange(optimizer, others)
+            refill(optimizer, model, found)
         for place, scheduler in enumerate(self.schedulers):
-            if came.schedulers:
-                scheduler.load_model_state(model, came.schedulers[place])
+            if new.schedulers:
+                scheduler.load_model_state(model, new.schedulers[place])
             else:
                 scheduler.refill(model)
         if self.scaler is not None:
-            self.scaler.refill(model, came.scaler)
-        for device, generator in (came.generators or {}).items():
-            self.array.generators_on(device)[model].set_state(generator)
-        return old
+            self.scaler.refill(model, new.scaler)
+        for device, generator in (new.generators or {}).items():
+            array.generators_on(device)[model].set_state(generator)
 
     def _check(self, *models: int) -> None:
         """Check that all are of one number of models still, and that these are some of them."""

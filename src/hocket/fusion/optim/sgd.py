@@ -66,7 +66,7 @@ class SGD(FusedOptimizer):
             buffers = chunk.state("momentum_buffer")
             torch._foreach_mul_(buffers, by["momentum"])
             add_(buffers, chunk.grads, by["share"])
-            steps = add(chunk.grads, buffers, by["momentum"], chunk.memory) if group["nesterov"] else buffers
+            steps = add(chunk.grads, buffers, by["momentum"]) if group["nesterov"] else buffers
         add_(chunk.params, steps, by["size"])
 
     def kernel_numbers(self, group: dict[str, Any], dtype: torch.dtype) -> dict[str, Number] | None:

@@ -59,24 +59,15 @@ class Slots:
         """The parameters that have a gradient, each with it."""
         return [(p, p.grad) for p in self._slots if p.grad is not None]
 
-    def nonfinite(self, device: torch.device | None = None) -> torch.Tensor:
-        """For each model whether something in its gradients is not finite; of shape (B,)."""
-        found = torch.zeros(self.num_models, dtype=torch.bool, device=device)
-        for p, grad in self.gradients():
-            if grad.numel():
-                found |= ~torch.isfinite(self.reduced(p, _real(grad), math.inf)).to(found.device)
-        return found
-
     def not_finite(self) -> list[int]:
         """The models in whose gradients something is not finite."""
-        grads = [_real(grad) for _, grad in self.gradients()]
+        grads = [(p, _real(grad)) for p, grad in self.gradients() if grad.numel()]
         # A sum over everything is cheap, and finite only if all of it is; which model it was is asked when it is not.
-        sums = [
-            (grad.float() if grad.itemsize < 4 else grad).sum().to(grads[0].device, torch.float32) for grad in grads
-        ]
-        if not sums or bool(torch.isfinite(torch.stack(sums)).all()):
+        sums = [(grad.float() if grad.itemsize < 4 else grad).sum().to(torch.float32) for _, grad in grads]
+        if not sums or bool(torch.isfinite(torch.stack([each.to(sums[0].device) for each in sums])).all()):
             return []
-        return self.nonfinite(grads[0].device).nonzero().flatten().tolist()
+        norms = [self.reduced(p, grad, math.inf).to(sums[0].device) for p, grad in grads]
+        return (~torch.isfinite(torch.stack(norms))).any(0).nonzero().flatten().tolist()
 
 
 def _real(grad: torch.Tensor) -> torch.Tensor:

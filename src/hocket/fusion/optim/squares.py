@@ -47,9 +47,9 @@ class Adagrad(FusedOptimizer):
         chunk = chunk.decayed(by["decay"])
         sums = chunk.state("sum")
         torch._foreach_addcmul_(sums, chunk.grads, chunk.grads, value=1)
-        below = sqrt(sums, chunk.memory)
+        below = sqrt(sums)
         torch._foreach_add_(below, by["eps"])
-        addcdiv_(chunk.params, chunk.grads, below, by["size"], chunk.memory)
+        addcdiv_(chunk.params, chunk.grads, below, by["size"])
 
 
 class RMSprop(FusedOptimizer):
@@ -83,14 +83,14 @@ class RMSprop(FusedOptimizer):
         chunk = chunk.decayed(by["decay"])
         squares = chunk.state("square_avg")
         torch._foreach_mul_(squares, by["keep"])
-        addcmul_(squares, chunk.grads, chunk.grads, by["take"], chunk.memory)
+        addcmul_(squares, chunk.grads, chunk.grads, by["take"])
         if group["centered"]:
             means = chunk.state("grad_avg")
             lerp_(means, chunk.grads, by["take"])
             below = list(torch._foreach_addcmul(squares, means, means, value=-1))
             torch._foreach_sqrt_(below)
         else:
-            below = sqrt(squares, chunk.memory)
+            below = sqrt(squares)
         torch._foreach_add_(below, by["eps"])
         if is_on(group["momentum"]):
             buffers = chunk.state("momentum_buffer")
@@ -98,7 +98,7 @@ class RMSprop(FusedOptimizer):
             torch._foreach_addcdiv_(buffers, chunk.grads, below)
             add_(chunk.params, buffers, by["size"])
         else:
-            addcdiv_(chunk.params, chunk.grads, below, by["size"], chunk.memory)
+            addcdiv_(chunk.params, chunk.grads, below, by["size"])
 
     def plain_state(self, state: dict[str, Any], group: dict[str, Any]) -> dict[str, Any]:
         if group["momentum"] == 0:
@@ -140,7 +140,7 @@ class Adadelta(FusedOptimizer):
         chunk = chunk.decayed(by["decay"])
         squares, deltas = chunk.state("square_avg"), chunk.state("acc_delta")
         torch._foreach_mul_(squares, by["keep"])
-        addcmul_(squares, chunk.grads, chunk.grads, by["take"], chunk.memory)
+        addcmul_(squares, chunk.grads, chunk.grads, by["take"])
         below = list(torch._foreach_add(squares, by["eps"]))
         torch._foreach_sqrt_(below)
         steps = list(torch._foreach_add(deltas, by["eps"]))
@@ -148,5 +148,5 @@ class Adadelta(FusedOptimizer):
         torch._foreach_div_(steps, below)
         torch._foreach_mul_(steps, chunk.grads)
         torch._foreach_mul_(deltas, by["keep"])
-        addcmul_(deltas, steps, steps, by["take"], chunk.memory)
+        addcmul_(deltas, steps, steps, by["take"])
         add_(chunk.params, steps, by["size"])

@@ -4,14 +4,13 @@
     plain 1:  exp_avg (n,)   step 7   lr 0.2   <--->  step 7, or (3,) where the models' counts differ
     plain 2:  exp_avg (n,)   step 7   lr 0.3          lr (3,)
 
-`plain_state` takes one model's out. `checked_states` reads plain states, of one slot (a refill) or of all (a load), and
-`put` writes what it found. `select` keeps some of the models. A plain state dict numbers its parameters as torch does:
-in the order of the groups, those of one model only.
+`plain_state` takes one model's out, `refill` puts one into a slot, `load` one into each. `select` keeps some of the
+models. A plain state dict numbers its parameters as torch does: in the order of the groups, those of one model only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,26 +18,24 @@ import torch
 
 from hocket.errors import InputError
 from hocket.fusion.optim.counts import count_dtype, rejoin
-from hocket.fusion.optim.hyper import PerModel, as_tuple, by_model, from_models, is_row, plain
+from hocket.fusion.optim.hyper import PerModel, as_tuple, from_models, is_row, of_model, plain
 from hocket.fusion.optim.options import FLAGS
 from hocket.fusion.optim.slots import Slots
 
 if TYPE_CHECKING:
     from hocket.fusion.optim.base import FusedOptimizer
 
-__all__ = ["StatesOfModels", "check_fits", "checked_states", "exchange", "is_same_structure", "plain_state", "put"]
-__all__ += ["select", "structure"]
+__all__ = ["PlainState", "check_fits", "checked_refill", "exchange", "load", "plain_state", "refill", "select"]
 
 Entries = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class StatesOfModels:
-    """What slots get: for each model its parameters' plain states, and for each group of options all models' values."""
+class PlainState:
+    """What a slot gets: for each group the entries of its parameters' plain states, and the plain options."""
 
-    entries: Mapping[int, Mapping[torch.Tensor, Entries]]
-    options: Sequence[Mapping[str, list[Any]]]
-    are_all: bool  # whether nothing is to be left of what was there
+    entries: Sequence[Sequence[Entries]]
+    options: Sequence[Mapping[str, Any]]
 
 
 def plain_state(optimizer: FusedOptimizer, model: int) -> dict[str, Any]:
@@ -49,153 +46,154 @@ def plain_state(optimizer: FusedOptimizer, model: int) -> dict[str, Any]:
     count = 0
     for group, params in zip(optimizer.param_groups, _params_of(optimizer, model), strict=True):
         optimizer.settle(group)
-        own = {
-            key: by_model(value, optimizer.num_models)[model]
-            for key, value in group.items()
-            if key not in ("params", "param_names")
-        }
+        own = {key: of_model(value, model) for key, value in group.items() if key not in ("params", "param_names")}
         numbers = list(range(count, count + len(params)))
         count += len(params)
         groups.append({**template, **own, "params": numbers, **_names_of(group, params)})
         for number, p in zip(numbers, params, strict=True):
-            entries = _mapped(optimizer, p, optimizer.state.get(p, {}), lambda rows: rows[model])
             copies = {
-                key: value.to("cpu", count_dtype(), copy=True) if key == "step" else value.clone()
-                for key, value in entries.items()
+                key: row.to("cpu", count_dtype(), copy=True) if key == "step" else row.clone()
+                for key, row in _rows_of(optimizer, p, model).items()
             }
             if copies and (found := optimizer.plain_state(copies, own)):
                 state[number] = found
     return {"state": state, "param_groups": groups}
 
 
-def checked_states(
-    optimizer: FusedOptimizer, states: Mapping[int, Mapping[str, Any] | None], options: Mapping[str, Any] | None = None
-) -> StatesOfModels:
-    """What slots get from plain states, or begin anew with where that is None; nothing is changed yet.
+def checked_refill(
+    optimizer: FusedOptimizer, model: int, state: Mapping[str, Any] | None, options: Mapping[str, Any]
+) -> PlainState:
+    """What a slot gets from a plain state, or begins anew with where that is None; nothing is changed yet.
 
     Args:
-        optimizer: of these slots.
-        states: by the numbers of the slots.
-        options: of a refill, numbers that go before those of the states; without, the states of all models are loaded.
+        optimizer: of the slot.
+        model: the slot.
+        state: of `torch_class`.
+        options: numbers that go before those of the state.
 
     Raises:
-        InputError: a state or a number does not fit the parameters, the bounds or the other models.
+        InputError: the state or a number does not fit the parameters, the bounds or the other models.
     """
-    for key, value in (options or {}).items():
+    for key, value in options.items():
         if key not in optimizer.bounds:
             raise InputError(f"refill: expected options among {', '.join(optimizer.bounds)}, got {key}={value!r}")
-        if any(map(is_row, as_tuple(value))):
-            raise InputError(f"refill: {key}: expected the number of one model, got {value!r}")
-    entries: dict[int, Mapping[torch.Tensor, Entries]] = {model: {} for model in states}
-    saved: list[dict[str, dict[int, Any]]] = [{} for _ in optimizer.param_groups]
-    for model, state in states.items():
-        if state is not None:
-            what = f"state of model {model}" if options is None else "state"
-            entries[model] = _entries_of(optimizer, model, state, what)
-        for number, own in enumerate(saved):
-            group = {} if state is None else state["param_groups"][number]
-            for key, value in {**group, **(options or {})}.items():
-                own.setdefault(key, {})[model] = number_of(value)
-    found = [_options_of(optimizer, *each) for each in zip(optimizer.param_groups, saved, strict=True)]
-    return StatesOfModels(entries, found, are_all=options is None)
+    new = _checked(optimizer, model, state, options, "state")
+    for group, own in zip(optimizer.param_groups, new.options, strict=True):
+        for key, value in own.items():
+            if key in optimizer.bounds:
+                if any(map(is_row, as_tuple(value))):
+                    raise InputError(f"refill: {key}: expected the number of one model, got {value!r}")
+                optimizer.settled(key, value)
+            elif key in FLAGS:
+                _check_same(key, [value if slot == model else group[key] for slot in range(optimizer.num_models)])
+    return new
 
 
-def _options_of(
-    optimizer: FusedOptimizer, group: dict[str, Any], saved: Mapping[str, Mapping[int, Any]]
-) -> dict[str, list[Any]]:
-    """The values by model of a group's options where some are replaced; what only plain optimizers have is left out."""
-    optimizer.settle(group)
-    found = {}
-    total = optimizer.num_models
-    for key, new in saved.items():
-        is_note = len(new) == total and all(isinstance(value, float) for value in new.values())  # of a scheduler
-        if key in (*optimizer.bounds, *FLAGS):
-            values = [new.get(model, old) for model, old in enumerate(by_model(group[key], total))]
+def refill(optimizer: FusedOptimizer, model: int, new: PlainState) -> None:
+    """Write what `checked_refill` gave into a slot; what the state does not have begins anew."""
+    before = _tensors(optimizer)
+    for group, options in zip(optimizer.param_groups, new.options, strict=True):
+        optimizer.settle(group)
+        for key in options.keys() & optimizer.bounds.keys():
+            optimizer.set_for_model(group, key, model, options[key])
+    optimizer.count_per_model()
+    _put_entries(optimizer, model, new.entries)
+    rejoin(optimizer)
+    if list(map(id, before)) != list(map(id, _tensors(optimizer))):
+        optimizer._hocket_version += 1
+    if optimizer.frozen[model]:
+        optimizer.unfreeze(model)
+
+
+def load(optimizer: FusedOptimizer, states: Sequence[Mapping[str, Any]]) -> None:
+    """See `FusedOptimizer.load_unfused`."""
+    new = [_checked(optimizer, model, state, {}, f"state of model {model}") for model, state in enumerate(states)]
+    options: list[dict[str, list[Any]]] = []
+    for number in range(len(optimizer.param_groups)):
+        own = [each.options[number] for each in new]
+        options.append({key: [each[key] for each in own] for key in own[0] if all(key in each for each in own)})
+        for key, values in options[-1].items():
             if key in optimizer.bounds:
                 optimizer.settled(key, from_models(values))
-            elif any(value != values[0] for value in values):
-                raise InputError(f"{key}: expected the same for all models of a group, got {values!r}")
-            found[key] = values
-        elif is_note:
-            found[key] = [new[model] for model in range(total)]
-    return found
-
-
-def _entries_of(
-    optimizer: FusedOptimizer, model: int, state: Mapping[str, Any], what: str
-) -> dict[torch.Tensor, Entries]:
-    """For each parameter of a model its plain state, checked against the parameter's shape."""
-    params = _params_of(optimizer, model)
-    _check_groups(optimizer, what, state["param_groups"], params)
-    found: dict[torch.Tensor, Entries] = {}
-    for group, own in zip(state["param_groups"], params, strict=True):
-        for index, p in zip(group["params"], own, strict=True):
-            found[p] = {key: value for key, value in state["state"].get(index, {}).items() if value is not None}
-            shape = p.shape[1:] if optimizer._slots[p] is None else p.shape
-            _check_entries(optimizer, f"{what}: {{}} of parameter {index}", found[p], shape)
-    return found
-
-
-def put(optimizer: FusedOptimizer, new: StatesOfModels) -> None:
-    """Write what `checked_states` gave into the slots."""
-    steps_apart = optimizer._per_model_steps
-    if new.are_all:
-        optimizer.state.clear()
-        optimizer._per_model_steps = True
-    else:
-        optimizer.count_per_model()
-    for group, options in zip(optimizer.param_groups, new.options, strict=True):
-        for key, values in options.items():
-            optimizer.set_by_model(group, key, values)
-    for model, entries in new.entries.items():
-        together = len({tuple(number_of(own.get(key)) for key in optimizer.counters) for own in entries.values()}) < 2
-        for group, params in zip(optimizer.param_groups, _params_of(optimizer, model), strict=True):
-            for p in params:
-                if optimizer._slots[p] is not None:
-                    optimizer.state.pop(p, None)
-                if entries.get(p) or p in optimizer.state:
-                    _put_entries(optimizer, group, p, model, entries.get(p, {}), together)
-    if new.are_all and not steps_apart:
-        optimizer._per_model_steps = False
-        for own in optimizer.state.values():
-            step = own.get("step")
-            if step is not None and step.dim() and bool((step == step[0]).all()):
-                own["step"] = torch.tensor(step[0].item(), dtype=count_dtype())
+            elif key in FLAGS:
+                _check_same(key, values)
+    for group, found in zip(optimizer.param_groups, options, strict=True):
+        for key, values in found.items():
+            is_note = all(isinstance(value, float) for value in values)  # of a scheduler
+            if is_note or key in optimizer.bounds or key in FLAGS:
+                optimizer.set_by_model(group, key, values)
+    steps_apart, optimizer._per_model_steps = optimizer._per_model_steps, True
+    optimizer.state.clear()
+    for model, each in enumerate(new):
+        _put_entries(optimizer, model, each.entries)
+    optimizer._per_model_steps = steps_apart
+    for state in () if steps_apart else optimizer.state.values():
+        step = state.get("step")
+        if step is not None and step.dim() and bool((step == step[0]).all()):
+            state["step"] = torch.tensor(step[0].item(), dtype=count_dtype())
     rejoin(optimizer)
 
 
-def _put_entries(
-    optimizer: FusedOptimizer, group: dict[str, Any], p: torch.Tensor, model: int, own: Entries, together: bool
-) -> None:
-    """Write one model's plain state into that of a parameter, whose counters stay shared where all go `together`."""
-    state = optimizer.state[p]
-    fresh: Entries = {}
-    optimizer.complete(p, group, fresh, {})
-    for key, value in fresh.items():
-        if key not in state:
-            state[key] = value
-        elif key in optimizer.counters and not together:  # until they are joined again
-            state[key] = state[key].clone()
-    rows, begin = (
-        _mapped(optimizer, p, entries, lambda each: each[model])
-        for entries in ({key: state[key] for key in fresh}, fresh)
-    )
-    for key, row in rows.items():
-        given = own.get(key, 1.0 if key == "step" and own else None)  # torch's SGD has a state without a count
-        row.copy_(begin[key] if given is None else torch.as_tensor(given))
+def _checked(
+    optimizer: FusedOptimizer, model: int, state: Mapping[str, Any] | None, options: Mapping[str, Any], what: str
+) -> PlainState:
+    """A plain state's entries, checked against the parameters' shapes, and its options, overridden by these."""
+    params = _params_of(optimizer, model)
+    if state is None:
+        return PlainState([[{} for _ in own] for own in params], [options for _ in params])
+    _check_groups(optimizer, what, state["param_groups"], params)
+    known, entries, numbers = _known_entries(optimizer), [], []
+    for group, own in zip(state["param_groups"], params, strict=True):
+        found = []
+        for index, p in zip(group["params"], own, strict=True):
+            found.append({key: value for key, value in state["state"].get(index, {}).items() if value is not None})
+            shape = p.shape[1:] if optimizer._slots[p] is None else p.shape
+            _check_entries(optimizer, known, f"{what}: {{}} of parameter {index}", found[-1], shape)
+        entries.append(found)
+        numbers.append({key: number_of(value) for key, value in {**group, **options}.items() if key != "params"})
+    return PlainState(entries, numbers)
 
 
-def structure(optimizer: FusedOptimizer) -> list[Any]:
-    """The tensors of the state and the numbers of the groups: where they are the same, only values have changed."""
-    numbers = [part for group in optimizer.param_groups for key in optimizer.bounds for part in as_tuple(group[key])]
-    return [*numbers, *(value for entries in optimizer.state.values() for value in entries.values())]
+def _put_entries(optimizer: FusedOptimizer, model: int, entries: Sequence[Sequence[Entries]]) -> None:
+    """Write one model's plain entries into its rows; counters stay shared where all of its parameters are in step."""
+    flat = [own for group in entries for own in group]
+    in_step = len({tuple(number_of(own.get(key)) for key in optimizer.counters) for own in flat}) < 2
+    shared: dict[Any, torch.Tensor] = {}
+    rows: list[torch.Tensor] = []
+    values: list[torch.Tensor] = []
+    for group, params, given in zip(optimizer.param_groups, _params_of(optimizer, model), entries, strict=True):
+        options = {key: of_model(group[key], model) for key in optimizer.bounds}
+        for p, own in zip(params, given, strict=True):
+            if optimizer._slots[p] is not None:
+                optimizer.state.pop(p, None)
+            if not own and p not in optimizer.state:
+                continue
+            state = optimizer.state[p]
+            optimizer.complete(p, group, state, shared)
+            for key in () if in_step else optimizer.counters:
+                if key in state:
+                    state[key] = state[key].clone()  # until they are joined again
+            for key, row in _rows_of(optimizer, p, model).items():
+                if key in optimizer.counters:
+                    # torch's SGD has a state without a count.
+                    row.fill_(number_of(own.get(key, 1.0 if key == "step" and own else optimizer.counters[key])))
+                else:
+                    rows.append(row)
+                    values.append(torch.as_tensor(own[key]) if key in own else optimizer.initial(key, row, options))
+    if rows:
+        torch._foreach_copy_(rows, values)
 
 
-def is_same_structure(first: list[Any], second: list[Any]) -> bool:
-    """Whether `structure` gave the same tensors, and numbers in the same places."""
-    return len(first) == len(second) and all(
-        one is other or type(one) is type(other) is float for one, other in zip(first, second, strict=True)
-    )
+def _check_same(key: str, values: Sequence[Any]) -> None:
+    if any(value != values[0] for value in values):
+        raise InputError(f"{key}: expected the same for all models of a group, got {values!r}")
+
+
+def _tensors(optimizer: FusedOptimizer) -> list[torch.Tensor]:
+    """The tensors of the groups and of the state: where they are the same ones, only values have changed."""
+    parts = [part for group in optimizer.param_groups for key in optimizer.bounds for part in as_tuple(group[key])]
+    entries = [value for state in optimizer.state.values() for value in state.values()]
+    return [each for each in (*parts, *entries) if isinstance(each, torch.Tensor)]
 
 
 def select(optimizer: FusedOptimizer, models: Sequence[int], params: Iterable[torch.Tensor] | None) -> None:
@@ -220,7 +218,10 @@ def select(optimizer: FusedOptimizer, models: Sequence[int], params: Iterable[to
             raise InputError(f"params: expected parameter {place} to have shape {shape}, got {tuple(p.shape)}")
         now[p] = None if slot is None else chosen.index(slot)
         if entries := optimizer.state.get(was):
-            state[p] = _mapped(optimizer, was, entries, lambda rows: _rows(rows, chosen))
+            state[p] = {
+                key: _rows(value, chosen) if slot is None or key in optimizer.counters else value
+                for key, value in entries.items()
+            }
     rest = iter(new)
     for group, kept in zip(optimizer.param_groups, old, strict=True):
         group.update(_names_of(group, kept))
@@ -254,7 +255,7 @@ def check_fits(state_dict: Mapping[str, Any], optimizer: FusedOptimizer) -> None
     saved = state_dict.get("hocket", {}).get("num_models", total)
     if saved != total:
         raise InputError(f"state_dict: expected one of {total} models, got one of {saved}")
-    groups = state_dict["param_groups"]
+    groups, known = state_dict["param_groups"], _known_entries(optimizer)
     _check_groups(optimizer, "state_dict", groups, [group["params"] for group in optimizer.param_groups])
     for number, (group, own) in enumerate(zip(groups, optimizer.param_groups, strict=True)):
         for key in optimizer.bounds:
@@ -263,7 +264,7 @@ def check_fits(state_dict: Mapping[str, Any], optimizer: FusedOptimizer) -> None
                     raise InputError(f"state_dict: {key} of group {number}: expected {total} numbers, got {len(part)}")
         for index, p in zip(group["params"], own["params"], strict=True):
             entries = state_dict["state"].get(index, {})
-            _check_entries(optimizer, f"state_dict: {{}} of parameter {index}", entries, p.shape)
+            _check_entries(optimizer, known, f"state_dict: {{}} of parameter {index}", entries, p.shape)
 
 
 def _check_groups(
@@ -280,8 +281,14 @@ def _check_groups(
             raise InputError(f"{what}: expected the options of {kind}, got group {number} without {', '.join(missing)}")
 
 
-def _check_entries(optimizer: FusedOptimizer, what: str, entries: Entries, shape: torch.Size) -> None:
-    known = optimizer.entries({**dict.fromkeys(optimizer.bounds, 1.0), **dict.fromkeys(FLAGS, True)})
+def _known_entries(optimizer: FusedOptimizer) -> tuple[str, ...]:
+    """The tensors that a parameter's state may hold, under any options."""
+    return optimizer.entries({**dict.fromkeys(optimizer.bounds, 1.0), **dict.fromkeys(FLAGS, True)})
+
+
+def _check_entries(
+    optimizer: FusedOptimizer, known: Sequence[str], what: str, entries: Entries, shape: torch.Size
+) -> None:
     for key, value in entries.items():
         if key not in (*known, *optimizer.counters):
             raise InputError(
@@ -305,14 +312,12 @@ def _names_of(group: Mapping[str, Any], params: Sequence[torch.Tensor]) -> dict[
     return {"param_names": [name for p, name in zip(group["params"], names, strict=True) if p in mine]}
 
 
-def _mapped(
-    optimizer: FusedOptimizer, p: torch.Tensor, entries: Entries, change: Callable[[torch.Tensor], torch.Tensor]
-) -> Entries:
-    """A parameter's state, of which each entry with a row for each model is changed."""
-    is_fused = optimizer._slots[p] is None
+def _rows_of(optimizer: FusedOptimizer, p: torch.Tensor, model: int) -> Entries:
+    """One model's part of a parameter's state."""
+    is_fused, counters = optimizer._slots[p] is None, optimizer.counters
     return {
-        key: change(value) if value.dim() and (is_fused or key in optimizer.counters) else value
-        for key, value in entries.items()
+        key: value[model] if value.dim() and (is_fused or key in counters) else value
+        for key, value in optimizer.state.get(p, {}).items()
     }
 
 

@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from hocket.fusion.rules.base import OpContext, module_rule, rule
 from hocket.fusion.rules.dropout import dropped
+from hocket.fusion.rules.linear import product
 from hocket.fusion.stacked import Stacked, with_model_dim
 
 
@@ -95,7 +96,7 @@ def multihead(
     assert isinstance(module, nn.MultiheadAttention)
     if query.ndim != 3 or module.bias_k is not None or module.add_zero_attn:
         return NotImplemented
-    num_models, heads = context.num_models, module.num_heads
+    heads = module.num_heads
     q, k, v = _projected(context, module, query, key, value)  # (B, N, L, E) each
     q, k, v = (each.unflatten(-1, (heads, -1)).transpose(2, 3) for each in (q, k, v))  # (B, N, heads, L, E/heads)
     mask = _joined_mask(context, attn_mask, key_padding_mask, q, k)
@@ -104,11 +105,7 @@ def multihead(
     if need_weights or rate:
         y, weights = _weighted(context, q, k, v, mask, False, rate)
     else:
-        flat_q, flat_k, flat_v = (each.flatten(0, 1) for each in (q, k, v))
-        flat_mask = None if mask is None else mask.expand(num_models, q.shape[1], *mask.shape[2:]).flatten(0, 1)
-        y = functional.scaled_dot_product_attention(flat_q, flat_k, flat_v, attn_mask=flat_mask).unflatten(
-            0, (num_models, -1)
-        )
+        y = sdpa(context, Stacked(q), Stacked(k), Stacked(v), None if mask is None else Stacked(mask)).tensor
     y = y.transpose(2, 3).flatten(3)
     y = _linear(y, _tensor(context, "out_proj.weight"), _tensor(context, "out_proj.bias"))
     out = Stacked(y if module.batch_first else y.transpose(1, 2))
@@ -125,8 +122,7 @@ def _tensor(context: OpContext, name: str) -> Tensor | None:
 def _linear(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     """``(B, N, L, in)`` with weights ``(B, out, in)``."""
     assert weight is not None
-    rows, columns = x.reshape(x.shape[0], -1, x.shape[-1]), weight.transpose(1, 2)
-    y = torch.bmm(rows, columns) if bias is None else torch.baddbmm(bias.unsqueeze(1), rows, columns)
+    y = product(x.reshape(x.shape[0], -1, x.shape[-1]), weight, bias)
     return y.view(*x.shape[:-1], -1)
 
 

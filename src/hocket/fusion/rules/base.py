@@ -21,9 +21,24 @@ from torch import nn
 from hocket.fusion.gradients import GradientMemory
 from hocket.fusion.stacked import Stacked
 
-__all__ = ["OpContext", "Rule", "find", "find_module", "is_watched", "module_rule", "op_name", "rule"]
+__all__ = [
+    "IN_PLACE",
+    "OpContext",
+    "Rule",
+    "find",
+    "find_module",
+    "is_watched",
+    "module_rule",
+    "op_name",
+    "rule",
+    "where",
+]
 
 Rule = Callable[..., Any]
+
+# Operators of Python that write: torch.fx would read ``x = x + y``, so that another name would keep the old value.
+WRITTEN = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift")
+IN_PLACE = frozenset(f"i{name}" for name in WRITTEN)
 
 _OPS: dict[str, Rule] = {}
 _MODULES: dict[type[nn.Module], Rule] = {}
@@ -38,8 +53,7 @@ class OpContext:
     Attributes:
         layer: the name of the layer it belongs to, for messages and the report.
         name: the op's name, as `op_name` gives it.
-        num_models: B.
-        target: the op as the model calls it, a function of plain tensors.
+        targets: the op as each model calls it, a function of plain tensors.
         modules: the layer of each model, without its tensors, where the op is a whole module; else empty.
         lookup: gives a parameter or buffer of that module by name, or None.
         generators: one random generator per model, or empty where all draw from torch's own.
@@ -48,12 +62,31 @@ class OpContext:
 
     layer: str
     name: str
-    num_models: int
-    target: Callable[..., Any]
+    targets: tuple[Callable[..., Any], ...]
     modules: tuple[nn.Module, ...] = ()
     lookup: Callable[[str], Stacked | None] = lambda _: None
     generators: tuple[torch.Generator, ...] = field(default=(), repr=False)
     memory: GradientMemory | None = field(default=None, repr=False)
+
+    @property
+    def num_models(self) -> int:
+        """B."""
+        return len(self.targets)
+
+    @property
+    def target(self) -> Callable[..., Any]:
+        """The op as the first model calls it."""
+        return self.targets[0]
+
+    @property
+    def where(self) -> str:
+        """The layer, as messages say it."""
+        return where(self.layer)
+
+
+def where(layer: str) -> str:
+    """A layer's name as messages say it."""
+    return f"layer {layer}" if layer else "the model itself"
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:

@@ -19,61 +19,30 @@ from torch.nn import functional
 from hocket.fusion.rules.base import OpContext, rule
 from hocket.fusion.stacked import Stacked, from_channels, to_channels, with_model_dim
 
-
-def _channels(context: OpContext, input: Any) -> Tensor:
-    """``(N, B*C, ...)`` of a stacked or a shared input."""
-    return to_channels(with_model_dim(input, context.num_models))
+PLAIN = ("stride", "padding", "dilation", "groups")
+TRANSPOSED = ("stride", "padding", "output_padding", "groups", "dilation")
 
 
 def _flat(value: Any) -> Any:
     return None if value is None else value.tensor.flatten(0, 1)
 
 
-@rule("conv1d", "conv2d", "conv3d")
-def conv(
-    context: OpContext,
-    input: Any,
-    weight: Any,
-    bias: Any = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: int = 1,
-) -> Any:
-    """``(N, C, ...)`` to ``(N, O, ...)``."""
+@rule(*(f"{kind}{rank}d" for kind in ("conv", "conv_transpose") for rank in (1, 2, 3)))
+def conv(context: OpContext, input: Any, weight: Any, bias: Any = None, *options: Any, **named: Any) -> Any:
+    """``(N, C, ...)`` to ``(N, O, ...)``; transposed filters are ``(C, O/g, ...)``, and stand one after another too."""
     rank = weight.ndim if isinstance(weight, (Stacked, Tensor)) else 0
     if not isinstance(weight, Stacked) or not (bias is None or isinstance(bias, Stacked)) or input.ndim != rank:
         return NotImplemented
-    if context.num_models > 1 and _is_product(weight, stride, padding, groups):
-        return _product(context.num_models, input, weight, bias)
-    shared = not isinstance(input, Stacked) and groups == 1
-    x = input if shared else _channels(context, input)
-    groups = 1 if shared else context.num_models * groups
-    y = getattr(functional, context.name)(x, _flat(weight), _flat(bias), stride, padding, dilation, groups)
-    return Stacked(from_channels(y, context.num_models))
-
-
-@rule("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
-def conv_transpose(
-    context: OpContext,
-    input: Any,
-    weight: Any,
-    bias: Any = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    output_padding: Any = 0,
-    groups: int = 1,
-    dilation: Any = 1,
-) -> Any:
-    """``(N, C, ...)`` to ``(N, O, ...)``; the filters are ``(C, O/g, ...)``, so they too stand one after another."""
-    rank = weight.ndim if isinstance(weight, (Stacked, Tensor)) else 0
-    if not isinstance(weight, Stacked) or not (bias is None or isinstance(bias, Stacked)) or input.ndim != rank:
-        return NotImplemented
-    groups = context.num_models * groups
-    x = _channels(context, input)
-    y = getattr(functional, context.name)(
-        x, _flat(weight), _flat(bias), stride, padding, output_padding, groups, dilation
-    )
+    names = TRANSPOSED if "transpose" in context.name else PLAIN
+    given = {**dict(zip(names, options, strict=False)), **named}
+    groups, is_shared = given.pop("groups", 1), False
+    if names is PLAIN:
+        if context.num_models > 1 and _is_product(weight, given.get("stride", 1), given.get("padding", 0), groups):
+            return _product(context.num_models, input, weight, bias)
+        is_shared = not isinstance(input, Stacked) and groups == 1
+    x = input if is_shared else to_channels(with_model_dim(input, context.num_models))
+    groups = 1 if is_shared else context.num_models * groups
+    y = getattr(functional, context.name)(x, _flat(weight), _flat(bias), groups=groups, **given)
     return Stacked(from_channels(y, context.num_models))
 
 

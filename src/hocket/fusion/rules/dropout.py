@@ -45,7 +45,7 @@ def dropped(
 ) -> Any:
     """Apply dropout with B rates; of whole channels ``(N, C, 1, ...)``, or keeping mean and variance (alpha)."""
     if not all(0.0 <= rate <= 1.0 for rate in rates):
-        raise InputError(f"layer {context.layer}: expected dropout rates from 0 to 1, got {rates}")
+        raise InputError(f"{context.where}: expected dropout rates from 0 to 1, got {rates}")
     x = with_model_dim(input, context.num_models)
     shape = tuple(x.shape[1:])
     if whole_channels:

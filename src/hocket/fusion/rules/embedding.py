@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hocket.errors import InputError
-from hocket.fusion.rules.base import OpContext, rule
+from hocket.fusion.rules.base import OpContext, is_watched, rule
 from hocket.fusion.stacked import Stacked, with_model_dim
 
 
@@ -28,30 +28,21 @@ def _moved(indices: Tensor, num_rows: int) -> Tensor:
 def _check(context: OpContext, indices: Any) -> None:
     tensor = indices.tensor if isinstance(indices, Stacked) else indices
     if tensor.is_floating_point():
-        raise InputError(f"layer {context.layer}: expected indices (int64), got {tensor.dtype}")
+        raise InputError(f"{context.where}: expected indices (int64), got {tensor.dtype}")
 
 
 @rule("embedding")
 def embedding(context: OpContext, *args: Any, **kwargs: Any) -> Any:
     """``F.embedding`` takes indices first, ``aten.embedding`` the table."""
+    names = ["weight", "input", "padding_idx", "scale_grad_by_freq", "sparse"]
     if context.target is functional.embedding:
-        names: tuple[str, ...] = (
-            "input",
-            "weight",
-            "padding_idx",
-            "max_norm",
-            "norm_type",
-            "scale_grad_by_freq",
-            "sparse",
-        )
-    else:
-        names = ("weight", "input", "padding_idx", "scale_grad_by_freq", "sparse")
+        names = ["input", "weight", "padding_idx", "max_norm", "norm_type", *names[3:]]
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     indices: Any = given.get("input", given.get("indices"))
     weight = given["weight"]
     _check(context, indices)
     if given.get("sparse"):
-        raise InputError(f"layer {context.layer}: sparse gradients cannot be fused; expected sparse=False")
+        raise InputError(f"{context.where}: sparse gradients cannot be fused; expected sparse=False")
     if not isinstance(weight, Stacked):
         return Stacked(functional.embedding(indices.tensor, weight))
     num_rows = weight.shape[0]
@@ -69,21 +60,20 @@ def embedding(context: OpContext, *args: Any, **kwargs: Any) -> Any:
 
 def _within(context: OpContext, indices: Tensor, num_rows: int) -> Tensor:
     """Indices into the common table. One out of range would read a neighbour's row, so it must not pass."""
-    if indices.device.type == "cpu" and indices.numel() and not _is_traced(indices):
+    if (
+        indices.device.type == "cpu"
+        and indices.numel()
+        and not (is_watched() or indices.is_meta or type(indices) is not Tensor)
+    ):
         lowest, highest = torch.aminmax(indices)
         if lowest < 0 or highest >= num_rows:
             raise InputError(
-                f"layer {context.layer}: expected indices from 0 to {num_rows - 1}, got {int(lowest)} to {int(highest)}"
+                f"{context.where}: expected indices from 0 to {num_rows - 1}, got {int(lowest)} to {int(highest)}"
             )
     else:  # where looking costs a synchronisation: a wrong index goes far beyond the table and fails there
         is_wrong = (indices < 0) | (indices >= num_rows)
         indices = indices.masked_fill(is_wrong, 2**31)
     return _moved(indices, num_rows)
-
-
-def _is_traced(tensor: Tensor) -> bool:
-    """Whether a tracer is looking on, to whom no value may be asked."""
-    return torch._C._len_torch_dispatch_stack() > 0 or type(tensor) is not Tensor or tensor.is_meta
 
 
 @rule("embedding_bag")

@@ -20,6 +20,12 @@ from hocket.fusion.rules.base import OpContext, is_watched, rule
 from hocket.fusion.stacked import Stacked, align, with_model_dim
 
 
+def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``(B, rows, in)`` by weights ``(B, out, in)``."""
+    columns = weight.transpose(1, 2)
+    return torch.bmm(x, columns) if bias is None else torch.baddbmm(bias.unsqueeze(1), x, columns)
+
+
 class _Product(torch.autograd.Function):
     """``baddbmm(bias, x, weight^T)`` whose weight gradient comes in the weight's own layout.
 
@@ -32,8 +38,7 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, memory: GradientMemory | None) -> Tensor:
         ctx.memory, ctx.whole = memory, weakref.ref(weight)
-        columns = weight.transpose(1, 2)
-        y = torch.bmm(x, columns) if bias is None else torch.baddbmm(bias.unsqueeze(1), x, columns)
+        y = product(x, weight, bias)
         ctx.save_for_backward(x.to(y.dtype), weight.to(y.dtype))  # under autocast the product is of another type
         ctx.types = (x.dtype, weight.dtype, None if bias is None else bias.dtype)
         return y
@@ -73,12 +78,12 @@ def linear(context: OpContext, input: Any, weight: Any, bias: Any = None) -> Any
     else:  # what all models read is there once
         x = input.expand(num_models, *input.shape)
         rows = input.reshape(-1, in_features).expand(num_models, -1, in_features)
-    columns = weight.tensor.transpose(1, 2)
+    offset = None if bias is None else bias.tensor
     transformed = torch._C._are_functorch_transforms_active()
     if torch.is_grad_enabled() and weight.tensor.requires_grad and not transformed:
-        y = _Product.apply(rows, weight.tensor, None if bias is None else bias.tensor, context.memory)
+        y = _Product.apply(rows, weight.tensor, offset, context.memory)
     else:
-        y = torch.bmm(rows, columns) if bias is None else torch.baddbmm(bias.tensor.unsqueeze(1), rows, columns)
+        y = product(rows, weight.tensor, offset)
     return Stacked(y if x.ndim == 3 else y.reshape(*x.shape[:-1], out_features))
 
 
@@ -103,24 +108,6 @@ def matmul(context: OpContext, input: Any, other: Any, **kwargs: Any) -> Any:
     if kwargs or min(input.ndim, other.ndim) < 2:
         return NotImplemented
     return Stacked(torch.matmul(*align((input, other))))
-
-
-@rule("baddbmm")
-def baddbmm(context: OpContext, input: Any, batch1: Any, batch2: Any, *, beta: float = 1, alpha: float = 1) -> Any:
-    """A batched product within each model, and an addition."""
-    first, second = (with_model_dim(value, context.num_models) for value in (batch1, batch2))
-    added, _ = align((input, batch1))
-    return Stacked(beta * added + alpha * torch.matmul(first, second))
-
-
-@rule("addmm")
-def addmm(context: OpContext, input: Any, mat1: Any, mat2: Any, *, beta: float = 1, alpha: float = 1) -> Any:
-    """A product and an addition."""
-    first, second = (with_model_dim(value, context.num_models) for value in (mat1, mat2))
-    added = with_model_dim(input, context.num_models)
-    if added.ndim == 2:
-        added = added.unsqueeze(1)
-    return Stacked(torch.baddbmm(added, first, second, beta=beta, alpha=alpha))
 
 
 @rule("einsum")

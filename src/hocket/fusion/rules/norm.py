@@ -8,7 +8,7 @@ layer norm      over the last axes, then each model's own scale and shift
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from hocket.errors import InputError
 from hocket.fusion.rules.base import OpContext, module_rule, rule
-from hocket.fusion.stacked import Stacked, from_channels, to_channels, with_model_dim
+from hocket.fusion.stacked import Stacked, from_channels, to_channels, unwrap, with_model_dim
 
 
 def _flat(value: Any, num_models: int) -> Tensor | None:
@@ -33,138 +33,85 @@ def batch_norm(context: OpContext, input: Any, *args: Any, **kwargs: Any) -> Any
     if context.target is not functional.batch_norm:
         names = ["weight", "bias", "running_mean", "running_var", "training", "momentum", "eps", "cudnn_enabled"]
     given = {**dict(zip(names, args, strict=False)), **kwargs}
-    statistics = (given.get("running_mean"), given.get("running_var"))
-    if any(isinstance(value, Tensor) for value in statistics):
+    tensors = [given.get(name) for name in ("running_mean", "running_var", "weight", "bias")]
+    if any(isinstance(value, Tensor) for value in tensors[:2]):
         return NotImplemented
-    training = given.get("training", False)
-    return _batch_norm(
-        context,
-        input,
-        *statistics,
-        given.get("weight"),
-        given.get("bias"),
-        training,
-        given.get("momentum", 0.1),
-        given.get("eps", 1e-5),
-    )
+    training, momentum, eps = given.get("training", False), given.get("momentum", 0.1), given.get("eps", 1e-5)
+    return _batch_norm(context, input, tensors, training, momentum, eps)
 
 
 def _batch_norm(
-    context: OpContext,
-    input: Any,
-    mean: Any,
-    var: Any,
-    weight: Any,
-    bias: Any,
-    training: bool,
-    momentum: float,
-    eps: float,
+    context: OpContext, input: Any, tensors: Sequence[Any], training: bool, momentum: float, eps: float
 ) -> Any:
+    """With the running mean and variance, weight and bias of each model."""
     x, num_models = with_model_dim(input, context.num_models), context.num_models
-    flat: Any = [_flat(value, num_models) for value in (mean, var, weight, bias)]
+    flat: Any = [_flat(value, num_models) for value in tensors]
+    options: Any = (training, momentum, eps)
     if x.ndim < 3:
         return NotImplemented
     swapped = x.transpose(1, 2)
     if x.ndim > 3 and swapped.is_contiguous() and not x.is_contiguous():  # (B, C, N, ...): one example, B*C channels
         _check_enough(context, swapped, training)
         one = swapped.reshape(1, x.shape[0] * x.shape[2], -1)
-        y = functional.batch_norm(one, flat[0], flat[1], flat[2], flat[3], training, momentum, eps)
+        y = functional.batch_norm(one, *flat, *options)
         return Stacked(y.view(swapped.shape).transpose(1, 2))
     together = x.transpose(0, 1).flatten(1) if x.ndim == 3 else to_channels(x)
-    y = functional.batch_norm(together, flat[0], flat[1], flat[2], flat[3], training, momentum, eps)
+    y = functional.batch_norm(together, *flat, *options)
     return Stacked(from_channels(y, num_models))
 
 
 def _check_enough(context: OpContext, swapped: Tensor, training: bool) -> None:
     """Torch's own check, of one model's ``(C, N, ...)``."""
     if training and swapped[0, 0].numel() == 1:
-        raise InputError(f"layer {context.layer}: expected more than one value per channel when training")
-
-
-@module_rule(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-def batch_norm_module(context: OpContext, input: Any) -> Any:
-    """With running statistics and a count of batches of its own in each model."""
-    module = context.modules[0]
-    assert isinstance(module, nn.modules.batchnorm._BatchNorm)
-    _check_rank(context, module, input.ndim)
-    mean, var = context.lookup("running_mean"), context.lookup("running_var")
-    counted = context.lookup("num_batches_tracked")
-    if module.training and module.track_running_stats and counted is not None:
-        counted.tensor.add_(1)
-    training = module.training or mean is None
-    if not (not module.training or module.track_running_stats):
-        mean = var = None
-    momentum = 0.0 if module.momentum is None else module.momentum
-    weight, bias = context.lookup("weight"), context.lookup("bias")
-    return _batch_norm(context, input, mean, var, weight, bias, training, momentum, module.eps)
+        raise InputError(f"{context.where}: expected more than one value per channel when training")
 
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
-def plain_batch_norm(
-    module: nn.Module, prefix: str, names: frozenset[str]
-) -> Callable[[Mapping[str, Tensor], Tensor], Tensor]:
-    """One model's layer, as a function of its tensors and the input.
+@module_rule(*BATCH_NORMS)
+def batch_norm_module(context: OpContext, input: Any) -> Any:
+    """With running statistics and a count of batches of its own in each model."""
+    module: Any = context.modules[0]
+    module._check_input_dim(input)
+    return _batch_norm(context, input, *_state_of(module, context.lookup))
 
-    Args:
-        module: the layer, without its tensors.
-        prefix: what its tensors' names begin with.
-        names: those of its tensors that there are.
-    """
-    assert isinstance(module, nn.modules.batchnorm._BatchNorm)
-    own = [prefix + name if name in names else None for name in ("running_mean", "running_var", "weight", "bias")]
-    counted = f"{prefix}num_batches_tracked"
-    counts = module.training and module.track_running_stats and "num_batches_tracked" in names
-    training = module.training or own[0] is None
-    if not (not module.training or module.track_running_stats):
-        own[:2] = None, None
-    momentum, eps = 0.0 if module.momentum is None else module.momentum, module.eps
+
+def plain_batch_norm(module: Any) -> Callable[[Mapping[str, Tensor], Tensor], Tensor]:
+    """One model's layer, without its tensors, as a function of them and of the input."""
 
     def norm(tensors: Mapping[str, Tensor], input: Tensor) -> Tensor:
         module._check_input_dim(input)
-        if counts:
-            tensors[counted].add_(1)
-        mean, var, weight, bias = [None if name is None else tensors[name] for name in own]
-        return functional.batch_norm(input, mean, var, weight, bias, training, momentum, eps)
+        state, *options = _state_of(module, tensors.get)
+        return functional.batch_norm(input, *state, *options)
 
     return norm
 
 
-RANKS: dict[type[nn.Module], tuple[int, ...]] = {
-    nn.BatchNorm1d: (2, 3),
-    nn.BatchNorm2d: (4,),
-    nn.BatchNorm3d: (5,),
-    nn.InstanceNorm1d: (3,),
-    nn.InstanceNorm2d: (4,),
-    nn.InstanceNorm3d: (5,),
-}
-
-
-def _check_rank(context: OpContext, module: nn.Module, rank: int) -> None:
-    expected = RANKS[type(module)]
-    if rank not in expected:
-        axes = " or ".join(map(str, expected))
-        raise InputError(
-            f"layer {context.layer}: {type(module).__name__} expects {axes} axes in each model, got {rank}"
-        )
+def _state_of(module: Any, lookup: Callable[[str], Any]) -> tuple[list[Any], bool, float, float]:
+    """What a layer normalises with, of one model or of all, after its count of batches."""
+    training, tracked = module.training, module.track_running_stats
+    if training and tracked and (counted := lookup("num_batches_tracked")) is not None:
+        unwrap(counted).add_(1)
+    state = [lookup(name) for name in ("running_mean", "running_var", "weight", "bias")]
+    by_batch = training or state[0] is None
+    if training and not tracked:
+        state[:2] = None, None
+    return state, by_batch, 0.0 if module.momentum is None else module.momentum, module.eps
 
 
 @module_rule(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 def instance_norm_module(context: OpContext, input: Any) -> Any:
     """Every example and channel by itself; running statistics, where kept, per model."""
-    module = context.modules[0]
-    assert isinstance(module, nn.modules.instancenorm._InstanceNorm)
-    if input.ndim not in RANKS[type(module)]:
-        return NotImplemented  # without a batch axis
-    mean, var = context.lookup("running_mean"), context.lookup("running_var")
-    use_input_stats = module.training or not module.track_running_stats
-    weight, bias = context.lookup("weight"), context.lookup("bias")
-    flat: Any = [_flat(value, context.num_models) for value in (mean, var, weight, bias)]
+    module: Any = context.modules[0]
+    module._check_input_dim(input)
+    if input.ndim == module._get_no_batch_dim():
+        return NotImplemented
+    state = [context.lookup(name) for name in ("running_mean", "running_var", "weight", "bias")]
+    flat: Any = [_flat(value, context.num_models) for value in state]
     together = to_channels(with_model_dim(input, context.num_models))
-    momentum = 0.0 if module.momentum is None else module.momentum
-    y = functional.instance_norm(together, flat[0], flat[1], flat[2], flat[3], use_input_stats, momentum, module.eps)
-    return Stacked(from_channels(y, context.num_models))
+    options: Any = module.training or not module.track_running_stats, module.momentum or 0.0, module.eps
+    return Stacked(from_channels(functional.instance_norm(together, *flat, *options), context.num_models))
 
 
 @rule("group_norm")

@@ -1,7 +1,7 @@
 """Activations, arithmetic and everything else that works element by element: the op itself, with ranks made to agree.
 
-PReLU has a weight per model. Parameters of the options (a slope, a threshold) are the same in all models: where they
-differ, the block stays separate.
+Parameters of the options (a slope, a threshold) are the same in all models: where they differ, the block stays
+separate.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hocket.fusion.rules.base import OpContext, rule
+from hocket.fusion.rules.base import IN_PLACE, OpContext, rule
 from hocket.fusion.stacked import Stacked, align, with_model_dim
 
-UNARY = re.findall(
+ELEMENTWISE = re.findall(
     r"\w+",
     """
     abs neg negative positive exp exp2 expm1 log log2 log10 log1p sqrt rsqrt square sin cos tan asin
@@ -26,11 +26,7 @@ UNARY = re.findall(
     clone detach detach_ float double half bfloat16 int long bool to type alias requires_grad_ _to_copy
     lift_fresh_copy type_as invert inv not_ pos cpu cuda zeros_like ones_like full_like fill_ zero_
     empty_like log_sigmoid
-    """,
-)
-BINARY = re.findall(
-    r"\w+",
-    """
+
     add sub subtract mul multiply div divide true_divide truediv floordiv floor_divide remainder fmod
     mod pow rsub radd rmul atan2 hypot maximum minimum fmax fmin where lerp
     addcmul addcdiv copysign eq ne lt le gt ge greater less greater_equal less_equal not_equal
@@ -49,7 +45,7 @@ NUMBERS = re.findall(  # of two arguments, either of which may be a number
 )
 
 
-@rule("pointwise", *UNARY, *BINARY, *(name + "_" for name in (*UNARY, *BINARY) if not name.endswith("_")))
+@rule("pointwise", *ELEMENTWISE, *(name + "_" for name in ELEMENTWISE if not name.endswith("_")))
 def pointwise(context: OpContext, *args: Any, **kwargs: Any) -> Any:
     """Any function of elements, of as many tensors as it takes."""
     if not kwargs:
@@ -66,21 +62,7 @@ def _kept(context: OpContext, args: tuple[Any, ...], result: Tensor) -> Any:
     return Stacked(result)
 
 
-@rule(
-    "iadd",
-    "isub",
-    "imul",
-    "itruediv",
-    "ifloordiv",
-    "imod",
-    "ipow",
-    "iand",
-    "ior",
-    "ixor",
-    "ilshift",
-    "irshift",
-    "copy_",
-)
+@rule(*IN_PLACE, "copy_")
 def written(context: OpContext, input: Any, other: Any) -> Any:
     """``x += y``, ``x.copy_(y)``: in place; a value that all models share becomes one of each model first."""
     own = input if isinstance(input, Stacked) else Stacked(with_model_dim(input, context.num_models).clone())
@@ -93,47 +75,6 @@ def prelu(context: OpContext, input: Any, weight: Any) -> Any:
     if input.ndim == 0:
         return NotImplemented
     x, slope = with_model_dim(input, context.num_models), with_model_dim(weight, context.num_models)
-    spatial = max(x.ndim - 3, 0)
-    slope = (
-        slope.reshape(context.num_models, *([1] * min(1, x.ndim - 2)), -1, *([1] * spatial)) if x.ndim > 1 else slope
-    )
+    if input.ndim > 1:  # channels are the second axis
+        slope = slope.reshape(context.num_models, 1, -1, *[1] * (input.ndim - 2))
     return Stacked(torch.where(x > 0, x, slope * x))
-
-
-@rule("glu")
-def glu(context: OpContext, input: Any, dim: int = -1) -> Any:
-    """Gated linear unit along one axis."""
-    return Stacked(context.target(input.tensor, dim + 1 if dim >= 0 else dim))
-
-
-@rule(
-    "size", "numel", "nelement", "dim", "ndimension", "is_floating_point", "is_contiguous", "get_device", "is_complex"
-)
-def metadata_query(context: OpContext, input: Any, *args: Any, **kwargs: Any) -> Any:
-    """What a model asks about one of its tensors, answered as for a tensor of its own."""
-    probe = input.tensor[0]
-    return context.target(probe, *args, **kwargs)
-
-
-@rule("sym_size")
-def sym_size(context: OpContext, input: Any, dim: int) -> int:
-    """An axis's length, as exported programs ask for it."""
-    return input.shape[dim]
-
-
-@rule("getattr")
-def attribute(context: OpContext, input: Any, name: str) -> Any:
-    """``x.shape``, ``x.dtype``, ``x.device``, ``x.T``, ..."""
-    if not isinstance(input, Stacked):  # a named tuple
-        return getattr(input, name)
-    if name == "T":
-        if input.ndim != 2:
-            return NotImplemented
-        return Stacked(input.tensor.transpose(1, 2))
-    if name in ("mT", "real", "imag", "data"):
-        return Stacked(getattr(input.tensor, name))
-    if name in ("shape", "ndim"):
-        return getattr(input, name)
-    if name in ("dtype", "device", "requires_grad", "is_cuda", "layout"):
-        return getattr(input.tensor, name)
-    return NotImplemented

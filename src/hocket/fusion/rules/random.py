@@ -67,11 +67,11 @@ def _contiguous(value: Any) -> Any:
 @rule(*OTHERS)
 def each(context: OpContext, *args: Any, **kwargs: Any) -> Any:
     """Model after model."""
-    targets = [context.target] * context.num_models
+    targets = list(context.targets)
     if context.generators:
-        targets = [drawing(context.target, generator) for generator in context.generators]
+        targets = [drawing(target, generator) for target, generator in zip(targets, context.generators, strict=True)]
         args, kwargs = map_tree((args, kwargs), _contiguous)  # numbers are drawn in the order of memory
-    return fallback.loop(targets, args, kwargs, f"layer {context.layer}" if context.layer else "the model itself")
+    return fallback.loop(targets, args, kwargs, context.where)
 
 
 @rule(*FROM_SIZE)

@@ -17,15 +17,10 @@ from torch import Tensor, nn
 
 from hocket.fusion.rules.base import OpContext, module_rule
 from hocket.fusion.rules.dropout import dropped
+from hocket.fusion.rules.linear import product
 from hocket.fusion.stacked import Stacked, with_model_dim
 
 Cell = Callable[[Tensor, Tensor, tuple[Tensor, ...]], tuple[Tensor, ...]]
-
-
-def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """``(B, rows, in)`` with weights ``(B, out, in)``."""
-    columns = weight.transpose(1, 2)
-    return torch.bmm(x, columns) if bias is None else torch.baddbmm(bias.unsqueeze(1), x, columns)
 
 
 def lstm_cell(inputs: Tensor, hidden: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -113,13 +108,13 @@ def _run(
     assert w_hh is not None
     num_models, steps, batch, width = x.shape
     cell = CELLS[module.mode]
-    inputs = _product(x.reshape(num_models, steps * batch, width), w_ih, b_ih).view(num_models, steps, batch, -1)
+    inputs = product(x.reshape(num_models, steps * batch, width), w_ih, b_ih).view(num_models, steps, batch, -1)
     outputs: list[Tensor] = []
     times = inputs.unbind(1)
     for here in reversed(times) if direction else times:
-        state = cell(here, _product(state[0], w_hh, b_hh), state)
+        state = cell(here, product(state[0], w_hh, b_hh), state)
         if w_hr is not None:
-            state = (_product(state[0], w_hr, None), *state[1:])
+            state = (product(state[0], w_hr), *state[1:])
         outputs.append(state[0])
     if direction:
         outputs.reverse()
@@ -146,5 +141,5 @@ def one_step(context: OpContext, input: Any, hx: Any = None) -> Any:
         cell = CELLS["RNN_TANH" if module.nonlinearity == "tanh" else "RNN_RELU"]
     else:
         cell = lstm_cell if isinstance(module, nn.LSTMCell) else gru_cell
-    new = cell(_product(x, w_ih, b_ih), _product(state[0], w_hh, b_hh), state)
+    new = cell(product(x, w_ih, b_ih), product(state[0], w_hh, b_hh), state)
     return tuple(map(Stacked, new)) if isinstance(module, nn.LSTMCell) else Stacked(new[0])

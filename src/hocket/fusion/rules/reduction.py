@@ -1,4 +1,9 @@
-"""Sums, means, extremes over axes: the same op, the axes moved; over everything means over everything of one model."""
+"""Ops along one axis or several: the same op, the axes moved by one; over everything means over all of one model.
+
+softmax(x, -1)  ->  softmax(x, -1)         sum(x, (0, 1))  ->  sum(x, (1, 2))         sum(x)  ->  sum(x, (1, 2, ...))
+
+Those of `mapped` need no such rule; autocast knows these, and has to see them as they are.
+"""
 
 from __future__ import annotations
 
@@ -8,54 +13,45 @@ import torch
 from torch import Tensor
 
 from hocket.fusion.rules.base import OpContext, rule
-from hocket.fusion.rules.shape import shifted, wrapped
-from hocket.fusion.stacked import Stacked, align, is_stacked
+from hocket.fusion.rules.mapped import mapped
+from hocket.fusion.rules.pointwise import pointwise
+from hocket.fusion.stacked import Stacked, is_stacked
 
-SEVERAL = ("sum", "mean", "amax", "amin", "std", "var", "logsumexp", "nansum", "nanmean")
-ONE = ("prod", "any", "all", "argmax", "argmin", "max", "min", "median", "std", "var")
+__all__ = ["shifted"]
+
+SOFTMAX = ("softmax", "_softmax", "log_softmax", "softmin", "cumsum", "cumprod")
+AXIS = {**dict.fromkeys((*SOFTMAX, "sum", "prod", "logsumexp"), 1), "norm": 2, "normalize": 2}  # among the arguments
 
 
-@rule(*dict.fromkeys((*SEVERAL, *ONE)))
-def reduce(context: OpContext, input: Any, *args: Any, **kwargs: Any) -> Any:
-    """Any reduction; without an axis, over all elements of each model."""
-    name = context.name
-    if args and isinstance(args[0], (Stacked, Tensor)):  # max(a, b) is pointwise
-        return Stacked(context.target(*align((input, *args))))
-    if is_stacked((args, kwargs)) or (args and isinstance(args[0], bool)):
-        return NotImplemented
-    if "axis" in kwargs:
-        kwargs = {**{key: value for key, value in kwargs.items() if key != "axis"}, "dim": kwargs["axis"]}
-    axes = args[0] if args else kwargs.get("dim")
-    rest = args[1:]
-    kwargs = {key: value for key, value in kwargs.items() if key != "dim"}
-    tensor = input.tensor
-    if axes is None or (isinstance(axes, (tuple, list)) and not axes):
-        if input.ndim == 0:
-            tensor = tensor.unsqueeze(1)
-        if kwargs.get("keepdim") or rest:
-            return NotImplemented
-        function = getattr(torch, name) if isinstance(context.target, torch._ops.OpOverload) else context.target
-        if name in SEVERAL:
-            return Stacked(function(tensor, tuple(range(1, tensor.ndim)), **kwargs))
-        flat = function(tensor.flatten(1), 1, **kwargs)
-        return Stacked(flat if isinstance(flat, Tensor) else flat[0])
-    if input.ndim == 0:
-        return NotImplemented
+def shifted(axes: Any) -> Any:
+    """An axis, or several, where the models' axis stands first."""
     if isinstance(axes, (tuple, list)):
-        axes = tuple(axes)
-    return wrapped(context.target(tensor, shifted(axes), *rest, **kwargs))
+        return type(axes)(shifted(axis) for axis in axes)
+    return axes + 1 if axes >= 0 else axes
 
 
-@rule("norm")
-def norm(context: OpContext, input: Any, *args: Any, **kwargs: Any) -> Any:
-    """The norm along given axes; a norm of everything falls back to vmap."""
-    positional = [*args]
-    if input.ndim == 0:
+@rule(*AXIS)
+def along(context: OpContext, input: Any, *args: Any, **kwargs: Any) -> Any:
+    """Any of `AXIS`."""
+    if input.ndim == 0 or is_stacked((args, kwargs)):  # its axis -1 would be the models'
         return NotImplemented
-    if len(positional) >= 2:
-        positional[1] = shifted(positional[1])
-    elif kwargs.get("dim") is not None:
-        kwargs = {**kwargs, "dim": shifted(kwargs["dim"])}
+    given, place = [input.tensor, *args], AXIS[context.name]
+    keyword = "axis" if "axis" in kwargs else "dim"
+    axes = given[place] if len(given) > place else kwargs.get(keyword, 1 if context.name == "normalize" else None)
+    if axes is None or axes in ((), []):
+        if context.name not in ("sum", "prod") or len(given) > 1 or kwargs.get("keepdim"):
+            return NotImplemented
+        everything = getattr(torch, context.name)  # of aten's op another overload has an axis
+        return Stacked(everything(input.tensor.flatten(1), 1, **{key: kwargs[key] for key in kwargs if key != keyword}))
+    if len(given) > place:
+        given[place] = shifted(axes)
     else:
-        return NotImplemented
-    return Stacked(context.target(input.tensor, *positional, **kwargs))
+        kwargs = {**kwargs, keyword: shifted(axes)}
+    return Stacked(context.target(*given, **kwargs))
+
+
+@rule("max", "min")
+def extreme(context: OpContext, input: Any, *args: Any, **kwargs: Any) -> Any:
+    """Along an axis, over everything, or of two values, element by element."""
+    of_two = (args and isinstance(args[0], (Stacked, Tensor))) or "other" in kwargs
+    return (pointwise if of_two else mapped)(context, input, *args, **kwargs)

@@ -1,0 +1,237 @@
+"""From a file to the first output: ``python -m benchmarks loading``.
+
+**Over a link.** A reader hands out bytes at a rate, as a network card does, and the batch is such that the forward
+takes as long as reading. Contenders alternate, each on a model whose weights are set to zero before:
+
+    load_then_run   all is read straight into the parameters (hocket.load, hocket.loading.finish), then the forward
+    safetensors     all is read, safetensors.torch.load, load_state_dict, then the forward: copies more than the above
+    file_order      hocket.load of a stream that cannot seek: the order in which safetensors writes, by dtype and name
+    registration    hocket.load as it is, in the order of registration
+    first_use       in the order that hocket.loading.first_use finds
+    searched        in the order that planner `transfers` finds for the forward's graph, by estimated durations
+    reordered       a stream that cannot seek, of a file that hocket.loading.reorder has written
+
+**From a warm disk.** ``safetensors.torch.load_file`` and ``load_state_dict`` against `hocket.load`, each until all
+weights are there, and until the first output of a small batch.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import safetensors
+import torch
+from safetensors.torch import load as load_bytes
+from safetensors.torch import load_file, save_model
+
+from benchmarks.loading.networks import NETWORKS, Network, searched_names
+from benchmarks.loading.paced import PacedReader, PacedStream
+from hocket.ir import Machine
+from hocket.loading import finish, first_use, load, reorder
+from hocket.loading.targets import named_tensors
+
+__all__ = ["CONTENDERS", "NAMES", "run"]
+
+CONTENDERS = ("load_then_run", "safetensors", "file_order", "registration", "first_use", "searched", "reordered")
+GBIT_BYTES_PER_S = 1e9 / 8
+
+NAMES = ("resnet50", "vgg16", "bert-base", "gpt2")
+
+
+def run(
+    names: Sequence[str] = NAMES,
+    bytes_per_s: float = GBIT_BYTES_PER_S,
+    rounds: int = 5,
+    batch_size: int | None = None,
+    save: Callable[[dict[str, Any]], None] | None = None,
+) -> dict[str, Any]:
+    """Measure each model over a link and from a warm disk.
+
+    Args:
+        names: keys of `NETWORKS`.
+        bytes_per_s: the link's rate.
+        rounds: how often each contender runs.
+        batch_size: of the forward over the link; such that it takes as long as reading if None.
+        save: called with the results so far after each model.
+    """
+    models: dict[str, Any] = {}
+    result: dict[str, Any] = {
+        "cores": Machine.here().cores,
+        "threads": torch.get_num_threads(),
+        "versions": {"torch": torch.__version__, "safetensors": safetensors.__version__},
+        "bytes_per_s": bytes_per_s,
+        "rounds": rounds,
+        "models": models,
+    }
+    for name in names:
+        with tempfile.TemporaryDirectory() as folder, torch.inference_mode(False), torch.no_grad():
+            models[name] = _measured(NETWORKS[name], Path(folder), bytes_per_s, rounds, batch_size)
+        if save is not None:
+            save(result)
+    return result
+
+
+def _measured(
+    build: Callable[[int], Network], folder: Path, bytes_per_s: float, rounds: int, batch_size: int | None
+) -> dict[str, Any]:
+    small = build(2)
+    model = small.model
+    path = folder / "model.safetensors"
+    save_model(model, str(path))
+    data = path.read_bytes()
+    read_s = len(data) / bytes_per_s
+    batch = batch_size or _balanced(build, model, read_s)
+    forward = _forward(model, build(batch))
+    searched = searched_names(small)
+    order = first_use(model, *small.args, **small.kwargs)
+    ordered = folder / "ordered.safetensors"
+    reorder(path, ordered, order)
+    ordered_data = ordered.read_bytes()
+
+    link, stream = (lambda: PacedReader(data, bytes_per_s)), (lambda: PacedStream(data, bytes_per_s))
+
+    def then_run() -> torch.Tensor:
+        finish(load(model, link()))
+        return forward()
+
+    def safetensors_then_run() -> torch.Tensor:
+        model.load_state_dict(_with_ties(model, load_bytes(_whole(PacedReader(data, bytes_per_s)))))
+        return forward()
+
+    def streamed(file: Callable[[], Any], order: str | Sequence[str] = "auto") -> Callable[[], torch.Tensor]:
+        def first_output() -> torch.Tensor:
+            load(model, file(), order=order)
+            return forward()
+
+        return first_output
+
+    contenders = {
+        "load_then_run": then_run,
+        "safetensors": safetensors_then_run,
+        "file_order": streamed(stream),
+        "registration": streamed(link),
+        "first_use": streamed(link, order),
+        "searched": streamed(link, searched),
+        "reordered": streamed(lambda: PacedStream(ordered_data, bytes_per_s)),
+    }
+    expected = forward().clone()
+    over_link = _alternately(model, contenders, rounds, expected)
+    then_s = over_link["load_then_run"]["median_s"]
+    forward_s = _seconds(forward, 3)
+    return {
+        "tensors": len(named_tensors(model)),
+        "bytes": len(data),
+        "batch_size": batch,
+        "read_s": read_s,
+        "forward_s": forward_s,
+        # The longer of reading and the forward, over both one after another: no order can be below this.
+        "bound_over_load_then_run": max(read_s, forward_s) / then_s,
+        "over_link": over_link,
+        "over_load_then_run": {name: found["median_s"] / then_s for name, found in over_link.items()},
+        "first_use_over_file_order": over_link["first_use"]["median_s"] / over_link["file_order"]["median_s"],
+        "registration_over_file_order": over_link["registration"]["median_s"] / over_link["file_order"]["median_s"],
+        "warm_disk": _warm(model, small, path, rounds),
+    }
+
+
+def _warm(model: torch.nn.Module, small: Network, path: Path, rounds: int) -> dict[str, Any]:
+    """From a file that is in memory already, until all weights are there and until the first output."""
+    forward = _forward(model, small)
+    expected = forward().clone()
+
+    def whole() -> None:
+        model.load_state_dict(_with_ties(model, load_file(str(path))))
+
+    def streamed() -> None:
+        finish(load(model, path))
+
+    def whole_output() -> torch.Tensor:
+        whole()
+        return forward()
+
+    def streamed_output() -> torch.Tensor:
+        load(model, path)
+        return forward()
+
+    ready = _alternately(model, {"load_file": whole, "hocket": streamed}, 3 * rounds, None)
+    output = _alternately(model, {"load_file": whole_output, "hocket": streamed_output}, 3 * rounds, expected)
+    return {
+        "ready": {**ready, "over_load_file": ready["hocket"]["median_s"] / ready["load_file"]["median_s"]},
+        "output": {**output, "over_load_file": output["hocket"]["median_s"] / output["load_file"]["median_s"]},
+    }
+
+
+def _alternately(
+    model: torch.nn.Module,
+    contenders: Mapping[str, Callable[[], torch.Tensor | None]],
+    rounds: int,
+    expected: torch.Tensor | None,
+) -> dict[str, Any]:
+    """Each contender in turn, from weights that are zero; the first round is not counted."""
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    same = dict.fromkeys(contenders, True)
+    for turn in range(rounds + 1):
+        for name, contender in contenders.items():
+            finish(model)
+            for tensor in (*model.parameters(), *model.buffers()):
+                if tensor.is_floating_point():
+                    tensor.zero_()
+            start = time.perf_counter()
+            output = contender()
+            if turn:
+                seconds[name].append(time.perf_counter() - start)
+            finish(model)
+            same[name] &= expected is None or (output is not None and torch.equal(output, expected))
+    return {
+        name: {"median_s": median(found), "least_s": min(found), "most_s": max(found), "same_bits": same[name]}
+        for name, found in seconds.items()
+    }
+
+
+def _balanced(build: Callable[[int], Network], model: torch.nn.Module, read_s: float) -> int:
+    """The batch size at which a forward takes about as long as reading."""
+    size = 2
+    for _ in range(3):
+        took_s = _seconds(_forward(model, build(size)), 2)
+        size = max(1, round(size * read_s / took_s))
+    return size
+
+
+def _forward(model: torch.nn.Module, network: Network) -> Callable[[], torch.Tensor]:
+    def forward() -> torch.Tensor:
+        found = model(*network.args, **network.kwargs)
+        return found if isinstance(found, torch.Tensor) else found.logits
+
+    return forward
+
+
+def _whole(reader: PacedReader) -> bytes:
+    return b"".join(_chunks(reader))
+
+
+def _chunks(reader: PacedReader) -> Iterator[memoryview]:
+    at = 0
+    while part := reader.read_at(at, 4 << 20):
+        yield part
+        at += len(part)
+
+
+def _with_ties(model: torch.nn.Module, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """A state that has tied weights by every name, as ``load_state_dict`` wants it."""
+    stored = {id(tensor): state[name] for name, tensor in named_tensors(model).items() if name in state}
+    return {name: stored[id(tensor)] for name, tensor in named_tensors(model).items()}
+
+
+def _seconds(work: Callable[[], object], runs: int) -> float:
+    work()
+    found = []
+    for _ in range(runs):
+        start = time.perf_counter()
+        work()
+        found.append(time.perf_counter() - start)
+    return min(found)

@@ -1,0 +1,123 @@
+"""The steps of a program as the source of one Python function, which costs nothing but the ops.
+
+def run(leaves, tensor):
+    v0 = leaves[0]
+    v1 = tensor("fc.weight")
+    v2 = f2(v0, v1, None)         # torch.nn.functional.linear
+    v0 = v1 = None
+    return v2
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hocket.fusion.stacked import as_type_of
+
+if TYPE_CHECKING:
+    from hocket.fusion.program import FusedProgram
+    from hocket.fusion.steps import Step
+
+__all__ = ["Ref", "Source"]
+
+FILENAME = "<hocket.fuse: one program>"
+
+
+class Ref:
+    """The value at a place."""
+
+    __slots__ = ("place",)
+
+    def __init__(self, place: int) -> None:
+        self.place = place
+
+
+class Source:
+    """Source that grows step by step.
+
+    Args:
+        program: whose steps they are.
+        own: makes a value each model's own, for those that need it.
+    """
+
+    def __init__(self, program: FusedProgram, own: Callable[[Any], Any] | None = None) -> None:
+        self._output = program.output
+        self._names: dict[str, Any] = {}
+        self._steps: dict[int, Step] = {}  # by line
+        self._dead: set[int] = set()
+        self._lines = ["def run(leaves, tensor):"]
+        for place, number in program.inputs:
+            leaf = f"leaves[{number}]"
+            is_owned = own is not None and place in program.owned
+            self._lines.append(f"    v{place} = {f'{self._name(own)}({leaf})' if is_owned else leaf}")
+        self._lines += [f"    v{place} = tensor({name!r})" for place, name in program.tensors]
+        self._lines += [f"    v{place} = {self._name(value)}" for place, value in program.constants]
+
+    def add(self, step: Step, function: Callable[..., Any]) -> None:
+        """Call a function of a step's arguments."""
+        args = [self._source(each) for each in step.args]
+        args += [f"{name}={self._source(each)}" for name, each in step.kwargs.items()]
+        self._add(step, f"{self._name(function)}({', '.join(args)})")
+
+    def add_packed(self, step: Step, function: Callable[..., Any], names: Iterable[int] | None = None) -> None:
+        """Call a function of the tuple and the dict of a step's arguments.
+
+        With places of `names` of its first argument, it gives what these stand for afterwards, and the result.
+        """
+        call = f"{self._name(function)}({self._source(tuple(step.args))}, {self._source(dict(step.kwargs))})"
+        if names is not None:
+            left = "".join(f"v{place} = " for place in names if place not in self._dead)
+            self._lines.append(f"    pair = {call}")
+            self._lines.append(f"    {left}pair[0]")
+            call = "pair[1]; pair = None"
+        self._add(step, call)
+
+    def _add(self, step: Step, call: str) -> None:
+        self._lines.append(f"    v{step.index} = {call}")
+        self._steps[len(self._lines)] = step
+        if step.dead:
+            self._lines.append(f"    {' = '.join(f'v{place}' for place in step.dead)} = None")
+            self._dead.update(step.dead)
+
+    def function(self) -> Callable[[Any, Callable[[str], Any]], Any]:
+        """The function of the leaves of the arguments and of what gives tensors by name."""
+        lines = [*self._lines, f"    return {self._source(self._output)}"]
+        exec(compile("\n".join(lines), FILENAME, "exec"), self._names)
+        run: Callable[..., Any] = self._names["run"]
+        return run
+
+    def failed(self, error: BaseException) -> Step | None:
+        """The step at which an exception left the function."""
+        frame = error.__traceback__
+        while frame is not None:
+            if frame.tb_frame.f_code.co_filename == FILENAME:
+                return self._steps.get(frame.tb_lineno)
+            frame = frame.tb_next
+        return None
+
+    def _name(self, value: Any) -> str:
+        name = f"c{len(self._names)}"
+        self._names[name] = value
+        return name
+
+    def _source(self, tree: Any) -> str:
+        """Arguments as source: values by their places, numbers as they are, anything else by name."""
+        if isinstance(tree, Ref):
+            return f"v{tree.place}"
+        if type(tree) is tuple:
+            return f"({''.join(self._source(each) + ', ' for each in tree)})"
+        if isinstance(tree, tuple) and not isinstance(tree, torch.Size):
+            items = ", ".join(map(self._source, tree))
+            return f"{self._name(as_type_of)}({self._name(tree)}, [{items}])"
+        if type(tree) is list:
+            return f"[{', '.join(map(self._source, tree))}]"
+        if type(tree) is dict:
+            return "{" + ", ".join(f"{name!r}: {self._source(each)}" for name, each in tree.items()) + "}"
+        if type(tree) is slice:
+            return f"slice({self._source(tree.start)}, {self._source(tree.stop)}, {self._source(tree.step)})"
+        if tree is None or type(tree) in (bool, int, str):
+            return repr(tree)
+        return self._name(tree)

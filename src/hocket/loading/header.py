@@ -1,0 +1,161 @@
+"""The header of a safetensors file, read and checked before anything is made of it.
+
+A file is eight bytes that say how long the header is, the header as JSON, and the tensors' bytes one after another
+(https://github.com/huggingface/safetensors, "Format"). The header comes from wherever the file comes from, so every
+number in it is checked: what is accepted here lies in the file, whole, in its own place.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hocket.errors import FormatError
+
+__all__ = [
+    "ELEMENT_BYTES",
+    "FIRST_USE_KEY",
+    "MAX_HEADER_BYTES",
+    "PREFIX_BYTES",
+    "Header",
+    "TensorEntry",
+    "parse_header",
+]
+
+# The length of the header comes first, as one number of eight bytes, little-endian.
+PREFIX_BYTES = 8
+# As the reference implementation has it.
+MAX_HEADER_BYTES = 100_000_000
+
+ELEMENT_BYTES: Mapping[str, int] = {
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2"), 1),
+    **dict.fromkeys(("I16", "U16", "F16", "BF16"), 2),
+    **dict.fromkeys(("I32", "U32", "F32"), 4),
+    **dict.fromkeys(("I64", "U64", "F64", "C64"), 8),
+}
+
+# In the metadata of a file whose tensors lie in the order of their first use.
+FIRST_USE_KEY = "hocket.first_use"
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    """Where a tensor lies in its file, and how it is to be read.
+
+    Attributes:
+        name: its key.
+        dtype: by the name that safetensors has for it, a key of `ELEMENT_BYTES`.
+        shape: sizes of its axes.
+        offset: its first byte, counted from the beginning of the file.
+        size_bytes: how many bytes it has.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    size_bytes: int
+
+    @property
+    def end(self) -> int:
+        """The byte after its last one."""
+        return self.offset + self.size_bytes
+
+
+@dataclass(frozen=True)
+class Header:
+    """The tensors of a file in the order in which they lie there, and its metadata."""
+
+    entries: tuple[TensorEntry, ...]
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+
+def header_size(source: str, prefix: bytes, size_bytes: int | None) -> int:
+    """How many bytes of header follow the first eight.
+
+    Raises:
+        FormatError: the number cannot be true.
+    """
+    if len(prefix) < PREFIX_BYTES:
+        raise FormatError(source, "", f"expected a safetensors file, got {len(prefix)} bytes")
+    length = int.from_bytes(prefix, "little")
+    if not 2 <= length <= MAX_HEADER_BYTES:
+        raise FormatError(source, "", f"expected a safetensors file, whose first 8 bytes are a length, got {prefix!r}")
+    if size_bytes is not None and PREFIX_BYTES + length > size_bytes:
+        raise FormatError(source, "header", f"truncated: expected {length} bytes, the file ends after {size_bytes}")
+    return length
+
+
+def parse_header(source: str, text: bytes, size_bytes: int | None = None) -> Header:
+    """Read the header of a file.
+
+    Args:
+        source: what errors call the file.
+        text: the header's JSON.
+        size_bytes: of the whole file, where that is known.
+
+    Raises:
+        FormatError: names the tensor, and what is wrong with it: an unknown dtype, offsets that do not fit its shape,
+            tensors that overlap or leave a hole, a name that stands twice, or a file that ends too soon.
+
+    Example:
+        >>> parse_header("w", b'{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}').entries
+        (TensorEntry(name='a', dtype='F32', shape=(2,), offset=69, size_bytes=8),)
+    """
+
+    def pairs(found: list[tuple[str, Any]]) -> dict[str, Any]:
+        made = dict(found)
+        if len(made) < len(found):
+            names = [name for name, _ in found]
+            twice = next(name for name in names if names.count(name) > 1)
+            raise FormatError(source, "header", f"{twice!r} stands there twice")
+        return made
+
+    try:
+        document = json.loads(text.decode("utf-8"), object_pairs_hook=pairs)
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise FormatError(source, "header", f"not JSON: {error}") from None
+    if not isinstance(document, dict):
+        raise FormatError(source, "header", f"expected an object, got {type(document).__name__}")
+    metadata = document.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise FormatError(source, "__metadata__", "expected an object of strings")
+    begin = PREFIX_BYTES + len(text)
+    entries = sorted(
+        (_entry(source, name, value, begin) for name, value in document.items()),
+        key=lambda entry: (entry.offset, entry.end),
+    )
+    at, before = begin, ""
+    for entry in entries:
+        if entry.offset != at:
+            kind = "overlaps" if entry.offset < at else "leaves a hole after"
+            raise FormatError(source, entry.name, f"{kind} {repr(before) if before else 'the header'}")
+        at, before = entry.end, entry.name
+    if size_bytes is not None and at != size_bytes:
+        what = "truncated" if at > size_bytes else "too long"
+        raise FormatError(source, before, f"{what}: expected the file to end after {at} bytes, it has {size_bytes}")
+    return Header(tuple(entries), metadata)
+
+
+def _entry(source: str, name: str, value: Any, begin: int) -> TensorEntry:
+    if not isinstance(value, dict) or value.keys() != {"dtype", "shape", "data_offsets"}:
+        raise FormatError(source, name, "expected dtype, shape and data_offsets, and nothing else")
+    dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in ELEMENT_BYTES:
+        raise FormatError(source, name, f"expected a dtype of {', '.join(ELEMENT_BYTES)}, got {dtype!r}")
+    if not _are_sizes(shape):
+        raise FormatError(source, name, f"expected a shape of whole numbers from 0 on, got {shape!r}")
+    if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise FormatError(source, name, f"expected data_offsets [begin, end], got {offsets!r}")
+    size_bytes = math.prod(shape) * ELEMENT_BYTES[dtype]
+    if offsets[1] - offsets[0] != size_bytes:
+        got = offsets[1] - offsets[0]
+        raise FormatError(source, name, f"{dtype} of shape {shape} has {size_bytes} bytes, data_offsets have {got}")
+    return TensorEntry(name, dtype, tuple(shape), begin + offsets[0], size_bytes)
+
+
+def _are_sizes(value: Any) -> bool:
+    return isinstance(value, list) and all(type(number) is int and number >= 0 for number in value)

@@ -1,0 +1,228 @@
+"""Tensors whose first use is noticed, wherever it is: in a module's forward, in another module's, or in no module's.
+
+A parameter that has not arrived must not be read, and Python has many ways to read one: ``F.linear(x, other.weight)``,
+a tied weight, ``model.state_dict()``, an optimizer, ``copy.deepcopy``. So the tensor itself tells: its class is
+exchanged for a subclass whose ``__torch_function__`` is called before any function or method of torch that gets it,
+and put back before the function runs. (`torch.nn.parameter.UninitializedParameter` changes class in place, too.)
+
+Few ways go round that: functions of C++ that are bound by hand (DLPack, process groups, extensions). None of
+them may find what happens to lie in memory, so a held tensor has none: it is one of the meta device, and where that is
+used an error says so. Its memory, gradient and flags lie in a tensor beside it until it is released::
+
+    held      weight: ArrivingParameter, meta          memory: Tensor, the weight's own storage and gradient
+    released  weight: Parameter, its own storage and gradient
+
+It is the same object all the time, so ties, optimizers and a module's own lists of weights hold.
+What says something about a tensor without looking at its values (`shape`, `dtype`, `requires_grad`) is no use.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+__all__ = [
+    "HOLDABLE",
+    "ArrivingParameter",
+    "ArrivingTensor",
+    "hold",
+    "is_held",
+    "memory_of",
+    "release",
+    "use",
+    "waiting_for",
+]
+
+
+# Where a held tensor keeps its `_Hold`.
+_KEY = "_hocket_hold"
+
+_ATTRIBUTES = (
+    *("shape", "dtype", "device", "layout", "ndim", "requires_grad", "is_leaf", "grad", "grad_fn", "itemsize"),
+    *(
+        "nbytes",
+        "is_cpu",
+        "is_cuda",
+        "is_meta",
+        "is_sparse",
+        "is_quantized",
+        "is_nested",
+        "is_mkldnn",
+        "is_xpu",
+        "is_mps",
+    ),
+)
+_METHODS = (
+    *("size", "dim", "ndimension", "numel", "nelement", "element_size", "stride", "storage_offset", "get_device"),
+    *("is_contiguous", "is_floating_point", "is_complex", "is_inference", "requires_grad_", "__len__", "__hash__"),
+)
+_SET: tuple[Any, ...] = (torch.Tensor.requires_grad, torch.Tensor.grad)
+
+# Functions that tell nothing of a tensor's values.
+_VALUE_FREE = frozenset(
+    (
+        *(getattr(torch.Tensor, name).__get__ for name in _ATTRIBUTES),
+        *(getattr(torch.Tensor, name) for name in _METHODS),
+        *(attribute.__set__ for attribute in _SET),
+        *(attribute.__delete__ for attribute in _SET),
+        *(torch.numel, torch.is_floating_point, torch.is_complex),
+    )
+)
+
+
+def _seen(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a function of torch that gets held tensors, among others."""
+    if function in _VALUE_FREE and args and not kwargs and not any(map(is_held, args[1:])):
+        hold = _hold_of(args[0])
+        if hold is not None:
+            return hold.ask(args[0], function, *args[1:])
+    for leaf in tree_leaves((args, kwargs)):
+        if is_held(leaf):
+            use(leaf)
+    return function(*args, **kwargs)
+
+
+class _Hold:
+    """What is kept of a tensor while it is held.
+
+    Attributes:
+        first_use: what is called then.
+        memory: an ordinary tensor in place of the held one.
+    """
+
+    def __init__(self, tensor: torch.Tensor, first_use: Callable[[], object]) -> None:
+        self.first_use = first_use
+        # Exchanging two tensors takes several steps, and who asks meanwhile must not see one half of it.
+        self._lock = threading.RLock()
+        self.memory = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+        self.memory.requires_grad_(tensor.requires_grad)
+        if not tensor.is_inference():
+            # Whoever saved its values for a backward is told that they have changed.
+            torch.autograd.graph.increment_version(tensor)
+        torch._C._swap_tensor_impl(tensor, self.memory)
+        tensor.__dict__[_KEY] = self
+        tensor.__class__ = _CLASSES[type(tensor)]
+
+    def ask(self, tensor: torch.Tensor, function: Callable[..., Any], *args: Any) -> Any:
+        """Call a function that looks at no values, on what has the tensor's memory."""
+        with self._lock, torch._C.DisableTorchFunctionSubclass():
+            if not is_held(tensor):
+                return function(tensor, *args)
+            answer = function(self.memory, *args)
+            # A graph that gets the stand-in must fail in its backward, and not go without this gradient.
+            tensor.requires_grad_(self.memory.requires_grad)
+            return tensor if answer is self.memory else answer
+
+    def release(self, tensor: torch.Tensor) -> None:
+        """Exchange the two again."""
+        with self._lock, torch._C.DisableTorchFunctionSubclass():
+            if is_held(tensor):
+                torch._C._swap_tensor_impl(tensor, self.memory)
+                tensor.__class__ = _PLAIN[type(tensor)]
+                del tensor.__dict__[_KEY]
+
+
+class _Held:
+    """What makes a tensor's first use noticed."""
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return _seen(function, args, kwargs or {})
+
+    # `torch.nn.Parameter` has these two of its own, which look at the class before they look at the values.
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        use(self)  # type: ignore[arg-type]
+        return self.__deepcopy__(memo)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        use(self)  # type: ignore[arg-type]
+        return self.__reduce_ex__(protocol)
+
+
+class ArrivingParameter(_Held, torch.nn.Parameter):
+    """A parameter whose first use is noticed."""
+
+
+class ArrivingTensor(_Held, torch.Tensor):
+    """A buffer whose first use is noticed."""
+
+
+_CLASSES: dict[type, type] = {torch.nn.Parameter: ArrivingParameter, torch.Tensor: ArrivingTensor}
+_PLAIN = {held: plain for plain, held in _CLASSES.items()}
+
+# Of these very classes tensors can be held; subclasses have ideas of their own about `__torch_function__`.
+HOLDABLE = (*_CLASSES, *_PLAIN)
+
+
+def hold(tensor: torch.Tensor, first_use: Callable[[], object]) -> None:
+    """Have `first_use` called before anything looks at the values of `tensor`, from whatever thread that is.
+
+    The tensor is an ordinary one again when that returns, or by `release`. A tensor that is held already is from now
+    on held for this.
+
+    Args:
+        tensor: of a class in `HOLDABLE`.
+        first_use: returns when the tensor's memory has its values, or raises.
+
+    Example:
+        >>> weight = torch.ones(3)
+        >>> memory = weight.detach()
+        >>> hold(weight, lambda: memory.fill_(2))
+        >>> weight.shape, is_held(weight), weight.sum().item(), is_held(weight)
+        (torch.Size([3]), True, 6.0, False)
+    """
+    held = _hold_of(tensor)
+    if held is None:
+        _Hold(tensor, first_use)
+    else:
+        held.first_use = first_use
+
+
+def release(tensor: torch.Tensor) -> None:
+    """Make it an ordinary tensor again."""
+    held = _hold_of(tensor)
+    if held is not None:
+        held.release(tensor)
+
+
+def use(tensor: torch.Tensor) -> None:
+    """Use a tensor: afterwards it is an ordinary one.
+
+    Raises:
+        Exception: whatever its first use raises.
+    """
+    held = _hold_of(tensor)
+    if held is not None:
+        held.first_use()
+        held.release(tensor)
+    elif is_held(tensor):
+        # Somebody has made a tensor of the class of a held one: it has its own values.
+        tensor.__class__ = _PLAIN[type(tensor)]
+
+
+def waiting_for(tensor: torch.Tensor) -> Callable[[], object] | None:
+    """What is called at the first use of a tensor; None for an ordinary one."""
+    held = _hold_of(tensor)
+    return None if held is None else held.first_use
+
+
+def memory_of(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor that has the memory of this one, held or not, whatever is in it."""
+    held = _hold_of(tensor)
+    return tensor if held is None else held.memory
+
+
+def is_held(value: object) -> bool:
+    """Whether this is a tensor whose first use is still to come."""
+    return type(value) in _PLAIN
+
+
+def _hold_of(value: Any) -> _Hold | None:
+    found: _Hold | None = value.__dict__.get(_KEY) if is_held(value) else None
+    return found

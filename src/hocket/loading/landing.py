@@ -1,0 +1,124 @@
+"""How bytes become the values of a tensor: straight into its memory where that is the file's own form, else by a copy.
+
+::
+
+    file   [ ...... chunk ...... ]                      same dtype, contiguous, CPU: read into the tensor's memory
+    file   [ ...... chunk ...... ] -> staging -> copy_  another dtype, strides or device
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+
+from hocket.loading.targets import DTYPES
+from hocket.loading.weights import StoredTensor
+
+__all__ = ["CHUNK_BYTES", "Landing", "bytes_of", "landing_of"]
+
+# What is read at once: an urgent tensor waits for no more than that, and a system call or a request is worth it. Parts
+# of a large tensor are whole elements of any dtype.
+CHUNK_BYTES = 4 << 20
+
+# A copy of so many elements runs on the thread that asks for it: above its grain size (32,768), torch hands parts of
+# it to threads of OpenMP, and those of the reading thread would be others than those that compute.
+SERIAL_ELEMENTS = 32_768
+
+
+class Landing(ABC):
+    """The memory that the chunks of one tensor are read into, one chunk after another from its beginning."""
+
+    @abstractmethod
+    def buffer(self, begin: int, end: int) -> memoryview:
+        """Where bytes `begin` to `end` of the tensor are to be read into."""
+
+    @abstractmethod
+    def landed(self, begin: int, end: int) -> None:
+        """They have been read."""
+
+
+class DirectLanding(Landing):
+    """The tensor's own memory."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._bytes = bytes_of(tensor)
+
+    def buffer(self, begin: int, end: int) -> memoryview:
+        return self._bytes[begin:end]
+
+    def landed(self, begin: int, end: int) -> None:
+        """Nothing is left to do."""
+
+
+class StagedLanding(Landing):
+    """Memory of a chunk, copied into the tensor each time; of the whole file tensor where strides differ."""
+
+    def __init__(self, tensor: torch.Tensor, dtype: torch.dtype) -> None:
+        self._tensor = tensor
+        self._dtype = dtype
+        self._is_flat = tensor.is_contiguous()
+        self._staging: torch.Tensor | None = None
+        self._stream: torch.cuda.Stream | None = None
+        if tensor.is_cuda:
+            # What filled this memory before (a random start) may still be queued.
+            self._stream = torch.cuda.Stream(tensor.device)
+            self._stream.wait_stream(torch.cuda.current_stream(tensor.device))
+
+    def buffer(self, begin: int, end: int) -> memoryview:
+        if self._is_flat:
+            self._staging = torch.empty((end - begin) // self._dtype.itemsize, dtype=self._dtype)
+            return bytes_of(self._staging)
+        if self._staging is None:
+            self._staging = torch.empty(self._tensor.shape, dtype=self._dtype)
+        return bytes_of(self._staging)[begin:end]
+
+    def landed(self, begin: int, end: int) -> None:
+        assert self._staging is not None
+        if self._is_flat:
+            first = begin // self._dtype.itemsize
+            part = self._tensor.view(-1)[first : first + len(self._staging)]
+            self._copy(part, self._staging)
+        elif end == self._staging.nbytes:
+            self._copy(self._tensor, self._staging)
+
+    def _copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        if self._stream is not None:
+            with torch.cuda.stream(self._stream):
+                target.copy_(source)
+            self._stream.synchronize()
+            return
+        if not target.ndim:
+            target.copy_(source)
+            return
+        rows = max(1, SERIAL_ELEMENTS // max(1, target[0].numel()))
+        for to, values in zip(target.split(rows), source.split(rows), strict=True):
+            to.copy_(values)
+
+
+def landing_of(tensor: torch.Tensor, stored: StoredTensor) -> Landing:
+    r"""How a file's tensor gets into this one, which has memory and is of the same shape.
+
+    Example:
+        >>> from hocket.loading.weights import open_weights
+        >>> import io, json
+        >>> header = json.dumps({"a": {"dtype": "F16", "shape": [1], "data_offsets": [0, 2]}}).encode()
+        >>> file = io.BytesIO(len(header).to_bytes(8, "little") + header + b"\x00\x3c")
+        >>> tensor, stored = torch.zeros(1), open_weights(file).tensors["a"]
+        >>> landing = landing_of(tensor, stored)
+        >>> stored.source.fill(stored.entry.offset, [landing.buffer(0, 2)])
+        >>> landing.landed(0, 2)
+        >>> tensor
+        tensor([1.])
+    """
+    dtype = DTYPES[stored.entry.dtype]
+    if tensor.dtype == dtype and tensor.device.type == "cpu" and tensor.is_contiguous() and not tensor.is_neg():
+        return DirectLanding(tensor)
+    return StagedLanding(tensor, dtype)
+
+
+def bytes_of(tensor: torch.Tensor) -> memoryview:
+    """The memory of a contiguous tensor of the CPU, for writing."""
+    array: Any = tensor.reshape(-1).view(torch.uint8).numpy()
+    return memoryview(array)

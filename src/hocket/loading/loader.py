@@ -1,0 +1,195 @@
+"""`hocket.load`: weights stream into a model while its first forward runs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+import torch
+
+from hocket.errors import InputError
+from hocket.loading.gates import add_gate, asked_about
+from hocket.loading.held import hold, is_held, memory_of, release, use, waiting_for
+from hocket.loading.landing import landing_of
+from hocket.loading.placing import checked_device, place
+from hocket.loading.stream import Arrival, WeightStream
+from hocket.loading.targets import Destination, find_targets, named_tensors
+from hocket.loading.weights import File, Weights, open_weights
+from hocket.loading.whole import load_whole, shared_memory_reason, structure_reason
+
+__all__ = ["ORDERS", "finish", "load"]
+
+ORDERS = ("auto", "registration", "file")
+
+_Model = TypeVar("_Model", bound=torch.nn.Module)
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Awaiting:
+    """What the first use of a tensor that is still being read does."""
+
+    stream: WeightStream
+    arrival: Arrival
+
+    def __call__(self) -> None:
+        self.stream.wait(self.arrival)
+
+
+def load(
+    model: _Model,
+    file: File | Sequence[File],
+    *,
+    order: str | Sequence[str] = "auto",
+    device: str | torch.device | None = None,
+    strict: bool = True,
+) -> _Model:
+    """Load weights into a model while its first forward runs: the call returns at once, and whatever is computed
+    waits for the parameters that it uses, one by one.
+
+    What is computed is what it would be after ``model.load_state_dict(...)``. Where that cannot be told beforehand (a
+    compiled or scripted model, a module that loads its state in a way of its own, memory that others see, too), all is
+    read before the call returns, and the log says why. When all has arrived nothing is left of the loading: no thread,
+    no hook, and tensors are what they were. `hocket.loading.finish` waits for that.
+
+    The default order needs no trial run. A user's forward runs one op after another, and for that no order is better
+    than the order of first use (each op's work also waits for all before it; see `hocket.planning.transfers` for steps
+    of which that is not so). Modules are mostly registered in this order; where the forward needs something else, that
+    is read next, and reading goes on from there.
+
+    Args:
+        model: changed in place; parameters on the meta device become new ones, as with ``to_empty``.
+        file: a safetensors file: its path, a file object, or an object with ``read_at(offset, length)``; the index of
+            several (``*.json``), the folder they are in, or a list of files.
+        order: ``"auto"``: as the file has it where `hocket.loading.reorder` has written it, else ``"registration"``;
+            ``"file"``; or names of tensors, as `hocket.loading.first_use` finds them, and then all others. A file
+            object that cannot seek is read as it comes.
+        device: where the model goes to; None leaves it where it is, and a model on the meta device goes to the CPU.
+        strict: the names have to be the same on both sides; else only those that are on both sides are loaded.
+
+    Returns:
+        The model.
+
+    Raises:
+        InputError: the file is of another model, told as ``load_state_dict`` does; an argument that cannot be used.
+        FormatError: a file that is no safetensors file, or a truncated one; nothing has been changed.
+        OSError: there is no such file.
+        ExecutionError: not here but in the forward: reading has failed since; names the tensor.
+
+    Example:
+        >>> import tempfile
+        >>> from safetensors.torch import save_model
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     trained, model = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
+        ...     save_model(trained, f"{folder}/linear.safetensors")
+        ...     model = load(model, f"{folder}/linear.safetensors")
+        ...     same = torch.equal(model(torch.ones(3)), trained(torch.ones(3)))
+        >>> same
+        True
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise InputError(f"load: expected a torch.nn.Module, got {type(model).__name__}")
+    if isinstance(order, str) and order not in ORDERS:
+        raise InputError(f"load: order: expected one of {', '.join(ORDERS)}, or a list of names, got {order!r}")
+    where = checked_device(device)
+    weights = open_weights(file)
+    try:
+        stream = _begun(model, weights, order, where, strict)
+    except BaseException:
+        weights.close()
+        raise
+    if stream is None:
+        weights.close()
+    else:
+        stream.start()
+    return model
+
+
+def finish(model: torch.nn.Module) -> None:
+    """Wait until everything that `hocket.load` reads for a model has arrived.
+
+    Raises:
+        ExecutionError: reading has failed; names a tensor that has not arrived.
+
+    Example:
+        >>> finish(torch.nn.Linear(3, 2))  # one that nothing is read for
+    """
+    tensors = named_tensors(model)
+    streams = _streams(tensors)
+    for tensor in tensors.values():
+        if is_held(tensor):
+            use(tensor)
+    for stream in streams:
+        stream.join()
+
+
+def _begun(
+    model: torch.nn.Module, weights: Weights, order: str | Sequence[str], device: torch.device | None, strict: bool
+) -> WeightStream | None:
+    """Everything but the start of the stream; None where nothing is left to stream."""
+    tensors = named_tensors(model)
+    for stream in _streams(tensors):
+        stream.join()
+    reason = structure_reason(model, tensors)
+    targets = [] if reason else find_targets(model, tensors, weights, strict=strict)
+    ordered = _ordered(targets, weights, order)
+    reason = reason or shared_memory_reason(tensors)
+    place(model, tensors, weights.tensors.keys(), device)
+    if reason:
+        _log.info("%s is loaded in whole: %s", weights.name, reason)
+        for tensor in tensors.values():
+            release(tensor)
+        load_whole(model, weights, strict=strict)
+        return None
+    return _held_back(model, weights, ordered)
+
+
+def _held_back(model: torch.nn.Module, weights: Weights, targets: Sequence[Destination]) -> WeightStream:
+    """The tensors of the model are exchanged for ones that wait; what reads them is ready to start."""
+    tensors = named_tensors(model)
+    arrivals: dict[str, Arrival] = {}
+    for target in targets:
+        # An alias that waits for nobody, for the thread that writes; whoever reads finds the tensor itself.
+        memory = memory_of(tensors[target.names[0]]).detach()
+        if memory.numel():
+            arrival = Arrival(target.names[-1], target.stored, landing_of(memory, target.stored))
+            arrivals |= dict.fromkeys(target.names, arrival)
+    stream = WeightStream(weights, list(dict.fromkeys(arrivals.values())))
+    awaited: dict[int, Arrival] = {}
+    for name, arrival in arrivals.items():
+        tensor = tensors[name]
+        if id(tensor) not in awaited:
+            awaited[id(tensor)] = arrival
+            arrival.on_arrival.append(partial(release, tensor))
+            hold(tensor, _Awaiting(stream, arrival))
+    for module in model.modules():
+        needed = [awaited[id(tensor)] for tensor in asked_about(module) if id(tensor) in awaited]
+        if needed:
+            stream.at_end.append(add_gate(module, [partial(stream.wait, arrival) for arrival in needed]))
+    return stream
+
+
+def _ordered(targets: Sequence[Destination], weights: Weights, order: str | Sequence[str]) -> list[Destination]:
+    """The order in which tensors are read as long as nobody waits."""
+    by_file = weights.is_sequential or order == "file" or (order == "auto" and weights.is_in_first_use_order)
+    if not isinstance(order, str):
+        known = {name for target in targets for name in target.names}
+        unknown = [name for name in order if name not in known]
+        if unknown and targets:
+            raise InputError(f"load: order: not in the model and the file: {', '.join(unknown)}")
+        place_of = {name: at for at, name in reversed(list(enumerate(order)))}
+        last = len(place_of)
+        targets = sorted(targets, key=lambda target: min(place_of.get(name, last) for name in target.names))
+    if by_file:
+        return sorted(targets, key=lambda target: target.stored.place)
+    return list(targets)
+
+
+def _streams(tensors: Mapping[str, torch.Tensor]) -> list[WeightStream]:
+    """What is being read into these."""
+    waits = map(waiting_for, tensors.values())
+    return list(dict.fromkeys(wait.stream for wait in waits if isinstance(wait, _Awaiting)))

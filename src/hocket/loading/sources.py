@@ -1,0 +1,195 @@
+"""Where bytes come from: a file, an object that reads at an offset, or a stream that only goes forward.
+
+All of them fill memory that they are given; of a file that is one system call for many tensors (``preadv``).
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from hocket.errors import FormatError, InputError
+
+__all__ = ["OffsetReader", "Source", "is_reader", "source_of"]
+
+# What is skipped of a stream, or read of a file object that fills no memory, is read in pieces of this size.
+PIECE_BYTES = 1 << 20
+
+
+@runtime_checkable
+class OffsetReader(Protocol):
+    """Whatever reads bytes of a file by their place in it, such as a client of an object store.
+
+    It is called from a thread of its own, one call at a time, and may return fewer bytes than it was asked for; none
+    at all mean that the file ends there. A whole number as its attribute `size` says how long the file is, so that a
+    truncated one is refused before anything of it is read.
+    """
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        """At most `length` bytes from `offset` on."""
+
+
+class Source(ABC):
+    """The bytes of one file.
+
+    Attributes:
+        name: what errors call it.
+        size_bytes: how long it is; None where only reading tells.
+        is_sequential: it can be read once, from the beginning to the end.
+    """
+
+    is_sequential = False
+
+    def __init__(self, name: str, size_bytes: int | None) -> None:
+        self.name = name
+        self.size_bytes = size_bytes
+
+    def fill(self, offset: int, buffers: Sequence[memoryview]) -> None:
+        """Fill the buffers, none of them empty, one after another with the bytes from `offset` on.
+
+        Raises:
+            FormatError: the file ends before.
+        """
+        left = list(buffers)
+        while left:
+            count = self._read(offset, left)
+            if count <= 0:
+                missing = sum(map(len, left))
+                raise FormatError(self.name, f"byte {offset}", f"truncated: {missing} more bytes were expected")
+            offset += count
+            while left and count >= len(left[0]):
+                count -= len(left.pop(0))
+            if count:
+                left[0] = left[0][count:]
+
+    def close(self) -> None:  # noqa: B027 - what the user opened, the user closes
+        """Give up what was opened here."""
+
+    @abstractmethod
+    def _read(self, offset: int, buffers: Sequence[memoryview]) -> int:
+        """Fill some of the buffers; returns how many bytes there were, 0 at the end of the file."""
+
+
+class DiskSource(Source):
+    """A file by its path, read by ``preadv``."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._file: int | None = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        super().__init__(os.fspath(path), os.fstat(self._file).st_size)
+
+    def close(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            os.close(file)
+
+    def _read(self, offset: int, buffers: Sequence[memoryview]) -> int:
+        if self._file is None:
+            raise InputError(f"{self.name}: it was closed")
+        return os.preadv(self._file, buffers, offset)
+
+
+class ReaderSource(Source):
+    """A `OffsetReader`."""
+
+    def __init__(self, reader: OffsetReader) -> None:
+        size = getattr(reader, "size", None)
+        if size is not None and (isinstance(size, bool) or not isinstance(size, int)):
+            raise InputError(f"load: {_called(reader)}: size: expected a whole number, got {size!r}")
+        super().__init__(_called(reader), size)
+        self._reader = reader
+
+    def _read(self, offset: int, buffers: Sequence[memoryview]) -> int:
+        asked = sum(map(len, buffers))
+        found = memoryview(self._reader.read_at(offset, asked)).cast("B")
+        if len(found) > asked:
+            raise InputError(f"{self.name}: read_at({offset}, {asked}) returned {len(found)} bytes")
+        return _scattered(found, buffers)
+
+
+class StreamSource(Source):
+    """A file object, which is read from where it stands; one that cannot seek, from the beginning to the end."""
+
+    def __init__(self, file: Any) -> None:
+        seekable = getattr(file, "seekable", None)
+        self.is_sequential = not (seekable is not None and seekable())
+        self._file = file
+        self._fills = callable(getattr(file, "readinto", None))
+        self._at = 0
+        self._begin = 0
+        size = None
+        if not self.is_sequential:
+            self._begin = file.tell()
+            size = file.seek(0, io.SEEK_END) - self._begin
+            file.seek(self._begin)
+        super().__init__(_called(file), size)
+
+    def _read(self, offset: int, buffers: Sequence[memoryview]) -> int:
+        if offset != self._at and not self.is_sequential:
+            self._file.seek(self._begin + offset)
+            self._at = offset
+        if offset < self._at:
+            raise InputError(f"{self.name}: it stands at byte {self._at} and cannot go back to {offset}")
+        while self._at < offset:
+            skipped = self._take(memoryview(bytearray(min(offset - self._at, PIECE_BYTES))))
+            if not skipped:
+                return 0
+        return self._take(buffers[0])
+
+    def _take(self, buffer: memoryview) -> int:
+        if self._fills:
+            count = self._file.readinto(buffer)
+        else:
+            found = self._file.read(min(len(buffer), PIECE_BYTES))
+            count = None if found is None else _scattered(memoryview(found), [buffer])
+        if count is None:
+            raise InputError(f"{self.name}: it does not block, and has nothing to read yet")
+        self._at += count
+        return int(count)
+
+
+def is_reader(file: object) -> bool:
+    """Whether this is read by what it can do, and is no path."""
+    return isinstance(file, OffsetReader) or hasattr(file, "readinto") or hasattr(file, "read")
+
+
+def source_of(file: Any) -> Source:
+    """The bytes of a path, of a `OffsetReader`, or of a file object opened in binary mode.
+
+    Raises:
+        InputError: it is none of these.
+        OSError: there is no such file.
+
+    Example:
+        >>> source = source_of(io.BytesIO(b"hocket"))
+        >>> source.fill(2, [memoryview(found := bytearray(3))])
+        >>> bytes(found), source.size_bytes, source.is_sequential
+        (b'cke', 6, False)
+    """
+    if isinstance(file, (str, os.PathLike)):
+        return DiskSource(file)
+    if isinstance(file, OffsetReader):
+        return ReaderSource(file)
+    if isinstance(file, io.TextIOBase):
+        raise InputError(f"load: {_called(file)} is open as text; open it with mode 'rb'")
+    if is_reader(file):
+        return StreamSource(file)
+    raise InputError(
+        f"load: expected a path, a file object, or an object with read_at(offset, length), got {type(file).__name__}"
+    )
+
+
+def _called(reader: Any) -> str:
+    name = getattr(reader, "name", None)
+    return name if isinstance(name, str) and name else type(reader).__name__
+
+
+def _scattered(found: memoryview, buffers: Sequence[memoryview]) -> int:
+    at = 0
+    for buffer in buffers:
+        part = found[at : at + len(buffer)]
+        buffer[: len(part)] = part
+        at += len(part)
+    return at

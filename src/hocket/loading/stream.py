@@ -1,0 +1,238 @@
+"""The thread that reads tensors in an order, and what waits for them.
+
+It reads on along the order, a chunk at a time, until all have arrived. Whoever needs a tensor that is not there yet
+sleeps, and that tensor is read next; then the order goes on from there, for what follows the needed one in a model is
+mostly needed after it::
+
+    order       a  b  c  d  e  f
+    read        a  b                    the forward asks for d
+                         d  e  f
+                   c                    and what was passed over comes last
+
+A source that cannot go back is read from its beginning to its end, whoever waits.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from hocket.errors import ExecutionError
+from hocket.loading.landing import CHUNK_BYTES, Landing
+from hocket.loading.weights import StoredTensor, Weights
+
+__all__ = ["Arrival", "WeightStream"]
+
+# Tensors that lie side by side are read together, at most so many (the system's own limit is 1,024).
+MAX_TOGETHER = 256
+
+
+@dataclass(eq=False)
+class Arrival:
+    """A tensor that is to arrive.
+
+    Attributes:
+        name: what it is called in errors.
+        stored: what is read: one byte at least.
+        landing: where it is read to; None once it is there, or will not be any more.
+        on_arrival: called when it is there, before anyone who waits for it goes on.
+        place: in the order.
+        read_bytes: how much of it has been read, or is being read.
+        is_there: it has arrived.
+    """
+
+    name: str
+    stored: StoredTensor
+    landing: Landing | None
+    on_arrival: list[Callable[[], object]] = field(default_factory=list)
+    place: int = 0
+    read_bytes: int = 0
+    is_there: bool = False
+
+    @property
+    def is_read(self) -> bool:
+        """Nothing is left to begin."""
+        return self.read_bytes == self.stored.entry.size_bytes
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A part of a tensor that is read at once."""
+
+    arrival: Arrival
+    landing: Landing
+    begin: int
+    end: int
+
+
+class WeightStream:
+    """Reads `arrivals` in their order from a thread of its own.
+
+    Args:
+        weights: the opened files; they are closed when all has been read, or reading has failed.
+        arrivals: in the order in which they are read as long as nobody waits.
+
+    Attributes:
+        at_end: called when all has been read, or reading has failed.
+    """
+
+    def __init__(self, weights: Weights, arrivals: Sequence[Arrival]) -> None:
+        self._weights = weights
+        self._arrivals = list(arrivals)
+        for place, arrival in enumerate(self._arrivals):
+            arrival.place = place
+        self.at_end: list[Callable[[], object]] = []
+        self._place = 0
+        self._wanted: deque[Arrival] = deque()
+        self._failure: BaseException | None = None
+        self._changed = threading.Condition()
+        self._process = os.getpid()
+        self._thread = threading.Thread(target=self._run, name="hocket weights", daemon=True)
+
+    def start(self) -> None:
+        """Begin to read.
+
+        Raises:
+            RuntimeError: the system has no thread left; whoever waits is told so, too.
+        """
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            self._fail(error)
+            raise
+
+    def wait(self, arrival: Arrival) -> None:
+        """Sleep until a tensor has arrived; it is read next.
+
+        Raises:
+            ExecutionError: reading has failed, or the thread that reads is in another process.
+        """
+        if os.getpid() != self._process:
+            raise ExecutionError(
+                f"{arrival.name!r} was still being read from {self._weights.name} when the process was forked; call "
+                "hocket.loading.finish(model) before"
+            )
+        if threading.get_ident() == self._thread.ident:
+            raise ExecutionError(f"{self._weights.name}: reading it needs {arrival.name!r}, which it has yet to read")
+        with self._changed:
+            if not arrival.is_there:
+                self._wanted.append(arrival)
+            self._changed.wait_for(lambda: arrival.is_there or self._failure is not None)
+            if not arrival.is_there:
+                raise ExecutionError(
+                    f"{arrival.name!r} has not arrived: {self._weights.name}: "
+                    f"{type(self._failure).__name__}: {self._failure}"
+                ) from self._failure
+
+    def join(self) -> None:
+        """Sleep until nothing is being read any more, whether or not that went well."""
+        if os.getpid() == self._process and self._thread.ident is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            # Parameters that were made in inference mode can be written in inference mode only.
+            with torch.inference_mode():
+                while pieces := self._next():
+                    self._read(pieces)
+        except BaseException as error:  # noqa: BLE001 - the user's reader; raised again for whoever waits
+            self._fail(error)
+        else:
+            self._end()
+
+    def _fail(self, error: BaseException) -> None:
+        # Nobody keeps memory that is the user's, not even the frame in which reading failed.
+        traceback.clear_frames(error.__traceback__)
+        with self._changed:
+            self._failure = error
+            self._end()
+            for arrival in self._arrivals:
+                arrival.landing = None
+            self._changed.notify_all()
+
+    def _end(self) -> None:
+        self._weights.close()
+        for call in self.at_end:
+            call()
+        self.at_end.clear()
+
+    def _read(self, pieces: Sequence[_Piece]) -> None:
+        stored = pieces[0].arrival.stored
+        buffers = [piece.landing.buffer(piece.begin, piece.end) for piece in pieces]
+        stored.source.fill(stored.entry.offset + pieces[0].begin, buffers)
+        for piece in pieces:
+            piece.landing.landed(piece.begin, piece.end)
+            if piece.end == piece.arrival.stored.entry.size_bytes:
+                self._arrived(piece.arrival)
+
+    def _arrived(self, arrival: Arrival) -> None:
+        for call in arrival.on_arrival:
+            call()
+        with self._changed:
+            arrival.landing, arrival.is_there = None, True
+            arrival.on_arrival.clear()
+            self._changed.notify_all()
+
+    def _next(self) -> list[_Piece]:
+        """What is read next: a part of a large tensor, or small ones that lie side by side; nothing at the end."""
+        with self._changed:
+            first = self._choose()
+            if first is None:
+                return []
+            self._place = first.place
+            if first.read_bytes or first.stored.entry.size_bytes > CHUNK_BYTES:
+                return [_begun(first)]
+            return [_begun(arrival) for arrival in _side_by_side(first, self._window(first))]
+
+    def _window(self, first: Arrival) -> list[Arrival]:
+        """A tensor, and those that follow it in the order, as many as may be read with it."""
+        found, size_bytes = [], 0
+        for arrival in self._arrivals[first.place : first.place + MAX_TOGETHER]:
+            size_bytes += arrival.stored.entry.size_bytes
+            if size_bytes > CHUNK_BYTES:
+                break
+            if not arrival.read_bytes:
+                found.append(arrival)
+        return found
+
+    def _choose(self) -> Arrival | None:
+        """The next tensor that has not been read: one that is waited for, or the next in the order."""
+        while self._wanted:
+            wanted = self._wanted.popleft()
+            if not wanted.is_read and not self._weights.is_sequential:
+                return wanted
+        count = len(self._arrivals)
+        for step in range(count):
+            arrival = self._arrivals[(self._place + step) % count]
+            if not arrival.is_read:
+                return arrival
+        return None
+
+
+def _begun(arrival: Arrival) -> _Piece:
+    begin = arrival.read_bytes
+    arrival.read_bytes = min(begin + CHUNK_BYTES, arrival.stored.entry.size_bytes)
+    assert arrival.landing is not None
+    return _Piece(arrival, arrival.landing, begin, arrival.read_bytes)
+
+
+def _side_by_side(first: Arrival, window: Sequence[Arrival]) -> list[Arrival]:
+    """Those of `window` that lie in an unbroken row with `first`, which is one of them, as they lie in the file."""
+    by_place = sorted(window, key=lambda arrival: arrival.stored.place)
+    begin = at = by_place.index(first)
+    while begin and _touch(by_place[begin - 1], by_place[begin]):
+        begin -= 1
+    while at + 1 < len(by_place) and _touch(by_place[at], by_place[at + 1]):
+        at += 1
+    return by_place[begin : at + 1]
+
+
+def _touch(before: Arrival, after: Arrival) -> bool:
+    one, other = before.stored, after.stored
+    return one.source is other.source and one.entry.end == other.entry.offset

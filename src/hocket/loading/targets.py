@@ -1,0 +1,131 @@
+"""Which tensor of a model each tensor of a file belongs to, told by name before any memory is written.
+
+Names, ties and shapes are compared as `torch.nn.Module.load_state_dict` does, and what does not fit is told in its
+words. Names that stand for one tensor, or for the same memory, are one target: a file need have only one of them (as
+`safetensors.torch.save_model` writes tied weights), and of several the last one counts, as with ``load_state_dict``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn.modules.batchnorm import _NormBase
+
+from hocket.errors import InputError
+from hocket.loading.held import memory_of
+from hocket.loading.weights import StoredTensor, Weights
+
+__all__ = ["DTYPES", "Destination", "find_targets", "memory_key", "named_tensors"]
+
+DTYPES: Mapping[str, torch.dtype] = {
+    **{"BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "F8_E4M3": torch.float8_e4m3fn},
+    **{"F8_E5M2": torch.float8_e5m2, "I16": torch.int16, "U16": torch.uint16, "F16": torch.float16},
+    **{"BF16": torch.bfloat16, "I32": torch.int32, "U32": torch.uint32, "F32": torch.float32},
+    **{"I64": torch.int64, "U64": torch.uint64, "F64": torch.float64, "C64": torch.complex64},
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Destination:
+    """A tensor of the model, and what it gets.
+
+    Attributes:
+        names: all that it is called in the model; several where it is tied.
+        stored: the tensor of a file.
+    """
+
+    names: tuple[str, ...]
+    stored: StoredTensor
+
+
+def named_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters and persistent buffers by their names in a state dict, tied ones by every name.
+
+    The order is that of registration, a module's own before those of its children.
+
+    Example:
+        >>> list(named_tensors(torch.nn.BatchNorm1d(3)))
+        ['weight', 'bias', 'running_mean', 'running_var', 'num_batches_tracked']
+    """
+    found: dict[str, torch.Tensor] = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        prefix = f"{path}." if path else ""
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                found[prefix + name] = parameter
+        for name, buffer in module._buffers.items():
+            if buffer is not None and name not in module._non_persistent_buffers_set:
+                found[prefix + name] = buffer
+    return found
+
+
+def find_targets(
+    model: torch.nn.Module, tensors: Mapping[str, torch.Tensor], weights: Weights, *, strict: bool = True
+) -> list[Destination]:
+    """What each tensor of the model gets, in the order of registration.
+
+    Args:
+        model: its parameters may be on the meta device.
+        tensors: its `named_tensors`.
+        weights: the opened files.
+        strict: the names have to be the same on both sides.
+
+    Raises:
+        InputError: names are missing or unexpected, shapes differ, or a dtype cannot become the model's.
+    """
+    by_memory: dict[Any, list[str]] = {}
+    for name, tensor in tensors.items():
+        by_memory.setdefault(memory_key(tensor), []).append(name)
+    targets, missing, problems = [], [], []
+    for names in by_memory.values():
+        tensor = tensors[names[0]]
+        found = [name for name in names if name in weights.tensors]
+        if found:
+            problems += [text for name in found if (text := _misfit(name, tensor, weights.tensors[name]))]
+            targets.append(Destination(tuple(names), weights.tensors[found[-1]]))
+        elif not _counts_batches(model, names[0]):
+            missing += names
+    unexpected = [name for name in weights.tensors if name not in tensors]
+    if strict and unexpected:
+        problems.insert(0, f"Unexpected key(s) in state_dict: {_quoted(unexpected)}.")
+    if strict and missing:
+        problems.insert(0, f"Missing key(s) in state_dict: {_quoted(missing)}.")
+    if problems:
+        lines = "".join(f"\n\t{problem}" for problem in problems)
+        raise InputError(f"{weights.name}: Error(s) in loading state_dict for {type(model).__name__}:{lines}")
+    return targets
+
+
+def memory_key(tensor: torch.Tensor) -> Any:
+    """Equal for tensors that are the same elements in memory."""
+    tensor = memory_of(tensor)
+    if tensor.layout != torch.strided or tensor.is_meta or not tensor.numel():
+        return id(tensor)
+    return tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
+
+
+def _misfit(name: str, tensor: torch.Tensor, stored: StoredTensor) -> str | None:
+    entry = stored.entry
+    shape = torch.Size(entry.shape)
+    # A checkpoint of torch 0.3 had numbers as vectors of one element, and torch still takes them.
+    if shape != tensor.shape and not (tensor.shape == () and shape == (1,)):
+        return (
+            f"size mismatch for {name}: copying a param with shape {shape} from checkpoint, the shape in current "
+            f"model is {tensor.shape}."
+        )
+    if not torch.can_cast(DTYPES[entry.dtype], tensor.dtype):
+        return f"dtype mismatch for {name}: {entry.dtype} in {stored.source.name} cannot become {tensor.dtype}."
+    return None
+
+
+def _counts_batches(model: torch.nn.Module, name: str) -> bool:
+    """Whether this is the count of a batch norm, which files from before torch 0.4.1 do not have; it stays as it is."""
+    path, _, own = name.rpartition(".")
+    return own == "num_batches_tracked" and isinstance(model.get_submodule(path), _NormBase)
+
+
+def _quoted(names: Sequence[str]) -> str:
+    return ", ".join(f'"{name}"' for name in names)

@@ -1,0 +1,113 @@
+"""Models that are loaded in whole: where nobody can tell that every use of a tensor would be noticed.
+
+The way of torch: all tensors of the files are read, and the model's own ``load_state_dict`` takes them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from collections.abc import Mapping
+from itertools import pairwise
+
+import torch
+from torch.nn.modules.batchnorm import _NormBase
+
+from hocket.errors import InputError
+from hocket.loading.held import HOLDABLE, memory_of
+from hocket.loading.landing import bytes_of
+from hocket.loading.targets import DTYPES, memory_key, named_tensors
+from hocket.loading.weights import Weights
+
+__all__ = ["load_whole", "shared_memory_reason", "structure_reason"]
+
+_PLAIN_LOADS = (torch.nn.Module._load_from_state_dict, _NormBase._load_from_state_dict)
+
+
+def structure_reason(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> str | None:
+    """Why this model has to be loaded in whole, by what its modules and tensors are; None where it need not be."""
+    for path, module in model.named_modules():
+        kind = type(module)
+        where = f"{path or 'the model'} ({kind.__name__})"
+        if isinstance(module, torch.jit.ScriptModule):
+            return f"{where} is a script, which reads its parameters unseen"
+        if _is_compiled(module):
+            return f"{where} is compiled, and compiled code reads its parameters unseen"
+        loads_itself = kind._load_from_state_dict not in _PLAIN_LOADS or kind.load_state_dict not in (
+            torch.nn.Module.load_state_dict,
+        )
+        if loads_itself or kind.set_extra_state is not torch.nn.Module.set_extra_state:
+            return f"{where} has a way of its own to load a state"
+        if module._load_state_dict_pre_hooks or module._load_state_dict_post_hooks:
+            return f"{where} has hooks on loading a state"
+    for name, tensor in tensors.items():
+        if type(tensor) not in HOLDABLE:
+            return f"{name} is a {type(tensor).__name__}"
+        if tensor.layout != torch.strided or tensor.is_quantized:
+            return f"{name} is no dense tensor"
+    return None
+
+
+def _is_compiled(module: torch.nn.Module) -> bool:
+    # Nothing is compiled where the compiler has not been imported, which would take seconds.
+    compiler = sys.modules.get("torch._dynamo.eval_frame")
+    return module._compiled_call_impl is not None or (
+        compiler is not None and isinstance(module, compiler.OptimizedModule)
+    )
+
+
+def shared_memory_reason(tensors: Mapping[str, torch.Tensor]) -> str | None:
+    """Why this model has to be loaded in whole, by who else sees its memory; None where nobody does.
+
+    A view of a parameter that someone keeps is another tensor, whose uses are not noticed. Each storage counts who
+    holds it; more holders than the model has tensors there are others.
+    """
+    spans: dict[int, dict[int, tuple[int, int, str, object]]] = defaultdict(dict)
+    storages = {}
+    for name, own in tensors.items():
+        tensor = memory_of(own)
+        if tensor.is_meta or not tensor.numel():
+            continue
+        storage = tensor.untyped_storage()
+        begin = int(tensor.storage_offset()) * tensor.element_size()
+        steps = zip(tensor.shape, tensor.stride(), strict=True)
+        length = 1 + sum((size - 1) * stride for size, stride in steps)
+        end = begin + int(length) * tensor.element_size()
+        spans[storage._cdata][id(tensor)] = (begin, end, name, memory_key(tensor))
+        storages[storage._cdata] = storage
+        if 0 in tensor.stride() and tensor.numel() > 1:
+            return f"{name} has several elements in one place"
+    for key, found in spans.items():
+        ordered = sorted(found.values(), key=lambda span: span[:2])
+        for before, after in pairwise(ordered):
+            if after[0] < before[1] and after[3] != before[3]:
+                return f"{before[2]} and {after[2]} overlap in memory"
+        # Each tensor holds its storage once, and so does what `untyped_storage` has returned.
+        if torch._C._storage_Use_Count(key) > len(found) + 1:
+            return f"the memory of {ordered[0][2]} is also that of a tensor that is not the model's"
+    return None
+
+
+def load_whole(model: torch.nn.Module, weights: Weights, *, strict: bool) -> None:
+    """Read all of the files, then load.
+
+    Raises:
+        InputError: the file is of another model, in the words of ``load_state_dict``.
+        FormatError: a file is truncated.
+    """
+    state: dict[str, torch.Tensor] = {}
+    for name, stored in weights.tensors.items():
+        made = torch.empty(stored.entry.shape, dtype=DTYPES[stored.entry.dtype])
+        if made.numel():
+            stored.source.fill(stored.entry.offset, [bytes_of(made)])
+        state[name] = made
+    by_memory = defaultdict(list)
+    for name, tensor in named_tensors(model).items():
+        by_memory[memory_key(tensor)].append(name)
+    for names in by_memory.values():
+        found = [name for name in names if name in state]
+        state |= {name: state[found[-1]] for name in names if found and name not in state}
+    try:
+        model.load_state_dict(state, strict=strict)
+    except RuntimeError as error:
+        raise InputError(f"{weights.name}: {error}") from error

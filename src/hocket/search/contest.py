@@ -1,0 +1,101 @@
+"""Which plan a fused model's steps run by, found while it trains.
+
+All plans give the same numbers, so each may take real steps: choosing costs only what the slower plans take longer,
+not passes of its own. In a search that is short, or of large models, those would be as long as what they save.
+
+    round 1    plan A: 2 steps    plan B: 2 steps    plan C: 2 steps
+    round 2    plan A: 2 steps    plan B: 2 steps
+
+The second step of a turn counts; the first one finds caches and heap as another plan left them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from torch import nn
+
+from hocket.fusion.plan import ExecutionPlan, plans_for
+
+__all__ = ["PlanContest", "contestants"]
+
+MAX_ROUNDS = 3
+TURN = 2
+ELIMINATION_RATIOS = (1.5, 1.2)  # times the fastest step so far, after one round and another
+HANDICAP = 1.05  # of channels last, which has to win clearly
+
+CONVOLUTIONS = (nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+
+
+class PlanContest:
+    """Turns of plans, until one is left or has won.
+
+    Args:
+        plans: at least one.
+
+    Example:
+        >>> contest = PlanContest([ExecutionPlan(1, True), ExecutionPlan(4)])
+        >>> while not contest.is_over:
+        ...     contest.took(0.2 if contest.plan.group_size == 1 else 0.1)
+        >>> contest.plan, contest.step_s
+        (ExecutionPlan(group_size=4, per_group_backward=False, channels_last=False), 0.1)
+    """
+
+    def __init__(self, plans: Sequence[ExecutionPlan]) -> None:
+        self._fastest_s = dict.fromkeys(plans, math.inf)
+        self._turn = list(plans)
+        self._rounds = 0
+        self._steps = 0
+
+    @property
+    def plan(self) -> ExecutionPlan:
+        """What the next step runs by."""
+        return self._turn[0] if not self.is_over else self.leader
+
+    @property
+    def leader(self) -> ExecutionPlan:
+        """The plan of the fastest step so far."""
+        return min(self._fastest_s, key=self._handicapped_s)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the leader has won."""
+        return len(self._fastest_s) == 1 or self._rounds == MAX_ROUNDS
+
+    @property
+    def step_s(self) -> float:
+        """The leader's fastest step; infinite until each plan had its turn."""
+        return min(self._fastest_s.values()) if self._rounds else math.inf
+
+    def took(self, seconds: float) -> None:
+        """A step by `plan` took so long."""
+        self._steps += 1
+        if self._steps < TURN:
+            return
+        plan = self._turn.pop(0)
+        self._fastest_s[plan] = min(self._fastest_s[plan], seconds)
+        self._steps = 0
+        if not self._turn:
+            self._end_round()
+
+    def _end_round(self) -> None:
+        limit_s = ELIMINATION_RATIOS[min(self._rounds, len(ELIMINATION_RATIOS) - 1)] * min(self._fastest_s.values())
+        self._fastest_s = {plan: own_s for plan, own_s in self._fastest_s.items() if own_s <= limit_s}
+        self._rounds += 1
+        self._turn = list(self._fastest_s)
+
+    def _handicapped_s(self, plan: ExecutionPlan) -> float:
+        return self._fastest_s[plan] * (HANDICAP if plan.channels_last else 1.0)
+
+
+def contestants(model: nn.Module, num_models: int, *, with_losses: bool) -> list[ExecutionPlan]:
+    """The plans that are worth steps; all models at once first.
+
+    Args:
+        model: one of them.
+        num_models: B.
+        with_losses: whether one loss function serves all models, so that groups may go on to the end of their backward.
+    """
+    has_images = any(isinstance(layer, CONVOLUTIONS) for layer in model.modules())
+    return plans_for(num_models, with_losses=with_losses, has_images=has_images)[::-1]

@@ -1,0 +1,33 @@
+"""Another version's steps against this one's; here, this one's against its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import hocket
+from benchmarks import versions
+from hocket.errors import InputError
+
+SOURCES = Path(hocket.__file__).parents[1]
+
+
+def test_fused_steps_of_two_versions_are_timed_in_turns(monkeypatch):
+    monkeypatch.setattr(versions, "STEPS_IN_A_ROW", 2)
+    saved = []
+    found = versions.run(SOURCES, ("mlp-32:2",), 2, saved.append)
+    row = found["targets"]["mlp-32:2"]
+    assert row["ratio"] == row["other"]["step_ms"] / row["this"]["step_ms"]
+    assert found["geometric_mean"] == pytest.approx(row["ratio"])
+    assert 0 < row["low"] <= row["high"]
+    assert row["this"]["verdict"] == row["other"]["verdict"] == "fused"
+    assert "at a time" in row["this"]["why"]
+    assert row["this"]["eager_ms"] > 0
+    assert saved == [found]
+
+
+@pytest.mark.parametrize("target", ["mlp-32:many", "dcgan:2"])
+def test_what_cannot_be_fused_here_is_refused(target):
+    with pytest.raises(InputError, match="expected a target with one model and a number"):
+        versions.measure(SOURCES, target, 1)
