@@ -202,12 +202,23 @@ def _add_transfers(names: Verbs) -> None:
         names,
         "transfers",
         commands.transfers_bench,
-        "orders of received parameters, simulated, and up to 1,024 workers by symmetry",
+        "orders of received parameters: simulated, to 1,024 workers; or measured",
         "python -m benchmarks transfers --workers 1024 resnet152",
     )
     transfers.add_argument("--workers", type=count, default=1024, metavar="N", help="workers of the cluster (1024)")
     transfers.add_argument("--ratio", type=float, default=1.0, metavar="R", help="communication over computation (1)")
     transfers.add_argument("--seed", type=int, default=0, metavar="N", help="draws other random orders (0)")
+    transfers.add_argument(
+        "--mbit",
+        type=count,
+        action="append",
+        default=[],
+        metavar="N",
+        help="measured instead: a worker and a server, over a link of so many Mbit/s; may be given again; needs root",
+    )
+    transfers.add_argument("--rounds", type=count, default=3, metavar="N", help="jobs of each order, measured (3)")
+    transfers.add_argument("--steps", type=count, default=10, metavar="N", help="steps of a job (10)")
+    transfers.add_argument("--batch-size", type=count, metavar="N", help="of the measured models (their own)")
     add_output(transfers, "the result, after each model, as JSON")
     transfers.add_argument("target", nargs="*", metavar="MODEL", help="zoo models (those of TicTac that the zoo has)")
 

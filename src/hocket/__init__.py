@@ -21,6 +21,7 @@ from hocket.tracing import capture
 from hocket.version import VERSION
 
 if TYPE_CHECKING:
+    from hocket import distribute
     from hocket.autotune.decision import Decision, Verdict
     from hocket.fusion import lr_scheduler, optim
     from hocket.loading.loader import load
@@ -50,6 +51,7 @@ __all__ = [
     "bounds",
     "capture",
     "check",
+    "distribute",
     "efficiency",
     "errors",
     "fuse",
@@ -81,6 +83,8 @@ ELSEWHERE = {
 def __getattr__(name: str) -> Any:
     if name in ELSEWHERE:
         return getattr(importlib.import_module(f"hocket.{ELSEWHERE[name]}"), name)
+    if name == "distribute":
+        return importlib.import_module("hocket.distribute")
     if name in ("optim", "lr_scheduler"):
         return importlib.import_module(f"hocket.fusion.{name}")
     raise AttributeError(f"module 'hocket' has no attribute {name!r}")

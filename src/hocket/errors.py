@@ -13,6 +13,7 @@ __all__ = [
     "HocketError",
     "InputError",
     "MissingDependencyError",
+    "PeerError",
     "PlanError",
     "StaleCaptureError",
 ]
@@ -54,6 +55,10 @@ class ExecutionError(HocketError):
 
 class StaleCaptureError(ExecutionError):
     """A number that the step branches on has changed since it was captured; nothing was run."""
+
+
+class PeerError(ExecutionError):
+    """Another process of the same job is gone, silent, or runs something else: names its rank."""
 
 
 class MissingDependencyError(HocketError, ImportError):

@@ -99,6 +99,35 @@ def test_names_and_buffers(whole):
         cut(whole, [], (), [Departure("d", "0/addmm:0", "s")])
 
 
+def clipping():
+    found = training()
+
+    def step(batch):
+        found.optimizer.zero_grad()
+        loss = nn.functional.mse_loss(found.model(batch[0]), batch[1])
+        loss.backward()
+        nn.utils.clip_grad_norm_(found.model.parameters(), 0.1)
+        found.optimizer.step()
+        return loss
+
+    found.step(batches(1)[0])
+    return capture(step, found.model, found.optimizer, batches(1)[0])
+
+
+def test_a_gradient_that_is_clipped_elsewhere_goes_out_unfinished():
+    whole = clipping()
+    keep = [op.name for op in whole.graph.ops if op.role not in ("update", "other")]
+    arrivals = [Arrival(f"recv:{name}", name, "server") for name in parameters_of(whole)]
+    buffers = [f"{op.name}:0" for op in whole.graph.ops if op.role in ("weight_grad", "bias_grad")]
+    with pytest.raises(InputError, match="is to be sent, and '_foreach_mul_', which writes it, is not kept"):
+        cut(whole, keep, arrivals, [Departure(f"send:{name}", name, "server") for name in buffers])
+    part = cut(whole, keep, arrivals, [Departure(f"send:{b}", b, "server", unfinished=True) for b in buffers])
+    assert {op.name for op in part.graph.ops if op.role == "send"} == {f"send:{name}" for name in buffers}
+    reader = next(op.name for op in whole.graph.ops if op.role == "update" and buffers[0] in op.reads)
+    with pytest.raises(InputError):  # it would read what is not finished
+        cut(whole, [*keep, reader], arrivals, [Departure("send", buffers[0], "server", unfinished=True)])
+
+
 def test_a_generator_is_one_stream_of_numbers():
     model = nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 3), nn.Dropout(0.5))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -6,7 +6,7 @@ import argparse
 from importlib import import_module
 from pathlib import Path
 
-from hocket.cli import files, searches, steps, weights
+from hocket.cli import files, searches, servers, steps, weights
 from hocket.cli.arguments import Parser, Verbs, add_output, add_verb, count
 from hocket.errors import HocketError
 from hocket.ir import Machine
@@ -203,6 +203,32 @@ def _add_rest(verbs: Verbs) -> None:
     tune.add_argument("target", metavar="TARGET", help="file.py:function")
     tune.add_argument("--top", type=count, default=5, metavar="N", help="how many trials are listed, best first (5)")
 
+    _add_servers(verbs)
+    _add_load(verbs)
+    add_verb(verbs, "zoo", steps.zoo_verb, "list the training steps that come with Hocket", "hocket zoo --format json")
+
+
+def _add_servers(verbs: Verbs) -> None:
+    ps = add_verb(
+        verbs,
+        "ps",
+        servers.ps_verb,
+        "train with parameter servers, parameters in a planned order",
+        "hocket ps mlp -w 2 -s 1 --order auto",
+        f"{_TARGET}\n\nAlone, it starts all ranks on this machine. On several machines torchrun starts them:\n"
+        "  torchrun --nnodes 2 --nproc-per-node 3 ... -m hocket ps TARGET -w 4 -s 2\n"
+        "The last ranks are the servers. See docs/distributed.md.",
+    )
+    _target(ps)
+    ps.add_argument("-w", "--workers", type=count, default=2, metavar="N", help="how many compute gradients (2)")
+    ps.add_argument("-s", "--servers", type=count, default=1, metavar="N", help="how many keep parameters (1)")
+    ps.add_argument("--order", choices=ORDERS, default="auto", metavar="NAME", help=f"auto or {', '.join(ORDERS[1:])}")
+    ps.add_argument("--steps", type=count, default=10, metavar="N", help="how many steps (10)")
+    ps.add_argument("--timeout", type=float, default=1800.0, metavar="S", help="how long a rank is waited for (1800)")
+    add_output(ps, "a checkpoint of the plain model and optimizer")
+
+
+def _add_load(verbs: Verbs) -> None:
     load = add_verb(
         verbs,
         "load",
@@ -219,8 +245,6 @@ def _add_rest(verbs: Verbs) -> None:
     load.add_argument(
         "--reorder", type=Path, metavar="OUT", help="write the tensors into this file, in the order of their first use"
     )
-
-    add_verb(verbs, "zoo", steps.zoo_verb, "list the training steps that come with Hocket", "hocket zoo --format json")
 
 
 def _target(parser: argparse.ArgumentParser, name: str = "TARGET") -> argparse._ArgumentGroup:

@@ -44,11 +44,16 @@ class Arrival:
 
 @dataclass(frozen=True)
 class Departure:
-    """A value that goes out over a channel, when the last kept op that writes it is done; as `Arrival`."""
+    """A value that goes out over a channel, when the last kept op that writes it is done; as `Arrival`.
+
+    `unfinished`: ops left out write it later, and the part that it goes to runs these. A gradient that is clipped in
+    place elsewhere goes out so.
+    """
 
     name: str
     buffer: str
     peer: str
+    unfinished: bool = False
 
 
 class Division:
@@ -196,7 +201,12 @@ class Division:
         """What is sent is whole, and what arrives is all of its memory."""
         for departure in self.departures:
             writers = self.left_writers.get(departure.buffer)
-            wrote = [op for op in self.touching.get(departure.buffer, ()) if departure.buffer in self.whole[op].writes]
+            uses = self.touching.get(departure.buffer, ())
+            wrote = [op for op in uses if departure.buffer in self.whole[op].writes]
+            if writers and departure.unfinished:
+                place = self.whole.index
+                if place[writers[0]] > max((place[op] for op in uses), default=-1) and wrote:
+                    continue
             if writers and (wrote or departure.buffer not in self.arriving):
                 raise InputError(
                     f"cut: {departure.buffer!r} is to be sent, and {writers[-1]!r}, which writes it, is not kept"

@@ -103,20 +103,22 @@ class NativeChannels:
             raise
 
     def close(self) -> None:
-        """Let the threads end; a step in progress is left."""
+        """End the threads; a step in progress is left."""
         atexit.unregister(self._exit)
         if self._todo:
             self._core.abort("the lanes were closed")
         for todo in self._todo:
             todo.put(None)
         self._todo = []
+        for thread in self._threads if os.getpid() == self._pid else ():
+            if thread is not threading.current_thread():
+                thread.join(EXIT_S)
+        self._threads = []
 
     def _exit(self) -> None:
         """A thread that comes back from a native wait when the interpreter is gone ends the process with an error."""
         if os.getpid() == self._pid:
             self.close()
-            for thread in self._threads:
-                thread.join(EXIT_S)
 
     def slot_value(self, slot: int) -> Any:
         return self._core.slot(slot)

@@ -1,0 +1,1 @@
+"""Training with parameter servers: transfers in a planned order, over `torch.distributed`."""

@@ -1,0 +1,132 @@
+"""Channels over wires: of a worker to a server, and of a server to all workers at once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+import torch
+
+from hocket.distributed.wire import Wire
+from hocket.execution.channels import Done
+
+__all__ = ["PullChannel", "PushChannel", "ServingChannel", "SummingChannel"]
+
+
+class PushChannel:
+    """A worker's gradients on their way to one server."""
+
+    runs_ahead = False
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+
+    def begin(self, op: str, tensor: torch.Tensor, epoch: int, done: Done) -> None:
+        self._wire.send(op, tensor, epoch, done)
+
+
+class PullChannel:
+    """A worker's parameters on their way from one server.
+
+    They are asked for as soon as the last op that touches them is done, so those of the next step come during this one.
+    """
+
+    runs_ahead = True
+
+    def __init__(self, wire: Wire, names: Sequence[str]) -> None:
+        self._wire = wire
+        self._names = tuple(names)
+        self._arrived = dict.fromkeys(names, 0)
+        self._failure: BaseException | None = None
+        self._changed = threading.Condition()
+
+    def begin(self, op: str, tensor: torch.Tensor, epoch: int, done: Done) -> None:
+        def arrived(error: BaseException | None) -> None:
+            with self._changed:
+                self._arrived[op] = epoch
+                self._failure = self._failure or error
+                self._changed.notify_all()
+            done(error)
+
+        self._wire.receive(op, tensor, epoch, arrived)
+
+    def wait(self, epoch: int) -> None:
+        """Sleep until everything for a step has arrived.
+
+        Raises:
+            PeerError: the server is gone.
+        """
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._failure is not None or min(self._arrived.values(), default=epoch) >= epoch
+            )
+            if self._failure is not None:
+                raise self._failure
+
+
+class ServingChannel:
+    """A server's parameters on their way to all workers; done when the last one has them.
+
+    What is sent at the end of a step is for the workers' next one.
+    """
+
+    runs_ahead = False
+
+    def __init__(self, wires: Sequence[Wire]) -> None:
+        self._wires = tuple(wires)
+
+    def begin(self, op: str, tensor: torch.Tensor, epoch: int, done: Done) -> None:
+        last = _when_all(len(self._wires), done)
+        for wire in self._wires:
+            wire.send(op, tensor, epoch + 1, last)
+
+
+class SummingChannel:
+    """The workers' gradients on their way to a server: each arrives as the mean over the workers.
+
+    They are added up in the order of the workers, whatever the order in which they arrive, so a step repeats bitwise.
+
+    Args:
+        wires: one for each worker.
+        averaged: names of the values to average; of all others that of worker 0 is taken.
+    """
+
+    runs_ahead = False
+
+    def __init__(self, wires: Sequence[Wire], averaged: frozenset[str]) -> None:
+        self._wires = tuple(wires)
+        self._averaged = averaged
+        self._memory: dict[str, list[torch.Tensor]] = {}
+
+    def begin(self, op: str, tensor: torch.Tensor, epoch: int, done: Done) -> None:
+        others = self._memory.get(op)
+        if others is None:
+            others = self._memory[op] = [torch.empty_like(tensor) for _ in self._wires[1:]]
+
+        def together(error: BaseException | None) -> None:
+            if error is None and op in self._averaged and others:
+                for other in others:
+                    tensor.add_(other)
+                tensor.div_(len(self._wires))
+            done(error)
+
+        last = _when_all(len(self._wires), together)
+        for wire, memory in zip(self._wires, (tensor, *others), strict=True):
+            wire.receive(op, memory, epoch, last)
+
+
+def _when_all(count: int, done: Done) -> Callable[[BaseException | None], None]:
+    """Calls `done` with the first error at once, or when all of `count` are done."""
+    lock = threading.Lock()
+    left, failed = count, False
+
+    def one_more(error: BaseException | None) -> None:
+        nonlocal left, failed
+        with lock:
+            left -= 1
+            tell = not failed and (error is not None or left == 0)
+            failed = failed or error is not None
+        if tell:
+            done(error)
+
+    return one_more

@@ -1,0 +1,79 @@
+"""What a rank trains, in words that can be compared: ranks that train something else are refused by name."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from hocket.distributed.parcels import bytes_of
+from hocket.tracing.captured import Captured
+
+__all__ = ["described", "difference"]
+
+
+def described(captured: Captured, num_workers: int, num_servers: int) -> dict[str, dict[str, str]]:
+    """What all ranks of a job must have alike, by kind and name: all of it text."""
+    places = captured.trace.places
+    tensors = [entry for entry in places.tensors if entry.kind == "buffer"]
+    written = {buffer for op in captured.graph.ops for buffer in op.writes}
+    lasting = {buffer.name for buffer in captured.graph.buffers}
+    constant = [e for e in (*places.parameters, *tensors) if e.name in lasting and e.name not in written]
+    return {
+        "job": {"torch": torch.__version__, "workers": str(num_workers), "servers": str(num_servers)},
+        "parameter": {entry.name: _kind(entry.get()) for entry in places.parameters},
+        "buffer": {entry.name: _kind(entry.get()) for entry in tensors},
+        "optimizer": _options(places.optimizers),
+        "op": {op.name: f"{op.target} of {op.size_bytes:g} bytes" for op in captured.graph.ops},
+        "constant": {entry.name: _digest(entry.get()) for entry in constant},
+    }
+
+
+def difference(mine: Mapping[str, Mapping[str, str]], theirs: Mapping[str, Mapping[str, str]]) -> str | None:
+    """The first thing that differs between two descriptions, in words.
+
+    Example:
+        >>> difference({"parameter": {"w": "float32 (2,)"}}, {"parameter": {"w": "float64 (2,)"}})
+        "parameter 'w' is float32 (2,) here, and float64 (2,) on rank 0"
+        >>> difference({"parameter": {}}, {"parameter": {"w": "float64 (2,)"}})
+        "parameter 'w' is missing here, and float64 (2,) on rank 0"
+    """
+    for kind in theirs:
+        here, there = mine.get(kind, {}), theirs[kind]
+        for name in dict.fromkeys((*there, *here)):
+            one, other = here.get(name, "missing"), there.get(name, "missing")
+            if one != other:
+                return f"{kind} {name!r} is {one} here, and {other} on rank 0"
+    return None
+
+
+def _kind(tensor: torch.Tensor) -> str:
+    trained = "" if tensor.requires_grad or not isinstance(tensor, torch.nn.Parameter) else ", not trained"
+    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}{trained}"
+
+
+def _options(optimizers: tuple[torch.optim.Optimizer, ...]) -> dict[str, str]:
+    """Classes, and options that are no numbers: those that choose code. Numbers come from worker 0 in each step."""
+    found: dict[str, str] = {}
+    for number, optimizer in enumerate(optimizers):
+        found[str(number)] = type(optimizer).__name__
+        for position, group in enumerate(optimizer.param_groups):
+            found[f"{number}.{position}.params"] = str(len(group["params"]))
+            for key, value in group.items():
+                if key in optimizer.defaults:
+                    found[f"{number}.{position}.{key}"] = _option(value)
+    return found
+
+
+def _option(value: Any) -> str:
+    if isinstance(value, (tuple, list)):
+        return str([_option(element) for element in value])
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return "a number"
+    return repr(value) if isinstance(value, (bool, str, type(None))) else f"a {type(value).__name__}"
+
+
+def _digest(tensor: torch.Tensor) -> str:
+    return hashlib.sha256(bytes_of(tensor.detach().contiguous()).numpy().tobytes()).hexdigest()[:16]

@@ -1,0 +1,162 @@
+"""Who takes part in a job, what they agree on, and a wire between each worker and each server.
+
+Processes are started by ``torchrun``, or by anything that sets the same variables; the first ranks are workers, the
+last ones servers. What they say to all others, they say in torch's store: text, which is never unpickled.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from torch.distributed import ProcessGroupGloo
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
+
+from hocket.distributed.wire import Wire
+from hocket.errors import InputError, PeerError
+
+__all__ = ["DEFAULT_TIMEOUT_S", "Membership", "join"]
+
+# As long as torch's own process groups wait.
+DEFAULT_TIMEOUT_S = 1800.0
+POLL_S = 0.02
+
+
+@dataclass(frozen=True)
+class Membership:
+    """A process's place in a job.
+
+    Attributes:
+        rank: of this process; workers come first.
+        num_workers: how many of them there are.
+        num_servers: as well.
+        store: what all ranks can read.
+        timeout_s: how long a rank is waited for.
+    """
+
+    rank: int
+    num_workers: int
+    num_servers: int
+    store: Any
+    timeout_s: float
+
+    @property
+    def is_worker(self) -> bool:
+        return self.rank < self.num_workers
+
+    @property
+    def number(self) -> int:
+        """The number of this worker, or of this server."""
+        return self.rank if self.is_worker else self.rank - self.num_workers
+
+    def name(self, rank: int) -> str:
+        """What a rank is called in errors.
+
+        Example:
+            >>> Membership(0, 2, 1, None, 1.0).name(2)
+            'server 0 (rank 2)'
+        """
+        worker = rank < self.num_workers
+        return f"{'worker' if worker else 'server'} {rank if worker else rank - self.num_workers} (rank {rank})"
+
+    def wires(self) -> list[Wire]:
+        """A wire to each server, or of a server to each worker.
+
+        Raises:
+            PeerError: one of them does not answer within the timeout.
+        """
+        others = (
+            range(self.num_workers, self.num_workers + self.num_servers) if self.is_worker else range(self.num_workers)
+        )
+        found = []
+        for other in others:
+            pair = (self.rank, other) if self.is_worker else (other, self.rank)
+            place = 0 if self.is_worker else 1
+            try:
+                group = ProcessGroupGloo(
+                    PrefixStore(f"hocket/wire/{pair[0]}/{pair[1]}", self.store),
+                    place,
+                    2,
+                    timedelta(seconds=self.timeout_s),
+                )
+            except RuntimeError as error:
+                raise PeerError(f"{self.name(self.rank)} found no way to {self.name(other)}: {error}") from error
+            found.append(Wire(group, place, self.name(self.rank), self.name(other)))
+        return found
+
+    def tell(self, key: str, value: Any) -> None:
+        """Tell all ranks something that JSON can say."""
+        self.store.set(f"hocket/{key}", json.dumps(value))
+
+    def told(self, key: str, by: int) -> Any:
+        """What rank `by` tells; waits for it.
+
+        Raises:
+            PeerError: it does not within the timeout, or some rank has failed.
+        """
+        self._wait({f"hocket/{key}": by})
+        return json.loads(self.store.get(f"hocket/{key}"))
+
+    def meet(self, stage: str) -> None:
+        """Wait until all ranks have come to a stage; raises as `told`."""
+        self.store.set(f"hocket/{stage}/{self.rank}", "")
+        world = self.num_workers + self.num_servers
+        self._wait({f"hocket/{stage}/{rank}": rank for rank in range(world) if rank != self.rank})
+
+    def fail(self, error: BaseException) -> None:
+        """Tell all ranks that this one has failed, unless another one has before."""
+        with suppress(RuntimeError):  # the store is gone with whoever kept it
+            self.store.compare_set("hocket/failed", "", json.dumps(self.signed(error)))
+
+    def signed(self, error: BaseException) -> str:
+        """An error in words that begin with this rank's name."""
+        me = self.name(self.rank)
+        return str(error) if str(error).startswith(me) else f"{me}: {error}"
+
+    def first_failure(self) -> str | None:
+        """What the first rank said that failed."""
+        with suppress(RuntimeError):
+            if self.store.check(["hocket/failed"]):
+                return str(json.loads(self.store.get("hocket/failed")))
+        return None
+
+    def _wait(self, keys: dict[str, int]) -> None:
+        deadline = time.monotonic() + self.timeout_s
+        while missing := {key: rank for key, rank in keys.items() if not self.store.check([key])}:
+            if (failed := self.first_failure()) is not None:
+                raise PeerError(f"{self.name(self.rank)} stops: {failed}")
+            if time.monotonic() > deadline:
+                late = ", ".join(self.name(rank) for rank in sorted(set(missing.values())))
+                raise PeerError(f"{self.name(self.rank)} has waited {self.timeout_s:g} s for {late}")
+            time.sleep(POLL_S)
+
+
+def join(num_servers: int, timeout_s: float) -> Membership:
+    """Take part in the job that torchrun has started.
+
+    Args:
+        num_servers: how many of the ranks, the last ones, are servers.
+        timeout_s: how long any rank is waited for.
+
+    Raises:
+        InputError: torchrun has not started this process, or there are too few ranks.
+        PeerError: the store does not answer.
+    """
+    missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+    if missing:
+        raise InputError(f"distribute: {', '.join(missing)} not set; start the job with torchrun, or with `hocket ps`")
+    if num_servers < 1:
+        raise InputError(f"distribute: expected at least one server, got {num_servers}")
+    try:
+        store, rank, world = next(rendezvous("env://", timeout=timedelta(seconds=timeout_s)))
+    except (RuntimeError, ValueError) as error:
+        raise PeerError(f"rank {os.environ['RANK']} does not reach the store of the job: {error}") from error
+    if world <= num_servers:
+        raise InputError(f"distribute: {world} ranks, and {num_servers} of them servers: none is left to work")
+    return Membership(rank, world - num_servers, num_servers, store, timeout_s)

@@ -1,0 +1,140 @@
+"""What goes over a wire as one piece: a value, or small values side by side; and its chunks.
+
+A message costs tens of microseconds however small it is, and a step has dozens of values of a few bytes (biases,
+statistics of batch norm). So neighbours in the order of a wire that are small travel as one parcel. Large values are
+cut in chunks: whatever becomes urgent waits for the chunks under way and for no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from hocket.errors import InputError
+
+__all__ = ["CHUNK_BYTES", "Parcel", "WireLayout", "bytes_of", "is_direct", "packed", "packed_bytes", "unpack"]
+
+CHUNK_BYTES = 256 * 1024
+# Values up to the first are packed, into parcels up to the second.
+SMALL_BYTES = 16 * 1024
+MAX_PACK_BYTES = 64 * 1024
+# Where values begin inside a parcel: any dtype can be read there.
+ALIGNMENT = 16
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """Values that travel as one.
+
+    Attributes:
+        members: names of the values.
+        sizes: bytes of each.
+
+    Example:
+        >>> Parcel(("a", "b"), (20, 8)).offsets, Parcel(("a", "b"), (20, 8)).size_bytes
+        ((0, 32), 40)
+        >>> list(Parcel(("w",), (300_000,)).chunks)
+        [(0, 262144), (262144, 300000)]
+    """
+
+    members: tuple[str, ...]
+    sizes: tuple[int, ...]
+
+    @cached_property
+    def offsets(self) -> tuple[int, ...]:
+        found, at = [], 0
+        for size in self.sizes:
+            found.append(at)
+            at += -(-size // ALIGNMENT) * ALIGNMENT
+        return tuple(found)
+
+    @property
+    def size_bytes(self) -> int:
+        return self.offsets[-1] + self.sizes[-1]
+
+    @cached_property
+    def chunks(self) -> tuple[tuple[int, int], ...]:
+        """Begin and end of each chunk; one empty chunk where there is nothing to carry."""
+        size = self.size_bytes
+        return tuple((at, min(at + CHUNK_BYTES, size)) for at in range(0, max(size, 1), CHUNK_BYTES))
+
+
+def packed(values: Iterable[tuple[str, int]]) -> tuple[Parcel, ...]:
+    """Values with their sizes in bytes, in the order of a wire, as parcels in this order.
+
+    Example:
+        >>> [parcel.members for parcel in packed([("a", 8), ("b", 16), ("w", 1_000_000), ("c", 8)])]
+        [('a', 'b'), ('w',), ('c',)]
+    """
+    found: list[Parcel] = []
+    for name, size in values:
+        last = found[-1] if found else None
+        fits = last is not None and max(*last.sizes, size) <= SMALL_BYTES and last.size_bytes + size <= MAX_PACK_BYTES
+        if last is not None and fits:
+            found[-1] = Parcel((*last.members, name), (*last.sizes, size))
+        else:
+            found.append(Parcel((name,), (size,)))
+    return tuple(found)
+
+
+class WireLayout:
+    """The parcels of one direction of a wire, numbered alike at both ends."""
+
+    def __init__(self) -> None:
+        self.parcels: list[Parcel] = []
+        self.number: dict[str, int] = {}  # of the parcel that a value is in
+        self.first_tag: list[int] = []
+        self._next_tag = 1
+
+    def add(self, parcels: Sequence[Parcel]) -> list[int]:
+        """More parcels; their numbers.
+
+        Raises:
+            InputError: a value that is there already.
+        """
+        numbers = []
+        for parcel in parcels:
+            numbers.append(len(self.parcels))
+            for member in parcel.members:
+                if member in self.number:
+                    raise InputError(f"wire: {member!r} is to be carried twice")
+                self.number[member] = numbers[-1]
+            self.parcels.append(parcel)
+            self.first_tag.append(self._next_tag)
+            self._next_tag += len(parcel.chunks)
+        return numbers
+
+
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory of a contiguous tensor as bytes."""
+    return tensor.detach().reshape(-1).view(torch.uint8)
+
+
+def is_direct(parcel: Parcel, tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether a parcel is sent from, and received into, the memory of its value."""
+    return len(parcel.members) == 1 and tensors[0].is_contiguous()
+
+
+def packed_bytes(parcel: Parcel, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """What goes over the wire for a parcel of these values."""
+    if is_direct(parcel, tensors):
+        return bytes_of(tensors[0])
+    memory = torch.empty(parcel.size_bytes, dtype=torch.uint8)
+    for tensor, place in zip(tensors, _places(parcel, memory), strict=True):
+        place.copy_(bytes_of(tensor.detach().contiguous()))
+    return memory
+
+
+def unpack(parcel: Parcel, memory: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
+    """Copy what came over the wire to where the values belong, unless it came there directly."""
+    if not is_direct(parcel, tensors):
+        for tensor, place in zip(tensors, _places(parcel, memory), strict=True):
+            tensor.detach().copy_(place.view(tensor.dtype).view(tensor.shape))
+
+
+def _places(parcel: Parcel, memory: torch.Tensor) -> Iterator[torch.Tensor]:
+    for offset, size in zip(parcel.offsets, parcel.sizes, strict=True):
+        yield memory[offset : offset + size]

@@ -1,0 +1,281 @@
+r"""A captured step divided between workers and servers, each of which runs its own `cut` of it.
+
+Everything after the gradients (clipping, scaling, the update) is the servers'; everything else the workers'::
+
+    worker   [pull w] --> forward --> backward --> [push w.grad]
+    server                 [push w.grad] --> clip --> update of w --> [pull w]
+
+Ops of the servers that share memory or depend on each other stay together; each connected component is a *shard*. An
+update of one parameter is usually a shard of its own. Clipping by the norm of all gradients reads them all, so it makes
+one shard of everything, and one server has all the work.
+
+Where there are several workers, buffers that the forward writes (statistics of batch norm) come from worker 0, as with
+DistributedDataParallel: they go up with the gradients, and down with the parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from hocket.errors import InputError
+from hocket.ir import Graph
+from hocket.tracing.captured import Captured
+from hocket.tracing.cut import Arrival, Departure, cut
+from hocket.tracing.restricted_tape import is_of_batch, references
+from hocket.tracing.state import ItemOf
+
+__all__ = ["WORKERS", "Assignment", "Exchanged", "assigned", "server_name", "server_part", "worker_part"]
+
+# What servers call the other end of their channels: all workers together.
+WORKERS = "workers"
+
+
+@dataclass(frozen=True)
+class Exchanged:
+    """A value that goes between the workers and one server in each step.
+
+    Attributes:
+        name: of the transfer, at both ends.
+        buffer: of the graph of the whole step.
+        server: number of the server.
+        size_bytes: of the value.
+        averaged: whether the server takes the mean of all workers' values, or else that of worker 0.
+    """
+
+    name: str
+    buffer: str
+    server: int
+    size_bytes: int
+    averaged: bool = False
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """Who runs and keeps what.
+
+    Attributes:
+        pulls: what workers receive.
+        pushes: what they send.
+        worker_ops: names of the ops that workers run.
+        server_ops: for each server those that it runs.
+        num_shards: how many servers could have work.
+    """
+
+    pulls: tuple[Exchanged, ...]
+    pushes: tuple[Exchanged, ...]
+    worker_ops: frozenset[str]
+    server_ops: tuple[frozenset[str], ...]
+    num_shards: int
+
+    @cached_property
+    def by_name(self) -> Mapping[str, Exchanged]:
+        return {each.name: each for each in (*self.pulls, *self.pushes)}
+
+
+def server_name(number: int) -> str:
+    """What a server is called in plans and machines."""
+    return f"server{number}"
+
+
+def assigned(captured: Captured, num_servers: int, *, num_workers: int) -> Assignment:
+    """Divide a captured step.
+
+    Args:
+        captured: the whole step, captured while every parameter had a gradient.
+        num_servers: shards are given to so many servers, the largest first, each to the one with the least.
+        num_workers: with more than one, buffers that the forward writes are exchanged, too.
+
+    Raises:
+        InputError: more servers than shards, a step that adds to the gradients it finds, an update that needs more of
+            the rest of the step than gradients, tensors that are not on the CPU, or a buffer that the step binds anew.
+    """
+    graph = captured.graph
+    served = _after_gradients(graph)
+    _check(captured, served, num_workers)
+    makers = {buffer: op.name for op in graph.ops for buffer in op.writes if buffer.startswith(f"{op.name}:")}
+    gradients = _gradient_buffers(captured)
+    life = {buffer.name: buffer.life for buffer in graph.buffers}
+    used: dict[str, str] = {}  # what servers need of the workers, with the op that needs it
+    for op in graph.ops:
+        for buffer in op.reads if op.name in served else ():
+            if makers.get(buffer, op.name) not in served or life[buffer] == "input":
+                used.setdefault(buffer, op.name)
+    for buffer, name in used.items():
+        if buffer not in gradients:
+            raise InputError(f"distribute: op {name!r} of the update reads {buffer!r}, which is no gradient")
+    touched = {buffer for op in graph.ops if op.name not in served for buffer in (*op.reads, *op.writes)}
+    updated = list(dict.fromkeys(b for op in graph.ops if op.name in served for b in op.writes if life[b] == "lasting"))
+    buffers = _written_buffers(captured, served) if num_workers > 1 else []
+    items = _items(captured)
+    _check_numbers(captured, served, items, {*updated, *buffers}, buffers)
+    shards = [*_shards(graph, served, items), *([buffer] for buffer in buffers)]
+    if num_servers > max(1, len(shards)):
+        raise InputError(f"distribute: {num_servers} servers, and the step has {len(shards)} shards for them")
+    size = {buffer.name: int(buffer.size_bytes) for buffer in graph.buffers}
+    home = _homes(graph, shards, size, num_servers)
+    pulls = [Exchanged(f"pull:{b}", b, home[b], size[b]) for b in (*updated, *buffers) if b in touched]
+    pushes = [Exchanged(f"push:{gradients[b]}", b, home[used[b]], size[b], averaged=True) for b in used]
+    pushes += [Exchanged(f"push:{b}", b, home[b], size[b]) for b in buffers]
+    return Assignment(
+        tuple(pulls),
+        tuple(pushes),
+        frozenset(op.name for op in graph.ops if op.name not in served),
+        tuple(frozenset(op for op in served if home[op] == number) for number in range(num_servers)),
+        len(shards),
+    )
+
+
+def worker_part(captured: Captured, assignment: Assignment) -> Captured:
+    """What a worker runs: all but the servers' ops, with a pull for each parameter and a push for each gradient."""
+    arrivals = [Arrival(each.name, each.buffer, server_name(each.server)) for each in assignment.pulls]
+    departures = [
+        Departure(each.name, each.buffer, server_name(each.server), unfinished=each.averaged)
+        for each in assignment.pushes
+    ]
+    return cut(captured, assignment.worker_ops, arrivals, departures)
+
+
+def server_part(captured: Captured, assignment: Assignment, number: int) -> Captured:
+    """What a server runs: its shards, from the workers' gradients to the parameters that the next step pulls."""
+    arrivals = [Arrival(each.name, each.buffer, WORKERS) for each in assignment.pushes if each.server == number]
+    departures = [Departure(each.name, each.buffer, WORKERS) for each in assignment.pulls if each.server == number]
+    return cut(captured, assignment.server_ops[number], arrivals, departures)
+
+
+def _after_gradients(graph: Graph) -> frozenset[str]:
+    """The ops of the update and of what is done to gradients outside of modules, and all that follow from them."""
+    found: set[str] = set()
+    for name in graph.order:
+        op = graph[name]
+        if op.role in ("update", "other") or not found.isdisjoint(graph.predecessors[name]):
+            if op.role not in ("update", "other"):
+                raise InputError(
+                    f"distribute: op {name!r} of layer {op.layer!r} comes after what is done to gradients; "
+                    "a step that goes on with what it updated cannot be divided"
+                )
+            found.add(name)
+    if not found:
+        raise InputError("distribute: the step updates nothing")
+    return frozenset(found)
+
+
+def _check(captured: Captured, served: frozenset[str], num_workers: int) -> None:
+    for gradient in captured.read_gradients:
+        raise InputError(
+            f"distribute: the step adds to {gradient.name}, which it finds; call optimizer.zero_grad() inside the step"
+        )
+    for entry in (*captured.trace.places.parameters, *captured.trace.places.tensors):
+        if entry.kind != "state" and entry.get().device.type != "cpu":
+            raise InputError(f"distribute: {entry.name!r} is on {entry.get().device}; gloo carries tensors of the CPU")
+        if entry.kind == "group":
+            raise InputError(f"distribute: the option {entry.name!r} is a tensor; make it a number")
+    for entry in captured.trace.places.numbers:
+        if entry.kind == "state":
+            raise InputError(f"distribute: the optimizer keeps {entry.name!r} as a number of Python, not as a tensor")
+    for entry in captured.trace.rebound:
+        if entry.kind == "buffer" and num_workers > 1:
+            raise InputError(f"distribute: the step binds the buffer {entry.name!r} anew; write into it instead")
+
+
+def _gradient_buffers(captured: Captured) -> dict[str, str]:
+    """For each buffer that is a gradient its name, ``fc.weight.grad``."""
+    found: dict[str, str] = {}
+    maker = {slot: action for action in captured.program.actions for slot in action.fills}
+    for gradient, slot in captured.gradients:
+        if slot is None or slot not in maker:
+            continue
+        action = maker[slot]
+        viewed = {out: call.reads[0] for call in action.calls[1:] if call.reads for out in call.outs.values()}
+        while slot in viewed:
+            slot = viewed[slot]
+        if slot in action.fills:
+            found.setdefault(f"{action.name}:{action.fills.index(slot)}", gradient.name)
+    return found
+
+
+def _written_buffers(captured: Captured, served: frozenset[str]) -> list[str]:
+    """The modules' buffers that workers write."""
+    named = {entry.name for entry in captured.trace.places.tensors if entry.kind == "buffer"}
+    ops = [op for op in captured.graph.ops if op.name not in served]
+    return list(dict.fromkeys(buffer for op in ops for buffer in op.writes if buffer in named))
+
+
+def _items(captured: Captured) -> dict[str, list[str]]:
+    """For each op the tensors whose number it takes as it is when the step begins (Adam's step count)."""
+    tape = captured.trace.tape
+    found: dict[str, list[str]] = {}
+    for action in captured.program.actions:
+        indices = {reference.index for call in action.calls for reference in references(call)}
+        leaves = [tape.leaves[leaf] for index in sorted(indices) for leaf in tape.leaves_of(index)]
+        found[action.name] = [leaf.source.name for leaf in leaves if isinstance(leaf, ItemOf)]
+    return found
+
+
+def _check_numbers(
+    captured: Captured,
+    served: frozenset[str],
+    items: Mapping[str, list[str]],
+    pulled: Collection[str],
+    pushed: Collection[str],
+) -> None:
+    """No op takes a number that is read before it arrives, and no update one of a batch that servers do not have."""
+    for action in captured.program.actions:
+        of_server = action.name in served
+        for name in items[action.name]:
+            if name in (pushed if of_server else pulled):
+                raise InputError(f"distribute: op {action.name!r} takes the number in {name!r} before it has arrived")
+        indices = {reference.index for call in action.calls for reference in references(call)}
+        if of_server and any(is_of_batch(captured.trace.tape, index) for index in indices):
+            raise InputError(f"distribute: op {action.name!r} of the update takes a number of the batch")
+
+
+def _shards(graph: Graph, served: frozenset[str], items: Mapping[str, list[str]]) -> list[list[str]]:
+    """Ops that are connected by an edge, by memory, or by a number in memory."""
+    parent = {name: name for name in graph.order if name in served}
+
+    def root(name: str) -> str:
+        while parent[name] != name:
+            parent[name] = parent[parent[name]]
+            name = parent[name]
+        return name
+
+    for one, other in _connected(graph, served, items):
+        parent[root(other)] = root(one)
+    found: dict[str, list[str]] = {}
+    for name in parent:
+        found.setdefault(root(name), []).append(name)
+    return list(found.values())
+
+
+def _connected(graph: Graph, served: frozenset[str], items: Mapping[str, list[str]]) -> Iterator[tuple[str, str]]:
+    for edge in graph.edges:
+        if edge.src in served and edge.dst in served:
+            yield edge.src, edge.dst
+    touching: dict[str, str] = {}
+    for name in graph.order:
+        op = graph[name]
+        for buffer in (*op.reads, *op.writes, *items[name]) if name in served else ():
+            yield touching.setdefault(buffer, name), name
+
+
+def _homes(graph: Graph, shards: list[list[str]], size: Mapping[str, int], num_servers: int) -> dict[str, int]:
+    """For each op of a shard, each lasting buffer that it writes, and each exchanged buffer, the server that has it."""
+    weight = [sum(size[b] for b in {b for name in shard for b in _memory(graph, name)}) for shard in shards]
+    load = [0] * num_servers
+    found: dict[str, int] = {}
+    for at in sorted(range(len(shards)), key=lambda at: (-weight[at], at)):
+        server = load.index(min(load))
+        load[server] += weight[at]
+        for name in shards[at]:
+            found[name] = server
+            found.update(dict.fromkeys(graph[name].writes if name in graph.by_name else (), server))
+    return found
+
+
+def _memory(graph: Graph, name: str) -> tuple[str, ...]:
+    """What an op touches; a buffer stands for itself."""
+    if name in graph.by_name:
+        return (*graph[name].reads, *graph[name].writes)
+    return (name,)

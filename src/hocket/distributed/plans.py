@@ -1,0 +1,141 @@
+"""Plans of a job: rank 0 makes that of the workers, all run it, and each server's follows from it.
+
+The order of pulls and pushes is the order of the channel lanes in the workers' plan. A server sends each worker its
+parameters in the order of the pulls; it updates in the order in which the gradients come.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+
+from hocket.checking import check
+from hocket.distributed.parcels import Parcel, packed
+from hocket.distributed.parts import WORKERS, Assignment, Exchanged, server_name
+from hocket.distributed.setup import PROBE, PROBE_BYTES, Setup
+from hocket.ir import Costs, Graph, Lane, Link, Machine, Plan
+from hocket.planning import plan
+from hocket.profiling import profile
+from hocket.tracing.captured import Captured
+
+__all__ = [
+    "SERVER_DEVICE",
+    "WORKER_DEVICE",
+    "link_rates",
+    "machine_of",
+    "parcels_of",
+    "server_plan",
+    "transfer_costs",
+    "worker_plan",
+]
+
+WORKER_DEVICE = "cpu0"
+SERVER_DEVICE = "server"
+LATENCY_US = 100.0
+PROFILE_RUNS = 3
+
+
+def worker_plan(made: Setup, part: Captured, rates: Sequence[float], order: str) -> tuple[Plan, Costs, Machine]:
+    """Rank 0's plan of what workers run, with what it stands on.
+
+    Args:
+        made: the job.
+        part: what a worker runs.
+        rates: bytes per second from and to each server.
+        order: of the planner ``transfers``.
+    """
+    threads = torch.get_num_threads()
+    machine = machine_of(threads, rates)
+    costs = profile(made.captured, widths=sorted({1, threads}), runs=PROFILE_RUNS, machine=machine)
+    costs = costs.merged(transfer_costs(made.assignment, machine))
+    return plan(part.graph, costs, machine, planner="transfers", order=order), costs, machine
+
+
+def machine_of(threads: int, rates: Sequence[float]) -> Machine:
+    """A worker's cores, and a link each way to each server of so many bytes per second."""
+    links = []
+    for number, rate in enumerate(rates):
+        links += [Link(server_name(number), WORKER_DEVICE, rate, LATENCY_US)]
+        links += [Link(WORKER_DEVICE, server_name(number), rate, LATENCY_US)]
+    return Machine(Machine.of(cores=threads).devices, tuple(links))
+
+
+def transfer_costs(assignment: Assignment, machine: Machine) -> Costs:
+    """What pulls and pushes take, each on the link of its server."""
+    by_ends = {(link.src, link.dst): link for link in machine.links}
+    durations: dict[str, dict[str, float]] = {}
+    for each in assignment.pulls:
+        link = by_ends[server_name(each.server), WORKER_DEVICE]
+        durations[each.name] = {link.channel: link.duration_us(each.size_bytes)}
+    for each in assignment.pushes:
+        link = by_ends[WORKER_DEVICE, server_name(each.server)]
+        durations[each.name] = {link.channel: link.duration_us(each.size_bytes)}
+    return Costs(durations)
+
+
+def parcels_of(plan: Plan, assignment: Assignment, server: int) -> tuple[tuple[Parcel, ...], tuple[Parcel, ...]]:
+    """What goes between a worker and a server in a step, in the order of the plan: pulls, and pushes."""
+    pulls = _on_link(plan, assignment, f"{server_name(server)}->{WORKER_DEVICE}")
+    pushes = _on_link(plan, assignment, f"{WORKER_DEVICE}->{server_name(server)}")
+    return tuple(packed((each.name, each.size_bytes) for each in ordered) for ordered in (pulls, pushes))  # type: ignore[return-value]
+
+
+def server_plan(part: Captured, workers_plan: Plan, assignment: Assignment, server: int) -> Plan:
+    """A server's plan: updates on one lane, in the order in which the gradients arrive."""
+    pulls = [each.name for each in _on_link(workers_plan, assignment, f"{server_name(server)}->{WORKER_DEVICE}")]
+    pushes = [each.name for each in _on_link(workers_plan, assignment, f"{WORKER_DEVICE}->{server_name(server)}")]
+    place = {name: at for at, name in enumerate(pushes)}
+    last = _last_arrival(part.graph, place)
+    computing = [op.name for op in part.graph.ops if op.role not in ("recv", "send")]
+    order = [name for name in part.graph.order if name in set(computing)]
+    lanes = [
+        Lane(
+            "updates", tuple(sorted(order, key=last.__getitem__)), device=SERVER_DEVICE, width=torch.get_num_threads()
+        ),
+        Lane("gradients", tuple(pushes), "channel", f"{WORKERS}->{SERVER_DEVICE}"),
+        Lane("parameters", tuple(pulls), "channel", f"{SERVER_DEVICE}->{WORKERS}"),
+    ]
+    made = Plan(tuple(lane for lane in lanes if lane.ops), planner="server")
+    check(part.graph, made)
+    return made
+
+
+def link_rates(made: Setup) -> list[float]:
+    """Bytes per second from each server while all workers pull at once, as this worker sees it; a server only sends."""
+    memory = [torch.zeros(PROBE_BYTES, dtype=torch.uint8) for _ in made.wires]
+    if not made.membership.is_worker:
+        _wait_for_all([(wire.send, tensor) for wire, tensor in zip(made.wires, memory, strict=True)])
+        return []
+    began = time.perf_counter()
+    took = _wait_for_all([(wire.receive, tensor) for wire, tensor in zip(made.wires, memory, strict=True)])
+    return [PROBE_BYTES / (at - began) for at in took]
+
+
+def _wait_for_all(moves: Sequence[tuple[Any, torch.Tensor]]) -> list[float]:
+    """Begin all, and when each was done."""
+    over: SimpleQueue[tuple[int, float, BaseException | None]] = SimpleQueue()
+    for number, (move, tensor) in enumerate(moves):
+        move(PROBE, tensor, 1, lambda error, number=number: over.put((number, time.perf_counter(), error)))
+    found = [0.0] * len(moves)
+    for _ in moves:
+        number, at, error = over.get()
+        if error is not None:
+            raise error
+        found[number] = at
+    return found
+
+
+def _on_link(plan: Plan, assignment: Assignment, link: str) -> list[Exchanged]:
+    return [assignment.by_name[op] for lane in plan.lanes if lane.device == link for op in lane.ops]
+
+
+def _last_arrival(graph: Graph, place: dict[str, int]) -> dict[str, int]:
+    """For each op the place of the last arrival that it waits for; -1: it waits for none."""
+    found: dict[str, int] = {}
+    for name in graph.order:
+        found[name] = max([found[before] for before in graph.predecessors[name]], default=place.get(name, -1))
+    return found

@@ -1,0 +1,119 @@
+"""`hocket.distribute.server`: keeps a shard of the parameters, and updates it when all gradients are in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any
+
+from hocket.arguments import packed, spreading
+from hocket.distributed.channels import ServingChannel, SummingChannel
+from hocket.distributed.membership import DEFAULT_TIMEOUT_S, join
+from hocket.distributed.parts import WORKERS, server_part
+from hocket.distributed.plans import SERVER_DEVICE, link_rates, parcels_of, server_plan
+from hocket.distributed.setup import CLOSE, GATHER, Setup, set_up
+from hocket.errors import ExecutionError, InputError
+from hocket.execution import EXECUTORS, executor
+from hocket.execution.base import Executor
+from hocket.execution.channels import Channel
+from hocket.ir import Plan
+
+__all__ = ["server"]
+
+
+def server(
+    step: Callable[..., Any],
+    model: Any,
+    optimizer: Any,
+    *args: Any,
+    num_servers: int = 1,
+    executor: str = "auto",
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    **kwargs: Any,
+) -> int:
+    """Serve a shard of the parameters until rank 0 has closed its step.
+
+    Args:
+        step: the user's own, as the workers have it.
+        model: as well; its parameters are those of rank 0 from then on.
+        optimizer: as well.
+        args: what the step is called with once, so that it can be captured: a batch like the workers'.
+        num_servers: how many of the ranks are servers, the last ones.
+        executor: ``native`` lanes, ``python`` threads, or ``auto``.
+        timeout_s: how long another rank is waited for.
+        kwargs: what the step is called with by name.
+
+    Returns:
+        How many steps there were.
+
+    Raises:
+        InputError: an unknown executor, or torchrun has not started this process as a server.
+        PeerError: a rank is gone, silent or trains something else; names it.
+    """
+    if executor not in EXECUTORS:
+        raise InputError(f"distribute: unknown executor {executor!r}; available: {', '.join(EXECUTORS)}")
+    membership = join(num_servers, timeout_s)
+    if membership.is_worker:
+        raise InputError(f"distribute: rank {membership.rank} is a worker; call hocket.distribute.worker(...) there")
+    made = set_up(spreading(step), model, optimizer, packed(args, kwargs), membership)
+    try:
+        steps = _serve(made, executor)
+    except BaseException as error:
+        raise made.failed(error) from error
+    made.close()
+    return steps
+
+
+def _serve(made: Setup, kind: str) -> int:
+    serving = ServingChannel(made.wires)
+    updates = _executor(made, kind, serving)
+    first = _send_first(made, serving)
+    batch = made.captured.batch
+    state = made.shard(made.membership.number)
+    steps = 0
+    while (command := made.ordered()) != CLOSE:
+        if command == GATHER:
+            state.send(made.wires[0])
+            continue
+        for wait in first if steps == 0 else ():
+            if (error := wait()) is not None:
+                raise error
+        frame = updates.captured.begin(batch)
+        if frame is None:
+            raise ExecutionError("a number that the update branches on has changed since the job began")
+        updates.run(frame)
+        updates.captured.finish(frame)
+        steps += 1
+    updates.close()
+    return steps
+
+
+def _executor(made: Setup, kind: str, serving: ServingChannel) -> Executor:
+    number, assignment = made.membership.number, made.assignment
+    part = server_part(made.captured, assignment, number)
+    link_rates(made)
+    plan = Plan.parse(made.membership.told("plan", by=0))
+    pulls, pushes = parcels_of(plan, assignment, number)
+    for wire in made.wires:
+        wire.add(pulls, pushes, ordered=True)
+    made.membership.meet("planned")
+    averaged = frozenset(each.name for each in assignment.pushes if each.averaged)
+    channels: dict[str, Channel] = {
+        f"{WORKERS}->{SERVER_DEVICE}": SummingChannel(made.wires, averaged),
+        f"{SERVER_DEVICE}->{WORKERS}": serving,
+    }
+    return executor(part, server_plan(part, plan, assignment, number), kind=kind, channels=channels)
+
+
+def _send_first(made: Setup, serving: ServingChannel) -> list[Callable[[], BaseException | None]]:
+    """Begin to send what the workers' first step needs; for each value how to wait until all of them have it.
+
+    The first update waits for that: a gradient may be there before its parameter has arrived everywhere.
+    """
+    waits: list[Callable[[], BaseException | None]] = []
+    for each in made.assignment.pulls:
+        if each.server == made.membership.number:
+            over: SimpleQueue[BaseException | None] = SimpleQueue()
+            serving.begin(each.name, made.value(each.buffer), 0, over.put)
+            waits.append(over.get)
+    return waits

@@ -1,0 +1,343 @@
+r"""`Wire`: one end of the connection between a worker and a server, which carries values in a planned order.
+
+A connection is a gloo process group of two; a peer that dies takes nothing else along. Gloo delivers a message straight
+into the memory of a receive that was posted beforehand, but "sent" does not mean "delivered", and what was sent first
+overtakes nothing. So the receiver says when it is ready, the sender when it sends, and the receiver what has arrived::
+
+    receiver   post receives, REQUEST w ------.                     .--> ACK       .--> ACK, w is there
+    sender     w is ready ...... its turn ....'--> CHUNK w, 0 ------'  CHUNK w, 1 -'
+
+A parcel leaves when its value is ready, its memory at the other end is, and all before it in the order have left: a
+counter at the sender. No more than two chunks are on their way, so that what is not part of the order (`put`) goes out
+between two chunks of whatever is being sent. Records are four numbers; nothing else from the peer is interpreted, and
+memory is only ever of the size that this end knows.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from time import perf_counter_ns
+from typing import Any
+
+import torch
+
+from hocket.distributed.parcels import Parcel, WireLayout, bytes_of, is_direct, packed_bytes, unpack
+from hocket.errors import PeerError
+from hocket.execution.channels import Done
+
+__all__ = ["Wire"]
+
+MAX_UNACKNOWLEDGED = 2
+# Receives for records that are posted ahead, and records that may be unsent before the oldest is waited for.
+RING = 8
+MAX_UNSENT = 512
+
+RECORDS_TAG = 0
+REQUEST, CHUNK, ACK, LEAVE, FAILED = range(5)
+
+
+@dataclass
+class _Moving:
+    """A parcel that is being sent or received, with the values in it."""
+
+    epoch: int
+    values: dict[str, tuple[torch.Tensor, Done]] = field(default_factory=dict)
+    memory: torch.Tensor | None = None
+    works: list[Any] = field(default_factory=list)
+    next_chunk: int = 0
+
+
+class Wire:
+    """One end of a connection; threads of its own send, and listen to the peer.
+
+    Args:
+        group: a process group of two.
+        place: this end's rank in it, 0 or 1.
+        me: what this process is called in errors, such as ``worker 0 (rank 0)``.
+        peer: what the other one is called.
+
+    Attributes:
+        failure: why nothing can be moved any more.
+        arrived: for each epoch the names of ordered values, with the clock (ns) when each had arrived here.
+    """
+
+    def __init__(self, group: Any, place: int, me: str, peer: str) -> None:
+        self.me, self.peer = me, peer
+        self.failure: PeerError | None = None
+        self.arrived: dict[int, list[tuple[str, int]]] = {}
+        self._group, self._other = group, 1 - place
+        self._outgoing, self._incoming = WireLayout(), WireLayout()
+        self._sending: dict[tuple[int, int], _Moving] = {}  # by number and epoch, until they have arrived
+        self._receiving: dict[tuple[int, int], _Moving] = {}
+        self._requested: set[tuple[int, int]] = set()
+        self._ready: dict[int, _Moving] = {}  # by number: requested, and all values are there
+        self._order: list[int] = []
+        self._turn = 0
+        self._ordered_out: set[int] = set()
+        self._ordered_in: set[int] = set()
+        self._on_the_way: deque[tuple[int, _Moving, Any]] = deque()
+        self._count: dict[str, int] = {}
+        self._unsent: deque[tuple[Any, torch.Tensor]] = deque()
+        self._said_goodbye = self._closed = False
+        self._changed = threading.Condition()
+        self._records = threading.Lock()
+        self._threads = [
+            threading.Thread(target=work, name=f"hocket-wire-{peer}", daemon=True)
+            for work in (self._listen, self._send)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def add(self, outgoing: Sequence[Parcel], incoming: Sequence[Parcel], *, ordered: bool = False) -> None:
+        """Parcels that this end will send and receive; the other end adds the same, the other way round.
+
+        Args:
+            outgoing: what is sent; if `ordered`, in this order and each once a step.
+            incoming: what is received.
+            ordered: whether they have turns; otherwise each is sent as soon as it can.
+
+        Raises:
+            InputError: a value that is there already.
+        """
+        with self._changed:
+            numbers = self._outgoing.add(outgoing)
+            received = self._incoming.add(incoming)
+            if ordered:
+                self._order += numbers
+                self._ordered_out.update(numbers)
+                self._ordered_in.update(received)
+
+    def send(self, name: str, tensor: torch.Tensor, epoch: int, done: Done) -> None:
+        """Send a value for a step; `done` is called when it has arrived there, or with why it cannot."""
+        number = self._outgoing.number[name]
+        if (moving := self._joined(self._sending, self._outgoing, number, epoch, name, tensor, done)) is None:
+            return
+        parcel = self._outgoing.parcels[number]
+        moving.memory = packed_bytes(parcel, [moving.values[member][0] for member in parcel.members])
+        with self._changed:
+            self._make_ready(number, epoch)
+
+    def receive(self, name: str, tensor: torch.Tensor, epoch: int, done: Done) -> None:
+        """Receive a value for a step into `tensor`, whose memory is free; `done` as for `send`."""
+        number = self._incoming.number[name]
+        if (moving := self._joined(self._receiving, self._incoming, number, epoch, name, tensor, done)) is None:
+            return
+        parcel, tag = self._incoming.parcels[number], self._incoming.first_tag[number]
+        tensors = [moving.values[member][0] for member in parcel.members]
+        direct = is_direct(parcel, tensors)
+        moving.memory = bytes_of(tensors[0]) if direct else torch.empty(parcel.size_bytes, dtype=torch.uint8)
+        if parcel.size_bytes:
+            moving.works = [
+                self._group.recv([moving.memory[begin:end]], self._other, tag + chunk)
+                for chunk, (begin, end) in enumerate(parcel.chunks)
+            ]
+        self._tell(REQUEST, number, 0, epoch)
+
+    def put(self, name: str, tensor: torch.Tensor) -> None:
+        """Send a value that is not in the order, and wait until it has arrived.
+
+        Raises:
+            PeerError: the peer is gone or silent.
+        """
+        _waited(self.send, name, tensor, self._counted(f">{name}"))
+
+    def post(self, name: str, tensor: torch.Tensor) -> None:
+        """Send a value that is not in the order, and do not wait; if it fails, so does all that follows."""
+        self.send(name, tensor, self._counted(f">{name}"), lambda error: None)
+
+    def get(self, name: str, tensor: torch.Tensor) -> None:
+        """Receive a value that is not in the order, and wait for it; raises as `put`."""
+        _waited(self.receive, name, tensor, self._counted(f"<{name}"))
+
+    def close(self, reason: str = "", timeout_s: float = 5.0) -> None:
+        """Take leave; with a `reason`, the peer fails."""
+        if self.failure is None:
+            self._say_goodbye(FAILED if reason else LEAVE)
+        self._threads[0].join(timeout_s)
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._threads[1].join(timeout_s)
+
+    def _counted(self, name: str) -> int:
+        self._count[name] = self._count.get(name, 0) + 1
+        return self._count[name]
+
+    def _joined(
+        self,
+        moving: dict[tuple[int, int], _Moving],
+        layout: WireLayout,
+        number: int,
+        epoch: int,
+        name: str,
+        tensor: torch.Tensor,
+        done: Done,
+    ) -> _Moving | None:
+        """The parcel that a value completes; None if others are missing, or the wire has failed."""
+        with self._changed:
+            failure = self.failure
+            if failure is None:
+                found = moving.setdefault((number, epoch), _Moving(epoch))
+                found.values[name] = (tensor, done)
+                return found if len(found.values) == len(layout.parcels[number].members) else None
+        done(failure)
+        return None
+
+    def _make_ready(self, number: int, epoch: int) -> None:
+        """Under the lock: a parcel whose values are there and whose receiver is ready waits for its turn."""
+        moving = self._sending.get((number, epoch))
+        if moving is not None and moving.memory is not None and (number, epoch) in self._requested:
+            self._requested.discard((number, epoch))
+            self._ready[number] = moving
+            self._changed.notify_all()
+
+    def _next(self) -> int | None:
+        """Under the lock: the parcel whose next chunk goes out now, what has no turn first."""
+        if len(self._on_the_way) >= MAX_UNACKNOWLEDGED:
+            return None
+        free = next((number for number in self._ready if number not in self._ordered_out), None)
+        if free is not None or not self._order:
+            return free
+        number = self._order[self._turn]
+        return number if number in self._ready else None
+
+    def _send(self) -> None:
+        try:
+            while True:
+                with self._changed:
+                    while (number := self._next()) is None and not (self._closed or self.failure):
+                        self._changed.wait()
+                    if number is None:
+                        return
+                    moving = self._ready[number]
+                    chunk = moving.next_chunk
+                    moving.next_chunk += 1
+                    chunks = self._outgoing.parcels[number].chunks
+                    if moving.next_chunk == len(chunks):
+                        del self._ready[number]
+                        if number in self._ordered_out:
+                            self._turn = (self._turn + 1) % len(self._order)
+                    begin, end = chunks[chunk]
+                    assert moving.memory is not None
+                    piece = moving.memory[begin:end]
+                    self._tell(CHUNK, number, chunk, moving.epoch)
+                    tag = self._outgoing.first_tag[number] + chunk
+                    work = self._group.send([piece], self._other, tag) if end > begin else None
+                    self._on_the_way.append((number, moving, work))
+        except Exception as error:  # noqa: BLE001 (told to whoever waits for a transfer)
+            self._fail(error)
+
+    def _listen(self) -> None:
+        """Follow the peer's records until it leaves."""
+        try:
+            ring = deque(self._posted() for _ in range(RING))
+            while True:
+                work, record = ring.popleft()
+                work.wait()
+                ring.append(self._posted())
+                kind, number, chunk, epoch = record.tolist()
+                if kind in (LEAVE, FAILED):
+                    self._say_goodbye(LEAVE)
+                    failed = kind == FAILED or self._sending or self._receiving
+                    if failed:
+                        raise PeerError("it has failed" if kind == FAILED else "it has left")
+                    with self._changed:
+                        self.failure = PeerError(f"{self.me}: {self.peer} has left")
+                        self._changed.notify_all()
+                    return
+                self._follow(kind, number, chunk, epoch)
+        except Exception as error:  # noqa: BLE001 (told to whoever waits for a transfer)
+            self._fail(error)
+
+    def _posted(self) -> tuple[Any, torch.Tensor]:
+        record = torch.empty(4, dtype=torch.int64)
+        return self._group.recv([record], self._other, RECORDS_TAG), record
+
+    def _follow(self, kind: int, number: int, chunk: int, epoch: int) -> None:
+        layout = self._incoming if kind == CHUNK else self._outgoing
+        if kind not in (REQUEST, CHUNK, ACK) or not 0 <= number < len(layout.parcels):
+            raise PeerError(f"it said something unknown: {(kind, number, chunk, epoch)}")
+        if kind == REQUEST:
+            with self._changed:
+                self._requested.add((number, epoch))
+                self._make_ready(number, epoch)
+        elif kind == CHUNK:
+            self._take(number, chunk, epoch)
+        else:
+            with self._changed:
+                sent, moving, work = self._on_the_way.popleft()
+                self._changed.notify_all()
+            if work is not None:
+                work.wait()
+            if chunk + 1 == len(layout.parcels[sent].chunks):
+                self._finish(self._sending, sent, moving)
+
+    def _take(self, number: int, chunk: int, epoch: int) -> None:
+        parcel = self._incoming.parcels[number]
+        moving = self._receiving.get((number, epoch))
+        if moving is None or moving.memory is None or chunk != moving.next_chunk:
+            raise PeerError(f"it sends {parcel.members[0]!r} for step {epoch}, and nobody asked for it")
+        moving.next_chunk += 1
+        if moving.works:
+            moving.works[chunk].wait()
+        if moving.next_chunk == len(parcel.chunks):
+            unpack(parcel, moving.memory, [moving.values[member][0] for member in parcel.members])
+            if number in self._ordered_in:
+                now_ns = perf_counter_ns()
+                self.arrived.setdefault(epoch, []).extend((member, now_ns) for member in parcel.members)
+                self.arrived.pop(epoch - 3, None)
+        self._tell(ACK, number, chunk, epoch)
+        if moving.next_chunk == len(parcel.chunks):
+            self._finish(self._receiving, number, moving)
+
+    def _finish(self, of: dict[tuple[int, int], _Moving], number: int, moving: _Moving) -> None:
+        with self._changed:
+            of.pop((number, moving.epoch), None)
+        for _, done in moving.values.values():
+            done(None)
+
+    def _tell(self, *record: int) -> None:
+        message = torch.tensor(record, dtype=torch.int64)
+        with self._records:
+            self._unsent.append((self._group.send([message], self._other, RECORDS_TAG), message))
+            if len(self._unsent) > MAX_UNSENT:
+                self._unsent.popleft()[0].wait()
+
+    def _say_goodbye(self, kind: int) -> None:
+        with self._changed:
+            if self._said_goodbye:
+                return
+            self._said_goodbye = True
+        self._tell(kind, 0, 0, 0)
+
+    def _fail(self, error: Exception) -> None:
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        with self._changed:
+            if self.failure is None:
+                self.failure = PeerError(f"{self.me} lost {self.peer}: {reason}")
+                self.failure.__cause__ = error
+            failure = self.failure
+            waiting = [
+                done for m in (*self._sending.values(), *self._receiving.values()) for _, done in m.values.values()
+            ]
+            self._sending, self._receiving = {}, {}
+            self._changed.notify_all()
+        for done in waiting:
+            done(failure)
+
+
+def _waited(move: Any, name: str, tensor: torch.Tensor, epoch: int) -> None:
+    over = threading.Event()
+    found: list[BaseException] = []
+
+    def done(error: BaseException | None) -> None:
+        found.extend([error] if error is not None else [])
+        over.set()
+
+    move(name, tensor, epoch, done)
+    over.wait()
+    if found:
+        raise found[0]

@@ -1,0 +1,259 @@
+"""`hocket.distribute.worker`: a training step whose parameters and updates are on servers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from hocket.arguments import packed, spreading
+from hocket.checking import check
+from hocket.distributed.channels import PullChannel, PushChannel
+from hocket.distributed.membership import DEFAULT_TIMEOUT_S, Membership, join
+from hocket.distributed.parts import server_name, worker_part
+from hocket.distributed.plans import WORKER_DEVICE, link_rates, parcels_of, worker_plan
+from hocket.distributed.setup import CLOSE, GATHER, STEP, Setup, set_up
+from hocket.distributed.watched import StepGuard
+from hocket.errors import ExecutionError, InputError, PeerError, StaleCaptureError
+from hocket.execution import EXECUTORS, executor
+from hocket.execution.base import Executor
+from hocket.ir import Costs, Machine, Plan, Timeline
+from hocket.planning import Bounds, bounds
+from hocket.planning.transfers import ORDERS
+from hocket.simulation import simulate
+from hocket.tracing.signature import signature_of
+
+__all__ = ["DistributedStep", "worker"]
+
+# Where `signature_of` says which gradients are there: the step drops those that it finds.
+GRADIENTS = 5
+
+
+class DistributedStep:
+    """A worker's training step; call it as you would call the step. See `worker`.
+
+    Attributes:
+        steps: how many have run.
+        setup: the job, from the first call on.
+        plan: what all workers run, made by rank 0.
+        costs, machine: what rank 0 made it from, there.
+        bounds: between which times any order lies, there.
+        predicted_us: what a step takes by these, there: one worker's, all servers being as fast as the wire.
+    """
+
+    def __init__(
+        self, step: Callable[..., Any], model: Any, optimizer: Any, membership: Membership, order: str, kind: str
+    ) -> None:
+        self.steps = 0
+        self.setup: Setup | None = None
+        self.plan: Plan | None = None
+        self.costs: Costs | None = None
+        self.machine: Machine | None = None
+        self.predicted_us = 0.0
+        self.bounds: Bounds | None = None
+        self._step, self._model, self._optimizer = spreading(step), model, optimizer
+        self._membership, self._order, self._kind = membership, order, kind
+        self._executor: Executor | None = None
+        self._pulls: list[PullChannel] = []
+        self._guard: StepGuard | None = None
+        self._failure: PeerError | None = None
+        self._closed = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """One step on this worker's batch; returns what the step returns.
+
+        What only servers know (the norm of all gradients, where the step returns it) is None. Parameters of the next
+        step arrive after this one: see `synchronize`.
+
+        Raises:
+            PeerError: a rank is gone, silent or trains something else; names it.
+            StaleCaptureError: the batch, or a mode of a module, is not as in the first call; nothing was run.
+        """
+        if self._closed or self._failure is not None:
+            raise self._failure or ExecutionError("distribute: the step was closed")
+        batch = packed(args, kwargs)
+        if self.setup is None:
+            self._start(batch)
+        assert self.setup is not None
+        assert self._executor is not None
+        self._check(batch)
+        try:
+            if self._membership.rank == 0:
+                self.setup.order(STEP)
+            result = self._executor(batch)
+        except StaleCaptureError:
+            raise
+        except BaseException as error:
+            raise self._failed(error) from error
+        self.steps += 1
+        return result
+
+    @property
+    def rank(self) -> int:
+        """The rank of this worker; rank 0 plans and gathers."""
+        return self._membership.rank
+
+    def synchronize(self) -> None:
+        """Wait until all parameters are those after the last step: before the model is evaluated or saved.
+
+        Raises:
+            PeerError: a server is gone.
+        """
+        try:
+            for channel in self._pulls:
+                channel.wait(self.steps + 1)
+        except PeerError as error:
+            raise self._failed(error) from error
+
+    def gather(self) -> None:
+        """Make model and optimizer what they are where one process trains; on rank 0 the optimizer's state comes, too.
+
+        Save their ``state_dict()`` then, as ever. Every rank may call it; raises as `synchronize`.
+        """
+        self.synchronize()
+        if self._membership.rank != 0 or self.setup is None:
+            return
+        try:
+            self.setup.order(GATHER)
+            for number, wire in enumerate(self.setup.wires):
+                self.setup.shard(number).receive(wire)
+        except PeerError as error:
+            raise self._failed(error) from error
+
+    def timeline(self) -> Timeline:
+        """When each op and each transfer of the last step ran."""
+        if self._executor is None:
+            raise ExecutionError("no step has run yet")
+        return self._executor.timeline()
+
+    def arrivals(self) -> Mapping[str, tuple[str, ...]]:
+        """For each server the parameters of the last step, in the order in which they arrived here, by the clock."""
+        wires = self.setup.wires if self.setup is not None else ()
+        return {
+            server_name(number): tuple(name.removeprefix("pull:") for name, _ in wire.arrived.get(self.steps, []))
+            for number, wire in enumerate(wires)
+        }
+
+    def close(self) -> None:
+        """Take leave; rank 0 ends the servers. Parameters are those after the last step."""
+        if self._closed:
+            return
+        if self.setup is not None and self._failure is None:
+            self.synchronize()
+            if self._membership.rank == 0:
+                self.setup.order(CLOSE)
+            self.setup.close()
+        if self._executor is not None:
+            self._executor.close()
+        self._closed = True
+
+    def __enter__(self) -> DistributedStep:
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if error is not None and self.setup is not None and self._failure is None:
+            self._failed(error)
+        self.close()
+
+    def _start(self, batch: Any) -> None:
+        try:
+            self._guard = StepGuard(self._step, self._model, self._optimizer, batch)
+        except BaseException as error:
+            self._membership.fail(error)
+            raise
+        self.setup = set_up(self._step, self._model, self._optimizer, batch, self._membership)
+        try:
+            self._plan(self.setup)
+            self._guard.begin()
+        except BaseException as error:
+            raise self._failed(error) from error
+
+    def _plan(self, made: Setup) -> None:
+        part = worker_part(made.captured, made.assignment)
+        rates = link_rates(made)
+        if made.membership.rank == 0:
+            plan, self.costs, self.machine = worker_plan(made, part, rates, self._order)
+            self.bounds = bounds(part.graph, self.costs, self.machine)
+            self.predicted_us = simulate(part.graph, plan, self.costs, self.machine).makespan_us
+            made.membership.tell("plan", str(plan))
+        self.plan = Plan.parse(made.membership.told("plan", by=0))
+        check(part.graph, self.plan)
+        channels: dict[str, PullChannel | PushChannel] = {}
+        for number, wire in enumerate(made.wires):
+            pulls, pushes = parcels_of(self.plan, made.assignment, number)
+            wire.add(pushes, pulls, ordered=True)
+            channel = PullChannel(wire, [each.name for each in made.assignment.pulls if each.server == number])
+            self._pulls.append(channel)
+            channels[f"{server_name(number)}->{WORKER_DEVICE}"] = channel
+            channels[f"{WORKER_DEVICE}->{server_name(number)}"] = PushChannel(wire)
+        made.membership.meet("planned")
+        self._executor = executor(part, self.plan, kind=self._kind, channels=channels)
+
+    def _check(self, batch: Any) -> None:
+        assert self.setup is not None
+        captured = self.setup.captured
+        found, expected = signature_of(captured.trace.places, batch), captured.signature
+        for place, (one, other) in enumerate(zip(found, expected, strict=True)):
+            if place == GRADIENTS:
+                one, other = ([requires for requires, _ in each] for each in (one, other))
+            if one != other:
+                raise StaleCaptureError(
+                    "distribute: this call is not like the first one (shape or dtype of the batch, a value in it, a "
+                    "module's mode, autocast); all steps of a job are"
+                )
+        assert self._guard is not None
+        self._guard.check()
+
+    def _failed(self, error: BaseException) -> PeerError:
+        assert self.setup is not None
+        if self._failure is None:
+            self._failure = self.setup.failed(error)
+        return self._failure
+
+
+def worker(
+    step: Callable[..., Any],
+    model: Any,
+    optimizer: Any,
+    *,
+    num_servers: int = 1,
+    order: str = "auto",
+    executor: str = "auto",
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+) -> DistributedStep:
+    """Train on parameter servers: this process computes gradients of its batches, servers update.
+
+    Every process of a torchrun job calls this, or `server` if it is one of the last `num_servers` ranks. A step is as
+    one process would make it of all workers' batches, with the mean of their gradients; buffers that the forward
+    writes are those of rank 0. Parameters arrive in the order that lets the step end soonest.
+
+    Args:
+        step: the user's own, unchanged; it zeroes gradients, computes them, and updates.
+        model: the module it trains, or a list of them.
+        optimizer: the optimizer it steps, or a list. Numbers in its groups (the rate) are those of rank 0 in each step.
+        num_servers: how many of the ranks are servers, the last ones.
+        order: of the planner ``transfers`` (``docs/transfers.md``): ``auto``, ``tac``, ``layer``, ``random``, ...
+        executor: ``native`` lanes, ``python`` threads, or ``auto``.
+        timeout_s: how long another rank is waited for, in a step as well.
+
+    Returns:
+        A `DistributedStep`. Its first call captures the step, and on rank 0 profiles and plans it.
+
+    Raises:
+        InputError: an unknown order or executor, or torchrun has not started this process as a worker.
+        PeerError: the job's store does not answer.
+
+    Example:
+        >>> fast = hocket.distribute.worker(step, model, optimizer, num_servers=1)  # doctest: +SKIP
+        >>> with fast:  # doctest: +SKIP
+        ...     for batch in my_batches:
+        ...         loss = fast(batch)
+        ...     fast.gather()
+    """
+    if order not in ORDERS:
+        raise InputError(f"distribute: unknown order {order!r}; available: {', '.join(ORDERS)}")
+    if executor not in EXECUTORS:
+        raise InputError(f"distribute: unknown executor {executor!r}; available: {', '.join(EXECUTORS)}")
+    membership = join(num_servers, timeout_s)
+    if not membership.is_worker:
+        raise InputError(f"distribute: rank {membership.rank} is a server; call hocket.distribute.server(...) there")
+    return DistributedStep(step, model, optimizer, membership, order, executor)

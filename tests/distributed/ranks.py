@@ -1,0 +1,117 @@
+"""Ranks of a job as real processes, that the test starts, stops and kills."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import time
+import traceback
+from datetime import timedelta
+from multiprocessing import forkserver
+from typing import Any
+
+from torch.distributed import TCPStore
+
+
+class Ranks:
+    """`world` processes that each run ``function(rank, say, *arguments)``; the test has their store, as torchrun has.
+
+    ``say(word)`` tells the test something; `heard` waits for it. Leaving the context ends whoever is left.
+    """
+
+    def __init__(self, function, world: int, *arguments: Any) -> None:
+        self.store = TCPStore("127.0.0.1", 0, None, is_master=True, timeout=timedelta(seconds=30))
+        context = _context()
+        self.pipes, self.processes = [], []
+        self.words: list[list[Any]] = [[] for _ in range(world)]
+        self.ends: list[Any] = [None] * world
+        for rank in range(world):
+            ours, theirs = context.Pipe()
+            settings = (rank, world, self.store.port)
+            process = context.Process(target=_run, args=(theirs, settings, function, arguments), daemon=True)
+            process.start()
+            theirs.close()
+            self.pipes.append(ours)
+            self.processes.append(process)
+
+    def __enter__(self) -> Ranks:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.processes:
+            if process.is_alive():
+                process.kill()
+            process.join(20)
+            assert not process.is_alive()
+
+    def heard(self, rank: int, word: Any, timeout_s: float = 60.0) -> None:
+        """Wait until a rank has said `word`."""
+        deadline = time.monotonic() + timeout_s
+        while word not in self.words[rank]:
+            assert self.ends[rank] is None, self.ends[rank]
+            assert time.monotonic() < deadline, (rank, word, self.words)
+            self._listen(rank, 0.1)
+
+    def signal(self, rank: int, number: int = signal.SIGKILL) -> None:
+        os.kill(self.processes[rank].pid, number)
+
+    def end(self, rank: int, timeout_s: float = 60.0) -> tuple[str, Any]:
+        """How a rank ended: ``("returned", value)``, ``("raised", text)`` or ``("died", exit code)``."""
+        deadline = time.monotonic() + timeout_s
+        while self.ends[rank] is None:
+            assert time.monotonic() < deadline, (rank, self.words)
+            self._listen(rank, 0.1)
+        return self.ends[rank]
+
+    def returned(self, timeout_s: float = 60.0) -> list[Any]:
+        """What all ranks return."""
+        ends = [self.end(rank, timeout_s) for rank in range(len(self.processes))]
+        assert all(kind == "returned" for kind, _ in ends), ends
+        return [value for _, value in ends]
+
+    def _listen(self, rank: int, timeout_s: float) -> None:
+        if self.pipes[rank].poll(timeout_s):
+            try:
+                kind, value = self.pipes[rank].recv()
+            except (EOFError, ConnectionError):
+                self.processes[rank].join(20)
+                self.ends[rank] = ("died", self.processes[rank].exitcode)
+                return
+            if kind == "said":
+                self.words[rank].append(value)
+            else:
+                self.ends[rank] = (kind, value)
+
+
+def _context():
+    """Makes processes of their own, forked from one that has loaded torch and does nothing else."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["distributed.training"])
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)  # it is not told what this process looks in
+    try:
+        forkserver.ensure_running()
+    finally:
+        os.environ.pop("PYTHONPATH") if before is None else os.environ.update(PYTHONPATH=before)
+    return context
+
+
+def _run(pipe, settings, function, arguments) -> None:
+    rank, world, port = settings
+    os.environ |= {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(world),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+    }
+    try:
+        value = function(rank, lambda word: pipe.send(("said", word)), *arguments)
+    except BaseException as error:  # noqa: BLE001 (told to the test)
+        pipe.send(("raised", f"{type(error).__name__}: {error}"))
+        traceback.print_exc()
+    else:
+        pipe.send(("returned", value))

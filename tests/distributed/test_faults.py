@@ -1,0 +1,234 @@
+"""What happens to a job whose ranks are killed, stopped, or train something else: an end in time, and a name."""
+
+from __future__ import annotations
+
+import signal
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from distributed.ranks import Ranks
+from distributed.training import batches, tensors_of, together, training
+from hocket import distribute
+from hocket.distributed import server, wire, worker
+from hocket.errors import StaleCaptureError
+
+TIMEOUT_S = 4.0
+
+
+def serve(of, timeout_s=TIMEOUT_S, **settings):
+    return distribute.server(
+        of.step, of.model, of.optimizer, batches(0, 1)[0], timeout_s=timeout_s, executor="python", **settings
+    )
+
+
+def work(of, timeout_s=TIMEOUT_S, **settings):
+    return distribute.worker(of.step, of.model, of.optimizer, timeout_s=timeout_s, executor="python", **settings)
+
+
+class Stops:
+    """Says that it has come to a place, and waits there to be killed."""
+
+    def __init__(self, say, place):
+        self.say, self.place = say, place
+
+    def at(self, place):
+        if place == self.place:
+            self.say(place)
+            threading.Event().wait(30)
+
+
+def stop_in_mid_transfer(stops):
+    tell = wire.Wire._tell
+
+    def told(end, *record):
+        if record[0] == wire.CHUNK and record[2] == 1:
+            stops.at("in mid-transfer")
+        tell(end, *record)
+
+    wire.Wire._tell = told
+
+
+def until_lost(rank, say, victim, place, timeout_s):
+    """Train until a rank is lost; one of them waits somewhere in its third step to be killed."""
+    of = training("adam", width=400)
+    stops = Stops(say, place if rank == victim else None)
+    steps = 0
+    if rank == 2:
+        update = server.Setup.ordered
+
+        def ordered(made):
+            nonlocal steps
+            command = update(made)
+            steps += 1
+            if steps == 3:
+                stops.at("served")
+            return command
+
+        server.Setup.ordered = ordered
+        return serve(of, timeout_s)
+    fast = work(of, timeout_s)
+    for step, batch in enumerate(batches(rank, 50)):
+        if step == 2:
+            stops.at("before its request")
+            if place == "in mid-transfer" and rank == victim:
+                stop_in_mid_transfer(stops)
+        fast(batch)
+        if step == 2:
+            stops.at("after its push")
+    assert isinstance(fast, worker.DistributedStep)
+
+
+@pytest.mark.parametrize(
+    ("victim", "place", "number"),
+    [
+        (1, "before its request", signal.SIGKILL),
+        (1, "in mid-transfer", signal.SIGKILL),
+        (0, "after its push", signal.SIGKILL),
+        (1, "before its request", signal.SIGSTOP),
+        (2, "served", signal.SIGKILL),
+    ],
+)
+def test_ranks_end_and_name_who_is_lost(victim, place, number):
+    with Ranks(until_lost, 3, victim, place, TIMEOUT_S) as ranks:
+        ranks.heard(victim, place)
+        ranks.signal(victim, number)
+        names = ["worker 0 (rank 0)", "worker 1 (rank 1)", "server 0 (rank 2)"]
+        for rank in range(3):
+            if rank != victim:
+                kind, text = ranks.end(rank, 30)
+                assert kind == "raised"
+                assert text.startswith(f"PeerError: {names[rank]}"), text
+                assert f"lost {names[victim]}" in text, text
+
+
+def disagree(rank, say, what):
+    of = training("sgd", dtype=torch.float32 if what == "dtype" and rank == 1 else torch.float64)
+    if rank == 1 and what == "model":
+        of = training("sgd", width=301)
+    if rank == 1 and what == "parameter":
+        of.model.extra = torch.nn.Parameter(torch.zeros(3).double())
+        of.optimizer.add_param_group({"params": [of.model.extra]})
+    if rank == 1 and what == "optimizer":
+        of = training("adam")
+    if rank == 1 and what == "frozen":
+        of.model.first.weight.data.add_(1.0)
+    if what == "frozen":
+        of.model.first.weight.requires_grad_(False)
+    if rank == 2:
+        return serve(of)
+    with work(of) as fast:
+        fast(batches(rank, 1, torch.float32 if what == "dtype" and rank == 1 else torch.float64)[0])
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("dtype", "parameter 'first.weight' is float32 (300, 8) here, and float64 (300, 8) on rank 0"),
+        ("model", "parameter 'first.weight' is float64 (301, 8) here, and float64 (300, 8) on rank 0"),
+        ("parameter", "parameter 'extra' is float64 (3,) here, and missing on rank 0"),
+        ("optimizer", "optimizer '0' is Adam here, and SGD on rank 0"),
+        ("frozen", "constant 'first.weight' is "),
+    ],
+)
+def test_who_trains_something_else_is_refused_by_name(what, message):
+    with Ranks(disagree, 3, what) as ranks:
+        ends = [ranks.end(rank) for rank in range(3)]
+    assert all(kind == "raised" for kind, _ in ends), ends
+    assert ends[1][1].startswith(f"PeerError: worker 1 (rank 1) trains something else: {message}"), ends
+    for _, text in (ends[0], ends[2]):
+        assert f"worker 1 (rank 1) trains something else: {message}" in text
+
+
+def impure(rank, say, how):
+    of = training()
+    calls = []
+
+    def step(batch):
+        if how == "writes":
+            calls.append(len(calls))
+            print(len(calls), end="")
+        return of.step(batch) * scale[0]
+
+    scale = [1.0]
+    if rank == 2:
+        return distribute.server(step, of.model, of.optimizer, batches(0, 1)[0], timeout_s=60.0)
+    with distribute.worker(step, of.model, of.optimizer, timeout_s=60.0, executor="python") as fast:
+        fast(batches(rank, 1)[0])
+        scale[0] = 2.0
+        with pytest.raises(StaleCaptureError, match=r"scale\[0\].*1\.0 -> 2\.0.* changed since the first call"):
+            fast(batches(rank, 1)[0])
+        scale[0] = 1.0
+        x, y = batches(rank, 1)[0]
+        with pytest.raises(StaleCaptureError, match="this call is not like the first one"):
+            fast((x[:3], y[:3]))
+        of.model.eval()
+        with pytest.raises(StaleCaptureError, match="this call is not like the first one"):
+            fast((x, y))
+        of.model.train()
+        fast((x, y))
+    return fast.steps
+
+
+def test_a_step_that_writes_python_state_is_refused():
+    with Ranks(impure, 3, "writes") as ranks:
+        kind, text = ranks.end(0)
+    assert kind == "raised"
+    assert "the step cannot be divided: it" in text
+
+
+def test_what_a_step_reads_stays_as_it_was():
+    with Ranks(impure, 3, "reads") as ranks:
+        assert ranks.returned() == [2, 2, 2]
+
+
+def absent(rank, say):
+    of = training()
+    if rank == 1:
+        threading.Event().wait(30)
+    if rank == 2:
+        return serve(of)
+    work(of)(batches(rank, 1)[0])
+
+
+def test_a_rank_that_does_not_come_is_named():
+    with Ranks(absent, 3) as ranks:
+        for rank in (0, 2):
+            kind, text = ranks.end(rank)
+            assert kind == "raised"
+            assert "has waited 4 s for worker 1 (rank 1)" in text or "lost" in text, text
+
+
+def again(rank, say, saved, first, count):
+    """Some steps from a checkpoint that only rank 0 has."""
+    of = training("adam")
+    if rank == 2:
+        return serve(of, 60.0)
+    if rank == 0 and saved is not None:
+        model, optimizer = torch.load(saved, weights_only=True)
+        of.model.load_state_dict(model)
+        of.optimizer.load_state_dict(optimizer)
+    with work(of, 60.0) as fast:
+        for batch in batches(rank, first + count)[first:]:
+            fast(batch)
+        fast.gather()
+        if rank == 0 and saved is None:
+            torch.save((of.model.state_dict(), of.optimizer.state_dict()), "checkpoint.pt")
+    return tensors_of(of) if rank == 0 else None
+
+
+def test_a_restart_from_the_plain_models_checkpoint_goes_on_where_it_was(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with Ranks(again, 3, None, 0, 4) as ranks:
+        ranks.returned()
+    with Ranks(again, 3, "checkpoint.pt", 4, 4) as ranks:
+        found = ranks.returned()
+    assert found[2] == 4
+    one = training("adam")
+    together(one, 2, 8)
+    expected = tensors_of(one)
+    assert found[0].keys() == expected.keys()
+    for name, value in expected.items():
+        assert np.allclose(found[0][name], value, rtol=1e-12, atol=1e-12), name

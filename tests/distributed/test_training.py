@@ -1,0 +1,54 @@
+"""Whole jobs of real processes compute what one process does."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from distributed.ranks import Ranks
+from distributed.training import rank_of_job, tensors_of, together, training
+from hocket.ir import Plan
+
+
+def near(one, other) -> bool:
+    return np.allclose(one, other, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("servers", "optimizer", "clip"),
+    [(1, "sgd", False), (2, "adam", False), (1, "adam", True)],
+    ids=["sgd", "adam on two servers", "clipped"],
+)
+def test_fifty_steps_are_those_of_one_process(servers, optimizer, clip):
+    one = training(optimizer, clip=clip)
+    scheduler = torch.optim.lr_scheduler.StepLR(one.optimizer, 5, 0.7)
+    losses = together(one, 2, 50, scheduler)
+    with Ranks(rank_of_job, 2 + servers, servers, 50, optimizer, clip, "auto", "python", True) as ranks:
+        found = ranks.returned(120)
+    assert found[2:] == [50] * servers
+    for mine, its in zip(losses, (found[0][0], found[1][0]), strict=True):
+        assert near(mine, its)
+    expected = tensors_of(one)
+    assert found[0][3].keys() == expected.keys()
+    for name, value in expected.items():
+        assert near(found[0][3][name], value), name
+    for name in one.model.state_dict():
+        assert np.array_equal(found[1][3][name], found[0][3][name]), name
+    assert found[0][2] == found[1][2]
+
+
+@pytest.mark.parametrize(("order", "executor"), [("layer", "native"), ("reverse", "python"), ("random", "python")])
+def test_parameters_arrive_in_the_order_of_the_plan_in_every_step(order, executor):
+    with Ranks(rank_of_job, 3, 1, 6, "sgd", False, order, executor) as ranks:
+        first, second, steps = ranks.returned(120)
+    assert steps == 6
+    plan = Plan.parse(first[2])
+    (lane,) = [lane for lane in plan.lanes if lane.device == "server0->cpu0"]
+    expected = tuple(op.removeprefix("pull:") for op in lane.ops)
+    assert plan.planner == f"transfers-{order}"
+    assert first[1] == second[1] == [{"server0": expected}] * 6
+    if order == "layer":
+        assert expected[0].startswith("first.")
+    if order == "reverse":
+        assert expected[-1].startswith("first.")

@@ -1,0 +1,178 @@
+"""A wire between two processes: order at the sender, stamps at the receiver, what goes out between chunks, ends."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import threading
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore
+
+from distributed.ranks import Ranks
+from hocket.distributed.parcels import Parcel, packed
+from hocket.distributed.wire import Wire
+from hocket.errors import PeerError
+
+VALUES = {
+    "bias": torch.arange(5.0),
+    "count": torch.tensor(7),
+    "weight": torch.randn(400_000, generator=torch.Generator().manual_seed(1)).double(),
+    "turned": torch.arange(12.0).view(3, 4).t(),
+    "empty": torch.empty(0, 3),
+    "flags": torch.tensor([True, False]),
+    "half": torch.arange(70_000).to(torch.bfloat16),
+}
+VALUE = Parcel(("value",), (8,))
+SIZES = {name: value.numel() * value.element_size() for name, value in VALUES.items()}
+
+
+def wire_of(rank: int, *parcels: Parcel, ordered: tuple[Parcel, ...] = (), timeout_s: float = 20.0) -> Wire:
+    """A wire on which rank 0 sends these; returns when both ends know them."""
+    store = TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), timeout=timedelta(seconds=20))
+    group = ProcessGroupGloo(PrefixStore("pair", store), rank, 2, timedelta(seconds=timeout_s))
+    wire = Wire(group, rank, f"rank {rank}", f"rank {1 - rank}")
+    for some, in_order in ((ordered, True), (parcels, False)):
+        wire.add(*((some, ()) if rank == 0 else ((), some)), ordered=in_order)
+    store.set(f"added {rank}", "")
+    store.wait([f"added {1 - rank}"])
+    return wire
+
+
+def num_sockets() -> int:
+    links = [os.path.realpath(entry.path) for entry in os.scandir("/proc/self/fd")]
+    return sum("socket:" in link for link in links)
+
+
+def all_done(count: int):
+    """A callback for each of so many transfers, and how to wait for them."""
+    errors, over = [], threading.Event()
+
+    def done(error):
+        errors.append(error)
+        if len(errors) == count:
+            over.set()
+
+    return done, lambda: over.wait(20) and not any(errors)
+
+
+def carry(rank, say, order, steps):
+    """Rank 0 sends in `order`; values are made ready, and asked for, in other orders."""
+    before = num_sockets()
+    wire = wire_of(rank, ordered=packed((name, SIZES[name]) for name in order))
+    found = []
+    for step in range(1, steps + 1):
+        done, wait = all_done(len(VALUES))
+        if rank == 0:
+            for name in sorted(VALUES):
+                wire.send(name, VALUES[name], step, done)
+            assert wait()
+        else:
+            memory = {name: torch.zeros_like(value) for name, value in VALUES.items()}
+            for name in sorted(VALUES, reverse=True):
+                wire.receive(name, memory[name], step, done)
+            assert wait()
+            assert all(torch.equal(memory[name], value) for name, value in VALUES.items())
+            found.append([name for name, _ in wire.arrived[step]])
+    wire.close()
+    assert not [thread for thread in threading.enumerate() if "hocket-wire" in thread.name]
+    del wire
+    gc.collect()
+    assert num_sockets() == before
+    return found
+
+
+@pytest.mark.parametrize("turn", [1, -1], ids=["planned", "reversed"])
+def test_values_arrive_whole_and_in_the_order_of_the_sender(turn):
+    order = ["weight", "bias", "turned", "half", "count", "empty", "flags"][::turn]
+    with Ranks(carry, 2, order, 3) as ranks:
+        assert ranks.returned() == [[], [order] * 3]
+
+
+def overtake(rank, say):
+    """A small value out of turn, while a large one is on its way."""
+    wire = wire_of(rank, Parcel(("small",), (1024,)), ordered=(Parcel(("large",), (64 << 20,)),))
+    memory = {"large": torch.zeros(64 << 20, dtype=torch.uint8), "small": torch.zeros(1024, dtype=torch.uint8)}
+    done, wait = all_done(1)
+    (wire.send if rank == 0 else wire.receive)("large", memory["large"], 1, done)
+    if rank == 0:
+        wire.put("small", memory["small"])
+    else:
+        wire.get("small", memory["small"])
+        now = time.perf_counter_ns()
+    assert wait()
+    wire.close()
+    return None if rank == 0 else wire.arrived[1][0][1] > now
+
+
+def test_what_has_no_turn_goes_out_between_chunks():
+    with Ranks(overtake, 2) as ranks:
+        assert ranks.returned() == [None, True]
+
+
+def lose(rank, say, timeout_s):
+    wire = wire_of(rank, VALUE, timeout_s=timeout_s)
+    say("there")
+    if rank == 0:
+        time.sleep(60)
+    with pytest.raises(PeerError) as found:
+        wire.get("value", torch.zeros(1).double())
+    with pytest.raises(PeerError):
+        wire.get("value", torch.zeros(1).double())
+    return str(found.value)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_peer_that_is_gone_or_silent_is_named(number):
+    with Ranks(lose, 2, 3.0) as ranks:
+        ranks.heard(0, "there")
+        ranks.heard(1, "there")
+        ranks.signal(0, number)
+        kind, text = ranks.end(1)
+        assert kind == "returned"
+        assert text.startswith("rank 1 lost rank 0: ")
+
+
+def leave(rank, say, reason):
+    wire = wire_of(rank, VALUE)
+    if rank == 0:
+        wire.close(reason)
+        return None
+    with pytest.raises(PeerError) as found:
+        wire.get("value", torch.zeros(1).double())
+    wire.close()
+    return str(found.value)
+
+
+def test_a_peer_that_leaves_while_something_is_to_come():
+    with Ranks(leave, 2, "broken") as ranks:
+        assert ranks.returned() == [None, "rank 1 lost rank 0: it has failed"]
+
+
+def call_out(rank, say, record):
+    wire = wire_of(rank, VALUE)
+    if rank == 0:
+        wire._tell(*record)
+        time.sleep(2)
+        return None
+    with pytest.raises(PeerError) as found:
+        wire.get("value", torch.zeros(1).double())
+    return str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ((1, 5, 0, 1), r"rank 1 lost rank 0: it said something unknown: (1, 5, 0, 1)"),
+        ((9, 0, 0, 1), r"rank 1 lost rank 0: it said something unknown: (9, 0, 0, 1)"),
+        ((1, 0, 3, 1), "rank 1 lost rank 0: it sends 'value' for step 1, and nobody asked for it"),
+        ((1, 0, 0, 4), "rank 1 lost rank 0: it sends 'value' for step 4, and nobody asked for it"),
+    ],
+)
+def test_what_a_peer_says_is_not_believed(record, message):
+    with Ranks(call_out, 2, record) as ranks:
+        assert ranks.end(1) == ("returned", message)
