@@ -375,14 +375,14 @@ def test_float32_stays_close():
     assert_same(alone_, together, tolerance=1e-4)
 
 
-@pytest.mark.parametrize("place", range(4))
+@pytest.mark.parametrize("place", range(3))
 def test_the_plan_that_takes_the_least_time_is_found_by_steps_that_count(place):
     plans = contestants(nn.Sequential(nn.Conv2d(1, 1, 1)), 8, with_losses=True)
-    assert [plan.group_size for plan in plans] == [8, 4, 1, 1]
+    assert [plan.group_size for plan in plans] == [8, 1, 1]
     contest = PlanContest(plans)
     taken = []
     while not contest.is_over:
-        assert math.isinf(contest.step_s) is (len(taken) < 8)
+        assert math.isinf(contest.step_s) is (len(taken) < 6)
         taken.append(contest.plan)
         late = 10.0 * (taken.count(contest.plan) % 2)  # the first step of a turn takes longer
         contest.took(late + (1.0 if contest.plan is plans[place] else 1.1 + 0.5 * plans.index(contest.plan)))

@@ -16,7 +16,7 @@ from torch import Tensor, fx, nn
 from hocket.errors import HocketError, InputError
 from hocket.fusion.model_slice import ModelSlice
 from hocket.fusion.rules.base import IN_PLACE, where
-from hocket.fusion.source import Ref, Source
+from hocket.fusion.source import ProgramSource, Ref
 from hocket.fusion.stacked import ModelValues, Stacked, is_stacked, map_tree, unwrap, with_model_dim
 from hocket.fusion.steps import Step, make_step, warn_without_rule
 from hocket.fusion.trace import Traced
@@ -100,7 +100,7 @@ class FusedProgram:
 
     @cached_property
     def _function(self) -> Callable[..., Any]:
-        source = Source(self, self._owned)
+        source = ProgramSource(self, self._owned)
         for step in self.steps:
             if step.write is not None:
                 source.add_packed(step, partial(self._write, step), step.write)

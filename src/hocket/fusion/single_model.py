@@ -20,7 +20,7 @@ from torch import Tensor
 from hocket.errors import HocketError, InputError
 from hocket.fusion.program import FusedProgram
 from hocket.fusion.rules.base import where
-from hocket.fusion.source import Source
+from hocket.fusion.source import ProgramSource
 from hocket.fusion.stacked import Stacked, map_tree
 from hocket.fusion.steps import Step
 
@@ -46,7 +46,7 @@ class SingleModel:
         assert program.models.num_models == 1
         self._program = program
         self._channels_last = channels_last
-        self._source = Source(program)
+        self._source = ProgramSource(program)
         for step in program.steps:
             function = step.plain or _by_rule(program, step)
             if channels_last and step.op in CHANNELS_LAST:

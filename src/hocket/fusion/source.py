@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hocket.fusion.program import FusedProgram
     from hocket.fusion.steps import Step
 
-__all__ = ["Ref", "Source"]
+__all__ = ["ProgramSource", "Ref"]
 
 FILENAME = "<hocket.fuse: one program>"
 
@@ -35,7 +35,7 @@ class Ref:
         self.place = place
 
 
-class Source:
+class ProgramSource:
     """Source that grows step by step.
 
     Args:

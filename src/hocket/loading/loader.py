@@ -15,7 +15,7 @@ from hocket.loading.gates import add_gate, asked_about
 from hocket.loading.held import hold, is_held, memory_of, release, use, waiting_for
 from hocket.loading.landing import landing_of
 from hocket.loading.placing import checked_device, place
-from hocket.loading.stream import Arrival, WeightStream
+from hocket.loading.stream import PendingTensor, WeightStream
 from hocket.loading.targets import Destination, find_targets, named_tensors
 from hocket.loading.weights import File, Weights, open_weights
 from hocket.loading.whole import load_whole, shared_memory_reason, structure_reason
@@ -34,7 +34,7 @@ class _Awaiting:
     """What the first use of a tensor that is still being read does."""
 
     stream: WeightStream
-    arrival: Arrival
+    arrival: PendingTensor
 
     def __call__(self) -> None:
         self.stream.wait(self.arrival)
@@ -151,15 +151,15 @@ def _begun(
 def _held_back(model: torch.nn.Module, weights: Weights, targets: Sequence[Destination]) -> WeightStream:
     """The tensors of the model are exchanged for ones that wait; what reads them is ready to start."""
     tensors = named_tensors(model)
-    arrivals: dict[str, Arrival] = {}
+    arrivals: dict[str, PendingTensor] = {}
     for target in targets:
         # An alias that waits for nobody, for the thread that writes; whoever reads finds the tensor itself.
         memory = memory_of(tensors[target.names[0]]).detach()
         if memory.numel():
-            arrival = Arrival(target.names[-1], target.stored, landing_of(memory, target.stored))
+            arrival = PendingTensor(target.names[-1], target.stored, landing_of(memory, target.stored))
             arrivals |= dict.fromkeys(target.names, arrival)
     stream = WeightStream(weights, list(dict.fromkeys(arrivals.values())))
-    awaited: dict[int, Arrival] = {}
+    awaited: dict[int, PendingTensor] = {}
     for name, arrival in arrivals.items():
         tensor = tensors[name]
         if id(tensor) not in awaited:

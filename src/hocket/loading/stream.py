@@ -27,14 +27,14 @@ from hocket.errors import ExecutionError
 from hocket.loading.landing import CHUNK_BYTES, Landing
 from hocket.loading.weights import StoredTensor, Weights
 
-__all__ = ["Arrival", "WeightStream"]
+__all__ = ["PendingTensor", "WeightStream"]
 
 # Tensors that lie side by side are read together, at most so many (the system's own limit is 1,024).
 MAX_TOGETHER = 256
 
 
 @dataclass(eq=False)
-class Arrival:
+class PendingTensor:
     """A tensor that is to arrive.
 
     Attributes:
@@ -65,7 +65,7 @@ class Arrival:
 class _Piece:
     """A part of a tensor that is read at once."""
 
-    arrival: Arrival
+    arrival: PendingTensor
     landing: Landing
     begin: int
     end: int
@@ -82,14 +82,14 @@ class WeightStream:
         at_end: called when all has been read, or reading has failed.
     """
 
-    def __init__(self, weights: Weights, arrivals: Sequence[Arrival]) -> None:
+    def __init__(self, weights: Weights, arrivals: Sequence[PendingTensor]) -> None:
         self._weights = weights
         self._arrivals = list(arrivals)
         for place, arrival in enumerate(self._arrivals):
             arrival.place = place
         self.at_end: list[Callable[[], object]] = []
         self._place = 0
-        self._wanted: deque[Arrival] = deque()
+        self._wanted: deque[PendingTensor] = deque()
         self._failure: BaseException | None = None
         self._changed = threading.Condition()
         self._process = os.getpid()
@@ -107,7 +107,7 @@ class WeightStream:
             self._fail(error)
             raise
 
-    def wait(self, arrival: Arrival) -> None:
+    def wait(self, arrival: PendingTensor) -> None:
         """Sleep until a tensor has arrived; it is read next.
 
         Raises:
@@ -171,7 +171,7 @@ class WeightStream:
             if piece.end == piece.arrival.stored.entry.size_bytes:
                 self._arrived(piece.arrival)
 
-    def _arrived(self, arrival: Arrival) -> None:
+    def _arrived(self, arrival: PendingTensor) -> None:
         for call in arrival.on_arrival:
             call()
         with self._changed:
@@ -190,7 +190,7 @@ class WeightStream:
                 return [_begun(first)]
             return [_begun(arrival) for arrival in _side_by_side(first, self._window(first))]
 
-    def _window(self, first: Arrival) -> list[Arrival]:
+    def _window(self, first: PendingTensor) -> list[PendingTensor]:
         """A tensor, and those that follow it in the order, as many as may be read with it."""
         found, size_bytes = [], 0
         for arrival in self._arrivals[first.place : first.place + MAX_TOGETHER]:
@@ -201,7 +201,7 @@ class WeightStream:
                 found.append(arrival)
         return found
 
-    def _choose(self) -> Arrival | None:
+    def _choose(self) -> PendingTensor | None:
         """The next tensor that has not been read: one that is waited for, or the next in the order."""
         while self._wanted:
             wanted = self._wanted.popleft()
@@ -215,14 +215,14 @@ class WeightStream:
         return None
 
 
-def _begun(arrival: Arrival) -> _Piece:
+def _begun(arrival: PendingTensor) -> _Piece:
     begin = arrival.read_bytes
     arrival.read_bytes = min(begin + CHUNK_BYTES, arrival.stored.entry.size_bytes)
     assert arrival.landing is not None
     return _Piece(arrival, arrival.landing, begin, arrival.read_bytes)
 
 
-def _side_by_side(first: Arrival, window: Sequence[Arrival]) -> list[Arrival]:
+def _side_by_side(first: PendingTensor, window: Sequence[PendingTensor]) -> list[PendingTensor]:
     """Those of `window` that lie in an unbroken row with `first`, which is one of them, as they lie in the file."""
     by_place = sorted(window, key=lambda arrival: arrival.stored.place)
     begin = at = by_place.index(first)
@@ -233,6 +233,6 @@ def _side_by_side(first: Arrival, window: Sequence[Arrival]) -> list[Arrival]:
     return by_place[begin : at + 1]
 
 
-def _touch(before: Arrival, after: Arrival) -> bool:
+def _touch(before: PendingTensor, after: PendingTensor) -> bool:
     one, other = before.stored, after.stored
     return one.source is other.source and one.entry.end == other.entry.offset
