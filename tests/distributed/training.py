@@ -43,7 +43,7 @@ class Net(nn.Module):
 
     def __init__(self, width: int = 300, dtype: torch.dtype = torch.float64) -> None:
         super().__init__()
-        self.first = nn.Linear(8, width)
+        self.first = nn.Linear(8, width, bias=False)  # before the norm its gradient is rounding; Adam makes steps of it
         self.norm = nn.BatchNorm1d(width)
         self.middle = nn.Linear(width, width)
         self.tied = nn.Linear(width, width, bias=False)
