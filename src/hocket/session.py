@@ -6,10 +6,7 @@ A schedule is called like the step. Which plan makes a call is told by `hocket.a
 
 from __future__ import annotations
 
-import functools
-import logging
 import os
-import sys
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -26,6 +23,7 @@ from hocket.autotune.verification import Difference
 from hocket.backends import Backend
 from hocket.errors import ExecutionError, InputError
 from hocket.execution import EXECUTORS, unavailable_reason
+from hocket.execution.process import advise_spinning
 from hocket.interrupts import native_holders
 from hocket.ir import Costs, Graph, Machine, Plan, Timeline
 from hocket.planning import Bounds, planners
@@ -37,7 +35,8 @@ from hocket.tracing.state import inventory
 
 __all__ = ["Candidate", "Decision", "Schedule", "Verdict", "schedule"]
 
-log = logging.getLogger(__name__)
+# What a plan may compute: eager's bits, or what is as close to the float64 step.
+NUMERICS = ("bitwise", "close")
 
 
 class Schedule:
@@ -60,6 +59,7 @@ class Schedule:
         *,
         planner: str = "auto",
         plan: Plan | None = None,
+        numerics: str = "bitwise",
         guard: bool = True,
         strict: bool = False,
         machine: Machine | None = None,
@@ -76,6 +76,8 @@ class Schedule:
             raise InputError(f"schedule: unknown planner {planner!r}; available: auto, {', '.join(planners())}")
         if plan is not None and (planner != "auto" or not isinstance(plan, Plan)):
             raise InputError("schedule: plan: expected a hocket.Plan and no planner beside it")
+        if numerics not in NUMERICS:
+            raise InputError(f"schedule: unknown numerics {numerics!r}; available: {', '.join(NUMERICS)}")
         if executor not in EXECUTORS:
             raise InputError(f"schedule: unknown executor {executor!r}; available: {', '.join(EXECUTORS)}")
         self.step = step
@@ -92,6 +94,7 @@ class Schedule:
             watch=PurityWatch(step, (*places.models, *places.optimizers)),
             planner=planner,
             plan=plan,
+            numerics=numerics,
             guard=guard,
             strict=strict,
             machine=self.machine,
@@ -284,6 +287,7 @@ def schedule(
     *,
     planner: str = "auto",
     plan: Plan | None = None,
+    numerics: str = "bitwise",
     guard: bool = True,
     strict: bool = False,
     machine: Machine | None = None,
@@ -300,6 +304,8 @@ def schedule(
         optimizer: the optimizer it steps, or a list of optimizers.
         planner: ``auto`` tries every planner; or one of `hocket.planners()`.
         plan: try this plan and no planner's: one that was edited, say. A call raises `PlanError` where it does not fit.
+        numerics: ``bitwise``; or ``close``: a form of the step that rounds otherwise may run, too (channels last, fused
+            updates), if it is no farther from the step in float64 than four times what eager is; see ``docs/forms.md``.
         guard: measure the plan against eager and keep the faster; without it the plan runs in any case.
         strict: raise `CaptureError` where a step cannot be captured, instead of staying eager.
         machine: what to run on; `Machine.here()` when not given.
@@ -322,11 +328,12 @@ def schedule(
         >>> fast.verdict  # doctest: +SKIP
         'planned', because plan 'list' on 2 lane(s) takes 0.91x of eager's time (lower quartiles of 9 steps each, ...)
     """
-    _advise()
+    advise_spinning()
     return Schedule(
         *(step, model, optimizer),
         planner=planner,
         plan=plan,
+        numerics=numerics,
         guard=guard,
         strict=strict,
         machine=machine,
@@ -334,13 +341,3 @@ def schedule(
         cache=cache,
         on_progress=on_progress,
     )
-
-
-@functools.cache
-def _advise() -> None:
-    """Say once what has to be in the environment before torch is loaded, and is not."""
-    if sys.platform.startswith("linux") and not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & set(os.environ):
-        log.warning(
-            "hocket: set GOMP_SPINCOUNT=10000 in the environment before torch is loaded, so that idle OpenMP threads "
-            "do not spin for milliseconds on cores that other lanes need"
-        )

@@ -5,6 +5,7 @@ Every call makes one ordinary training step, and runs the user's Python once::
     calls 1 to 3    watched: what does the step write, what does it read, does it ask the outside world
     call 4          captured (one more run of the Python, which cannot advance anything; it is undone), then verified
     calls 4 to 6    verified: eager, and from the same state once more by plan, eager's results being kept
+    three to six    where forms need not be bitwise: before each, the step in float64, by plan, and in each form
 
 A step that is not pure, or that no graph can stand for, is refused with the reason; it stays eager.
 """
@@ -15,13 +16,15 @@ import logging
 from collections.abc import Generator
 from typing import Any
 
-from hocket.autotune.items import CaptureRequest, Item, VerifiedStep, WatchedStep
+from hocket.autotune.closeness import MAX_SAMPLES, Closeness
+from hocket.autotune.items import CaptureRequest, Item, SampledForms, VerifiedStep, WatchedStep
 from hocket.autotune.verification import Difference
 from hocket.backends import Backend
 from hocket.errors import HocketError
 from hocket.tracing.captured import Captured
 from hocket.tracing.purity.guards import Guards
 from hocket.tracing.purity.watch import MAX_WATCHED, PurityWatch, in_words, named
+from hocket.tracing.variants import plain_of
 
 __all__ = ["Admission", "RefusedError"]
 
@@ -75,13 +78,18 @@ class Admission:
         Raises:
             RefusedError: none is left; the step stays eager.
         """
-        forms = dict(self.forms)
+        rewritten = {form: captured for form, captured in self.forms.items() if plain_of(form) != form}
+        forms = {form: captured for form, captured in self.forms.items() if form not in rewritten}
+        self.forms = dict(forms)
         for number in range(num_steps):
             for form, captured in forms.items():
                 if form in self.forms:
                     yield from self._verified(form, captured)
             if number == 0 and len(self.forms) < len(forms):
                 log.info("hocket: of the forms %s, %s compute what eager does", list(forms), list(self.forms))
+        for plain, captured in list(self.forms.items()):
+            others = {form: one for form, one in rewritten.items() if plain_of(form) == plain}
+            self.forms |= (yield from self._close(captured, others, num_steps)) if others else {}
 
     def _watched(self) -> Generator[Item, Any, None]:
         for _ in range(MAX_WATCHED):
@@ -112,6 +120,32 @@ class Admission:
                 )
         elif self.difference is None or found.relative > self.difference.relative:
             self.difference = found
+
+    def _close(
+        self, plain: Captured, forms: dict[str, Captured], num_samples: int
+    ) -> Generator[Item, Any, dict[str, Captured]]:
+        """Those of the rewritten forms that are as close to the float64 step as eager is (see `closeness`)."""
+        captures = {"": plain, **forms}
+        executors = {
+            form: self._backend.executor(one, self._backend.serial_plan(one)) for form, one in captures.items()
+        }
+        own = executors.pop("")
+        seen = dict.fromkeys(forms, Closeness())
+        try:
+            for number in range(MAX_SAMPLES):
+                left = {form: executor for form, executor in executors.items() if not seen[form].error}
+                if not left or (number >= num_samples and all(one.holds or one.error for one in seen.values())):
+                    break
+                found = yield SampledForms(plain, own, left, number)
+                self.expect_no_writes()
+                seen |= {form: seen[form].and_sample(one) for form, one in found.items()}
+        finally:
+            for executor in (own, *executors.values()):
+                executor.close()
+        for form, one in seen.items():
+            if not one.holds:
+                log.info("hocket: the form %r is left out: %s", form, one.why)
+        return {form: captured for form, captured in forms.items() if seen[form].holds}
 
     def renew_guards(self) -> bool:
         """Make the guards anew; False if they failed for a reason."""

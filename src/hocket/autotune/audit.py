@@ -14,9 +14,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hocket.autotune.candidate import Candidate
+from hocket.autotune.closeness import MAX_SAMPLES, Closeness, sample
 from hocket.autotune.verification import Difference, verify
 from hocket.backends import Backend
-from hocket.errors import StaleCaptureError
+from hocket.errors import CaptureError, StaleCaptureError
 from hocket.ir import Plan
 from hocket.tracing.captured import Captured
 from hocket.tracing.variants import in_form
@@ -72,6 +73,7 @@ class Auditor:
         self.audit = Audit()
         self._backend = backend
         self._clock = clock
+        self._seen = Closeness()  # of the audits that are not answered yet
         self._doubted: Plan | None = None  # differed by what may be rounding; asked again on narrow lanes
 
     def step(self, best: Candidate, batch: Any, eager: Callable[[Any], Any]) -> tuple[Any, str]:
@@ -83,6 +85,8 @@ class Auditor:
         if not best.captured.holds(batch):
             raise StaleCaptureError("captured for another branch of the step, or for state that is gone")
         start = self._clock()
+        if best.plain is not None:
+            return self._close_step(best, best.plain, batch, eager, start)
         made, executor = best.plan, best.executor
         if self._doubted is not None:
             made = self._doubted
@@ -102,8 +106,29 @@ class Auditor:
         self.audit.ended(self._clock() - start, best.step_ms / 1e3)
         if found.equal:
             return result, ""
-        what = found.error or f"{found.where} by {found.max_abs_diff:.3g}"
-        return result, (
+        return result, self._problem(found.error or f"{found.where} by {found.max_abs_diff:.3g}")
+
+    def _close_step(
+        self, best: Candidate, plain: Captured, batch: Any, eager: Callable[[Any], Any], start: float
+    ) -> tuple[Any, str]:
+        """The same for a form that is not bitwise: is it as close to the float64 step as eager?"""
+        if not plain.holds(batch):
+            raise StaleCaptureError("captured for another branch of the step, or for state that is gone")
+        with in_form(plain.trace.places, best.form):
+            try:
+                found, result = sample(plain, eager, {best.form: best.executor}, batch)
+            except CaptureError as error:
+                return eager(batch), self._problem(str(error))
+        self._seen = seen = self._seen.and_sample(found[best.form])
+        if not seen.holds and not seen.error and seen.num_samples < MAX_SAMPLES:
+            self.audit.due = self.audit.num_steps + 1
+            return result, ""
+        self._seen = Closeness()
+        self.audit.ended(self._clock() - start, best.step_ms / 1e3)
+        return result, "" if seen.holds else self._problem(seen.why)
+
+    def _problem(self, what: str) -> str:
+        return (
             f"planned step {self.audit.num_steps} does not compute what eager computes ({what}); eager's result was "
             "kept. Earlier planned steps may have been wrong, too: look for state that the step reads or writes in a C "
             "extension, a thread or another process"

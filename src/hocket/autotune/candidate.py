@@ -37,6 +37,7 @@ class TunerConfig:
     clock: Callable[[], float]
     drift: DriftLimits
     store: DecisionStore
+    numerics: str = "bitwise"
     plan: Plan | None = None
     on_progress: Callable[[str, int], object] | None = None
     backend: Callable[[], Backend] | None = None
@@ -50,6 +51,7 @@ class Candidate:
         form: of the step; see `hocket.tracing.variants`.
         captured, costs, plan, predicted: the step in that form, what its ops take, the plan and its simulation.
         executor: what runs it.
+        plain: where the form is not bitwise, the step in the plain one: what eager computes.
         steps_ms: what its steps took in the comparison; empty before one.
         timelines: of these steps, where ops may run side by side.
     """
@@ -60,6 +62,7 @@ class Candidate:
     plan: Plan
     predicted: Timeline
     executor: Executor
+    plain: Captured | None = None
     steps_ms: tuple[float, ...] = ()
     timelines: tuple[Timeline, ...] = ()
 

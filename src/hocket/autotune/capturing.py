@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from hocket.autotune.admission import RefusedError
@@ -10,10 +13,12 @@ from hocket.errors import CaptureError, StaleCaptureError
 from hocket.tracing.captured import Captured, capture_step
 from hocket.tracing.purity.undo import Before
 from hocket.tracing.purity.watch import PurityWatch, named
-from hocket.tracing.state import inventory
-from hocket.tracing.variants import forms_of, in_form
+from hocket.tracing.state import Inventory, inventory
+from hocket.tracing.variants import forms_of, in_form, rewrites_of, rewritten
 
 __all__ = ["captured_forms"]
+
+log = logging.getLogger(__name__)
 
 # A step's less likely forms are not worth a plan of so many ops.
 MAX_OPS = 4000
@@ -46,6 +51,8 @@ def captured_forms(config: TunerConfig, batch: Any) -> dict[str, Captured]:
             continue
         if not found or len(made.graph) <= MAX_OPS:
             found[form] = made
+    if config.numerics == "close":
+        found |= _rewritten_forms(config, batch, found, places)
     _expect_untouched(before)
     if not found:
         assert failure is not None, "there is at least one form"
@@ -53,15 +60,54 @@ def captured_forms(config: TunerConfig, batch: Any) -> dict[str, Captured]:
     return found
 
 
-def _capture(config: TunerConfig, batch: Any) -> Captured:
+def _rewritten_forms(
+    config: TunerConfig, batch: Any, found: Mapping[str, Captured], places: Inventory
+) -> dict[str, Captured]:
+    """The rewritten forms of the likeliest one, those that can be captured; what they leave has the same layout."""
+    made: dict[str, Captured] = {}
+    for plain, captured in list(found.items())[:1]:
+        for form in rewrites_of(plain, places, batch) if len(captured.graph) <= MAX_OPS else ():
+            try:
+                with in_form(places, form):
+                    other = _traced(config, batch, rewritten(config.step, form, places))
+            except CaptureError as error:
+                log.info("hocket: the step has no form %r: %s", form, error)
+                continue
+            known = {captured.graph.fingerprint, *(each.graph.fingerprint for each in made.values())}
+            if _same_layout(captured, other) and other.graph.fingerprint not in known:
+                made[form] = replace(other, step=config.step)
+    return made
+
+
+def _same_layout(first: Captured, second: Captured) -> bool:
+    """Whether two captures of a step leave gradients, and what they bind anew, in the same layout."""
+    left: list[list[Any]] = []
+    for each in (first.trace, second.trace):
+        nodes = [*each.gradients.values(), *each.rebound.values()]
+        left.append([None if node is None else _layout(node.meta["val"]) for node in nodes])
+    return left[0] == left[1]
+
+
+def _layout(tensor: Any) -> tuple[Any, ...]:
+    # The stride of a dimension of one element says nothing.
+    strides = [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
+    return tensor.shape, tuple(strides), tensor.dtype
+
+
+def _traced(config: TunerConfig, batch: Any, step: Callable[[Any], Any]) -> Captured:
     watch: PurityWatch = config.watch
     known: dict[str, Any] = {
         "further": (*watch.rebound.values(), *watch.moving.values()),
         "appended": tuple(watch.appended.values()),
         "live_leaves": frozenset(watch.live_leaves),
     }
+    return capture_step(step, config.model, config.optimizer, batch, split=False, **known)
+
+
+def _capture(config: TunerConfig, batch: Any) -> Captured:
+    watch: PurityWatch = config.watch
     try:
-        return capture_step(config.step, config.model, config.optimizer, batch, split=False, **known)
+        return _traced(config, batch, config.step)
     except CaptureError as error:
         if not watch.moving and not watch.live_leaves:
             raise

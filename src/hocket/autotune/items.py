@@ -2,20 +2,21 @@
 
 A variant of a schedule makes each item on the user's real step and sends back what it showed; see `Tuner.search`::
 
-    tuner    WatchedStep  VerifiedStep  TimedStep ...        Decision
-               |   ^         |   ^        |   ^
-    variant    step purity   two steps    step milliseconds
+    tuner    WatchedStep  VerifiedStep  SampledForms  TimedStep ...        Decision
+               |   ^         |   ^        |   ^         |   ^
+    variant    step purity   two steps    distances     step milliseconds
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 from hocket.execution.base import Executor
 from hocket.tracing.captured import Captured
 
-__all__ = ["CaptureRequest", "Item", "TimedStep", "VerifiedStep", "WatchedStep"]
+__all__ = ["CaptureRequest", "Item", "SampledForms", "TimedStep", "VerifiedStep", "WatchedStep"]
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,21 @@ class VerifiedStep:
 
 
 @dataclass(frozen=True, eq=False)
+class SampledForms:
+    """An ordinary step; before it, from the same state, the same in float64, by `plain` and by each of `forms`.
+
+    Back comes by form a sample of its distances, or what it raised (see `hocket.autotune.closeness`).
+    """
+
+    stage: ClassVar[str] = "verify"
+
+    captured: Captured
+    plain: Executor
+    forms: Mapping[str, Executor]
+    number: int
+
+
+@dataclass(frozen=True, eq=False)
 class TimedStep:
     """A step by `executor`; an ordinary one where there is none. Back come its milliseconds."""
 
@@ -51,4 +67,4 @@ class TimedStep:
     stage: str = "compare"
 
 
-Item = WatchedStep | CaptureRequest | VerifiedStep | TimedStep
+Item = WatchedStep | CaptureRequest | VerifiedStep | SampledForms | TimedStep

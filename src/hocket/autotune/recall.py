@@ -23,6 +23,7 @@ from hocket.errors import FormatError, HocketError
 from hocket.ir import Plan
 from hocket.reporting import lower_quartile
 from hocket.tracing.captured import relowered
+from hocket.tracing.variants import reference_of
 
 __all__ = ["Recall"]
 
@@ -135,8 +136,9 @@ class Recall:
         plan = Plan.parse(known.text)
         check(captured.graph, plan, self._backend.machine)
         predicted = self._backend.predict(captured, plan, known.costs)
+        reference = reference_of(known.form, self._admission.forms)
         lanes = self._backend.executor(captured, plan)
-        return Candidate(known.form, captured, known.costs, plan, predicted, lanes, known.steps_ms)
+        return Candidate(known.form, captured, known.costs, plan, predicted, lanes, reference, known.steps_ms)
 
 
 def _decision(known: Remembered, candidate: Candidate | None) -> Decision:

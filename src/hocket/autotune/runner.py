@@ -6,16 +6,17 @@ exactly once, and an error of the user's own step has to reach him. So every ste
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 from weakref import WeakSet
 
 from hocket.autotune.candidate import TunerConfig
 from hocket.autotune.capturing import captured_forms
-from hocket.autotune.items import CaptureRequest, Item, TimedStep, VerifiedStep, WatchedStep
+from hocket.autotune.closeness import sample
+from hocket.autotune.items import CaptureRequest, Item, SampledForms, TimedStep, VerifiedStep, WatchedStep
 from hocket.autotune.verification import verify
 from hocket.backends import Backend
-from hocket.errors import HocketError, StaleCaptureError
+from hocket.errors import CaptureError, HocketError, StaleCaptureError
 from hocket.execution.base import Executor
 from hocket.tracing.saved_state import Saved
 from hocket.tracing.variants import in_form
@@ -73,6 +74,8 @@ class StepRunner:
                 with in_form(captured.trace.places, form):
                     found, (self.result,) = verify(captured, executor, [batch], eager=self.eager)
                 return found
+            case SampledForms():
+                return self._sampled(item, batch)
             case TimedStep(executor):
                 return self._timed(executor, batch)
 
@@ -85,6 +88,16 @@ class StepRunner:
             raise
         self.is_done = True
         return self.result
+
+    def _sampled(self, item: SampledForms, batch: Any) -> Mapping[str, Any]:
+        if not item.captured.holds(batch):
+            raise StaleCaptureError("captured at a threshold")
+        try:
+            found, _ = sample(item.captured, item.plain, item.forms, batch, item.number)
+        except CaptureError as error:
+            found = dict.fromkeys(item.forms, str(error))
+        self.eager(batch)
+        return found
 
     def _timed(self, executor: Executor | None, batch: Any) -> float:
         clock: Callable[[], float] = self._config.clock

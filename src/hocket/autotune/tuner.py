@@ -34,6 +34,7 @@ from hocket.ir import Plan
 from hocket.planning import plan
 from hocket.reporting import lower_quartile
 from hocket.tracing.captured import Captured, relowered
+from hocket.tracing.variants import reference_of
 
 __all__ = ["Tuner"]
 
@@ -183,7 +184,10 @@ class Tuner:
     def _candidate(self, proposal: Proposal) -> Candidate:
         profile = proposal.profile
         executor = self._backend.executor(profile.captured, proposal.plan)
-        return Candidate(profile.form, profile.captured, profile.costs, proposal.plan, proposal.predicted, executor)
+        plain = reference_of(profile.form, self.admission.forms)
+        return Candidate(
+            profile.form, profile.captured, profile.costs, proposal.plan, proposal.predicted, executor, plain
+        )
 
     def _kept_apart(
         self, found: StepComparison, profiles: Sequence[Profile]

@@ -19,7 +19,7 @@ from hocket.errors import StaleCaptureError
 from hocket.tracing.captured import Captured
 from hocket.tracing.saved_state import Saved
 
-__all__ = ["TOLERANCE", "Difference", "differ", "verify"]
+__all__ = ["TOLERANCE", "Difference", "differ", "distance", "verify"]
 
 # Relative to the largest value of a tensor: what another number of threads does to sums in single precision, with
 # room for a few steps to carry it on. A wrong rate or a lost gradient is orders of magnitude beyond it.
@@ -124,7 +124,7 @@ def differ(first: Iterable[tuple[str, Any]], second: Iterable[tuple[str, Any]], 
         if _same(a, b):
             continue
         bitwise = False
-        absolute, scaled = _distance(a, b)
+        absolute, scaled = distance(a, b)
         worst = max(worst, absolute)
         if scaled >= relative:
             relative, where = scaled, name
@@ -145,7 +145,7 @@ def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
-def _distance(a: Any, b: Any) -> tuple[float, float]:
+def distance(a: Any, b: Any) -> tuple[float, float]:
     """The largest difference, and the same relative to the largest finite magnitude.
 
     NaN against NaN and an infinity against the same one are no difference, and do not hide one elsewhere.

@@ -5,12 +5,17 @@ What another machine is described by can be planned for and simulated, but not r
 
 from __future__ import annotations
 
+import functools
+import logging
 import os
+import sys
 
 from hocket.errors import ExecutionError
 from hocket.ir import Device, Lane, Machine, hardware_threads, names_threads
 
-__all__ = ["cpus_of", "forked", "unavailable_reason"]
+__all__ = ["advise_spinning", "cpus_of", "forked", "unavailable_reason"]
+
+log = logging.getLogger(__name__)
 
 _LOADED_IN = os.getpid()
 
@@ -69,3 +74,13 @@ def forked() -> bool:
     wide ops may not run on the thread that forked; a new thread gets a team of its own.
     """
     return os.getpid() != _LOADED_IN
+
+
+@functools.cache
+def advise_spinning() -> None:
+    """Say once what has to be in the environment before torch is loaded, and is not."""
+    if sys.platform.startswith("linux") and not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & set(os.environ):
+        log.warning(
+            "hocket: set GOMP_SPINCOUNT=10000 in the environment before torch is loaded, so that idle OpenMP threads "
+            "do not spin for milliseconds on cores that other lanes need"
+        )

@@ -78,7 +78,7 @@ class Captured:
         leaves, _ = tree_flatten(batch)
         values: list[Any] = [None] * self.program.num_slots
         try:
-            numbers = self._numbers(leaves)
+            numbers = self._numbers_of(leaves)
             if numbers is None:
                 return None
             for slot, source in self.inputs:
@@ -104,12 +104,16 @@ class Captured:
                 if type(source) is not BatchLeaf:
                     source.get()
             return (
-                self._numbers(leaves) is not None
+                self._numbers_of(leaves) is not None
                 and all(kind_of(option.get()) == kind for _, option, kind in self.options)
                 and all(gradient.get() is not None for gradient in self.read_gradients)
             )
         except KeyError:
             return False  # state that the step needs is not there
+
+    def numbers(self, batch: Any) -> list[Any] | None:
+        """The values of the tape for a step with this batch now; None where a guard on them no longer holds."""
+        return self._numbers_of(tree_flatten(batch)[0])
 
     def rehearse(self) -> Frame:
         """A frame on copies of everything: it can be run and thrown away, and nothing of the user's changes."""
@@ -164,7 +168,7 @@ class Captured:
         found = [s.get() for slot, s in self.inputs if nodes[slot] in roots and type(s) is not BatchLeaf]
         return [tensor for tensor in found if tensor is not None]
 
-    def _numbers(self, batch: list[Any]) -> list[Any] | None:
+    def _numbers_of(self, batch: list[Any]) -> list[Any] | None:
         """The values of the tape; None where a guard fails, or where there is a row of numbers now, or none."""
         of_batch = self.trace.batch_guards.evaluate(batch)
         if of_batch is None:

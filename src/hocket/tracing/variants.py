@@ -1,23 +1,45 @@
-"""Modules that compute the same in more than one form, of which a captured step takes one.
+"""The forms of a step: ways of computing it, of which a captured step takes one.
 
-B fused models are such a module: by rules, as few large ops; or model by model, as B times as many small ones, which
-lanes may run side by side. Timed eagerly, the second pays for every op's way through Python and the dispatcher, which a
-planned step does not. So each form is captured, verified against an eager step of the same form (forms agree within
-rounding, and no closer), and plans of all of them are tried.
-
+Some modules compute the same in more than one form. B fused models are such a module: by rules, as few large ops; or
+model by model, as B times as many small ones, which lanes may run side by side. Timed eagerly, the second pays for
+every op's way through Python and the dispatcher, which a planned step does not. So each form is captured, verified
+against an eager step of the same form (forms agree within rounding, and no closer), and plans of all of them are tried.
 A module that has forms says so by a method ``_hocket_forms``, which names them, the likeliest first; while its
 attribute ``_hocket_form`` names one, that is how it computes.
+
+With ``numerics="close"`` a step may also be rewritten while it is captured, model and optimizer staying as they are:
+
+- ``channels-last``: images, and what convolutions make of them, have their channels last in memory, which is how oneDNN
+  computes them. Parameters, gradients and optimizer state keep their layout.
+- ``fused-update``: the optimizer makes its update by torch's own fused kernels (``fused=True``).
+
+A form is named by a text: the modules' form and the rewrites, ``rule+channels-last+fused-update``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map
 
 from hocket.tracing.state import Inventory
 
-__all__ = ["forms_of", "in_form"]
+__all__ = ["forms_of", "in_form", "plain_of", "reference_of", "rewrites_of", "rewritten"]
+
+_Captured = TypeVar("_Captured")
+
+CHANNELS_LAST, FUSED_UPDATE = "channels-last", "fused-update"
+
+# The optimizers with fused kernels for CPU, all of which state is as without them. Those of a bfloat16 parameter read
+# its momentum as float32 (torch 2.13), so only these dtypes have them.
+_FUSED = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad)
+_FUSED_DTYPES = (torch.float32, torch.float64)
+# The attribute in which they note that they have looked at dtypes and devices.
+_CHECKED = "_need_device_dtype_check_for_fused"
 
 
 def forms_of(places: Inventory) -> tuple[str, ...]:
@@ -26,14 +48,60 @@ def forms_of(places: Inventory) -> tuple[str, ...]:
     return tuple(dict.fromkeys(named)) or ("",)
 
 
+def rewrites_of(form: str, places: Inventory, batch: Any) -> tuple[str, ...]:
+    """The forms that a step in this one can be rewritten to, the one with fewer rewrites first.
+
+    Example:
+        >>> from hocket.tracing.state import inventory
+        >>> net = torch.nn.Conv2d(3, 8, 3)
+        >>> rewrites_of("", inventory(net, torch.optim.SGD(net.parameters())), torch.zeros(1, 3, 8, 8))
+        ('+fused-update', '+channels-last+fused-update')
+    """
+    update = f"+{FUSED_UPDATE}" if any(map(_has_fused_kernels, places.optimizers)) else ""
+    convolves = any(isinstance(module, (torch.nn.Conv2d, torch.nn.ConvTranspose2d)) for module in places.modules)
+    last = f"+{CHANNELS_LAST}" if convolves or any(map(_is_image, tree_leaves(batch))) else ""
+    return tuple(form + each for each in dict.fromkeys((update, last + update)) if each)
+
+
+def plain_of(form: str) -> str:
+    """The form without its rewrites.
+
+    Example:
+        >>> plain_of("rule+channels-last"), plain_of("+fused-update")
+        ('rule', '')
+    """
+    return form.partition("+")[0]
+
+
+def reference_of(form: str, forms: Mapping[str, _Captured]) -> _Captured | None:
+    """Of these forms the plain one of a rewritten form; None for a form that is not rewritten."""
+    return None if plain_of(form) == form else forms[plain_of(form)]
+
+
+def rewritten(step: Callable[[Any], Any], form: str, places: Inventory) -> Callable[[Any], Any]:
+    """The step as it computes with the rewrites of a form, to be captured; the step itself where there are none."""
+    rewrites = form.split("+")[1:]
+    if not rewrites:
+        return step
+
+    def run(batch: Any) -> Any:
+        with _fused_updates(places if FUSED_UPDATE in rewrites else None):
+            if CHANNELS_LAST not in rewrites:
+                return step(batch)
+            with _ChannelsLast():
+                return step(tree_map(_channels_last, batch))
+
+    return run
+
+
 @contextmanager
 def in_form(places: Inventory, form: str) -> Iterator[None]:
     """Every module that has forms takes this one, or its likeliest if it does not have this one."""
-    modules = _with_forms(places)
+    modules, wanted = _with_forms(places), plain_of(form)
     before = [module._hocket_form for module in modules]
     for module in modules:
         forms = module._hocket_forms()
-        module._hocket_form = form if form in forms else forms[0]
+        module._hocket_form = wanted if wanted in forms else forms[0]
     try:
         yield
     finally:
@@ -43,3 +111,54 @@ def in_form(places: Inventory, form: str) -> Iterator[None]:
 
 def _with_forms(places: Inventory) -> list[Any]:
     return [module for module in places.modules if callable(getattr(type(module), "_hocket_forms", None))]
+
+
+class _ChannelsLast(TorchFunctionMode):
+    """What goes into a convolution of images has its channels last, whatever came before it.
+
+    A dropout draws its random numbers in the order in which they lie in memory: for images it draws them as it would
+    for channels that come first.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.conv2d, torch.conv_transpose2d) and args:
+            args = (_channels_last(args[0]), *args[1:])
+        elif func is torch.dropout and len(args) == 3 and args[2] and _is_image(args[0]):
+            ones = torch.ones(args[0].shape, dtype=args[0].dtype, device=args[0].device)
+            return args[0] * _channels_last(func(ones, *args[1:]))
+        return func(*args, **(kwargs or {}))
+
+
+def _is_image(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.dim() == 4 and value.is_floating_point()
+
+
+def _channels_last(value: Any) -> Any:
+    return value.contiguous(memory_format=torch.channels_last) if _is_image(value) else value
+
+
+def _has_fused_kernels(optimizer: torch.optim.Optimizer) -> bool:
+    if type(optimizer) not in _FUSED:
+        return False
+    for group in optimizer.param_groups:
+        if group.get("fused") is not None or any(group.get(o) for o in ("foreach", "differentiable", "capturable")):
+            return False
+        if any(p.dtype not in _FUSED_DTYPES or p.device.type != "cpu" for p in group["params"]):
+            return False
+    return True
+
+
+@contextmanager
+def _fused_updates(places: Inventory | None) -> Iterator[None]:
+    optimizers = [o for o in (places.optimizers if places else ()) if _has_fused_kernels(o)]
+    unmarked = [o for o in optimizers if _CHECKED not in vars(o)]
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    for group in groups:
+        group["fused"] = True
+    try:
+        yield
+    finally:
+        for group in groups:
+            group["fused"] = None
+        for optimizer in unmarked:
+            vars(optimizer).pop(_CHECKED, None)

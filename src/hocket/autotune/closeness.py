@@ -1,0 +1,274 @@
+"""Is a form that is not bitwise as good as eager? The rule of ``numerics="close"``.
+
+A step is made from one state in float64, by eager (or by the plan of eager's order, which is verified against it), and
+by the form. For each value that it leaves behind, ``d`` is the largest distance from the float64 value. The form is
+close where
+
+    d(form) <= 4 * max(d(eager), q * scale) + floor
+
+with ``scale`` the largest magnitude of that value, ``q`` the median of ``d(eager) / scale`` over the values of its
+group (parameters, gradients, each kind of state and of buffer), and the floor a few units in the last place of the
+larger of its scale and its group's usual one. The group says what rounding does to such values where eager was lucky
+with one of them, or where one is all rounding (the gradient of a bias before a norm).
+
+A ReLU whose argument is zero within rounding passes a gradient on or does not, which no precision settles: one such
+element makes a distance jump by orders of magnitude, for eager as often as for the form. It hardly ever does so in
+several steps running, and an error of the form shows in each of them; so it is the least distance of several steps
+that counts, on both sides. Between them the rates of the optimizer are moved, and each time the form runs once before,
+at the old ones: one that goes on with a number of the past is off by that much.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from statistics import median
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten
+
+from hocket.autotune.verification import distance
+from hocket.errors import CaptureError
+from hocket.tracing.captured import Captured
+from hocket.tracing.float64 import Left, float64_step
+from hocket.tracing.saved_state import Saved
+from hocket.tracing.state import Entry
+
+__all__ = ["MAX_SAMPLES", "Closeness", "Distance", "Sample", "sample"]
+
+# How many times eager's own distance a form may be away, and what it may be at least, in units in the last place.
+MAX_RATIO = 4.0
+FLOOR_ULPS = 4.0
+# A form that is not close after so many samples is not.
+MAX_SAMPLES = 6
+# What learning rates are multiplied by, sample after sample, and all other numbers of the optimizer.
+RATE_FACTORS = (2.0, 0.5, 4.0)
+OTHER_FACTOR = 0.9375
+
+
+@dataclass(frozen=True)
+class Distance:
+    """How far eager and a form are from the float64 value of one tensor or number.
+
+    Attributes:
+        group: what it is compared among.
+        scale: its largest magnitude.
+        ulp: the relative distance of neighbouring numbers of its dtype.
+        eager, form: the largest distance of any element.
+    """
+
+    group: str
+    scale: float
+    ulp: float
+    eager: float
+    form: float
+
+    @property
+    def relative(self) -> float:
+        """Eager's, relative to the scale."""
+        return self.eager / self.scale if self.scale else 0.0
+
+    def least(self, other: Distance) -> Distance:
+        """The least of two steps, on both sides."""
+        return replace(
+            self,
+            scale=max(self.scale, other.scale),
+            eager=min(self.eager, other.eager),
+            form=min(self.form, other.form),
+        )
+
+
+Sample = Mapping[str, Distance]
+
+
+@dataclass(frozen=True)
+class Closeness:
+    """What samples of a form have shown.
+
+    Attributes:
+        distances: the least of all samples, by name.
+        num_samples: how many there were.
+        error: what the form raised, if it did.
+
+    Example:
+        >>> near = Distance("gradient", 1.0, 1.2e-7, eager=1e-6, form=2e-6)
+        >>> Closeness({}).and_sample({"w.grad": near}).holds
+        True
+        >>> Closeness({}).and_sample({"w.grad": replace(near, form=5e-6)}).why
+        'w.grad is off by 5e-06, eager by 1e-06'
+    """
+
+    distances: Sample = field(default_factory=dict)
+    num_samples: int = 0
+    error: str = ""
+
+    def and_sample(self, found: Sample | str) -> Closeness:
+        """With one more sample, or an error."""
+        if isinstance(found, str):
+            return replace(self, error=found)
+        known = self.distances
+        merged = {name: known[name].least(new) if name in known else new for name, new in found.items()}
+        return Closeness(merged, self.num_samples + 1, self.error)
+
+    @property
+    def holds(self) -> bool:
+        """Whether the form is close, by what is known."""
+        return not self.error and self.num_samples > 0 and self._worst[0] <= 1
+
+    @property
+    def why(self) -> str:
+        """In words what is farthest from what is allowed."""
+        if self.error or not self.num_samples:
+            return self.error
+        name = self._worst[1]
+        return f"{name} is off by {self.distances[name].form:.3g}, eager by {self.distances[name].eager:.3g}"
+
+    @property
+    def _worst(self) -> tuple[float, str]:
+        """The largest ratio of a form's distance to what is allowed, and where."""
+        groups: dict[str, list[Distance]] = {}
+        for each in self.distances.values():
+            groups.setdefault(each.group, []).append(each)
+        usual = {group: median(each.relative for each in found) for group, found in groups.items()}
+        scales = {group: median(each.scale for each in found) for group, found in groups.items()}
+        # A loss stands alone: what rounding does to it is told by the others.
+        usual["result"] = max(usual.values(), default=0.0)
+
+        def ratio(one: Distance) -> float:
+            if not math.isfinite(one.form):
+                return math.inf
+            floor = FLOOR_ULPS * one.ulp * max(one.scale, scales[one.group])
+            allowed = MAX_RATIO * max(one.eager, usual[one.group] * one.scale) + floor
+            return one.form / allowed if allowed else math.inf if one.form else 0.0
+
+        return max(((ratio(one), name) for name, one in self.distances.items()), default=(0.0, ""))
+
+
+def sample(
+    captured: Captured,
+    eager: Callable[[Any], Any],
+    forms: Mapping[str, Callable[[Any], Any]],
+    batch: Any,
+    number: int | None = None,
+) -> tuple[dict[str, Sample | str], Any]:
+    """Make one step in float64, by each form, and by eager, all from the state as it is.
+
+    Args:
+        captured: the step in its plain form.
+        eager: makes the step as eager does.
+        forms: what makes it in each form.
+        batch: of the step.
+        number: of the sample: the numbers of the optimizer are moved, and everything is put back afterwards. None: they
+            stay, and so does what eager leaves behind; this is a step of the training.
+
+    Returns:
+        By form a sample, or what it raised; and what `eager` returned.
+
+    Raises:
+        CaptureError: there is no float64 step (see `float64_step`); nothing was run.
+        Exception: whatever eager raises; the state is then as it left it.
+    """
+    places, lists = captured.trace.places.again(), captured.trace.appended
+    before, contents = Saved(places, captured.written()), [each.content() for each in lists]
+
+    def back() -> None:
+        before.restore()
+        for each, content in zip(lists, contents, strict=True):
+            each.restore(content)
+
+    def moved() -> None:
+        if number is not None:
+            _move_rates(captured, batch, RATE_FACTORS[number % len(RATE_FACTORS)])
+
+    found: dict[str, Any] = {}
+    try:
+        moved()
+        truth = _truth(captured, batch)
+        for form, run in forms.items():
+            try:
+                if number is not None:
+                    back()
+                    run(batch)
+                back()
+                moved()
+                result = run(batch)
+                found[form] = _gaps(truth, result)
+            except Exception as error:  # noqa: BLE001  # whatever it is, the form is left out
+                found[form] = f"{type(error).__name__}: {error}"
+    finally:
+        back()
+    moved()
+    returned = eager(batch)
+    own = _gaps(truth, returned)
+    if number is not None:
+        back()
+    return {
+        form: gaps if isinstance(gaps, str) else _sample(truth, own, gaps) for form, gaps in found.items()
+    }, returned
+
+
+def _truth(captured: Captured, batch: Any) -> Left:
+    try:
+        return float64_step(captured, batch)
+    except Exception as error:  # whatever an op says that has no kernel for float64
+        raise CaptureError(f"there is no float64 step to compare with: {error}") from error
+
+
+def _sample(truth: Left, eager: dict[str, float], form: dict[str, float]) -> Sample:
+    distances = {}
+    for name, group, value, ulp in _values(truth):
+        scale = _magnitude(value)
+        distances[name] = Distance(group, scale, ulp, eager.get(name, 0.0), form.get(name, math.inf))
+    return distances
+
+
+def _values(truth: Left) -> list[tuple[str, str, Any, float]]:
+    """Each value of the float64 step: its name, its group, the value, and the precision that the step has it in."""
+    found = []
+    for source, value in truth.places:
+        now = source.get()
+        ulp = torch.finfo(now.dtype).eps if isinstance(now, torch.Tensor) and now.is_floating_point() else 0.0
+        key = f"{source.kind}.{source.key}" if isinstance(source, Entry) and source.kind != "parameter" else source.kind
+        found.append((source.name, key, value, ulp))
+    for place, value in enumerate(truth.result):
+        found.append((f"result {place}", "result", value, torch.finfo(torch.float32).eps))
+    return found
+
+
+def _gaps(truth: Left, result: Any) -> dict[str, float]:
+    """How far what is at the places now, and this result, are from the float64 step."""
+    found = {source.name: _gap(source.get(), value) for source, value in truth.places}
+    for place, leaf in enumerate(tree_flatten(result)[0]):
+        found[f"result {place}"] = _gap(leaf, truth.result[place])
+    return found
+
+
+def _gap(value: Any, truth: Any) -> float:
+    if isinstance(value, torch.Tensor) or isinstance(truth, torch.Tensor):
+        return distance(value, truth)[0]
+    return 0.0 if value == truth else distance(value, truth)[0]
+
+
+def _magnitude(value: Any) -> float:
+    if isinstance(value, torch.Tensor) and value.numel():
+        finite = value[value.isfinite()].abs()
+        return float(finite.max()) if finite.numel() else 0.0
+    return abs(float(value)) if isinstance(value, (int, float)) else 0.0
+
+
+def _move_rates(captured: Captured, batch: Any, factor: float) -> None:
+    """Move the numbers of the optimizer; not where the step then takes another branch."""
+    places = captured.trace.places
+    numbers = [(entry, entry.get()) for entry in places.numbers if entry.kind == "group"]
+    for entry, value in numbers:
+        if isinstance(value, float):
+            entry.set(value * (factor if entry.key == "lr" else OTHER_FACTOR))
+    if captured.numbers(batch) is None:
+        for entry, value in numbers:
+            entry.set(value)
+    with torch.no_grad():
+        for entry in places.tensors:
+            if entry.kind == "group" and entry.key == "lr":
+                entry.get().mul_(factor)

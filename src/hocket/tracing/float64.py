@@ -1,0 +1,117 @@
+"""A captured step in float64: what every other way of computing the step is held against.
+
+The ops are those of the step as it was captured, in its order; tensors of floating point, and every dtype that an op is
+given, become float64 (complex ones complex128). Random numbers are drawn in the step's own dtype and then converted, so
+that a dropout leaves out the same elements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_map
+
+from hocket.errors import CaptureError
+from hocket.tracing.captured import Captured
+from hocket.tracing.program import Call, Slot
+from hocket.tracing.recording.recorder import written_arguments
+from hocket.tracing.scalars.tape import TapeRef
+from hocket.tracing.state import BatchLeaf
+
+__all__ = ["Left", "float64_step"]
+
+_WIDE = {
+    torch.float16: torch.float64,
+    torch.bfloat16: torch.float64,
+    torch.float32: torch.float64,
+    torch.complex32: torch.complex128,
+    torch.complex64: torch.complex128,
+}
+
+
+@dataclass(frozen=True)
+class Left:
+    """What a step leaves behind.
+
+    Attributes:
+        places: each place that it reads or writes (parameters, buffers, state, gradients), and what is there.
+        result: the leaves of what it returns, and of what it appends to lists.
+    """
+
+    places: tuple[tuple[Any, Any], ...]
+    result: tuple[Any, ...]
+
+
+def float64_step(captured: Captured, batch: Any) -> Left:
+    """Make one step in float64 from what model and optimizer hold now; they and the random state stay as they are.
+
+    Raises:
+        CaptureError: the capture does not stand for this step; two tensors of it share memory; or an op draws random
+            numbers in a way that float64 cannot repeat.
+        Exception: an op has no kernel for float64.
+    """
+    leaves, _ = tree_flatten(batch)
+    numbers = captured.numbers(batch)
+    if numbers is None:
+        raise CaptureError("the numbers of the step changed since it was captured")
+    slot_of = captured.lowered.slot_of
+    roots = {slot_of[node]: root for node, root in captured.trace.roots.items()}
+    read = [roots[slot] for slot, _ in captured.inputs]
+    if len(set(read)) < len(read):
+        raise CaptureError("two tensors of the step share memory")
+    values: dict[int, Any] = {
+        slot: _wide(leaves[source.index] if type(source) is BatchLeaf else source.get(), copy=True)
+        for slot, source in captured.inputs
+    }
+    dtypes = {slot: v.dtype for n, slot in slot_of.items() if isinstance(v := n.meta.get("val"), torch.Tensor)}
+    random = torch.get_rng_state()
+    try:
+        with torch.no_grad():
+            for action in (captured.program.prologue, *captured.program.actions):
+                for call in action.calls:
+                    _run(call, values, numbers, dtypes)
+    finally:
+        torch.set_rng_state(random)
+    places = {source: values[slot] for slot, source in captured.inputs if type(source) is not BatchLeaf}
+    places |= {entry: values[slot] for entry, slot in captured.rebound}
+    places |= {gradient: None if slot is None else values[slot] for gradient, slot in captured.gradients}
+    places |= {entry: numbers[reference.index] for entry, reference in captured.trace.numbers.items()}
+    returned = iter([numbers[at] if kind == "number" else values[at] for kind, at in captured.results])
+    result = [leaf if kind == "value" else next(returned) for kind, leaf in captured.trace.result.leaves]
+    return Left(tuple(places.items()), tuple(result))
+
+
+def _run(call: Call, values: dict[int, Any], numbers: Sequence[Any], dtypes: dict[int, torch.dtype]) -> None:
+    is_random = torch.Tag.nondeterministic_seeded in getattr(call.func, "tags", ())
+
+    def argument(value: Any) -> Any:
+        if isinstance(value, Slot):
+            given = values[value.index]
+            return given.to(dtypes[value.index]) if is_random and isinstance(given, torch.Tensor) else given
+        if isinstance(value, TapeRef):
+            return numbers[value.index]
+        if isinstance(value, (list, tuple)):
+            return [argument(element) for element in value]
+        return value if is_random or not isinstance(value, torch.dtype) else _WIDE.get(value, value)
+
+    args = tuple(argument(value) for value in call.args)
+    kwargs = {key: argument(value) for key, value in call.kwargs.items()}
+    result = call.func(*args, **kwargs)
+    if is_random:
+        result = tree_map(_wide, result)
+        slots = written_arguments(call.func, call.args, call.kwargs)
+        for slot, drawn in zip(slots, written_arguments(call.func, args, kwargs), strict=True):
+            if not isinstance(slot, Slot):
+                raise CaptureError(f"{call.func} draws random numbers into several tensors")
+            values[slot.index].copy_(drawn)
+    for position, slot in call.outs.items():
+        values[slot] = result if position is None else result[position]
+
+
+def _wide(value: Any, copy: bool = False) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.detach().to(_WIDE.get(value.dtype, value.dtype), copy=copy)

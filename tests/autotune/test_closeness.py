@@ -1,0 +1,258 @@
+"""The rule of ``numerics="close"``: rewritten forms hold, planted errors are caught, no state is touched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from equivalence.compare import assert_same
+from hocket.autotune.closeness import MAX_SAMPLES, Closeness, Distance, sample
+from hocket.errors import CaptureError
+from hocket.execution.threads import ThreadLanes
+from hocket.ir import Lane, Plan
+from hocket.tracing.captured import Captured, capture_step
+from hocket.tracing.float64 import float64_step
+from hocket.tracing.program import Action, Call
+from hocket.tracing.saved_state import Saved
+from hocket.tracing.state import inventory
+from hocket.tracing.variants import rewrites_of, rewritten
+
+aten = torch.ops.aten
+
+
+@dataclass
+class Case:
+    """A step that has run, captured in its plain form."""
+
+    step: Callable[[Any], Any]
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    batch: tuple[torch.Tensor, torch.Tensor]
+    plain: Captured
+
+    def rewritten(self, form: str) -> Captured:
+        step = rewritten(self.step, form, inventory(self.model, self.optimizer))
+        return capture_step(step, self.model, self.optimizer, self.batch, split=False)
+
+    def closeness(self, form: Captured) -> Closeness:
+        seen = Closeness()
+        with _lanes(self.plain) as eager, _lanes(form) as executor:
+            for number in range(3):
+                found, _ = sample(self.plain, eager, {"form": executor}, self.batch, number)
+                seen = seen.and_sample(found["form"])
+                self.step(self.batch)
+        return seen
+
+
+def _lanes(captured: Captured) -> closing[ThreadLanes]:
+    return closing(ThreadLanes(captured, Plan((Lane("main", captured.graph.order, width=torch.get_num_threads()),))))
+
+
+def case(optimizer: str = "sgd") -> Case:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        *(nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout(0.25)),
+        *(nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Dropout(0.5)),
+        nn.Linear(8 * 36, 10),
+    )
+    made: torch.optim.Optimizer
+    if optimizer == "sgd":
+        made = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-3)
+    else:
+        made = getattr(torch.optim, optimizer)(model.parameters(), lr=1e-3)
+    batch = (torch.randn(8, 3, 6, 6), torch.randint(0, 10, (8,)))
+
+    def step(batch: Any) -> torch.Tensor:
+        made.zero_grad()
+        loss = nn.functional.cross_entropy(model(batch[0]), batch[1])
+        loss.backward()
+        made.step()
+        return loss
+
+    step(batch)
+    return Case(step, model, made, batch, capture_step(step, model, made, batch, split=False))
+
+
+def altered(captured: Captured, which: Callable[[Call], bool], change: Callable[[Call], Call]) -> Captured:
+    """The same captured step, the first call that fits being another one."""
+    actions = list(captured.program.actions)
+    at = next(n for n, action in enumerate(actions) if which(action.calls[0]))
+    calls = (change(actions[at].calls[0]), *actions[at].calls[1:])
+    actions[at] = Action(actions[at].name, calls, actions[at].layer, actions[at].grad_mode)
+    return replace(captured, program=replace(captured.program, actions=tuple(actions)))
+
+
+def updates(captured: Captured) -> Callable[[Call], bool]:
+    """Whether a call adds momentum, times a number, to a parameter."""
+
+    def found(call: Call) -> bool:
+        return (
+            call.func is aten.add_.Tensor and "alpha" in call.kwargs and call.args[1].index in captured.program.inputs
+        )
+
+    return found
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "Adam", "AdamW", "Adagrad"])
+def test_every_rewritten_form_is_close(optimizer: str) -> None:
+    found = case(optimizer)
+    forms = rewrites_of("", inventory(found.model, found.optimizer), found.batch)
+    assert forms == ("+fused-update", "+channels-last+fused-update")
+    for form in forms:
+        seen = found.closeness(found.rewritten(form))
+        assert seen.holds, (form, seen.why)
+
+
+def test_an_alpha_that_is_dropped_is_caught() -> None:
+    found = case()
+    wrong = altered(found.plain, updates(found.plain), lambda call: replace(call, kwargs={}))
+    assert not found.closeness(wrong).holds
+
+
+def test_a_rate_of_the_past_is_caught_by_moving_it() -> None:
+    found = case()
+    numbers = found.plain.numbers(found.batch)
+    assert numbers is not None
+
+    def stale(call: Call) -> Call:
+        return replace(call, kwargs={"alpha": numbers[call.kwargs["alpha"].index]})
+
+    wrong = altered(found.plain, updates(found.plain), stale)
+    seen = found.closeness(wrong)
+    assert not seen.holds
+    assert "weight" in seen.why
+    with _lanes(found.plain) as eager, _lanes(wrong) as executor:
+        unmoved, _ = sample(found.plain, eager, {"form": executor}, found.batch)
+    assert Closeness().and_sample(unmoved["form"]).holds, "a rate that does not move shows nothing"
+
+
+@pytest.mark.parametrize("momentum", [0.11, 0.1001])
+def test_a_wrong_running_mean_is_caught(momentum: float) -> None:
+    found = case()
+
+    def other(call: Call) -> Call:
+        return replace(call, args=(*call.args[:6], momentum, *call.args[7:]))
+
+    wrong = altered(found.plain, lambda call: call.func is aten.native_batch_norm.default, other)
+    seen = found.closeness(wrong)
+    assert not seen.holds
+    assert "running_" in seen.why
+
+
+def test_a_changed_dropout_is_caught() -> None:
+    found = case()
+    wrong = altered(
+        found.plain,
+        lambda call: call.func is aten.bernoulli_.float,
+        lambda call: replace(call, args=(call.args[0], 0.7)),
+    )
+    assert not found.closeness(wrong).holds
+
+
+def test_random_numbers_that_are_drawn_in_another_order_are_caught() -> None:
+    found = case()
+
+    def step(batch: Any) -> Any:  # channels last without a thought of the first dropout
+        return found.step((batch[0].contiguous(memory_format=torch.channels_last), batch[1]))
+
+    wrong = capture_step(step, found.model, found.optimizer, found.batch, split=False)
+    assert not found.closeness(wrong).holds
+
+
+def test_samples_leave_state_random_numbers_and_rates_as_they_are() -> None:
+    found = case("Adam")
+    before = Saved(found.plain.trace.places.again())
+    random = torch.get_rng_state()
+    with _lanes(found.plain) as eager, _lanes(found.rewritten("+fused-update")) as executor:
+        sample(found.plain, eager, {"form": executor}, found.batch, 0)
+    assert_same(list(before.values()), list(before.current()))
+    assert torch.equal(random, torch.get_rng_state())
+    assert found.optimizer.param_groups[0]["lr"] == 1e-3
+
+
+def test_a_sample_of_a_training_step_leaves_what_eager_leaves() -> None:
+    found = case()
+    before = Saved(found.plain.trace.places.again())
+    found.step(found.batch)
+    expected = Saved(found.plain.trace.places.again())
+    before.restore()
+    with _lanes(found.rewritten("+channels-last+fused-update")) as executor:
+        seen, loss = sample(found.plain, found.step, {"form": executor}, found.batch)
+    assert_same(list(expected.values()), list(expected.current()))
+    assert loss.requires_grad, "it is the user's own step that returned it"
+    assert isinstance(seen["form"], dict)
+
+
+def test_a_form_that_fails_is_not_close_and_says_why() -> None:
+    found = case()
+
+    def broken(batch: Any) -> Any:
+        raise RuntimeError("no such kernel")
+
+    seen, _ = sample(found.plain, found.step, {"form": broken}, found.batch)
+    assert Closeness().and_sample(seen["form"]).why == "RuntimeError: no such kernel"
+
+
+def test_the_least_distance_of_several_steps_counts_on_both_sides() -> None:
+    near, far = 1e-6, 1e-2
+
+    def one(eager: float, form: float) -> dict[str, Distance]:
+        return {"w.grad": Distance("gradient", 1.0, 1e-7, eager, form)}
+
+    seen = Closeness().and_sample(one(near, far))
+    assert not seen.holds
+    assert seen.and_sample(one(far, near)).holds
+    always = Closeness()
+    for _ in range(MAX_SAMPLES):
+        always = always.and_sample(one(near, far))
+    assert not always.holds
+
+
+def test_a_group_says_what_rounding_does_to_a_value_where_eager_was_lucky() -> None:
+    usual = {f"w{n}": Distance("gradient", 1.0, 1e-7, 1e-6, 1e-6) for n in range(5)}
+    lucky = Distance("gradient", 1.0, 1e-7, 0.0, 3e-6)
+    assert Closeness().and_sample({**usual, "lucky": lucky}).holds
+    assert not Closeness().and_sample({**usual, "lucky": replace(lucky, group="other")}).holds
+    assert not Closeness().and_sample({"w": replace(lucky, form=float("nan"))}).holds
+
+
+def test_the_float64_step_draws_what_the_step_draws_and_moves_nothing() -> None:
+    found = case()
+    before = Saved(found.plain.trace.places.again())
+    random = torch.get_rng_state()
+    left = float64_step(found.plain, found.batch)
+    assert torch.equal(random, torch.get_rng_state())
+    assert_same(list(before.values()), list(before.current()))
+    loss = found.step(found.batch)
+    assert left.result[0].dtype == torch.float64
+    assert abs(left.result[0].item() - loss.item()) < 1e-5 * loss.item()
+    for source, value in left.places:
+        torch.testing.assert_close(source.get().detach().double(), value.double(), rtol=1e-3, atol=1e-5)
+
+
+def test_tensors_that_share_memory_have_no_float64_step() -> None:
+    base = torch.zeros(6)
+    model = nn.Linear(2, 2, bias=False)
+    model.register_buffer("first", base[:4])
+    model.register_buffer("second", base[2:])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        model.first.add_(1)
+        loss = model(x).sum() + model.second.sum()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    x = torch.ones(1, 2)
+    step(x)
+    captured = capture_step(step, model, optimizer, x)
+    with pytest.raises(CaptureError, match="share memory"):
+        float64_step(captured, x)
