@@ -10,11 +10,11 @@ from typing import Any
 from hocket.autotune.admission import RefusedError
 from hocket.autotune.candidate import TunerConfig
 from hocket.errors import CaptureError, StaleCaptureError
-from hocket.tracing.captured import Captured, capture_step
+from hocket.tracing.captured import Captured, capture_step, relowered
 from hocket.tracing.purity.undo import Before
 from hocket.tracing.purity.watch import PurityWatch, named
 from hocket.tracing.state import Inventory, inventory
-from hocket.tracing.variants import forms_of, in_form, rewrites_of, rewritten
+from hocket.tracing.variants import forms_of, fuses_norms, in_form, rewrites_of, rewritten
 
 __all__ = ["captured_forms"]
 
@@ -70,6 +70,8 @@ def _rewritten_forms(
             try:
                 with in_form(places, form):
                     other = _traced(config, batch, rewritten(config.step, form, places))
+                    if fuses_norms(form):
+                        other = relowered(other, split=False, fused_norms=True)
             except CaptureError as error:
                 log.info("hocket: the step has no form %r: %s", form, error)
                 continue

@@ -11,9 +11,10 @@ With ``numerics="close"`` a step may also be rewritten while it is captured, mod
 
 - ``channels-last``: images, and what convolutions make of them, have their channels last in memory, which is how oneDNN
   computes them. Parameters, gradients and optimizer state keep their layout.
+- ``fused-norm``: a batch norm, the addition and the ReLU after it are one native op (``native/norms.cpp``).
 - ``fused-update``: the optimizer makes its update by torch's own fused kernels (``fused=True``).
 
-A form is named by a text: the modules' form and the rewrites, ``rule+channels-last+fused-update``.
+A form is named by a text: the modules' form and the rewrites, ``rule+channels-last+fused-norm+fused-update``.
 """
 
 from __future__ import annotations
@@ -26,13 +27,15 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from hocket import native
 from hocket.tracing.state import Inventory
 
-__all__ = ["forms_of", "in_form", "plain_of", "reference_of", "rewrites_of", "rewritten"]
+__all__ = ["forms_of", "fuses_norms", "in_form", "plain_of", "reference_of", "rewrites_of", "rewritten"]
 
-_Captured = TypeVar("_Captured")
 
-CHANNELS_LAST, FUSED_UPDATE = "channels-last", "fused-update"
+_Step = TypeVar("_Step")
+
+CHANNELS_LAST, FUSED_NORM, FUSED_UPDATE = "channels-last", "fused-norm", "fused-update"
 
 # The optimizers with fused kernels for CPU, all of which state is as without them. Those of a bfloat16 parameter read
 # its momentum as float32 (torch 2.13), so only these dtypes have them.
@@ -60,6 +63,8 @@ def rewrites_of(form: str, places: Inventory, batch: Any) -> tuple[str, ...]:
     update = f"+{FUSED_UPDATE}" if any(map(_has_fused_kernels, places.optimizers)) else ""
     convolves = any(isinstance(module, (torch.nn.Conv2d, torch.nn.ConvTranspose2d)) for module in places.modules)
     last = f"+{CHANNELS_LAST}" if convolves or any(map(_is_image, tree_leaves(batch))) else ""
+    if last and native.available() and any(isinstance(module, torch.nn.BatchNorm2d) for module in places.modules):
+        last += f"+{FUSED_NORM}"
     return tuple(form + each for each in dict.fromkeys((update, last + update)) if each)
 
 
@@ -73,9 +78,14 @@ def plain_of(form: str) -> str:
     return form.partition("+")[0]
 
 
-def reference_of(form: str, forms: Mapping[str, _Captured]) -> _Captured | None:
+def reference_of(form: str, forms: Mapping[str, _Step]) -> _Step | None:
     """Of these forms the plain one of a rewritten form; None for a form that is not rewritten."""
     return None if plain_of(form) == form else forms[plain_of(form)]
+
+
+def fuses_norms(form: str) -> bool:
+    """Whether the step is to be lowered with fused norms."""
+    return FUSED_NORM in form.split("+")
 
 
 def rewritten(step: Callable[[Any], Any], form: str, places: Inventory) -> Callable[[Any], Any]:

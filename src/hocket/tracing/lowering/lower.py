@@ -1,6 +1,7 @@
 """From a traced step to a `Graph` and a `Program`: passes over a list of calls, each a plain function.
 
-nodes --annotated_call--> calls --drop_dead, split_conv_backward, fold_views--> actions --roles, graph_of--> Graph
+nodes --annotated_call--> calls --drop_dead, fuse_norms, split_conv_backward, fold_views--> actions
+actions --roles, graph_of--> Graph
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from hocket.ir import Graph
 from hocket.tracing.lowering import roles
 from hocket.tracing.lowering.calls import AnnotatedCall, SlotTable, annotated_call
 from hocket.tracing.lowering.graph import graph_of
+from hocket.tracing.lowering.norms import fuse_norms
 from hocket.tracing.lowering.passes import drop_dead, fold_views, split_conv_backward
 from hocket.tracing.program import Action, Program
 from hocket.tracing.trace import Trace
@@ -24,18 +26,25 @@ __all__ = ["Lowered", "lower"]
 
 @dataclass(frozen=True)
 class Lowered:
-    """The graph, the program, and the slots of everything the step leaves behind."""
+    """The graph, the program, the slots of everything the step leaves behind, and whether norms are fused."""
 
     graph: Graph
     program: Program
     slot_of: dict[fx.Node, int]
+    fused_norms: bool = False
 
 
-def lower(trace: Trace, *, split_backward: bool = True, pays: Callable[[str, str], bool] | None = None) -> Lowered:
+def lower(
+    trace: Trace,
+    *,
+    split_backward: bool = True,
+    pays: Callable[[str, str], bool] | None = None,
+    fused_norms: bool = False,
+) -> Lowered:
     """Make the graph and the program of a trace.
 
     `split_backward` takes every convolution's backward apart; `pays(name of the joint op, part)` may then keep a part
-    with the others.
+    with the others. `fused_norms` puts one op in place of each batch norm and its neighbours, which rounds otherwise.
     """
     slots = SlotTable()
     inputs: dict[int, Any] = {}
@@ -49,6 +58,9 @@ def lower(trace: Trace, *, split_backward: bool = True, pays: Callable[[str, str
             pieces.append(annotated_call(node, trace.notes[node], slots))
     kept = frozenset(slots.of[node] for node in _left_behind(trace))
     pieces = drop_dead(pieces, kept)
+    if fused_norms:
+        values = {slot: node.meta.get("val") for node, slot in slots.of.items()}
+        pieces = fuse_norms(pieces, values, slots.root, kept)
     gradients = {slots.of[node]: g for g, node in trace.gradients.items() if node is not None}
     if split_backward:
         names = roles.describe(pieces, slots.root, inputs, gradients).names
@@ -61,7 +73,7 @@ def lower(trace: Trace, *, split_backward: bool = True, pays: Callable[[str, str
         for name, owner, piece in zip(described.names, described.owners, pieces, strict=True)
     )
     program = Program(actions, Action("prologue", tuple(prologue)), len(slots.root), inputs, kept)
-    return Lowered(graph_of(pieces, program, described.roles, slots, trace), program, slots.of)
+    return Lowered(graph_of(pieces, program, described.roles, slots, trace), program, slots.of, fused_norms)
 
 
 def _left_behind(trace: Trace) -> list[fx.Node]:

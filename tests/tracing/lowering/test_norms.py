@@ -1,0 +1,150 @@
+"""Which batch norms are fused with which neighbours, and that the step still computes what it did."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from contextlib import closing
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from hocket.autotune.closeness import Closeness, sample
+from hocket.execution.threads import ThreadLanes
+from hocket.ir import Lane, Plan
+from hocket.native import available
+from hocket.tracing.captured import Captured, capture_step, relowered
+from hocket.tracing.state import inventory
+from hocket.tracing.variants import fuses_norms, rewritten
+
+pytestmark = pytest.mark.skipif(not available(), reason=available().why)
+
+FORM = "+channels-last+fused-norm"
+
+
+class Net(nn.Module):
+    """Two convolutions and norms; `middle` makes one image of the first norm's and the second's."""
+
+    def __init__(self, middle: Callable[..., torch.Tensor]) -> None:
+        super().__init__()
+        self.first, self.second = (nn.Conv2d(n, 8, 3, padding=1, bias=False) for n in (3, 8))
+        self.norm1, self.norm2 = nn.BatchNorm2d(8), nn.BatchNorm2d(8)
+        self.last = nn.Linear(8, 4)
+        self.middle = middle
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        return self.last(self.middle(self, x).mean((2, 3)))
+
+
+def plain(net: Net, x: torch.Tensor) -> torch.Tensor:
+    return net.norm2(net.second(net.norm1(x)))
+
+
+def relus(net: Net, x: torch.Tensor) -> torch.Tensor:
+    return F.relu_(net.norm2(net.second(F.relu(net.norm1(x)))))
+
+
+def residual(net: Net, x: torch.Tensor) -> torch.Tensor:
+    x = F.relu(net.norm1(x))
+    return F.relu(net.norm2(net.second(x)) + x)
+
+
+def residual_in_place(net: Net, x: torch.Tensor) -> torch.Tensor:
+    x = F.relu_(net.norm1(x))
+    y = net.norm2(net.second(x))
+    y += x
+    return F.relu_(y)
+
+
+def both_branches(net: Net, x: torch.Tensor) -> torch.Tensor:
+    return F.relu(net.norm1(x) + net.norm2(net.second(x)))
+
+
+def seen_between(net: Net, x: torch.Tensor) -> torch.Tensor:
+    x = net.norm1(x)
+    return F.relu(x) + net.norm2(net.second(x)) * x
+
+
+def read_between(net: Net, x: torch.Tensor) -> torch.Tensor:
+    y = net.norm1(x)
+    total = net.norm1.running_mean.sum()
+    return F.relu(y + net.second(x)) * total
+
+
+def case(middle: Callable[..., torch.Tensor], dtype: torch.dtype = torch.float32) -> tuple[Any, ...]:
+    torch.manual_seed(0)
+    net = Net(middle)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+    batch = (torch.randn(6, 3, 5, 5), torch.randint(0, 4, (6,)))
+
+    def step(batch: Any) -> torch.Tensor:
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
+            out = net(batch[0])
+        loss = F.cross_entropy(out.float(), batch[1])
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    step(batch)
+    captured = capture_step(step, net, optimizer, batch, split=False)
+    last = capture_step(rewritten(step, FORM, inventory(net, optimizer)), net, optimizer, batch, split=False)
+    return step, batch, captured, relowered(last, split=False, fused_norms=fuses_norms(FORM))
+
+
+def kernels(captured: Captured) -> Counter[str]:
+    return Counter(op.target.rpartition(".")[2] for op in captured.graph.ops)
+
+
+def lanes(captured: Captured) -> closing[ThreadLanes]:
+    return closing(ThreadLanes(captured, Plan((Lane("main", captured.graph.order, width=torch.get_num_threads()),))))
+
+
+@pytest.mark.parametrize(
+    ("middle", "left"),
+    [
+        (plain, {}),
+        (relus, {}),
+        (residual, {"add": 1}),  # of the two gradients of the first norm's result: in place, where it is kept
+        (residual_in_place, {"add": 1}),
+        (both_branches, {"add": 1}),
+        (seen_between, {"relu": 1, "threshold_backward": 1}),
+        (read_between, {"relu": 1}),
+    ],
+)
+def test_steps_with_fused_norms_are_close(middle: Callable[..., torch.Tensor], left: dict[str, int]) -> None:
+    step, batch, captured, fused = case(middle)
+    count = kernels(fused)
+    num_norms = 1 if middle is read_between else 2
+    assert count["norm_forward"] == count["norm_backward"] == num_norms
+    assert not count["native_batch_norm"] + count["native_batch_norm_backward"]
+    for kernel in ("relu", "relu_", "threshold_backward"):
+        assert count[kernel] == left.get(kernel, 0), count
+    seen = Closeness()
+    with lanes(captured) as eager, lanes(fused) as executor:
+        for number in range(3):
+            found, _ = sample(captured, eager, {"fused": executor}, batch, number)
+            seen = seen.and_sample(found["fused"])
+            step(batch)
+    assert seen.holds, seen.why
+
+
+def test_in_bfloat16_under_autocast() -> None:
+    _, batch, captured, fused = case(residual, torch.bfloat16)
+    assert kernels(fused)["norm_forward"] == 2
+    with lanes(captured) as eager, lanes(fused) as executor:
+        found, _ = sample(captured, eager, {"fused": executor}, batch, 0)
+    seen = Closeness().and_sample(found["fused"])
+    assert seen.holds, seen.why
+
+
+def test_norms_in_evaluation_or_of_other_layouts_stay() -> None:
+    _, _, captured, fused = case(relus)
+    assert not kernels(relowered(captured, split=False, fused_norms=True))["norm_forward"], "channels come first"
+    again = relowered(fused, split=True)
+    assert kernels(again)["norm_forward"] == 2, "a backward that is split otherwise keeps them"
+    assert len(again.graph) > len(fused.graph)
