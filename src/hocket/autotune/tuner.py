@@ -34,12 +34,14 @@ from hocket.ir import Plan
 from hocket.planning import plan
 from hocket.reporting import lower_quartile
 from hocket.tracing.captured import Captured, relowered
-from hocket.tracing.variants import reference_of
+from hocket.tracing.variants import plain_of, reference_of
 
 __all__ = ["Tuner"]
 
 log = logging.getLogger(__name__)
 
+# A form is not planned where its serial steps take so many times those of the same form rewritten.
+SLOWER_FORM = 1.1
 # A step of which the longest chain of ops leaves less than this share of eager's time is decided at once; eager steps
 # to see whether are spent where the chain leaves less than the other of the fastest profiled step.
 NOTHING_LEFT, HARDLY_ANYTHING_LEFT = 0.02, 0.1
@@ -84,10 +86,7 @@ class Tuner:
         Raises:
             PlanError: the plan that was given is not one for this step.
         """
-        profiles: list[Profile] = []
-        for form, captured in self._variants():
-            profile = yield from self._profiled(form, captured)
-            profiles.append(profile)
+        profiles = yield from self._profiles()
         if self._config.guard and self._config.plan is None:
             at_once = yield from self._decided_at_once(profiles, drift)
             if at_once is not None:
@@ -111,20 +110,36 @@ class Tuner:
             found = replace(found, co_runs=pairs)
         return self._decided(found, apart, drift)
 
-    def _variants(self) -> list[tuple[str, Captured]]:
-        """Each form, with convolutions' backward as it stands and taken apart; for a given plan the one it is for."""
-        found: list[tuple[str, Captured]] = []
-        for form, captured in self.admission.forms.items():
-            found.append((form, captured))
-            if self._backend.splits and self._config.planner != "serial":
-                taken_apart = relowered(captured, split=True)
-                found += [(form, taken_apart)] if len(taken_apart.graph) > len(captured.graph) else []
-        given = self._config.plan
-        if given is None:
-            return found
-        fitting = max(found, key=lambda one: len(given.lane_of.keys() & one[1].graph.by_name.keys()))
-        check(fitting[1].graph, given, self._backend.machine)
-        return [fitting]
+    def _profiles(self) -> Generator[TimedStep, float, list[Profile]]:
+        """Each form, with convolutions' backward as it stands and taken apart; for a given plan the one it is for.
+
+        Of a form and its rewrites, which are the same ops at other speeds, only those go on that are about as fast as
+        the fastest.
+        """
+        given, forms = self._config.plan, self.admission.forms
+        if given is not None:
+            found = [*forms.items(), *self._taken_apart(list(forms))]
+            form, captured = max(found, key=lambda one: len(given.lane_of.keys() & one[1].graph.by_name.keys()))
+            check(captured.graph, given, self._backend.machine)
+            return [(yield from self._profiled(form, captured))]
+        profiles: list[Profile] = []
+        for form, captured in forms.items():
+            profiles.append((yield from self._profiled(form, captured)))
+        fastest_ms: dict[str, float] = {}
+        for profile in profiles:
+            plain = plain_of(profile.form)
+            fastest_ms[plain] = min(profile.fastest_ms, fastest_ms.get(plain, profile.fastest_ms))
+        profiles = [p for p in profiles if p.fastest_ms <= SLOWER_FORM * fastest_ms[plain_of(p.form)]]
+        for form, captured in self._taken_apart([profile.form for profile in profiles]):
+            profiles.append((yield from self._profiled(form, captured)))
+        return profiles
+
+    def _taken_apart(self, forms: Sequence[str]) -> list[tuple[str, Captured]]:
+        """These forms with their convolutions' backward taken apart, where there is such."""
+        if not self._backend.splits or self._config.planner == "serial":
+            return []
+        found = [(form, relowered(self.admission.forms[form], split=True)) for form in forms]
+        return [(form, one) for form, one in found if len(one.graph) > len(self.admission.forms[form].graph)]
 
     def _profiled(self, form: str, captured: Captured) -> Generator[TimedStep, float, Profile]:
         """What ops take, from real steps."""
