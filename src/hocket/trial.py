@@ -73,6 +73,7 @@ def try_out(
     *,
     planner: str = "auto",
     plan: Plan | None = None,
+    numerics: str = "bitwise",
     cache: bool = True,
     runs: int = 10,
     strict: bool = False,
@@ -85,6 +86,7 @@ def try_out(
         job: the training step and its batches.
         planner: see `hocket.schedule`.
         plan: the same.
+        numerics: the same.
         cache: the same.
         runs: interleaved steps of each kind that are measured after the verdict.
         strict: raise where the step cannot be captured.
@@ -96,7 +98,7 @@ def try_out(
         InputError: there is no GPU in `simulated` whose rates are known.
         HocketError: there is no plan, and no time to be had without one, since times are simulated.
     """
-    options: dict[str, Any] = {"planner": planner, "plan": plan, "strict": strict}
+    options: dict[str, Any] = {"planner": planner, "plan": plan, "numerics": numerics, "strict": strict}
     clock: Callable[[], float] = perf_counter
     if simulated is None:
         fast = schedule(job.step, job.model, job.optimizer, cache=cache, **options)
@@ -135,6 +137,10 @@ def try_out(
     comparison = comparison_of(job.name or "step", fast.decision, backend, found, eager_ms, planned_ms)
     at_width = f" at {width} thread(s)" if width else ""
     notes = [f"compared with eager{at_width} over {found.steps} steps: parameters, buffers, state, loss"]
+    if candidate.plain is not None:
+        notes.append(
+            f"form {candidate.form!r}: in one step no farther from the step in float64 than four times what eager is"
+        )
     if width and width != torch.get_num_threads():
         with in_form(candidate.captured.trace.places, candidate.form):
             other, _ = verify(candidate.captured, planned, batches)

@@ -76,6 +76,13 @@ def _add_steps(verbs: Verbs) -> None:
         metavar="GPU",
         help="simulated times on a GPU: p100, v100, a100, h200 or a machine file",
     )
+    run.add_argument(
+        "--numerics",
+        choices=("bitwise", "close"),
+        default="bitwise",
+        metavar="NAME",
+        help="bitwise, or close: also forms of the step that round otherwise, as near to float64 as eager (bitwise)",
+    )
     run.add_argument("--strict", action="store_true", help="fail where the step cannot be captured")
     run.add_argument("--report", type=Path, metavar="DIR", help="write the page, the trace and all files there")
 

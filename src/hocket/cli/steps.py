@@ -47,6 +47,7 @@ def run_verb(args: Namespace) -> None:
                 job,
                 planner=args.planner,
                 plan=plan,
+                numerics=args.numerics,
                 cache=args.cache,
                 runs=args.runs,
                 strict=args.strict,

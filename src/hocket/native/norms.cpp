@@ -83,10 +83,15 @@ HOCKET_INLINE void scale_rows(const T* x, const T* added, const float* scale, co
   }
 }
 
-// Adds to `sums` the gradient of each channel, and to `products` that times (x - mean); keeps the gradient if wanted.
+template <typename T>
+HOCKET_INLINE void keep_gradient(Gradient<T> gradient, int64_t count, T* __restrict kept) {
+  for (int64_t i = 0; i < count; ++i) kept[i] = static_cast<T>(gradient.at(i));
+}
+
+// Adds to `sums` the gradient of each channel, and to `products` that times (x - mean).
 template <typename T>
 HOCKET_INLINE void add_gradients(Gradient<T> gradient, const T* x, const float* mean, int64_t rows, int64_t channels,
-                                 double* sums, double* products, T* kept) {
+                                 double* sums, double* products) {
   for (int64_t from = 0; from < rows; from += kBlockRows) {
     const int64_t to = std::min(rows, from + kBlockRows);
     in_pieces(channels, [&](int64_t c, auto size) {
@@ -96,7 +101,6 @@ HOCKET_INLINE void add_gradients(Gradient<T> gradient, const T* x, const float* 
         for (int j = 0; j < n; ++j) {
           const int64_t at = row * channels + c + j;
           const float value = gradient.at(at);
-          if (kept) kept[at] = static_cast<T>(value);
           sum[j] += value;
           product[j] += value * (static_cast<float>(x[at]) - mean[c + j]);
         }
@@ -131,11 +135,19 @@ HOCKET_INLINE void combine_rows(Gradient<T> gradient, const T* x, const float* a
   }                                                                                                                  \
   HOCKET_CLONES void gradients_of(Gradient<T> g, const T* x, const float* mean, int64_t rows, int64_t channels,      \
                                   double* sums, double* products, T* kept) {                                         \
+    /* Kept while it is in the cache: reading and writing in one loop would not be vectorized. */                    \
+    for (int64_t from = 0; kept && from < rows; from += kBlockRows) {                                                \
+      const int64_t count = std::min(kBlockRows, rows - from), at = from * channels;                                 \
+      const Gradient<T> part{g.first + at, g.second ? g.second + at : nullptr, g.result + at};                       \
+      if (part.second) keep_gradient<T>({part.first, part.second, part.result}, count * channels, kept + at);        \
+      else keep_gradient<T>({part.first, nullptr, part.result}, count * channels, kept + at);                        \
+      add_gradients<T>({kept + at, nullptr, nullptr}, x + at, mean, count, channels, sums, products);                \
+    }                                                                                                                \
+    if (kept) return;                                                                                                \
     if (g.second && g.result)                                                                                        \
-      return add_gradients<T>({g.first, g.second, g.result}, x, mean, rows, channels, sums, products, kept);         \
-    if (g.result)                                                                                                    \
-      return add_gradients<T>({g.first, nullptr, g.result}, x, mean, rows, channels, sums, products, kept);          \
-    add_gradients<T>({g.first, g.second, nullptr}, x, mean, rows, channels, sums, products, kept);                   \
+      return add_gradients<T>({g.first, g.second, g.result}, x, mean, rows, channels, sums, products);               \
+    if (g.result) return add_gradients<T>({g.first, nullptr, g.result}, x, mean, rows, channels, sums, products);    \
+    add_gradients<T>({g.first, nullptr, nullptr}, x, mean, rows, channels, sums, products);                          \
   }                                                                                                                  \
   HOCKET_CLONES void combined(Gradient<T> g, const T* x, const float* a, const float* b, const float* c,             \
                               int64_t rows, int64_t channels, T* dx) {                                               \
@@ -239,7 +251,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> backward(
   T* to = dx.mutable_data_ptr<T>();
   at::parallel_for(0, rows, std::max<int64_t>(1, kGrainValues / channels), [&](int64_t first, int64_t last) {
     const int64_t at = first * channels;
-    combined(from(at), data + at, a.data(), b.data(), c.data(), last - first, channels, to + at);
+    const Gradient<T> own = copy ? Gradient<T>{copy + at, nullptr, nullptr} : from(at);
+    combined(own, data + at, a.data(), b.data(), c.data(), last - first, channels, to + at);
   });
   return {dx, dw, db, kept};
 }
@@ -259,6 +272,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> norm_forward(const at::Tensor& x,
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> norm_backward(
     const at::Tensor& gradient, const std::optional<at::Tensor>& second, const std::optional<at::Tensor>& result,
     const at::Tensor& x, const at::Tensor& weight, const at::Tensor& mean, const at::Tensor& invstd, bool keep) {
+  TORCH_CHECK(result || !(keep || second), "norm_backward: only a gradient that a ReLU masks is added up or kept");
   const auto run = x.scalar_type() == at::kBFloat16 ? &backward<c10::BFloat16> : &backward<float>;
   return run(last(gradient), last(second), last(result), last(x), weight, mean, invstd, keep);
 }
