@@ -27,8 +27,8 @@ from hocket.fusion.stacked import Stacked, unwrap
 
 __all__ = ["FAILURES", "Choice", "Copies", "choose", "make_pass", "restored"]
 
-BUDGET_PASSES = 16
-MIN_S = 0.06  # which short passes get in any case
+BUDGET_PASSES = 10
+MIN_S = 0.02  # which short passes get in any case
 MAX_ROUNDS = 8
 BLOCK = 4  # counted passes of each plan in a round, fewer if they take longer than this:
 BLOCK_S = 0.01
