@@ -4,14 +4,16 @@ Contenders, all in one process, each on a twin of the same job, in turns (`bench
 
 - ``eager``: torch as recommended, threads = cores; ``eager_1`` and so on: the same with fewer threads;
 - ``compile``: `torch.compile` of the model, with what it really compiled: graphs, breaks, recompiles;
-  ``compile_update``: of the model and of the optimizer's step;
+  ``compile_update``: of the model and of the optimizer's step; ``compile_last`` and ``compile_last_update``: the same
+  with model and images in channels last, where there are images;
 - ``uniform_2x1`` and so on: every inter x intra combination (lanes by threads each), ops in program order on equal
   native lanes, too many threads for the cores included (the paper's manual optimisation);
 - ``serial``: native lanes, one lane of all cores, program order;
 - ``s1``, ``s12``, ``s123`` (and ``s1234`` where cores have siblings): the paper's strategies, added in turn;
 - ``lookahead``: the search on top of them; ``phases``: see `hocket.planning.phases`;
 - ``all``: `hocket.schedule`, called as a user calls it: signature and guards included. Of its audits, which take at
-  most 0.25% of a long run, the first ones would be every other step here; they are put off.
+  most 0.25% of a long run, the first ones would be every other step here; they are put off. ``close``: the same with
+  ``numerics="close"``.
 
 The bound is that of the graph that ``all`` runs, from median times of its ops on native lanes, one lane at a time.
 """
@@ -29,6 +31,7 @@ from typing import Any
 
 import torch
 import torch._dynamo
+from torch.utils._pytree import tree_leaves, tree_map
 
 from benchmarks.turns import Turns, in_turns
 from hocket import zoo
@@ -142,8 +145,11 @@ def measure(
     notes: dict[str, Any] = {}
     if compiled:
         torch._dynamo.reset()
-        for label, update in (("compile", False), ("compile_update", True)):
-            step, notes[label] = _compiled(zoo.load(name, **size), update)
+        ways = [("compile", False, False), ("compile_update", True, False)]
+        if any(map(_is_image, tree_leaves(eager.batch(0)))):
+            ways += [("compile_last", False, True), ("compile_last_update", True, True)]
+        for label, update, last in ways:
+            step, notes[label] = _compiled(zoo.load(name, **size), update, last)
             if step is not None:
                 contenders[label] = step
     captured = _captured(name, size)
@@ -165,14 +171,9 @@ def measure(
     plans["phases"] = plan(captured.graph, costs, machine, planner="phases")
     lanes_of = {label: executor(captured, made, machine) for label, made in plans.items()}
     contenders |= lanes_of
-    fast_job = zoo.load(name, **size)
-    fast = schedule(fast_job.step, fast_job.model, fast_job.optimizer, cache=False)
-    number = 0
-    while not fast.decided:
-        fast(fast_job.batch(number))
-        number += 1
-    fast._pool.current._auditor.audit.due = sys.maxsize
-    contenders["all"] = fast
+    contenders["all"] = fast = _decided(zoo.load(name, **size), "bitwise")
+    contenders["close"] = close = _decided(zoo.load(name, **size), "close")
+    notes["close"] = close.why
     found = in_turns(contenders, eager.batch, rounds=rounds, block=block)
     corunning: dict[str, Timeline] = {}
     for label in ("s123", "lookahead", "all"):
@@ -189,8 +190,20 @@ def measure(
         write_corunning(report / f"{label}.svg", corunning, title=f"{label}: ops side by side, from event to event")
     for lanes in lanes_of.values():
         lanes.close()
-    fast.close()
+    for each in (fast, close):
+        each.close()
     return row
+
+
+def _decided(job: Job, numerics: str) -> Schedule:
+    """A schedule of this job that has decided, and is not audited while it is measured."""
+    fast = schedule(job.step, job.model, job.optimizer, numerics=numerics, cache=False)
+    number = 0
+    while not fast.decided:
+        fast(job.batch(number))
+        number += 1
+    fast._pool.current._auditor.audit.due = sys.maxsize
+    return fast
 
 
 def _summary(found: dict[str, Turns], fast: Schedule, machine: Machine, ops: int) -> dict[str, Any]:
@@ -290,10 +303,27 @@ def _in_program_order(captured: Captured, lanes: int, width: int, cores: int) ->
     )
 
 
-def _compiled(job: Job, update: bool) -> tuple[Callable[[Any], Any] | None, dict[str, Any]]:
-    """The job's step with its models (and their update) compiled, and what the compiler says of it; None: it fails."""
+def _is_image(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.dim() == 4
+
+
+def _channels_last(value: Any) -> Any:
+    return value.contiguous(memory_format=torch.channels_last) if _is_image(value) else value
+
+
+def _compiled(job: Job, update: bool, last: bool) -> tuple[Callable[[Any], Any] | None, dict[str, Any]]:
+    """The job's step with its models (and their update) compiled, and what the compiler says of it; None: it fails.
+
+    With `last`, models and images have their channels last.
+    """
     torch._dynamo.utils.counters.clear()
+
+    def step(batch: Any) -> Any:
+        return job.step(tree_map(_channels_last, batch) if last else batch)
+
     for model in job.models:
+        if last:
+            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         # Not `model.compile()`: in torch 2.13 it leaves the call as it was and compiles nothing, without a word.
         # Every batch has the same shape; left to guess, it makes dynamic kernels for DCGAN, and fails on them.
         model.forward = torch.compile(model.forward, dynamic=False)
@@ -302,7 +332,7 @@ def _compiled(job: Job, update: bool) -> tuple[Callable[[Any], Any] | None, dict
     start = perf_counter()
     try:
         for number in range(3):
-            job.step(job.batch(number))
+            step(job.batch(number))
     except Exception as error:  # noqa: BLE001 (whatever the compiler raises is its result)
         first = (str(error).strip().splitlines() or [""])[0]
         return None, {"failed": f"{type(error).__name__}: {first}"}
@@ -310,7 +340,7 @@ def _compiled(job: Job, update: bool) -> tuple[Callable[[Any], Any] | None, dict
     graphs = counters["stats"].get("unique_graphs", 0)
     if not graphs:
         raise HocketError(f"torch.compile compiled nothing of {job.name!r}; it is no baseline")
-    return job.step, {
+    return step, {
         "graphs": graphs,
         "graph_breaks": dict(counters["graph_break"]),
         "recompiles": sum(counters["recompiles"].values()) if "recompiles" in counters else 0,
