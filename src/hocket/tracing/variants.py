@@ -63,9 +63,9 @@ def rewrites_of(form: str, places: Inventory, batch: Any) -> tuple[str, ...]:
     update = f"+{FUSED_UPDATE}" if any(map(_has_fused_kernels, places.optimizers)) else ""
     convolves = any(isinstance(module, (torch.nn.Conv2d, torch.nn.ConvTranspose2d)) for module in places.modules)
     last = f"+{CHANNELS_LAST}" if convolves or any(map(_is_image, tree_leaves(batch))) else ""
-    if last and native.available() and any(isinstance(module, torch.nn.BatchNorm2d) for module in places.modules):
-        last += f"+{FUSED_NORM}"
-    return tuple(form + each for each in dict.fromkeys((update, last + update)) if each)
+    norms = any(isinstance(module, torch.nn.BatchNorm2d) for module in places.modules)
+    norm = f"+{FUSED_NORM}" if last and norms and native.available() else ""
+    return tuple(form + each for each in dict.fromkeys((update, last + update, last + norm + update)) if each)
 
 
 def plain_of(form: str) -> str:
