@@ -1,12 +1,15 @@
-"""`hocket ps`: real ranks, started by torchrun."""
+"""`hocket ps`: real ranks, started by torchrun; and `hocket agent` beside them."""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
+import pytest
 import torch
 
 from cli.conftest import TINY
@@ -36,3 +39,37 @@ def test_ranks_that_do_not_fit_are_a_usage_error():
     outcome = ran(*TINY, "-w", "2", "-s", "1", **started)
     assert outcome.returncode == 2
     assert "torchrun has started 2 ranks; 2 workers and 1 servers need 3" in outcome.stderr
+
+
+@pytest.mark.slow
+def test_an_agent_runs_on_what_a_job_publishes():
+    words = [sys.executable, "-m", "hocket"]
+    job = subprocess.Popen(
+        [*words, "ps", *TINY, "-w", "1", "-s", "1", "--steps", "1000000", "--publish-every", "2", "--timeout", "5"],
+        env={name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")},
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        assert job.stderr is not None
+        said = next(line for line in job.stderr if "hocket agent" in line)
+        command = [*words, "agent", *TINY, said.split()[-1], "--calls", "200", "--format", "json"]
+        outcome = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    finally:
+        for process in _below(job.pid):
+            os.kill(process, signal.SIGKILL)
+        job.kill()
+        job.communicate()
+    assert outcome.returncode == 0, outcome.stderr
+    found = json.loads(outcome.stdout)
+    assert found["calls"] == 200
+    assert found["versions"] == sorted(found["versions"])
+    assert len(set(found["versions"])) > 1
+    assert all(version % 2 == 0 for version in found["versions"])
+
+
+def _below(process: int) -> list[int]:
+    """The processes that a process has started, and those that they have."""
+    children = [int(word) for word in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+    return [each for child in children for each in (*_below(child), child)]

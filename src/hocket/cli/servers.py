@@ -93,6 +93,7 @@ def _words(args: Namespace) -> list[str]:
         "--order": args.order,
         "--steps": args.steps,
         "--timeout": args.timeout,
+        "--publish-every": args.publish_every,
         "--output": args.output,
         "--format": args.format,
         "--batch-size": args.batch_size,
@@ -124,6 +125,8 @@ def _work(args: Namespace, target: Target, job: Job, rank: int) -> JobSummary:
         timeout_s=args.timeout,
     )
     seconds, in_order, losses = [], 0, []
+    if args.publish_every is not None and rank == 0:
+        note(f"agents: hocket agent {args.target} {os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}")
     with fast:
         for step in range(args.steps):
             batch = job.batch(step * args.workers + rank)
@@ -133,6 +136,8 @@ def _work(args: Namespace, target: Target, job: Job, rank: int) -> JobSummary:
             seconds.append(perf_counter() - start)
             losses.append(_number(loss))
             in_order += fast.arrivals() == _planned(fast)
+            if args.publish_every is not None and fast.steps % args.publish_every == 0:
+                fast.publish()
         fast.gather()
     return _summary(args, job, fast, seconds, in_order, losses)
 

@@ -51,7 +51,7 @@ def worker_plan(made: Setup, part: Captured, rates: Sequence[float], order: str)
     threads = torch.get_num_threads()
     machine = machine_of(threads, rates)
     costs = profile(made.captured, widths=sorted({1, threads}), runs=PROFILE_RUNS, machine=machine)
-    costs = costs.merged(transfer_costs(made.assignment, machine))
+    costs = costs.merged(transfer_costs(made.assignment.pulls, made.assignment.pushes, machine))
     return plan(part.graph, costs, machine, planner="transfers", order=order), costs, machine
 
 
@@ -64,14 +64,14 @@ def machine_of(threads: int, rates: Sequence[float]) -> Machine:
     return Machine(Machine.of(cores=threads).devices, tuple(links))
 
 
-def transfer_costs(assignment: Assignment, machine: Machine) -> Costs:
+def transfer_costs(pulls: Sequence[Exchanged], pushes: Sequence[Exchanged], machine: Machine) -> Costs:
     """What pulls and pushes take, each on the link of its server."""
     by_ends = {(link.src, link.dst): link for link in machine.links}
     durations: dict[str, dict[str, float]] = {}
-    for each in assignment.pulls:
+    for each in pulls:
         link = by_ends[server_name(each.server), WORKER_DEVICE]
         durations[each.name] = {link.channel: link.duration_us(each.size_bytes)}
-    for each in assignment.pushes:
+    for each in pushes:
         link = by_ends[WORKER_DEVICE, server_name(each.server)]
         durations[each.name] = {link.channel: link.duration_us(each.size_bytes)}
     return Costs(durations)

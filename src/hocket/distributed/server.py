@@ -8,10 +8,12 @@ from typing import Any
 
 from hocket.arguments import packed, spreading
 from hocket.distributed.channels import ServingChannel, SummingChannel
+from hocket.distributed.desk import Desk
 from hocket.distributed.membership import DEFAULT_TIMEOUT_S, join
 from hocket.distributed.parts import WORKERS, server_part
 from hocket.distributed.plans import SERVER_DEVICE, link_rates, parcels_of, server_plan
-from hocket.distributed.setup import CLOSE, GATHER, Setup, set_up
+from hocket.distributed.setup import CLOSE, GATHER, PUBLISH, Setup, set_up
+from hocket.distributed.versions import NEWEST, Version, Versions
 from hocket.errors import ExecutionError, InputError
 from hocket.execution import EXECUTORS, executor
 from hocket.execution.base import Executor
@@ -65,6 +67,15 @@ def server(
 
 
 def _serve(made: Setup, kind: str) -> int:
+    versions = Versions()
+    desk = Desk(made.membership, [value for value, _ in made.values.values()], versions)
+    try:
+        return _follow_orders(made, kind, versions)
+    finally:
+        desk.close()
+
+
+def _follow_orders(made: Setup, kind: str, versions: Versions) -> int:
     serving = ServingChannel(made.wires)
     updates = _executor(made, kind, serving)
     first = _send_first(made, serving)
@@ -74,6 +85,9 @@ def _serve(made: Setup, kind: str) -> int:
     while (command := made.ordered()) != CLOSE:
         if command == GATHER:
             state.send(made.wires[0])
+            continue
+        if command == PUBLISH:
+            _publish(made, versions, steps)
             continue
         for wait in first if steps == 0 else ():
             if (error := wait()) is not None:
@@ -86,6 +100,21 @@ def _serve(made: Setup, kind: str) -> int:
         steps += 1
     updates.close()
     return steps
+
+
+def _publish(made: Setup, versions: Versions, steps: int) -> None:
+    """Copy what this server has, between two steps."""
+    number = made.membership.number
+    if number == 0:
+        made.take_given(changed_only=versions.there()[1] != NEWEST)
+    here = [(value, entry.get().detach()) for value, entry in made.values.values() if value.server == number]
+    versions.publish(
+        Version(
+            steps,
+            {value.name: tensor.clone() for value, tensor in here if value.changes},
+            {value.name: tensor for value, tensor in here if not value.changes},
+        )
+    )
 
 
 def _executor(made: Setup, kind: str, serving: ServingChannel) -> Executor:
