@@ -14,12 +14,10 @@ __all__ = ["transfers_bench"]
 
 def transfers_bench(args: Namespace) -> None:
     """Orders of received parameters, simulated; or measured, where rates of a link are given."""
-    if args.paced:
-        _paced(args)
-        return
-    if args.mbit:
-        _measured(args)
-        return
+    for wanted, measure in ((args.urgent, _urgent), (args.paced, _paced), (args.mbit, _measured)):
+        if wanted:
+            measure(args)
+            return
     from benchmarks.transfers import NAMES, ORDERS, run
 
     if not args.ratio > 0:
@@ -50,7 +48,7 @@ def transfers_bench(args: Namespace) -> None:
 
 
 def _measured(args: Namespace) -> None:
-    from benchmarks.transfers_real import ORDERS, run
+    from benchmarks.transfers_real import run
 
     target = output_file(args.output)
     with Bar("every order on each model, over real links"):
@@ -59,7 +57,8 @@ def _measured(args: Namespace) -> None:
             mbits=args.mbit,
             rounds=args.rounds,
             steps=args.steps,
-            settings=() if args.batch_size is None else ("--batch-size", str(args.batch_size)),
+            batch_size=args.batch_size,
+            seconds=args.seconds,
             save=partial(write_so_far, target, "transfers-real", complete=False),
         )
     write_so_far(target, "transfers-real", result)
@@ -68,8 +67,7 @@ def _measured(args: Namespace) -> None:
         return
     rows = []
     for row in result["rows"]:
-        for order in ORDERS:
-            found = row["orders"][order]
+        for order, found in row["orders"].items():
             of_layer = found["step_us"] / row["orders"]["layer"]["step_us"]
             rows.append(
                 (
@@ -124,3 +122,22 @@ def _paced(args: Namespace) -> None:
         "random",
     )
     print_tables(table(f"{result['model']}, {result['paced']}", columns, rows))
+
+
+def _urgent(args: Namespace) -> None:
+    from benchmarks.urgent import run
+
+    target = output_file(args.output)
+    rows, results = [], []
+    for mbit in args.mbit or [200]:
+        results.append(run(mbit, args.rounds))
+        for way in ("wire", "gloo"):
+            found = results[-1][way]
+            delays = (f"{found['delay_ms']:.1f}", f"{found['longest_delay_ms']:.1f}")
+            rows.append((str(mbit), way, *delays, f"{found['mbit_per_s']:.1f}"))
+    write_so_far(target, "transfers-urgent", {"rows": results})
+    if args.format == "json":
+        print_json({"bench": "transfers-urgent", "rows": results})
+        return
+    columns = ("Mbit/s", "way", "delay ms, median", "longest", "Mbit/s of the large one")
+    print_tables(table("1 KiB that becomes urgent behind 16 MiB", columns, rows))

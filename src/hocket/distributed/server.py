@@ -20,7 +20,7 @@ from hocket.execution.base import Executor
 from hocket.execution.channels import Channel
 from hocket.ir import Plan
 
-__all__ = ["server"]
+__all__ = ["follow_orders", "server"]
 
 
 def server(
@@ -70,12 +70,13 @@ def _serve(made: Setup, kind: str) -> int:
     versions = Versions()
     desk = Desk(made.membership, [value for value, _ in made.values.values()], versions)
     try:
-        return _follow_orders(made, kind, versions)
+        return follow_orders(made, kind, versions)
     finally:
         desk.close()
 
 
-def _follow_orders(made: Setup, kind: str, versions: Versions) -> int:
+def follow_orders(made: Setup, kind: str, versions: Versions) -> int:
+    """Do what worker 0 orders until it closes; how many steps there were. Versions are put where agents find them."""
     serving = ServingChannel(made.wires)
     updates = _executor(made, kind, serving)
     first = _send_first(made, serving)

@@ -26,7 +26,7 @@ from hocket.tracing import capture
 from hocket.tracing.captured import Captured
 from hocket.tracing.state import Entry
 
-__all__ = ["CLOSE", "GATHER", "PROBE", "PROBE_BYTES", "PUBLISH", "STEP", "Setup", "captured_for", "set_up"]
+__all__ = ["CLOSE", "GATHER", "PROBE", "PROBE_BYTES", "PUBLISH", "STEP", "Setup", "captured_for", "lay_wires", "set_up"]
 
 # What worker 0 orders; the numbers of its optimizers come with it.
 STEP, GATHER, CLOSE, PUBLISH = 0.0, 1.0, 2.0, 3.0
@@ -163,7 +163,7 @@ def set_up(step: Callable[[Any], Any], model: Any, optimizer: Any, batch: Any, m
         membership.fail(error)
         raise
     try:
-        _exchange(made, shards)
+        lay_wires(made, shards)
     except BaseException as error:
         raise made.failed(error) from error
     return made
@@ -186,7 +186,12 @@ def _shards(captured: Captured, assignment: Assignment, membership: Membership) 
     return () if membership.is_worker else (shard_state(captured, assignment, membership.number),)
 
 
-def _exchange(made: Setup, shards: tuple[ShardState, ...]) -> None:
+def lay_wires(made: Setup, shards: tuple[ShardState, ...] = ()) -> None:
+    """What wires carry besides transfers of a plan; `shards` go from worker 0 to their servers now.
+
+    Raises:
+        PeerError: another rank has failed, or does not come.
+    """
     orders = Parcel((ORDERS,), (8 * (1 + len(made.rates)),))
     probe = Parcel((PROBE,), (PROBE_BYTES,))
     given = [Parcel((given_name(value.name),), (value.size_bytes,)) for value, _ in made.given]
@@ -194,9 +199,9 @@ def _exchange(made: Setup, shards: tuple[ShardState, ...]) -> None:
     for number, wire in enumerate(made.wires):
         if is_worker:
             state = shards[number].parcels if shards else []
-            wire.add([orders, *state, *(given if shards and number == 0 else [])], [probe, *state])
+            wire.add([orders, *state, *(given if made.membership.rank == 0 and number == 0 else [])], [probe, *state])
         else:
-            state = shards[0].parcels if number == 0 else []
+            state = shards[0].parcels if shards and number == 0 else []
             to_first = number == 0 and made.membership.number == 0
             wire.add([probe, *state], [orders, *state, *(given if to_first else [])])
     made.membership.meet("wired")
