@@ -111,6 +111,8 @@ def switched(mbits: Sequence[int]) -> Iterator[tuple[str, list[Namespace]]]:
         yield address, ends
     finally:
         for end in ends:
+            # Not with its namespace, which goes some time later.
+            subprocess.run(["ip", "link", "del", f"{end.interface}p"[:15]], capture_output=True, check=False)
             subprocess.run(["ip", "netns", "del", end.name], capture_output=True, check=False)
         subprocess.run(["ip", "link", "del", switch], capture_output=True, check=False)
 

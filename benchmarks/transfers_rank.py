@@ -63,9 +63,15 @@ def main(settings: dict[str, Any]) -> None:
     made = set_up(job.step, job.model, job.optimizer, job.batch(0), join(1, settings["timeout_s"]))
     worker = worker_part(made.captured, made.assignment)
     costs = profiled(made) if made.membership.is_worker else None
-    turns = [(order, count) for count in range(settings["rounds"]) for order in settings["orders"]]
-    end_s = None if settings["seconds"] is None else time.monotonic() + settings["seconds"]
-    for number, (order, _) in enumerate(turns):
+    turns = [order for _ in range(settings["rounds"]) for order in settings["orders"]]
+    begin_s, seconds = time.monotonic(), settings["seconds"]
+    for number, order in enumerate(turns):
+        rounds, position = divmod(number, len(settings["orders"]))
+        if position == 0 and rounds and seconds is not None:
+            if costs is not None:  # a further round, if it will not take longer than what is left
+                made.membership.tell(f"round {rounds}", (time.monotonic() - begin_s) * (rounds + 1) / rounds < seconds)
+            if not made.membership.told(f"round {rounds}", by=0):
+                break
         turn = replace(
             made, membership=replace(made.membership, store=PrefixStore(f"turn{number}", made.membership.store))
         )
@@ -74,7 +80,7 @@ def main(settings: dict[str, Any]) -> None:
         if costs is None:
             follow_orders(turn, "auto", Versions())
         else:
-            left_s = None if end_s is None else (end_s - time.monotonic()) / (len(turns) - number)
+            left_s = None if seconds is None else seconds / len(turns)
             found = _turn(turn, worker, costs, order, settings["steps"], left_s, job.batch(0))
             print(json.dumps(vars(found)), flush=True)
         turn.close()
