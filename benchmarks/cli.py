@@ -221,6 +221,7 @@ def _add_transfers(names: Verbs) -> None:
     transfers.add_argument(
         "--batch-size", type=count, metavar="N", help="of the measured models (what takes as long as receiving)"
     )
+    transfers.add_argument("--agents", action="store_true", help="with --mbit: forwards that pull in every call")
     transfers.add_argument(
         "--paced", action="store_true", help="many workers whose computing is slept, over real links; needs root"
     )

@@ -48,7 +48,11 @@ def transfers_bench(args: Namespace) -> None:
 
 
 def _measured(args: Namespace) -> None:
-    from benchmarks.transfers_real import run
+    if args.agents:
+        from benchmarks.transfers_agents import run
+    else:
+        from benchmarks.transfers_real import run
+    bench = "transfers-agents" if args.agents else "transfers-real"
 
     target = output_file(args.output)
     with Bar("every order on each model, over real links"):
@@ -59,11 +63,11 @@ def _measured(args: Namespace) -> None:
             steps=args.steps,
             batch_size=args.batch_size,
             seconds=args.seconds,
-            save=partial(write_so_far, target, "transfers-real", complete=False),
+            save=partial(write_so_far, target, bench, complete=False),
         )
-    write_so_far(target, "transfers-real", result)
+    write_so_far(target, bench, result)
     if args.format == "json":
-        print_json({"bench": "transfers-real", **result})
+        print_json({"bench": bench, **result})
         return
     rows = []
     for row in result["rows"]:
@@ -77,7 +81,18 @@ def _measured(args: Namespace) -> None:
                     f"{found['steps_in_order']} of {found['steps']}",
                 )
             )
-    columns = ("model", "Mbit/s", "order", "step ms", "of layer's", "predicted", "S", "E predicted", "E", "in order")
+    columns = (
+        "model",
+        "Mbit/s",
+        "order",
+        "call ms" if args.agents else "step ms",
+        "of layer's",
+        "predicted",
+        "S",
+        "E predicted",
+        "E",
+        "in order",
+    )
     print_tables(table("one worker, one server, a link between them", columns, rows))
 
 

@@ -21,10 +21,13 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import median, quantiles
 from typing import Any
 
+import torch
+
 from benchmarks.budget import Budget
 from benchmarks.namespaces import Namespace, linked, unavailable_reason
 from benchmarks.transfers_rank import ALL_FIRST
 from hocket.errors import InputError
+from hocket.job import Job
 from hocket.zoo import load
 
 __all__ = ["IMAGE_SIZES", "ORDERS", "fitting_batch", "run"]
@@ -87,22 +90,34 @@ def run(
     return result
 
 
-def fitting_batch(model: str, sizes: Mapping[str, Any], bytes_per_s: float) -> int:
-    """The batch for which forward and backward take as long as the parameters on the link, from two batches timed."""
+def fitting_batch(model: str, sizes: Mapping[str, Any], bytes_per_s: float, *, forward_only: bool = False) -> int:
+    """The batch for which computing takes as long as the parameters on the link, from two batches that are timed."""
     taken: dict[int, float] = {}
     for batch in (2, 8):
         job = load(model, batch_size=batch, **sizes)
-        job.step(job.batch(0))
-        start_s = time.perf_counter()
-        job.step(job.batch(0))
-        taken[batch] = time.perf_counter() - start_s
-        tensors = list(job.models[0].parameters())
-        size_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-        start_s = time.perf_counter()
-        job.optimizers[0].step()  # is the server's
-        taken[batch] -= time.perf_counter() - start_s
+        net, example = job.models[0], job.batch(0)
+        taken[batch] = min(
+            _forward_s(net, example[0]) if forward_only else _gradients_s(job, example) for _ in range(2)
+        )
+        size_bytes = sum(tensor.numel() * tensor.element_size() for tensor in net.parameters())
     each_s = max(1e-6, (taken[8] - taken[2]) / 6)
     return max(1, min(MAX_BATCH, round((size_bytes / bytes_per_s - (taken[2] - 2 * each_s)) / each_s)))
+
+
+def _forward_s(model: torch.nn.Module, inputs: Any) -> float:
+    start_s = time.perf_counter()
+    with torch.no_grad():
+        model(inputs)
+    return time.perf_counter() - start_s
+
+
+def _gradients_s(job: Job, batch: Any) -> float:
+    """A step without its update, which is the server's."""
+    start_s = time.perf_counter()
+    job.step(batch)
+    updating_s = time.perf_counter()
+    job.optimizers[0].step()
+    return updating_s - start_s - (time.perf_counter() - updating_s)
 
 
 def _job(model: str, sizes: Mapping[str, int], mbit: int, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
