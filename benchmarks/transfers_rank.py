@@ -17,6 +17,7 @@ import torch
 from torch._C._distributed_c10d import PrefixStore
 
 from hocket.cli.steps import wait_policy
+from hocket.distributed.channels import LostWorkers
 from hocket.distributed.membership import join
 from hocket.distributed.parts import worker_part
 from hocket.distributed.plans import link_rates, profiled, worker_lanes, worker_plan
@@ -78,7 +79,7 @@ def main(settings: dict[str, Any]) -> None:
         turn = replace(turn, wires=tuple(turn.membership.wires()))
         lay_wires(turn)
         if costs is None:
-            follow_orders(turn, "auto", Versions())
+            follow_orders(turn, "auto", Versions(), LostWorkers())
         else:
             left_s = None if seconds is None else seconds / len(turns)
             found = _turn(turn, worker, costs, order, settings["steps"], left_s, job.batch(0))

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed import TCPStore
 
 from cli.conftest import TINY
 
@@ -67,6 +68,61 @@ def test_an_agent_runs_on_what_a_job_publishes():
     assert found["versions"] == sorted(found["versions"])
     assert len(set(found["versions"])) > 1
     assert all(version % 2 == 0 for version in found["versions"])
+
+
+KILLED_IN_MIDDLE = """
+import os, signal
+import torch
+import hocket
+
+
+class Batches:
+    def __len__(self):
+        return 1000
+
+    def __getitem__(self, place):
+        if os.environ["RANK"] == "1" and place > 40:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return torch.full((4, 8), float(place)).div(100)
+
+
+def make():
+    torch.manual_seed(1)
+    model = torch.nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+
+    def step(batch):
+        optimizer.zero_grad()
+        loss = model(batch).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return hocket.Job(step, model, optimizer, Batches(), name="killed")
+"""
+
+
+@pytest.mark.slow
+def test_survivors_with_a_torchrun_each_go_on(tmp_path):
+    (tmp_path / "killed.py").write_text(KILLED_IN_MIDDLE)
+    store = TCPStore("127.0.0.1", 0, None, is_master=True)  # a port that is free
+    port = store.port
+    del store
+    words = ["-m", "hocket", "ps", f"{tmp_path / 'killed.py'}:make", "-w", "2", "-s", "1", "--survive", "--steps", "60"]
+    words += ["--timeout", "60", "--format", "json"]
+    agents = []
+    for node in range(3):
+        started = ["--nnodes", "3", "--node-rank", str(node), "--nproc-per-node", "1"]
+        started += ["--master-addr", "127.0.0.1", "--master-port", str(port)]
+        command = [sys.executable, "-m", "torch.distributed.run", *started, *words]
+        agents.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+    ends = [agent.communicate(timeout=120) for agent in agents]
+    assert agents[0].returncode == 0, ends[0][1]
+    assert agents[1].returncode != 0
+    assert agents[2].returncode == 0, ends[2][1]
+    assert json.loads(ends[0][0])["steps"] == 60
+    assert "worker 1 (rank 1)" in ends[2][1]
+    assert "going on without it" in ends[2][1]
 
 
 def _below(process: int) -> list[int]:

@@ -125,6 +125,46 @@ def test_a_link_that_goes_down_ends_the_job_within_the_timeout_and_names_who_is_
                 assert f"lost {names[victim]}" in text, text
 
 
+def survive(rank, say, victim_stops_at, steps):
+    """Train on; worker 1 waits somewhere in its third step to be killed. Worker 0 returns what it has."""
+    of = training("adam")
+    if rank == 2:
+        return serve(of, survive=True)
+    stops = Stops(say, victim_stops_at if rank == 1 else None)
+    with work(of) as fast:
+        for step, batch in enumerate(batches(rank, steps)):
+            if step == 2:
+                stops.at("before its request")
+                if victim_stops_at == "in mid-transfer" and rank == 1:
+                    stop_in_mid_transfer(stops)
+            fast(batch)
+        fast.gather()
+    return tensors_of(of)
+
+
+@pytest.mark.parametrize("place", ["before its request", "in mid-transfer"])
+def test_survivors_go_on_and_every_step_updates_once(place):
+    with Ranks(survive, 3, place, 6) as ranks:
+        ranks.heard(1, place)
+        ranks.signal(1)
+        kind, found = ranks.end(0)
+        assert kind == "returned", found
+        assert ranks.end(2) == ("returned", 6)
+    assert found["0.step"] == 6.0
+    one = training("adam")
+    together(one, 2, 2)
+    alone = [together_with_first(one, step) for step in range(2, 6)]
+    assert len(alone) == 4
+    if place == "before its request":  # else its gradients count where they have arrived
+        for name, value in tensors_of(one).items():
+            assert np.allclose(found[name], value, rtol=1e-12, atol=1e-12), name
+
+
+def together_with_first(of, step):
+    """One step on the batch of worker 0 alone."""
+    return of.step(batches(0, 6)[step]).item()
+
+
 def late(rank, say):
     of = training("adam")
     if rank == 1:

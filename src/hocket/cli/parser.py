@@ -225,6 +225,7 @@ def _add_servers(verbs: Verbs) -> None:
     ps.add_argument("--order", choices=ORDERS, default="auto", metavar="NAME", help=f"auto or {', '.join(ORDERS[1:])}")
     ps.add_argument("--steps", type=count, default=10, metavar="N", help="how many steps (10)")
     ps.add_argument("--timeout", type=float, default=1800.0, metavar="S", help="how long a rank is waited for (1800)")
+    ps.add_argument("--survive", action="store_true", help="go on without a worker that is lost, unless it is rank 0")
     ps.add_argument("--publish-every", type=count, metavar="N", help="let agents have a version after each N steps")
     add_output(ps, "a checkpoint of the plain model and optimizer")
     agent = add_verb(

@@ -105,13 +105,14 @@ def _words(args: Namespace) -> list[str]:
         words += [option, str(value)] if value is not None else []
     for key, value in args.settings:
         words += ["--set", f"{key}={value}"]
+    words += ["--survive"] if args.survive else []
     return [*words, *(["--traceback"] if args.traceback else [])]
 
 
 def _serve(args: Namespace, job: Job) -> None:
     from hocket import distribute
 
-    settings = {"num_servers": args.servers, "timeout_s": args.timeout}
+    settings = {"num_servers": args.servers, "timeout_s": args.timeout, "survive": args.survive}
     distribute.server(job.step, job.model, job.optimizer, job.batch(0), **settings)
 
 
