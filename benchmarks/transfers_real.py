@@ -34,7 +34,7 @@ __all__ = ["IMAGE_SIZES", "ORDERS", "fitting_batch", "run"]
 
 ORDERS = ("auto", "tac", "layer", "random", "reverse", ALL_FIRST)
 IMAGE_SIZES = {"alexnet": 67, "inception-v3": 75, "vgg16": 32}
-MAX_BATCH = 256
+MAX_BATCH = 1024
 PORT = "29571"
 TIMEOUT_S = 900
 # Of the time for a model at a rate, what its turns get; the rest is for starting, state and profile.
