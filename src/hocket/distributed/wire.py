@@ -8,9 +8,9 @@ overtakes nothing. So the receiver says when it is ready, the sender when it sen
     sender     w is ready ...... its turn ....'--> CHUNK w, 0 ------'  CHUNK w, 1 -'
 
 A parcel leaves when its value is ready, its memory at the other end is, and all before it in the order have left: a
-counter at the sender. No more than two chunks are on their way, or 8 ms of a fast link (`SendWindow`), so that what is
-not part of the order (`put`) goes out between two chunks of whatever is being sent. Records are four numbers; nothing
-else from the peer is interpreted, and memory is only ever of the size that this end knows.
+counter at the sender. No more than two chunks are on their way, so that what is not part of the order (`put`) goes out
+between two chunks of whatever is being sent. Records are four numbers; nothing else from the peer is interpreted, and
+memory is only ever of the size that this end knows.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from time import perf_counter, perf_counter_ns
+from time import perf_counter_ns
 from typing import Any
 
 import torch
 
 from hocket.distributed.parcels import Parcel, WireLayout, bytes_of, is_direct, packed_bytes, unpack
-from hocket.distributed.window import SendWindow
 from hocket.errors import PeerError
 from hocket.execution.channels import Done
 
 __all__ = ["Wire"]
 
+MAX_UNACKNOWLEDGED = 2
 # Receives for records that are posted ahead, and records that may be unsent before the oldest is waited for.
 RING = 8
 MAX_UNSENT = 512
@@ -79,7 +79,6 @@ class Wire:
         self._ordered_out: set[int] = set()
         self._ordered_in: set[int] = set()
         self._on_the_way: deque[tuple[int, _Moving, Any]] = deque()
-        self._window = SendWindow()
         self._count: dict[str, int] = {}
         self._unsent: deque[tuple[Any, torch.Tensor]] = deque()
         self._said_goodbye = self._closed = False
@@ -197,7 +196,7 @@ class Wire:
 
     def _next(self) -> int | None:
         """Under the lock: the parcel whose next chunk goes out now, what has no turn first."""
-        if len(self._on_the_way) >= self._window.num_chunks:
+        if len(self._on_the_way) >= MAX_UNACKNOWLEDGED:
             return None
         free = next((number for number in self._ready if number not in self._ordered_out), None)
         if free is not None or not self._order:
@@ -270,8 +269,6 @@ class Wire:
         else:
             with self._changed:
                 sent, moving, work = self._on_the_way.popleft()
-                begin, end = layout.parcels[sent].chunks[chunk]
-                self._window.acknowledged(end - begin, perf_counter(), more=bool(self._on_the_way))
                 self._changed.notify_all()
             if work is not None:
                 work.wait()
