@@ -23,6 +23,7 @@ from hocket.version import VERSION
 if TYPE_CHECKING:
     from hocket import distribute
     from hocket.autotune.decision import Decision, Verdict
+    from hocket.distributed.prefetching import prefetch
     from hocket.fusion import lr_scheduler, optim
     from hocket.loading.loader import load
     from hocket.search.halving import Asha, Halving, Hyperband
@@ -61,6 +62,7 @@ __all__ = [
     "plan",
     "planners",
     "potential",
+    "prefetch",
     "profile",
     "schedule",
     "simulate",
@@ -76,6 +78,7 @@ ELSEWHERE = {
     "Population": "search.population",
     "Training": "search.training",
     "load": "loading.loader",
+    "prefetch": "distributed.prefetching",
     "tune": "tuning",
 }
 

@@ -6,7 +6,7 @@ import argparse
 from importlib import import_module
 from pathlib import Path
 
-from hocket.cli import files, searches, servers, steps, weights
+from hocket.cli import agents, files, searches, servers, steps, weights
 from hocket.cli.arguments import Parser, Verbs, add_output, add_verb, count
 from hocket.errors import HocketError
 from hocket.ir import Machine
@@ -232,7 +232,25 @@ def _add_servers(verbs: Verbs) -> None:
     ps.add_argument("--order", choices=ORDERS, default="auto", metavar="NAME", help=f"auto or {', '.join(ORDERS[1:])}")
     ps.add_argument("--steps", type=count, default=10, metavar="N", help="how many steps (10)")
     ps.add_argument("--timeout", type=float, default=1800.0, metavar="S", help="how long a rank is waited for (1800)")
+    ps.add_argument("--survive", action="store_true", help="go on without a worker that is lost, unless it is rank 0")
+    ps.add_argument("--publish-every", type=count, metavar="N", help="let agents have a version after each N steps")
     add_output(ps, "a checkpoint of the plain model and optimizer")
+    agent = add_verb(
+        verbs,
+        "agent",
+        agents.agent_verb,
+        "run forwards on the parameters of a job as they change",
+        "hocket agent mlp 10.0.0.1:29500",
+        "MODEL is a TARGET of one model, which is called with the first value of each batch. "
+        + _TARGET.removeprefix("TARGET is "),
+    )
+    _target(agent, "MODEL")
+    agent.add_argument("address", metavar="ADDRESS", help="HOST:PORT of the job; rank 0 of `hocket ps` says it")
+    agent.add_argument("--order", choices=ORDERS, default="auto", metavar="NAME", help="as for ps")
+    agent.add_argument("--calls", type=count, default=10, metavar="N", help="how many forwards (10)")
+    agent.add_argument("--every-call", action="store_true", help="pull in every call, also an old version: to measure")
+    agent.add_argument("--not-ahead", action="store_true", help="pull nothing while a call runs")
+    agent.add_argument("--timeout", type=float, default=1800.0, metavar="S", help="how long a server is waited for")
 
 
 def _add_load(verbs: Verbs) -> None:
