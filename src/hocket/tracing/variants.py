@@ -37,8 +37,8 @@ _Step = TypeVar("_Step")
 
 CHANNELS_LAST, FUSED_NORM, FUSED_UPDATE = "channels-last", "fused-norm", "fused-update"
 
-# The optimizers with fused kernels for CPU, all of which state is as without them. Those of a bfloat16 parameter read
-# its momentum as float32 (torch 2.13), so only these dtypes have them.
+# The optimizers with fused kernels for CPU, the state of which is as without them. SGD's is wrong for bfloat16 in torch
+# 2.13 (with momentum, parameters of 1e28 after five steps), so only these dtypes have them.
 _FUSED = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad)
 _FUSED_DTYPES = (torch.float32, torch.float64)
 # The attribute in which they note that they have looked at dtypes and devices.
