@@ -6,7 +6,8 @@ from tests.planning.partition.cases import random_problem
 
 from hocket.errors import MissingDependencyError
 from hocket.planning.partition import PartitionProblem, Tensor
-from hocket.planning.partition.evaluation import bytes_moved, imbalance, part_cycle, work_of_parts
+from hocket.planning.partition.contiguous import contiguous_start
+from hocket.planning.partition.evaluation import bytes_moved, imbalance, loads_us, part_cycle, work_of_parts
 from hocket.planning.partition.refinement import refine
 from hocket.planning.partition.starts import (
     block_start,
@@ -93,3 +94,24 @@ def test_other_partitioners_are_further_starts(start, package):
     assert set(part.tolist()) == {0, 1, 2}
     assert np.all(part[::2] == part[1::2])
     assert bytes_moved(problem, part.tolist()) <= bytes_moved(problem, random_start(problem, 0).tolist())
+
+
+def test_intervals_have_the_least_largest_load_of_their_order():
+    from itertools import combinations_with_replacement
+
+    for seed in range(6):
+        problem = random_problem(seed, ops=8, parts=3, ratio=0.3, transfer_price=np.array([1.0, 1.0, 0.5]))
+        part = contiguous_start(problem)
+        assert part is not None
+        possible = [
+            loads_us(problem, [0] * one + [1] * (two - one) + [2] * (8 - two)).max()
+            for one, two in combinations_with_replacement(range(9), 2)
+        ]
+        assert loads_us(problem, part.tolist()).max() == pytest.approx(min(possible))
+
+
+def test_no_intervals_where_none_fit():
+    memory = {"memory_bytes": np.array([3.0, 1.0, 3.0, 1.0]), "memory_limit_bytes": np.array([4.0, 4.0])}
+    problem = PartitionProblem(tuple("abcd"), np.ones((4, 2)), waits=((0, 2), (2, 1), (1, 3)), **memory)
+    assert contiguous_start(problem) is None
+    assert contiguous_start(PartitionProblem((), np.ones((0, 2)))) is None

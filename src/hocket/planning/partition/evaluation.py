@@ -9,7 +9,16 @@ from numpy.typing import NDArray
 
 from hocket.planning.partition.problem import PartitionProblem
 
-__all__ = ["bytes_moved", "imbalance", "loads_us", "part_cycle", "pipeline_us", "simulated_us", "work_of_parts"]
+__all__ = [
+    "bytes_moved",
+    "imbalance",
+    "loads_us",
+    "part_cycle",
+    "pipeline_us",
+    "simulated_spans",
+    "simulated_us",
+    "work_of_parts",
+]
 
 
 def bytes_moved(problem: PartitionProblem, part: Sequence[int]) -> float:
@@ -78,24 +87,27 @@ def part_cycle(problem: PartitionProblem, part: Sequence[int]) -> tuple[int, ...
 
 
 def simulated_us(problem: PartitionProblem, part: Sequence[int], order: Sequence[int]) -> float:
-    """When the last op ends: each device runs its ops in `order`, and a tensor arrives its transfer time after its
-    maker has finished, whatever else is moved at the time.
+    """When the last op ends."""
+    return max((end for _, end in simulated_spans(problem, part, order)), default=0.0)
+
+
+def simulated_spans(problem: PartitionProblem, part: Sequence[int], order: Sequence[int]) -> list[tuple[float, float]]:
+    """For each op of `order` when it starts and ends: each device runs its ops in that order, and a tensor arrives its
+    transfer time after its maker has finished, whatever else is moved at the time.
     """
-    delay: dict[tuple[int, int], float] = dict.fromkeys(((int(s), int(d)) for s, d in problem.waits), 0.0)
-    for tensor in problem.tensors:
-        for reader in tensor.readers:
-            pair = (tensor.source, reader)
-            delay[pair] = max(delay.get(pair, 0.0), tensor.transfer_us)
     before: dict[int, list[tuple[int, float]]] = {}
-    for (src, dst), waits_us in delay.items():
-        before.setdefault(dst, []).append((src, waits_us))
+    for (src, dst), delay_us in problem.delays_us.items():
+        before.setdefault(dst, []).append((src, delay_us))
     idle_us = [0.0] * problem.num_parts
     finish_us: dict[int, float] = {}
+    spans = []
     for op in order:
         at = part[op]
-        arrived = [finish_us[src] + (0.0 if part[src] == at else waits_us) for src, waits_us in before.get(op, ())]
-        finish_us[op] = idle_us[at] = max([idle_us[at], *arrived]) + float(problem.duration_us[op, at])
-    return max(finish_us.values(), default=0.0)
+        arrived = [finish_us[src] + (0.0 if part[src] == at else delay_us) for src, delay_us in before.get(op, ())]
+        start_us = max([idle_us[at], *arrived])
+        finish_us[op] = idle_us[at] = start_us + float(problem.duration_us[op, at])
+        spans.append((start_us, finish_us[op]))
+    return spans
 
 
 def _circle(onward: dict[int, set[int]]) -> tuple[int, ...] | None:

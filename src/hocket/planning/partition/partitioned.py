@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.errors import InputError
+from hocket.ir import Span, Timeline
 from hocket.planning.partition import compiled, evaluation
 from hocket.planning.partition.problem import PartitionProblem
 from hocket.planning.partition.schedule import schedule
@@ -61,6 +62,20 @@ class Partition:
     def simulated_us(self) -> float:
         """When the step ends, with a tensor's transfer time between devices."""
         return evaluation.simulated_us(self.problem, self.part, self.order)
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """The simulated step, with a lane for each device; transfers are the time between its ops."""
+        problem = self.problem
+        spans = evaluation.simulated_spans(problem, self.part, self.order)
+        return Timeline(
+            tuple(
+                Span(problem.names[op], problem.devices[self.part[op]], start_us, end_us)
+                for op, (start_us, end_us) in zip(self.order, spans, strict=True)
+            ),
+            tuple(device for number, device in enumerate(problem.devices) if number in self.part),
+            source="simulated",
+        )
 
     @property
     def names_in_order(self) -> tuple[str, ...]:

@@ -131,6 +131,16 @@ class PartitionProblem:
         return (1.0 / takes_us) / (1.0 / takes_us).sum()
 
     @cached_property
+    def delays_us(self) -> dict[tuple[int, int], float]:
+        """For each pair of ops of which the second waits for the first, what it waits longer on another device."""
+        found = {(int(src), int(dst)): 0.0 for src, dst in self.waits}
+        for tensor in self.tensors:
+            for reader in tensor.readers:
+                if (tensor.source, reader) in found:
+                    found[tensor.source, reader] = max(found[tensor.source, reader], tensor.transfer_us)
+        return found
+
+    @cached_property
     def two_passes(self) -> bool:
         """Whether some group holds ops of both passes; then only waits within a pass can make a cycle."""
         both = np.zeros((self.num_groups, 2), np.bool_)

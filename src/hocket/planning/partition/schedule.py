@@ -16,8 +16,8 @@ from hocket.planning.partition.problem import PartitionProblem
 
 __all__ = ["PROOF_OPS", "schedule"]
 
-PROOF_OPS = 16
-PROOF_NODES = 3_000_000
+PROOF_OPS = 12
+PROOF_NODES = 30_000_000
 
 
 def schedule(
@@ -44,11 +44,7 @@ def schedule(
     """
     if not len(problem):
         return np.zeros(0, np.int32), (), True
-    delays: dict[tuple[int, int], float] = dict.fromkeys(((int(s), int(d)) for s, d in problem.waits), 0.0)
-    for tensor in problem.tensors:
-        for reader in tensor.readers:
-            pair = (tensor.source, reader)
-            delays[pair] = max(delays.get(pair, 0.0), tensor.transfer_us)
+    delays = problem.delays_us
     src = np.fromiter((pair[0] for pair in delays), np.int32)
     dst = np.fromiter((pair[1] for pair in delays), np.int32)
     delay = np.fromiter(delays.values(), np.float64)

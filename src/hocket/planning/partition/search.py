@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 from hocket.errors import InputError, MissingDependencyError
 from hocket.planning.partition import compiled, starts
+from hocket.planning.partition.contiguous import contiguous_start
 from hocket.planning.partition.evaluation import bytes_moved, imbalance, loads_us, part_cycle, pipeline_us
 from hocket.planning.partition.problem import PartitionProblem
 from hocket.planning.partition.refinement import refine
@@ -58,10 +60,13 @@ def search(
     Raises:
         InputError: no partition that keeps the limits exists, or none was found (the message says which).
     """
+    begin_s = perf_counter()
     given = _starts(problem, wanted, seed, peers)
     if not compiled.available():
         return _without_compiler(problem, wanted, given)
     hypergraph = Hypergraph(problem, wanted)
+    # Cycles have what is left, and a little in any case.
+    budget_s = max(0.2 * budget_s, budget_s - (perf_counter() - begin_s))
     part, violation, _ = hypergraph.search(given, seed, rounds, budget_s)
     if violation > TOLERANCE:
         exists, example = hypergraph.feasible(EXHAUSTIVE_NODES)
@@ -76,6 +81,9 @@ def _starts(problem: PartitionProblem, wanted: Wanted, seed: int, peers: bool) -
     small = len(problem) <= LARGE
     again = range(4 if small else 0)
     found = [starts.block_start(problem), *(starts.block_start(problem, seed + number) for number in again)]
+    if wanted.objective != "cut":
+        intervals = (contiguous_start(problem, None if number == 0 else seed + number) for number in again)
+        found += [part for part in intervals if part is not None]
     if wanted.acyclic:
         return found
     found.append(starts.random_start(problem, seed))

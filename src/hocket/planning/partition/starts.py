@@ -12,6 +12,7 @@ from hocket.errors import MissingDependencyError
 from hocket.planning.partition.problem import PartitionProblem
 
 __all__ = [
+    "block_order",
     "block_start",
     "circles",
     "group_waits",
@@ -64,16 +65,23 @@ def block_start(problem: PartitionProblem, seed: int | None = None) -> NDArray[n
         >>> block_start(problem).tolist()
         [0, 0, 1, 1]
     """
-    waits = group_waits(problem)
-    component = circles(problem.num_groups, waits)
-    between = {(component[src], component[dst]) for src, dst in waits if component[src] != component[dst]}
-    order = topological_order(max(component, default=-1) + 1, between, seed)
+    if not len(problem):
+        return np.zeros(0, np.int32)
+    component, order = block_order(problem, seed)
     work = np.bincount(component, problem.by_group(problem.work_us), len(order))[order]
     work += 1e-9 * max(work.sum(), 1e-300) / max(len(order), 1)
     borders = np.cumsum(problem.shares)[:-1] * work.sum()
     of_component = np.empty(len(order), np.int32)
     of_component[order] = np.searchsorted(borders, np.cumsum(work) - work / 2, side="right")
     return of_component[component][problem.group]
+
+
+def block_order(problem: PartitionProblem, seed: int | None = None) -> tuple[list[int], list[int]]:
+    """For each group its component of groups that wait for each other, and a topological order of the components."""
+    waits = group_waits(problem)
+    component = circles(problem.num_groups, waits)
+    between = {(component[src], component[dst]) for src, dst in waits if component[src] != component[dst]}
+    return component, topological_order(max(component, default=-1) + 1, between, seed)
 
 
 def group_waits(problem: PartitionProblem) -> list[tuple[int, int]]:
