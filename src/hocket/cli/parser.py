@@ -6,11 +6,12 @@ import argparse
 from importlib import import_module
 from pathlib import Path
 
-from hocket.cli import files, searches, servers, steps, weights
+from hocket.cli import files, partitions, searches, servers, steps, weights
 from hocket.cli.arguments import Parser, Verbs, add_output, add_verb, count
 from hocket.errors import HocketError
 from hocket.ir import Machine
 from hocket.planning import planners
+from hocket.planning.partition import OBJECTIVES
 from hocket.planning.transfers import ORDERS
 
 __all__ = ["make_parser"]
@@ -203,9 +204,38 @@ def _add_rest(verbs: Verbs) -> None:
     tune.add_argument("target", metavar="TARGET", help="file.py:function")
     tune.add_argument("--top", type=count, default=5, metavar="N", help="how many trials are listed, best first (5)")
 
+    _add_partition(verbs)
     _add_servers(verbs)
     _add_load(verbs)
     add_verb(verbs, "zoo", steps.zoo_verb, "list the training steps that come with Hocket", "hocket zoo --format json")
+
+
+def _add_partition(verbs: Verbs) -> None:
+    partition = add_verb(
+        verbs,
+        "partition",
+        partitions.partition_verb,
+        "spread the ops of a step over several devices",
+        "hocket partition mlp --devices 2 --objective cut -o plan.txt",
+        f"{_TARGET}\nA GRAPH file will do, too. See docs/partition.md.",
+    )
+    _target(partition)
+    devices = partition.add_mutually_exclusive_group()
+    devices.add_argument("--devices", type=count, default=2, metavar="K", help="so many like this machine (2)")
+    devices.add_argument("--machine", type=_input, metavar="FILE", help="its devices and links")
+    partition.add_argument("--costs", type=_input, metavar="FILE", help="of a GRAPH (estimated)")
+    partition.add_argument(
+        "--objective", choices=OBJECTIVES, default="cut", metavar="NAME", help=f"{', '.join(OBJECTIVES)} (cut)"
+    )
+    partition.add_argument(
+        "--epsilon", type=float, metavar="E", help="how far a part may be from its target (0.03 for cut, else any)"
+    )
+    partition.add_argument("--acyclic", action="store_true", help="no devices that wait for each other in a circle")
+    partition.add_argument("--twins", action="store_true", help="keep forward and backward of a layer together")
+    partition.add_argument("--microbatches", type=count, default=1, metavar="M", help="of the objective pipeline (1)")
+    partition.add_argument("--budget-s", type=float, default=5.0, metavar="S", help="seconds to search for (5)")
+    partition.add_argument("--report", type=Path, metavar="DIR", help="write the page with a picture of the parts")
+    add_output(partition, "the plan")
 
 
 def _add_servers(verbs: Verbs) -> None:
