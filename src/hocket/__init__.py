@@ -23,6 +23,7 @@ from hocket.version import VERSION
 if TYPE_CHECKING:
     from hocket import distribute
     from hocket.autotune.decision import Decision, Verdict
+    from hocket.distributed.split import split_policy
     from hocket.fusion import lr_scheduler, optim
     from hocket.loading.loader import load
     from hocket.search.halving import Asha, Halving, Hyperband
@@ -64,6 +65,7 @@ __all__ = [
     "profile",
     "schedule",
     "simulate",
+    "split_policy",
     "tune",
 ]
 
@@ -76,6 +78,7 @@ ELSEWHERE = {
     "Population": "search.population",
     "Training": "search.training",
     "load": "loading.loader",
+    "split_policy": "distributed.split",
     "tune": "tuning",
 }
 
