@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import fx
 
 from hocket.distributed.traced import (
@@ -54,7 +55,7 @@ def split_policy(
         microbatches: how many there will be in a step; `k` when not given.
         schedule: ``gpipe`` or ``1f1b``; it decides how many micro-batches a stage holds at once.
         costs: microseconds of forward and backward for the nodes of the traced graph, by name; when not given, forwards
-            are measured here, and a backward is taken to be twice as long.
+            are measured (in a job on rank 0, for all), and a backward is taken to be twice as long.
         links: between neighbouring stages; PCIe by the order of magnitude when not given.
         memory_bytes: of a stage's device; any amount when not given.
 
@@ -62,15 +63,15 @@ def split_policy(
         A function that changes a traced graph in place and returns it.
 
     Raises:
-        InputError: a number below 1, fewer micro-batches than stages, or an unknown schedule; by the policy: a cost that
-            is missing, or no cuts that are allowed or fit.
+        InputError: a number below 1, fewer micro-batches than stages, or an unknown schedule; by the policy: a missing
+            cost, or no cuts that are allowed or fit.
 
     Example:
-        >>> policy = split_policy(2, microbatches=4)
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 4))
-        >>> from torch.distributed.pipelining import pipeline
-        >>> pipeline(model, (torch.randn(2, 4),), split_policy=policy).num_stages
-        2
+        >>> traced = torch.export.export(model, (torch.randn(2, 4),)).module()
+        >>> cut = split_policy(2, microbatches=4)(traced)
+        >>> sum("pipe_split" in node.name for node in cut.graph.nodes)
+        1
     """
     microbatches = k if microbatches is None else microbatches
     if k < 1 or microbatches < 1:
@@ -87,7 +88,7 @@ def split_policy(
     def policy(traced: fx.GraphModule) -> fx.GraphModule:
         inline_grad_modes(traced)
         join_aliases(traced)
-        chain = chain_arrays(traced, measured_us(traced) if costs is None else costs)
+        chain = chain_arrays(traced, _agreed(traced) if costs is None else costs)
         latency_us = LINK_LATENCY_US if links is None else links.latency_us
         bytes_per_s = LINK_BYTES_PER_S if links is None else links.bytes_per_s
         # There and back: an activation one way, its gradient the other.
@@ -105,6 +106,15 @@ def split_policy(
         return traced
 
     return policy
+
+
+def _agreed(traced: fx.GraphModule) -> Mapping[str, float]:
+    """Measured costs; in a job of several ranks those of rank 0, so that all cut at the same places."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return measured_us(traced)
+    told = [measured_us(traced) if dist.get_rank() == 0 else {}]
+    dist.broadcast_object_list(told, src=0)
+    return told[0]
 
 
 def _cut(traced: fx.GraphModule, chain: ChainArrays, begins: tuple[int, ...]) -> None:
@@ -126,8 +136,8 @@ def _cut(traced: fx.GraphModule, chain: ChainArrays, begins: tuple[int, ...]) ->
             continue
         handed = value
         for stage in range(home, furthest):
-            # Torch has no edge between a parameter or an input and another stage: those need an op even at home. So does
-            # what is not contiguous: a wire carries it as it lies in memory.
+            # Torch has no edge between a parameter or an input and another stage: those need an op even at home.
+            # So does what is not contiguous: a wire carries it as it lies in memory.
             if stage > home or value.op != "call_function" or not _contiguous(value):
                 handed = _relay(graph, handed, value, ends[stage])
                 ends[stage] = handed

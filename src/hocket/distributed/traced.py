@@ -114,15 +114,14 @@ def measured_us(traced: fx.GraphModule) -> dict[str, float]:
 
     Inputs are drawn (whole numbers are 0), buffers are put back, and so is the random generator.
     """
-    inputs = []
-    for node in traced.graph.nodes:
-        if node.op == "placeholder":
-            like = tensor_of(node)
-            make = torch.randn if like.is_floating_point() else torch.zeros
-            inputs.append(make(tuple(like.shape), dtype=like.dtype))
+    like = [tensor_of(node) for node in traced.graph.nodes if node.op == "placeholder"]
     before = [(buffer, buffer.clone()) for buffer in traced.buffers()]
     timer = _Timer(traced)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        inputs = [
+            (torch.randn if value.is_floating_point() else torch.zeros)(tuple(value.shape), dtype=value.dtype)
+            for value in like
+        ]
         for _ in range(RUNS):
             timer.run(*inputs)
         for buffer, value in before:

@@ -49,7 +49,9 @@ def cut_chain(
     crossing[:1] = 0.0
     places = np.flatnonzero(np.isfinite(crossing))
     if stages < 1 or stages > len(places) - 1 or count == 0:
-        raise InputError(f"split: {stages} stages, and there are {max(len(places) - 2, 0)} places to cut {count} ops at")
+        raise InputError(
+            f"split: {stages} stages, and there are {max(len(places) - 2, 0)} places to cut {count} ops at"
+        )
     before = np.concatenate([[0.0], np.cumsum(takes_us)])[places]
     load = before[None, :] - before[:, None] + crossing[places][:, None] + crossing[places][None, :]
     load[np.tri(len(places), dtype=np.bool_)] = np.inf
