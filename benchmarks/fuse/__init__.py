@@ -39,7 +39,7 @@ from benchmarks.budget import Budget
 from benchmarks.fuse import beside, counters
 from benchmarks.fuse.jax_peer import jax_missing
 from benchmarks.fuse.targets import BACKENDS, TARGETS, Target, named, step_of
-from benchmarks.fuse.timing import check_device, row_of, timed
+from benchmarks.fuse.timing import check_device, row_of, timed, took_s
 from benchmarks.fuse.training import OPTIMIZERS, PRECISIONS, Training
 from hocket.errors import InputError
 
@@ -96,9 +96,10 @@ def run(
 
     Returns:
         ``targets``: name -> B (as text) -> contender -> ``models_per_s``, ``step_ms``, ``quartiles_ms``, ``steps``,
-        ``to_serial``, ``to_own_one`` (models per second over those of the same contender at B = 1), ``chosen`` (by
-        auto, in the order of its choices, and why a plan was kept or not), ``memory_bytes``, ``memory_to_singles`` (to
-        B times what one model alone needs), ``counters``.
+        ``to_serial``, ``to_own_one`` (models per second over those of the same contender at B = 1), ``first_steps``
+        (its first step in steps of serial: models are traced and plans timed), ``chosen`` (by auto, in the
+        order of its choices, and why a plan was kept or not), ``memory_bytes``, ``memory_to_singles`` (to B times what
+        one model alone needs), ``counters``.
         ``crossover``: name -> contender -> ``pays_from``, the first B at which it is no slower than serial, and
         ``stops_at``, the next one at which it is; None where there is none.
         ``targets_float16``, ``crossover_float16``: the same in further precisions, by name.
@@ -212,9 +213,12 @@ def _measure(
     suits = {"channels-last": target.has_images(), "jax": target.entry == "mlp" and not training.amp}
     here = [name for name in IN_TURNS if name in names and suits.get(name, True)]
     in_turn = {name: step_of(name, target, size, device, training) for name in here}
+    first_s = {name: took_s(step, device) for name, step in in_turn.items()}
     found: dict[str, dict[str, Any]] = {
         name: row_of(times_ms) for name, times_ms in timed(in_turn, device, steps).items()
     }
+    for name, row in found.items():
+        row["first_steps"] = first_s[name] * 1e3 / found["serial"]["step_ms"]
     for name, step in in_turn.items():
         if step.chosen():
             found[name]["chosen"] = step.chosen()
@@ -225,9 +229,9 @@ def _measure(
     if size <= MAX_PROCESSES[device]:
         for name in names:
             if name in ("processes", "mps", "mig") and name not in left_out:
-                took_s = _beside(name, target, size, device, steps, training, left_out, left_s)
-                if took_s is not None:
-                    found[name] = {"step_ms": took_s * 1e3}
+                step_s = _beside(name, target, size, device, steps, training, left_out, left_s)
+                if step_s is not None:
+                    found[name] = {"step_ms": step_s * 1e3}
     serial_ms = found["serial"]["step_ms"]
     for row in found.values():
         row["models_per_s"] = size / row["step_ms"] * 1e3

@@ -30,7 +30,7 @@ from hocket.search.page import device_time_s
 from hocket.search.record import Record
 from hocket.search.tune import SearchConfig, search
 
-__all__ = ["ALGORITHMS", "CONTENDERS", "SEARCHES", "run"]
+__all__ = ["ALGORITHMS", "CONTENDERS", "SEARCHES", "apart", "run"]
 
 CONTENDERS = ("serial", "processes", "fused", "auto", "scheduled")
 ALGORITHMS = ("random", "hyperband")
@@ -141,11 +141,18 @@ def _described(study: Any, record: Record) -> dict[str, Any]:
     }
 
 
+def apart(serial: dict[str, Any], own: dict[str, Any]) -> list[float]:
+    """How far each trial's value is from the serial one, of values above 1 relative to it.
+
+    Trials whose rate makes training chaotic carry rounding far, by any two executors; see the tests for float64.
+    """
+    pairs = zip(serial["values"], own["values"], strict=True)
+    return [abs(a - b) / max(1.0, abs(a)) for a, b in pairs if a is not None and b is not None]
+
+
 def _compare(rows: dict[str, Any], contender: str) -> None:
     """How many times faster than serial, and how far the values are from its."""
     serial, own = rows["serial"], rows[contender]
     own["to_serial"] = serial["seconds"] / own["seconds"]
-    pairs = zip(serial["values"], own["values"], strict=True)
-    apart = [abs(a - b) / max(1.0, abs(a)) for a, b in pairs if a is not None and b is not None]
-    own["farthest"] = max(apart, default=0.0)
+    own["farthest"] = max(apart(serial, own), default=0.0)
     own["ends_differ"] = sum(a != b for a, b in zip(serial["states"], own["states"], strict=True))

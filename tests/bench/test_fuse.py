@@ -51,6 +51,7 @@ def test_every_kind_of_target_has_its_fields_and_its_baseline(name):
             assert set(rows) == {"serial", *contenders}, "serial is measured in the same run, asked for or not"
             for row in rows.values():
                 assert row["to_serial"] == rows["serial"]["step_ms"] / row["step_ms"]
+                assert row["first_steps"] > 0
                 assert row["models_per_s"] == pytest.approx(size / row["step_ms"] * 1e3)
                 one = found[key][name]["1"]
                 assert all(

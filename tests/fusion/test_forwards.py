@@ -6,6 +6,7 @@ import pytest
 import torch
 from tests.fusion.oracle import check, made
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import hocket
 
@@ -91,7 +92,25 @@ def distilled(m, x):
     return m.a(x) * teacher(m, x)
 
 
-FORWARDS = [alias, of_the_input, into_a_part, counting, averaging, averaging_without_gradient, copying, lerping]
+def checkpointed(m, x, use_reentrant=False):
+    x = m.a(x)
+    return x + checkpoint(lambda hidden: torch.tanh(m.b(hidden)), x, use_reentrant=use_reentrant)
+
+
+def checkpointed_from_within(m, x):
+    return checkpointed(m, x, use_reentrant=True)
+
+
+def checkpointed_on_a_branch(m, x):
+    return checkpointed(m, x, use_reentrant=True) if x.sum() < 1e9 else x  # no tracer follows values
+
+
+def checkpointed_by_shape(m, x):
+    return checkpointed(m, x, use_reentrant=True) if x.shape[0] < 9 else x  # torch.export can follow that
+
+
+FORWARDS = [checkpointed, checkpointed_from_within, checkpointed_on_a_branch, checkpointed_by_shape]
+FORWARDS += [alias, of_the_input, into_a_part, counting, averaging, averaging_without_gradient, copying, lerping]
 FORWARDS += [without_gradient, distilled]
 
 

@@ -147,4 +147,4 @@ def test_random_models_are_right_or_refused(part, monkeypatch):
 @pytest.mark.parametrize("start", range(QUICK, MANY, BLOCK))
 def test_many_random_models_are_right_or_refused(start, monkeypatch):
     counts = fuzz(range(start, min(start + BLOCK, MANY)), monkeypatch)
-    assert counts["right"] > BLOCK // 3, counts
+    assert counts["right"] > sum(counts.values()) // 3, counts

@@ -27,13 +27,13 @@ from hocket.fusion.stacked import Stacked, unwrap
 
 __all__ = ["FAILURES", "Choice", "Copies", "choose", "make_pass", "restored"]
 
-BUDGET_PASSES = 16
-MIN_S = 0.06  # which short passes get in any case
+BUDGET_PASSES = 10
+MIN_S = 0.02  # which short passes get in any case
 MAX_ROUNDS = 8
 BLOCK = 4  # counted passes of each plan in a round, fewer if they take longer than this:
 BLOCK_S = 0.01
 ELIMINATION_RATIOS = (2.0, 1.5, 1.3)  # times the fastest pass so far, in one round after another
-HANDICAP = 1.05  # of channels last, which has to win clearly
+HANDICAP = 1.15  # of channels last: what a pass of one CNN gained by it, copies and the update of its gradients cost
 LARGE_S = 0.2  # a pass of one model on a CPU, from which models are not fused: nothing around its ops is left to save
 FAILURES = (HocketError, RuntimeError, ValueError, TypeError, NotImplementedError)  # out of memory is a RuntimeError
 

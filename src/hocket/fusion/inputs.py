@@ -106,9 +106,13 @@ class ModelAxis:
         Raises:
             InputError: both readings are possible.
         """
-        leaves, spec = pytree.tree_flatten(targets)
         code = getattr(fn, "__code__", None)  # not itself part of the key, which is saved with the array
-        named = type(fn).__qualname__ if code is None else f"{code.co_filename}:{code.co_firstlineno}"
+        named = type(fn).__qualname__ if code is None else (code.co_filename, code.co_firstlineno)
+        if all(type(leaf) is Tensor and (not leaf.ndim or leaf.shape[0] != num_models) for leaf in targets):
+            for place, leaf in enumerate(targets):
+                self._settle((named, len(targets), place), leaf, False)
+            return targets
+        leaves, spec = pytree.tree_flatten(targets)
         kind = (named, len(leaves))
         for place, leaf in enumerate(leaves):
             if not isinstance(leaf, Tensor):

@@ -24,6 +24,7 @@ from torch import Tensor, fx, nn
 from torch.fx._symbolic_trace import PH
 from torch.utils import _pytree as pytree
 
+from hocket.fusion.checkpointing import without_checkpoints
 from hocket.fusion.python_state import attributes, changes, generators
 from hocket.fusion.rules import find_module
 from hocket.fusion.rules.base import IN_PLACE
@@ -145,7 +146,8 @@ def _functions_as_ops() -> Iterator[None]:
 
     torch.autograd.Function.apply = classmethod(apply)  # type: ignore[method-assign, assignment]
     try:
-        yield
+        with without_checkpoints():
+            yield
     finally:
         torch.autograd.Function.apply = usual  # type: ignore[method-assign]
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from hocket.fusion import fallback
+from hocket.fusion.checkpointing import without_checkpoints
 from hocket.fusion.rules.random import drawing_from
 from hocket.fusion.store import Store, named_tensors
 
@@ -67,6 +68,7 @@ def call_with(template: nn.Module, tensors: dict[str, Any], args: Any, kwargs: A
 
     handle = template.register_forward_hook(write_back)
     try:
-        return torch.func.functional_call(template, tensors, args, kwargs)
+        with without_checkpoints():
+            return torch.func.functional_call(template, tensors, args, kwargs)
     finally:
         handle.remove()
