@@ -178,6 +178,8 @@ class Hypergraph:
                 costs.append(cost)
         arcs = self._arcs(wanted)
         low, high = limits(problem, wanted)
+        # Partitions of those who count in whole numbers are on the limit but for their rounding.
+        rounding = TOLERANCE / 2 * problem.work_us.sum()
         arrays = (
             np.cumsum([0, *map(len, nets)], dtype=np.int32),
             np.fromiter((pin for net in nets for pin in net), np.int32),
@@ -186,7 +188,7 @@ class Hypergraph:
             problem.by_group(problem.memory_bytes),
             problem.by_group(problem.duration_us),
             *arcs,
-            *(low, high, problem.memory_limit_bytes * (1 + 1e-12), problem.transfer_price),
+            *(low - rounding, high + rounding, problem.memory_limit_bytes * (1 + 1e-12), problem.transfer_price),
         )
         self._arrays = [np.ascontiguousarray(array) for array in arrays]  # they must outlive the pointers
         self._given = compiled.HypergraphArrays(

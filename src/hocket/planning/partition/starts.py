@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable
+from functools import cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -178,8 +180,7 @@ def mtkahypar_start(problem: PartitionProblem, epsilon: float, seed: int = 0) ->
         import mtkahypar
     except ImportError:
         raise MissingDependencyError("mtkahypar", "partition", "Mt-KaHyPar's partition") from None
-    # All threads of this process but one have other things to do; and one thread repeats its results.
-    runtime = mtkahypar.initialize(1)
+    runtime = _mtkahypar_runtime()
     context = runtime.context_from_preset(mtkahypar.PresetType.DEFAULT)
     mtkahypar.set_seed(seed)
     context.set_partitioning_parameters(problem.num_parts, epsilon, mtkahypar.Objective.KM1)
@@ -199,6 +200,14 @@ def mtkahypar_start(problem: PartitionProblem, epsilon: float, seed: int = 0) ->
         [max(1, round(size / largest * 1_000_000)) for _, _, size in nets],
     )
     return np.asarray(hypergraph.partition(context).get_partition(), np.int32)[problem.group]
+
+
+@cache
+def _mtkahypar_runtime() -> Any:
+    """Mt-KaHyPar warns where it is initialised again. One thread repeats its results."""
+    import mtkahypar
+
+    return mtkahypar.initialize(1)
 
 
 def _nets(problem: PartitionProblem) -> list[tuple[int, list[int], float]]:
