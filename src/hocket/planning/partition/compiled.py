@@ -23,6 +23,8 @@ from hocket.errors import InputError
 __all__ = ["HypergraphArrays", "available", "library", "why_not"]
 
 _FOLDER = Path(__file__).parent / "core"
+# As the process found the user's cache folder when it began.
+_BUILDS = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hocket" / "partition"
 _FLAGS = ["-O2", "-std=c++20", "-shared", "-fPIC", "-Wall"]
 
 _ARRAYS = ("xpins", "pins", "cost", "weight", "memory", "time", "arc_src", "arc_dst", "arc_phase")
@@ -69,7 +71,7 @@ def library() -> ctypes.CDLL:
     content = b"".join(path.read_bytes() for path in sorted(_FOLDER.iterdir()) if path.suffix in (".cpp", ".h"))
     words = " ".join([*_FLAGS, platform.machine(), sys.platform]).encode()
     name = f"partition-{hashlib.sha256(words + content).hexdigest()[:16]}.so"
-    built = _cache_folder() / name
+    built = _BUILDS / name
     if not built.exists():
         compiler = _compiler()
         if compiler is None:
@@ -101,7 +103,3 @@ def library() -> ctypes.CDLL:
 
 def _compiler() -> str | None:
     return shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
-
-
-def _cache_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hocket" / "partition"
