@@ -6,7 +6,14 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import commands, loading_commands, partition_commands, schedule_commands, search_commands
+from benchmarks import (
+    commands,
+    loading_commands,
+    partition_commands,
+    schedule_commands,
+    search_commands,
+    transfer_commands,
+)
 from hocket.cli.arguments import Parser, Verbs, add_output, add_verb, count, run_command
 
 __all__ = ["main", "make_parser"]
@@ -202,7 +209,7 @@ def _add_transfers(names: Verbs) -> None:
     transfers = add_verb(
         names,
         "transfers",
-        commands.transfers_bench,
+        transfer_commands.transfers_bench,
         "orders of received parameters: simulated, to 1,024 workers; or measured",
         "python -m benchmarks transfers --workers 1024 resnet152",
     )
@@ -217,9 +224,19 @@ def _add_transfers(names: Verbs) -> None:
         metavar="N",
         help="measured instead: a worker and a server, over a link of so many Mbit/s; may be given again; needs root",
     )
-    transfers.add_argument("--rounds", type=count, default=3, metavar="N", help="jobs of each order, measured (3)")
-    transfers.add_argument("--steps", type=count, default=10, metavar="N", help="steps of a job (10)")
-    transfers.add_argument("--batch-size", type=count, metavar="N", help="of the measured models (their own)")
+    transfers.add_argument("--rounds", type=count, default=2, metavar="N", help="turns of each order, measured (2)")
+    transfers.add_argument("--steps", type=count, default=10, metavar="N", help="steps of a turn, at the most (10)")
+    transfers.add_argument(
+        "--batch-size", type=count, metavar="N", help="of the measured models (what takes as long as receiving)"
+    )
+    transfers.add_argument("--agents", action="store_true", help="with --mbit: forwards that pull in every call")
+    transfers.add_argument(
+        "--paced", action="store_true", help="many workers whose computing is slept, over real links; needs root"
+    )
+    transfers.add_argument(
+        "--urgent", action="store_true", help="a small value behind a large one, over a link; needs root"
+    )
+    transfers.add_argument("--seconds", type=float, metavar="S", help="about how long to measure (paced: 240)")
     add_output(transfers, "the result, after each model, as JSON")
     transfers.add_argument("target", nargs="*", metavar="MODEL", help="zoo models (those of TicTac that the zoo has)")
 

@@ -26,7 +26,6 @@ __all__ = [
     "manycore_bench",
     "overhead_bench",
     "simulate_bench",
-    "transfers_bench",
     "write_so_far",
 ]
 
@@ -219,74 +218,6 @@ def _fused_table(title: str, targets: dict[str, Any]) -> Table:
 def _ratio(row: dict[str, Any]) -> str:
     own = f" ({row['to_own_one']:.2f})" if "to_own_one" in row else ""
     return f"{row['to_serial']:.2f}{own}"
-
-
-def transfers_bench(args: Namespace) -> None:
-    """Orders of received parameters, simulated; or measured, where rates of a link are given."""
-    if args.mbit:
-        _measured_transfers(args)
-        return
-    from benchmarks.transfers import NAMES, ORDERS, run
-
-    if not args.ratio > 0:
-        raise UsageError(f"--ratio: expected a number above 0, got {args.ratio:g}")
-    target = output_file(args.output)
-    with Bar("every order on each model"):
-        result = run(
-            tuple(args.target) or NAMES,
-            ratio=args.ratio,
-            workers=args.workers,
-            seed=args.seed,
-            save=partial(write_so_far, target, "transfers", complete=False),
-        )
-    write_so_far(target, "transfers", result)
-    if args.format == "json":
-        print_json({"bench": "transfers", **result})
-        return
-    rows = []
-    for row in result["models"]:
-        best_us = row["orders"]["auto"]["step_us"]
-        rates = [f"{row['orders'][order]['step_us'] / best_us:.3f}" for order in ORDERS]
-        stragglers = [f"{row['cluster'][order]['straggler_share']:.0%}" for order in ("tac", "random")]
-        rows.append(
-            (row["model"], row["recvs"], f"{row['tac_ms']:.0f}", f"{row['potential']:.2f}", *rates, *stragglers)
-        )
-    columns = ("model", "recvs", "TAC ms", "potential", *ORDERS, "stragglers", "random")
-    print_tables(table(f"step time over auto's, simulated; {args.workers} workers", columns, rows))
-
-
-def _measured_transfers(args: Namespace) -> None:
-    from benchmarks.transfers_real import ORDERS, run
-
-    target = output_file(args.output)
-    with Bar("every order on each model, over real links"):
-        result = run(
-            tuple(args.target) or ("alexnet", "vgg16", "inception-v3"),
-            mbits=args.mbit,
-            rounds=args.rounds,
-            steps=args.steps,
-            settings=() if args.batch_size is None else ("--batch-size", str(args.batch_size)),
-            save=partial(write_so_far, target, "transfers-real", complete=False),
-        )
-    write_so_far(target, "transfers-real", result)
-    if args.format == "json":
-        print_json({"bench": "transfers-real", **result})
-        return
-    rows = []
-    for row in result["rows"]:
-        for order in ORDERS:
-            found = row["orders"][order]
-            of_layer = found["step_us"] / row["orders"]["layer"]["step_us"]
-            rows.append(
-                (
-                    *(row["model"], str(row["mbit_per_s"]), order, f"{found['step_us'] / 1e3:.1f}", f"{of_layer:.3f}"),
-                    *(f"{found['predicted_us'] / 1e3:.1f}", f"{found['potential']:.2f}"),
-                    *(f"{found['efficiency_predicted']:.2f}", f"{found['efficiency_measured']:.2f}"),
-                    f"{found['steps_in_order']} of {found['steps']}",
-                )
-            )
-    columns = ("model", "Mbit/s", "order", "step ms", "of layer's", "predicted", "S", "E predicted", "E", "in order")
-    print_tables(table("one worker, one server, a link between them", columns, rows))
 
 
 def critical_path_bench(args: Namespace) -> None:

@@ -1,22 +1,25 @@
-"""Two network namespaces joined by a link of a given rate: a cluster of two machines on one.
+"""Network namespaces joined by links of given rates: a cluster of machines on one.
 
 hocket-worker  [ tbf, 10.71.0.1 ]====( veth )====[ 10.71.0.2, tbf ]  hocket-server
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
-__all__ = ["Namespace", "linked", "unavailable_reason"]
+__all__ = ["Namespace", "enter", "linked", "switched", "unavailable_reason"]
 
 # What may leave at once, and how long a packet may wait in the queue: a switch with a shallow buffer.
 BURST_BYTES = 64 * 1024
 QUEUE_MS = 50
+CLONE_NEWNET = 0x40000000  # sched.h
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,54 @@ def linked(mbit_per_s: int) -> Iterator[tuple[Namespace, Namespace]]:
     finally:
         for end in ends:
             subprocess.run(["ip", "netns", "del", end.name], capture_output=True, check=False)
+
+
+@contextmanager
+def switched(mbits: Sequence[int]) -> Iterator[tuple[str, list[Namespace]]]:
+    """A namespace for each rate, behind links of these rates (Mbit/s each way) to one switch; gone afterwards.
+
+    Yields:
+        The address of this process at the switch, and the namespaces.
+
+    Raises:
+        CalledProcessError: the kernel has no such link or queue.
+    """
+    own = os.getpid()
+    switch, address = f"hks{own}"[:15], "10.72.0.254"
+    ends = [Namespace(f"hocket-{own}-{n}", f"hk{own}n{n}"[:15], f"10.72.0.{n + 1}") for n in range(len(mbits))]
+    try:
+        _run("ip", "link", "add", switch, "type", "bridge")
+        _run("ip", "addr", "add", f"{address}/24", "dev", switch)
+        _run("ip", "link", "set", switch, "up")
+        for end, mbit in zip(ends, mbits, strict=True):
+            port = f"{end.interface}p"[:15]
+            _run("ip", "netns", "add", end.name)
+            _run("ip", "link", "add", end.interface, "netns", end.name, "type", "veth", "peer", "name", port)
+            _run("ip", "link", "set", port, "master", switch, "up")
+            _run(*end.command("ip", "addr", "add", f"{end.address}/24", "dev", end.interface))
+            _run(*end.command("ip", "link", "set", end.interface, "up"))
+            _run(*end.command("ip", "link", "set", "lo", "up"))
+            limit = ("root", "tbf", "rate", f"{mbit}mbit", "burst", str(BURST_BYTES), "latency", f"{QUEUE_MS}ms")
+            _run(*end.command("tc", "qdisc", "add", "dev", end.interface, *limit))
+            _run("tc", "qdisc", "add", "dev", port, *limit)
+        yield address, ends
+    finally:
+        for end in ends:
+            # Not with its namespace, which goes some time later.
+            subprocess.run(["ip", "link", "del", f"{end.interface}p"[:15]], capture_output=True, check=False)
+            subprocess.run(["ip", "netns", "del", end.name], capture_output=True, check=False)
+        subprocess.run(["ip", "link", "del", switch], capture_output=True, check=False)
+
+
+def enter(name: str) -> None:
+    """Move this process, which has one thread yet, into a namespace.
+
+    Raises:
+        OSError: there is no such namespace, or no right to enter it.
+    """
+    with Path("/run/netns", name).open() as file:
+        if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), f"setns to {name}")
 
 
 def _run(*words: str) -> None:

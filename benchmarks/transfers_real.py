@@ -1,8 +1,13 @@
 """Orders of transfers, measured: one worker and one server, real computing, a link of a given rate between them.
 
-Each order runs as a job of its own (``hocket ps``), and the orders take turns, round by round, so that what else the
-machine does falls on all of them alike. A step's time is the median over all steps of all rounds; E is TicTac's
-efficiency, (U - m) / (U - L), of the time that was predicted and of the one that was measured.
+One job a model and rate: a step of AlexNet takes seconds at 200 Mbit/s, and so does each thing that a job does once
+(its state goes to the server, the step is captured, profiled). In it the orders take turns, round by round, so that
+what else the machine does falls on all of them alike; `benchmarks.transfers_rank` is what the two ranks run. A step's
+time is the median over all steps of all turns; E is TicTac's efficiency, (U - m) / (U - L), of the time that was
+predicted and of the one that was measured.
+
+Batches are such that a worker computes about as long as it receives (the ratio is in the result), and images small:
+of VGG-16 and AlexNet they decide how large the first linear layer is, and the result says so.
 """
 
 from __future__ import annotations
@@ -11,18 +16,29 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median, quantiles
 from typing import Any
 
+import torch
+
+from benchmarks.budget import Budget
 from benchmarks.namespaces import Namespace, linked, unavailable_reason
+from benchmarks.transfers_rank import ALL_FIRST
 from hocket.errors import InputError
+from hocket.job import Job
+from hocket.zoo import load
 
-__all__ = ["ORDERS", "run"]
+__all__ = ["IMAGE_SIZES", "ORDERS", "fitting_batch", "run"]
 
-ORDERS = ("auto", "tac", "layer", "random")
+ORDERS = ("auto", "tac", "layer", "random", "reverse", ALL_FIRST)
+IMAGE_SIZES = {"alexnet": 67, "inception-v3": 75, "vgg16": 32}
+MAX_BATCH = 1024
 PORT = "29571"
 TIMEOUT_S = 900
+# Of the time for a model at a rate, what its turns get; the rest is for starting, state and profile.
+TURNS_PART = 0.5
 
 
 def run(
@@ -30,9 +46,10 @@ def run(
     *,
     mbits: Sequence[int],
     orders: Sequence[str] = ORDERS,
-    rounds: int = 3,
+    rounds: int = 2,
     steps: int = 10,
-    settings: Sequence[str] = (),
+    batch_size: int | None = None,
+    seconds: float | None = None,
     save: Callable[[dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
     """Every order of every model at every rate.
@@ -40,82 +57,120 @@ def run(
     Args:
         models: of the zoo.
         mbits: rates of the link, in Mbit/s each way.
-        orders: of the planner ``transfers``.
-        rounds: jobs of each order.
-        steps: of a job; the first one captures and plans, and does not count.
-        settings: further words for ``hocket ps``, such as ``--batch-size 4``.
+        orders: of the planner ``transfers``, and ``all-first``.
+        rounds: turns of each order.
+        steps: of a turn, at the most; the first one of each does not count.
+        batch_size: of all models; None: such that computing takes as long as receiving.
+        seconds: for all of it, about; what there is no time for is named.
         save: told the result so far, after each model and rate.
 
     Raises:
-        InputError: there can be no network namespaces here; says why.
+        InputError: there can be no network namespaces here, or a rank failed; says why.
     """
     if (reason := unavailable_reason()) is not None:
         raise InputError(f"transfers over real links are SKIPPED: {reason}")
-    result: dict[str, Any] = {"rounds": rounds, "steps": steps, "settings": list(settings), "rows": []}
-    for model in models:
-        for mbit in mbits:
-            jobs: dict[str, list[dict[str, Any]]] = {order: [] for order in orders}
-            with linked(mbit) as (worker, server):
-                for _ in range(rounds):
-                    for order in orders:
-                        jobs[order].append(_job(model, order, steps, settings, worker, server))
-            found = {order: _summary(made) for order, made in jobs.items()}
-            result["rows"].append({"model": model, "mbit_per_s": mbit, "orders": found})
-            if save is not None:
-                save(result)
+    budget = Budget(seconds)
+    rows: list[dict[str, Any]] = []
+    result: dict[str, Any] = {"rounds": rounds, "rows": rows, "left_out": budget.left_out}
+    items = [(model, mbit) for mbit in sorted(mbits, reverse=True) for model in models]
+    begin_s = time.monotonic()
+    for number, (model, mbit) in enumerate(items):
+        with budget.item(f"{model} at {mbit} Mbit/s") as begun:
+            if not begun:
+                continue
+            part_s = None
+            if seconds is not None:
+                part_s = TURNS_PART * (begin_s + seconds - time.monotonic()) / (len(items) - number)
+            sizes = {"image_size": IMAGE_SIZES[model]} if model in IMAGE_SIZES else {}
+            sizes["batch_size"] = batch_size or fitting_batch(model, sizes, mbit * 1e6 / 8)
+            turns = _job(model, sizes, mbit, {"orders": orders, "rounds": rounds, "steps": steps, "seconds": part_s})
+        rows.append({"model": model, "mbit_per_s": mbit, "sizes": sizes, "orders": _by_order(turns)})
+        if save is not None:
+            save(result)
     return result
 
 
-def _job(
-    model: str, order: str, steps: int, settings: Sequence[str], worker: Namespace, server: Namespace
-) -> dict[str, Any]:
-    """What rank 0 of one job says."""
-    words = [sys.executable, "-m", "hocket", "ps", model, "-w", "1", "-s", "1", "--order", order]
-    words += ["--steps", str(steps), "--timeout", "300", "--format", "json", *settings]
-    processes = []
-    for rank, end in enumerate((worker, server)):
-        variables = {
-            "RANK": str(rank),
-            "WORLD_SIZE": "2",
-            "MASTER_ADDR": worker.address,
-            "MASTER_PORT": PORT,
-            "GLOO_SOCKET_IFNAME": end.interface,
-            "OMP_NUM_THREADS": "1",
-        }
-        processes.append(
-            subprocess.Popen(
-                end.command(*words),
-                env=os.environ | variables,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
+def fitting_batch(model: str, sizes: Mapping[str, Any], bytes_per_s: float, *, forward_only: bool = False) -> int:
+    """The batch for which computing takes as long as the parameters on the link, from two batches that are timed."""
+    taken: dict[int, float] = {}
+    for batch in (2, 8):
+        job = load(model, batch_size=batch, **sizes)
+        net, example = job.models[0], job.batch(0)
+        taken[batch] = min(
+            _forward_s(net, example[0]) if forward_only else _gradients_s(job, example) for _ in range(2)
         )
-    try:
-        ends = [process.communicate(timeout=TIMEOUT_S) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
+        size_bytes = sum(tensor.numel() * tensor.element_size() for tensor in net.parameters())
+    each_s = max(1e-6, (taken[8] - taken[2]) / 6)
+    return max(1, min(MAX_BATCH, round((size_bytes / bytes_per_s - (taken[2] - 2 * each_s)) / each_s)))
+
+
+def _forward_s(model: torch.nn.Module, inputs: Any) -> float:
+    start_s = time.perf_counter()
+    with torch.no_grad():
+        model(inputs)
+    return time.perf_counter() - start_s
+
+
+def _gradients_s(job: Job, batch: Any) -> float:
+    """A step without its update, which is the server's."""
+    start_s = time.perf_counter()
+    job.step(batch)
+    updating_s = time.perf_counter()
+    job.optimizers[0].step()
+    return updating_s - start_s - (time.perf_counter() - updating_s)
+
+
+def _job(model: str, sizes: Mapping[str, int], mbit: int, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What rank 0 says of each turn."""
+    told = json.dumps({"model": model, "sizes": sizes, "timeout_s": 300.0, **settings})
+    processes = []
+    with linked(mbit) as (worker, server):
+        for rank, end in enumerate((worker, server)):
+            processes.append(_rank(rank, end, worker.address, told))
+        try:
+            ends = [process.communicate(timeout=TIMEOUT_S) for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
     for process, (_, said) in zip(processes, ends, strict=True):
         if process.returncode:
-            raise InputError(f"{model}, order {order}: {said.strip().splitlines()[-1] if said.strip() else 'no word'}")
-    found: dict[str, Any] = json.loads(ends[0][0])
-    return found
+            raise InputError(
+                f"{model} at {mbit} Mbit/s: {said.strip().splitlines()[-1] if said.strip() else 'no word'}"
+            )
+    return [json.loads(line) for line in ends[0][0].splitlines()]
 
 
-def _summary(jobs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    times = sorted(us for job in jobs for us in job["steps_us"][1:])
-    step_us, predicted_us = median(times), median(job["predicted_us"] for job in jobs)
-    lower_us, upper_us = (median(job[bound] for job in jobs) for bound in ("lower_us", "upper_us"))
-    room_us = upper_us - lower_us
-    return {
-        "step_us": step_us,
-        "deciles_us": quantiles(times, n=10) if len(times) > 1 else [],
-        "predicted_us": predicted_us,
-        "efficiency_predicted": (upper_us - predicted_us) / room_us if room_us else 1.0,
-        "efficiency_measured": (upper_us - step_us) / room_us if room_us else 1.0,
-        "potential": room_us / lower_us,
-        "planner": jobs[0]["planner"],
-        "steps_in_order": sum(job["steps_in_order"] for job in jobs),
-        "steps": sum(job["steps"] for job in jobs),
+def _rank(rank: int, end: Namespace, store: str, settings: str) -> subprocess.Popen[str]:
+    variables = {
+        "RANK": str(rank),
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": store,
+        "MASTER_PORT": PORT,
+        "GLOO_SOCKET_IFNAME": end.interface,
+        "OMP_NUM_THREADS": "1",
+        "GOMP_SPINCOUNT": "10000",
     }
+    words = end.command(sys.executable, "-m", "benchmarks.transfers_rank", settings)
+    pipe = subprocess.PIPE
+    return subprocess.Popen(words, env=os.environ | variables, stdout=pipe, stderr=pipe, text=True)
+
+
+def _by_order(turns: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    found = {}
+    for order in dict.fromkeys(turn["order"] for turn in turns):
+        mine = [turn for turn in turns if turn["order"] == order]
+        times = sorted(us for turn in mine for us in turn["steps_us"])
+        step_us, predicted_us = median(times), median(turn["predicted_us"] for turn in mine)
+        lower_us, upper_us = (median(turn[bound] for turn in mine) for bound in ("lower_us", "upper_us"))
+        room_us = upper_us - lower_us
+        found[order] = {
+            "step_us": step_us,
+            "deciles_us": quantiles(times, n=10) if len(times) > 1 else [],
+            "predicted_us": predicted_us,
+            "efficiency_predicted": (upper_us - predicted_us) / room_us if room_us else 1.0,
+            "efficiency_measured": (upper_us - step_us) / room_us if room_us else 1.0,
+            "potential": room_us / lower_us,
+            "steps_in_order": sum(turn["in_order"] for turn in mine),
+            "steps": len(times) + len(mine),
+        }
+    return found

@@ -23,6 +23,7 @@ from hocket.version import VERSION
 if TYPE_CHECKING:
     from hocket import distribute
     from hocket.autotune.decision import Decision, Verdict
+    from hocket.distributed.prefetching import prefetch
     from hocket.distributed.split import split_policy
     from hocket.fusion import lr_scheduler, optim
     from hocket.loading.loader import load
@@ -62,6 +63,7 @@ __all__ = [
     "plan",
     "planners",
     "potential",
+    "prefetch",
     "profile",
     "schedule",
     "simulate",
@@ -79,6 +81,7 @@ ELSEWHERE = {
     "Training": "search.training",
     "load": "loading.loader",
     "split_policy": "distributed.split",
+    "prefetch": "distributed.prefetching",
     "tune": "tuning",
 }
 

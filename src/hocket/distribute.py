@@ -1,6 +1,7 @@
-"""Parameter servers on `torch.distributed`: `worker` and `server`, for processes that torchrun starts."""
+"""Parameter servers: `worker` and `server` train, in processes that torchrun starts; an `agent` may come and go."""
 
+from hocket.distributed.agent import Agent, agent
 from hocket.distributed.server import server
 from hocket.distributed.worker import DistributedStep, worker
 
-__all__ = ["DistributedStep", "server", "worker"]
+__all__ = ["Agent", "DistributedStep", "agent", "server", "worker"]

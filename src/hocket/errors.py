@@ -16,6 +16,7 @@ __all__ = [
     "PeerError",
     "PlanError",
     "StaleCaptureError",
+    "VersionGoneError",
 ]
 
 
@@ -59,6 +60,10 @@ class StaleCaptureError(ExecutionError):
 
 class PeerError(ExecutionError):
     """Another process of the same job is gone, silent, or runs something else: names its rank."""
+
+
+class VersionGoneError(InputError):
+    """A version of the parameters that the servers do not have any more, or never had: names it, and what they have."""
 
 
 class MissingDependencyError(HocketError, ImportError):

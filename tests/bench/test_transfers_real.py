@@ -7,6 +7,7 @@ import subprocess
 import pytest
 
 from benchmarks.namespaces import linked, unavailable_reason
+from benchmarks.transfers_agents import run as agents
 from benchmarks.transfers_real import run
 
 REASON = unavailable_reason()
@@ -34,10 +35,17 @@ def test_a_link_has_its_rate_and_goes_with_its_namespaces():
 @pytest.mark.slow
 @needs_namespaces
 def test_a_short_run():
-    result = run(["lenet"], mbits=[200], orders=("layer", "reverse"), rounds=1, steps=3)
+    result = run(["lenet"], mbits=[200], orders=("layer", "reverse", "all-first"), rounds=1, steps=3, batch_size=4)
     (row,) = result["rows"]
-    for order in ("layer", "reverse"):
+    for order in ("layer", "reverse", "all-first"):
         found = row["orders"][order]
-        assert found["planner"] == f"transfers-{order}"
-        assert found["steps_in_order"] == found["steps"] == 3
+        assert found["steps_in_order"] == found["steps"] == 4
         assert found["step_us"] > found["potential"] > 0
+
+
+@pytest.mark.slow
+@needs_namespaces
+def test_agents_that_pull_in_every_call():
+    (row,) = agents(["lenet"], mbits=[200], orders=("layer", "reverse"), steps=3, batch_size=4)["rows"]
+    for order in ("layer", "reverse"):
+        assert row["orders"][order]["steps_in_order"] == row["orders"][order]["steps"] == 3

@@ -1,13 +1,18 @@
-"""`hocket ps`: real ranks, started by torchrun."""
+"""`hocket ps`: real ranks, started by torchrun; and `hocket agent` beside them."""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
+from pathlib import Path
 
+import pytest
 import torch
+from torch.distributed import TCPStore
 
 from cli.conftest import TINY
 
@@ -36,3 +41,100 @@ def test_ranks_that_do_not_fit_are_a_usage_error():
     outcome = ran(*TINY, "-w", "2", "-s", "1", **started)
     assert outcome.returncode == 2
     assert "torchrun has started 2 ranks; 2 workers and 1 servers need 3" in outcome.stderr
+
+
+@pytest.mark.slow
+def test_an_agent_runs_on_what_a_job_publishes():
+    words = [sys.executable, "-m", "hocket"]
+    job = subprocess.Popen(
+        [*words, "ps", *TINY, "-w", "1", "-s", "1", "--steps", "1000000", "--publish-every", "2", "--timeout", "5"],
+        env={name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")},
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        assert job.stderr is not None
+        said = next(line for line in job.stderr if "hocket agent" in line)
+        command = [*words, "agent", *TINY, said.split()[-1], "--calls", "200", "--format", "json"]
+        outcome = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    finally:
+        for process in _below(job.pid):
+            os.kill(process, signal.SIGKILL)
+        job.kill()
+        job.communicate()
+    assert outcome.returncode == 0, outcome.stderr
+    found = json.loads(outcome.stdout)
+    assert found["calls"] == 200
+    assert found["versions"] == sorted(found["versions"])
+    assert len(set(found["versions"])) > 1
+    assert all(version % 2 == 0 for version in found["versions"])
+
+
+KILLED_IN_MIDDLE = """
+import os, signal
+import torch
+import hocket
+
+
+class Batches:
+    def __len__(self):
+        return 1000
+
+    def __getitem__(self, place):
+        if os.environ["RANK"] == "1" and place > 40:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return torch.full((4, 8), float(place)).div(100)
+
+
+def make():
+    torch.manual_seed(1)
+    model = torch.nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+
+    def step(batch):
+        optimizer.zero_grad()
+        loss = model(batch).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return hocket.Job(step, model, optimizer, Batches(), name="killed")
+"""
+
+
+@pytest.mark.slow
+def test_survivors_with_a_torchrun_each_go_on(tmp_path):
+    (tmp_path / "killed.py").write_text(KILLED_IN_MIDDLE)
+    store = TCPStore("127.0.0.1", 0, None, is_master=True)  # a port that is free
+    port = store.port
+    del store
+    words = ["-m", "hocket", "ps", f"{tmp_path / 'killed.py'}:make", "-w", "2", "-s", "1", "--survive", "--steps", "60"]
+    words += ["--timeout", "60", "--format", "json"]
+    agents = []
+    for node in range(3):
+        started = ["--nnodes", "3", "--node-rank", str(node), "--nproc-per-node", "1"]
+        started += ["--master-addr", "127.0.0.1", "--master-port", str(port)]
+        command = [sys.executable, "-m", "torch.distributed.run", *started, *words]
+        ends = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE if node == 2 else subprocess.DEVNULL}
+        agents.append(subprocess.Popen(command, text=True, **ends))
+    late = threading.Timer(120, lambda: [agent.kill() for agent in agents])
+    late.start()
+    try:
+        assert agents[1].wait() == 1
+        # A torchrun that is done waits for all others (five minutes); its rank is over before.
+        found = json.loads("".join(iter(agents[0].stdout.readline, "}\n")) + "}")
+        said = next(line for line in agents[2].stderr if "hocket: " in line)
+    finally:
+        late.cancel()
+        for agent in agents:
+            agent.kill()
+            agent.communicate()
+    assert found["steps"] == 60
+    assert said.startswith("hocket: server 0 (rank 2) lost worker 1 (rank 1)")
+
+
+def _below(process: int) -> list[int]:
+    """The processes that a process has started, and those that they have."""
+    children = [int(word) for word in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+    return [each for child in children for each in (*_below(child), child)]

@@ -8,28 +8,34 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 from datetime import timedelta
 from multiprocessing import forkserver
 from typing import Any
 
 from torch.distributed import TCPStore
 
+from benchmarks.namespaces import Namespace, enter
+
 
 class Ranks:
     """`world` processes that each run ``function(rank, say, *arguments)``; the test has their store, as torchrun has.
 
-    ``say(word)`` tells the test something; `heard` waits for it. Leaving the context ends whoever is left.
+    The store listens at `host`, and ranks that have `ends` run in these network namespaces. ``say(word)`` tells the
+    test something; `heard` waits for it. Leaving the context ends whoever is left.
     """
 
-    def __init__(self, function, world: int, *arguments: Any) -> None:
-        self.store = TCPStore("127.0.0.1", 0, None, is_master=True, timeout=timedelta(seconds=30))
+    def __init__(
+        self, function, world: int, *arguments: Any, host: str = "127.0.0.1", ends: Sequence[Namespace] = ()
+    ) -> None:
+        self.store = TCPStore(host, 0, None, is_master=True, timeout=timedelta(seconds=30))
         context = _context()
         self.pipes, self.processes = [], []
         self.words: list[list[Any]] = [[] for _ in range(world)]
         self.ends: list[Any] = [None] * world
         for rank in range(world):
             ours, theirs = context.Pipe()
-            settings = (rank, world, self.store.port)
+            settings = (rank, world, (host, self.store.port), ends[rank] if ends else None)
             process = context.Process(target=_run, args=(theirs, settings, function, arguments), daemon=True)
             process.start()
             theirs.close()
@@ -99,11 +105,14 @@ def _context():
 
 
 def _run(pipe, settings, function, arguments) -> None:
-    rank, world, port = settings
+    rank, world, (host, port), end = settings
+    if end is not None:
+        enter(end.name)
+        os.environ["GLOO_SOCKET_IFNAME"] = end.interface
     os.environ |= {
         "RANK": str(rank),
         "WORLD_SIZE": str(world),
-        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_ADDR": host,
         "MASTER_PORT": str(port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_RESTART_COUNT": "0",

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 import threading
+import time
 
 import numpy as np
 import pytest
 import torch
 
+from benchmarks.namespaces import switched, unavailable_reason
 from distributed.ranks import Ranks
 from distributed.training import batches, tensors_of, together, training
 from hocket import distribute
@@ -16,6 +19,7 @@ from hocket.distributed import server, wire, worker
 from hocket.errors import StaleCaptureError
 
 TIMEOUT_S = 4.0
+NO_LINKS = unavailable_reason()
 
 
 def serve(of, timeout_s=TIMEOUT_S, **settings):
@@ -102,6 +106,86 @@ def test_ranks_end_and_name_who_is_lost(victim, place, number):
                 assert kind == "raised"
                 assert text.startswith(f"PeerError: {names[rank]}"), text
                 assert f"lost {names[victim]}" in text, text
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(NO_LINKS is not None, reason=str(NO_LINKS))
+@pytest.mark.parametrize("victim", [1, 2], ids=["of a worker", "of the server"])
+def test_a_link_that_goes_down_ends_the_job_within_the_timeout_and_names_who_is_lost(victim):
+    names = ["worker 0 (rank 0)", "worker 1 (rank 1)", "server 0 (rank 2)"]
+    with switched([1000] * 3) as (address, ends):
+        place = "served" if victim == 2 else "before its request"
+        with Ranks(until_lost, 3, victim, place, TIMEOUT_S, host=address, ends=ends) as ranks:
+            ranks.heard(victim, place)
+            subprocess.run(ends[victim].command("ip", "link", "set", ends[victim].interface, "down"), check=True)
+            for rank in {0, 1, 2} - {victim}:
+                kind, text = ranks.end(rank, 5 * TIMEOUT_S)  # a receive, and what the lost store is asked and told
+                assert kind == "raised"
+                assert text.startswith(f"PeerError: {names[rank]}"), text
+                assert f"lost {names[victim]}" in text, text
+
+
+def survive(rank, say, victim_stops_at, steps):
+    """Train on; worker 1 waits somewhere in its third step to be killed. Worker 0 returns what it has."""
+    of = training("adam")
+    if rank == 2:
+        return serve(of, survive=True)
+    stops = Stops(say, victim_stops_at if rank == 1 else None)
+    with work(of) as fast:
+        for step, batch in enumerate(batches(rank, steps)):
+            if step == 2:
+                stops.at("before its request")
+                if victim_stops_at == "in mid-transfer" and rank == 1:
+                    stop_in_mid_transfer(stops)
+            fast(batch)
+        fast.gather()
+    return tensors_of(of)
+
+
+@pytest.mark.parametrize("place", ["before its request", "in mid-transfer"])
+def test_survivors_go_on_and_every_step_updates_once(place):
+    with Ranks(survive, 3, place, 6) as ranks:
+        ranks.heard(1, place)
+        ranks.signal(1)
+        kind, found = ranks.end(0)
+        assert kind == "returned", found
+        assert ranks.end(2) == ("returned", 6)
+    assert found["0.step"] == 6.0
+    one = training("adam")
+    together(one, 2, 2)
+    alone = [together_with_first(one, step) for step in range(2, 6)]
+    assert len(alone) == 4
+    if place == "before its request":  # else its gradients count where they have arrived
+        for name, value in tensors_of(one).items():
+            assert np.allclose(found[name], value, rtol=1e-12, atol=1e-12), name
+
+
+def together_with_first(of, step):
+    """One step on the batch of worker 0 alone."""
+    return of.step(batches(0, 6)[step]).item()
+
+
+def late(rank, say):
+    of = training("adam")
+    if rank == 1:
+        time.sleep(2.0)
+    if rank == 2:
+        return serve(of, 60.0)
+    with work(of, 60.0) as fast:
+        for batch in batches(rank, 3):
+            fast(batch)
+        fast.gather()
+    return tensors_of(of) if rank == 0 else None
+
+
+def test_a_worker_that_comes_late_takes_part_from_the_first_step():
+    with Ranks(late, 3) as ranks:
+        found = ranks.returned()
+    assert found[2] == 3
+    one = training("adam")
+    together(one, 2, 3)
+    for name, value in tensors_of(one).items():
+        assert np.allclose(found[0][name], value, rtol=1e-12, atol=1e-12), name
 
 
 def disagree(rank, say, what):

@@ -6,12 +6,11 @@ import argparse
 from importlib import import_module
 from pathlib import Path
 
-from hocket.cli import files, partitions, searches, servers, steps, weights
+from hocket.cli import agents, files, partitions, searches, servers, steps, weights
 from hocket.cli.arguments import Parser, Verbs, add_output, add_verb, count
 from hocket.errors import HocketError
 from hocket.ir import Machine
 from hocket.planning import planners
-from hocket.planning.partition import OBJECTIVES
 from hocket.planning.transfers import ORDERS
 
 __all__ = ["make_parser"]
@@ -220,22 +219,7 @@ def _add_partition(verbs: Verbs) -> None:
         f"{_TARGET}\nA GRAPH file will do, too. See docs/partition.md.",
     )
     _target(partition)
-    devices = partition.add_mutually_exclusive_group()
-    devices.add_argument("--devices", type=count, default=2, metavar="K", help="so many like this machine (2)")
-    devices.add_argument("--machine", type=_input, metavar="FILE", help="its devices and links")
-    partition.add_argument("--costs", type=_input, metavar="FILE", help="of a GRAPH (estimated)")
-    partition.add_argument(
-        "--objective", choices=OBJECTIVES, default="cut", metavar="NAME", help=f"{', '.join(OBJECTIVES)} (cut)"
-    )
-    partition.add_argument(
-        "--epsilon", type=float, metavar="E", help="how far a part may be from its target (0.03 for cut, else any)"
-    )
-    partition.add_argument("--acyclic", action="store_true", help="no devices that wait for each other in a circle")
-    partition.add_argument("--twins", action="store_true", help="keep forward and backward of a layer together")
-    partition.add_argument("--microbatches", type=count, default=1, metavar="M", help="of the objective pipeline (1)")
-    partition.add_argument("--budget-s", type=float, default=5.0, metavar="S", help="seconds to search for (5)")
-    partition.add_argument("--report", type=Path, metavar="DIR", help="write the page with a picture of the parts")
-    add_output(partition, "the plan")
+    partitions.add_options(partition, _input)
 
 
 def _add_servers(verbs: Verbs) -> None:
@@ -255,7 +239,25 @@ def _add_servers(verbs: Verbs) -> None:
     ps.add_argument("--order", choices=ORDERS, default="auto", metavar="NAME", help=f"auto or {', '.join(ORDERS[1:])}")
     ps.add_argument("--steps", type=count, default=10, metavar="N", help="how many steps (10)")
     ps.add_argument("--timeout", type=float, default=1800.0, metavar="S", help="how long a rank is waited for (1800)")
+    ps.add_argument("--survive", action="store_true", help="go on without a worker that is lost, unless it is rank 0")
+    ps.add_argument("--publish-every", type=count, metavar="N", help="let agents have a version after each N steps")
     add_output(ps, "a checkpoint of the plain model and optimizer")
+    agent = add_verb(
+        verbs,
+        "agent",
+        agents.agent_verb,
+        "run forwards on the parameters of a job as they change",
+        "hocket agent mlp 10.0.0.1:29500",
+        "MODEL is a TARGET of one model, which is called with the first value of each batch. "
+        + _TARGET.removeprefix("TARGET is "),
+    )
+    _target(agent, "MODEL")
+    agent.add_argument("address", metavar="ADDRESS", help="HOST:PORT of the job; rank 0 of `hocket ps` says it")
+    agent.add_argument("--order", choices=ORDERS, default="auto", metavar="NAME", help="as for ps")
+    agent.add_argument("--calls", type=count, default=10, metavar="N", help="how many forwards (10)")
+    agent.add_argument("--every-call", action="store_true", help="pull in every call, also an old version: to measure")
+    agent.add_argument("--not-ahead", action="store_true", help="pull nothing while a call runs")
+    agent.add_argument("--timeout", type=float, default=1800.0, metavar="S", help="how long a server is waited for")
 
 
 def _add_load(verbs: Verbs) -> None:

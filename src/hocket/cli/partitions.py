@@ -2,21 +2,43 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from hocket.checking import check
+from hocket.cli.arguments import add_output, count
 from hocket.cli.console import Bar, UsageError, print_json, print_tables, table
 from hocket.cli.files import output_file, output_folder, written
 from hocket.cli.steps import wait_policy, working
 from hocket.ir import Costs, Graph, Machine
-from hocket.planning.partition import Partition, equal_devices, partitioned, plan_of, problem_of
+from hocket.planning.partition import OBJECTIVES, Partition, equal_devices, partitioned, plan_of, problem_of
 from hocket.reporting import write_parts, write_report
 from hocket.reporting._files import write_text
 from hocket.reporting.words import duration_text, percent_text, quantity_text
 
-__all__ = ["partition_verb"]
+__all__ = ["add_options", "partition_verb"]
+
+
+def add_options(partition: ArgumentParser, file: Callable[[str], Path]) -> None:
+    """The options of the verb; `file` is the type of one that is a file to read."""
+    devices = partition.add_mutually_exclusive_group()
+    devices.add_argument("--devices", type=count, default=2, metavar="K", help="so many like this machine (2)")
+    devices.add_argument("--machine", type=file, metavar="FILE", help="its devices and links")
+    partition.add_argument("--costs", type=file, metavar="FILE", help="of a GRAPH (estimated)")
+    partition.add_argument(
+        "--objective", choices=OBJECTIVES, default="cut", metavar="NAME", help=f"{', '.join(OBJECTIVES)} (cut)"
+    )
+    partition.add_argument(
+        "--epsilon", type=float, metavar="E", help="how far a part may be from its target (0.03 for cut, else any)"
+    )
+    partition.add_argument("--acyclic", action="store_true", help="no devices that wait for each other in a circle")
+    partition.add_argument("--twins", action="store_true", help="keep forward and backward of a layer together")
+    partition.add_argument("--microbatches", type=count, default=1, metavar="M", help="of the objective pipeline (1)")
+    partition.add_argument("--budget-s", type=float, default=5.0, metavar="S", help="seconds to search for (5)")
+    partition.add_argument("--report", type=Path, metavar="DIR", help="write the page with a picture of the parts")
+    add_output(partition, "the plan")
 
 
 def partition_verb(args: Namespace) -> None:

@@ -93,6 +93,7 @@ def _words(args: Namespace) -> list[str]:
         "--order": args.order,
         "--steps": args.steps,
         "--timeout": args.timeout,
+        "--publish-every": args.publish_every,
         "--output": args.output,
         "--format": args.format,
         "--batch-size": args.batch_size,
@@ -104,13 +105,14 @@ def _words(args: Namespace) -> list[str]:
         words += [option, str(value)] if value is not None else []
     for key, value in args.settings:
         words += ["--set", f"{key}={value}"]
+    words += ["--survive"] if args.survive else []
     return [*words, *(["--traceback"] if args.traceback else [])]
 
 
 def _serve(args: Namespace, job: Job) -> None:
     from hocket import distribute
 
-    settings = {"num_servers": args.servers, "timeout_s": args.timeout}
+    settings = {"num_servers": args.servers, "timeout_s": args.timeout, "survive": args.survive}
     distribute.server(job.step, job.model, job.optimizer, job.batch(0), **settings)
 
 
@@ -124,6 +126,8 @@ def _work(args: Namespace, target: Target, job: Job, rank: int) -> JobSummary:
         timeout_s=args.timeout,
     )
     seconds, in_order, losses = [], 0, []
+    if args.publish_every is not None and rank == 0:
+        note(f"agents: hocket agent {args.target} {os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}")
     with fast:
         for step in range(args.steps):
             batch = job.batch(step * args.workers + rank)
@@ -133,6 +137,8 @@ def _work(args: Namespace, target: Target, job: Job, rank: int) -> JobSummary:
             seconds.append(perf_counter() - start)
             losses.append(_number(loss))
             in_order += fast.arrivals() == _planned(fast)
+            if args.publish_every is not None and fast.steps % args.publish_every == 0:
+                fast.publish()
         fast.gather()
     return _summary(args, job, fast, seconds, in_order, losses)
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
 from hocket.distributed.wire import Wire
 from hocket.execution.channels import Done
 
-__all__ = ["PullChannel", "PushChannel", "ServingChannel", "SummingChannel"]
+__all__ = ["LostWorkers", "PullChannel", "PushChannel", "ServingChannel", "SummingChannel"]
+
+
+log = logging.getLogger(__name__)
 
 
 class PushChannel:
@@ -64,6 +69,31 @@ class PullChannel:
                 raise self._failure
 
 
+class LostWorkers:
+    """Which workers a server does without.
+
+    Args:
+        survive: whether it may go on without any but worker 0, whose orders it follows.
+    """
+
+    def __init__(self, survive: bool = False) -> None:
+        self._survive = survive
+        self._lost: set[int] = set()
+
+    def left(self, wires: Sequence[Wire]) -> list[tuple[int, Wire]]:
+        """The workers that are not lost, with their wires."""
+        return [(worker, wire) for worker, wire in enumerate(wires) if worker not in self._lost]
+
+    def forgiven(self, worker: int, error: BaseException | None) -> BaseException | None:
+        """The error, unless it is that of a worker that the job goes on without."""
+        if error is None or worker == 0 or not self._survive:
+            return error
+        if worker not in self._lost:
+            self._lost.add(worker)
+            log.warning("hocket: %s; going on without it", error)
+        return None
+
+
 class ServingChannel:
     """A server's parameters on their way to all workers; done when the last one has them.
 
@@ -72,29 +102,36 @@ class ServingChannel:
 
     runs_ahead = False
 
-    def __init__(self, wires: Sequence[Wire]) -> None:
-        self._wires = tuple(wires)
+    def __init__(self, wires: Sequence[Wire], lost: LostWorkers) -> None:
+        self._wires, self._lost = tuple(wires), lost
 
     def begin(self, op: str, tensor: torch.Tensor, epoch: int, done: Done) -> None:
-        last = _when_all(len(self._wires), done)
-        for wire in self._wires:
-            wire.send(op, tensor, epoch + 1, last)
+        left = self._lost.left(self._wires)
+        last = _when_all(len(left), done)
+
+        def came(worker: int, error: BaseException | None) -> None:
+            last(self._lost.forgiven(worker, error))
+
+        for worker, wire in left:
+            wire.send(op, tensor, epoch + 1, partial(came, worker))
 
 
 class SummingChannel:
     """The workers' gradients on their way to a server: each arrives as the mean over the workers.
 
     They are added up in the order of the workers, whatever the order in which they arrive, so a step repeats bitwise.
+    Of a worker that is lost in the middle of a step, those count that have arrived.
 
     Args:
         wires: one for each worker.
         averaged: names of the values to average; of all others that of worker 0 is taken.
+        lost: the workers that the job does without.
     """
 
     runs_ahead = False
 
-    def __init__(self, wires: Sequence[Wire], averaged: frozenset[str]) -> None:
-        self._wires = tuple(wires)
+    def __init__(self, wires: Sequence[Wire], averaged: frozenset[str], lost: LostWorkers) -> None:
+        self._wires, self._lost = tuple(wires), lost
         self._averaged = averaged
         self._memory: dict[str, list[torch.Tensor]] = {}
 
@@ -102,17 +139,26 @@ class SummingChannel:
         others = self._memory.get(op)
         if others is None:
             others = self._memory[op] = [torch.empty_like(tensor) for _ in self._wires[1:]]
+        memory = (tensor, *others)
+        arrived: set[int] = set()
 
         def together(error: BaseException | None) -> None:
-            if error is None and op in self._averaged and others:
-                for other in others:
-                    tensor.add_(other)
-                tensor.div_(len(self._wires))
+            if error is None and op in self._averaged and len(arrived) > 1:
+                for worker in sorted(arrived)[1:]:
+                    tensor.add_(memory[worker])
+                tensor.div_(len(arrived))
             done(error)
 
-        last = _when_all(len(self._wires), together)
-        for wire, memory in zip(self._wires, (tensor, *others), strict=True):
-            wire.receive(op, memory, epoch, last)
+        left = self._lost.left(self._wires)
+        last = _when_all(len(left), together)
+
+        def came(worker: int, error: BaseException | None) -> None:
+            if error is None:
+                arrived.add(worker)
+            last(self._lost.forgiven(worker, error))
+
+        for worker, wire in left:
+            wire.receive(op, memory[worker], epoch, partial(came, worker))
 
 
 def _when_all(count: int, done: Done) -> Callable[[BaseException | None], None]:

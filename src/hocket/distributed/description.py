@@ -11,7 +11,7 @@ import torch
 from hocket.distributed.parcels import bytes_of
 from hocket.tracing.captured import Captured
 
-__all__ = ["described", "difference"]
+__all__ = ["described", "difference", "kind_in_words"]
 
 
 def described(captured: Captured, num_workers: int, num_servers: int) -> dict[str, dict[str, str]]:
@@ -49,9 +49,19 @@ def difference(mine: Mapping[str, Mapping[str, str]], theirs: Mapping[str, Mappi
     return None
 
 
+def kind_in_words(tensor: torch.Tensor) -> str:
+    """What a value has to be for a rank to take another one's.
+
+    Example:
+        >>> kind_in_words(torch.zeros(2, 3))
+        'float32 (2, 3)'
+    """
+    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
+
+
 def _kind(tensor: torch.Tensor) -> str:
     trained = "" if tensor.requires_grad or not isinstance(tensor, torch.nn.Parameter) else ", not trained"
-    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}{trained}"
+    return kind_in_words(tensor) + trained
 
 
 def _options(optimizers: tuple[torch.optim.Optimizer, ...]) -> dict[str, str]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+import torch
 from torch.distributed import ProcessGroupGloo
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
@@ -21,7 +22,7 @@ from torch.distributed.rendezvous import rendezvous
 from hocket.distributed.wire import Wire
 from hocket.errors import InputError, PeerError
 
-__all__ = ["DEFAULT_TIMEOUT_S", "Membership", "join"]
+__all__ = ["DEFAULT_TIMEOUT_S", "POLL_S", "Membership", "connected", "join", "meet_at", "waited"]
 
 # As long as torch's own process groups wait.
 DEFAULT_TIMEOUT_S = 1800.0
@@ -78,21 +79,17 @@ class Membership:
         for other in others:
             pair = (self.rank, other) if self.is_worker else (other, self.rank)
             place = 0 if self.is_worker else 1
-            try:
-                group = ProcessGroupGloo(
-                    PrefixStore(f"hocket/wire/{pair[0]}/{pair[1]}", self.store),
-                    place,
-                    2,
-                    timedelta(seconds=self.timeout_s),
-                )
-            except RuntimeError as error:
-                raise PeerError(f"{self.name(self.rank)} found no way to {self.name(other)}: {error}") from error
-            found.append(Wire(group, place, self.name(self.rank), self.name(other)))
+            key = f"hocket/wire/{pair[0]}/{pair[1]}"
+            found.append(connected(self.store, key, place, self.name(self.rank), self.name(other), self.timeout_s))
         return found
 
     def tell(self, key: str, value: Any) -> None:
         """Tell all ranks something that JSON can say."""
         self.store.set(f"hocket/{key}", json.dumps(value))
+
+    def tell_agents(self, values: Any) -> None:
+        """Tell agents what they can have."""
+        self.tell("agents/job", {"torch": torch.__version__, "servers": self.num_servers, "values": values})
 
     def told(self, key: str, by: int) -> Any:
         """What rank `by` tells; waits for it.
@@ -135,6 +132,47 @@ class Membership:
                 late = ", ".join(self.name(rank) for rank in sorted(set(missing.values())))
                 raise PeerError(f"{self.name(self.rank)} has waited {self.timeout_s:g} s for {late}")
             time.sleep(POLL_S)
+
+
+def connected(store: Any, key: str, place: int, me: str, peer: str, timeout_s: float) -> Wire:
+    """One end of a wire between two processes that name the same `key` in a store.
+
+    Args:
+        store: what both can read.
+        key: of this wire alone.
+        place: 0 at one end, 1 at the other.
+        me: what this process is called in errors.
+        peer: what the other one is called.
+        timeout_s: how long the peer is waited for, then and later.
+
+    Raises:
+        PeerError: it does not answer within the timeout.
+    """
+    try:
+        group = ProcessGroupGloo(PrefixStore(key, store), place, 2, timedelta(seconds=timeout_s))
+    except RuntimeError as error:
+        raise PeerError(f"{me} found no way to {peer}: {error}") from error
+    return Wire(group, place, me, peer)
+
+
+def waited(store: Any, key: str, who: str, timeout_s: float) -> str:
+    """What is in a store under a key, as soon as it is there.
+
+    Raises:
+        PeerError: it does not come within the timeout.
+    """
+    deadline = time.monotonic() + timeout_s
+    while not store.check([key]):
+        if time.monotonic() > deadline:
+            raise PeerError(f"{who}, after {timeout_s:g} s")
+        time.sleep(POLL_S)
+    return str(store.get(key).decode())
+
+
+def meet_at(store: Any, key: str, place: int, peer: str, timeout_s: float) -> None:
+    """Wait until both ends of the wire of this key have come so far; raises as `waited`."""
+    store.set(f"{key}/at {place}", "")
+    waited(store, f"{key}/at {1 - place}", f"{peer} does not answer", timeout_s)
 
 
 def join(num_servers: int, timeout_s: float) -> Membership:

@@ -17,7 +17,7 @@ from hocket.errors import InputError
 
 __all__ = ["CHUNK_BYTES", "Parcel", "WireLayout", "bytes_of", "is_direct", "packed", "packed_bytes", "unpack"]
 
-CHUNK_BYTES = 256 * 1024
+CHUNK_BYTES = 128 * 1024
 # Values up to the first are packed, into parcels up to the second.
 SMALL_BYTES = 16 * 1024
 MAX_PACK_BYTES = 64 * 1024
@@ -36,8 +36,8 @@ class Parcel:
     Example:
         >>> Parcel(("a", "b"), (20, 8)).offsets, Parcel(("a", "b"), (20, 8)).size_bytes
         ((0, 32), 40)
-        >>> list(Parcel(("w",), (300_000,)).chunks)
-        [(0, 262144), (262144, 300000)]
+        >>> list(Parcel(("w",), (200_000,)).chunks)
+        [(0, 131072), (131072, 200000)]
     """
 
     members: tuple[str, ...]

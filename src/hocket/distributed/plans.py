@@ -14,9 +14,13 @@ from typing import Any
 import torch
 
 from hocket.checking import check
+from hocket.distributed.channels import PullChannel, PushChannel
 from hocket.distributed.parcels import Parcel, packed
 from hocket.distributed.parts import WORKERS, Assignment, Exchanged, server_name
 from hocket.distributed.setup import PROBE, PROBE_BYTES, Setup
+from hocket.execution import executor
+from hocket.execution.base import Executor
+from hocket.execution.channels import Channel
 from hocket.ir import Costs, Graph, Lane, Link, Machine, Plan
 from hocket.planning import plan
 from hocket.profiling import profile
@@ -28,8 +32,10 @@ __all__ = [
     "link_rates",
     "machine_of",
     "parcels_of",
+    "profiled",
     "server_plan",
     "transfer_costs",
+    "worker_lanes",
     "worker_plan",
 ]
 
@@ -39,20 +45,47 @@ LATENCY_US = 100.0
 PROFILE_RUNS = 3
 
 
-def worker_plan(made: Setup, part: Captured, rates: Sequence[float], order: str) -> tuple[Plan, Costs, Machine]:
+def profiled(made: Setup) -> Costs:
+    """What the ops of a job's step take here, on one thread and on all of them."""
+    threads = torch.get_num_threads()
+    return profile(made.captured, widths=sorted({1, threads}), runs=PROFILE_RUNS, machine=machine_of(threads, ()))
+
+
+def worker_plan(
+    made: Setup, part: Captured, costs: Costs, rates: Sequence[float], order: str
+) -> tuple[Plan, Costs, Machine]:
     """Rank 0's plan of what workers run, with what it stands on.
 
     Args:
         made: the job.
         part: what a worker runs.
+        costs: of the ops, see `profiled`.
         rates: bytes per second from and to each server.
         order: of the planner ``transfers``.
     """
-    threads = torch.get_num_threads()
-    machine = machine_of(threads, rates)
-    costs = profile(made.captured, widths=sorted({1, threads}), runs=PROFILE_RUNS, machine=machine)
-    costs = costs.merged(transfer_costs(made.assignment, machine))
+    machine = machine_of(torch.get_num_threads(), rates)
+    costs = costs.merged(transfer_costs(made.assignment.pulls, made.assignment.pushes, machine))
     return plan(part.graph, costs, machine, planner="transfers", order=order), costs, machine
+
+
+def worker_lanes(made: Setup, part: Captured, plan: Plan, kind: str) -> tuple[Executor, list[PullChannel]]:
+    """What runs a worker's part by a plan that all ranks have; servers lay their ends at the same time.
+
+    Raises:
+        PlanError: it is no plan for this part.
+        PeerError: another rank has failed.
+    """
+    check(part.graph, plan)
+    pulls: list[PullChannel] = []
+    channels: dict[str, Channel] = {}
+    for number, wire in enumerate(made.wires):
+        down, up = parcels_of(plan, made.assignment, number)
+        wire.add(up, down, ordered=True)
+        pulls.append(PullChannel(wire, [each.name for each in made.assignment.pulls if each.server == number]))
+        channels[f"{server_name(number)}->{WORKER_DEVICE}"] = pulls[-1]
+        channels[f"{WORKER_DEVICE}->{server_name(number)}"] = PushChannel(wire)
+    made.membership.meet("planned")
+    return executor(part, plan, kind=kind, channels=channels), pulls
 
 
 def machine_of(threads: int, rates: Sequence[float]) -> Machine:
@@ -64,14 +97,14 @@ def machine_of(threads: int, rates: Sequence[float]) -> Machine:
     return Machine(Machine.of(cores=threads).devices, tuple(links))
 
 
-def transfer_costs(assignment: Assignment, machine: Machine) -> Costs:
+def transfer_costs(pulls: Sequence[Exchanged], pushes: Sequence[Exchanged], machine: Machine) -> Costs:
     """What pulls and pushes take, each on the link of its server."""
     by_ends = {(link.src, link.dst): link for link in machine.links}
     durations: dict[str, dict[str, float]] = {}
-    for each in assignment.pulls:
+    for each in pulls:
         link = by_ends[server_name(each.server), WORKER_DEVICE]
         durations[each.name] = {link.channel: link.duration_us(each.size_bytes)}
-    for each in assignment.pushes:
+    for each in pushes:
         link = by_ends[WORKER_DEVICE, server_name(each.server)]
         durations[each.name] = {link.channel: link.duration_us(each.size_bytes)}
     return Costs(durations)

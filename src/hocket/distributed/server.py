@@ -7,18 +7,20 @@ from queue import SimpleQueue
 from typing import Any
 
 from hocket.arguments import packed, spreading
-from hocket.distributed.channels import ServingChannel, SummingChannel
+from hocket.distributed.channels import LostWorkers, ServingChannel, SummingChannel
+from hocket.distributed.desk import Desk
 from hocket.distributed.membership import DEFAULT_TIMEOUT_S, join
 from hocket.distributed.parts import WORKERS, server_part
 from hocket.distributed.plans import SERVER_DEVICE, link_rates, parcels_of, server_plan
-from hocket.distributed.setup import CLOSE, GATHER, Setup, set_up
+from hocket.distributed.setup import CLOSE, GATHER, PUBLISH, Setup, set_up
+from hocket.distributed.versions import NEWEST, Version, Versions
 from hocket.errors import ExecutionError, InputError
 from hocket.execution import EXECUTORS, executor
 from hocket.execution.base import Executor
 from hocket.execution.channels import Channel
 from hocket.ir import Plan
 
-__all__ = ["server"]
+__all__ = ["follow_orders", "server"]
 
 
 def server(
@@ -28,6 +30,7 @@ def server(
     *args: Any,
     num_servers: int = 1,
     executor: str = "auto",
+    survive: bool = False,
     timeout_s: float = DEFAULT_TIMEOUT_S,
     **kwargs: Any,
 ) -> int:
@@ -40,6 +43,7 @@ def server(
         args: what the step is called with once, so that it can be captured: a batch like the workers'.
         num_servers: how many of the ranks are servers, the last ones.
         executor: ``native`` lanes, ``python`` threads, or ``auto``.
+        survive: whether the job goes on without a worker that is lost, unless it is rank 0; the same at all servers.
         timeout_s: how long another rank is waited for.
         kwargs: what the step is called with by name.
 
@@ -57,16 +61,26 @@ def server(
         raise InputError(f"distribute: rank {membership.rank} is a worker; call hocket.distribute.worker(...) there")
     made = set_up(spreading(step), model, optimizer, packed(args, kwargs), membership)
     try:
-        steps = _serve(made, executor)
+        steps = _serve(made, executor, survive)
     except BaseException as error:
         raise made.failed(error) from error
     made.close()
     return steps
 
 
-def _serve(made: Setup, kind: str) -> int:
-    serving = ServingChannel(made.wires)
-    updates = _executor(made, kind, serving)
+def _serve(made: Setup, kind: str, survive: bool) -> int:
+    versions = Versions()
+    desk = Desk(made.membership, [value for value, _ in made.values.values()], versions)
+    try:
+        return follow_orders(made, kind, versions, LostWorkers(survive))
+    finally:
+        desk.close()
+
+
+def follow_orders(made: Setup, kind: str, versions: Versions, lost: LostWorkers) -> int:
+    """Do what worker 0 orders until it closes; how many steps there were. Versions are put where agents find them."""
+    serving = ServingChannel(made.wires, lost)
+    updates = _executor(made, kind, serving, lost)
     first = _send_first(made, serving)
     batch = made.captured.batch
     state = made.shard(made.membership.number)
@@ -74,6 +88,9 @@ def _serve(made: Setup, kind: str) -> int:
     while (command := made.ordered()) != CLOSE:
         if command == GATHER:
             state.send(made.wires[0])
+            continue
+        if command == PUBLISH:
+            _publish(made, versions, steps)
             continue
         for wait in first if steps == 0 else ():
             if (error := wait()) is not None:
@@ -88,7 +105,22 @@ def _serve(made: Setup, kind: str) -> int:
     return steps
 
 
-def _executor(made: Setup, kind: str, serving: ServingChannel) -> Executor:
+def _publish(made: Setup, versions: Versions, steps: int) -> None:
+    """Copy what this server has, between two steps."""
+    number = made.membership.number
+    if number == 0:
+        made.take_given(changed_only=versions.there()[1] != NEWEST)
+    here = [(value, entry.get().detach()) for value, entry in made.values.values() if value.server == number]
+    versions.publish(
+        Version(
+            steps,
+            {value.name: tensor.clone() for value, tensor in here if value.changes},
+            {value.name: tensor for value, tensor in here if not value.changes},
+        )
+    )
+
+
+def _executor(made: Setup, kind: str, serving: ServingChannel, lost: LostWorkers) -> Executor:
     number, assignment = made.membership.number, made.assignment
     part = server_part(made.captured, assignment, number)
     link_rates(made)
@@ -99,7 +131,7 @@ def _executor(made: Setup, kind: str, serving: ServingChannel) -> Executor:
     made.membership.meet("planned")
     averaged = frozenset(each.name for each in assignment.pushes if each.averaged)
     channels: dict[str, Channel] = {
-        f"{WORKERS}->{SERVER_DEVICE}": SummingChannel(made.wires, averaged),
+        f"{WORKERS}->{SERVER_DEVICE}": SummingChannel(made.wires, averaged, lost),
         f"{SERVER_DEVICE}->{WORKERS}": serving,
     }
     return executor(part, server_plan(part, plan, assignment, number), kind=kind, channels=channels)

@@ -7,7 +7,7 @@ Nothing of a peer is believed before: sizes, names and dtypes are those that thi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -19,16 +19,17 @@ from hocket.distributed.membership import Membership
 from hocket.distributed.parcels import Parcel
 from hocket.distributed.parts import Assignment, assigned
 from hocket.distributed.state import ShardState, begin_from_zeros, has_state, shard_state
+from hocket.distributed.versions import Value, model_values
 from hocket.distributed.wire import Wire
 from hocket.errors import PeerError
 from hocket.tracing import capture
 from hocket.tracing.captured import Captured
 from hocket.tracing.state import Entry
 
-__all__ = ["CLOSE", "GATHER", "PROBE", "PROBE_BYTES", "STEP", "Setup", "captured_for", "set_up"]
+__all__ = ["CLOSE", "GATHER", "PROBE", "PROBE_BYTES", "PUBLISH", "STEP", "Setup", "captured_for", "lay_wires", "set_up"]
 
 # What worker 0 orders; the numbers of its optimizers come with it.
-STEP, GATHER, CLOSE = 0.0, 1.0, 2.0
+STEP, GATHER, CLOSE, PUBLISH = 0.0, 1.0, 2.0, 3.0
 ORDERS, PROBE = "orders", "probe"
 PROBE_BYTES = 4 << 20
 
@@ -89,6 +90,28 @@ class Setup:
         found: torch.Tensor = next(e for e in (*places.parameters, *places.tensors) if e.name == buffer).get()
         return found.detach()
 
+    @cached_property
+    def values(self) -> Mapping[str, tuple[Value, Entry]]:
+        """What agents can have, with the places of it at this rank."""
+        return model_values(self.captured, self.assignment)
+
+    @cached_property
+    def given(self) -> tuple[tuple[Value, Entry], ...]:
+        """What server 0 has from worker 0 when that publishes: what no server updates."""
+        return tuple(pair for pair in self.values.values() if pair[0].from_worker)
+
+    def give(self, changed_only: bool) -> None:
+        """Worker 0 sends server 0 what that does not update itself, as it is now."""
+        for value, entry in self.given:
+            if value.changes or not changed_only:
+                self.wires[0].post(given_name(value.name), entry.get().detach().clone())
+
+    def take_given(self, changed_only: bool) -> None:
+        """Server 0 receives it, into its own model; raises `PeerError` if worker 0 is gone."""
+        for value, entry in self.given:
+            if value.changes or not changed_only:
+                self.wires[0].get(given_name(value.name), entry.get())
+
     def close(self, error: BaseException | None = None) -> None:
         """Take leave of all peers; with an error, they fail, and every rank can read why."""
         if error is not None:
@@ -102,6 +125,11 @@ class Setup:
         self.close(error)
         text = self.membership.signed(error)
         return PeerError(text if first is None else f"{text}; the first to fail was {first}")
+
+
+def given_name(value: str) -> str:
+    """What a value is called on the wire that worker 0 gives to server 0."""
+    return f"given:{value}"
 
 
 def captured_for(step: Callable[[Any], Any], model: Any, optimizer: Any, batch: Any) -> Captured:
@@ -135,7 +163,7 @@ def set_up(step: Callable[[Any], Any], model: Any, optimizer: Any, batch: Any, m
         membership.fail(error)
         raise
     try:
-        _exchange(made, shards)
+        lay_wires(made, shards)
     except BaseException as error:
         raise made.failed(error) from error
     return made
@@ -158,17 +186,24 @@ def _shards(captured: Captured, assignment: Assignment, membership: Membership) 
     return () if membership.is_worker else (shard_state(captured, assignment, membership.number),)
 
 
-def _exchange(made: Setup, shards: tuple[ShardState, ...]) -> None:
+def lay_wires(made: Setup, shards: tuple[ShardState, ...] = ()) -> None:
+    """What wires carry besides transfers of a plan; `shards` go from worker 0 to their servers now.
+
+    Raises:
+        PeerError: another rank has failed, or does not come.
+    """
     orders = Parcel((ORDERS,), (8 * (1 + len(made.rates)),))
     probe = Parcel((PROBE,), (PROBE_BYTES,))
+    given = [Parcel((given_name(value.name),), (value.size_bytes,)) for value, _ in made.given]
     is_worker = made.membership.is_worker
     for number, wire in enumerate(made.wires):
         if is_worker:
             state = shards[number].parcels if shards else []
-            wire.add([orders, *state], [probe, *state])
+            wire.add([orders, *state, *(given if made.membership.rank == 0 and number == 0 else [])], [probe, *state])
         else:
-            state = shards[0].parcels if number == 0 else []
-            wire.add([probe, *state], [orders, *state])
+            state = shards[0].parcels if shards and number == 0 else []
+            to_first = number == 0 and made.membership.number == 0
+            wire.add([probe, *state], [orders, *state, *(given if to_first else [])])
     made.membership.meet("wired")
     for shard, wire in zip(shards, made.wires, strict=False):  # a server's first wire leads to worker 0
         (shard.send if is_worker else shard.receive)(wire)

@@ -6,15 +6,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from hocket.arguments import packed, spreading
-from hocket.checking import check
-from hocket.distributed.channels import PullChannel, PushChannel
+from hocket.distributed.channels import PullChannel
 from hocket.distributed.membership import DEFAULT_TIMEOUT_S, Membership, join
 from hocket.distributed.parts import server_name, worker_part
-from hocket.distributed.plans import WORKER_DEVICE, link_rates, parcels_of, worker_plan
-from hocket.distributed.setup import CLOSE, GATHER, STEP, Setup, set_up
+from hocket.distributed.plans import link_rates, profiled, worker_lanes, worker_plan
+from hocket.distributed.setup import CLOSE, GATHER, PUBLISH, STEP, Setup, set_up
 from hocket.distributed.watched import StepGuard
 from hocket.errors import ExecutionError, InputError, PeerError, StaleCaptureError
-from hocket.execution import EXECUTORS, executor
+from hocket.execution import EXECUTORS
 from hocket.execution.base import Executor
 from hocket.ir import Costs, Machine, Plan, Timeline
 from hocket.planning import Bounds, bounds
@@ -57,6 +56,7 @@ class DistributedStep:
         self._guard: StepGuard | None = None
         self._failure: PeerError | None = None
         self._closed = False
+        self._published: int | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """One step on this worker's batch; returns what the step returns.
@@ -119,6 +119,26 @@ class DistributedStep:
         except PeerError as error:
             raise self._failed(error) from error
 
+    def publish(self) -> int:
+        """Let agents have the parameters and buffers as they are after the last step, as one version.
+
+        Every rank may call it; rank 0 orders the servers to copy what they have, and goes on.
+
+        Returns:
+            The number of the version: of the steps so far.
+
+        Raises:
+            ExecutionError: no step has run yet, or the step was closed.
+            PeerError: a server is gone.
+        """
+        if self.setup is None or self._closed or self._failure is not None:
+            raise self._failure or ExecutionError("distribute: there is nothing to publish before the first step")
+        if self._membership.rank == 0 and self._published != self.steps:
+            self.setup.order(PUBLISH)
+            self.setup.give(changed_only=self._published is not None)
+            self._published = self.steps
+        return self.steps
+
     def timeline(self) -> Timeline:
         """When each op and each transfer of the last step ran."""
         if self._executor is None:
@@ -171,22 +191,13 @@ class DistributedStep:
         part = worker_part(made.captured, made.assignment)
         rates = link_rates(made)
         if made.membership.rank == 0:
-            plan, self.costs, self.machine = worker_plan(made, part, rates, self._order)
+            plan, self.costs, self.machine = worker_plan(made, part, profiled(made), rates, self._order)
             self.bounds = bounds(part.graph, self.costs, self.machine)
             self.predicted_us = simulate(part.graph, plan, self.costs, self.machine).makespan_us
             made.membership.tell("plan", str(plan))
+            made.membership.tell_agents([value.told for value, _ in made.values.values()])
         self.plan = Plan.parse(made.membership.told("plan", by=0))
-        check(part.graph, self.plan)
-        channels: dict[str, PullChannel | PushChannel] = {}
-        for number, wire in enumerate(made.wires):
-            pulls, pushes = parcels_of(self.plan, made.assignment, number)
-            wire.add(pushes, pulls, ordered=True)
-            channel = PullChannel(wire, [each.name for each in made.assignment.pulls if each.server == number])
-            self._pulls.append(channel)
-            channels[f"{server_name(number)}->{WORKER_DEVICE}"] = channel
-            channels[f"{WORKER_DEVICE}->{server_name(number)}"] = PushChannel(wire)
-        made.membership.meet("planned")
-        self._executor = executor(part, self.plan, kind=self._kind, channels=channels)
+        self._executor, self._pulls = worker_lanes(made, part, self.plan, self._kind)
 
     def _check(self, batch: Any) -> None:
         assert self.setup is not None

@@ -1,0 +1,135 @@
+"""Many workers on few cores: computing is slept as it was recorded, transport is real. ``transfers --paced``.
+
+Of each cluster of W workers and S servers, in one run: how well the order alone predicts the step (R^2 of TicTac's E,
+of the slowest worker's order by simulation, against the measured step time), how even planned steps are (the shortest
+over the 95th percentile), and which part of a step the first worker waits for the last, planned and not.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from statistics import correlation, mean, median, quantiles
+from typing import Any
+
+from torch._C._distributed_c10d import TCPStore
+
+from benchmarks.namespaces import switched, unavailable_reason
+from benchmarks.paced.ranks import Place, StepRecord, run_rank
+from benchmarks.paced.workload import Workload, recorded
+from hocket.errors import InputError
+
+__all__ = ["CLUSTERS", "run"]
+
+CLUSTERS = ((2, 1), (4, 2), (8, 1), (8, 4))
+WARM_UP_STEPS = 2
+MIN_STEPS = 12
+START_S = 6.0  # about what processes and wires of a cluster take to begin
+
+
+def run(
+    name: str = "googlenet",
+    *,
+    clusters: Sequence[tuple[int, int]] = CLUSTERS,
+    seconds: float = 240.0,
+    mbit: int = 25,
+    receiving_s: float = 1.0,
+    save: Callable[[dict[str, Any]], None] | None = None,
+) -> dict[str, Any]:
+    """Each cluster for its part of the time.
+
+    Args:
+        name: of the zoo model whose step is recorded.
+        clusters: workers and servers of each.
+        seconds: for all of them together, about.
+        mbit: rate of a worker's link in Mbit/s; a server's is that of all workers together, over the servers.
+        receiving_s: how long a worker's parameters take on its link; sizes are scaled to it, and computing as well.
+        save: told the result so far, after each cluster.
+
+    Raises:
+        InputError: there can be no network namespaces here, or a rank failed; says why.
+    """
+    if (reason := unavailable_reason()) is not None:
+        raise InputError(f"paced workers are SKIPPED: {reason}")
+    end_s = time.monotonic() + seconds
+    rows: list[dict[str, Any]] = []
+    result: dict[str, Any] = {
+        "paced": "computing is slept as recorded on this machine; transport is real; gradients are not sent",
+        "model": name,
+        "mbit_per_s": mbit,
+        "receiving_s": receiving_s,
+        "rows": rows,
+    }
+    for number, (workers, servers) in enumerate(clusters):
+        work = recorded(name, servers, mbit * 1e6 / 8, receiving_s, batch_size=2, image_size=64)
+        result["scale"] = work.scale
+        left_s = (end_s - time.monotonic()) / (len(clusters) - number) - START_S
+        # A planned step and another one take three times what receiving does.
+        steps = WARM_UP_STEPS + max(MIN_STEPS, 2 * int(left_s / (3.5 * receiving_s)))
+        rows.append({"workers": workers, "servers": servers, **_cluster(work, workers, servers, mbit, steps)})
+        if save is not None:
+            save(result)
+    return result
+
+
+def _cluster(work: Workload, workers: int, servers: int, mbit: int, steps: int) -> dict[str, Any]:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["benchmarks.paced.ranks"])
+    rates = [mbit] * workers + [max(1, mbit * workers // servers)] * servers
+    with switched(rates) as (address, ends):
+        store = TCPStore(address, 0, None, is_master=True, timeout=timedelta(seconds=60))
+        pipes: list[Connection] = []
+        processes = []
+        try:
+            for rank, end in enumerate(ends):
+                ours, theirs = context.Pipe()
+                place = Place(rank, workers, servers, (address, store.port), end)
+                processes.append(context.Process(target=run_rank, args=(theirs, place, work, steps), daemon=True))
+                processes[-1].start()
+                theirs.close()
+                pipes.append(ours)
+            found = [pipe.recv() for pipe in pipes]
+        except EOFError as error:
+            raise InputError("paced workers: a rank has ended without a word") from error
+        finally:
+            for process in processes:
+                process.kill()
+                process.join()
+    for each in found:
+        if isinstance(each, str):
+            raise InputError(f"paced workers: {each}")
+    return _summary(work, [list(records) for records in zip(*found[:workers], strict=True)][WARM_UP_STEPS:])
+
+
+def _summary(work: Workload, steps: list[list[StepRecord]]) -> dict[str, Any]:
+    """Of the steps, each with a record of every worker."""
+    takes_us = [(max(r.end_ns for r in step) - min(r.begin_ns for r in step)) / 1e3 for step in steps]
+    predicted_us = [max(work.receives.makespan_us(record.order) for record in step) for step in steps]
+    shares = [
+        (max(r.end_ns for r in step) - min(r.end_ns for r in step)) / 1e3 / us
+        for step, us in zip(steps, takes_us, strict=True)
+    ]
+    planned = [step[0].is_planned for step in steps]
+    shortest_us = min(takes_us)
+    row: dict[str, Any] = {
+        "steps": len(steps),
+        "r2_of_efficiency": correlation(
+            [work.efficiency(us) for us in predicted_us], [shortest_us / t for t in takes_us]
+        )
+        ** 2,
+    }
+    for label, wanted in (("planned", True), ("random", False)):
+        chosen = [at for at, is_planned in enumerate(planned) if is_planned == wanted]
+        times_us = [takes_us[at] for at in chosen]
+        p95_us = quantiles(times_us, n=20)[-1]
+        row[label] = {
+            "step_us": median(times_us),
+            "predicted_us": median(predicted_us[at] for at in chosen),
+            "normalised_p95": shortest_us / p95_us,
+            "straggler_share": mean(shares[at] for at in chosen),
+        }
+    row["throughput"] = row["random"]["step_us"] / row["planned"]["step_us"]
+    return row

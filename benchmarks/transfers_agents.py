@@ -1,0 +1,155 @@
+"""Forwards of an agent that pulls all parameters in every call, by order, over a link of a given rate.
+
+A job of one worker and one server publishes one version, and does nothing more; both are at one end of the link. At the
+other end agents take turns, one for each order: nothing is pulled ahead, so a call begins when it asks for its first
+parameter. ``python -m benchmarks.transfers_agents SETTINGS`` is one of these processes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from benchmarks.budget import Budget
+from benchmarks.namespaces import Namespace, linked, unavailable_reason
+from benchmarks.transfers_real import IMAGE_SIZES, fitting_batch
+from hocket import distribute
+from hocket.cli.steps import wait_policy
+from hocket.errors import InputError
+from hocket.zoo import load
+
+__all__ = ["ORDERS", "run"]
+
+ORDERS = ("auto", "tac", "layer", "random", "reverse")
+PORT = "29575"
+TIMEOUT_S = 300.0
+
+
+def run(
+    models: Sequence[str],
+    *,
+    mbits: Sequence[int],
+    orders: Sequence[str] = ORDERS,
+    rounds: int = 1,
+    steps: int = 5,
+    batch_size: int | None = None,
+    seconds: float | None = None,
+    save: Callable[[dict[str, Any]], None] | None = None,
+) -> dict[str, Any]:
+    """Every order of every model at every rate; arguments as `benchmarks.transfers_real.run` has them, for calls.
+
+    Raises:
+        InputError: there can be no network namespaces here, or a process failed; says why.
+    """
+    if (reason := unavailable_reason()) is not None:
+        raise InputError(f"transfers over real links are SKIPPED: {reason}")
+    budget = Budget(seconds)
+    rows: list[dict[str, Any]] = []
+    result: dict[str, Any] = {"rounds": rounds, "rows": rows, "left_out": budget.left_out}
+    for mbit in sorted(mbits, reverse=True):
+        for model in models:
+            with budget.item(f"{model} at {mbit} Mbit/s") as begun:
+                if not begun:
+                    continue
+                sizes = {"image_size": IMAGE_SIZES[model]} if model in IMAGE_SIZES else {}
+                batch = batch_size or fitting_batch(model, sizes, mbit * 1e6 / 8, forward_only=True)
+                turns = _turns(model, sizes, batch, mbit, [*orders] * rounds, steps)
+            found = {order: _summary([turn for turn in turns if turn["order"] == order]) for order in orders}
+            rows.append({"model": model, "mbit_per_s": mbit, "sizes": {**sizes, "batch_size": batch}, "orders": found})
+            if save is not None:
+                save(result)
+    return result
+
+
+def _turns(
+    model: str, sizes: Mapping[str, int], batch: int, mbit: int, orders: Sequence[str], calls: int
+) -> list[dict[str, Any]]:
+    """What the agent says of each turn."""
+    with linked(mbit) as (agent, job):
+        settings = {"model": model, "sizes": sizes, "address": f"{job.address}:{PORT}"}
+        ranks = [_process(job, {**settings, "rank": rank}, rank, job.address) for rank in (0, 1)]
+        wanted = {**settings, "orders": orders, "calls": calls, "batch_size": batch, "rank": None}
+        caller = _process(agent, wanted, 0, job.address)
+        try:
+            out, said = caller.communicate(timeout=3 * TIMEOUT_S)
+        finally:
+            for process in (*ranks, caller):
+                process.kill()
+                process.wait()
+    if caller.returncode:
+        raise InputError(f"agents of {model}: {said.strip().splitlines()[-1] if said.strip() else 'no word'}")
+    return [json.loads(line) for line in out.splitlines()]
+
+
+def _process(end: Namespace, settings: Mapping[str, Any], rank: int, store: str) -> subprocess.Popen[str]:
+    variables = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": store, "MASTER_PORT": PORT}
+    variables |= {"GLOO_SOCKET_IFNAME": end.interface, "OMP_NUM_THREADS": "1", "GOMP_SPINCOUNT": "10000"}
+    words = end.command(sys.executable, "-m", "benchmarks.transfers_agents", json.dumps(settings))
+    pipe = None if settings["rank"] is None else subprocess.DEVNULL
+    return subprocess.Popen(
+        words, env=os.environ | variables, stdout=pipe or subprocess.PIPE, stderr=pipe or subprocess.PIPE, text=True
+    )
+
+
+def _summary(turns: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    times = [us for turn in turns for us in turn["calls_us"]]
+    call_us, predicted_us = median(times), median(turn["predicted_us"] for turn in turns)
+    lower_us, upper_us = (median(turn[bound] for turn in turns) for bound in ("lower_us", "upper_us"))
+    room_us = upper_us - lower_us
+    return {
+        "step_us": call_us,
+        "predicted_us": predicted_us,
+        "efficiency_predicted": (upper_us - predicted_us) / room_us if room_us else 1.0,
+        "efficiency_measured": (upper_us - call_us) / room_us if room_us else 1.0,
+        "potential": room_us / lower_us,
+        "steps_in_order": sum(turn["in_order"] for turn in turns),
+        "steps": len(times),
+    }
+
+
+def _publish(settings: Mapping[str, Any]) -> None:
+    """A rank of the job; ends when it is killed."""
+    job = load(settings["model"], batch_size=2, **settings["sizes"])
+    options: dict[str, Any] = {"num_servers": 1, "timeout_s": TIMEOUT_S}
+    if settings["rank"] == 1:
+        distribute.server(job.step, job.model, job.optimizer, job.batch(0), **options)
+        return
+    fast = distribute.worker(job.step, job.model, job.optimizer, order="layer", **options)
+    fast(job.batch(0))
+    fast.publish()
+    threading.Event().wait()
+
+
+def _call(settings: Mapping[str, Any]) -> None:
+    """Agents, one after another."""
+    job = load(settings["model"], batch_size=settings["batch_size"], **settings["sizes"])
+    model, inputs = job.models[0].eval(), job.batch(0)[0]
+    for order in settings["orders"]:
+        options: dict[str, Any] = {"order": order, "ahead": False, "every_call": True, "timeout_s": TIMEOUT_S}
+        times_us, in_order = [], 0
+        with distribute.agent(model, settings["address"], **options) as fresh:
+            fresh(inputs)
+            assert fresh.plan is not None
+            assert fresh.bounds is not None
+            planned = [op[5:] for lane in fresh.plan.lanes if lane.kind == "channel" for op in lane.ops]
+            for _ in range(settings["calls"]):
+                begin_s = time.perf_counter()
+                fresh(inputs)
+                times_us.append((time.perf_counter() - begin_s) * 1e6)
+                in_order += list(fresh.arrivals()["server0"][: len(planned)]) == planned
+        turn = {"order": order, "calls_us": times_us, "predicted_us": fresh.predicted_us, "in_order": in_order}
+        turn |= {"lower_us": fresh.bounds.lower_us, "upper_us": fresh.bounds.upper_us}
+        print(json.dumps(turn), flush=True)
+
+
+if __name__ == "__main__":
+    wait_policy()
+    told = json.loads(sys.argv[1])
+    (_call if told["rank"] is None else _publish)(told)

@@ -1,0 +1,121 @@
+"""One rank of a measured job: ``python -m benchmarks.transfers_rank SETTINGS``, JSON; see `benchmarks.transfers_real`.
+
+The step is captured and profiled once. Then the orders take turns: each turn has wires and a plan of its own, and goes
+on with the parameters that the one before left. The contender ``all-first`` has the order of first use, and computes
+nothing before the last parameter has arrived.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch._C._distributed_c10d import PrefixStore
+
+from hocket.cli.steps import wait_policy
+from hocket.distributed.channels import LostWorkers
+from hocket.distributed.membership import join
+from hocket.distributed.parts import worker_part
+from hocket.distributed.plans import link_rates, profiled, worker_lanes, worker_plan
+from hocket.distributed.server import follow_orders
+from hocket.distributed.setup import CLOSE, STEP, Setup, lay_wires, set_up
+from hocket.distributed.versions import Versions
+from hocket.ir import Costs, Plan
+from hocket.planning import bounds
+from hocket.simulation import simulate
+from hocket.tracing.captured import Captured
+from hocket.zoo import load
+
+__all__ = ["ALL_FIRST", "Turn", "pulls_first"]
+
+ALL_FIRST = "all-first"
+# A turn's first step waits for what the run before left undone.
+WARM_UP_STEPS = 1
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What rank 0 says of one order's turn."""
+
+    order: str
+    steps_us: list[float]
+    predicted_us: float
+    lower_us: float
+    upper_us: float
+    in_order: int
+
+
+def pulls_first(plan: Plan) -> Plan:
+    """The same plan, where the first op of each computing lane waits for all parameters."""
+    pulls = tuple(op for lane in plan.lanes if lane.kind == "channel" for op in lane.ops if op.startswith("pull:"))
+    first = [lane.ops[0] for lane in plan.lanes if lane.kind != "channel" and lane.ops]
+    after = {**plan.after, **{op: (*plan.after.get(op, ()), *pulls) for op in first}}
+    return replace(plan, after=after, planner=f"transfers-{ALL_FIRST}")
+
+
+def main(settings: dict[str, Any]) -> None:
+    """Take part, in all turns."""
+    wait_policy()
+    job = load(settings["model"], **settings["sizes"])
+    made = set_up(job.step, job.model, job.optimizer, job.batch(0), join(1, settings["timeout_s"]))
+    worker = worker_part(made.captured, made.assignment)
+    costs = profiled(made) if made.membership.is_worker else None
+    turns = [order for _ in range(settings["rounds"]) for order in settings["orders"]]
+    begin_s, seconds = time.monotonic(), settings["seconds"]
+    for number, order in enumerate(turns):
+        rounds, position = divmod(number, len(settings["orders"]))
+        if position == 0 and rounds and seconds is not None:
+            if costs is not None:  # a further round, if it will not take longer than what is left
+                made.membership.tell(f"round {rounds}", (time.monotonic() - begin_s) * (rounds + 1) / rounds < seconds)
+            if not made.membership.told(f"round {rounds}", by=0):
+                break
+        turn = replace(
+            made, membership=replace(made.membership, store=PrefixStore(f"turn{number}", made.membership.store))
+        )
+        turn = replace(turn, wires=tuple(turn.membership.wires()))
+        lay_wires(turn)
+        if costs is None:
+            follow_orders(turn, "auto", Versions(), LostWorkers())
+        else:
+            left_s = None if seconds is None else seconds / len(turns)
+            found = _turn(turn, worker, costs, order, settings["steps"], left_s, job.batch(0))
+            print(json.dumps(vars(found)), flush=True)
+        turn.close()
+    made.close()
+
+
+def _turn(made: Setup, part: Captured, costs: Costs, order: str, steps: int, left_s: float | None, batch: Any) -> Turn:
+    """Steps of one order: so many, or two and what there is time for."""
+    begin_s = time.monotonic()
+    rates = link_rates(made)
+    plan, all_costs, machine = worker_plan(made, part, costs, rates, "layer" if order == ALL_FIRST else order)
+    plan = pulls_first(plan) if order == ALL_FIRST else plan
+    made.membership.tell("plan", str(plan))
+    lanes, pulls = worker_lanes(made, part, plan, "auto")
+    planned = [op for lane in plan.lanes if lane.device == "server0->cpu0" for op in lane.ops]
+    times_us, in_order = [], 0
+    for step in range(1, WARM_UP_STEPS + steps + 1):
+        made.order(STEP)
+        start_s = time.perf_counter()
+        lanes(batch)
+        times_us.append((time.perf_counter() - start_s) * 1e6)
+        in_order += [name for name, _ in made.wires[0].arrived[step]] == planned
+        next_s = time.monotonic() - begin_s + 2 * times_us[-1] / 1e6  # and what it has under way at the end
+        if left_s is not None and len(times_us) > WARM_UP_STEPS and next_s > left_s:
+            break
+    for channel in pulls:
+        channel.wait(len(times_us) + 1)
+    made.order(CLOSE)
+    lanes.close()
+    limits = bounds(part.graph, all_costs, machine)
+    predicted_us = simulate(part.graph, plan, all_costs, machine).makespan_us
+    return Turn(order, times_us[WARM_UP_STEPS:], predicted_us, limits.lower_us, limits.upper_us, in_order)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(json.loads(sys.argv[1]))

@@ -1,0 +1,187 @@
+r"""Pulls of versions, for an executor whose calls each run on one version from beginning to end.
+
+Which version a call runs on is decided once: when it begins, or during the call before, as soon as the first parameter
+is free there and a newer version exists. Each value then comes when the last op that reads it is done::
+
+    call 1   [ f1(w1) ][ f2(w2) ][ f3(w3) ]
+    wire              | w1 of the next version | w2 ...      (f1 is done: w1 may come)
+
+Values of a version that a call already has arrive at once: nothing goes over the wire.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import torch
+
+from hocket.distributed.desk import pull_name
+from hocket.distributed.links import AgentLinks
+from hocket.distributed.parts import server_name
+from hocket.errors import PeerError
+from hocket.execution.channels import Done
+from hocket.tracing.state import Entry
+
+__all__ = ["Pulls"]
+
+
+@dataclass(frozen=True)
+class _Decision:
+    """On which version a call runs, and by which pull it comes; None: it is there."""
+
+    version: int
+    pull: int | None
+
+
+class Pulls:
+    """The channel of an agent's plan: receives the version of each call.
+
+    Args:
+        links: to all servers.
+        places: the agent's own values that change, by name.
+        ahead: whether the next call's version may come while a call runs.
+        every_call: whether each call pulls, also where it has its version.
+
+    Attributes:
+        held: the version to stay with; None: the newest.
+    """
+
+    runs_ahead = True
+
+    def __init__(self, links: AgentLinks, places: Mapping[str, Entry], ahead: bool, every_call: bool) -> None:
+        self.held: int | None = None
+        self._links, self._ahead, self._every_call = links, ahead, every_call
+        self._places = {pull_name(name): entry for name, entry in places.items()}
+        self._wire = {pull_name(value.name): links.wires[value.server] for value in links.values if value.changes}
+        self._besides: frozenset[str] = frozenset()  # values that no op reads
+        self._decisions: dict[int, _Decision] = {}
+        self._there: int | None = None  # the version that is in memory, or on its way to it
+        self._num_pulls = self._num_coming = 0
+        self._waiting: dict[int, list[tuple[str, torch.Tensor, Done]]] = {}
+        self._looking: Future[None] | None = None
+        self._failure: BaseException | None = None
+        self._changed = threading.Condition()
+        self._asking = threading.Lock()  # who asks the servers decides before anybody else asks
+        self._pool = ThreadPoolExecutor(1, "hocket-agent")
+
+    def has_ops(self, ops: Collection[str]) -> None:
+        """Which transfers the plan has; what else changes is received beside it."""
+        self._besides = frozenset(self._places) - frozenset(ops)
+
+    def begin(self, op: str, tensor: torch.Tensor, epoch: int, done: Done) -> None:
+        with self._changed:
+            decision = self._decisions.get(epoch)
+            if decision is None:
+                self._waiting.setdefault(epoch, []).append((op, tensor, done))
+                if self._ahead and self.held is None and self._looking is None:
+                    self._looking = self._pool.submit(self._decide, epoch, look_ahead=True)
+                return
+        self._start(decision, op, tensor, done)
+
+    def decide(self, epoch: int) -> int:
+        """The version that a call runs on, decided now if it was not before.
+
+        Raises:
+            VersionGoneError: the version that is held is gone.
+            PeerError: a server is gone or silent.
+        """
+        self._looked()
+        if epoch not in self._decisions:
+            self._decide(epoch, look_ahead=False)
+        return self._decisions[epoch].version
+
+    def hold(self, version: int | None) -> int:
+        """Bring a version, between two calls, and stay with it; None: the newest. Raises as `decide`."""
+        self._looked()
+        self.synchronize()
+        with self._asking:
+            self.held = self._links.take(version)
+        if self._num_pulls and self.held != self._there:
+            with self._changed:
+                self._begin_pull(self.held)
+                pull = _Decision(self.held, self._num_pulls)
+            for op, entry in self._places.items():
+                self._start(pull, op, entry.get().detach(), lambda error: None)
+            self.synchronize()
+        return self.held
+
+    def synchronize(self) -> None:
+        """Sleep until nothing is on its way: the model has one version.
+
+        Raises:
+            PeerError: a server is gone.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._failure is not None or self._num_coming == 0)
+            if self._failure is not None:
+                raise self._failure
+
+    def arrivals(self) -> dict[str, tuple[str, ...]]:
+        """For each server the values of the last pull that is over, in the order of their arrival."""
+        self.synchronize()
+        return {
+            server_name(number): tuple(op.removeprefix("pull:") for op, _ in wire.arrived.get(self._num_pulls, []))
+            for number, wire in enumerate(self._links.wires)
+        }
+
+    def close(self) -> None:
+        """Whatever has not been decided will not come."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        with self._changed:
+            waiting, self._waiting = self._waiting, {}
+        for many in waiting.values():
+            for _, _, done in many:
+                done(PeerError("agent: the agent was closed"))
+
+    def _looked(self) -> None:
+        """Wait for a look ahead, and raise what it met."""
+        looking, self._looking = self._looking, None
+        if looking is not None:
+            looking.result()
+
+    def _decide(self, epoch: int, look_ahead: bool) -> None:
+        with self._asking:
+            if epoch in self._decisions:
+                return
+            there = self._there
+            stays = self.held is not None and self.held == there and not self._every_call
+            version = self.held if stays else self._links.take(self.held)
+            assert version is not None
+            pulls = version != there or self._every_call
+            if look_ahead and not pulls:
+                return
+            with self._changed:
+                if pulls:
+                    self._begin_pull(version)
+                decision = _Decision(version, self._num_pulls if pulls else None)
+                self._decisions[epoch] = decision
+                self._decisions.pop(epoch - 2, None)
+                waiting = self._waiting.pop(epoch, [])
+        for op in self._besides if pulls else ():
+            self._start(decision, op, self._places[op].get().detach(), lambda error: None)
+        for op, tensor, done in waiting:
+            self._start(decision, op, tensor, done)
+
+    def _begin_pull(self, version: int) -> None:
+        """Under the lock: all values of a version will come."""
+        self._there = version
+        self._num_pulls += 1
+        self._num_coming += len(self._places)
+        self._links.send()
+
+    def _start(self, decision: _Decision, op: str, tensor: torch.Tensor, done: Done) -> None:
+        if decision.pull is None:
+            done(None)
+            return
+
+        def arrived(error: BaseException | None) -> None:
+            with self._changed:
+                self._num_coming -= 1
+                self._failure = self._failure or error
+                self._changed.notify_all()
+            done(error)
+
+        self._wire[op].receive(op, tensor, decision.pull, arrived)

@@ -1,0 +1,171 @@
+"""Agents: each call on one whole version, what is gone is named, and nobody who leaves disturbs the training."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+import torch
+
+from distributed.agents import TIMEOUT_S, Counting, rank_that_publishes, versions_seen
+from distributed.ranks import Ranks
+from hocket import distribute
+from hocket.errors import InputError, PeerError, StaleCaptureError, VersionGoneError
+from hocket.ir import Plan
+
+
+def address(ranks: Ranks) -> str:
+    return f"127.0.0.1:{ranks.store.port}"
+
+
+@pytest.mark.parametrize(
+    ("workers", "servers", "options"),
+    [
+        (1, 2, {"order": "reverse", "executor": "python"}),
+        (2, 1, {"order": "layer", "ahead": False}),
+    ],
+    ids=["ahead, two servers", "two workers"],
+)
+def test_a_call_has_one_version(workers, servers, options):
+    stages = [("begin", 1), ("go on", None if workers == 1 else 40), ("end", 0)]
+    with Ranks(rank_that_publishes, workers + servers, workers, servers, stages) as ranks:
+        ranks.store.set("begin", "")
+        with Ranks(versions_seen, 2, address(ranks), 40, options) as agents:
+            for agent in range(2):
+                agents.heard(agent, "first")
+            ranks.store.set("go on", "")
+            found = agents.returned(120)
+            ranks.store.set("end", "")
+        published = ranks.returned()[0]
+    for seen, arrivals, text in found:
+        assert seen == sorted(seen)
+        assert set(seen) <= set(published)
+        assert len(set(seen)) > 2
+        plan = Plan.parse(text)
+        for server, names in arrivals.items():
+            (lane,) = [lane for lane in plan.lanes if lane.device == f"{server}->cpu0"]
+            assert names == tuple(op.removeprefix("pull:") for op in lane.ops)
+
+
+def hold_versions(rank, say, address):
+    batch = torch.ones(2, 200).double()
+    with distribute.agent(Counting().eval(), address, timeout_s=TIMEOUT_S, executor="python") as fresh:
+        with pytest.raises(VersionGoneError, match=r"version 2 is gone, .*; the servers have 4 to 5"):
+            fresh.hold(2)
+        assert fresh.hold(4) == 4
+        say("holds")
+        held = [fresh(batch).tolist()[:9] for _ in range(3)]
+        assert held == [[-4.0] * 9] * 3
+        assert fresh.hold(7) == 7
+        assert fresh(batch).tolist()[:9] == [-7.0] * 9
+        fresh.follow()
+        assert fresh(batch).tolist()[:9] == [-7.0] * 9
+        say("waits")
+        assert fresh.hold(9) == 9  # is to come
+        assert fresh(batch).tolist()[:9] == [-9.0] * 9
+        with pytest.raises(VersionGoneError, match="version 4 is gone"):
+            fresh.hold(4)
+        assert fresh(batch).tolist()[:9] == [-9.0] * 9
+    return fresh.version
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+def test_versions_are_held_and_what_is_gone_is_named(servers):
+    stages = [("begin", 5), ("go on", 2), ("again", 2), ("end", 0)]
+    with Ranks(rank_that_publishes, 1 + servers, 1, servers, stages) as ranks:
+        ranks.store.set("begin", "")
+        ranks.heard(0, "begin")
+        with Ranks(hold_versions, 1, address(ranks)) as agents:
+            agents.heard(0, "holds")
+            ranks.store.set("go on", "")
+            agents.heard(0, "waits")
+            ranks.store.set("again", "")
+            assert agents.returned() == [9]
+        ranks.store.set("end", "")
+        assert ranks.returned()[0] == list(range(1, 10))
+
+
+def call_until_lost(rank, say, address):
+    with distribute.agent(Counting().eval(), address, timeout_s=TIMEOUT_S, executor="python") as fresh:
+        while True:
+            fresh(torch.ones(2, 200).double())
+            say("called")
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)])
+def test_an_agent_that_is_lost_does_not_disturb_the_training(number):
+    stages = [("begin", None), ("end", 3)]
+    with Ranks(rank_that_publishes, 2, 1, 1, stages) as ranks:
+        ranks.store.set("begin", "")
+        with Ranks(call_until_lost, 1, address(ranks)) as agents:
+            agents.heard(0, "called")
+            agents.signal(0, number)
+            with Ranks(versions_seen, 1, address(ranks), 2, {"executor": "python"}) as others:
+                others.returned()
+            ranks.store.set("end", "")
+            versions, steps = ranks.returned()
+    assert steps == len(versions) >= 5
+
+
+def test_agents_end_with_their_servers():
+    with Ranks(rank_that_publishes, 3, 1, 2, [("begin", None), ("never", 0)]) as ranks:
+        ranks.store.set("begin", "")
+        with Ranks(call_until_lost, 1, address(ranks)) as agents:
+            agents.heard(0, "called")
+            ranks.signal(2, signal.SIGKILL)
+            kind, text = agents.end(0)
+    assert kind == "raised"
+    assert text.startswith("PeerError: agent 1 lost server1: "), text
+
+
+def refused(rank, say, address):
+    """What an agent says of models that the job does not train, and of calls that it cannot make."""
+    batch = torch.ones(2, 200).double()
+    with pytest.raises(
+        PeerError, match=r"'layers.0' is float64 \(100, 100\) here, and float64 \(200, 200\) in the job"
+    ):
+        distribute.agent(Counting(100), address, timeout_s=TIMEOUT_S)
+    other = Counting()
+    other.extra = torch.nn.Parameter(torch.zeros(3))
+    with pytest.raises(PeerError, match=r"'extra' is float32 \(3,\) here, and missing in the job"):
+        distribute.agent(other, address, timeout_s=TIMEOUT_S)
+    with pytest.raises(InputError, match="expected an address HOST:PORT, got 'nowhere'"):
+        distribute.agent(Counting(), "nowhere")
+    with (
+        distribute.agent(Counting(), address, timeout_s=TIMEOUT_S, executor="python") as fresh,
+        pytest.raises(InputError, match=r"writes 'seen', which comes from servers; call model.eval\(\)"),
+    ):
+        fresh(batch)
+    with (
+        distribute.agent(Returning().eval(), address, timeout_s=TIMEOUT_S, executor="python") as fresh,
+        pytest.raises(InputError, match=r"returns the memory of 'layers\.0', where the next version comes"),
+    ):
+        fresh(batch)
+    model = Counting().eval()
+    with distribute.agent(model, address, timeout_s=TIMEOUT_S, executor="python") as fresh:
+        fresh(batch)
+        with pytest.raises(StaleCaptureError, match="this call is not like the first one"):
+            fresh(batch[:1])
+        assert fresh.hold() == 1
+        assert model(batch[:1]).tolist()[:9] == [-1.0] * 9
+        assert fresh(batch).tolist()[:9] == [-1.0] * 9
+    return fresh.calls
+
+
+class Returning(Counting):
+    def forward(self, x):
+        return self.layers[0].view(-1)
+
+
+def test_what_cannot_be_is_refused_by_name():
+    with Ranks(rank_that_publishes, 2, 1, 1, [("begin", 1), ("end", 0)]) as ranks:
+        ranks.store.set("begin", "")
+        with Ranks(refused, 1, address(ranks)) as agents:
+            assert agents.returned() == [2]
+        ranks.store.set("end", "")
+        ranks.returned()
+
+
+def test_nobody_at_the_address_is_said():
+    with pytest.raises(PeerError, match=r"agent: 127\.0\.0\.1:1 does not answer as a job"):
+        distribute.agent(Counting(), "127.0.0.1:1", timeout_s=1.0)
