@@ -6,7 +6,14 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import commands, loading_commands, schedule_commands, search_commands, transfer_commands
+from benchmarks import (
+    commands,
+    loading_commands,
+    partition_commands,
+    schedule_commands,
+    search_commands,
+    transfer_commands,
+)
 from hocket.cli.arguments import Parser, Verbs, add_output, add_verb, count, run_command
 
 __all__ = ["main", "make_parser"]
@@ -41,6 +48,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_critical_path(names)
     _add_transfers(names)
     _add_loading(names)
+    _add_partition(names)
     _add_tune(names)
     _add_gpu(names)
     return parser
@@ -248,6 +256,20 @@ def _add_loading(names: Verbs) -> None:
     loading.add_argument(
         "target", nargs="*", metavar="MODEL", help="resnet50, vgg16, bert-base, gpt2, inception-v3 (the first four)"
     )
+
+
+def _add_partition(names: Verbs) -> None:
+    partition = add_verb(
+        names,
+        "partition",
+        partition_commands.partition_bench,
+        "parts of a step against METIS, Mt-KaHyPar, dynamic programming and HEFT",
+        "python -m benchmarks partition Layer-gnmt_training resnet20 --parts 4 -o partition.json",
+    )
+    partition.add_argument("--parts", type=count, action="append", default=[], metavar="K", help="devices (2, 4, 8)")
+    partition.add_argument("--search-s", type=float, default=5.0, metavar="S", help="seconds of each search (5)")
+    add_output(partition, "the result, after each graph, as JSON")
+    partition.add_argument("target", nargs="*", metavar="GRAPH", help="workloads and zoo models (16 of them)")
 
 
 def _add_tune(names: Verbs) -> None:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from hocket import distribute
     from hocket.autotune.decision import Decision, Verdict
     from hocket.distributed.prefetching import prefetch
+    from hocket.distributed.split import split_policy
     from hocket.fusion import lr_scheduler, optim
     from hocket.loading.loader import load
     from hocket.search.halving import Asha, Halving, Hyperband
@@ -66,6 +67,7 @@ __all__ = [
     "profile",
     "schedule",
     "simulate",
+    "split_policy",
     "tune",
 ]
 
@@ -78,6 +80,7 @@ ELSEWHERE = {
     "Population": "search.population",
     "Training": "search.training",
     "load": "loading.loader",
+    "split_policy": "distributed.split",
     "prefetch": "distributed.prefetching",
     "tune": "tuning",
 }

@@ -12,7 +12,7 @@ from hocket.cli import main
 
 from .conftest import TINY, line_of
 
-VERBS = ("run", "capture", "profile", "plan", "check", "simulate", "bounds", "report", "machine", "zoo")
+VERBS = ("run", "capture", "profile", "plan", "check", "simulate", "bounds", "report", "machine", "zoo", "partition")
 
 
 def test_alone_it_prints_its_help(hocket):

@@ -15,18 +15,21 @@ GRAPH, COSTS, MACHINE = Graph((Op("a"),)), Costs({"a": {"1": 1.0}}), Machine.of(
 
 
 def test_planners_are_found_by_name():
-    assert list(planners()) == ["serial", "list", "phases", "concurrency", "critical-path", "transfers", "exact"]
+    assert list(planners()) == [
+        "serial",
+        "list",
+        "phases",
+        "concurrency",
+        "critical-path",
+        "transfers",
+        "partition",
+        "exact",
+    ]
     for name, planner in planners().items():
         assert issubclass(planner, Planner)
         assert planner.name == plan(GRAPH, COSTS, MACHINE, planner=name).planner == name
     with pytest.raises(TypeError):
         planners()["mine"] = Planner  # type: ignore[index]
-
-
-@pytest.mark.parametrize("name", ["partition"])
-def test_planners_to_come_are_named_as_such(name):
-    with pytest.raises(InputError, match=f"{name}' is not part of this version; available: serial, list"):
-        plan(GRAPH, COSTS, MACHINE, planner=name)
 
 
 def test_unknown_planner_and_unknown_option():

@@ -18,11 +18,21 @@ __all__ = ["Parser", "Verbs", "add_output", "add_verb", "count", "run_command"]
 DONE, FAILED, USAGE_ERROR, INTERRUPTED = 0, 1, 2, 130
 
 
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Help in which all verbs have theirs beside them: Python 3.11 forgets how far verbs are indented."""
+
+    def add_argument(self, action: argparse.Action) -> None:
+        super().add_argument(action)
+        if isinstance(action, argparse._SubParsersAction):
+            longest = max((len(name) for name in action.choices), default=0)
+            self._action_max_length = max(self._action_max_length, longest + 4)
+
+
 class Parser(argparse.ArgumentParser):
     """A parser that takes options by their whole names only: a shortened one would change meaning with a new one."""
 
     def __init__(self, **settings: Any) -> None:
-        settings.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        settings.setdefault("formatter_class", _Help)
         super().__init__(allow_abbrev=False, **settings)
 
 

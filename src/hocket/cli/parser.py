@@ -6,7 +6,7 @@ import argparse
 from importlib import import_module
 from pathlib import Path
 
-from hocket.cli import agents, files, searches, servers, steps, weights
+from hocket.cli import agents, files, partitions, searches, servers, steps, weights
 from hocket.cli.arguments import Parser, Verbs, add_output, add_verb, count
 from hocket.errors import HocketError
 from hocket.ir import Machine
@@ -210,9 +210,23 @@ def _add_rest(verbs: Verbs) -> None:
     tune.add_argument("target", metavar="TARGET", help="file.py:function")
     tune.add_argument("--top", type=count, default=5, metavar="N", help="how many trials are listed, best first (5)")
 
+    _add_partition(verbs)
     _add_servers(verbs)
     _add_load(verbs)
     add_verb(verbs, "zoo", steps.zoo_verb, "list the training steps that come with Hocket", "hocket zoo --format json")
+
+
+def _add_partition(verbs: Verbs) -> None:
+    partition = add_verb(
+        verbs,
+        "partition",
+        partitions.partition_verb,
+        "spread the ops of a step over several devices",
+        "hocket partition mlp --devices 2 --objective cut -o plan.txt",
+        f"{_TARGET}\nA GRAPH file will do, too. See docs/partition.md.",
+    )
+    _target(partition)
+    partitions.add_options(partition, _input)
 
 
 def _add_servers(verbs: Verbs) -> None:

@@ -17,6 +17,7 @@ from hocket.planning.critical_path import CriticalPath
 from hocket.planning.exact import Exact
 from hocket.planning.list_scheduler import ListScheduler
 from hocket.planning.moldable.placement import scattered
+from hocket.planning.partition import PartitionPlanner
 from hocket.planning.phases import Phases
 from hocket.planning.serial import Serial
 from hocket.planning.transfers import Transfers
@@ -24,11 +25,9 @@ from hocket.planning.transfers import Transfers
 __all__ = ["Bounds", "Planner", "bounds", "efficiency", "plan", "planners", "potential"]
 
 _PLANNERS: dict[str, type[Planner]] = {
-    planner.name: planner for planner in (Serial, ListScheduler, Phases, Concurrency, CriticalPath, Transfers, Exact)
+    planner.name: planner
+    for planner in (Serial, ListScheduler, Phases, Concurrency, CriticalPath, Transfers, PartitionPlanner, Exact)
 }
-
-# Named in the public contract, and not built yet.
-_TO_COME = ("partition",)
 
 
 def planners() -> Mapping[str, type[Planner]]:
@@ -36,7 +35,7 @@ def planners() -> Mapping[str, type[Planner]]:
 
     Example:
         >>> list(planners())
-        ['serial', 'list', 'phases', 'concurrency', 'critical-path', 'transfers', 'exact']
+        ['serial', 'list', 'phases', 'concurrency', 'critical-path', 'transfers', 'partition', 'exact']
     """
     return MappingProxyType(_PLANNERS)
 
@@ -61,12 +60,7 @@ def plan(graph: Graph, costs: Costs, machine: Machine, planner: str = "list", **
         2
     """
     if planner not in _PLANNERS:
-        problem = (
-            f"the planner {planner!r} is not part of this version"
-            if planner in _TO_COME
-            else (f"unknown planner {planner!r}")
-        )
-        raise InputError(f"{problem}; available: {', '.join(_PLANNERS)}")
+        raise InputError(f"unknown planner {planner!r}; available: {', '.join(_PLANNERS)}")
     maker = _PLANNERS[planner]
     takes = [] if maker.__init__ is object.__init__ else list(inspect.signature(maker).parameters)
     for name in options:

@@ -7,24 +7,28 @@ from hocket.reporting.comparison import Comparison, Sample, lower_quartile
 from hocket.reporting.corunning import corunning_of, corunning_svg, write_corunning
 from hocket.reporting.drawing import timeline_svg, write_svg
 from hocket.reporting.page import page_html, write_page, write_report
+from hocket.reporting.parts import bytes_between, parts_svg, write_parts
 from hocket.reporting.table import comparison_table, ops_table, plan_table, timeline_table
 from hocket.reporting.trace import trace_events, write_trace
 
 __all__ = [
     "Comparison",
     "Sample",
+    "bytes_between",
     "comparison_table",
     "corunning_of",
     "corunning_svg",
     "lower_quartile",
     "ops_table",
     "page_html",
+    "parts_svg",
     "plan_table",
     "timeline_svg",
     "timeline_table",
     "trace_events",
     "write_corunning",
     "write_page",
+    "write_parts",
     "write_report",
     "write_svg",
     "write_trace",

@@ -58,6 +58,7 @@ def page_html(
         "svg": timeline_svg(timelines, graph, lower_us=lower_us, width=1120),
         "chart_label": text(f"Timelines: {label}"),
         "corunning": sections.corunning_section(timelines),
+        "parts": sections.parts_section(graph, plan, costs),
         "lanes": sections.lanes_section(plan, timelines, baseline_plan),
         "ops": sections.ops_section(graph, plan, costs, timelines),
         "changes": sections.changes_section(graph, plan, timelines, baseline_plan),

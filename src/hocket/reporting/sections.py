@@ -9,6 +9,7 @@ from hocket.ir import Costs, Graph, Plan, Timeline
 from hocket.reporting.comparison import Comparison
 from hocket.reporting.corunning import corunning_of, corunning_svg
 from hocket.reporting.markup import Cell, breakable, meter, number, swatch, table, text
+from hocket.reporting.parts import parts_svg
 from hocket.reporting.summary import Changes, LaneUse, changes, lane_text, lane_uses, op_costs, timeline_of, totals
 from hocket.reporting.words import MICRO, count_text, duration_text, percent_text, shorten
 
@@ -113,6 +114,19 @@ def corunning_section(timelines: Mapping[str, Timeline]) -> str:
     return (
         '<section aria-labelledby="corunning"><h2 id="corunning">Ops that run at once</h2>'
         f'<p class="lead">{lead}</p><div id="at-once">{corunning_svg(timelines, width=1120)}</div></section>'
+    )
+
+
+def parts_section(graph: Graph, plan: Plan, costs: Costs) -> str:
+    """Which device has which ops, and the bytes between devices, where there are several."""
+    if len({lane.device for lane in plan.lanes if lane.kind != "channel"}) < 2:
+        return ""
+    lead = (
+        "A row is a device, its ops in the order of the step and as wide as they take long; below, bytes between them."
+    )
+    return (
+        '<section aria-labelledby="parts"><h2 id="parts">Parts</h2>'
+        f'<p class="lead">{lead}</p><div>{parts_svg(graph, plan, costs, width=1120)}</div></section>'
     )
 
 

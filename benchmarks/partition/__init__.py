@@ -1,0 +1,157 @@
+"""Partitions against those of others: ``python -m benchmarks partition``.
+
+Bytes moved, at a balance of 0.03 above the target (the others bound the heaviest part alone): against METIS and
+Mt-KaHyPar (km1), each within the balance or left out. The heaviest part: against contiguous intervals by dynamic
+programming, and the published optimum over all contiguous parts. Simulated time with delays: against HEFT, which is our
+search without any cycle. Cycles between parts are what an acyclic partition of ours does not have, and the others may.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from statistics import geometric_mean
+from time import perf_counter
+from typing import Any
+
+from benchmarks.partition.workloads import DYNAMIC_PROGRAMME, workload
+from hocket.errors import InputError
+from hocket.planning.partition import PartitionProblem, equal_devices, partitioned, problem_of
+from hocket.planning.partition.contiguous import contiguous_start
+from hocket.planning.partition.evaluation import bytes_moved, loads_us, part_cycle, simulated_us, work_of_parts
+from hocket.planning.partition.schedule import schedule
+from hocket.planning.partition.starts import metis_start, mtkahypar_start
+
+__all__ = ["EPSILON", "ZOO", "run"]
+
+EPSILON = 0.03
+ZOO = ("mlp", "lenet", "lstm-lm", "transformer", "bert-tiny", "resnet20", "densenet40", "dcgan")
+
+
+def run(
+    names: Sequence[str] = (),
+    parts: Sequence[int] = (2, 4, 8),
+    budget_s: float = 5.0,
+    save: Callable[[dict[str, Any]], None] | None = None,
+) -> dict[str, Any]:
+    """Every objective on every graph.
+
+    Args:
+        names: workloads or zoo models; all when not given.
+        parts: numbers of equal devices for bytes moved and time; the workloads' own for the heaviest part.
+        budget_s: of each search.
+        save: called with the results so far after each graph.
+    """
+    rows: list[dict[str, Any]] = []
+    result: dict[str, Any] = {"epsilon": EPSILON, "budget_s": budget_s, "cut": rows, "load": {}, "summary": {}}
+    for name in names or (*DYNAMIC_PROGRAMME, *ZOO):
+        if name in DYNAMIC_PROGRAMME:
+            result["load"][name] = _load(name, budget_s)
+        for k in parts:
+            problem = _problem(name, k)
+            heaviest = problem.by_group(problem.work_us).max()
+            if heaviest <= (1 + EPSILON) * problem.work_us.sum() / k:
+                rows.append({"graph": name, "parts": k, **_cut(problem, budget_s), **_time(problem, budget_s)})
+        result["summary"] = _summary(rows)
+        if save is not None:
+            save(result)
+    return result
+
+
+def _problem(name: str, parts: int) -> PartitionProblem:
+    if name in DYNAMIC_PROGRAMME:
+        return workload(name, host=False, parts=parts)
+    from hocket.ir import Machine
+    from hocket.profiling.analytic import estimate
+    from hocket.tracing import capture
+    from hocket.zoo import load
+
+    job = load(name)
+    graph = capture(job.step, job.model, job.optimizer, job.batch(0)).graph
+    one = Machine.of(cores=1, flops_per_s=5e10, bytes_per_s=1e10)
+    return problem_of(graph, estimate(graph, one), equal_devices(one, parts))
+
+
+def _load(name: str, budget_s: float) -> dict[str, Any]:
+    problem = workload(name)
+    begin_s = perf_counter()
+    found = partitioned(problem, objective="load", budget_s=budget_s, rounds=1_000_000)
+    took_s = perf_counter() - begin_s
+    intervals = contiguous_start(problem)
+    return {
+        "hocket": max(found.loads_us),
+        "intervals": None if intervals is None else float(loads_us(problem, intervals.tolist()).max()),
+        "published": DYNAMIC_PROGRAMME[name],
+        "seconds": took_s,
+    }
+
+
+def _cut(problem: PartitionProblem, budget_s: float) -> dict[str, Any]:
+    """With and without the others' partitions among the starts."""
+    row: dict[str, Any] = {"ops": len(problem)}
+    for maker, label in ((metis_start, "metis"), (mtkahypar_start, "mtkahypar")):
+        begin_s = perf_counter()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            part = maker(problem, EPSILON).tolist()
+        target = problem.work_us.sum() / problem.num_parts
+        row[label] = {
+            "bytes": bytes_moved(problem, part),
+            "balanced": bool(work_of_parts(problem, part).max() <= (1 + EPSILON) * target * (1 + 1e-6)),
+            "cycle": part_cycle(problem, part) is not None,
+            "seconds": perf_counter() - begin_s,
+        }
+    for label, peers, acyclic in (("hocket", True, False), ("alone", False, False), ("acyclic", False, True)):
+        begin_s = perf_counter()
+        try:
+            found = partitioned(
+                *(problem,),
+                epsilon=EPSILON,
+                two_sided=False,
+                acyclic=acyclic,
+                budget_s=budget_s,
+                rounds=1_000_000,
+                peers=peers,
+            )
+        except InputError as error:
+            row[label] = {"bytes": None, "why": str(error)}
+            continue
+        row[label] = {
+            "bytes": found.bytes_moved,
+            "cycle": found.cycle is not None,
+            "seconds": perf_counter() - begin_s,
+        }
+    return row
+
+
+def _time(problem: PartitionProblem, budget_s: float) -> dict[str, Any]:
+    part, order, _ = schedule(problem, rounds=0, proof_ops=0)
+    found = partitioned(problem, objective="time", budget_s=budget_s)
+    return {
+        "one_device_us": float(problem.duration_us.sum(axis=0).min()),
+        "heft_us": simulated_us(problem, part.tolist(), order),
+        "time_us": found.simulated_us,
+    }
+
+
+def _summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Ratios of bytes moved to the best of the others that keeps the balance, and to METIS."""
+    summary: dict[str, Any] = {}
+    for label in ("hocket", "alone", "acyclic"):
+        best, metis = [], []
+        for row in rows:
+            ours = row[label]["bytes"]
+            able = [row[peer]["bytes"] for peer in ("metis", "mtkahypar") if row[peer]["balanced"]]
+            if ours and able and min(able) > 0:
+                best.append(ours / min(able))
+                if row["metis"]["balanced"]:
+                    metis.append(ours / row["metis"]["bytes"])
+        summary[label] = {
+            "graphs": len(best),
+            "at_most": sum(ratio <= 1 + 1e-9 for ratio in best) / len(best) if best else math.nan,
+            "to_best": geometric_mean(best) if best else math.nan,
+            "to_metis": geometric_mean(metis) if metis else math.nan,
+        }
+        summary[label] = {key: None if value != value else value for key, value in summary[label].items()}
+    return summary

@@ -1,0 +1,56 @@
+"""The bench of partitions, as a command: run it, then print its tables or its JSON."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from functools import partial
+from typing import Any
+
+from benchmarks.commands import write_so_far
+from hocket.cli.console import Bar, print_json, print_tables, table
+from hocket.cli.files import output_file
+from hocket.reporting.words import quantity_text
+
+__all__ = ["partition_bench"]
+
+
+def partition_bench(args: Namespace) -> None:
+    """Partitions by every objective, against other partitioners."""
+    from benchmarks.partition import run
+
+    file = output_file(args.output)
+    with Bar("every objective on each graph"):
+        result = run(
+            tuple(args.target),
+            parts=tuple(args.parts) or (2, 4, 8),
+            budget_s=args.search_s,
+            save=partial(write_so_far, file, "partition", complete=False),
+        )
+    write_so_far(file, "partition", result)
+    if args.format == "json":
+        print_json({"bench": "partition", **result})
+        return
+    columns = ("graph", "parts", "metis", "mt-kahypar", "hocket", "alone", "acyclic", "time", "heft")
+    print_tables(
+        table("bytes moved (* beyond the balance); time over one device's", columns, map(_row, result["cut"])),
+        table(
+            "largest load",
+            ("workload", "hocket", "intervals", "published"),
+            (
+                (name, f"{row['hocket']:.4f}", f"{row['intervals'] or float('nan'):.4f}", f"{row['published']:.4f}")
+                for name, row in result["load"].items()
+            ),
+        ),
+        *(f"{label}: {found}" for label, found in result["summary"].items()),
+    )
+
+
+def _row(row: dict[str, Any]) -> tuple[str, ...]:
+    def moved(label: str) -> str:
+        found = row[label]
+        mark = "" if found.get("balanced", True) else "*"
+        return "none" if found["bytes"] is None else quantity_text(found["bytes"], "B") + mark
+
+    moves = [moved(label) for label in ("metis", "mtkahypar", "hocket", "alone", "acyclic")]
+    times = [f"{row[label] / row['one_device_us']:.2f}" for label in ("time_us", "heft_us")]
+    return (row["graph"], str(row["parts"]), *moves, *times)

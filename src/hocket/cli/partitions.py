@@ -1,0 +1,151 @@
+"""The verb of the command line that spreads a step over several devices."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hocket.checking import check
+from hocket.cli.arguments import add_output, count
+from hocket.cli.console import Bar, UsageError, print_json, print_tables, table
+from hocket.cli.files import output_file, output_folder, written
+from hocket.cli.steps import wait_policy, working
+from hocket.ir import Costs, Graph, Machine
+from hocket.planning.partition import OBJECTIVES, Partition, equal_devices, partitioned, plan_of, problem_of
+from hocket.reporting import write_parts, write_report
+from hocket.reporting._files import write_text
+from hocket.reporting.words import duration_text, percent_text, quantity_text
+
+__all__ = ["add_options", "partition_verb"]
+
+
+def add_options(partition: ArgumentParser, file: Callable[[str], Path]) -> None:
+    """The options of the verb; `file` is the type of one that is a file to read."""
+    devices = partition.add_mutually_exclusive_group()
+    devices.add_argument("--devices", type=count, default=2, metavar="K", help="so many like this machine (2)")
+    devices.add_argument("--machine", type=file, metavar="FILE", help="its devices and links")
+    partition.add_argument("--costs", type=file, metavar="FILE", help="of a GRAPH (estimated)")
+    partition.add_argument(
+        "--objective", choices=OBJECTIVES, default="cut", metavar="NAME", help=f"{', '.join(OBJECTIVES)} (cut)"
+    )
+    partition.add_argument(
+        "--epsilon", type=float, metavar="E", help="how far a part may be from its target (0.03 for cut, else any)"
+    )
+    partition.add_argument("--acyclic", action="store_true", help="no devices that wait for each other in a circle")
+    partition.add_argument("--twins", action="store_true", help="keep forward and backward of a layer together")
+    partition.add_argument("--microbatches", type=count, default=1, metavar="M", help="of the objective pipeline (1)")
+    partition.add_argument("--budget-s", type=float, default=5.0, metavar="S", help="seconds to search for (5)")
+    partition.add_argument("--report", type=Path, metavar="DIR", help="write the page with a picture of the parts")
+    add_output(partition, "the plan")
+
+
+def partition_verb(args: Namespace) -> None:
+    """TARGET or GRAPH to a plan with a lane for each device."""
+    target = output_file(args.output)
+    folder = None if args.report is None else output_folder(args.report)
+    if args.costs is not None and not _is_graph(args.target):
+        raise UsageError("--costs: a target is measured or estimated; costs go with a graph")
+    machine = Machine.load(args.machine) if args.machine else equal_devices(Machine.here(), args.devices)
+    graph, costs, machine = _step(args, machine)
+    with Bar("partition", moving=True):
+        problem = problem_of(graph, costs, machine, twins=args.twins)
+        found = partitioned(
+            problem,
+            objective=args.objective,
+            epsilon=args.epsilon,
+            acyclic=args.acyclic,
+            micro_batches=args.microbatches,
+            budget_s=args.budget_s,
+            seed=args.seed or 0,
+        )
+        plan = plan_of(found, machine)
+        check(graph, plan, machine)
+    if target is not None:
+        write_text(target, str(plan))
+    page = None
+    if folder is not None:
+        timelines = {"simulated, with transfers": found.timeline}
+        paths = write_report(folder, title="Parts", graph=graph, plan=plan, costs=costs, timelines=timelines)
+        write_parts(folder / "parts.svg", graph, plan, costs, title="Parts")
+        page = paths["index.html"]
+    if args.format == "json":
+        files = {name: str(path) for name, path in (("path", target), ("report", page)) if path is not None}
+        print_json({**_document(found), **files, "plan": str(plan)})
+        return
+    if target is None:
+        print(plan, end="", flush=True)
+    print_tables(*_tables(found), *written(target, page), to_stderr=target is None)
+
+
+def _is_graph(words: str) -> bool:
+    return words.endswith(".json")
+
+
+def _step(args: Namespace, machine: Machine) -> tuple[Graph, Costs, Machine]:
+    """The step's graph and costs: from files; or captured, and estimated by what this machine does in a second."""
+    if _is_graph(args.target):
+        if not Path(args.target).is_file():
+            raise UsageError(f"no such file: {args.target}")
+        graph = Graph.load(args.target)
+        if args.costs is not None:
+            return graph, Costs.load(args.costs), machine
+    else:
+        wait_policy()
+        with working(args, "load the step", moving=True) as (target, job, bar):
+            from hocket.tracing import capture
+
+            bar.update("capture")
+            with target.blamed("the step"):
+                graph = capture(job.step, job.model, job.optimizer, job.batch(0)).graph
+    from hocket.profiling.analytic import estimate, measure_rates
+
+    with Bar("measure rates", moving=True):
+        first = machine.devices[0]
+        if first.flops_per_s is None or first.bytes_per_s is None:
+            rates = measure_rates(Machine.here()).devices[0]
+            assert rates.flops_per_s is not None
+            assert rates.bytes_per_s is not None
+            for device in machine.devices:
+                machine = machine.with_rates(device.name, flops_per_s=rates.flops_per_s, bytes_per_s=rates.bytes_per_s)
+        costs = estimate(graph, machine, device=first.name)
+    return graph, costs, machine
+
+
+def _document(found: Partition) -> dict[str, Any]:
+    problem = found.problem
+    parts = [
+        {"device": device, "ops": found.part.count(number), "load_us": found.loads_us[number]}
+        for number, device in enumerate(problem.devices)
+    ]
+    return {
+        "objective": found.objective,
+        "bytes_moved": found.bytes_moved,
+        "heaviest_us": max(found.loads_us),
+        "imbalance": found.imbalance,
+        "simulated_us": found.simulated_us,
+        "cycle": None if found.cycle is None else [problem.devices[part] for part in found.cycle],
+        "proved": found.proved,
+        "parts": parts,
+    }
+
+
+def _tables(found: Partition) -> tuple[Any, Any]:
+    problem = found.problem
+    work = sum(found.loads_us)
+    rows = [
+        (device, str(found.part.count(number)), duration_text(load_us), percent_text(load_us / work if work else 0.0))
+        for number, (device, load_us) in enumerate(zip(problem.devices, found.loads_us, strict=True))
+    ]
+    cycle = "none" if found.cycle is None else ", ".join(problem.devices[part] for part in found.cycle)
+    facts = [
+        ("bytes moved", quantity_text(found.bytes_moved, "B")),
+        ("farthest from its target", percent_text(found.imbalance)),
+        ("simulated step", duration_text(found.simulated_us) + (", no shorter one exists" if found.proved else "")),
+        ("one device alone", duration_text(float(problem.duration_us.sum(axis=0).min()))),
+        ("devices in a circle", cycle),
+    ]
+    made = table(f"parts by {found.objective}", ("", ""), facts)
+    made.show_header = False
+    return table("devices", ("device", "ops", "load with transfers", "share"), rows), made

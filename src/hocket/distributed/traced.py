@@ -1,0 +1,218 @@
+"""A graph that `torch.export` traced, as a chain to be cut: times, bytes, and where no cut may be."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import fx
+
+from hocket.errors import InputError
+
+__all__ = ["ChainArrays", "chain_arrays", "inline_grad_modes", "join_aliases", "measured_us", "tensor_of"]
+
+RUNS = 3
+# A backward takes about twice its forward: a product for the input's gradient, one for the weight's.
+BACKWARD = 2.0
+
+
+@dataclass(frozen=True)
+class ChainArrays:
+    """The ops of a traced graph in its order, and for each what `cut_chain` takes.
+
+    Attributes:
+        ops: nodes that call something.
+        takes_us: forward and backward.
+        crossing_bytes: what crosses a cut before each; infinite where no cut may be.
+        kept_bytes: parameters, with their gradients, by the first op that reads each.
+        saved_bytes: what each makes, as far as it is new memory.
+    """
+
+    ops: tuple[fx.Node, ...]
+    takes_us: tuple[float, ...]
+    crossing_bytes: tuple[float, ...]
+    kept_bytes: tuple[float, ...]
+    saved_bytes: tuple[float, ...]
+
+
+def inline_grad_modes(traced: fx.GraphModule) -> None:
+    """Replace blocks under ``torch.no_grad`` by their ops, and detach what they return.
+
+    Torch's split takes every attribute that the graph reads for a tensor, and such a block is an attribute, too. Blocks
+    that turn autocast off (as rotary embeddings have them) are replaced as well.
+    """
+    for node in list(traced.graph.nodes):
+        if node.op != "call_function" or not isinstance(node.target, torch._ops.HigherOrderOperator):
+            continue
+        name = node.target.name()
+        if name == "wrap_with_set_grad_enabled":
+            enabled, block, *given = node.args
+        elif name == "wrap_with_autocast" and node.args[2] is False:
+            _, _, _, _, block, *given = node.args
+            enabled = True
+        else:
+            raise InputError(f"split_policy: node {node.name!r} is a block of kind {name}, which cannot be cut through")
+        inner = getattr(traced, str(block.target))
+        known = dict(zip([n for n in inner.graph.nodes if n.op == "placeholder"], given, strict=True))
+        with traced.graph.inserting_before(node):
+            for one in inner.graph.nodes:
+                if one.op in ("placeholder", "output"):
+                    continue
+                known[one] = traced.graph.node_copy(one, known.__getitem__)
+                known[one].meta.setdefault("nn_module_stack", node.meta.get("nn_module_stack", {}))
+            (result,) = next(n for n in inner.graph.nodes if n.op == "output").args
+            for user in list(node.users):
+                if user.target is not operator.getitem:
+                    raise InputError(f"split_policy: {user.name!r} reads all results of block {node.name!r}")
+                found = known[result[user.args[1]]]
+                if not enabled:
+                    value = found
+                    found = traced.graph.call_function(torch.ops.aten.detach.default, (value,))
+                    found.meta = dict(value.meta)
+                user.replace_all_uses_with(found)
+                traced.graph.erase_node(user)
+        traced.graph.erase_node(node)
+        if not block.users:
+            traced.graph.erase_node(block)
+    inline_again = any(
+        isinstance(node.target, torch._ops.HigherOrderOperator) for node in traced.graph.nodes if node.op != "output"
+    )
+    if inline_again:  # a block in a block
+        inline_grad_modes(traced)
+
+
+def join_aliases(traced: fx.GraphModule) -> None:
+    """Let a tensor that has several names be read by one of them."""
+    first: dict[int, fx.Node] = {}
+    for node in list(traced.graph.nodes):
+        if node.op != "get_attr":
+            continue
+        value = _attribute(traced, node)
+        kept = first.setdefault(id(value), node)
+        if kept is not node:
+            node.replace_all_uses_with(kept)
+            traced.graph.erase_node(node)
+            kept.meta.setdefault("val", value)
+        else:
+            node.meta.setdefault("val", value)
+
+
+def tensor_of(node: fx.Node) -> torch.Tensor:
+    """The tensor, most likely a fake one, that stands for what a node makes."""
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor):
+        raise InputError(f"split_policy: node {node.name!r} makes no tensor that is known beforehand")
+    return value
+
+
+def measured_us(traced: fx.GraphModule) -> dict[str, float]:
+    """What a micro-batch takes in each node, forward and backward, by running the forward a few times.
+
+    Inputs are drawn (whole numbers are 0), buffers are put back, and so is the random generator.
+    """
+    like = [tensor_of(node) for node in traced.graph.nodes if node.op == "placeholder"]
+    before = [(buffer, buffer.clone()) for buffer in traced.buffers()]
+    timer = _Timer(traced)
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        inputs = [
+            (torch.randn if value.is_floating_point() else torch.zeros)(tuple(value.shape), dtype=value.dtype)
+            for value in like
+        ]
+        for _ in range(RUNS):
+            timer.run(*inputs)
+        for buffer, value in before:
+            buffer.copy_(value)
+    return {name: (1 + BACKWARD) * takes_us for name, takes_us in timer.fastest_us.items()}
+
+
+class _Timer(fx.Interpreter):
+    def __init__(self, traced: fx.GraphModule) -> None:
+        super().__init__(traced)
+        self.fastest_us: dict[str, float] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        start = perf_counter()
+        result = super().run_node(n)
+        takes_us = (perf_counter() - start) * 1e6
+        if n.op not in ("placeholder", "get_attr", "output"):
+            self.fastest_us[n.name] = min(takes_us, self.fastest_us.get(n.name, takes_us))
+        return result
+
+
+def chain_arrays(traced: fx.GraphModule, costs: Mapping[str, float]) -> ChainArrays:
+    """The chain that a traced graph is in its own order.
+
+    No cut may be where something other than a tensor would cross it, or between a tensor and an op that changes it in
+    place; nor among the ops that read a buffer which one of them changes.
+
+    Raises:
+        InputError: an op without a cost.
+    """
+    nodes = list(traced.graph.nodes)
+    ops = tuple(node for node in nodes if node.op not in ("placeholder", "get_attr", "output"))
+    place = {node: position for position, node in enumerate(ops)}
+    for node in ops:
+        if node.name not in costs:
+            raise InputError(f"split_policy: no cost for node {node.name!r}")
+    crossing = [0.0] * len(ops)
+    kept, saved = [0.0] * len(ops), [0.0] * len(ops)
+
+    def span(value: fx.Node) -> tuple[int, int]:
+        users = [place.get(user, len(ops)) for user in value.users]
+        begin = place.get(value, -1) if value.op != "get_attr" else min(users, default=0)
+        return begin, min(max(users, default=begin), len(ops) - 1)
+
+    for value in nodes:
+        if value.op == "output" or not value.users:
+            continue
+        begin, end = span(value)
+        found = value.meta.get("val")
+        size = float(found.numel() * found.element_size()) if isinstance(found, torch.Tensor) else float("inf")
+        for cut in range(max(begin + 1, 1), end + 1):
+            crossing[cut] += size
+        if value.op == "get_attr" and isinstance(found, torch.Tensor):
+            kept[begin] += size * (2 if found.requires_grad else 1)
+        elif value in place and size < float("inf") and not _views(value):
+            saved[place[value]] += size
+    for node in ops:
+        for changed in _changed(node):
+            root = changed
+            while root.op == "call_function" and _views(root):
+                root = _views(root)[0]
+            begin, end = span(root)
+            last = end if root.op == "get_attr" else place[node]
+            for cut in range(max(begin + 1, 1), last + 1):
+                crossing[cut] = float("inf")
+    return ChainArrays(ops, tuple(costs[node.name] for node in ops), tuple(crossing), tuple(kept), tuple(saved))
+
+
+def _changed(node: fx.Node) -> list[fx.Node]:
+    """The nodes whose tensors an op changes in place."""
+    return _arguments(node, writes=True)
+
+
+def _views(node: fx.Node) -> list[fx.Node]:
+    """The nodes whose memory an op's result may be."""
+    return _arguments(node, writes=False) + _arguments(node, writes=True)
+
+
+def _arguments(node: fx.Node, *, writes: bool) -> list[fx.Node]:
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        return [arg for arg in node.all_input_nodes if node.target is operator.getitem and not writes]
+    found = []
+    for position, argument in enumerate(schema.arguments):
+        given = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
+        if isinstance(given, fx.Node) and argument.alias_info is not None and argument.alias_info.is_write is writes:
+            found.append(given)
+    if writes and "batch_norm" in schema.name:  # which changes its statistics without saying so in its schema
+        found += [arg for arg in node.args[3:5] if isinstance(arg, fx.Node)]
+    return found
+
+
+def _attribute(traced: fx.GraphModule, node: fx.Node) -> Any:
+    return operator.attrgetter(str(node.target))(traced)

@@ -1,0 +1,24 @@
+"""Partitioning: which device of several runs each op of a step (Tavarageri et al., "Automatic Model Parallelism").
+
+    Graph, Costs, Machine --problem_of--> PartitionProblem --partitioned--> Partition --plan_of--> Plan
+
+Starts and the paper's refinement are in Python; a multilevel search over hypergraphs and a search over schedules are in
+C++ (``core/``), built on first use.
+"""
+
+from hocket.planning.partition.graph_problem import equal_devices, problem_of
+from hocket.planning.partition.partitioned import OBJECTIVES, Partition, partitioned
+from hocket.planning.partition.planner import PartitionPlanner, plan_of
+from hocket.planning.partition.problem import PartitionProblem, Tensor
+
+__all__ = [
+    "OBJECTIVES",
+    "Partition",
+    "PartitionPlanner",
+    "PartitionProblem",
+    "Tensor",
+    "equal_devices",
+    "partitioned",
+    "plan_of",
+    "problem_of",
+]

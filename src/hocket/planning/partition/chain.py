@@ -1,0 +1,80 @@
+"""Cutting a chain of ops into stages: the least largest stage, by dynamic programming over the places of the cuts.
+
+Between two stages everything crosses that is made before the cut and read behind it, also what is read much later: in a
+pipeline a tensor is handed on from stage to stage. So what a cut costs does not depend on the other cuts, and the best
+cuts are found exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from hocket.errors import InputError
+
+__all__ = ["cut_chain"]
+
+
+def cut_chain(
+    takes_us: Sequence[float],
+    crossing_us: Sequence[float],
+    stages: int,
+    *,
+    kept_bytes: Sequence[float] | None = None,
+    saved_bytes: Sequence[float] | None = None,
+    in_flight: Sequence[int] | None = None,
+    memory_bytes: float | None = None,
+) -> tuple[int, ...]:
+    """Where each stage but the first begins, so that the slowest stage, with what crosses its borders, is the fastest.
+
+    Args:
+        takes_us: of each op.
+        crossing_us: for each op what a cut before it costs either side; infinite where none may be.
+        stages: how many.
+        kept_bytes: what each op keeps whatever is computed (parameters and what belongs to them).
+        saved_bytes: what each op saves for one micro-batch.
+        in_flight: for each stage how many micro-batches it has begun and not finished, at the most.
+        memory_bytes: what a stage may hold; any amount when not given.
+
+    Raises:
+        InputError: there are fewer places to cut than needed, or no cuts fit the memory.
+
+    Example:
+        >>> cut_chain([1.0, 1.0, 4.0, 1.0], [0.0, 0.0, 0.0, 9.0], 2)
+        (2,)
+    """
+    count = len(takes_us)
+    crossing = np.append(np.asarray(crossing_us, np.float64), 0.0)
+    crossing[:1] = 0.0
+    places = np.flatnonzero(np.isfinite(crossing))
+    if stages < 1 or stages > len(places) - 1 or count == 0:
+        raise InputError(
+            f"split: {stages} stages, and there are {max(len(places) - 2, 0)} places to cut {count} ops at"
+        )
+    before = np.concatenate([[0.0], np.cumsum(takes_us)])[places]
+    load = before[None, :] - before[:, None] + crossing[places][:, None] + crossing[places][None, :]
+    load[np.tri(len(places), dtype=np.bool_)] = np.inf
+    kept = _between(kept_bytes, count, places)
+    saved = _between(saved_bytes, count, places)
+    best = np.where(np.arange(len(places)) == 0, 0.0, np.inf)
+    choices = []
+    for stage in range(stages):
+        able = load
+        if memory_bytes is not None:
+            held = kept + saved * (1 if in_flight is None else in_flight[stage])
+            able = np.where(held <= memory_bytes, load, np.inf)
+        worst = np.maximum(best[:, None], able)
+        choices.append(worst.argmin(axis=0))
+        best = worst.min(axis=0)
+    if not np.isfinite(best[-1]):
+        raise InputError(f"split: no {stages} stages of {count} ops fit into {memory_bytes:,.0f} bytes each")
+    ends = [len(places) - 1]
+    for choice in reversed(choices):
+        ends.append(int(choice[ends[-1]]))
+    return tuple(int(places[end]) for end in reversed(ends[1:-1]))
+
+
+def _between(values: Sequence[float] | None, count: int, places: np.ndarray) -> np.ndarray:
+    sums = np.concatenate([[0.0], np.cumsum(np.zeros(count) if values is None else values)])[places]
+    return sums[None, :] - sums[:, None]

@@ -1,0 +1,105 @@
+"""The C++ search, as a library that knows neither Python nor torch.
+
+Planning does without torch, so this is not built by torch's extension loader, as `hocket.native` is, but by the
+compiler itself: once for a source, into the user's cache folder. Where there is no compiler, `available` is False, and
+the paper's heuristics in Python are all there is.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+
+from hocket.errors import InputError
+
+__all__ = ["HypergraphArrays", "available", "library", "why_not"]
+
+_FOLDER = Path(__file__).parent / "core"
+# As the process found the user's cache folder when it began.
+_BUILDS = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hocket" / "partition"
+_FLAGS = ["-O2", "-std=c++20", "-shared", "-fPIC", "-Wall"]
+
+_ARRAYS = ("xpins", "pins", "cost", "weight", "memory", "time", "arc_src", "arc_dst", "arc_phase")
+_LIMITS = ("low", "high", "memory_limit", "price")
+
+
+class HypergraphArrays(ctypes.Structure):
+    """``hocket_problem`` of ``hypergraph.h``."""
+
+    _fields_ = (
+        *((name, ctypes.c_int) for name in ("n", "k", "nets", "arcs")),
+        *((name, ctypes.c_void_p) for name in (*_ARRAYS, *_LIMITS)),
+        ("objective", ctypes.c_int),
+        ("acyclic", ctypes.c_int),
+        ("micro_batches", ctypes.c_double),
+    )
+
+
+def available() -> bool:
+    """Whether the search can be used here; it is built if need be, once, which takes some ten seconds."""
+    return not why_not()
+
+
+@cache
+def why_not() -> str:
+    """Why the search cannot be used here, in one line; empty if it can."""
+    if _compiler() is None:
+        return "the partition search needs a C++ compiler (apt install g++)"
+    try:
+        library()
+    except (InputError, OSError) as error:
+        return f"the partition search could not be built: {error}"
+    return ""
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """The loaded library.
+
+    Raises:
+        InputError: there is no compiler, or it fails (its first line is told).
+    """
+    sources = sorted(_FOLDER.glob("*.cpp"))
+    content = b"".join(path.read_bytes() for path in sorted(_FOLDER.iterdir()) if path.suffix in (".cpp", ".h"))
+    words = " ".join([*_FLAGS, platform.machine(), sys.platform]).encode()
+    name = f"partition-{hashlib.sha256(words + content).hexdigest()[:16]}.so"
+    built = _BUILDS / name
+    if not built.exists():
+        compiler = _compiler()
+        if compiler is None:
+            raise InputError("partition: no C++ compiler (apt install g++)")
+        built.parent.mkdir(parents=True, exist_ok=True)
+        # Whoever comes second replaces the file by an equal one: it is complete at every moment.
+        with tempfile.TemporaryDirectory(dir=built.parent) as folder:
+            made = Path(folder) / name
+            done = subprocess.run(
+                [compiler, *_FLAGS, *map(str, sources), "-o", str(made)], capture_output=True, text=True, check=False
+            )
+            if done.returncode != 0:
+                first = (done.stderr.strip().splitlines() or ["no words"])[0]
+                raise InputError(f"partition: {compiler} failed: {first}")
+            made.replace(built)
+    found = ctypes.CDLL(str(built))
+    pointer, number = ctypes.c_void_p, ctypes.c_double
+    found.hocket_search.argtypes = [
+        *(pointer, pointer, ctypes.c_int, ctypes.c_uint64, ctypes.c_int, number, pointer, pointer, pointer)
+    ]
+    found.hocket_feasible.argtypes = [pointer, ctypes.c_int64, pointer]
+    found.hocket_schedule.argtypes = [
+        *(ctypes.c_int, ctypes.c_int, pointer, ctypes.c_int, pointer, pointer, pointer, ctypes.c_int),
+        *(pointer, pointer, pointer, pointer, ctypes.c_uint64, ctypes.c_int, number, ctypes.c_int64),
+        *(pointer, pointer, pointer),
+    ]
+    return found
+
+
+def _compiler() -> str | None:
+    return shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")

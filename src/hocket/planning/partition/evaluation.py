@@ -1,0 +1,127 @@
+"""What a partition costs, computed from scratch; tests compare it with what the search keeps up to date."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.planning.partition.problem import PartitionProblem
+
+__all__ = [
+    "bytes_moved",
+    "imbalance",
+    "loads_us",
+    "part_cycle",
+    "pipeline_us",
+    "simulated_spans",
+    "simulated_us",
+    "work_of_parts",
+]
+
+
+def bytes_moved(problem: PartitionProblem, part: Sequence[int]) -> float:
+    """Bytes that cross between parts, each tensor once for each part that reads it and does not make it.
+
+    Example:
+        >>> from hocket.planning.partition.problem import Tensor
+        >>> problem = PartitionProblem(("a", "b", "c"), np.ones((3, 2)), (Tensor(0, (1, 2), 8.0),))
+        >>> bytes_moved(problem, [0, 1, 1])
+        8.0
+    """
+    return sum(t.size_bytes * (len({part[t.source], *(part[r] for r in t.readers)}) - 1) for t in problem.tensors)
+
+
+def work_of_parts(problem: PartitionProblem, part: Sequence[int]) -> NDArray[np.float64]:
+    """The work in each part, in the unit that is balanced."""
+    return np.bincount(np.asarray(part), problem.work_us, problem.num_parts).astype(np.float64)
+
+
+def imbalance(problem: PartitionProblem, part: Sequence[int]) -> float:
+    """How far the work of a part is from its target, as a share of the target: the farthest of them."""
+    work = work_of_parts(problem, part)
+    target = problem.shares * work.sum()
+    if work.sum() == 0.0:
+        return 0.0
+    return float(np.max(np.abs(work - target) / target))
+
+
+def loads_us(problem: PartitionProblem, part: Sequence[int]) -> NDArray[np.float64]:
+    """For each device the time of its ops and of moving each tensor that crosses its border, in or out, once."""
+    found = np.zeros(problem.num_parts)
+    np.add.at(found, np.asarray(part), problem.duration_us[np.arange(len(problem)), np.asarray(part)])
+    for tensor in problem.tensors:
+        touched = {part[tensor.source], *(part[reader] for reader in tensor.readers)}
+        for at in touched if len(touched) > 1 else ():
+            found[at] += tensor.transfer_us * problem.transfer_price[at]
+    return found
+
+
+def pipeline_us(problem: PartitionProblem, part: Sequence[int], micro_batches: int) -> float:
+    """What `micro_batches` take one behind the other: all stages once, and the slowest again for each of the others.
+
+    That is the time of GPipe and of 1F1B with costs that do not change; (sum - slowest) of it is the bubble.
+    """
+    loads = loads_us(problem, part)
+    return float(loads.sum() + (micro_batches - 1) * loads.max())
+
+
+def part_cycle(problem: PartitionProblem, part: Sequence[int]) -> tuple[int, ...] | None:
+    """Parts that wait for each other in a circle; None if there are none.
+
+    Where groups hold ops of both passes, a wait counts only between ops of one pass.
+    """
+    mixed = problem.two_passes
+    for phase in (False, True) if mixed else (False,):
+        onward: dict[int, set[int]] = {}
+        for src, dst in problem.waits:
+            if mixed and not problem.backward[src] == problem.backward[dst] == phase:
+                continue
+            if part[src] != part[dst]:
+                onward.setdefault(int(part[src]), set()).add(int(part[dst]))
+        found = _circle(onward)
+        if found:
+            return found
+    return None
+
+
+def simulated_us(problem: PartitionProblem, part: Sequence[int], order: Sequence[int]) -> float:
+    """When the last op ends."""
+    return max((end for _, end in simulated_spans(problem, part, order)), default=0.0)
+
+
+def simulated_spans(problem: PartitionProblem, part: Sequence[int], order: Sequence[int]) -> list[tuple[float, float]]:
+    """For each op of `order` when it starts and ends: each device runs its ops in that order, and a tensor arrives its
+    transfer time after its maker has finished, whatever else is moved at the time.
+    """
+    before: dict[int, list[tuple[int, float]]] = {}
+    for (src, dst), delay_us in problem.delays_us.items():
+        before.setdefault(dst, []).append((src, delay_us))
+    idle_us = [0.0] * problem.num_parts
+    finish_us: dict[int, float] = {}
+    spans = []
+    for op in order:
+        at = part[op]
+        arrived = [finish_us[src] + (0.0 if part[src] == at else delay_us) for src, delay_us in before.get(op, ())]
+        start_us = max([idle_us[at], *arrived])
+        finish_us[op] = idle_us[at] = start_us + float(problem.duration_us[op, at])
+        spans.append((start_us, finish_us[op]))
+    return spans
+
+
+def _circle(onward: dict[int, set[int]]) -> tuple[int, ...] | None:
+    remaining = {at: set(others) for at, others in onward.items()}
+    while True:
+        ends = {other for others in remaining.values() for other in others} - set(remaining)
+        if not ends:
+            break
+        for others in remaining.values():
+            others -= ends
+        remaining = {at: others for at, others in remaining.items() if others}
+    if not remaining:
+        return None
+    path: list[int] = [next(iter(remaining))]
+    while path[-1] not in path[:-1]:
+        path.append(min(remaining[path[-1]]))
+    return tuple(path[path.index(path[-1]) : -1])

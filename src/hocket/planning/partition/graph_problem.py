@@ -1,0 +1,244 @@
+"""The problem of a graph on a machine: times by device, tensors with their bytes, memory, and which ops stay together.
+
+Selection is the paper's (Tavarageri et al., section 2, phase 1): an op that keeps state does not choose its device; it
+is where the other ops are that write the same memory. Of the others the expensive ones choose, and the cheap ones
+follow the neighbour that they share the most bytes with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.errors import InputError
+from hocket.ir import Costs, Device, Graph, Machine, Op
+from hocket.planning.partition.problem import PartitionProblem, Tensor
+
+__all__ = ["BACKWARD_ROLES", "equal_devices", "problem_of"]
+
+BACKWARD_ROLES = frozenset({"activation_grad", "weight_grad", "bias_grad", "update"})
+
+# Where a machine names no links between its devices: PCIe 3.0 with 16 lanes, by the order of magnitude.
+LINK_BYTES_PER_S = 1e10
+LINK_LATENCY_US = 10.0
+
+
+def equal_devices(machine: Machine, count: int) -> Machine:
+    """`count` devices like the first one of a machine, without links.
+
+    Raises:
+        InputError: a count below 1.
+
+    Example:
+        >>> [device.name for device in equal_devices(Machine.of(cores=2), 2).devices]
+        ['device0', 'device1']
+    """
+    if count < 1:
+        raise InputError(f"partition: expected at least one device, got {count}")
+    first = machine.devices[0]
+    return Machine(
+        tuple(
+            Device(
+                f"device{number}",
+                first.kind,
+                first.cores,
+                first.smt,
+                first.flops_per_s,
+                first.bytes_per_s,
+                first.memory_bytes,
+                priorities=first.priorities,
+            )
+            for number in range(count)
+        )
+    )
+
+
+def problem_of(
+    graph: Graph,
+    costs: Costs,
+    machine: Machine,
+    *,
+    expensive: float = 1.0,
+    twins: bool = False,
+    together: Iterable[Iterable[str]] = (),
+) -> PartitionProblem:
+    """What there is to partition in a step of `graph`, over the devices of `machine`.
+
+    Args:
+        graph: one step.
+        costs: how long each op takes; where they name no device, rates tell devices apart, if all have them.
+        machine: its devices become the parts, in their order. Of its links between them the slowest counts for all.
+        expensive: the most expensive ops that together take this part of the time choose their device; others follow.
+        twins: ops of one layer, forward and backward, stay together.
+        together: names of ops that stay together, beside those (color classes).
+
+    Raises:
+        InputError: an op without a cost, an unknown name, a device that an op does not run on, or an op that fits into
+            no device's memory.
+
+    Example:
+        >>> from hocket.ir import Edge
+        >>> graph = Graph((Op("a"), Op("b"), Op("c")), (Edge("a", "b", 4.0), Edge("a", "c", 4.0)))
+        >>> costs = Costs({name: {"1": 1.0} for name in "abc"})
+        >>> problem_of(graph, costs, equal_devices(Machine.of(cores=1), 2)).tensors
+        (Tensor(source=0, readers=(1, 2), size_bytes=4.0, transfer_us=10.0004),)
+    """
+    if not 0 < expensive <= 1:
+        raise InputError(f"partition: expected a part of the time in (0, 1], got expensive={expensive}")
+    durations = np.array([[_takes_us(op, device, costs, machine) for device in machine.devices] for op in graph.ops])
+    durations = durations.reshape(len(graph), len(machine.devices))
+    links = [link for link in machine.links if link.src in machine.by_name and link.dst in machine.by_name]
+    latency_us = max((link.latency_us for link in links), default=LINK_LATENCY_US)
+    bytes_per_s = min((link.bytes_per_s for link in links), default=LINK_BYTES_PER_S)
+    tensors = tuple(
+        Tensor(source, readers, size_bytes, latency_us + size_bytes / bytes_per_s * 1e6)
+        for source, readers, size_bytes in _flows(graph)
+    )
+    group = _groups(graph, twins, together)
+    group = _followed(group, durations.mean(axis=1), tensors, graph, expensive)
+    limits = [np.inf if device.memory_bytes is None else device.memory_bytes for device in machine.devices]
+    return PartitionProblem(
+        tuple(op.name for op in graph.ops),
+        durations,
+        tensors,
+        [(graph.index[edge.src], graph.index[edge.dst]) for edge in graph.edges],
+        tuple(device.name for device in machine.devices),
+        _memory(graph),
+        np.array(limits),
+        group,
+        np.array([op.role in BACKWARD_ROLES for op in graph.ops], np.bool_),
+    )
+
+
+def _takes_us(op: Op, device: Device, costs: Costs, machine: Machine) -> float:
+    row = costs.durations_us.get(op.name)
+    if row is None:
+        raise InputError(f"costs: no duration for op {op.name!r}")
+    takes_us = costs.duration_us(op.name, width=device.cores, device=device.name)
+    named = device.name in row or any(key.startswith(f"{device.name}:") for key in row)
+    first = machine.devices[0]
+    if named or device == first or not (op.flops or op.size_bytes):
+        return takes_us
+    # The same measured time, faster or slower by what the rates say of this op.
+    here, there = _roofline_s(op, device), _roofline_s(op, first)
+    return takes_us * here / there if here and there else takes_us
+
+
+def _roofline_s(op: Op, device: Device) -> float:
+    if device.flops_per_s is None or device.bytes_per_s is None:
+        return 0.0
+    return max(op.flops / device.flops_per_s, op.size_bytes / device.bytes_per_s)
+
+
+def _flows(graph: Graph) -> list[tuple[int, tuple[int, ...], float]]:
+    """Who makes a tensor, who reads it, its bytes: within the step, and out of it into the next.
+
+    Edges out of one op that carry as many bytes are taken for one tensor. An update's result is read by the next step.
+    """
+    index = graph.index
+    found: dict[tuple[str, float, str], dict[int, None]] = {}
+    for edge in graph.edges:
+        if edge.size_bytes > 0:
+            found.setdefault((edge.src, edge.size_bytes, ""), {})[index[edge.dst]] = None
+    size_of = {buffer.name: buffer.size_bytes for buffer in graph.buffers if buffer.life == "lasting"}
+    reads = {op.name: set(op.reads) for op in graph.ops}
+    for src, dst in graph.carried:
+        for buffer in graph[src].writes if src != dst else ():
+            if size_of.get(buffer, 0.0) > 0 and buffer in reads[dst]:
+                found.setdefault((src, size_of[buffer], buffer), {})[index[dst]] = None
+    return [(index[src], tuple(readers), size) for (src, size, _), readers in found.items()]
+
+
+def _groups(graph: Graph, twins: bool, together: Iterable[Iterable[str]]) -> NDArray[np.int32]:
+    leader = list(range(len(graph)))
+
+    def find(op: int) -> int:
+        while leader[op] != op:
+            leader[op] = leader[leader[op]]
+            op = leader[op]
+        return op
+
+    def join(ops: Iterable[int]) -> None:
+        first, *others = ops
+        for other in others:
+            leader[find(other)] = find(first)
+
+    for names in together:
+        unknown = [name for name in names if name not in graph.by_name]
+        if unknown:
+            raise InputError(f"partition: no op is called {unknown[0]!r}")
+        members = [graph.index[name] for name in names]
+        if members:
+            join(members)
+    # What is written and outlives the step has one home, with all that write it. A random generator has no size.
+    sized = {buffer.name for buffer in graph.buffers if buffer.life == "lasting" and buffer.size_bytes > 0}
+    writers: dict[str, list[int]] = {}
+    layers: dict[str, list[int]] = {}
+    for position, op in enumerate(graph.ops):
+        for buffer in sized.intersection(op.writes):
+            writers.setdefault(buffer, []).append(position)
+        if twins and op.layer:
+            layers.setdefault(op.layer, []).append(position)
+    for members in (*writers.values(), *layers.values()):
+        join(members)
+    return np.array([find(op) for op in range(len(graph))], np.int32)
+
+
+def _followed(
+    group: NDArray[np.int32],
+    takes_us: NDArray[np.float64],
+    tensors: Sequence[Tensor],
+    graph: Graph,
+    expensive: float,
+) -> NDArray[np.int32]:
+    """Groups after each cheap op has joined the neighbour that it shares the most bytes with."""
+    if expensive >= 1.0 or not len(graph):
+        return group
+    order = np.argsort(-takes_us, kind="stable")
+    enough = int(np.searchsorted(np.cumsum(takes_us[order]), expensive * takes_us.sum())) + 1
+    cheap = set(order[enough:].tolist())
+    best: dict[int, tuple[float, int]] = {}
+    for tensor in tensors:
+        for reader in tensor.readers:
+            for one, other in ((tensor.source, reader), (reader, tensor.source)):
+                if one in cheap and tensor.size_bytes > best.get(one, (0.0, -1))[0]:
+                    best[one] = (tensor.size_bytes, other)
+    joined = group.tolist()
+    for op, (_, other) in sorted(best.items()):
+        ours, theirs = joined[op], joined[other]
+        # One op joins at a time, and never another that has joined it: the group of the expensive one stays as it is.
+        if ours != theirs and joined.count(ours) == 1:
+            joined[op] = theirs
+    return np.array(joined, np.int32)
+
+
+def _memory(graph: Graph) -> NDArray[np.float64]:
+    """What each op keeps on its device: memory that outlives the step by its first writer, or else by its first reader;
+    what the forward pass makes for the backward pass by its maker; gradients and results, too.
+    """
+    held = np.zeros(len(graph))
+    size = {buffer.name: buffer for buffer in graph.buffers}
+    home: dict[str, int] = {}
+    last_reader_backward: set[str] = set()
+    for position, op in enumerate(graph.ops):
+        for name in op.writes:
+            home.setdefault(name, position)
+        if op.role in BACKWARD_ROLES:
+            last_reader_backward.update(op.reads)
+    for position, op in enumerate(graph.ops):
+        for name in op.reads:
+            home.setdefault(name, position)
+    for name, position in home.items():
+        if name in size:
+            forward = graph.ops[position].role not in BACKWARD_ROLES
+            if size[name].life != "step" or (forward and name in last_reader_backward):
+                held[position] += size[name].size_bytes
+    if graph.buffers:
+        return held
+    for source, readers, size_bytes in _flows(graph):
+        crosses = any(graph.ops[reader].role in BACKWARD_ROLES for reader in readers)
+        if crosses and graph.ops[source].role not in BACKWARD_ROLES:
+            held[source] += size_bytes
+    return held

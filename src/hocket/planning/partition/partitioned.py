@@ -1,0 +1,171 @@
+"""`partitioned`: from a problem to a `Partition`, by whichever objective."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.errors import InputError
+from hocket.ir import Span, Timeline
+from hocket.planning.partition import compiled, evaluation
+from hocket.planning.partition.problem import PartitionProblem
+from hocket.planning.partition.schedule import schedule
+from hocket.planning.partition.search import Wanted, search
+from hocket.planning.partition.starts import block_start, topological_order
+
+__all__ = ["OBJECTIVES", "Partition", "partitioned"]
+
+OBJECTIVES = ("cut", "load", "time", "pipeline")
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Which device runs each op, and in which order.
+
+    Attributes:
+        problem: what was partitioned.
+        part: for each op the position of its device.
+        order: a topological order; each device runs its ops in it.
+        objective: what was searched for, one of `OBJECTIVES`.
+        proved: no other is better (`time`, small graphs only).
+    """
+
+    problem: PartitionProblem
+    part: tuple[int, ...]
+    order: tuple[int, ...]
+    objective: str = "cut"
+    proved: bool = False
+
+    @cached_property
+    def bytes_moved(self) -> float:
+        return evaluation.bytes_moved(self.problem, self.part)
+
+    @cached_property
+    def loads_us(self) -> tuple[float, ...]:
+        """For each device the time of its ops and of the tensors that cross its border."""
+        return tuple(evaluation.loads_us(self.problem, self.part).tolist())
+
+    @cached_property
+    def imbalance(self) -> float:
+        """How far the part that is farthest from its target is, as a share of the target."""
+        return evaluation.imbalance(self.problem, self.part)
+
+    @cached_property
+    def cycle(self) -> tuple[int, ...] | None:
+        """Parts that wait for each other in a circle, if there are any."""
+        return evaluation.part_cycle(self.problem, self.part)
+
+    @cached_property
+    def simulated_us(self) -> float:
+        """When the step ends, with a tensor's transfer time between devices."""
+        return evaluation.simulated_us(self.problem, self.part, self.order)
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """The simulated step, with a lane for each device; transfers are the time between its ops."""
+        problem = self.problem
+        spans = evaluation.simulated_spans(problem, self.part, self.order)
+        return Timeline(
+            tuple(
+                Span(problem.names[op], problem.devices[self.part[op]], start_us, end_us)
+                for op, (start_us, end_us) in zip(self.order, spans, strict=True)
+            ),
+            tuple(device for number, device in enumerate(problem.devices) if number in self.part),
+            source="simulated",
+        )
+
+    @property
+    def names_in_order(self) -> tuple[str, ...]:
+        """The names of the ops, in `order`."""
+        return tuple(self.problem.names[op] for op in self.order)
+
+    @property
+    def device_of(self) -> dict[str, str]:
+        """The device of each op, by name."""
+        problem = self.problem
+        return {name: problem.devices[part] for name, part in zip(problem.names, self.part, strict=True)}
+
+
+def partitioned(
+    problem: PartitionProblem,
+    *,
+    objective: str = "cut",
+    epsilon: float | None = None,
+    two_sided: bool = True,
+    acyclic: bool = False,
+    micro_batches: int = 1,
+    budget_s: float = 5.0,
+    rounds: int = 200,
+    seed: int = 0,
+    peers: bool = True,
+) -> Partition:
+    """A partition of `problem` over its devices.
+
+    The search ends after `rounds` or `budget_s`, whichever is first; with rounds that fit into the budget the same seed
+    gives the same partition.
+
+    Args:
+        problem: ops, tensors, devices.
+        objective: ``cut``: the fewest bytes moved; ``load``: the least load of the most loaded device; ``time``: the
+            earliest end; ``pipeline``: the earliest end of `micro_batches` one behind the other, without cycles.
+        epsilon: how far a part may be from its target, as a share of the target: a promise. 0.03 for ``cut``, and no
+            limit for the others, when not given; ``time`` takes none.
+        two_sided: whether a part may neither be heavier nor lighter than that; False: not heavier.
+        acyclic: parts may not wait for each other in a circle; always so for ``pipeline``.
+        micro_batches: of ``pipeline``.
+        budget_s: seconds to search for.
+        rounds: cycles of the search.
+        seed: of all that is drawn.
+        peers: begin with METIS's and Mt-KaHyPar's partitions, too, where they are installed.
+
+    Raises:
+        InputError: an unknown objective or a limit that makes no sense, more devices than ops, fewer micro-batches than
+            stages; or no partition keeps the limits, or none was found (the message says which of the two).
+
+    Example:
+        >>> from hocket.planning.partition import Tensor
+        >>> chain = tuple(Tensor(op, (op + 1,), 8.0) for op in range(3))
+        >>> problem = PartitionProblem(("a", "b", "c", "d"), np.ones((4, 2)), chain)
+        >>> partitioned(problem, budget_s=1.0, rounds=5).bytes_moved
+        8.0
+    """
+    if objective not in OBJECTIVES:
+        raise InputError(f"partition: unknown objective {objective!r}; one of {', '.join(OBJECTIVES)}")
+    if epsilon is not None and not 0 <= epsilon < 1:
+        raise InputError(f"partition: expected epsilon in [0, 1), got {epsilon}")
+    if budget_s <= 0 or rounds < 0:
+        raise InputError(f"partition: expected a budget > 0 s and rounds >= 0, got {budget_s} and {rounds}")
+    if objective != "time" and problem.num_parts > len(problem):
+        raise InputError(f"partition: {problem.num_parts} devices, and only {len(problem)} ops to place on them")
+    if objective == "pipeline" and micro_batches < problem.num_parts:
+        raise InputError(
+            f"partition: {micro_batches} micro-batches for {problem.num_parts} stages: fewer than one for each stage "
+            "leave stages idle all the time"
+        )
+    if objective == "time":
+        if epsilon is not None or acyclic:
+            raise InputError("partition: the objective time takes neither epsilon nor acyclic")
+        return _earliest(problem, budget_s, rounds, seed)
+    wanted = Wanted(
+        objective,
+        0.03 if epsilon is None and objective == "cut" else epsilon,
+        two_sided,
+        acyclic or objective == "pipeline",
+        micro_batches,
+    )
+    part = search(problem, wanted, budget_s=budget_s, rounds=rounds, seed=seed, peers=peers)
+    order = topological_order(len(problem), problem.waits)
+    return Partition(problem, tuple(part.tolist()), tuple(order), objective)
+
+
+def _earliest(problem: PartitionProblem, budget_s: float, rounds: int, seed: int) -> Partition:
+    if not compiled.available():
+        raise InputError(f"partition: the objective time has no other search: {compiled.why_not()}")
+    start: NDArray[np.int32] = block_start(problem)
+    if np.isfinite(problem.memory_limit_bytes).any():
+        start = search(problem, Wanted("load", None), budget_s=budget_s / 4, rounds=rounds, seed=seed, peers=False)
+    part, order, proved = schedule(problem, start=start, budget_s=budget_s, rounds=min(rounds, 12), seed=seed)
+    return Partition(problem, tuple(part.tolist()), order, "time", proved)

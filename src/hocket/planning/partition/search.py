@@ -1,0 +1,242 @@
+"""The portfolio: from several starts, the compiled search, within a time budget.
+
+Coarsening, refinement and recombination are in ``core/search.cpp``. Here the problem becomes arrays, starts are made,
+and what comes back is judged: where no partition keeps the limits, trying all decides whether one exists.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.errors import InputError, MissingDependencyError
+from hocket.planning.partition import compiled, starts
+from hocket.planning.partition.contiguous import contiguous_start
+from hocket.planning.partition.evaluation import bytes_moved, imbalance, loads_us, part_cycle, pipeline_us
+from hocket.planning.partition.problem import PartitionProblem
+from hocket.planning.partition.refinement import refine
+
+__all__ = ["Hypergraph", "Wanted", "keeps_limits", "search"]
+
+OBJECTIVES = ("cut", "load", "pipeline")
+TOLERANCE = 1e-6
+# How many nodes of the tree of all partitions are looked at where the search found none that keeps the limits.
+EXHAUSTIVE_NODES = 5_000_000
+# Above so many ops there is one start, and the search has the rest of the time.
+LARGE = 20_000
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a partition should be.
+
+    Attributes:
+        objective: ``cut`` (bytes moved), ``load`` (the most loaded device) or ``pipeline``.
+        epsilon: how far a part may be from its target, as a share of the target; None: any balance.
+        two_sided: whether a part may also not be that far below its target. The other partitioners bound only the
+            heaviest part.
+        acyclic: parts may not wait for each other in a circle.
+        micro_batches: of the objective ``pipeline``.
+    """
+
+    objective: str = "cut"
+    epsilon: float | None = 0.03
+    two_sided: bool = True
+    acyclic: bool = False
+    micro_batches: int = 1
+
+
+def search(
+    problem: PartitionProblem, wanted: Wanted, *, budget_s: float, rounds: int, seed: int, peers: bool
+) -> NDArray[np.int32]:
+    """The part of each op.
+
+    Raises:
+        InputError: no partition that keeps the limits exists, or none was found (the message says which).
+    """
+    begin_s = perf_counter()
+    given = _starts(problem, wanted, seed, peers)
+    if not compiled.available():
+        return _without_compiler(problem, wanted, given)
+    hypergraph = Hypergraph(problem, wanted)
+    # Cycles have what is left, and a little in any case.
+    budget_s = max(0.2 * budget_s, budget_s - (perf_counter() - begin_s))
+    part, violation, _ = hypergraph.search(given, seed, rounds, budget_s)
+    if violation > TOLERANCE:
+        exists, example = hypergraph.feasible(EXHAUSTIVE_NODES)
+        if exists is not True:
+            raise InputError(_refusal(problem, wanted, part, proved=exists is False))
+        part, violation, _ = hypergraph.search([example, *given], seed, rounds, budget_s)
+    return part
+
+
+def _starts(problem: PartitionProblem, wanted: Wanted, seed: int, peers: bool) -> list[NDArray[np.int32]]:
+    # Python takes a second for a topological order of 100,000 ops, and Mt-KaHyPar all of the budget for the rest.
+    small = len(problem) <= LARGE
+    again = range(4 if small else 0)
+    found = [starts.block_start(problem), *(starts.block_start(problem, seed + number) for number in again)]
+    if wanted.objective != "cut":
+        intervals = (contiguous_start(problem, None if number == 0 else seed + number) for number in again)
+        found += [part for part in intervals if part is not None]
+    if wanted.acyclic:
+        return found
+    found.append(starts.random_start(problem, seed))
+    if wanted.epsilon is not None and small:
+        found.append(refine(problem, found[0].tolist(), wanted.epsilon, 2_000))
+        makers: tuple[Callable[..., NDArray[np.int32]], ...] = (starts.metis_start, starts.mtkahypar_start)
+        for maker in makers if peers else ():
+            try:
+                found.append(maker(problem, wanted.epsilon, seed))
+            except MissingDependencyError:
+                continue  # a further start, where it is installed
+    return found
+
+
+def _without_compiler(
+    problem: PartitionProblem, wanted: Wanted, given: Sequence[NDArray[np.int32]]
+) -> NDArray[np.int32]:
+    """The best start: the paper's refinement is among them."""
+
+    def cost(part: NDArray[np.int32]) -> float:
+        if wanted.objective == "cut":
+            return bytes_moved(problem, part.tolist())
+        if wanted.objective == "pipeline":
+            return pipeline_us(problem, part.tolist(), wanted.micro_batches)
+        return float(loads_us(problem, part.tolist()).max())
+
+    able = [part for part in given if keeps_limits(problem, wanted, part)]
+    if not able:
+        raise InputError(f"{_refusal(problem, wanted, given[0], proved=False)}; {compiled.why_not()}")
+    return min(able, key=cost)
+
+
+def keeps_limits(problem: PartitionProblem, wanted: Wanted, part: NDArray[np.int32]) -> bool:
+    """Whether a partition keeps balance, memory and, if wanted, has no cycle."""
+    work = np.bincount(part, problem.work_us, problem.num_parts)
+    low, high = limits(problem, wanted)
+    slack = TOLERANCE * max(work.sum(), 1e-300)
+    held = np.bincount(part, problem.memory_bytes, problem.num_parts)
+    return bool(
+        np.all(work <= high + slack)
+        and np.all(work >= low - slack)
+        and np.all(held <= problem.memory_limit_bytes * (1 + TOLERANCE))
+        and not (wanted.acyclic and part_cycle(problem, part.tolist()))
+    )
+
+
+def limits(problem: PartitionProblem, wanted: Wanted) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The least and the most work of each part."""
+    if wanted.epsilon is None:
+        return np.full(problem.num_parts, -np.inf), np.full(problem.num_parts, np.inf)
+    target = problem.shares * problem.work_us.sum()
+    low = target * (1 - wanted.epsilon) if wanted.two_sided else np.zeros(problem.num_parts)
+    return low, target * (1 + wanted.epsilon)
+
+
+def _refusal(problem: PartitionProblem, wanted: Wanted, part: NDArray[np.int32], *, proved: bool) -> str:
+    """Why there is no partition, in one line."""
+    parts = f"{len(problem)} ops into {problem.num_parts} parts"
+    work, target = problem.by_group(problem.work_us), problem.shares * problem.work_us.sum()
+    heaviest = int(work.argmax())
+    if wanted.epsilon is not None and work[heaviest] > target.max() * (1 + wanted.epsilon):
+        op = problem.names[int(np.flatnonzero(problem.group == heaviest)[0])]
+        return (
+            f"partition: no partition of {parts} is within {wanted.epsilon:g} of its targets: op {op!r} and what stays "
+            f"with it take {work[heaviest]:,.0f} us, and the largest target is {target.max():,.0f} us"
+        )
+    kept = [] if wanted.epsilon is None else [f"is within {wanted.epsilon:g} of its targets"]
+    kept += ["fits the devices' memory"] if np.isfinite(problem.memory_limit_bytes).any() else []
+    kept += ["has no cycle between parts"] if wanted.acyclic else []
+    what = " and ".join(kept)
+    near = f"the nearest that was found is {imbalance(problem, part.tolist()):.3g} off"
+    if proved:
+        return f"partition: no partition of {parts} {what} (all were tried); {near}"
+    return f"partition: none was found of {parts} that {what}; {near}"
+
+
+class Hypergraph:
+    """A problem as the arrays that the compiled search takes, group by group."""
+
+    def __init__(self, problem: PartitionProblem, wanted: Wanted) -> None:
+        self.problem = problem
+        group = problem.group
+        cut = wanted.objective == "cut"
+        nets: list[list[int]] = []
+        costs: list[float] = []
+        numbers = group.tolist()
+        for tensor in problem.tensors:
+            cost = tensor.size_bytes if cut else tensor.transfer_us
+            pins = {numbers[tensor.source], *(numbers[reader] for reader in tensor.readers)}
+            if len(pins) > 1 and cost > 0:
+                nets.append(sorted(pins))
+                costs.append(cost)
+        arcs = self._arcs(wanted)
+        low, high = limits(problem, wanted)
+        # Partitions of those who count in whole numbers are on the limit but for their rounding.
+        rounding = TOLERANCE / 2 * problem.work_us.sum()
+        arrays = (
+            np.cumsum([0, *map(len, nets)], dtype=np.int32),
+            np.fromiter((pin for net in nets for pin in net), np.int32),
+            np.asarray(costs, np.float64),
+            problem.by_group(problem.work_us),
+            problem.by_group(problem.memory_bytes),
+            problem.by_group(problem.duration_us),
+            *arcs,
+            *(low - rounding, high + rounding, problem.memory_limit_bytes * (1 + 1e-12), problem.transfer_price),
+        )
+        self._arrays = [np.ascontiguousarray(array) for array in arrays]  # they must outlive the pointers
+        self._given = compiled.HypergraphArrays(
+            problem.num_groups,
+            problem.num_parts,
+            len(nets),
+            len(arcs[0]),
+            *(array.ctypes.data for array in self._arrays),
+            OBJECTIVES.index(wanted.objective),
+            int(wanted.acyclic),
+            float(wanted.micro_batches),
+        )
+
+    def _arcs(self, wanted: Wanted) -> tuple[NDArray[np.int32], ...]:
+        problem = self.problem
+        if not wanted.acyclic or not len(problem.waits):
+            return tuple(np.zeros(0, np.int32) for _ in range(3))
+        pairs = np.asarray(problem.waits, np.int64).reshape(-1, 2)
+        phases = problem.backward[pairs]
+        keep = problem.group[pairs[:, 0]] != problem.group[pairs[:, 1]]
+        if problem.two_passes:
+            keep &= phases[:, 0] == phases[:, 1]
+            phase = phases[:, 0]
+        else:
+            phase = np.zeros(len(pairs), np.bool_)
+        rows = np.unique(np.column_stack([problem.group[pairs[keep]], phase[keep]]), axis=0)
+        return tuple(np.ascontiguousarray(rows[:, column], np.int32) for column in range(3))
+
+    def search(
+        self, given: Sequence[NDArray[np.int32]], seed: int, rounds: int, budget_s: float
+    ) -> tuple[NDArray[np.int32], float, float]:
+        """The best partition of the ops, how far it is outside of the limits, and what it costs."""
+        rows = np.zeros((len(given), self.problem.num_groups), np.int32)
+        rows[:, self.problem.group] = np.stack(given)
+        best = np.zeros(self.problem.num_groups, np.int32)
+        violation, cost = ctypes.c_double(), ctypes.c_double()
+        compiled.library().hocket_search(
+            *(ctypes.byref(self._given), _pointer(rows), len(rows), seed, rounds, budget_s, _pointer(best)),
+            *(ctypes.byref(violation), ctypes.byref(cost)),
+        )
+        return best[self.problem.group], violation.value, cost.value
+
+    def feasible(self, most: int) -> tuple[bool | None, NDArray[np.int32]]:
+        """Whether any partition keeps the limits, and one that does; None: there are too many to try."""
+        part = np.zeros(self.problem.num_groups, np.int32)
+        found = compiled.library().hocket_feasible(ctypes.byref(self._given), most, _pointer(part))
+        return {1: True, 0: False}.get(found), part[self.problem.group]
+
+
+def _pointer(array: NDArray[Any]) -> Any:
+    return array.ctypes.data

@@ -1,0 +1,227 @@
+"""Partitions to begin with: the paper's two (Tavarageri et al., section 2, phase 3), METIS's and Mt-KaHyPar's."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.errors import MissingDependencyError
+from hocket.planning.partition.problem import PartitionProblem
+
+__all__ = [
+    "block_order",
+    "block_start",
+    "circles",
+    "group_waits",
+    "metis_start",
+    "mtkahypar_start",
+    "random_start",
+    "topological_order",
+]
+
+# Both libraries count in whole numbers; all of a graph's weight is this much.
+_RESOLUTION = 10_000_000
+
+
+def topological_order(nodes: int, waits: Iterable[tuple[int, int]], seed: int | None = None) -> list[int]:
+    """Numbers from 0 so that each comes after what it waits for: the least one that is ready, or a random one.
+
+    A random order goes deep: what was made last is read first.
+    """
+    waiting = [0] * nodes
+    onward: list[list[int]] = [[] for _ in range(nodes)]
+    for src, dst in waits:
+        onward[src].append(dst)
+        waiting[dst] += 1
+    draw = None if seed is None else np.random.default_rng(seed)
+    ready = [(0.0 if draw is None else float(draw.random()), node) for node in range(nodes) if not waiting[node]]
+    heapq.heapify(ready)
+    order: list[int] = []
+    while ready:
+        node = heapq.heappop(ready)[1]
+        order.append(node)
+        for after in onward[node]:
+            waiting[after] -= 1
+            if not waiting[after]:
+                heapq.heappush(ready, (0.0 if draw is None else float(draw.random()) - len(order), after))
+    return order
+
+
+def block_start(problem: PartitionProblem, seed: int | None = None) -> NDArray[np.int32]:
+    """A topological order cut where the work so far reaches the parts' targets: block partitioning.
+
+    Groups are ordered by the waits between them, those of the backward pass reversed where groups hold both passes; no
+    cut goes through groups that wait for each other in a circle. So no parts do.
+
+    Args:
+        problem: what to partition.
+        seed: another topological order for each; the one that departs least from the given order without.
+
+    Example:
+        >>> problem = PartitionProblem(("a", "b", "c", "d"), np.ones((4, 2)), waits=((0, 1), (1, 2), (2, 3)))
+        >>> block_start(problem).tolist()
+        [0, 0, 1, 1]
+    """
+    if not len(problem):
+        return np.zeros(0, np.int32)
+    component, order = block_order(problem, seed)
+    work = np.bincount(component, problem.by_group(problem.work_us), len(order))[order]
+    work += 1e-9 * max(work.sum(), 1e-300) / max(len(order), 1)
+    borders = np.cumsum(problem.shares)[:-1] * work.sum()
+    of_component = np.empty(len(order), np.int32)
+    of_component[order] = np.searchsorted(borders, np.cumsum(work) - work / 2, side="right")
+    return of_component[component][problem.group]
+
+
+def block_order(problem: PartitionProblem, seed: int | None = None) -> tuple[list[int], list[int]]:
+    """For each group its component of groups that wait for each other, and a topological order of the components."""
+    waits = group_waits(problem)
+    component = circles(problem.num_groups, waits)
+    between = {(component[src], component[dst]) for src, dst in waits if component[src] != component[dst]}
+    return component, topological_order(max(component, default=-1) + 1, between, seed)
+
+
+def group_waits(problem: PartitionProblem) -> list[tuple[int, int]]:
+    """Which group waits for which; waits of the backward pass are reversed where groups hold both passes."""
+    group, backward, mixed = problem.group.tolist(), problem.backward.tolist(), problem.two_passes
+    found: dict[tuple[int, int], None] = {}
+    for src, dst in problem.waits:
+        if group[src] == group[dst] or (mixed and backward[src] != backward[dst]):
+            continue
+        found[(group[dst], group[src]) if mixed and backward[src] else (group[src], group[dst])] = None
+    return list(found)
+
+
+def circles(nodes: int, waits: Iterable[tuple[int, int]]) -> list[int]:
+    """Strongly connected components, numbered in the order of their first node.
+
+    S. R. Kosaraju's: from the last finished of a depth-first search, everything that leads there.
+    """
+    onward: list[list[int]] = [[] for _ in range(nodes)]
+    back: list[list[int]] = [[] for _ in range(nodes)]
+    for src, dst in waits:
+        onward[src].append(dst)
+        back[dst].append(src)
+    finished: list[int] = []
+    seen = [False] * nodes
+    for root in range(nodes):
+        path = [] if seen[root] else [(root, iter(onward[root]))]
+        seen[root] = True
+        while path:
+            node, ahead = path[-1]
+            following = next((other for other in ahead if not seen[other]), None)
+            if following is None:
+                finished.append(path.pop()[0])
+            else:
+                seen[following] = True
+                path.append((following, iter(onward[following])))
+    leader = [-1] * nodes
+    for root in reversed(finished):
+        reached = [root] if leader[root] < 0 else []
+        while reached:
+            node = reached.pop()
+            if leader[node] < 0:
+                leader[node] = root
+                reached += back[node]
+    number: dict[int, int] = {}
+    return [number.setdefault(root, len(number)) for root in leader]
+
+
+def random_start(problem: PartitionProblem, seed: int) -> NDArray[np.int32]:
+    """Each op on a device at random: random partitioning."""
+    draw = np.random.default_rng(seed)
+    return draw.integers(0, problem.num_parts, problem.num_groups).astype(np.int32)[problem.group]
+
+
+def metis_start(problem: PartitionProblem, epsilon: float, seed: int = 0) -> NDArray[np.int32]:
+    """METIS's partition, of the graph that has an edge from the maker of each tensor to each of its readers.
+
+    Raises:
+        MissingDependencyError: pymetis is not installed.
+    """
+    try:
+        import pymetis
+    except ImportError:
+        raise MissingDependencyError("pymetis", "partition", "METIS's partition") from None
+    nets = _nets(problem)
+    most = max((size for _, _, size in nets), default=1.0)
+    neighbours: list[dict[int, int]] = [{} for _ in range(problem.num_groups)]
+    for source, readers, size in nets:
+        weight = max(1, round(size / most * 100_000))
+        for reader in readers:
+            for one, other in ((source, reader), (reader, source)):
+                neighbours[one][other] = neighbours[one].get(other, 0) + weight
+    adjacency = pymetis.CSRAdjacency(
+        np.cumsum([0, *map(len, neighbours)]).tolist(), [other for row in neighbours for other in row]
+    )
+    _, part = pymetis.part_graph(
+        problem.num_parts,
+        adjacency,
+        vweights=_whole(problem, 1_000_000),
+        eweights=[weight for row in neighbours for weight in row.values()],
+        tpwgts=problem.shares.tolist(),
+        options=pymetis.Options(ufactor=max(1, int(epsilon * 1000)), seed=seed),
+    )
+    return np.asarray(part, np.int32)[problem.group]
+
+
+def mtkahypar_start(problem: PartitionProblem, epsilon: float, seed: int = 0) -> NDArray[np.int32]:
+    """Mt-KaHyPar's partition, for its objective km1, which is the bytes moved.
+
+    Raises:
+        MissingDependencyError: mtkahypar is not installed.
+    """
+    try:
+        import mtkahypar
+    except ImportError:
+        raise MissingDependencyError("mtkahypar", "partition", "Mt-KaHyPar's partition") from None
+    runtime = _mtkahypar_runtime()
+    context = runtime.context_from_preset(mtkahypar.PresetType.DEFAULT)
+    mtkahypar.set_seed(seed)
+    context.set_partitioning_parameters(problem.num_parts, epsilon, mtkahypar.Objective.KM1)
+    context.logging = False
+    weights = _whole(problem, _RESOLUTION)
+    if np.ptp(problem.shares) > 1e-9:
+        most = [int((1 + epsilon) * share * sum(weights)) + 1 for share in problem.shares]
+        context.set_individual_target_block_weights(most)
+    nets = _nets(problem)
+    largest = max((size for _, _, size in nets), default=1.0)
+    hypergraph = runtime.create_hypergraph(
+        context,
+        problem.num_groups,
+        len(nets),
+        [[source, *readers] for source, readers, _ in nets],
+        weights,
+        [max(1, round(size / largest * 1_000_000)) for _, _, size in nets],
+    )
+    return np.asarray(hypergraph.partition(context).get_partition(), np.int32)[problem.group]
+
+
+@cache
+def _mtkahypar_runtime() -> Any:
+    """Mt-KaHyPar warns where it is initialised again. One thread repeats its results."""
+    import mtkahypar
+
+    return mtkahypar.initialize(1)
+
+
+def _nets(problem: PartitionProblem) -> list[tuple[int, list[int], float]]:
+    """Tensors between groups: who makes it, who else reads it, and its bytes."""
+    group = problem.group.tolist()
+    found = []
+    for tensor in problem.tensors:
+        source = group[tensor.source]
+        readers = sorted({group[reader] for reader in tensor.readers} - {source})
+        if readers and tensor.size_bytes > 0:
+            found.append((source, readers, tensor.size_bytes))
+    return found
+
+
+def _whole(problem: PartitionProblem, resolution: int) -> list[int]:
+    work = problem.by_group(problem.work_us)
+    return [round(float(value)) for value in work / max(work.sum(), 1e-300) * resolution]

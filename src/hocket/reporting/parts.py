@@ -1,0 +1,141 @@
+"""Which device has which ops, and what flows between devices: a picture of a plan over several of them.
+
+A row for each device, its ops from left to right in the order of the step, as wide as they take long; below, a table of
+the bytes that go from each device to each other one, once for each tensor and device that reads it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from hocket.ir import Costs, Graph, Plan
+from hocket.reporting._files import write_text
+from hocket.reporting.svg import EDGE_PX, document, escaped, text_at
+from hocket.reporting.words import count_text, duration_text, quantity_text, shorten
+
+__all__ = ["bytes_between", "parts_svg", "write_parts"]
+
+_ROW_PX = 26.0
+_CELL_PX = 92.0
+_NAME_PX = 110.0
+# Narrower bars are drawn as one with those beside them of their role.
+_LEAST_PX = 0.7
+
+
+def bytes_between(graph: Graph, plan: Plan) -> dict[tuple[str, str], float]:
+    """From which device to which other one how many bytes flow in a step, where any do.
+
+    Edges out of one op that carry as many bytes are one tensor, which goes to a device once.
+
+    Example:
+        >>> from hocket.ir import Edge, Lane, Op
+        >>> graph = Graph((Op("a"), Op("b"), Op("c")), (Edge("a", "b", 8.0), Edge("a", "c", 8.0)))
+        >>> bytes_between(graph, Plan((Lane("x", ("a",), device="x"), Lane("y", ("b", "c"), device="y"))))
+        {('x', 'y'): 8.0}
+    """
+    device_of = {op: lane.device for op, lane in plan.lane_of.items()}
+    found: dict[tuple[str, str], float] = {}
+    seen: set[tuple[str, float, str]] = set()
+    for src, dst, size_bytes in graph.edges:
+        ends = device_of.get(src), device_of.get(dst)
+        if None in ends or ends[0] == ends[1] or not size_bytes or (src, size_bytes, str(ends[1])) in seen:
+            continue
+        seen.add((src, size_bytes, str(ends[1])))
+        pair = (str(ends[0]), str(ends[1]))
+        found[pair] = found.get(pair, 0.0) + size_bytes
+    return found
+
+
+def write_parts(path: str | os.PathLike[str], graph: Graph, plan: Plan, costs: Costs, *, title: str = "") -> None:
+    """Write `parts_svg` to a file, whole or not at all."""
+    write_text(path, parts_svg(graph, plan, costs, title=title))
+
+
+def parts_svg(graph: Graph, plan: Plan, costs: Costs, *, title: str = "", width: int = 960) -> str:
+    """A picture of the ops on each device, and of the bytes between devices.
+
+    Args:
+        graph: the step.
+        plan: where its ops run; channels are left out.
+        costs: how long they take; an op without a cost takes no room.
+        title: stands above.
+        width: of the picture, in pixels.
+
+    Returns:
+        The text of an SVG document that suits a light and a dark ground.
+    """
+    devices = list(dict.fromkeys(lane.device for lane in plan.lanes if lane.kind != "channel"))
+    takes_us = {
+        op: costs.duration_us(op, width=lane.width, device=lane.device) if op in costs else 0.0
+        for op, lane in plan.lane_of.items()
+    }
+    parts: list[str] = []
+    y = EDGE_PX
+    if title:
+        parts.append(text_at(EDGE_PX, y + 12, shorten(title, width // 9), "hk-title"))
+        y += 28
+    scale = max(50.0, width - 2 * EDGE_PX - _NAME_PX) / max(sum(takes_us.values()), 1e-12)
+    for device in devices:
+        parts += _row(graph, plan, takes_us, device, y, scale, width)
+        y += _ROW_PX + 20
+    flows = bytes_between(graph, plan)
+    parts += _table(devices, flows, y + 12)
+    words = [title] if title else []
+    words += [f"{src} to {dst}: {quantity_text(size, 'B')}" for (src, dst), size in flows.items()]
+    height = y + 48 + _ROW_PX * len(devices)
+    wide = max(width, int(2 * EDGE_PX + _NAME_PX + _CELL_PX * len(devices)))
+    return document(parts, width=wide, height=height, description="; ".join(words) or "one device")
+
+
+def _row(
+    graph: Graph, plan: Plan, takes_us: Mapping[str, float], device: str, y: float, scale: float, width: int
+) -> list[str]:
+    left = EDGE_PX + _NAME_PX
+    found = [text_at(left - 8, y + 16, shorten(device, 16), "hk-lane")]
+    found.append(
+        f'<rect class="hk-rest" x="{left:.1f}" y="{y:.1f}" width="{width - EDGE_PX - left:.1f}" height="{_ROW_PX}"/>'
+    )
+    at_us, ops, load_us = 0.0, 0, 0.0
+    pending: tuple[float, float, str, str] | None = None
+    for name in graph.order:
+        lane = plan.lane_of.get(name)
+        end_us = at_us + takes_us.get(name, 0.0)
+        if lane is not None and lane.device == device and lane.kind != "channel":
+            ops, load_us = ops + 1, load_us + takes_us[name]
+            role = graph[name].role
+            if pending and pending[2] == role and (at_us - pending[1]) * scale < _LEAST_PX:
+                pending = (pending[0], end_us, role, pending[3])
+            else:
+                found += _bar(pending, left, y, scale)
+                pending = (at_us, end_us, role, name)
+        at_us = end_us
+    found += _bar(pending, left, y, scale)
+    found.append(text_at(left, y + _ROW_PX + 12, f"{count_text(ops, 'op')}, {duration_text(load_us)}", "hk-key"))
+    return found
+
+
+def _bar(span: tuple[float, float, str, str] | None, left: float, y: float, scale: float) -> list[str]:
+    if span is None:
+        return []
+    begin_us, end_us, role, name = span
+    wide = max(_LEAST_PX, (end_us - begin_us) * scale)
+    return [
+        f'<rect class="hk-{role}" x="{left + begin_us * scale:.2f}" y="{y:.1f}" width="{wide:.2f}" '
+        f'height="{_ROW_PX}"><title>{escaped(name)}</title></rect>'
+    ]
+
+
+def _table(devices: list[str], flows: Mapping[tuple[str, str], float], y: float) -> list[str]:
+    left = EDGE_PX + _NAME_PX
+    found = [text_at(EDGE_PX, y, "from, to", "hk-head")]
+    for column, device in enumerate(devices):
+        found.append(text_at(left + _CELL_PX * (column + 0.5), y, shorten(device, 14), "hk-tick"))
+    for row, src in enumerate(devices):
+        place = y + _ROW_PX * (row + 1)
+        found.append(text_at(left - 8, place, shorten(src, 16), "hk-lane"))
+        for column, dst in enumerate(devices):
+            size = flows.get((src, dst), 0.0)
+            words = "" if src == dst else quantity_text(size, "B") if size else "0"
+            found.append(text_at(left + _CELL_PX * (column + 0.5), place, words, "hk-tick"))
+    return found

@@ -1,0 +1,73 @@
+"""From a step or a graph to a plan over several devices."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from hocket.checking import check
+from hocket.ir import Costs, Edge, Graph, Link, Machine, Op, Plan
+from hocket.ir.machine import Device
+
+from .conftest import TINY
+
+GRAPH = Graph(tuple(Op(name) for name in "abcdef"), tuple(Edge(x, y, 8.0) for x, y in ("ab", "bc", "de", "ef")))
+COSTS = Costs({name: {"1": 30.0} for name in "abcdef"})
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    links = (Link("left", "right", 1e6, 3.0), Link("right", "left", 1e6, 3.0))
+    GRAPH.save("graph.json")
+    COSTS.save("costs.json")
+    Machine((Device("left"), Device("right")), links).save("machine.json")
+    return tmp_path
+
+
+def test_a_graph_is_spread_over_the_devices_of_a_machine(hocket, files):
+    words = ("partition", "graph.json", "--costs", "costs.json", "--machine", "machine.json", "--budget-s", 1)
+    found = hocket(*words, "-o", "plan.txt", "--report", "report")
+    assert found.status == 0, found.error
+    plan = Plan.parse((files / "plan.txt").read_text())
+    check(GRAPH, plan, Machine.load("machine.json"))
+    assert {frozenset(lane.ops) for lane in plan.lanes} == {frozenset("abc"), frozenset("def")}
+    assert "bytes moved" in found.out
+    assert found.out.splitlines()[-1].endswith("index.html")
+    page = (files / "report" / "index.html").read_text()
+    assert 'id="parts"' in page
+    assert (files / "report" / "parts.svg").exists()
+    assert max(map(len, found.out.splitlines())) <= 80
+
+
+def test_the_plan_goes_to_stdout_and_json_has_all_of_it(hocket, files):
+    words = ("partition", "graph.json", "--costs", "costs.json", "--machine", "machine.json", "--budget-s", 1)
+    found = hocket(*words, "--objective", "time")
+    assert Plan.parse(found.out).planner == "partition"
+    assert "no shorter one exists" in found.err
+    told = hocket(*words, "--objective", "pipeline", "--microbatches", 4, "--format", "json").json
+    assert (told["objective"], told["bytes_moved"], told["cycle"]) == ("pipeline", 0.0, None)
+    assert [part["ops"] for part in told["parts"]] == [3, 3]
+    assert len(Plan.parse(told["plan"])) == 6
+
+
+def test_a_target_is_captured_and_estimated(hocket, tmp_path):
+    found = hocket("partition", *TINY, "--devices", 2, "--epsilon", 0.3, "--budget-s", 1, "--format", "json")
+    assert found.status == 0, found.error
+    assert found.json["imbalance"] <= 0.3
+    assert {part["device"] for part in found.json["parts"]} == {"device0", "device1"}
+
+
+def test_what_cannot_be_is_said(hocket, files):
+    words = ("partition", "graph.json", "--costs", "costs.json")
+    found = hocket(*words, "--devices", 7)
+    assert (found.status, found.out) == (1, "")
+    assert "7 devices, and only 6 ops" in found.error
+    assert "all were tried" in hocket(*words, "--devices", 4).error
+    assert "--costs" in hocket("partition", "mlp", "--costs", "costs.json").error
+    assert hocket("partition", "none.json").status == 2
+    (files / "slow.json").write_text(
+        json.dumps({"format": "hocket-machine/1", "devices": [{"name": "x", "flops_per_s": 0}]})
+    )
+    assert "flops_per_s: expected a finite number > 0" in hocket(*words, "--machine", "slow.json").error

@@ -1,0 +1,141 @@
+"""Models that are cut into stages, and a rank that runs one of them with torch's own 1F1B."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.pipelining import Schedule1F1B, pipeline
+from torch.nn import functional as F
+
+import hocket
+
+MICROBATCHES = 4
+
+
+class UNet(nn.Module):
+    """Two skips over everything between them."""
+
+    def __init__(self, width: int = 4) -> None:
+        super().__init__()
+        self.down1 = nn.Conv2d(3, width, 3, padding=1)
+        self.down2 = nn.Conv2d(width, 2 * width, 3, padding=1, stride=2)
+        self.down3 = nn.Conv2d(2 * width, 4 * width, 3, padding=1, stride=2)
+        self.up3 = nn.ConvTranspose2d(4 * width, 2 * width, 2, 2)
+        self.conv3 = nn.Conv2d(4 * width, 2 * width, 3, padding=1)
+        self.up2 = nn.ConvTranspose2d(2 * width, width, 2, 2)
+        self.conv2 = nn.Conv2d(2 * width, width, 3, padding=1)
+        self.out = nn.Conv2d(width, 3, 1)
+
+    def forward(self, image):
+        first = F.relu(self.down1(image))
+        second = F.relu(self.down2(first))
+        low = F.relu(self.down3(second))
+        up = F.relu(self.conv3(torch.cat([self.up3(low), second], 1)))
+        return self.out(F.relu(self.conv2(torch.cat([self.up2(up), first], 1))))
+
+
+class Logits(nn.Module):
+    """A language model that returns its logits."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens):
+        return self.model(tokens, use_cache=False).logits
+
+
+class Tied(nn.Module):
+    """One weight at both ends, a mask of whole numbers read by every layer, a transposed view between layers."""
+
+    def __init__(self, width: int = 8, layers: int = 4) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(16, width)
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(layers))
+        self.register_buffer("scale", torch.linspace(0.5, 1.5, width))
+
+    def forward(self, tokens):
+        mask = tokens > 3
+        with torch.no_grad():
+            angles = torch.cos(tokens.to(self.scale.dtype)[..., None] * self.scale)
+        value = self.embedding(tokens)
+        for layer in self.layers:
+            value = torch.where(mask[..., None], F.gelu(layer(value.transpose(0, 1)).transpose(0, 1)), value) * angles
+        return F.linear(value, self.embedding.weight)
+
+
+def model_and_batch(name: str) -> tuple[nn.Module, torch.Tensor]:
+    """A model in float64 and a batch for all micro-batches, the same in every process."""
+    torch.manual_seed(0)
+    rows = 2 * MICROBATCHES
+    if name == "tied":
+        return Tied().double(), torch.randint(0, 16, (rows, 6))
+    if name == "unet":
+        return UNet().double(), torch.randn(rows, 3, 16, 16, dtype=torch.float64)
+    if name == "resnet18":
+        from hocket.zoo import load
+
+        return load(name, image_size=64).model.double().train(), torch.randn(rows, 3, 64, 64, dtype=torch.float64)
+    from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+    if name == "gpt2":
+        config = GPT2Config(
+            vocab_size=64,
+            n_positions=16,
+            n_embd=16,
+            n_layer=4,
+            n_head=2,
+            resid_pdrop=0.0,
+            embd_pdrop=0.0,
+            attn_pdrop=0.0,
+        )
+        config.bos_token_id = config.eos_token_id = 0
+        return Logits(GPT2LMHeadModel(config)).double(), torch.randint(0, 64, (rows, 8))
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 4}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
+    llama = LlamaForCausalLM(LlamaConfig(vocab_size=64, max_position_embeddings=16, **sizes, **heads))
+    return Logits(llama).double(), torch.randint(0, 64, (rows, 8))
+
+
+def loss_of(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return ((output - target) ** 2).mean()
+
+
+def train_stage(rank: int, say, name: str, stages: int, policy: str) -> dict[str, float]:
+    """One step of 1F1B; for each parameter of the stage how far its gradient is from eager's, relatively."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=rank, world_size=stages)
+    model, batch = model_and_batch(name)
+    chosen = hocket.split_policy(stages, microbatches=MICROBATCHES) if policy == "hocket" else bare_policy(stages)
+    stage = pipeline(model, (batch[:2],), split_policy=chosen).build_stage(rank, torch.device("cpu"))
+    eager, _ = model_and_batch(name)
+    target = torch.zeros_like(model_and_batch(name)[0](batch)).detach()
+    schedule = Schedule1F1B(stage, MICROBATCHES, loss_fn=loss_of)
+    schedule.step(*([batch] if rank == 0 else []), **({"target": target} if rank == stages - 1 else {}))
+    for part, wanted in zip(batch.chunk(MICROBATCHES), target.chunk(MICROBATCHES), strict=True):
+        (loss_of(eager(part), wanted) / MICROBATCHES).backward()
+    expected = dict(eager.named_parameters(remove_duplicate=False))
+    found = {}
+    for parameter, value in stage.submod.named_parameters():
+        gradient = expected[parameter].grad
+        scale = float(gradient.abs().max())
+        assert scale > 0, parameter
+        found[parameter] = float((value.grad - gradient).abs().max()) / scale
+    dist.barrier()
+    dist.destroy_process_group()
+    return found
+
+
+def bare_policy(stages: int):
+    """Splits at equal numbers of ops, and nothing else: what torch does by itself."""
+
+    def policy(traced):
+        ops = [node for node in traced.graph.nodes if node.op == "call_function"]
+        for stage in range(1, stages):
+            with traced.graph.inserting_before(ops[len(ops) * stage // stages]):
+                traced.graph.call_function(torch.ops.pippy._pipe_split.default)
+        traced.recompile()
+        return traced
+
+    return policy

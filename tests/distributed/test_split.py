@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.pipelining import pipeline
+
+import hocket
+from hocket.distributed.traced import chain_arrays, inline_grad_modes, join_aliases, measured_us
+from hocket.errors import InputError
+from hocket.ir import Link
+
+from .pipelines import Tied, UNet, model_and_batch, train_stage
+from .ranks import Ranks
+
+# Torch 2.13 copies its own tree specifications in a way that it warns of.
+pytestmark = pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec:FutureWarning")
+
+
+def traced_of(model, *batch):
+    traced = torch.export.export(model, batch, strict=False).module(check_guards=False)
+    inline_grad_modes(traced)
+    join_aliases(traced)
+    return traced
+
+
+def gradients_by_stages(pipe, batch):
+    """Stages one after the other, as ranks run them: what a stage gets requires gradients, and gives them back."""
+    values, made = (batch,), []
+    for number in range(pipe.num_stages):
+        given = tuple(v.detach().requires_grad_(v.is_floating_point()) for v in values)
+        values = pipe.get_stage_module(number)(*given)
+        values = values if isinstance(values, tuple) else (values,)
+        made.append((given, values))
+    output = values[0]
+    torch.autograd.backward([output.square().mean()])
+    for (given, _), (_, earlier) in zip(reversed(made[1:]), reversed(made[:-1]), strict=True):
+        pairs = [(value, got.grad) for value, got in zip(earlier, given, strict=True) if value.requires_grad]
+        pairs = [(value, torch.zeros_like(value) if grad is None else grad) for value, grad in pairs]
+        torch.autograd.backward([value for value, _ in pairs], [grad for _, grad in pairs])
+    found = {}
+    for number in range(pipe.num_stages):
+        for name, parameter in pipe.get_stage_module(number).named_parameters():
+            assert name not in found, f"{name} has two homes"
+            found[name] = parameter.grad
+    return output, found
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4])
+@pytest.mark.parametrize("name", ["tied", "unet"])
+def test_stages_compute_eagers_output_and_gradients(name, stages):
+    model, batch = model_and_batch(name)
+    pipe = pipeline(model, (batch,), split_policy=hocket.split_policy(stages))
+    assert pipe.num_stages == stages
+    output, found = gradients_by_stages(pipe, batch)
+    eager, _ = model_and_batch(name)
+    expected = eager(batch)
+    expected.square().mean().backward()
+    torch.testing.assert_close(output, expected, rtol=0, atol=1e-12)
+    assert set(found) == {name for name, _ in eager.named_parameters()}
+    for parameter, value in eager.named_parameters():
+        torch.testing.assert_close(found[parameter], value.grad, rtol=1e-10, atol=1e-14)
+
+
+def test_stages_run_on_ranks_with_eagers_gradients():
+    with Ranks(train_stage, 2, "tied", 2, "hocket") as ranks:
+        found = ranks.returned()
+    assert all(stage for stage in found)
+    assert max(error for stage in found for error in stage.values()) <= 1e-10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stages", [2, 3, 4])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "resnet18", "unet", "tied"])
+def test_models_run_on_ranks_with_eagers_gradients(name, stages):
+    with Ranks(train_stage, stages, name, stages, "hocket") as ranks:
+        found = ranks.returned(200.0)
+    assert max(error for stage in found for error in stage.values()) <= 1e-10
+
+
+def test_the_slowest_stage_is_as_fast_as_it_can_be():
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(6)))
+    costs = {f"linear{f'_{n}' if n else ''}": takes_us for n, takes_us in enumerate((1e3, 1e3, 1e3, 1e3, 1e3, 5e3))}
+    policy = hocket.split_policy(2, costs=costs, links=Link("a", "b", 1e9, 0.0))
+    pipe = pipeline(model, (torch.randn(2, 4),), split_policy=policy)
+    assert [len(list(pipe.get_stage_module(stage).parameters())) for stage in (0, 1)] == [10, 2]
+
+
+def test_cuts_avoid_what_costs_much_to_hand_on():
+    class Hourglass(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.wide = nn.Linear(4, 4096)
+            self.narrow = nn.Linear(4096, 4)
+            self.last = nn.Linear(4, 4)
+
+        def forward(self, value):
+            return self.last(self.narrow(self.wide(value)))
+
+    costs = {"linear": 10.0, "linear_1": 10.0, "linear_2": 10.0}
+    policy = hocket.split_policy(2, costs=costs, links=Link("a", "b", 1e9, 0.0))
+    pipe = pipeline(Hourglass(), (torch.randn(64, 4),), split_policy=policy)
+    assert [name for name, _ in pipe.get_stage_module(1).named_parameters()] == ["last.weight", "last.bias"]
+
+
+def test_memory_decides_where_to_cut():
+    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 64))
+    costs = {"linear": 1.0, "linear_1": 1.0, "linear_2": 1.0, "linear_3": 9.0}
+    options = {"costs": costs, "links": Link("a", "b", 1e12, 0.0)}
+    batch = torch.randn(1, 64)
+
+    def first_stage(**more):
+        pipe = pipeline(model, (batch,), split_policy=hocket.split_policy(2, **options, **more))
+        return len(list(pipe.get_stage_module(0).parameters())) // 2
+
+    layer_bytes = 2 * 4 * 65 * 64
+    assert first_stage() == 3
+    assert first_stage(memory_bytes=2.3 * layer_bytes) == 2
+    with pytest.raises(Exception, match="no 2 stages of 4 ops fit into") as failed:
+        first_stage(memory_bytes=1.5 * layer_bytes)
+    assert isinstance(failed.value, InputError)
+
+
+def test_nothing_is_cut_off_from_what_changes_it_in_place():
+    class InPlace(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(4)
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, value):
+            value = self.linear(self.norm(value))
+            value.view(-1).relu_()
+            return value * 2
+
+    traced = traced_of(InPlace().train(), torch.randn(8, 4))
+    chain = chain_arrays(traced, measured_us(traced))
+    allowed = [node.name for node, size in zip(chain.ops, chain.crossing_bytes, strict=True) if size < float("inf")]
+    assert "relu_" not in allowed
+    assert "view" not in allowed
+    assert {"linear", "mul"} <= set(allowed)
+
+
+def test_measuring_leaves_buffers_and_random_numbers_alone():
+    model = nn.Sequential(nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 2)).train()
+    traced = traced_of(model, torch.randn(8, 4))
+    before, state = {name: value.clone() for name, value in traced.named_buffers()}, torch.get_rng_state()
+    takes_us = measured_us(traced)
+    assert takes_us["linear"] > 0
+    assert all(torch.equal(value, before[name]) for name, value in traced.named_buffers())
+    assert torch.equal(state, torch.get_rng_state())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"k": 0}, "at least one stage and micro-batch, got 0"),
+        ({"k": 3, "microbatches": 2}, "2 micro-batches for 3 stages"),
+        ({"k": 2, "schedule": "zigzag"}, "unknown schedule 'zigzag'"),
+    ],
+)
+def test_options_that_make_no_sense(options, message):
+    with pytest.raises(InputError, match=message):
+        hocket.split_policy(**options)
+
+
+def test_too_many_stages_and_a_missing_cost():
+    traced = traced_of(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.randn(2, 4))
+    with pytest.raises(InputError, match="3 stages, and there are 1 places to cut 2 ops at"):
+        hocket.split_policy(3)(traced)
+    with pytest.raises(InputError, match="no cost for node 'linear'"):
+        hocket.split_policy(2, costs={})(traced_of(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.randn(2, 4)))
+
+
+@pytest.mark.parametrize("model", [UNet, Tied])
+def test_no_edge_leaves_out_a_stage(model):
+    network, batch = model_and_batch("unet" if model is UNet else "tied")
+    pipe = pipeline(network, (batch,), split_policy=hocket.split_policy(4))
+    stages = [node for node in pipe.split_gm.graph.nodes if node.op == "call_module"]
+    number = {node: position for position, node in enumerate(stages)}
+    for node in stages:
+        for source in node.all_input_nodes:
+            made = source.args[0] if source.op == "call_function" else source
+            assert number.get(made, -1) == number[node] - 1

@@ -1,0 +1,25 @@
+"""Max-load on the eight workloads: at most that of the best contiguous parts, and within the files' own limits."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from benchmarks.partition.workloads import DYNAMIC_PROGRAMME, workload
+from hocket.planning.partition import partitioned
+from hocket.planning.partition.search import Wanted, keeps_limits
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Layer-bert24_training",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in DYNAMIC_PROGRAMME if name != "Layer-bert24_training"),
+    ],
+)
+def test_no_load_is_larger_than_the_dynamic_programmes(name):
+    problem = workload(name)
+    found = partitioned(problem, objective="load", budget_s=4.8, rounds=300 if "bert24" in name else 100_000)
+    print(name, max(found.loads_us) / DYNAMIC_PROGRAMME[name])
+    assert max(found.loads_us) <= DYNAMIC_PROGRAMME[name]
+    assert keeps_limits(problem, Wanted("load", None), np.array(found.part))
