@@ -8,8 +8,17 @@ from pathlib import Path
 
 from hocket.cli import agents, files, partitions, searches, servers, steps, weights
 from hocket.cli.arguments import Parser, Verbs, add_output, add_verb, count
-from hocket.errors import HocketError
-from hocket.ir import Machine
+from hocket.cli.options import (
+    TARGET_WORDS,
+    existing_path,
+    gpu_machine,
+    input_file,
+    input_files,
+    joint_option,
+    machine_option,
+    target_options,
+    widths_of,
+)
 from hocket.planning import planners
 from hocket.planning.transfers import ORDERS
 
@@ -17,10 +26,6 @@ __all__ = ["make_parser"]
 
 # `hocket.loading.loader` has these, too, and needs torch.
 _LOAD_ORDERS = ("auto", "registration", "file")
-
-_TARGET = """\
-TARGET is a name that `hocket zoo` lists, or file.py:function, a function
-without arguments that returns hocket.Job(step, model, optimizer, batches)."""
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -50,9 +55,9 @@ def _add_steps(verbs: Verbs) -> None:
         steps.run_verb,
         "measure a training step eagerly, plan it, run the plan, and compare",
         "hocket run mlp --set depth=4 --report report",
-        _TARGET,
+        TARGET_WORDS,
     )
-    _target(run).add_argument(
+    target_options(run).add_argument(
         "--device", choices=("cpu", "cuda"), metavar="NAME", help="where to train: cpu or cuda (cpu)"
     )
     names = ", ".join(planners())
@@ -64,7 +69,7 @@ def _add_steps(verbs: Verbs) -> None:
         metavar="NAME",
         help=f"auto (the default) tries all; or {names}",
     )
-    planned.add_argument("--plan", type=_input, metavar="FILE", help="run this plan, edited by hand perhaps")
+    planned.add_argument("--plan", type=input_file, metavar="FILE", help="run this plan, edited by hand perhaps")
     run.add_argument(
         "--no-cache", action="store_false", dest="cache", help="search, whatever is remembered; keep nothing"
     )
@@ -72,7 +77,7 @@ def _add_steps(verbs: Verbs) -> None:
     run.add_argument("--threads", type=count, metavar="N", help="threads of the eager step (torch's own choice)")
     run.add_argument(
         "--simulate",
-        type=_gpu,
+        type=gpu_machine,
         metavar="GPU",
         help="simulated times on a GPU: p100, v100, a100, h200 or a machine file",
     )
@@ -92,11 +97,11 @@ def _add_steps(verbs: Verbs) -> None:
         steps.capture_verb,
         "turn a training step into a graph",
         "hocket capture mlp -o graph.json",
-        _TARGET,
+        TARGET_WORDS,
     )
-    _target(capture)
+    target_options(capture)
     add_output(capture, "the graph", required=True)
-    _joint(capture)
+    joint_option(capture)
 
     profile = add_verb(
         verbs,
@@ -104,14 +109,14 @@ def _add_steps(verbs: Verbs) -> None:
         steps.profile_verb,
         "measure how long each op of a training step takes",
         "hocket profile mlp -o costs.json --graph graph.json",
-        _TARGET,
+        TARGET_WORDS,
     )
-    _target(profile)
+    target_options(profile)
     add_output(profile, "the costs", required=True)
     profile.add_argument("--graph", type=Path, metavar="FILE", help="write the graph, too")
     profile.add_argument("--runs", type=count, default=5, metavar="N", help="counted steps at each width (5)")
-    profile.add_argument("--widths", type=_widths, metavar="1,2", help="numbers of threads (1, 2, 4, ... all cores)")
-    _joint(profile)
+    profile.add_argument("--widths", type=widths_of, metavar="1,2", help="numbers of threads (1, 2, 4, ... all cores)")
+    joint_option(profile)
 
 
 def _add_files(verbs: Verbs) -> None:
@@ -123,8 +128,8 @@ def _add_files(verbs: Verbs) -> None:
         "hocket plan graph.json costs.json --planner list -o plan.txt",
         "The plan goes to stdout, or into the file of -o; what it is predicted to take\ngoes to stderr.",
     )
-    _inputs(plan, "GRAPH", "COSTS")
-    _machine(plan)
+    input_files(plan, "GRAPH", "COSTS")
+    machine_option(plan)
     plan.add_argument(
         "--planner", choices=tuple(planners()), default="list", metavar="NAME", help=f"{', '.join(planners())} (list)"
     )
@@ -143,8 +148,8 @@ def _add_files(verbs: Verbs) -> None:
         "hocket check graph.json plan.txt",
         "Without --machine it is checked against the graph alone.",
     )
-    _inputs(check, "GRAPH", "PLAN")
-    check.add_argument("--machine", type=_input, metavar="FILE", help="does the plan fit this machine, too")
+    input_files(check, "GRAPH", "PLAN")
+    check.add_argument("--machine", type=input_file, metavar="FILE", help="does the plan fit this machine, too")
 
     simulate = add_verb(
         verbs,
@@ -154,8 +159,8 @@ def _add_files(verbs: Verbs) -> None:
         "hocket simulate graph.json plan.txt costs.json --trace trace.json",
         "The trace opens in ui.perfetto.dev.",
     )
-    _inputs(simulate, "GRAPH", "PLAN", "COSTS")
-    _machine(simulate)
+    input_files(simulate, "GRAPH", "PLAN", "COSTS")
+    machine_option(simulate)
     add_output(simulate, "the timeline")
     simulate.add_argument("--trace", type=Path, metavar="FILE", help="where to write the timeline as a trace")
 
@@ -166,8 +171,8 @@ def _add_files(verbs: Verbs) -> None:
         "say between which times every plan of a graph lies",
         "hocket bounds graph.json costs.json",
     )
-    _inputs(bounds, "GRAPH", "COSTS")
-    _machine(bounds)
+    input_files(bounds, "GRAPH", "COSTS")
+    machine_option(bounds)
 
 
 def _add_report(verbs: Verbs) -> None:
@@ -179,9 +184,9 @@ def _add_report(verbs: Verbs) -> None:
         "hocket report graph.json plan.txt costs.json timeline.json -o report",
         "Without a TIMELINE the plan is simulated.",
     )
-    _inputs(report, "GRAPH", "PLAN", "COSTS")
-    report.add_argument("timelines", type=_input, nargs="*", metavar="TIMELINE", help="measured or simulated")
-    _machine(report)
+    input_files(report, "GRAPH", "PLAN", "COSTS")
+    report.add_argument("timelines", type=input_file, nargs="*", metavar="TIMELINE", help="measured or simulated")
+    machine_option(report)
     report.add_argument("-o", "--output", type=Path, metavar="DIR", required=True, help="where to write the page")
     report.add_argument("--title", default="Hocket report", metavar="WORDS", help="what the page is called")
 
@@ -223,10 +228,10 @@ def _add_partition(verbs: Verbs) -> None:
         partitions.partition_verb,
         "spread the ops of a step over several devices",
         "hocket partition mlp --devices 2 --objective cut -o plan.txt",
-        f"{_TARGET}\nA GRAPH file will do, too. See docs/partition.md.",
+        f"{TARGET_WORDS}\nA GRAPH file will do, too. See docs/partition.md.",
     )
-    _target(partition)
-    partitions.add_options(partition, _input)
+    target_options(partition)
+    partitions.add_options(partition, input_file)
 
 
 def _add_servers(verbs: Verbs) -> None:
@@ -236,11 +241,11 @@ def _add_servers(verbs: Verbs) -> None:
         servers.ps_verb,
         "train with parameter servers, parameters in a planned order",
         "hocket ps mlp -w 2 -s 1 --order auto",
-        f"{_TARGET}\n\nAlone, it starts all ranks on this machine. On several machines torchrun starts them:\n"
+        f"{TARGET_WORDS}\n\nAlone, it starts all ranks on this machine. On several machines torchrun starts them:\n"
         "  torchrun --nnodes 2 --nproc-per-node 3 ... -m hocket ps TARGET -w 4 -s 2\n"
         "The last ranks are the servers. See docs/distributed.md.",
     )
-    _target(ps)
+    target_options(ps)
     ps.add_argument("-w", "--workers", type=count, default=2, metavar="N", help="how many compute gradients (2)")
     ps.add_argument("-s", "--servers", type=count, default=1, metavar="N", help="how many keep parameters (1)")
     ps.add_argument("--order", choices=ORDERS, default="auto", metavar="NAME", help=f"auto or {', '.join(ORDERS[1:])}")
@@ -256,9 +261,9 @@ def _add_servers(verbs: Verbs) -> None:
         "run forwards on the parameters of a job as they change",
         "hocket agent mlp 10.0.0.1:29500",
         "MODEL is a TARGET of one model, which is called with the first value of each batch. "
-        + _TARGET.removeprefix("TARGET is "),
+        + TARGET_WORDS.removeprefix("TARGET is "),
     )
-    _target(agent, "MODEL")
+    target_options(agent, "MODEL")
     agent.add_argument("address", metavar="ADDRESS", help="HOST:PORT of the job; rank 0 of `hocket ps` says it")
     agent.add_argument("--order", choices=ORDERS, default="auto", metavar="NAME", help="as for ps")
     agent.add_argument("--calls", type=count, default=10, metavar="N", help="how many forwards (10)")
@@ -274,83 +279,13 @@ def _add_load(verbs: Verbs) -> None:
         weights.load_verb,
         "load weights from a safetensors file while the first step runs",
         "hocket load mlp weights.safetensors --reorder ordered.safetensors",
-        "MODEL is a TARGET of one model: " + _TARGET.removeprefix("TARGET is "),
+        "MODEL is a TARGET of one model: " + TARGET_WORDS.removeprefix("TARGET is "),
     )
-    _target(load, "MODEL")
-    load.add_argument("file", type=_existing, metavar="FILE", help="a file, the index of several, or their folder")
+    target_options(load, "MODEL")
+    load.add_argument("file", type=existing_path, metavar="FILE", help="a file, the index of several, or their folder")
     load.add_argument(
         "--order", choices=_LOAD_ORDERS, default="auto", metavar="NAME", help=f"{', '.join(_LOAD_ORDERS)} (auto)"
     )
     load.add_argument(
         "--reorder", type=Path, metavar="OUT", help="write the tensors into this file, in the order of their first use"
     )
-
-
-def _target(parser: argparse.ArgumentParser, name: str = "TARGET") -> argparse._ArgumentGroup:
-    """The target and the options of zoo targets, which may be added to."""
-    parser.add_argument("target", metavar=name, help="a zoo name, or file.py:function")
-    zoo = parser.add_argument_group("options of zoo targets")
-    zoo.add_argument("--batch-size", type=count, metavar="N", help="examples in a batch (the entry's own)")
-    zoo.add_argument("--optimizer", metavar="NAME", help="sgd, adam or adamw (the entry's own)")
-    zoo.add_argument("--seed", type=int, metavar="N", help="of weights and data (0)")
-    zoo.add_argument(
-        "--set",
-        type=_setting,
-        action="append",
-        default=[],
-        dest="settings",
-        metavar="KEY=VALUE",
-        help="a setting that `hocket zoo` lists, or lr or num_batches; may be given again",
-    )
-    return zoo
-
-
-def _inputs(parser: argparse.ArgumentParser, *names: str) -> None:
-    for name in names:
-        parser.add_argument(name.lower(), type=_input, metavar=name, help=f"a {name.lower()} file")
-
-
-def _machine(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--machine", type=_input, metavar="FILE", help="what to plan for (this machine)")
-
-
-def _joint(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--joint", action="store_true", help="leave a convolution's backward in one piece")
-
-
-def _existing(text: str) -> Path:
-    path = Path(text)
-    if not path.exists():
-        raise argparse.ArgumentTypeError(f"no such file: {text}")
-    return path
-
-
-def _input(text: str) -> Path:
-    path = _existing(text)
-    if path.is_dir():
-        raise argparse.ArgumentTypeError(f"expected a file, got the directory {text}")
-    return path
-
-
-def _gpu(text: str) -> Machine:
-    """A machine by the name of its GPU or from its file."""
-    try:
-        return Machine.load(text) if Path(text).exists() else Machine.preset(text)
-    except HocketError as error:
-        raise argparse.ArgumentTypeError(f"{error}; or a machine file") from None
-
-
-def _widths(text: str) -> list[int]:
-    return sorted({count(word) for word in text.split(",")})
-
-
-def _setting(text: str) -> tuple[str, int | float | str]:
-    key, equals, value = text.partition("=")
-    if not equals or not key or not value:
-        raise argparse.ArgumentTypeError(f"expected KEY=VALUE, such as image_size=64, got {text!r}")
-    for kind in (int, float):
-        try:
-            return key, kind(value)
-        except ValueError:
-            continue
-    return key, value
