@@ -35,7 +35,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from benchmarks.turns import Turns, in_turns
 from hocket import zoo
-from hocket.errors import HocketError
+from hocket.errors import HocketError, InputError
 from hocket.execution import executor
 from hocket.execution.base import Executor
 from hocket.ir import Costs, Lane, Machine, Plan, Timeline
@@ -100,9 +100,12 @@ def run(
         "small": {},
         "large": {},
     }
+    known = {word for item in (*SMALL.items(), *LARGE.items()) for word in (item[0], _label(*item))}
+    if unknown := sorted(set(targets) - known):
+        raise InputError(f"bench concurrency: expected some of {', '.join(sorted(known))}, got {unknown[0]!r}")
     for group, entries in (("small", SMALL), ("large", {} if quick else LARGE)):
         for name, size in entries.items():
-            label = f"{name}/{size['batch_size']}" if size else name
+            label = _label(name, size)
             if targets and not {name, label} & set(targets):
                 continue
             progress(label)
@@ -123,6 +126,10 @@ def run(
                 "to_bound": _geomean(row["to_bound"]["all"] for row in rows),
             }
     return result
+
+
+def _label(name: str, size: dict[str, Any]) -> str:
+    return f"{name}/{size['batch_size']}" if size else name
 
 
 def measure(

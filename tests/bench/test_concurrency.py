@@ -1,0 +1,28 @@
+"""The bench of every way to run a step: its targets, and the table of its result."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+import pytest
+
+from benchmarks import commands, concurrency
+from hocket.errors import InputError
+
+
+def test_a_target_that_it_does_not_have_is_named_before_anything_is_measured():
+    with pytest.raises(InputError, match=r"expected some of dcgan, .*resnet20/64.*, got 'lenet'"):
+        concurrency.run(targets=("mlp", "lenet"))
+
+
+def test_the_tables_have_a_row_for_each_target_and_a_dash_for_what_was_left_out(monkeypatch, capsys):
+    speedup = dict.fromkeys(("compile", "all", "close", *commands.PLANS), 1.25) | {"uniform_2x1": 1.5}
+    row = {"speedup": speedup, "uniform_best": "uniform_2x1", "to_bound": {}, "faults_to_eager": 0.5}
+    found = {"cores": 2, "torch": "2", "small": {"mlp": row}, "large": {}}
+    monkeypatch.setattr(concurrency, "run", lambda **_: found)
+    monkeypatch.setenv("COLUMNS", "200")
+    given = Namespace(quick=True, no_compile=True, rounds=None, target=[], report=None, output=None, format="table")
+    commands.concurrency_bench(given)
+    words = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("mlp")]
+    assert words[0] == ["mlp", "1.25", "-", "-", "-", "1.25", "1.25", "-", "50.0%"]
+    assert words[1] == ["mlp", *["1.25"] * len(commands.PLANS), "1.50"]
