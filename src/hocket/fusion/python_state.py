@@ -6,9 +6,11 @@ itself (a counter, a list, a random generator of Python or numpy) has no graph.
 
 from __future__ import annotations
 
+import os
 import pickle
 import random
 import sys
+import sysconfig
 from collections.abc import Iterator
 from functools import partial
 from types import CodeType, FunctionType, MethodType, ModuleType
@@ -24,6 +26,7 @@ GLOBAL_DEPTH = 3  # the same of globals, which are looked at in each call
 PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...), torch.dtype, torch.device)
 OPAQUE = (type, FunctionType, MethodType, ModuleType, nn.Module, fx.Proxy)
 MACHINERY = frozenset(vars(nn.Module())) - {"training"}
+_INSTALLED = ("<frozen", *{sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib", "stdlib")})
 Leaf = tuple[tuple[int, Any], str, Any]  # where it lies (an object and a key), its path, and the value
 
 
@@ -87,6 +90,9 @@ def changes(before: list[Leaf], after: list[Leaf]) -> list[tuple[str, Any]]:
 class Globals:
     """What the functions of some models find outside of the models: globals, closures, attributes of classes.
 
+    Of installed libraries the numbers and strings that their code names are looked at, not what their containers hold:
+    those of transformers have 26,000 entries, and looking at them took ten times as long as a small BERT's step.
+
     Args:
         models: modules; what their classes' and attributes' functions name is looked up, functions in it included.
     """
@@ -94,6 +100,7 @@ class Globals:
     def __init__(self, models: list[nn.Module]) -> None:
         self._seen: set[int] = set()
         self._places: list[tuple[Any, Any]] = []
+        self._numbers: list[tuple[Any, Any, Any]] = []  # places of numbers and the like, and what is there
         for kind in {type(module): None for model in models for module in model.modules()}:
             self._visit_class(kind)
         for model in models:
@@ -103,6 +110,10 @@ class Globals:
 
     def changed(self) -> str | None:
         """The name of a number, string or the like that is not what it was when this object was made, or None."""
+        for holder, key, old in self._numbers:
+            value = holder.get(key)
+            if value is not old and isinstance(value, PLAIN) and not _is_same(old, value):
+                return f"the variable {key}"
         if not self._places:
             return None
         known = {where: value for where, _, value in self._known}
@@ -123,9 +134,10 @@ class Globals:
         for base in kind.__mro__:
             if base.__module__.split(".")[0] not in ("torch", "builtins") and id(base) not in self._seen:
                 self._seen.add(id(base))
+                is_installed = _is_installed(getattr(sys.modules.get(base.__module__), "__file__", None))
                 for key, value in list(vars(base).items()):
                     if isinstance(value, (PLAIN, Tensor, list, dict, set)) and not key.startswith("__"):
-                        self._places.append((base, key))
+                        self._watch(base, key, value, is_installed)
                     self._visit(getattr(value, "__func__", value), DEPTH)
 
     def _visit(self, value: Any, depth: int) -> None:
@@ -144,20 +156,33 @@ class Globals:
 
     def _visit_function(self, function: FunctionType, depth: int) -> None:
         names = set(_names(function.__code__))
+        is_installed = _is_installed(function.__code__.co_filename)
         for cell in function.__closure__ or ():
-            self._place(cell, None, depth)
+            self._place(cell, None, depth, is_installed)
         for name in names & function.__globals__.keys():
             value = function.__globals__[name]
             if not isinstance(value, ModuleType):
-                self._place(function.__globals__, name, depth)
+                self._place(function.__globals__, name, depth, is_installed)
             elif value.__name__.split(".")[0] not in sys.stdlib_module_names | {"torch", "numpy"}:
+                of_library = is_installed or _is_installed(getattr(value, "__file__", None))
                 for inner in names & vars(value).keys():
-                    self._place(vars(value), inner, depth)
+                    self._place(vars(value), inner, depth, of_library)
 
-    def _place(self, holder: Any, key: Any, depth: int) -> None:
+    def _place(self, holder: Any, key: Any, depth: int, is_installed: bool) -> None:
         value = _value(holder, key)
         self._visit(value, depth - 1)
-        self._places.append((holder, key))
+        self._watch(holder, key, value, is_installed)
+
+    def _watch(self, holder: Any, key: Any, value: Any, is_installed: bool) -> None:
+        if not is_installed:
+            self._places.append((holder, key))
+        elif key is not None and isinstance(value, PLAIN):
+            self._numbers.append((holder if isinstance(holder, dict) else vars(holder), key, value))
+
+
+def _is_installed(file: str | None) -> bool:
+    """Whether a file belongs to an installed library, or to Python."""
+    return file is not None and file.startswith(_INSTALLED)
 
 
 def _value(holder: Any, key: Any) -> Any:

@@ -1,0 +1,66 @@
+"""What is looked at in each call, besides tensors: globals of the user's code, and numbers of libraries' code."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+import torch
+
+import hocket
+from hocket.fusion import python_state
+from hocket.fusion.python_state import Globals
+
+CODE = """
+from torch import nn
+
+SCALE = 2.0
+TABLE = {"scale": 1.0}
+
+
+class Scaled(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) * SCALE * TABLE["scale"]
+"""
+
+
+@pytest.fixture
+def module(tmp_path):
+    path = tmp_path / "scaled.py"
+    path.write_text(CODE)
+    spec = importlib.util.spec_from_file_location("scaled", path)
+    found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
+
+
+@pytest.mark.parametrize("is_installed", [False, True])
+def test_a_number_that_a_librarys_code_names_is_looked_at_as_one_of_the_users_is(
+    is_installed, module, tmp_path, monkeypatch
+):
+    if is_installed:
+        monkeypatch.setattr(python_state, "_INSTALLED", (str(tmp_path),))
+    models = [module.Scaled(3, 2).double() for _ in range(2)]
+    array = hocket.fuse(models, shared=True)
+    x = torch.randn(4, 3).double()
+    for module.SCALE in (2.0, 5.0, 5.0, 0.5):
+        found = array(x)
+        for index, model in enumerate(models):
+            torch.testing.assert_close(found[index], model(x))
+
+
+def test_containers_are_looked_into_where_the_code_is_the_users(module):
+    models = [module.Scaled(3, 2).double() for _ in range(2)]
+    array = hocket.fuse(models, shared=True)
+    x = torch.randn(4, 3).double()
+    for module.TABLE["scale"] in (1.0, 3.0):
+        found = array(x)
+        for index, model in enumerate(models):
+            torch.testing.assert_close(found[index], model(x))
+
+
+def test_a_call_of_a_model_from_a_library_looks_at_few_values():
+    transformers = pytest.importorskip("transformers")
+    options = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    known = Globals([transformers.BertModel(transformers.BertConfig(vocab_size=11, **options))])
+    assert len(known._now()) + len(known._numbers) < 2000, "it was 26,000 with the registries of all models"
