@@ -6,6 +6,7 @@ a template, which gets a model's tensors for the time of a call, it would find n
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,23 +15,55 @@ from torch.utils import checkpoint
 
 __all__ = ["without_checkpoints"]
 
+_lock = threading.Lock()
+_inside: list[
+    int
+] = []  # threads, each as often as it has entered; while there are any, torch's functions are exchanged
+
 
 @contextmanager
 def without_checkpoints() -> Iterator[None]:
-    """While this is open, a checkpoint calls its function once: the same numbers, and what a backward needs is kept."""
-    usual = checkpoint._checkpoint_without_reentrant_generator
-    checkpoint.CheckpointFunction.apply = staticmethod(_call)  # type: ignore[method-assign]
-    checkpoint._checkpoint_without_reentrant_generator = _nothing_around
+    """While this is open, a checkpoint calls its function once: the same numbers, and what a backward needs is kept.
+
+    Only in this thread: those of others, who may train beside it, go on as ever.
+    """
+    with _lock:
+        if not _inside:
+            _exchange()
+        _inside.append(threading.get_ident())
     try:
         yield
     finally:
-        del checkpoint.CheckpointFunction.apply
-        checkpoint._checkpoint_without_reentrant_generator = usual
+        with _lock:
+            _inside.remove(threading.get_ident())
+            if not _inside:
+                checkpoint._checkpoint_without_reentrant_generator = _around.usual
+                del checkpoint.CheckpointFunction.apply
 
 
-def _call(function: Callable[..., Any], preserve_rng_state: bool, *args: Any) -> Any:
-    return function(*args)
+def _exchange() -> None:
+    checkpoint.CheckpointFunction.apply = classmethod(_apply)  # type: ignore[method-assign, assignment]
+    _around.usual = checkpoint._checkpoint_without_reentrant_generator
+    checkpoint._checkpoint_without_reentrant_generator = _around
 
 
-def _nothing_around(*_: Any, **__: Any) -> Iterator[None]:
+def _apply(cls: Any, function: Callable[..., Any], preserve_rng_state: bool, *args: Any) -> Any:
+    if threading.get_ident() in _inside:
+        return function(*args)
+    return super(checkpoint.CheckpointFunction, cls).apply(function, preserve_rng_state, *args)
+
+
+class _Around:
+    """Stands for the generator around a function that is not reentrant."""
+
+    usual: Callable[..., Any]
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        return _nothing() if threading.get_ident() in _inside else self.usual(*args, **options)
+
+
+_around = _Around()
+
+
+def _nothing() -> Iterator[None]:
     yield
