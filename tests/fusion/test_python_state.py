@@ -21,6 +21,24 @@ TABLE = {"scale": 1.0}
 class Scaled(nn.Linear):
     def forward(self, x):
         return super().forward(x) * SCALE * TABLE["scale"]
+
+
+def scaling():
+    by = 2.0
+
+    def scale(x):
+        return x * by
+
+    def set_by(value):
+        nonlocal by
+        by = value
+
+    return scale, set_by
+
+
+class ScaledBy(nn.Linear):
+    def forward(self, x):
+        return self.scale(super().forward(x))
 """
 
 
@@ -44,6 +62,23 @@ def test_a_number_that_a_librarys_code_names_is_looked_at_as_one_of_the_users_is
     array = hocket.fuse(models, shared=True)
     x = torch.randn(4, 3).double()
     for module.SCALE in (2.0, 5.0, 5.0, 0.5):
+        found = array(x)
+        for index, model in enumerate(models):
+            torch.testing.assert_close(found[index], model(x))
+
+
+@pytest.mark.parametrize("is_installed", [False, True])
+def test_so_is_one_in_a_closure(is_installed, module, tmp_path, monkeypatch):
+    if is_installed:
+        monkeypatch.setattr(python_state, "_INSTALLED", (str(tmp_path),))
+    models = [module.ScaledBy(3, 2).double() for _ in range(2)]
+    scale, set_by = module.scaling()
+    for model in models:
+        model.scale = scale
+    array = hocket.fuse(models, shared=True)
+    x = torch.randn(4, 3).double()
+    for by in (2.0, 5.0):
+        set_by(by)
         found = array(x)
         for index, model in enumerate(models):
             torch.testing.assert_close(found[index], model(x))

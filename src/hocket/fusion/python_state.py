@@ -174,7 +174,7 @@ class Globals:
         self._watch(holder, key, value, is_installed)
 
     def _watch(self, holder: Any, key: Any, value: Any, is_installed: bool) -> None:
-        if not is_installed:
+        if not is_installed or (key is None and isinstance(value, PLAIN)):
             self._places.append((holder, key))
         elif key is not None and isinstance(value, PLAIN):
             self._numbers.append((holder if isinstance(holder, dict) else vars(holder), key, value))
