@@ -200,9 +200,6 @@ def _range(found: dict[str, int | None]) -> str:
     return f"from B = {found['pays_from']}" + (f", not at {found['stops_at']}" if found["stops_at"] else "")
 
 
-MEMORY_COLUMNS = ("serial MiB", "auto MiB", "auto to singles")
-
-
 def _fused_table(title: str, targets: dict[str, Any]) -> Table:
     """A row for each target and B."""
     from benchmarks.fuse import CONTENDERS
@@ -221,7 +218,8 @@ def _fused_table(title: str, targets: dict[str, Any]) -> Table:
             share = "-" if to_singles is None else f"{to_singles:.2f}"
             first = f"{found['auto']['first_steps']:.0f}" if "auto" in found else "-"
             rows.append((target, size, f"{found['serial']['models_per_s']:,.1f}", *ratios, first, *grown, share))
-    columns = ("target", "B", "serial, models/s", *names, "auto's first, steps", *MEMORY_COLUMNS)
+    memory = ("serial MiB", "auto MiB", "auto to singles")
+    columns = ("target", "B", "serial, models/s", *names, "auto's first, steps", *memory)
     return table(f"{title} (over its own B = 1)", columns, rows)
 
 
