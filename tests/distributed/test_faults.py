@@ -12,47 +12,14 @@ import pytest
 import torch
 
 from benchmarks.namespaces import switched, unavailable_reason
+from distributed.faulty import TIMEOUT_S, Stops, serve, stop_in_mid_transfer, work
 from distributed.ranks import Ranks
 from distributed.training import batches, tensors_of, together, training
 from hocket import distribute
-from hocket.distributed import server, wire, worker
+from hocket.distributed import server, worker
 from hocket.errors import StaleCaptureError
 
-TIMEOUT_S = 4.0
 NO_LINKS = unavailable_reason()
-
-
-def serve(of, timeout_s=TIMEOUT_S, **settings):
-    return distribute.server(
-        of.step, of.model, of.optimizer, batches(0, 1)[0], timeout_s=timeout_s, executor="python", **settings
-    )
-
-
-def work(of, timeout_s=TIMEOUT_S, **settings):
-    return distribute.worker(of.step, of.model, of.optimizer, timeout_s=timeout_s, executor="python", **settings)
-
-
-class Stops:
-    """Says that it has come to a place, and waits there to be killed."""
-
-    def __init__(self, say, place):
-        self.say, self.place = say, place
-
-    def at(self, place):
-        if place == self.place:
-            self.say(place)
-            threading.Event().wait(30)
-
-
-def stop_in_mid_transfer(stops):
-    tell = wire.Wire._tell
-
-    def told(end, *record):
-        if record[0] == wire.CHUNK and record[2] == 1:
-            stops.at("in mid-transfer")
-        tell(end, *record)
-
-    wire.Wire._tell = told
 
 
 def until_lost(rank, say, victim, place, timeout_s):
@@ -123,46 +90,6 @@ def test_a_link_that_goes_down_ends_the_job_within_the_timeout_and_names_who_is_
                 assert kind == "raised"
                 assert text.startswith(f"PeerError: {names[rank]}"), text
                 assert f"lost {names[victim]}" in text, text
-
-
-def survive(rank, say, victim_stops_at, steps):
-    """Train on; worker 1 waits somewhere in its third step to be killed. Worker 0 returns what it has."""
-    of = training("adam")
-    if rank == 2:
-        return serve(of, survive=True)
-    stops = Stops(say, victim_stops_at if rank == 1 else None)
-    with work(of) as fast:
-        for step, batch in enumerate(batches(rank, steps)):
-            if step == 2:
-                stops.at("before its request")
-                if victim_stops_at == "in mid-transfer" and rank == 1:
-                    stop_in_mid_transfer(stops)
-            fast(batch)
-        fast.gather()
-    return tensors_of(of)
-
-
-@pytest.mark.parametrize("place", ["before its request", "in mid-transfer"])
-def test_survivors_go_on_and_every_step_updates_once(place):
-    with Ranks(survive, 3, place, 6) as ranks:
-        ranks.heard(1, place)
-        ranks.signal(1)
-        kind, found = ranks.end(0)
-        assert kind == "returned", found
-        assert ranks.end(2) == ("returned", 6)
-    assert found["0.step"] == 6.0
-    one = training("adam")
-    together(one, 2, 2)
-    alone = [together_with_first(one, step) for step in range(2, 6)]
-    assert len(alone) == 4
-    if place == "before its request":  # else its gradients count where they have arrived
-        for name, value in tensors_of(one).items():
-            assert np.allclose(found[name], value, rtol=1e-12, atol=1e-12), name
-
-
-def together_with_first(of, step):
-    """One step on the batch of worker 0 alone."""
-    return of.step(batches(0, 6)[step]).item()
 
 
 def late(rank, say):

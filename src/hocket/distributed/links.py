@@ -48,8 +48,21 @@ class AgentLinks:
     def __init__(self, values: Sequence[Value], wires: Sequence[Wire], timeout_s: float) -> None:
         self.values, self.wires, self.timeout_s = tuple(values), tuple(wires), timeout_s
 
+    def first(self) -> None:
+        """Have all servers keep the newest version for this agent, and wait for the first one, as long as for a server.
+
+        Raises:
+            PeerError: none has been published in this time, or a server is gone or silent.
+        """
+        self._ask(self.wires[:1], TAKE, NEWEST)
+        try:
+            self.wires[0].get(ANSWER, torch.empty(3, dtype=torch.int64), self.timeout_s)
+        except TimeoutError:
+            raise PeerError(f"agent: the job has published no version for {self.timeout_s:g} s") from None
+        self.take(None)
+
     def take(self, number: int | None) -> int:
-        """Have all servers keep one version for this agent, and say which; the first one is waited for.
+        """Have all servers keep one version for this agent, and say which.
 
         Args:
             number: of the version; one that is to come is waited for. None: the newest that all have.

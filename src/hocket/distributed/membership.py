@@ -39,6 +39,7 @@ class Membership:
         num_servers: as well.
         store: what all ranks can read.
         timeout_s: how long a rank is waited for.
+        coming: how often a process of this rank had taken part before.
     """
 
     rank: int
@@ -46,6 +47,7 @@ class Membership:
     num_servers: int
     store: Any
     timeout_s: float
+    coming: int = 0
 
     @property
     def is_worker(self) -> bool:
@@ -116,6 +118,22 @@ class Membership:
         me = self.name(self.rank)
         return str(error) if str(error).startswith(me) else f"{me}: {error}"
 
+    def let_go(self, worker: int, coming: int, error: BaseException) -> None:
+        """A server says that the job goes on without a worker; what that said of its failure is not the job's."""
+        with suppress(RuntimeError):
+            failure = self.first_failure()
+            if failure is not None and failure.startswith(self.name(worker)):
+                self.store.delete_key("hocket/failed")
+            self.tell(_out_key(worker, coming), str(error))
+
+    def why_out(self) -> str | None:
+        """Why the job goes on without this worker; None: it does not, as far as is known."""
+        key = f"hocket/{_out_key(self.rank, self.coming)}"
+        with suppress(RuntimeError):
+            if self.store.check([key]):
+                return str(json.loads(self.store.get(key)))
+        return None
+
     def first_failure(self) -> str | None:
         """What the first rank said that failed."""
         with suppress(RuntimeError):
@@ -132,6 +150,10 @@ class Membership:
                 late = ", ".join(self.name(rank) for rank in sorted(set(missing.values())))
                 raise PeerError(f"{self.name(self.rank)} has waited {self.timeout_s:g} s for {late}")
             time.sleep(POLL_S)
+
+
+def _out_key(worker: int, coming: int) -> str:
+    return f"out/{worker}/{coming}"
 
 
 def connected(store: Any, key: str, place: int, me: str, peer: str, timeout_s: float) -> Wire:
@@ -152,7 +174,7 @@ def connected(store: Any, key: str, place: int, me: str, peer: str, timeout_s: f
         group = ProcessGroupGloo(PrefixStore(key, store), place, 2, timedelta(seconds=timeout_s))
     except RuntimeError as error:
         raise PeerError(f"{me} found no way to {peer}: {error}") from error
-    return Wire(group, place, me, peer)
+    return Wire(group, place, me, peer, timeout_s)
 
 
 def waited(store: Any, key: str, who: str, timeout_s: float) -> str:

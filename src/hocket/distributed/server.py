@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
 from hocket.arguments import packed, spreading
-from hocket.distributed.channels import LostWorkers, ServingChannel, SummingChannel
+from hocket.distributed.channels import ServingChannel, SummingChannel
 from hocket.distributed.desk import Desk
 from hocket.distributed.membership import DEFAULT_TIMEOUT_S, join
 from hocket.distributed.parts import WORKERS, server_part
 from hocket.distributed.plans import SERVER_DEVICE, link_rates, parcels_of, server_plan
+from hocket.distributed.present import PresentWorkers, Worker
 from hocket.distributed.setup import CLOSE, GATHER, PUBLISH, Setup, set_up
 from hocket.distributed.versions import NEWEST, Version, Versions
 from hocket.errors import ExecutionError, InputError
@@ -21,6 +23,8 @@ from hocket.execution.channels import Channel
 from hocket.ir import Plan
 
 __all__ = ["follow_orders", "server"]
+
+log = logging.getLogger(__name__)
 
 
 def server(
@@ -71,16 +75,21 @@ def server(
 def _serve(made: Setup, kind: str, survive: bool) -> int:
     versions = Versions()
     desk = Desk(made.membership, [value for value, _ in made.values.values()], versions)
+
+    def let_go(worker: Worker, error: BaseException) -> None:
+        log.warning("hocket: %s; going on without it", error)
+        made.membership.let_go(worker.number, worker.coming, error)
+
     try:
-        return follow_orders(made, kind, versions, LostWorkers(survive))
+        return follow_orders(made, kind, versions, PresentWorkers(made.wires, let_go if survive else None))
     finally:
         desk.close()
 
 
-def follow_orders(made: Setup, kind: str, versions: Versions, lost: LostWorkers) -> int:
+def follow_orders(made: Setup, kind: str, versions: Versions, workers: PresentWorkers) -> int:
     """Do what worker 0 orders until it closes; how many steps there were. Versions are put where agents find them."""
-    serving = ServingChannel(made.wires, lost)
-    updates = _executor(made, kind, serving, lost)
+    serving = ServingChannel(workers)
+    updates = _executor(made, kind, serving, workers)
     first = _send_first(made, serving)
     batch = made.captured.batch
     state = made.shard(made.membership.number)
@@ -120,7 +129,7 @@ def _publish(made: Setup, versions: Versions, steps: int) -> None:
     )
 
 
-def _executor(made: Setup, kind: str, serving: ServingChannel, lost: LostWorkers) -> Executor:
+def _executor(made: Setup, kind: str, serving: ServingChannel, workers: PresentWorkers) -> Executor:
     number, assignment = made.membership.number, made.assignment
     part = server_part(made.captured, assignment, number)
     link_rates(made)
@@ -131,7 +140,7 @@ def _executor(made: Setup, kind: str, serving: ServingChannel, lost: LostWorkers
     made.membership.meet("planned")
     averaged = frozenset(each.name for each in assignment.pushes if each.averaged)
     channels: dict[str, Channel] = {
-        f"{WORKERS}->{SERVER_DEVICE}": SummingChannel(made.wires, averaged, lost),
+        f"{WORKERS}->{SERVER_DEVICE}": SummingChannel(workers, averaged),
         f"{SERVER_DEVICE}->{WORKERS}": serving,
     }
     return executor(part, server_plan(part, plan, assignment, number), kind=kind, channels=channels)

@@ -112,15 +112,18 @@ class Setup:
             if value.changes or not changed_only:
                 self.wires[0].get(given_name(value.name), entry.get())
 
-    def close(self, error: BaseException | None = None) -> None:
-        """Take leave of all peers; with an error, they fail, and every rank can read why."""
-        if error is not None:
+    def close(self, error: BaseException | None = None, *, tell: bool = True) -> None:
+        """Take leave of all peers; with an error, they fail, and every rank can read why, unless that is left out."""
+        if error is not None and tell:
             self.membership.fail(error)
         for wire in self.wires:
             wire.close(reason=str(error) if error is not None else "")
 
     def failed(self, error: BaseException) -> PeerError:
-        """What to raise for an error of a step: it names the rank that failed first."""
+        """What to raise for an error of a step: it names the rank that failed first, or says that this one is out."""
+        if (why := self.membership.why_out()) is not None:
+            self.close(error, tell=False)
+            return PeerError(f"{self.membership.name(self.membership.rank)} is out of the job, which goes on: {why}")
         first = self.membership.first_failure()
         self.close(error)
         text = self.membership.signed(error)
