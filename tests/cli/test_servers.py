@@ -72,9 +72,12 @@ def test_an_agent_runs_on_what_a_job_publishes():
 
 
 KILLED_IN_MIDDLE = """
-import os, signal
+import os, signal, time
+from pathlib import Path
 import torch
 import hocket
+
+killed, again = Path(__file__).with_name("killed"), Path(__file__).with_name("again")
 
 
 class Batches:
@@ -82,8 +85,14 @@ class Batches:
         return 1000
 
     def __getitem__(self, place):
-        if os.environ["RANK"] == "1" and place > 40:
-            os.kill(os.getpid(), signal.SIGKILL)
+        if place > 40:
+            if os.environ["RANK"] == "0" and not again.exists():
+                time.sleep(0.2)
+            elif os.environ["RANK"] == "1" and killed.exists():
+                again.touch()
+            elif os.environ["RANK"] == "1":
+                killed.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
         return torch.full((4, 8), float(place)).div(100)
 
 
@@ -104,34 +113,38 @@ def make():
 
 
 @pytest.mark.slow
-def test_survivors_with_a_torchrun_each_go_on(tmp_path):
+def test_with_a_torchrun_each_survivors_go_on_and_one_that_is_started_again_joins(tmp_path):
     (tmp_path / "killed.py").write_text(KILLED_IN_MIDDLE)
     store = TCPStore("127.0.0.1", 0, None, is_master=True)  # a port that is free
     port = store.port
     del store
-    words = ["-m", "hocket", "ps", f"{tmp_path / 'killed.py'}:make", "-w", "2", "-s", "1", "--survive", "--steps", "60"]
-    words += ["--timeout", "60", "--format", "json"]
-    agents = []
-    for node in range(3):
+    words = ["-m", "hocket", "ps", f"{tmp_path / 'killed.py'}:make", "-w", "2", "-s", "1", "--survive"]
+    words += ["--steps", "600", "--timeout", "60", "--format", "json"]
+
+    def agent(node):
         started = ["--nnodes", "3", "--node-rank", str(node), "--nproc-per-node", "1"]
         started += ["--master-addr", "127.0.0.1", "--master-port", str(port)]
         command = [sys.executable, "-m", "torch.distributed.run", *started, *words]
         ends = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE if node == 2 else subprocess.DEVNULL}
-        agents.append(subprocess.Popen(command, text=True, **ends))
-    late = threading.Timer(120, lambda: [agent.kill() for agent in agents])
+        return subprocess.Popen(command, text=True, **ends)
+
+    agents = [agent(node) for node in range(3)]
+    late = threading.Timer(200, lambda: [each.kill() for each in agents])
     late.start()
     try:
         assert agents[1].wait() == 1
-        # A torchrun that is done waits for all others (five minutes); its rank is over before.
-        found = json.loads("".join(iter(agents[0].stdout.readline, "}\n")) + "}")
-        said = next(line for line in agents[2].stderr if "hocket: " in line)
+        agents[1] = agent(1)
+        found = json.loads(agents[0].communicate()[0])
+        assert [each.wait() for each in agents] == [0, 0, 0]
+        said = [line for line in agents[2].stderr if line.startswith("hocket: ")]
     finally:
         late.cancel()
-        for agent in agents:
-            agent.kill()
-            agent.communicate()
-    assert found["steps"] == 60
-    assert said.startswith("hocket: server 0 (rank 2) lost worker 1 (rank 1)")
+        for each in agents:
+            each.kill()
+            each.communicate()
+    assert found["steps"] == 600
+    assert said[0].startswith("hocket: server 0 (rank 2) lost worker 1 (rank 1)")
+    assert said[1].startswith("hocket: worker 1 (rank 1) takes part again, after ")
 
 
 def _below(process: int) -> list[int]:

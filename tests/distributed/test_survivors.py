@@ -85,11 +85,9 @@ def test_a_slow_worker_is_waited_for_as_long_as_it_lives():
 
 
 def without_worker_1_from(step, steps):
-    """The checkpoint of one process that has the micro-batches of both workers, and from a step on only the first's."""
+    """The checkpoint of one process that has both workers' micro-batches, and from a step on only the first one's."""
     one = training("adam")
-    together(one, 2, step)
-    for batch in batches(0, steps)[step:]:
-        one.step(batch)
+    together(one, 2, steps, alone=range(step, steps))
     return tensors_of(one)
 
 

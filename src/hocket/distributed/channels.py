@@ -78,13 +78,16 @@ class ServingChannel:
         self._workers = workers
 
     def begin(self, op: str, tensor: torch.Tensor, epoch: int, done: Done) -> None:
-        there = self._workers.now()
-        last = _when_all(len(there), done)
+        self.send_to(self._workers.now(), op, tensor, epoch, done)
+
+    def send_to(self, workers: Sequence[Worker], op: str, tensor: torch.Tensor, epoch: int, done: Done) -> None:
+        """As `begin`, to some of them."""
+        last = _when_all(len(workers), done)
 
         def came(worker: Worker, error: BaseException | None) -> None:
             last(self._workers.forgiven(worker, error))
 
-        for worker in there:
+        for worker in workers:
             worker.wire.send(op, tensor, epoch + 1 - worker.since, partial(came, worker))
 
 

@@ -27,6 +27,7 @@ __all__ = ["DEFAULT_TIMEOUT_S", "POLL_S", "Membership", "connected", "join", "me
 # As long as torch's own process groups wait.
 DEFAULT_TIMEOUT_S = 1800.0
 POLL_S = 0.02
+OVER = "hocket/over"
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,8 @@ class Membership:
         num_servers: as well.
         store: what all ranks can read.
         timeout_s: how long a rank is waited for.
-        coming: how often a process of this rank had taken part before.
+        coming: which of the workers that came again it is, counted in the job from 1 on; 0: it was there from the
+            beginning.
     """
 
     rank: int
@@ -81,9 +83,14 @@ class Membership:
         for other in others:
             pair = (self.rank, other) if self.is_worker else (other, self.rank)
             place = 0 if self.is_worker else 1
-            key = f"hocket/wire/{pair[0]}/{pair[1]}"
+            key = self.wire_key(*pair, self.coming)
             found.append(connected(self.store, key, place, self.name(self.rank), self.name(other), self.timeout_s))
         return found
+
+    @staticmethod
+    def wire_key(worker_rank: int, server_rank: int, coming: int) -> str:
+        """The key of the wire between a worker and a server."""
+        return f"hocket/wire/{worker_rank}/{server_rank}" + (f"/{coming}" if coming else "")
 
     def tell(self, key: str, value: Any) -> None:
         """Tell all ranks something that JSON can say."""
@@ -99,17 +106,19 @@ class Membership:
         Raises:
             PeerError: it does not within the timeout, or some rank has failed.
         """
-        self._wait({f"hocket/{key}": by})
+        self.wait_for({f"hocket/{key}": by})
         return json.loads(self.store.get(f"hocket/{key}"))
 
     def meet(self, stage: str) -> None:
         """Wait until all ranks have come to a stage; raises as `told`."""
         self.store.set(f"hocket/{stage}/{self.rank}", "")
         world = self.num_workers + self.num_servers
-        self._wait({f"hocket/{stage}/{rank}": rank for rank in range(world) if rank != self.rank})
+        self.wait_for({f"hocket/{stage}/{rank}": rank for rank in range(world) if rank != self.rank})
 
     def fail(self, error: BaseException) -> None:
-        """Tell all ranks that this one has failed, unless another one has before."""
+        """Tell all ranks that this one has failed, unless another one has before, or the job goes on without it."""
+        if self.coming:
+            return
         with suppress(RuntimeError):  # the store is gone with whoever kept it
             self.store.compare_set("hocket/failed", "", json.dumps(self.signed(error)))
 
@@ -141,11 +150,27 @@ class Membership:
                 return str(json.loads(self.store.get("hocket/failed")))
         return None
 
-    def _wait(self, keys: dict[str, int]) -> None:
+    def why_ended(self) -> str | None:
+        """What ended the job: a failure, or that it is done; None: it goes on, as far as is known."""
+        if (failed := self.first_failure()) is not None:
+            return failed
+        return "the job is over" if self.store.check([OVER]) else None
+
+    def is_over(self) -> None:
+        """Rank 0 tells whoever comes late that the job is done."""
+        with suppress(RuntimeError):
+            self.store.set(OVER, "")
+
+    def wait_for(self, keys: dict[str, int]) -> None:
+        """Wait until all these keys are in the store, each with the rank that is to put it there.
+
+        Raises:
+            PeerError: they are not within the timeout, or the job has ended.
+        """
         deadline = time.monotonic() + self.timeout_s
         while missing := {key: rank for key, rank in keys.items() if not self.store.check([key])}:
-            if (failed := self.first_failure()) is not None:
-                raise PeerError(f"{self.name(self.rank)} stops: {failed}")
+            if (ended := self.why_ended()) is not None:
+                raise PeerError(f"{self.name(self.rank)} stops: {ended}")
             if time.monotonic() > deadline:
                 late = ", ".join(self.name(rank) for rank in sorted(set(missing.values())))
                 raise PeerError(f"{self.name(self.rank)} has waited {self.timeout_s:g} s for {late}")

@@ -18,7 +18,7 @@ class Worker:
     Attributes:
         number: of the worker.
         wire: to it.
-        coming: how often a worker of this number had come before.
+        coming: see `Membership`.
         since: how many steps there were before its first one; on its wire, that one is step 1.
     """
 
@@ -42,13 +42,23 @@ class PresentWorkers:
         self._lock = threading.Lock()
         self.num_workers = len(wires)
 
+    @property
+    def survive(self) -> bool:
+        """Whether the job goes on without any of them but worker 0, who gives orders."""
+        return self._on_loss is not None
+
     def now(self) -> tuple[Worker, ...]:
         """Those that are there, by their numbers."""
         found = [self._by_number.get(number) for number in range(self.num_workers)]
         return tuple(worker for worker in found if worker is not None)
 
+    def add(self, worker: Worker) -> None:
+        """A worker takes the place of one that was lost."""
+        with self._lock:
+            self._by_number[worker.number] = worker
+
     def forgiven(self, worker: Worker, error: BaseException | None) -> BaseException | None:
-        """The error, unless it is that of a worker that the job goes on without: any but worker 0, who gives orders."""
+        """The error, unless it is that of a worker that the job goes on without."""
         if error is None or worker.number == 0 or self._on_loss is None:
             return error
         with self._lock:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["ACK", "ALIVE", "CHUNK", "FAILED", "LEAVE", "REQUEST", "Records"]
+__all__ = ["ACK", "ALIVE", "CHUNK", "FAILED", "LEAVE", "REQUEST", "Records", "reason_in_words"]
 
 REQUEST, CHUNK, ACK, LEAVE, FAILED, ALIVE = range(6)
 
@@ -24,6 +24,18 @@ NUM_POSTED = 8
 MAX_UNSENT = 512
 # How often an end that has nothing to say is heard within the timeout: one record may be late, and the next one, too.
 ALIVE_PER_TIMEOUT = 4
+
+
+def reason_in_words(error: BaseException) -> str:
+    """The first line of an error, without the place in gloo's sources that it begins with, and the advice that follows.
+
+    Example:
+        >>> reason_in_words(RuntimeError("[/gloo/pair.cc:537] Read error: reset by peer. This is typically caused by"))
+        'Read error: reset by peer'
+    """
+    line = str(error).strip().partition("\n")[0]
+    words = line.partition("] ")[2] if line.startswith("[/") else line
+    return words.partition(". This is typically")[0] or type(error).__name__
 
 
 class Records:

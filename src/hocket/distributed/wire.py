@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from hocket.distributed.parcels import Parcel, WireLayout, bytes_of, is_direct, packed_bytes, unpack
-from hocket.distributed.records import ACK, ALIVE, CHUNK, FAILED, LEAVE, REQUEST, Records
+from hocket.distributed.records import ACK, ALIVE, CHUNK, FAILED, LEAVE, REQUEST, Records, reason_in_words
 from hocket.errors import PeerError
 from hocket.execution.channels import Done
 
@@ -308,7 +308,7 @@ class Wire:
         self._tell(kind, 0, 0, 0)
 
     def _fail(self, error: Exception) -> None:
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        reason = reason_in_words(error)
         with self._changed:
             if self.failure is None:
                 self.failure = PeerError(f"{self.me} lost {self.peer}: {reason}")
