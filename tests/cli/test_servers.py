@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -93,7 +94,7 @@ class Batches:
             elif os.environ["RANK"] == "1":
                 killed.touch()
                 os.kill(os.getpid(), signal.SIGKILL)
-        return torch.full((4, 8), float(place)).div(100)
+        return torch.full((4, 8), float(place)).div(1000)
 
 
 def make():
@@ -147,7 +148,52 @@ def test_with_a_torchrun_each_survivors_go_on_and_one_that_is_started_again_join
     assert said[1].startswith("hocket: worker 1 (rank 1) takes part again, after ")
 
 
+@pytest.mark.slow
+def test_processes_and_ports_are_gone_after_a_fault(tmp_path):
+    (tmp_path / "killed.py").write_text(KILLED_IN_MIDDLE)
+    words = ["ps", f"{tmp_path / 'killed.py'}:make", "-w", "2", "-s", "1", "--steps", "600", "--timeout", "20"]
+    job = subprocess.Popen([sys.executable, "-m", "hocket", *words], stderr=subprocess.PIPE, text=True)
+    seen: set[int] = set()
+    ports: set[str] = set()
+    try:
+        while not (tmp_path / "killed").exists():
+            assert job.poll() is None
+            there = _below(job.pid)
+            ports.update(*(_listening(process) for process in there))
+            seen.update(there)
+            time.sleep(0.02)
+        said = job.communicate(timeout=120)[1]
+    finally:
+        for process in _below(job.pid) if job.poll() is None else ():
+            os.kill(process, signal.SIGKILL)
+        job.kill()
+        job.wait()
+        job.stderr.close()
+    assert job.returncode == 1
+    assert "lost worker 1 (rank 1)" in said
+    assert len(seen) >= 4
+    assert len(ports) >= 4
+    assert not [process for process in seen if Path(f"/proc/{process}").exists()]
+    assert not ports & _listening(None)
+
+
+def _listening(process: int | None) -> set[str]:
+    """The addresses that a process listens at, or any process does."""
+    rows = [line.split() for table in ("tcp", "tcp6") for line in Path(f"/proc/net/{table}").read_text().splitlines()]
+    sockets = {f"socket:[{row[9]}]": row[1] for row in rows if row[3] == "0A"}
+    if process is None:
+        return set(sockets.values())
+    try:
+        links = [os.readlink(entry.path) for entry in os.scandir(f"/proc/{process}/fd")]
+    except OSError:  # it has ended meanwhile
+        return set()
+    return {sockets[link] for link in links if link in sockets}
+
+
 def _below(process: int) -> list[int]:
     """The processes that a process has started, and those that they have."""
-    children = [int(word) for word in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+    try:
+        children = [int(word) for word in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+    except OSError:  # it has ended meanwhile
+        return []
     return [each for child in children for each in (*_below(child), child)]

@@ -8,6 +8,7 @@ import sys
 from argparse import Namespace
 from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass
+from math import isfinite
 from statistics import median
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -178,11 +179,12 @@ def _planned(fast: DistributedStep) -> dict[str, tuple[str, ...]]:
 
 
 def _number(value: Any) -> float | None:
-    """A loss, where the step returns one number."""
+    """A loss, where the step returns one number, and a finite one, which JSON can say."""
     try:
-        return float(value)
+        found = float(value)
     except (TypeError, ValueError, RuntimeError):
         return None
+    return found if isfinite(found) else None
 
 
 def _save(job: Job, path: Any) -> None:

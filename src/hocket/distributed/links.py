@@ -152,6 +152,7 @@ def connect(address: str, tensors: Mapping[str, torch.Tensor], timeout_s: float)
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
         raise InputError(f"agent: expected an address HOST:PORT, got {address!r}")
+    wires: list[Wire] = []
     try:
         store = TCPStore(host, int(port), None, is_master=False, timeout=timedelta(seconds=timeout_s))
         job = json.loads(
@@ -161,14 +162,15 @@ def connect(address: str, tensors: Mapping[str, torch.Tensor], timeout_s: float)
             raise PeerError(f"agent: the job runs torch {job['torch']}, and this is {torch.__version__}")
         values = values_told(job["values"], job["servers"], tensors)
         number = store.add(JOINED_KEY, 1)
-        wires = []
         for server in range(job["servers"]):
             key = agent_key(number, server)
             wires.append(connected(store, key, 1, f"agent {number}", server_name(server), timeout_s))
             outgoing, incoming = agent_parcels(values, server)
             wires[-1].add(incoming, outgoing)
             meet_at(store, key, 1, server_name(server), timeout_s)
-    except (RuntimeError, KeyError, ValueError) as error:
+    except (RuntimeError, KeyError, TypeError, ValueError) as error:
+        for wire in wires:
+            wire.close()
         if isinstance(error, PeerError):
             raise
         raise PeerError(f"agent: {address} does not answer as a job: {error}") from error

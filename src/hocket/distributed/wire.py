@@ -127,7 +127,7 @@ class Wire:
         if parcel.size_bytes:
             moving.works = [
                 self._group.recv([moving.memory[begin:end]], self._other, tag + chunk)
-                for chunk, (begin, end) in enumerate(parcel.chunks)
+                for chunk, (begin, end) in enumerate(map(parcel.chunk, range(parcel.num_chunks)))
             ]
         self._tell(REQUEST, number, 0, epoch)
 
@@ -216,12 +216,12 @@ class Wire:
                     moving = self._ready[number]
                     chunk = moving.next_chunk
                     moving.next_chunk += 1
-                    chunks = self._outgoing.parcels[number].chunks
-                    if moving.next_chunk == len(chunks):
+                    parcel = self._outgoing.parcels[number]
+                    if moving.next_chunk == parcel.num_chunks:
                         del self._ready[number]
                         if number in self._ordered_out:
                             self._turn = (self._turn + 1) % len(self._order)
-                    begin, end = chunks[chunk]
+                    begin, end = parcel.chunk(chunk)
                     assert moving.memory is not None
                     piece = moving.memory[begin:end]
                     self._tell(CHUNK, number, chunk, moving.epoch)
@@ -265,7 +265,7 @@ class Wire:
                 self._changed.notify_all()
             if work is not None:
                 work.wait()
-            if chunk + 1 == len(layout.parcels[sent].chunks):
+            if chunk + 1 == layout.parcels[sent].num_chunks:
                 self._finish(self._sending, sent, moving)
 
     def _take(self, number: int, chunk: int, epoch: int) -> None:
@@ -276,14 +276,14 @@ class Wire:
         moving.next_chunk += 1
         if moving.works:
             moving.works[chunk].wait()
-        if moving.next_chunk == len(parcel.chunks):
+        if moving.next_chunk == parcel.num_chunks:
             unpack(parcel, moving.memory, [moving.values[member][0] for member in parcel.members])
             if number in self._ordered_in:
                 now_ns = perf_counter_ns()
                 self.arrived.setdefault(epoch, []).extend((member, now_ns) for member in parcel.members)
                 self.arrived.pop(epoch - 3, None)
         self._tell(ACK, number, chunk, epoch)
-        if moving.next_chunk == len(parcel.chunks):
+        if moving.next_chunk == parcel.num_chunks:
             self._finish(self._receiving, number, moving)
 
     def _finish(self, of: dict[tuple[int, int], _Moving], number: int, moving: _Moving) -> None:
