@@ -133,7 +133,8 @@ def test_with_a_torchrun_each_survivors_go_on_and_one_that_is_started_again_join
     late = threading.Timer(200, lambda: [each.kill() for each in agents])
     late.start()
     try:
-        assert agents[1].wait() == 1
+        agents[1].communicate()
+        assert agents[1].returncode == 1
         agents[1] = agent(1)
         found = json.loads(agents[0].communicate()[0])
         assert [each.wait() for each in agents] == [0, 0, 0]
@@ -142,7 +143,8 @@ def test_with_a_torchrun_each_survivors_go_on_and_one_that_is_started_again_join
         late.cancel()
         for each in agents:
             each.kill()
-            each.communicate()
+            with each:  # closes its pipes
+                pass
     assert found["steps"] == 600
     assert said[0].startswith("hocket: server 0 (rank 2) lost worker 1 (rank 1)")
     assert said[1].startswith("hocket: worker 1 (rank 1) takes part again, after ")
@@ -167,8 +169,8 @@ def test_processes_and_ports_are_gone_after_a_fault(tmp_path):
         for process in _below(job.pid) if job.poll() is None else ():
             os.kill(process, signal.SIGKILL)
         job.kill()
-        job.wait()
-        job.stderr.close()
+        with job:  # closes its pipes
+            pass
     assert job.returncode == 1
     assert "lost worker 1 (rank 1)" in said
     assert len(seen) >= 4
@@ -184,7 +186,7 @@ def _listening(process: int | None) -> set[str]:
     if process is None:
         return set(sockets.values())
     try:
-        links = [os.readlink(entry.path) for entry in os.scandir(f"/proc/{process}/fd")]
+        links = [os.readlink(f"/proc/{process}/fd/{name}") for name in os.listdir(f"/proc/{process}/fd")]
     except OSError:  # it has ended meanwhile
         return set()
     return {sockets[link] for link in links if link in sockets}

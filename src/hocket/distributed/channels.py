@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 
-from hocket.distributed.present import PresentWorkers, Worker
+from hocket.distributed.present import PresentWorker, PresentWorkers
 from hocket.distributed.wire import Wire
 from hocket.execution.channels import Done
 
@@ -80,11 +80,11 @@ class ServingChannel:
     def begin(self, op: str, tensor: torch.Tensor, epoch: int, done: Done) -> None:
         self.send_to(self._workers.now(), op, tensor, epoch, done)
 
-    def send_to(self, workers: Sequence[Worker], op: str, tensor: torch.Tensor, epoch: int, done: Done) -> None:
+    def send_to(self, workers: Sequence[PresentWorker], op: str, tensor: torch.Tensor, epoch: int, done: Done) -> None:
         """As `begin`, to some of them."""
         last = _when_all(len(workers), done)
 
-        def came(worker: Worker, error: BaseException | None) -> None:
+        def came(worker: PresentWorker, error: BaseException | None) -> None:
             last(self._workers.forgiven(worker, error))
 
         for worker in workers:
@@ -126,7 +126,7 @@ class SummingChannel:
         there = self._workers.now()
         last = _when_all(len(there), together)
 
-        def came(worker: Worker, error: BaseException | None) -> None:
+        def came(worker: PresentWorker, error: BaseException | None) -> None:
             if error is None:
                 arrived.add(worker.number)
             last(self._workers.forgiven(worker, error))

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from hocket.distributed.wire import Wire
 
-__all__ = ["PresentWorkers", "Worker"]
+__all__ = ["PresentWorker", "PresentWorkers"]
 
 
 @dataclass(frozen=True, eq=False)
-class Worker:
+class PresentWorker:
     """A worker as a server knows it.
 
     Attributes:
@@ -36,9 +36,13 @@ class PresentWorkers:
         on_loss: called with a worker that is lost and why, once; None: the job does not go on without any.
     """
 
-    def __init__(self, wires: Sequence[Wire], on_loss: Callable[[Worker, BaseException], object] | None = None) -> None:
+    def __init__(
+        self, wires: Sequence[Wire], on_loss: Callable[[PresentWorker, BaseException], object] | None = None
+    ) -> None:
         self._on_loss = on_loss
-        self._by_number: dict[int, Worker] = {number: Worker(number, wire) for number, wire in enumerate(wires)}
+        self._by_number: dict[int, PresentWorker] = {
+            number: PresentWorker(number, wire) for number, wire in enumerate(wires)
+        }
         self._lock = threading.Lock()
         self.num_workers = len(wires)
 
@@ -47,17 +51,17 @@ class PresentWorkers:
         """Whether the job goes on without any of them but worker 0, who gives orders."""
         return self._on_loss is not None
 
-    def now(self) -> tuple[Worker, ...]:
+    def now(self) -> tuple[PresentWorker, ...]:
         """Those that are there, by their numbers."""
         found = [self._by_number.get(number) for number in range(self.num_workers)]
         return tuple(worker for worker in found if worker is not None)
 
-    def add(self, worker: Worker) -> None:
+    def add(self, worker: PresentWorker) -> None:
         """A worker takes the place of one that was lost."""
         with self._lock:
             self._by_number[worker.number] = worker
 
-    def forgiven(self, worker: Worker, error: BaseException | None) -> BaseException | None:
+    def forgiven(self, worker: PresentWorker, error: BaseException | None) -> BaseException | None:
         """The error, unless it is that of a worker that the job goes on without."""
         if error is None or worker.number == 0 or self._on_loss is None:
             return error

@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import Any
 
 from hocket.distributed.membership import POLL_S, Membership, connected
-from hocket.distributed.present import PresentWorkers, Worker
+from hocket.distributed.present import PresentWorker, PresentWorkers
 from hocket.distributed.wire import Wire
 from hocket.errors import PeerError
 
@@ -117,7 +117,7 @@ class ReturningWorkers:
 
     def __init__(self, membership: Membership, workers: PresentWorkers, lay: Callable[[int, Wire], object]) -> None:
         self._membership, self._workers, self._lay = membership, workers, lay
-        self._ready: dict[int, Worker] = {}
+        self._ready: dict[int, PresentWorker] = {}
         self._wires: list[Wire] = []
         self._lock = threading.Lock()
         self._over = threading.Event()
@@ -137,7 +137,7 @@ class ReturningWorkers:
         for wire in wires:
             wire.close(reason=str(error) if error is not None else "")
 
-    def let_in(self, coming: int, steps: int) -> Worker:
+    def let_in(self, coming: int, steps: int) -> PresentWorker:
         """A worker takes part from now on, after so many steps."""
         with self._lock:
             worker = replace(self._ready.pop(coming), since=steps)
@@ -171,7 +171,10 @@ class ReturningWorkers:
             return
         with self._lock:
             self._wires.append(wire)
-            self._ready[coming] = Worker(rank, wire, coming)
+            self._ready[coming] = PresentWorker(rank, wire, coming)
+        if self._over.is_set():
+            wire.close()
+            return
         self._lay(rank, wire)
         with suppress(RuntimeError):
             me.store.set(_laid(coming, me.number), "")

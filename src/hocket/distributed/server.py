@@ -14,7 +14,7 @@ from hocket.distributed.desk import Desk
 from hocket.distributed.membership import DEFAULT_TIMEOUT_S, join
 from hocket.distributed.parts import WORKERS, server_part
 from hocket.distributed.plans import SERVER_DEVICE, link_rates, parcels_of, server_plan
-from hocket.distributed.present import PresentWorkers, Worker
+from hocket.distributed.present import PresentWorker, PresentWorkers
 from hocket.distributed.returning import SURVIVES, ReturningWorkers, come_again
 from hocket.distributed.setup import CLOSE, GATHER, LET_IN, PUBLISH, Setup, lay_wire, set_up
 from hocket.distributed.versions import NEWEST, Version, Versions
@@ -52,7 +52,7 @@ def server(
         executor: ``native`` lanes, ``python`` threads, or ``auto``.
         survive: whether the job goes on without a worker that is lost, unless it is rank 0, and lets in one that takes
             its place; the same at all servers.
-        timeout_s: how long another rank is waited for.
+        timeout_s: as of `worker`.
         kwargs: what the step is called with by name.
 
     Returns:
@@ -82,7 +82,7 @@ def _serve(made: Setup, kind: str, survive: bool) -> int:
     versions = Versions()
     desk = Desk(made.membership, [value for value, _ in made.values.values()], versions)
 
-    def let_go(worker: Worker, error: BaseException) -> None:
+    def let_go(worker: PresentWorker, error: BaseException) -> None:
         log.warning("hocket: %s; going on without it", error)
         made.membership.let_go(worker.number, worker.coming, error)
 
@@ -166,7 +166,7 @@ def _lay_returning(made: Setup, plan: Plan, worker: int, wire: Wire) -> None:
 
 
 def _begin_to_send(
-    made: Setup, serving: ServingChannel, workers: Sequence[Worker], steps: int
+    made: Setup, serving: ServingChannel, workers: Sequence[PresentWorker], steps: int
 ) -> list[SimpleQueue[BaseException | None]]:
     """Begin to send what workers need for their first step; for each value what tells when all of them have it.
 

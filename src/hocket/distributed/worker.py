@@ -279,7 +279,8 @@ def worker(
 
     Every process of a torchrun job calls this, or `server` if it is one of the last `num_servers` ranks. A step is as
     one process would make it of all workers' batches, with the mean of their gradients; buffers that the forward
-    writes are those of rank 0. Parameters arrive in the order that lets the step end soonest.
+    writes are those of rank 0. Parameters arrive in the order that lets the step end soonest. Where servers go on
+    without a worker that is lost, a process of its rank that calls this takes its place.
 
     Args:
         step: the user's own, unchanged; it zeroes gradients, computes them, and updates.
@@ -288,7 +289,8 @@ def worker(
         num_servers: how many of the ranks are servers, the last ones.
         order: of the planner ``transfers`` (``docs/transfers.md``): ``auto``, ``tac``, ``layer``, ``random``, ...
         executor: ``native`` lanes, ``python`` threads, or ``auto``.
-        timeout_s: how long another rank is waited for, in a step as well.
+        timeout_s: how long another rank is waited for at the beginning; later on, one that is silent for so long is
+            lost, and one that lives is waited for.
 
     Returns:
         A `DistributedStep`. Its first call captures the step, and on rank 0 profiles and plans it.

@@ -123,7 +123,9 @@ def landing_of(tensor: torch.Tensor, stored: StoredTensor) -> Landing:
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
     """The memory of a contiguous tensor of the CPU, for writing."""
+    array: Any
     if tensor.dtype in _PLAIN and tensor.numel():
-        return memoryview(tensor.numpy()).cast("B")  # a third of the time of the views below
-    array: Any = tensor.reshape(-1).view(torch.uint8).numpy()
+        array = tensor.numpy()
+        return memoryview(array).cast("B")  # a third of the time of the views below
+    array = tensor.reshape(-1).view(torch.uint8).numpy()
     return memoryview(array)
