@@ -47,7 +47,7 @@ from hocket.reporting import corunning_of, write_corunning
 from hocket.session import Schedule, schedule
 from hocket.tracing.captured import Captured, capture_step
 
-__all__ = ["LARGE", "SMALL", "measure", "run"]
+__all__ = ["LARGE", "SMALL", "compiled_step", "decided", "measure", "run"]
 
 SMALL: dict[str, dict[str, Any]] = {
     "mlp": {},
@@ -156,7 +156,7 @@ def measure(
         if any(map(_is_image, tree_leaves(eager.batch(0)))):
             ways += [("compile_last", False, True), ("compile_last_update", True, True)]
         for label, update, last in ways:
-            step, notes[label] = _compiled(zoo.load(name, **size), update, last)
+            step, notes[label] = compiled_step(zoo.load(name, **size), update, last)
             if step is not None:
                 contenders[label] = step
     captured = _captured(name, size)
@@ -178,8 +178,8 @@ def measure(
     plans["phases"] = plan(captured.graph, costs, machine, planner="phases")
     lanes_of = {label: executor(captured, made, machine) for label, made in plans.items()}
     contenders |= lanes_of
-    contenders["all"] = fast = _decided(zoo.load(name, **size), "bitwise")
-    contenders["close"] = close = _decided(zoo.load(name, **size), "close")
+    contenders["all"] = fast = decided(zoo.load(name, **size), "bitwise")
+    contenders["close"] = close = decided(zoo.load(name, **size), "close")
     notes["close"] = close.why
     found = in_turns(contenders, eager.batch, rounds=rounds, block=block)
     corunning: dict[str, Timeline] = {}
@@ -202,7 +202,7 @@ def measure(
     return row
 
 
-def _decided(job: Job, numerics: str) -> Schedule:
+def decided(job: Job, numerics: str) -> Schedule:
     """A schedule of this job that has decided, and is not audited while it is measured."""
     fast = schedule(job.step, job.model, job.optimizer, numerics=numerics, cache=False)
     number = 0
@@ -318,7 +318,7 @@ def _channels_last(value: Any) -> Any:
     return value.contiguous(memory_format=torch.channels_last) if _is_image(value) else value
 
 
-def _compiled(job: Job, update: bool, last: bool) -> tuple[Callable[[Any], Any] | None, dict[str, Any]]:
+def compiled_step(job: Job, update: bool, last: bool) -> tuple[Callable[[Any], Any] | None, dict[str, Any]]:
     """The job's step with its models (and their update) compiled, and what the compiler says of it; None: it fails.
 
     With `last`, models and images have their channels last.
