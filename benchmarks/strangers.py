@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.concurrency import compiled_step, decided
+from benchmarks.contenders import compiled_step, decided
 from benchmarks.turns import in_turns
 from hocket.errors import InputError
 from hocket.ir import Machine
