@@ -19,7 +19,7 @@ def test_there_are_six_of_each_library():
 
 
 def test_an_unknown_one_is_named_before_anything_is_measured():
-    with pytest.raises(InputError, match="expected some of seresnet20_cifar10, .*, got 'lenet'"):
+    with pytest.raises(InputError, match=r"expected some of seresnet20_cifar10, .*, got 'lenet'"):
         strangers.run(("nin_cifar10", "lenet"))
 
 
