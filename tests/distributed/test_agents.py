@@ -89,7 +89,7 @@ def test_versions_are_held_and_what_is_gone_is_named(servers):
 def rest_between_calls(rank, say, address, seconds):
     """Calls, does something else for longer than anybody waits for a silent peer, and calls again."""
     batch = torch.ones(2, 200).double()
-    with distribute.agent(Counting().eval(), address, timeout_s=seconds / 2, executor="python") as fresh:
+    with distribute.agent(Counting().eval(), address, timeout_s=seconds / 1.5, executor="python") as fresh:
         before = fresh(batch).tolist()[:9]
         say("rests")
         time.sleep(seconds)
@@ -98,9 +98,9 @@ def rest_between_calls(rank, say, address, seconds):
 
 def test_an_agent_that_is_idle_stays():
     stages = [("begin", 1), ("go on", 1), ("end", 0)]
-    with Ranks(rank_that_publishes, 2, 1, 1, stages, 1.5) as ranks:
+    with Ranks(rank_that_publishes, 2, 1, 1, stages, 3.0) as ranks:
         ranks.store.set("begin", "")
-        with Ranks(rest_between_calls, 1, address(ranks), 3.0) as agents:
+        with Ranks(rest_between_calls, 1, address(ranks), 4.5) as agents:
             agents.heard(0, "rests")
             ranks.store.set("go on", "")
             assert agents.returned() == [([-1.0] * 9, [-2.0] * 9)]

@@ -64,6 +64,7 @@ def test_tied_and_zero_byte_parameters_train_as_in_one_process():
         assert np.allclose(found[name], value, rtol=1e-12, atol=1e-12), name
 
 
+@pytest.mark.slow
 def test_a_gradient_that_is_not_a_number_reaches_all_as_in_one_process():
     with Ranks(train, 3, 4, 2) as ranks:
         (first, found), (second, its), steps = ranks.returned()
@@ -85,6 +86,7 @@ def too_many_servers(rank, say):
         fast(batches(rank, 1)[0])
 
 
+@pytest.mark.slow
 def test_more_servers_than_shards_are_refused_at_all_ranks():
     with Ranks(too_many_servers, 3) as ranks:
         ends = [ranks.end(rank) for rank in range(3)]

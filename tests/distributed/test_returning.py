@@ -104,7 +104,7 @@ def stay(rank, say, survive):
     return fast.steps
 
 
-@pytest.mark.parametrize(("survive", "others"), [(True, [0, 2]), (False, [1])])
+@pytest.mark.parametrize(("survive", "others"), [pytest.param(True, [0, 2], marks=pytest.mark.slow), (False, [1])])
 def test_who_cannot_join_again_is_told_so_and_the_job_goes_on(survive, others):
     names = ["worker 0 (rank 0)", "worker 1 (rank 1)", "server 0 (rank 2)"]
     with Ranks(stay, 3, survive) as ranks:

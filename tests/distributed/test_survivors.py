@@ -65,8 +65,8 @@ def rest(rank, say, seconds):
     """Worker 1 does something else between two steps, for longer than anybody waits for a silent rank."""
     of = training("adam")
     if rank == 2:
-        return serve(of, 2.0)
-    with work(of, 2.0) as fast:
+        return serve(of)
+    with work(of) as fast:
         for step, batch in enumerate(batches(rank, 4)):
             if step == 2 and rank == 1:
                 time.sleep(seconds)
@@ -75,8 +75,9 @@ def rest(rank, say, seconds):
     return tensors_of(of) if rank == 0 else None
 
 
+@pytest.mark.slow
 def test_a_slow_worker_is_waited_for_as_long_as_it_lives():
-    with Ranks(rest, 3, 4.0) as ranks:
+    with Ranks(rest, 3, 1.5 * TIMEOUT_S) as ranks:
         found = ranks.returned()
     assert found[2] == 4
     one = training("adam")
