@@ -7,7 +7,7 @@ Nothing of a peer is believed before: sizes, names and dtypes are those that thi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -26,7 +26,21 @@ from hocket.tracing import capture
 from hocket.tracing.captured import Captured
 from hocket.tracing.state import Entry
 
-__all__ = ["CLOSE", "GATHER", "PROBE", "PROBE_BYTES", "PUBLISH", "STEP", "Setup", "captured_for", "lay_wires", "set_up"]
+__all__ = [
+    "CLOSE",
+    "GATHER",
+    "ORDERS",
+    "PROBE",
+    "PROBE_BYTES",
+    "PUBLISH",
+    "STEP",
+    "Setup",
+    "captured_for",
+    "lay_wires",
+    "rates_of",
+    "set_up",
+    "take_rates",
+]
 
 # What worker 0 orders; the numbers of its optimizers come with it.
 STEP, GATHER, CLOSE, PUBLISH = 0.0, 1.0, 2.0, 3.0
@@ -53,8 +67,7 @@ class Setup:
     @cached_property
     def rates(self) -> tuple[Entry, ...]:
         """The optimizers' own numbers: rates, decays (and not what schedulers note). Those of worker 0 count."""
-        numbers = [entry for entry in self.captured.trace.places.numbers if entry.kind == "group"]
-        return tuple(entry for entry in numbers if entry.key in entry.table.optimizer.defaults)
+        return rates_of(self.captured)
 
     def order(self, command: float) -> None:
         """Worker 0 tells all servers what to do, and its rates.
@@ -75,9 +88,7 @@ class Setup:
         values = torch.empty(1 + len(self.rates), dtype=torch.float64)
         self.wires[0].get(ORDERS, values)
         command, *rates = values.tolist()
-        for entry, rate in zip(self.rates, rates, strict=True):
-            is_whole = isinstance(entry.get(), int) and rate.is_integer()
-            entry.set(int(rate) if is_whole else rate)
+        take_rates(self.rates, rates)
         return float(command)
 
     def shard(self, server: int) -> ShardState:
@@ -130,6 +141,19 @@ class Setup:
 def given_name(value: str) -> str:
     """What a value is called on the wire that worker 0 gives to server 0."""
     return f"given:{value}"
+
+
+def rates_of(captured: Captured) -> tuple[Entry, ...]:
+    """The optimizers' own numbers: rates, decays (and not what schedulers note)."""
+    numbers = [entry for entry in captured.trace.places.numbers if entry.kind == "group"]
+    return tuple(entry for entry in numbers if entry.key in entry.table.optimizer.defaults)
+
+
+def take_rates(entries: Sequence[Entry], rates: Sequence[float]) -> None:
+    """Put the rates of another rank in place of this one's; a whole number stays one."""
+    for entry, rate in zip(entries, rates, strict=True):
+        is_whole = isinstance(entry.get(), int) and float(rate).is_integer()
+        entry.set(int(rate) if is_whole else rate)
 
 
 def captured_for(step: Callable[[Any], Any], model: Any, optimizer: Any, batch: Any) -> Captured:
