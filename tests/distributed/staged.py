@@ -77,9 +77,32 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 
 
+def gpt2(optimizer: str) -> Work:
+    """A small GPT-2 of `transformers`, with dropout and a tied embedding."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(5)
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=64, n_positions=16, n_embd=32, n_layer=2, n_head=2)).train()
+    made = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}[optimizer]
+    optim = made(model.parameters(), lr=0.001)
+
+    def step(batch):
+        optim.zero_grad()
+        logits = model(batch, use_cache=False).logits
+        loss = nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), batch[:, 1:].flatten())
+        loss.backward()
+        optim.step()
+        return loss
+
+    generator = torch.Generator().manual_seed(9)
+    return Work(model, optim, step, [torch.randint(0, 64, (2, 16), generator=generator) for _ in range(4)])
+
+
 def work_of(name: str, optimizer: str) -> Work:
     if name == "mixed":
         return mixed(optimizer)
+    if name == "gpt2":
+        return gpt2(optimizer)
     job = zoo.load(name, optimizer=optimizer, seed=1, **SIZES[name])
     return Work(job.model, job.optimizer, job.step, [job.batch(number) for number in range(4)])
 

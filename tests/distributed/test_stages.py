@@ -29,3 +29,33 @@ def check_job(name, optimizer, ranks, division, steps, executor="python"):
 def test_any_division_of_the_ops_trains_as_one_process_does(executor, ranks, optimizer, seed):
     found = check_job("mixed", optimizer, ranks, seed, 10, executor)
     assert all(ops for _, _, _, ops, _ in found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize(
+    ("name", "optimizer", "settings"),
+    [
+        ("mlp", "sgd", {"objective": "cut", "epsilon": 0.2}),
+        ("resnet20", "sgd", {"objective": "load", "epsilon": 0.2}),
+        ("lstm-cells", "adam", {"objective": "load", "epsilon": 0.2}),
+        ("transformer", "adam", {"objective": "load", "epsilon": 0.2}),
+        ("gpt2", "adam", {"objective": "load", "epsilon": 0.2}),
+        ("gpt2", "sgd", {"objective": "time"}),
+    ],
+    ids=["mlp", "resnet20", "lstm cells", "transformer", "gpt2", "gpt2 by time"],
+)
+def test_models_partitioned_by_measured_costs_train_as_one_process_does(name, optimizer, settings, ranks):
+    if name == "gpt2":
+        pytest.importorskip("transformers")
+    found = check_job(name, optimizer, ranks, settings | {"budget_s": 1.0}, 10, "auto")
+    if "epsilon" in settings:
+        assert all(ops for _, _, _, ops, _ in found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["mlp", "resnet20", "lstm-cells", "transformer", "gpt2"])
+def test_models_divided_at_random_train_as_one_process_does(name):
+    if name == "gpt2":
+        pytest.importorskip("transformers")
+    check_job(name, "adam" if name in ("mlp", "transformer") else "sgd", 4, 3, 10, "auto")

@@ -191,7 +191,9 @@ def begun_job(
         borders = Borders(captured)
         rate = _rate(captured, peers, wires)
         if peers.rank == 0:
-            peers.tell("plan", str(planned(captured, borders, rate)))
+            with torch.random.fork_rng(devices=()):  # ops are timed, and some draw
+                plan = planned(captured, borders, rate)
+            peers.tell("plan", str(plan))
         job = _divided(captured, borders, peers, wires, Plan.parse(peers.told("plan", by=0)))
         _lay_wires(job)
     except BaseException as error:
