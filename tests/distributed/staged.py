@@ -17,7 +17,7 @@ from hocket.distributed.setup import captured_for
 
 
 class Mixed(nn.Module):
-    """What crosses borders in more than one way: a norm in place, dropout, a skip, a transposed value, a tied weight."""
+    """Crosses borders in more than one way: a norm, ops in place, dropout, a skip, strides, a tied weight."""
 
     def __init__(self, width: int = 24) -> None:
         super().__init__()
@@ -155,12 +155,10 @@ def rank_of_stages(rank, say, name, optimizer, count, division, executor="python
         with torch.no_grad():
             for parameter in work.model.parameters():
                 parameter.add_(1.0)  # what rank 0 has counts
-    found = []
     with distribute.stages(
         work.step, work.model, work.optimizer, partition=partition, executor=executor, timeout_s=60.0, **settings
     ) as fast:
-        for number in range(count):
-            found.append(flat(fast(work.batches[number % len(work.batches)])))
+        found = [flat(fast(work.batches[number % len(work.batches)])) for number in range(count)]
         fast.gather()
         ops = [op.name for op in fast.part.graph.ops if op.role not in ("recv", "send")]
         plan = str(fast.plan)

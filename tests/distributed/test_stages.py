@@ -25,7 +25,9 @@ def check_job(name, optimizer, ranks, division, steps, executor="python"):
     return found
 
 
-@pytest.mark.parametrize(("executor", "ranks", "optimizer", "seed"), [("python", 2, "adam", 1), ("native", 3, "sgd", 2)])
+@pytest.mark.parametrize(
+    ("executor", "ranks", "optimizer", "seed"), [("python", 2, "adam", 1), ("native", 3, "sgd", 2)]
+)
 def test_any_division_of_the_ops_trains_as_one_process_does(executor, ranks, optimizer, seed):
     found = check_job("mixed", optimizer, ranks, seed, 10, executor)
     assert all(ops for _, _, _, ops, _ in found)

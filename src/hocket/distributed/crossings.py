@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from hocket.distributed.parts import items_of
 from hocket.errors import InputError
@@ -217,7 +218,8 @@ class Borders:
         """What a step binds anew stays with those that read it in the next step."""
         program, slot_of = self.captured.program, self.captured.lowered.slot_of
         slot_at = {source: slot for slot, source in program.inputs.items()}
-        for source, node in {**self.captured.trace.rebound, **self.captured.trace.gradients}.items():
+        replaced: dict[Any, Any] = {**self.captured.trace.rebound, **self.captured.trace.gradients}
+        for source, node in replaced.items():
             if node is None or source not in slot_at or slot_of[node] not in self._whole.maker:
                 continue
             seen = {slot_at[source]}

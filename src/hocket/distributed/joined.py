@@ -10,6 +10,7 @@ checker say so.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from hocket.distributed.crossings import Crossing, rank_name
 from hocket.ir import Buffer, Carried, Edge, Graph, Lane, Op, Plan
@@ -81,8 +82,8 @@ def joined_graph(parts: Sequence[Captured], crossings: Sequence[Crossing]) -> Gr
     for rank, part in enumerate(parts):
         at = f"@{rank}"
         for op in part.graph.ops:
-            reads, writes = ([f"{name}{at}" for name in names] for names in (op.reads, op.writes))
-            ops.append(Op(op.name, op.target, op.role, op.layer, op.flops, op.size_bytes, op.stateless, reads, writes))
+            reads, writes = (tuple(f"{name}{at}" for name in names) for names in (op.reads, op.writes))
+            ops.append(replace(op, reads=reads, writes=writes))
         edges += part.graph.edges
         carried += part.graph.carried
         buffers += [Buffer(f"{buffer.name}{at}", *buffer[1:]) for buffer in part.graph.buffers]

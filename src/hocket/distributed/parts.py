@@ -26,7 +26,17 @@ from hocket.tracing.cut import Arrival, Departure, cut
 from hocket.tracing.restricted_tape import is_of_batch, references
 from hocket.tracing.state import ItemOf
 
-__all__ = ["WORKERS", "Assignment", "Exchanged", "assigned", "check_exchangeable", "items_of", "server_name", "server_part", "worker_part"]
+__all__ = [
+    "WORKERS",
+    "Assignment",
+    "Exchanged",
+    "assigned",
+    "check_exchangeable",
+    "items_of",
+    "server_name",
+    "server_part",
+    "worker_part",
+]
 
 # What servers call the other end of their channels: all workers together.
 WORKERS = "workers"

@@ -133,7 +133,9 @@ class StageJob:
         self.wires[0].get(ORDERS, told)
         of_rank_0, *rates = told.tolist()
         if of_rank_0 != command:
-            raise PeerError(f"{self.peers.name(self.peers.rank)} does something else than rank 0: all ranks do the same")
+            raise PeerError(
+                f"{self.peers.name(self.peers.rank)} does something else than rank 0: all ranks do the same"
+            )
         take_rates(entries, rates)
 
     def share_random_state(self, by: int) -> None:
@@ -247,7 +249,9 @@ def _divided(captured: Captured, borders: Borders, peers: Peers, wires: Mapping[
         InputError: a division that could not compute as the whole step does.
         PlanError: the plan is not legal, or two ops that touch the same memory have no order.
     """
-    rank_of = {op: int(lane.name.removeprefix("rank")) for lane in plan.lanes if lane.kind == "cores" for op in lane.ops}
+    rank_of = {
+        op: int(lane.name.removeprefix("rank")) for lane in plan.lanes if lane.kind == "cores" for op in lane.ops
+    }
     borders.check(rank_of, peers.num_workers)
     crossings = borders.crossings(rank_of, peers.num_workers)
     if peers.rank == 0:

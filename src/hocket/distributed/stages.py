@@ -281,6 +281,4 @@ def stages(
         raise InputError(f"distribute: unknown executor {executor!r}; available: {', '.join(EXECUTORS)}")
     store, rank, world = job_store(timeout_s)
     peers = Peers(rank, world, 0, store, timeout_s)
-    return PartitionedStep(
-        step, model, optimizer, peers, partition, objective, epsilon, budget_s, seed, executor
-    )
+    return PartitionedStep(step, model, optimizer, peers, partition, objective, epsilon, budget_s, seed, executor)

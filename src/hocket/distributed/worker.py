@@ -22,6 +22,7 @@ from hocket.simulation import simulate
 
 __all__ = ["DistributedStep", "worker"]
 
+
 class DistributedStep:
     """A worker's training step; call it as you would call the step. See `worker`.
 
