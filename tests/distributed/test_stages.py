@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+import re
+import signal
+import threading
+from collections import OrderedDict
+
 import pytest
+import torch
+from torch import nn
 
 from distributed.ranks import Ranks
-from distributed.staged import alone, rank_of_stages, same
+from distributed.staged import Work, alone, mixed, rank_of_stages, same, scattered
+from hocket import distribute
+from hocket.distributed.crossings import Borders
+from hocket.distributed.setup import captured_for
+from hocket.errors import InputError
+
+TIMEOUT_S = 4.0
 
 
 def check_job(name, optimizer, ranks, division, steps, executor="python"):
@@ -61,3 +74,131 @@ def test_models_divided_at_random_train_as_one_process_does(name):
     if name == "gpt2":
         pytest.importorskip("transformers")
     check_job(name, "adam" if name in ("mlp", "transformer") else "sgd", 4, 3, 10, "auto")
+
+
+def stages_of(work, **settings):
+    settings = {"timeout_s": TIMEOUT_S, "executor": "python", "partition": {}} | settings
+    return distribute.stages(work.step, work.model, work.optimizer, **settings)
+
+
+def halves(work) -> dict[str, int]:
+    """The first linear layer and its update on rank 0, everything else on rank 1."""
+    captured = captured_for(work.step, work.model, work.optimizer, work.batches[0])
+    place = captured.graph.index["relu/relu"]
+    rank_of = {name: int(captured.graph.index[name] > place) for name in captured.graph.by_name}
+    for ops, _ in Borders(captured).together:
+        rank_of |= dict.fromkeys(ops, min(rank_of[op] for op in ops))
+    return rank_of
+
+
+def plain() -> Work:
+    torch.manual_seed(5)
+    model = nn.Sequential(OrderedDict(first=nn.Linear(4, 5), relu=nn.ReLU(), last=nn.Linear(5, 2)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    def step(batch):
+        optimizer.zero_grad()
+        loss = model(batch).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return Work(model, optimizer, step, [torch.ones(3, 4), torch.zeros(3, 4)])
+
+
+def until_lost(rank, say, victim):
+    torch.set_num_threads(1)
+    work = plain()
+    fast = stages_of(work, partition=scattered(work, 3, 4))
+    for number in range(100):
+        if number == 2 and rank == victim:
+            say("here")
+            threading.Event().wait(30)
+        fast(work.batches[0])
+
+
+@pytest.mark.parametrize(
+    ("victim", "number"),
+    [
+        (2, signal.SIGKILL),
+        pytest.param(0, signal.SIGKILL, marks=pytest.mark.slow),
+        pytest.param(1, signal.SIGSTOP, marks=pytest.mark.slow),
+    ],
+)
+def test_ranks_end_and_name_who_is_lost(victim, number):
+    with Ranks(until_lost, 3, victim) as ranks:
+        ranks.heard(victim, "here")
+        ranks.signal(victim, number)
+        for rank in {0, 1, 2} - {victim}:
+            kind, text = ranks.end(rank, 30)
+            assert kind == "raised"
+            assert text.startswith(f"PeerError: rank {rank}"), text
+            assert f"lost rank {victim}" in text, text
+
+
+def differs(rank, say, what):
+    torch.set_num_threads(1)
+    work, batch = plain(), torch.ones(3, 4)
+    partition = halves(work)
+    if what == "batch" and rank == 1:
+        batch = batch * 2
+    if what == "shape" and rank == 1:
+        batch = torch.ones(5, 4)
+    if what == "model" and rank == 1:
+        work = mixed()
+        batch = work.batches[0]
+    if what == "frozen":
+        work.model.first.weight.requires_grad_(False)
+        partition = None
+        if rank == 1:
+            with torch.no_grad():
+                work.model.first.weight.add_(1.0)
+    if what == "split update" and rank == 0:
+        captured = captured_for(work.step, work.model, work.optimizer, batch)
+        name = next(op.name for op in captured.graph.ops if "first.weight" in op.writes)
+        partition[name] = 1 - partition[name]
+    with stages_of(work, partition=partition) as fast:
+        fast(batch)
+        if what == "order" and rank == 1:
+            fast.gather()
+        if what == "second shape":
+            fast(torch.ones(5, 4))
+        fast(batch)
+
+
+@pytest.mark.parametrize(
+    ("what", "of_rank_0", "of_rank_1"),
+    [
+        ("batch", "rank 1 trains something else", r"rank 1 trains something else: batch 'leaf 0' is float32 \(3, 4\)"),
+        ("shape", "rank 1 trains something else", r"float32 \(5, 4\) .* here, and float32 \(3, 4\)"),
+        ("model", "rank 1 trains something else", "parameter 'first.weight' is float32"),
+        ("frozen", "rank 1 trains something else", "constant 'first.weight' is"),
+        (
+            "split update",
+            "InputError: distribute: ops .* have to share a rank: .* has one home",
+            "rank 1 stops: rank 0",
+        ),
+        ("order", "lost rank 1", "rank 1 does something else than rank 0"),
+        ("second shape", "StaleCaptureError: .* not like the first one", "not like the first one"),
+    ],
+)
+def test_what_differs_or_cannot_be_divided_is_named(what, of_rank_0, of_rank_1):
+    with Ranks(differs, 2, what) as ranks:
+        for rank, words in enumerate((of_rank_0, of_rank_1)):
+            kind, text = ranks.end(rank, 40)
+            assert kind == "raised"
+            assert re.search(words, text), text
+
+
+def test_a_division_names_ops_and_ranks_that_are_not_there():
+    work = plain()
+    borders = Borders(captured_for(work.step, work.model, work.optimizer, work.batches[0]))
+    rank_of = halves(work)
+    borders.check(rank_of, 2)
+    first, *others = rank_of
+    with pytest.raises(InputError, match=rf"op '{first}' of the step is given to no rank"):
+        borders.check({name: rank_of[name] for name in others}, 2)
+    with pytest.raises(InputError, match="the step has no op 'nobody'"):
+        borders.check(rank_of | {"nobody": 0}, 2)
+    with pytest.raises(InputError, match=rf"op '{first}' is given to rank 2, and there are 2"):
+        borders.check(rank_of | {first: 2}, 2)

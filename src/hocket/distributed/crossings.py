@@ -8,9 +8,9 @@ Memory that is written has one home, the rank of all ops that write it. Who read
     lasting, step t         home   forward ---> update w ---> [send w]            for step t + 1
                             other  [recv w] ---> forward ---> backward            the one that was sent in step t - 1
 
-A copy is made once a step. So whoever sees memory between two writes shares their rank, and so does whoever sees lasting
-memory after it was written; who reads it before that may be anywhere. Ops that draw random numbers share a rank, too:
-the generator is memory that they all write.
+A copy is made once a step. So whoever sees memory between two writes shares their rank, and so does whoever sees
+lasting memory after it was written; who reads it before that may be anywhere. Ops that draw random numbers share a
+rank, too: the generator is memory that they all write.
 """
 
 from __future__ import annotations

@@ -175,7 +175,10 @@ def begun_job(
     """Capture, compare, connect, divide; and all ranks get the state that rank 0 has.
 
     Args:
-        step, model, optimizer, batch: what is trained.
+        step: the user's own.
+        model: what it trains, one or a list.
+        optimizer: as well.
+        batch: of the first step.
         peers: this process's place.
         planned: makes the joined plan, on rank 0; it is told the whole step, its borders, and bytes per second
             between ranks.
@@ -207,7 +210,9 @@ def begun_job(
 
 
 def _agree(captured: Captured, batch: Any, peers: Peers) -> None:
-    mine = described(captured, peers.num_workers, 0) | {"batch": _batch_described(batch)}
+    mine = described(captured, peers.num_workers, 0)
+    of_graph = {kind: mine.pop(kind) for kind in ("op", "constant")}
+    mine |= {"batch": _batch_described(batch)} | of_graph
     if peers.rank == 0:
         peers.tell("description", mine)
     elif (found := difference(mine, peers.told("description", by=0))) is not None:
