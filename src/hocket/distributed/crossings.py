@@ -98,9 +98,10 @@ class Borders:
         """Return if ops may be divided so.
 
         Raises:
-            InputError: an op without a rank, an unknown op, a rank that is not there, or ops on two ranks that have to
-                share one; names them.
+            InputError: an op without a rank, an unknown op, a rank that is not there, ops on two ranks that have to
+                share one, or two places that share memory; names them.
         """
+        self._check_shared_memory()
         for name in self._graph.by_name:
             if name not in rank_of:
                 raise InputError(f"distribute: op {name!r} of the step is given to no rank")
@@ -118,8 +119,9 @@ class Borders:
                 )
 
     def home_of(self, rank_of: Mapping[str, int]) -> dict[str, int]:
-        """For each buffer that some op writes, the rank that does."""
-        return {buffer: rank_of[ops[0]] for buffer, ops in self._writers.items()}
+        """For each buffer the rank that writes it; of one that no op writes, the first rank that reads it."""
+        found = {buffer: min(rank_of[op] for op in ops) for buffer, ops in self._touching.items()}
+        return found | {buffer: rank_of[ops[0]] for buffer, ops in self._writers.items()}
 
     def crossings(self, rank_of: Mapping[str, int], num_ranks: int) -> tuple[Crossing, ...]:
         """All that crosses, each once for each rank that gets it: what its ops read, and what the step returns."""
@@ -128,7 +130,7 @@ class Borders:
         for op in self._graph.ops:
             rank = rank_of[op.name]
             for buffer in self._read_by(op.name):
-                if home.get(buffer, rank) != rank and self._lives[buffer].life != "input":
+                if buffer in self._writers and home[buffer] != rank and self._lives[buffer].life != "input":
                     wanted[buffer, rank] = None
         for buffer in self._returned:
             for rank in range(num_ranks):
@@ -153,6 +155,18 @@ class Borders:
             [Arrival(each.recv, each.buffer, rank_name(each.home)) for each in crossings if each.to == rank],
             [Departure(each.send, each.buffer, rank_name(each.to)) for each in crossings if each.home == rank],
         )
+
+    def _check_shared_memory(self) -> None:
+        """Each place has memory of its own, or a copy of the one would not be a copy of the other."""
+        roots, slot_of = self.captured.trace.roots, self.captured.lowered.slot_of
+        inputs = self.captured.program.inputs
+        seen: dict[int, str] = {}
+        for node in self.captured.trace.graph.nodes:
+            source = inputs.get(slot_of[node]) if node in roots and node in slot_of else None
+            if source is not None and seen.setdefault(roots[node], source.name) != source.name:
+                raise InputError(
+                    f"distribute: {source.name!r} and {seen[roots[node]]!r} share memory, and neither can be copied"
+                )
 
     @cached_property
     def _buffer_of(self) -> dict[int, str]:
@@ -188,7 +202,7 @@ class Borders:
                 continue
             source = self.captured.program.inputs.get(slot)
             if source is not None or slot in self.captured.program.prologue.fills:
-                if source is None or self._writers.get(source.name):
+                if source is None or source.name in self._writers:
                     raise InputError("distribute: the step returns memory of its model, its optimizer or its batch")
                 continue
             if slot not in self._buffer_of:

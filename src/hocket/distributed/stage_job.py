@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -20,6 +20,7 @@ from hocket.checking import check, hazards
 from hocket.distributed.crossings import Borders, Crossing
 from hocket.distributed.description import described, difference, digest, kind_in_words
 from hocket.distributed.joined import joined_graph, plan_of_rank
+from hocket.distributed.kept_memory import KeptMemory
 from hocket.distributed.membership import Membership, connected
 from hocket.distributed.parcels import Parcel, packed
 from hocket.distributed.parts import check_exchangeable
@@ -76,6 +77,7 @@ class StageJob:
         rank_of: the rank of each op, as the plan has it.
         crossings: what crosses between ranks.
         part: what this rank runs.
+        memory: which parameters, buffers and state have their memory here.
     """
 
     peers: Peers
@@ -85,18 +87,18 @@ class StageJob:
     rank_of: Mapping[str, int]
     crossings: tuple[Crossing, ...]
     part: Captured
+    memory: KeptMemory
 
     @cached_property
     def entries(self) -> dict[str, Entry]:
         """The places of all that outlives the step, by name."""
-        places = self.captured.trace.places
-        return {entry.name: entry for entry in (*places.parameters, *places.tensors)}
+        return _entries(self.captured)
 
     @cached_property
     def home_of(self) -> dict[str, int]:
-        """For each parameter, buffer and state that the step writes, the rank that does."""
+        """For each parameter, buffer and state the rank that keeps it; rank 0, if no op touches it."""
         found = Borders(self.captured).home_of(self.rank_of)
-        return {name: found[name] for name in self.entries if name in found}
+        return {name: found.get(name, 0) for name in self.entries}
 
     @cached_property
     def random_home(self) -> int | None:
@@ -116,6 +118,12 @@ class StageJob:
         names = dict.fromkeys(source.name for _, source in part.inputs if source.name in self.entries)
         make_state(self.captured, names)
         return ShardState(rank, tuple(self.entries[name] for name in names))
+
+    @cached_property
+    def kept(self) -> frozenset[str]:
+        """What this rank keeps the memory of: what its part uses, and what it is the home of."""
+        here = self.peers.rank
+        return frozenset(e.name for e in (*self.used_at(here).tensors, *self.homed_at(here).tensors))
 
     def agree(self, command: float) -> None:
         """All ranks do the same now, with the rates of rank 0.
@@ -201,6 +209,7 @@ def begun_job(
             peers.tell("plan", str(plan))
         job = _divided(captured, borders, peers, wires, Plan.parse(peers.told("plan", by=0)))
         _lay_wires(job)
+        job = _relieved(job)
     except BaseException as error:
         if isinstance(error, PeerError):
             raise _failed(peers, wires, error) from error
@@ -268,7 +277,8 @@ def _divided(captured: Captured, borders: Borders, peers: Peers, wires: Mapping[
     else:
         part = borders.part(rank_of, crossings, peers.rank)
     check(part.graph, plan_of_rank(plan, peers.rank))
-    return StageJob(peers, captured, wires, plan, rank_of, crossings, part)
+    memory = KeptMemory(_entries(captured))
+    return StageJob(peers, captured, wires, plan, rank_of, crossings, part, memory)
 
 
 def _lay_wires(job: StageJob) -> None:
@@ -293,6 +303,19 @@ def _lay_wires(job: StageJob) -> None:
         mine.receive(job.wires[0])
     job.share_random_state(by=0)
     job.peers.meet("begun")
+
+
+def _relieved(job: StageJob) -> StageJob:
+    """Without what this rank does not use of the model; a gradient is only where its parameter is."""
+    job.memory.keep(job.kept)
+    gradients = {g: node if g.parameter.name in job.kept else None for g, node in job.part.trace.gradients.items()}
+    part = replace(job.part, stand_ins={}, trace=replace(job.part.trace, gradients=gradients))
+    return replace(job, captured=replace(job.captured, stand_ins={}), part=part)
+
+
+def _entries(captured: Captured) -> dict[str, Entry]:
+    places = captured.trace.places
+    return {entry.name: entry for entry in (*places.parameters, *places.tensors)}
 
 
 def _parcels(job: StageJob, home: int, to: int) -> list[Parcel]:

@@ -67,7 +67,7 @@ class PartitionedStep:
         self._executor: Executor | None = None
         self._arriving: list[PullChannel] = []
         self._failure: PeerError | None = None
-        self._closed = False
+        self._gathered = self._closed = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """One step; every rank calls it with the same batch, and gets what the step returns.
@@ -86,6 +86,9 @@ class PartitionedStep:
         assert self._executor is not None
         self._guard.check_call(self._job.captured, batch)
         try:
+            if self._gathered:
+                self._job.memory.keep(self._job.kept)
+                self._gathered = False
             self._job.agree(STEP)
             result = self._executor(batch)
             if self._job.random_home is not None:
@@ -115,7 +118,8 @@ class PartitionedStep:
     def gather(self) -> None:
         """Make model and optimizer of rank 0 what they are where one process trains; save their ``state_dict()`` then.
 
-        Every rank calls it; raises as `synchronize`.
+        Every rank calls it. What rank 0 does not use in a step has its memory until the next one. Raises as
+        `synchronize`.
         """
         self.synchronize()
         if self._job is None:
@@ -124,6 +128,9 @@ class PartitionedStep:
             self._job.agree(GATHER)
             if self.rank != 0:
                 self._job.homed_at(self.rank).send(self._job.wires[0])
+            else:
+                self._job.memory.restore()
+                self._gathered = True
             for rank, wire in self._job.wires.items() if self.rank == 0 else ():
                 self._job.homed_at(rank).receive(wire)
         except PeerError as error:
