@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import re
 import signal
+import sys
 import threading
 from collections import OrderedDict
+from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 import torch
@@ -84,8 +87,12 @@ def stages_of(work, **settings):
 def halves(work) -> dict[str, int]:
     """The first linear layer and its update on rank 0, everything else on rank 1."""
     captured = captured_for(work.step, work.model, work.optimizer, work.batches[0])
-    place = captured.graph.index["relu/relu"]
-    rank_of = {name: int(captured.graph.index[name] > place) for name in captured.graph.by_name}
+    rank_of = {
+        op.name: int(
+            not any(name.startswith(("first", "optimizer.first")) for name in (op.layer, *op.reads, *op.writes))
+        )
+        for op in captured.graph.ops
+    }
     for ops, _ in Borders(captured).together:
         rank_of |= dict.fromkeys(ops, min(rank_of[op] for op in ops))
     return rank_of
@@ -202,3 +209,105 @@ def test_a_division_names_ops_and_ranks_that_are_not_there():
         borders.check(rank_of | {"nobody": 0}, 2)
     with pytest.raises(InputError, match=rf"op '{first}' is given to rank 2, and there are 2"):
         borders.check(rank_of | {first: 2}, 2)
+
+
+def gathered_twice(rank, say, state):
+    """Three steps, gather, three more, gather: shapes that are there after a step, and both checkpoints of rank 0."""
+    torch.set_num_threads(1)
+    work = plain()
+    if rank == 0 and state is not None:
+        work.model.load_state_dict({name: torch.from_numpy(value) for name, value in state[0].items()})
+        work.optimizer.load_state_dict(checkpoint_of(state[1], work))
+    found = []
+    with stages_of(work, partition=halves(work), timeout_s=60.0) as fast:
+        for _ in range(2):
+            for number in range(3):
+                fast(work.batches[number % 2])
+            shapes = {name: tuple(value.shape) for name, value in work.model.named_parameters()}
+            fast.gather()
+            values = {name: value.numpy().copy() for name, value in work.model.state_dict().items()}
+            found.append((shapes, values, arrays(work.optimizer.state_dict())))
+    return found
+
+
+def arrays(state):
+    """The tensors of an optimizer's state as what another process can be sent."""
+    return {n: {key: value.numpy().copy() for key, value in of.items()} for n, of in state["state"].items()}
+
+
+def checkpoint_of(moments, work):
+    state = work.optimizer.state_dict()
+    state["state"] = {n: {k: torch.from_numpy(v) for k, v in values.items()} for n, values in moments.items()}
+    return state
+
+
+def test_a_rank_holds_its_part_and_checkpoints_are_those_of_the_whole_model():
+    work, wanted = plain(), []
+    torch.set_num_threads(1)
+    for _ in range(2):
+        for number in range(3):
+            work.step(work.batches[number % 2])
+        wanted.append({name: value.numpy().copy() for name, value in work.model.state_dict().items()})
+    with Ranks(gathered_twice, 2, None) as ranks:
+        first, second = ranks.returned(60)
+    for shapes, _, _ in first:
+        assert shapes["first.weight"] == (5, 4)
+        assert shapes["last.weight"] == (0,)
+    for shapes, values, _ in second:
+        assert shapes["first.weight"] == values["first.weight"].shape == (0,)
+        assert shapes["last.weight"] == (2, 5)
+    for (_, values, _), expected in zip(first, wanted, strict=True):
+        assert all(same(values[name], expected[name]) for name in expected)
+    with Ranks(gathered_twice, 2, (first[0][1], first[0][2])) as ranks:
+        again, _ = ranks.returned(60)
+    # The batches begin anew with the restart; so does one process that loads the checkpoint.
+    work = plain()
+    work.model.load_state_dict({name: torch.from_numpy(value) for name, value in first[0][1].items()})
+    work.optimizer.load_state_dict(checkpoint_of(first[0][2], work))
+    for number in range(3):
+        work.step(work.batches[number % 2])
+    assert all(same(again[0][1][name], value.numpy()) for name, value in work.model.state_dict().items())
+
+
+def wide(width: int = 1536, depth: int = 8) -> Work:
+    torch.manual_seed(1)
+    layers = [layer for _ in range(depth) for layer in (nn.Linear(width, width), nn.ReLU())]
+    model = nn.Sequential(*layers)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
+
+    def step(batch):
+        optimizer.zero_grad()
+        loss = model(batch).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return Work(model, optimizer, step, [torch.randn(32, width)])
+
+
+def status_mib(key: str) -> float:
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key))
+    return int(line.split()[1]) / 1024
+
+
+def peak_of_steps(rank, say, whole):
+    """MiB beyond those of a process without a model, at the peak of three steps, after two."""
+    torch.set_num_threads(1)
+    before, work = status_mib("VmRSS"), wide()
+    found = nullcontext(work.step) if whole else stages_of(work, partition=None, objective="cut", timeout_s=120.0)
+    with found as step:
+        for number in range(5):
+            if number == 2:
+                Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+            step(work.batches[0])
+        return status_mib("VmHWM") - before
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_the_peak_of_a_rank_is_at_most_sixty_five_hundredths_of_the_whole():
+    with Ranks(peak_of_steps, 1, True) as ranks:
+        (whole,) = ranks.returned(120)
+    with Ranks(peak_of_steps, 2, False) as ranks:
+        parts = ranks.returned(200)
+    assert max(parts) <= 0.65 * whole, (parts, whole)

@@ -20,9 +20,9 @@ from hocket.checking import check, hazards
 from hocket.distributed.crossings import Borders, Crossing
 from hocket.distributed.description import described, difference, digest, kind_in_words
 from hocket.distributed.joined import joined_graph, plan_of_rank
-from hocket.distributed.kept_memory import KeptMemory
 from hocket.distributed.membership import Membership, connected
 from hocket.distributed.parcels import Parcel, packed
+from hocket.distributed.part_memory import PartMemory
 from hocket.distributed.parts import check_exchangeable
 from hocket.distributed.setup import ORDERS, PROBE, PROBE_BYTES, captured_for, rates_of, take_rates
 from hocket.distributed.state import ShardState, begin_from_zeros, has_state, make_state
@@ -87,7 +87,7 @@ class StageJob:
     rank_of: Mapping[str, int]
     crossings: tuple[Crossing, ...]
     part: Captured
-    memory: KeptMemory
+    memory: PartMemory
 
     @cached_property
     def entries(self) -> dict[str, Entry]:
@@ -277,7 +277,7 @@ def _divided(captured: Captured, borders: Borders, peers: Peers, wires: Mapping[
     else:
         part = borders.part(rank_of, crossings, peers.rank)
     check(part.graph, plan_of_rank(plan, peers.rank))
-    memory = KeptMemory(_entries(captured))
+    memory = PartMemory(_entries(captured))
     return StageJob(peers, captured, wires, plan, rank_of, crossings, part, memory)
 
 

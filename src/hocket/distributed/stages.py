@@ -21,6 +21,7 @@ from hocket.errors import ExecutionError, InputError, PeerError
 from hocket.execution import EXECUTORS, executor
 from hocket.execution.base import Executor
 from hocket.execution.channels import Channel, Done
+from hocket.heap import trim_heap
 from hocket.ir import Costs, Device, Link, Machine, Plan, Timeline
 from hocket.planning.partition import OBJECTIVES, Partition, partitioned, problem_of
 from hocket.profiling import profile
@@ -84,11 +85,11 @@ class PartitionedStep:
         assert self._job is not None
         assert self._guard is not None
         assert self._executor is not None
+        if self._gathered:
+            self._job.memory.keep(self._job.kept)
+            self._gathered = False
         self._guard.check_call(self._job.captured, batch)
         try:
-            if self._gathered:
-                self._job.memory.keep(self._job.kept)
-                self._gathered = False
             self._job.agree(STEP)
             result = self._executor(batch)
             if self._job.random_home is not None:
@@ -179,6 +180,7 @@ class PartitionedStep:
             self._executor = executor(job.part, plan_of_rank(job.plan, self.rank), kind=self._kind, channels=channels)
             job.first_values()
             self._guard.begin()
+            trim_heap()  # of what the capture of the whole step took
         except BaseException as error:
             raise self._failed(error) from error
 

@@ -9,13 +9,12 @@ from collections.abc import Collection, Mapping
 
 import torch
 
-from hocket.heap import trim_heap
 from hocket.tracing.state import Entry
 
-__all__ = ["KeptMemory"]
+__all__ = ["PartMemory"]
 
 
-class KeptMemory:
+class PartMemory:
     """Which of some places have their memory.
 
     Args:
@@ -41,7 +40,6 @@ class KeptMemory:
             if tensor.numel():
                 self.released[name] = (tuple(tensor.shape), tensor.stride())
                 tensor.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-        trim_heap()
 
     def restore(self) -> None:
         """Give all of them memory again; what is in it is for the caller to say."""
