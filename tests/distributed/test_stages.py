@@ -285,6 +285,14 @@ def wide(width: int = 1536, depth: int = 8) -> Work:
     return Work(model, optimizer, step, [torch.randn(32, width)])
 
 
+def by_layer(work) -> dict[str, int]:
+    """The ops of the first half of the layers, and their updates, on rank 0."""
+    captured = captured_for(work.step, work.model, work.optimizer, work.batches[0])
+    half = len(work.model) // 2
+    layers = {op.name: op.layer.partition(".")[0] for op in captured.graph.ops}
+    return {name: int(not layer.isdecimal() or int(layer) >= half) for name, layer in layers.items()}
+
+
 def status_mib(key: str) -> float:
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key))
     return int(line.split()[1]) / 1024
@@ -294,7 +302,9 @@ def peak_of_steps(rank, say, whole):
     """MiB beyond those of a process without a model, at the peak of three steps, after two."""
     torch.set_num_threads(1)
     before, work = status_mib("VmRSS"), wide()
-    found = nullcontext(work.step) if whole else stages_of(work, partition=None, objective="cut", timeout_s=120.0)
+    found = nullcontext(work.step)
+    if not whole:
+        found = stages_of(work, partition=by_layer(work) if rank == 0 else {}, executor="auto", timeout_s=120.0)
     with found as step:
         for number in range(5):
             if number == 2:

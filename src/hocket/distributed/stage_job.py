@@ -204,9 +204,7 @@ def begun_job(
         borders = Borders(captured)
         rate = _rate(captured, peers, wires)
         if peers.rank == 0:
-            with torch.random.fork_rng(devices=()):  # ops are timed, and some draw
-                plan = planned(captured, borders, rate)
-            peers.tell("plan", str(plan))
+            peers.tell("plan", str(planned(captured, borders, rate)))
         job = _divided(captured, borders, peers, wires, Plan.parse(peers.told("plan", by=0)))
         _lay_wires(job)
         job = _relieved(job)
