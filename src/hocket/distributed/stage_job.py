@@ -20,10 +20,10 @@ from hocket.checking import check, hazards
 from hocket.distributed.crossings import Borders, Crossing
 from hocket.distributed.description import described, difference, digest, kind_in_words
 from hocket.distributed.joined import joined_graph, plan_of_rank
-from hocket.distributed.membership import Membership, connected
 from hocket.distributed.parcels import Parcel, packed
 from hocket.distributed.part_memory import PartMemory
 from hocket.distributed.parts import check_exchangeable
+from hocket.distributed.peers import Peers
 from hocket.distributed.setup import ORDERS, PROBE, PROBE_BYTES, captured_for, rates_of, take_rates
 from hocket.distributed.state import ShardState, begin_from_zeros, has_state, make_state
 from hocket.distributed.wire import Wire
@@ -32,37 +32,9 @@ from hocket.ir import Plan
 from hocket.tracing.captured import Captured
 from hocket.tracing.state import Entry
 
-__all__ = ["Peers", "StageJob", "begun_job"]
+__all__ = ["StageJob", "begun_job"]
 
 RANDOM = "random state"
-
-
-class Peers(Membership):
-    """A process's place in a job of equal ranks.
-
-    Example:
-        >>> Peers(0, 2, 0, None, 1.0).name(1)
-        'rank 1'
-    """
-
-    def name(self, rank: int) -> str:
-        return f"rank {rank}"
-
-    @property
-    def others(self) -> tuple[int, ...]:
-        """All ranks but this one."""
-        return tuple(rank for rank in range(self.num_workers) if rank != self.rank)
-
-    def wires(self) -> list[Wire]:
-        """A wire to each of the others; raises `PeerError` if one does not answer within the timeout."""
-        found = []
-        for other in self.others:
-            low, high = sorted((self.rank, other))
-            key, place = f"hocket/wire/{low}/{high}", int(self.rank == high)
-            found.append(
-                connected(self.store, key, place, self.name(self.rank), self.name(other), self.timeout_s),
-            )
-        return found
 
 
 @dataclass(frozen=True)
@@ -165,11 +137,11 @@ class StageJob:
 
     def close(self, error: BaseException | None = None) -> None:
         """Take leave of all ranks; with an error, they fail, and every rank can read why."""
-        _close(self.peers, self.wires, error)
+        self.peers.leave(self.wires, error)
 
     def failed(self, error: BaseException) -> PeerError:
         """What to raise for an error of a step: it names the rank that failed first."""
-        return _failed(self.peers, self.wires, error)
+        return self.peers.failed(self.wires, error)
 
 
 def begun_job(
@@ -210,8 +182,8 @@ def begun_job(
         job = _relieved(job)
     except BaseException as error:
         if isinstance(error, PeerError):
-            raise _failed(peers, wires, error) from error
-        _close(peers, wires, error)
+            raise peers.failed(wires, error) from error
+        peers.leave(wires, error)
         raise
     return job
 
@@ -325,17 +297,3 @@ def _parcels(job: StageJob, home: int, to: int) -> list[Parcel]:
     carried = [each for each in job.crossings if (each.home, each.to) == (home, to)]
     alone = [Parcel((each.recv,), (each.size_bytes,)) for each in carried if not each.lasts]
     return [*alone, *packed((each.recv, each.size_bytes) for each in carried if each.lasts)]
-
-
-def _close(peers: Peers, wires: Mapping[int, Wire], error: BaseException | None) -> None:
-    if error is not None:
-        peers.fail(error)
-    for wire in wires.values():
-        wire.close(reason=str(error) if error is not None else "")
-
-
-def _failed(peers: Peers, wires: Mapping[int, Wire], error: BaseException) -> PeerError:
-    first = peers.first_failure()
-    _close(peers, wires, error)
-    text = peers.signed(error)
-    return PeerError(text if first is None or first in text else f"{text}; the first to fail was {first}")
