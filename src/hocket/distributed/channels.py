@@ -31,6 +31,10 @@ class PullChannel:
     """A worker's parameters on their way from one server.
 
     They are asked for as soon as the last op that touches them is done, so those of the next step come during this one.
+
+    Args:
+        wire: to the server.
+        names: of what may come a step ahead, and is waited for by `wait`.
     """
 
     runs_ahead = True
@@ -45,7 +49,8 @@ class PullChannel:
     def begin(self, op: str, tensor: torch.Tensor, epoch: int, done: Done) -> None:
         def arrived(error: BaseException | None) -> None:
             with self._changed:
-                self._arrived[op] = epoch
+                if op in self._arrived:
+                    self._arrived[op] = epoch
                 self._failure = self._failure or error
                 self._changed.notify_all()
             done(error)

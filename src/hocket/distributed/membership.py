@@ -22,7 +22,7 @@ from torch.distributed.rendezvous import rendezvous
 from hocket.distributed.wire import Wire
 from hocket.errors import InputError, PeerError
 
-__all__ = ["DEFAULT_TIMEOUT_S", "POLL_S", "Membership", "connected", "join", "meet_at", "waited"]
+__all__ = ["DEFAULT_TIMEOUT_S", "POLL_S", "Membership", "connected", "job_store", "join", "meet_at", "waited"]
 
 # As long as torch's own process groups wait.
 DEFAULT_TIMEOUT_S = 1800.0
@@ -222,6 +222,23 @@ def meet_at(store: Any, key: str, place: int, peer: str, timeout_s: float) -> No
     waited(store, f"{key}/at {1 - place}", f"{peer} does not answer", timeout_s)
 
 
+def job_store(timeout_s: float) -> tuple[Any, int, int]:
+    """The store of the job that torchrun has started, the rank of this process, and how many there are.
+
+    Raises:
+        InputError: torchrun has not started this process.
+        PeerError: the store does not answer.
+    """
+    missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+    if missing:
+        raise InputError(f"distribute: {', '.join(missing)} not set; start the job with torchrun, or with `hocket ps`")
+    try:
+        store, rank, world = next(rendezvous("env://", timeout=timedelta(seconds=timeout_s)))
+    except (RuntimeError, ValueError) as error:
+        raise PeerError(f"rank {os.environ['RANK']} does not reach the store of the job: {error}") from error
+    return store, rank, world
+
+
 def join(num_servers: int, timeout_s: float) -> Membership:
     """Take part in the job that torchrun has started.
 
@@ -233,15 +250,9 @@ def join(num_servers: int, timeout_s: float) -> Membership:
         InputError: torchrun has not started this process, or there are too few ranks.
         PeerError: the store does not answer.
     """
-    missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
-    if missing:
-        raise InputError(f"distribute: {', '.join(missing)} not set; start the job with torchrun, or with `hocket ps`")
     if num_servers < 1:
         raise InputError(f"distribute: expected at least one server, got {num_servers}")
-    try:
-        store, rank, world = next(rendezvous("env://", timeout=timedelta(seconds=timeout_s)))
-    except (RuntimeError, ValueError) as error:
-        raise PeerError(f"rank {os.environ['RANK']} does not reach the store of the job: {error}") from error
+    store, rank, world = job_store(timeout_s)
     if world <= num_servers:
         raise InputError(f"distribute: {world} ranks, and {num_servers} of them servers: none is left to work")
     return Membership(rank, world - num_servers, num_servers, store, timeout_s)

@@ -7,7 +7,7 @@ Nothing of a peer is believed before: sizes, names and dtypes are those that thi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -30,6 +30,7 @@ __all__ = [
     "CLOSE",
     "GATHER",
     "LET_IN",
+    "ORDERS",
     "PROBE",
     "PROBE_BYTES",
     "PUBLISH",
@@ -38,7 +39,9 @@ __all__ = [
     "captured_for",
     "lay_wire",
     "lay_wires",
+    "rates_of",
     "set_up",
+    "take_rates",
 ]
 
 # What worker 0 orders; the numbers of its optimizers come with it.
@@ -66,8 +69,7 @@ class Setup:
     @cached_property
     def rates(self) -> tuple[Entry, ...]:
         """The optimizers' own numbers: rates, decays (and not what schedulers note). Those of worker 0 count."""
-        numbers = [entry for entry in self.captured.trace.places.numbers if entry.kind == "group"]
-        return tuple(entry for entry in numbers if entry.key in entry.table.optimizer.defaults)
+        return rates_of(self.captured)
 
     def order(self, command: int, argument: int = 0) -> None:
         """Worker 0 tells all servers what to do, and its rates.
@@ -88,9 +90,7 @@ class Setup:
         values = torch.empty(2 + len(self.rates), dtype=torch.float64)
         self.wires[0].get(ORDERS, values)
         command, argument, *rates = values.tolist()
-        for entry, rate in zip(self.rates, rates, strict=True):
-            is_whole = isinstance(entry.get(), int) and rate.is_integer()
-            entry.set(int(rate) if is_whole else rate)
+        take_rates(self.rates, rates)
         return int(command), int(argument)
 
     def shard(self, server: int) -> ShardState:
@@ -146,6 +146,19 @@ class Setup:
 def given_name(value: str) -> str:
     """What a value is called on the wire that worker 0 gives to server 0."""
     return f"given:{value}"
+
+
+def rates_of(captured: Captured) -> tuple[Entry, ...]:
+    """The optimizers' own numbers: rates, decays (and not what schedulers note)."""
+    numbers = [entry for entry in captured.trace.places.numbers if entry.kind == "group"]
+    return tuple(entry for entry in numbers if entry.key in entry.table.optimizer.defaults)
+
+
+def take_rates(entries: Sequence[Entry], rates: Sequence[float]) -> None:
+    """Put the rates of another rank in place of this one's; a whole number stays one."""
+    for entry, rate in zip(entries, rates, strict=True):
+        is_whole = isinstance(entry.get(), int) and float(rate).is_integer()
+        entry.set(int(rate) if is_whole else rate)
 
 
 def captured_for(step: Callable[[Any], Any], model: Any, optimizer: Any, batch: Any) -> Captured:

@@ -155,7 +155,10 @@ class Wire:
     def close(self, reason: str = "", timeout_s: float = 5.0) -> None:
         """Take leave; with a `reason`, the peer fails."""
         if self.failure is None:
-            self._say_goodbye(FAILED if reason else LEAVE)
+            try:
+                self._say_goodbye(FAILED if reason else LEAVE)
+            except RuntimeError as error:  # the connection broke a moment ago
+                self._fail(error)
         self._threads[0].join(timeout_s)
         with self._changed:
             self._closed = True

@@ -22,12 +22,9 @@ from hocket.ir import Costs, Machine, Plan, Timeline
 from hocket.planning import Bounds, bounds
 from hocket.planning.transfers import ORDERS
 from hocket.simulation import simulate
-from hocket.tracing.signature import signature_of
 
 __all__ = ["DistributedStep", "worker"]
 
-# Where `signature_of` says which gradients are there: the step drops those that it finds.
-GRADIENTS = 5
 # How often rank 0 looks for workers that come again: a question to the store, which a short step would notice.
 LOOK_EVERY_S = 0.1
 
@@ -245,18 +242,8 @@ class DistributedStep:
 
     def _check(self, batch: Any) -> None:
         assert self.setup is not None
-        captured = self.setup.captured
-        found, expected = signature_of(captured.trace.places, batch), captured.signature
-        for place, (one, other) in enumerate(zip(found, expected, strict=True)):
-            if place == GRADIENTS:
-                one, other = ([requires for requires, _ in each] for each in (one, other))
-            if one != other:
-                raise StaleCaptureError(
-                    "distribute: this call is not like the first one (shape or dtype of the batch, a value in it, a "
-                    "module's mode, autocast); all steps of a job are"
-                )
         assert self._guard is not None
-        self._guard.check()
+        self._guard.check_call(self.setup.captured, batch)
 
     def _failed(self, error: BaseException) -> PeerError:
         assert self.setup is not None
