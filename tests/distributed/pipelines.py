@@ -9,42 +9,10 @@ from torch.distributed.pipelining import PipelineStage, pipeline
 from torch.nn import functional as F
 
 import hocket
+from benchmarks.partition.models import Logits, UNet
 from hocket.distributed.pipeline_schedules import schedule_class
 
 MICROBATCHES = 4
-
-
-class UNet(nn.Module):
-    """Two skips over everything between them."""
-
-    def __init__(self, width: int = 4) -> None:
-        super().__init__()
-        self.down1 = nn.Conv2d(3, width, 3, padding=1)
-        self.down2 = nn.Conv2d(width, 2 * width, 3, padding=1, stride=2)
-        self.down3 = nn.Conv2d(2 * width, 4 * width, 3, padding=1, stride=2)
-        self.up3 = nn.ConvTranspose2d(4 * width, 2 * width, 2, 2)
-        self.conv3 = nn.Conv2d(4 * width, 2 * width, 3, padding=1)
-        self.up2 = nn.ConvTranspose2d(2 * width, width, 2, 2)
-        self.conv2 = nn.Conv2d(2 * width, width, 3, padding=1)
-        self.out = nn.Conv2d(width, 3, 1)
-
-    def forward(self, image):
-        first = F.relu(self.down1(image))
-        second = F.relu(self.down2(first))
-        low = F.relu(self.down3(second))
-        up = F.relu(self.conv3(torch.cat([self.up3(low), second], 1)))
-        return self.out(F.relu(self.conv2(torch.cat([self.up2(up), first], 1))))
-
-
-class Logits(nn.Module):
-    """A language model that returns its logits."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, tokens):
-        return self.model(tokens, use_cache=False).logits
 
 
 class Tied(nn.Module):

@@ -79,7 +79,8 @@ def torch_order(name: str, *, stages: int, ranks: int, microbatches: int) -> Pip
         ) from error
     actions = tuple(tuple(_flat(listed[rank])) for rank in range(ranks))
     # Torch 2.13 lists the forwards of the last stage of 1F1B from micro-batch 1 on; it runs them from 0 on.
-    return PipelineOrder(name.lower(), tuple(map(_renumbered, actions)) if single else actions, stages, microbatches)
+    actions = tuple(map(_renumbered, actions)) if single else actions
+    return PipelineOrder(name.lower(), actions, stages, microbatches, receives_ahead=not single)
 
 
 def _flat(listed: Iterable[Any]) -> Iterator[PipelineAction]:

@@ -17,6 +17,7 @@ from torch.distributed.pipelining import pipeline
 from torch.utils._pytree import tree_flatten
 
 from hocket.distributed.first_rank import made_by_first_rank
+from hocket.distributed.measured_link import measured_link
 from hocket.distributed.pipeline_schedules import has_one_stage_a_rank, schedule_class
 from hocket.distributed.pipelined_step import PipelinedStep
 from hocket.distributed.split import split_policy
@@ -28,9 +29,7 @@ from hocket.planning.partition.pipeline_cut import PipelineCut
 
 __all__ = ["PipelineRun", "check_pipeline", "run_pipeline"]
 
-PINGS = 20
 EAGER_RUNS = 5
-PING_BYTES = 4 << 20
 # How far a gradient may be from eager's, as a share of the parameter's largest.
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
 # A schedule whose stages meet on one rank: torch's traced stages greet each other over the wire, which gloo refuses.
@@ -114,7 +113,7 @@ def run_pipeline(job: Job, *, microbatches: int, schedule: str = "1f1b", runs: i
     step = PipelinedStep(job, microbatches)
     _agree(step)
     expected = step.eager_gradients()
-    link = _measured_link(rank)
+    link = measured_link()
     policy = split_policy(stages, microbatches=microbatches, schedule=schedule, ranks=ranks, links=link)
     eager_us = made_by_first_rank(lambda: _eager_us(step))
     pipe = _piped(step, policy)
@@ -197,32 +196,6 @@ def _draws(node: fx.Node) -> bool:
     given = {a.name: node.kwargs.get(a.name, a.default_value) for a in schema.arguments}
     given |= {a.name: value for a, value in zip(schema.arguments, node.args, strict=False)}
     return not (0 in (given.get("p"), given.get("dropout_p")) or given.get("train") is False)
-
-
-def _measured_link(rank: int) -> Link:
-    """Latency and bandwidth between the first two ranks, as rank 0 measures them."""
-
-    def one_way_us(size: int) -> float:
-        value, found = torch.zeros(size, dtype=torch.uint8), []
-        for _ in range(PINGS):
-            begin_s = perf_counter()
-            for sender in (0, 1):
-                _send_or_receive(value, rank, sender)
-            found.append((perf_counter() - begin_s) / 2 * 1e6)
-        return median(found)
-
-    short_us, long_us = (
-        one_way_us(size) if rank < 2 and dist.get_world_size() > 1 else 0.0 for size in (1, PING_BYTES)
-    )
-    told = made_by_first_rank(lambda: [short_us, max(long_us - short_us, 1.0)])
-    return Link("rank0", "rank1", PING_BYTES / told[1] * 1e6, told[0])
-
-
-def _send_or_receive(value: torch.Tensor, rank: int, sender: int) -> None:
-    if rank == sender:
-        dist.send(value, 1 - sender)
-    else:
-        dist.recv(value, sender)
 
 
 def _eager_us(step: PipelinedStep) -> float:

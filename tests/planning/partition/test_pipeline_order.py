@@ -28,6 +28,12 @@ def test_a_step_waits_for_what_crosses():
     assert pipeline_step_us(ORDER, [1.0, 2.0], [2.0, 4.0], [9.0, 0.0]) == 15.0
 
 
+def test_a_transfer_takes_the_readers_time_where_it_does_not_receive_ahead():
+    late = PipelineOrder("made", ORDER.ranks, 2, 2, receives_ahead=False)
+    # Rank 1: F0 arrives at 2, B0 ends at 8, F1 arrives at 9, B1 ends at 15; rank 0: a gradient and its backward.
+    assert pipeline_step_us(late, [1.0, 2.0], [2.0, 4.0], [0.0, 1.0]) == 18.0
+
+
 def test_halves_of_a_backward_fill_what_is_idle():
     halves = one_rank_each("F0 F1 I0 W0 I1 W1", "F0 I0 F1 I1 W0 W1")
     assert pipeline_step_us(halves, [1.0, 2.0], [2.0, 4.0], [0.0, 0.0]) == 13.0

@@ -4,7 +4,10 @@
     rank 1      F0    F1 B0    F2 B1 F3 B2    B3             B: backward, or I (of the input), and later W (of weights)
 
 An action starts when its rank has finished the one before and its input has arrived: of a forward from the stage
-before, of a backward from the stage behind. Between stages of one rank nothing is sent.
+before, of a backward from the stage behind. Between stages of one rank nothing is sent. Torch's schedules of several
+stages a rank post their receives ahead, so that a tensor moves while its reader computes. 1F1B and GPipe receive when
+they come to it: a transfer takes the reader's time, and where a rank goes from forwards to backwards or back, it waits
+until what it has sent is received.
 """
 
 from __future__ import annotations
@@ -40,6 +43,7 @@ class PipelineOrder:
         ranks: for each rank its actions.
         stages: how many there are; each is on one rank.
         micro_batches: how many each stage works on.
+        receives_ahead: whether transfers run while their reader does something else.
 
     Raises `InputError` at construction for a stage that is nowhere or on two ranks.
 
@@ -53,6 +57,7 @@ class PipelineOrder:
     ranks: tuple[tuple[PipelineAction, ...], ...]
     stages: int
     micro_batches: int
+    receives_ahead: bool = True
 
     def __post_init__(self) -> None:
         for stage in range(self.stages):
@@ -65,6 +70,36 @@ class PipelineOrder:
         """For each stage its rank."""
         found = {action.stage: rank for rank, actions in enumerate(self.ranks) for action in actions}
         return tuple(found[stage] for stage in range(self.stages))
+
+    @cached_property
+    def place(self) -> dict[PipelineAction, tuple[int, int]]:
+        """The rank of each action, and its number there."""
+        return {action: (rank, n) for rank, actions in enumerate(self.ranks) for n, action in enumerate(actions)}
+
+    def source(self, action: PipelineAction) -> PipelineAction | None:
+        """The action whose result another one needs from another stage; None if there is none."""
+        return self._sources.get(action)
+
+    def reader(self, action: PipelineAction) -> PipelineAction | None:
+        """The action on another rank that needs what `action` makes; None if there is none."""
+        return self._readers.get(action)
+
+    @cached_property
+    def _sources(self) -> dict[PipelineAction, PipelineAction]:
+        found = {}
+        for action in self.place:
+            stage, kind, micro_batch = action
+            if kind == "F" and stage > 0:
+                found[action] = PipelineAction(stage - 1, "F", micro_batch)
+            elif kind in ("B", "I") and stage < self.stages - 1:
+                behind = PipelineAction(stage + 1, "B", micro_batch)
+                found[action] = behind if behind in self.place else behind._replace(kind="I")
+        return found
+
+    @cached_property
+    def _readers(self) -> dict[PipelineAction, PipelineAction]:
+        rank_of = self.rank_of
+        return {s: action for action, s in self._sources.items() if rank_of[s.stage] != rank_of[action.stage]}
 
     @cached_property
     def in_flight(self) -> tuple[int, ...]:
@@ -95,40 +130,56 @@ def pipeline_step_us(
         >>> pipeline_step_us(PipelineOrder("gpipe", actions, 2, 1), [1.0, 1.0], [2.0, 2.0], [0.0, 5.0])
         16.0
     """
-    rank_of, last = order.rank_of, order.stages - 1
-    forward_end: dict[tuple[int, int], float] = {}
-    backward_end: dict[tuple[int, int], float] = {}
-    idle_us = [0.0] * len(order.ranks)
-    at = [0] * len(order.ranks)
+    rank_of, place = order.rank_of, order.place
+    ends_us: list[list[float]] = [[] for _ in order.ranks]  # of the actions that have been placed
     remaining = sum(map(len, order.ranks))
+
+    def end_us(action: PipelineAction | None) -> float | None:
+        """When an action has ended; 0 for none, None while it has not been placed."""
+        if action is None:
+            return 0.0
+        rank, number = place[action]
+        return ends_us[rank][number] if number < len(ends_us[rank]) else None
+
+    def crosses_us(one: PipelineAction, other: PipelineAction) -> float:
+        return crossing_us[max(one.stage, other.stage)] if rank_of[one.stage] != rank_of[other.stage] else 0.0
+
+    def ready_us(rank: int) -> float | None:
+        """When the next action of a rank can start; None while that is not known."""
+        action, number = order.ranks[rank][len(ends_us[rank])], len(ends_us[rank])
+        before = order.ranks[rank][number - 1] if number else None
+        idle_us = end_us(before) or 0.0
+        start_us, source = idle_us, order.source(action)
+        if source is not None:
+            made_us = end_us(source)
+            if made_us is None:
+                return None
+            ahead = order.receives_ahead or rank_of[source.stage] == rank
+            start_us = max(idle_us, made_us + crosses_us(source, action))
+            if not ahead:
+                start_us = max(idle_us, made_us) + crosses_us(source, action)
+        reader = None if before is None or order.receives_ahead else order.reader(before)
+        if before is not None and reader is not None and before.kind != action.kind:
+            at, its_number = place[reader]
+            posted_us = end_us(order.ranks[at][its_number - 1] if its_number else None)
+            if posted_us is None:
+                return None
+            start_us = max(start_us, max(idle_us, posted_us) + crosses_us(before, reader))
+        return start_us
+
     while remaining:
-        before = remaining
+        known = remaining
         for rank, actions in enumerate(order.ranks):
-            while at[rank] < len(actions):
-                stage, kind, micro_batch = actions[at[rank]]
-                ready_us: float | None = 0.0
-                source = stage
-                if kind == "F" and stage > 0:
-                    source, ready_us = stage - 1, forward_end.get((stage - 1, micro_batch))
-                elif kind in ("B", "I") and stage < last:
-                    source, ready_us = stage + 1, backward_end.get((stage + 1, micro_batch))
-                if ready_us is None:
-                    break
-                if rank_of[source] != rank:
-                    ready_us += crossing_us[max(source, stage)]
-                share = {"F": 0.0, "B": 1.0, "I": INPUT_SHARE, "W": 1.0 - INPUT_SHARE}[kind]
+            while len(ends_us[rank]) < len(actions) and (start_us := ready_us(rank)) is not None:
+                stage, kind, _ = actions[len(ends_us[rank])]
+                share = {"B": 1.0, "I": INPUT_SHARE, "W": 1.0 - INPUT_SHARE}.get(kind, 0.0)
                 takes_us = forward_us[stage] if kind == "F" else share * backward_us[stage]
-                idle_us[rank] = max(idle_us[rank], ready_us) + takes_us
-                if kind == "F":
-                    forward_end[stage, micro_batch] = idle_us[rank]
-                elif kind != "W":
-                    backward_end[stage, micro_batch] = idle_us[rank]
-                at[rank] += 1
+                ends_us[rank].append(start_us + takes_us)
                 remaining -= 1
-        if remaining == before:
-            waiting = [str(tuple(a[at[rank]])) for rank, a in enumerate(order.ranks) if at[rank] < len(a)]
+        if remaining == known:
+            waiting = [str(tuple(a[len(e)])) for a, e in zip(order.ranks, ends_us, strict=True) if len(e) < len(a)]
             raise InputError(f"schedule {order.schedule}: {', '.join(waiting)} wait for each other")
-    return max(idle_us, default=0.0)
+    return max((ends[-1] for ends in ends_us if ends), default=0.0)
 
 
 def rank_memory_bytes(
