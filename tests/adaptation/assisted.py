@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hocket.adaptation.assistant_rules import assistant_rules
-from hocket.adaptation.assistants import Move, decide, order_of, shares_of
+from hocket.adaptation.assistants import OpMove, decide, order_of, shares_of
 from hocket.ir import Costs, Edge, Graph, Link, Machine, Op
 from hocket.ir.machine import Device
 from hocket.planning.partition import Partition, partitioned, problem_of
@@ -60,7 +60,7 @@ class Assisted:
     """What came out: the time of each step, without noise, and the moves by step."""
 
     steps_us: tuple[float, ...]
-    moves: tuple[tuple[int, Move], ...]
+    moves: tuple[tuple[int, OpMove], ...]
 
     def moves_from(self, step: int) -> int:
         return sum(at >= step for at, _ in self.moves)

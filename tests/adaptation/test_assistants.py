@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hocket.adaptation.assistant_rules import AssistantRules, RuledFlow, RuledOp, assistant_rules
 from hocket.adaptation.assistants import (
     DeviceShare,
-    Move,
+    OpMove,
     decide,
     order_of,
     predicted_loads_us,
@@ -111,7 +111,7 @@ def test_the_order_is_complete_and_waits_for_what_is_needed(situation):
 def test_thresholds_decide_who_gives_and_takes():
     rules = AssistantRules(("x", "y"), tuple(EQUAL.values()))
     part = (0, 0, 0, 1, 1, 1)
-    assert decide((BUSY, IDLE), rules, part) == (Move(0, 0, 1),)
+    assert decide((BUSY, IDLE), rules, part) == (OpMove(0, 0, 1),)
     assert decide((DeviceShare(compute=0.95, slowdown=2.0), IDLE), rules, part) == ()  # not above theta
     assert decide((BUSY, DeviceShare(compute=0.96)), rules, part) == ()  # nobody takes
     memory = AssistantRules(("x", "y"), tuple(op._replace(resource="memory") for op in EQUAL.values()))

@@ -27,7 +27,7 @@ from hocket.adaptation.assistant_rules import RESOURCES, AssistantRules, Resourc
 from hocket.errors import InputError
 from hocket.ir import Timeline
 
-__all__ = ["DeviceShare", "Move", "decide", "order_of", "predicted_loads_us", "predicted_step_us", "shares_of"]
+__all__ = ["DeviceShare", "OpMove", "decide", "order_of", "predicted_loads_us", "predicted_step_us", "shares_of"]
 
 # How many ops of a device are tried, and on how many others.
 CANDIDATES = 16
@@ -66,7 +66,7 @@ class DeviceShare:
         return {"compute": self.compute, "memory": self.memory, "network": self.network}[resource]
 
 
-class Move(NamedTuple):
+class OpMove(NamedTuple):
     """An op, by its position, that goes from one device to another."""
 
     op: int
@@ -74,7 +74,7 @@ class Move(NamedTuple):
     target: int
 
 
-def decide(shares: Sequence[DeviceShare], rules: AssistantRules, assignment: Sequence[int]) -> tuple[Move, ...]:
+def decide(shares: Sequence[DeviceShare], rules: AssistantRules, assignment: Sequence[int]) -> tuple[OpMove, ...]:
     """The ops that move now; none in most steps.
 
     Args:
@@ -90,7 +90,7 @@ def decide(shares: Sequence[DeviceShare], rules: AssistantRules, assignment: Seq
         >>> rules = AssistantRules(("x", "y"), tuple(RuledOp(name, "compute", (5.0, 5.0)) for name in "abcdef"))
         >>> busy, idle = DeviceShare(compute=1.0, slowdown=2.0), DeviceShare(compute=0.5)
         >>> decide((busy, idle), rules, (0, 0, 0, 1, 1, 1))
-        (Move(op=0, source=0, target=1),)
+        (OpMove(op=0, source=0, target=1),)
     """
     if len(shares) != len(rules.devices) or len(assignment) != len(rules.ops):
         raise InputError(
@@ -102,7 +102,7 @@ def decide(shares: Sequence[DeviceShare], rules: AssistantRules, assignment: Seq
     slowdown = [share.slowdown for share in shares]
     begin = _judged(rules, assignment, slowdown)
     now = list(assignment)
-    tried: list[tuple[tuple[float, float], Move]] = []
+    tried: list[tuple[tuple[float, float], OpMove]] = []
     while len(tried) < rules.max_moves:
         found = _best_move(shares, rules, now, slowdown, begin[1], {move.op for _, move in tried})
         if found is None:
@@ -222,10 +222,10 @@ def _best_move(
     slowdown: Sequence[float],
     most_load_us: float,
     moved: set[int],
-) -> tuple[tuple[float, float], Move] | None:
+) -> tuple[tuple[float, float], OpMove] | None:
     """The move with the shortest predicted step, of those that leave no device more loaded than that."""
     loads_us = predicted_loads_us(rules, now, slowdown)
-    found: tuple[tuple[float, float], Move] | None = None
+    found: tuple[tuple[float, float], OpMove] | None = None
     for resource in RESOURCES:
         for giver in (device for device, share in enumerate(shares) if share.of(resource) > rules.theta):
             takers = [d for d, share in enumerate(shares) if d != giver and share.of(resource) <= rules.theta]
@@ -244,7 +244,7 @@ def _best_move(
                     judged = _judged(rules, now, slowdown)
                     now[position] = giver
                     if judged[1] <= most_load_us * (1 + ROUNDING) and (found is None or judged < found[0]):
-                        found = (judged, Move(position, giver, taker))
+                        found = (judged, OpMove(position, giver, taker))
     return found
 
 
