@@ -69,6 +69,7 @@ def search(
     budget_s = max(0.2 * budget_s, budget_s - (perf_counter() - begin_s))
     part, violation, _ = hypergraph.search(given, seed, rounds, budget_s)
     if violation > TOLERANCE:
+        _refuse_circles(problem, wanted)
         exists, example = hypergraph.feasible(EXHAUSTIVE_NODES)
         if exists is not True:
             raise InputError(_refusal(problem, wanted, part, proved=exists is False))
@@ -158,6 +159,28 @@ def _refusal(problem: PartitionProblem, wanted: Wanted, part: NDArray[np.int32],
     if proved:
         return f"partition: no partition of {parts} {what} (all were tried); {near}"
     return f"partition: none was found of {parts} that {what}; {near}"
+
+
+def _refuse_circles(problem: PartitionProblem, wanted: Wanted) -> None:
+    """Refuse what has no acyclic partition, since groups that wait for each other in a circle are on one device.
+
+    Where groups hold both passes, only waits within a pass count, and this proves nothing.
+    """
+    if not wanted.acyclic or problem.two_passes:
+        return
+    component = np.asarray(starts.block_order(problem)[0])
+    work = np.bincount(component, problem.by_group(problem.work_us))
+    heaviest = int(work.argmax())
+    groups = np.flatnonzero(component == heaviest)
+    most = limits(problem, wanted)[1].max()
+    if len(groups) > 1 and work[heaviest] > most + TOLERANCE * work.sum():
+        members = np.flatnonzero(np.isin(problem.group, groups))
+        raise InputError(
+            f"partition: no partition of {len(problem)} ops into {problem.num_parts} parts without a cycle is within "
+            f"{wanted.epsilon:g} of its targets: {len(members)} ops, op {problem.names[members[0]]!r} among them, wait "
+            f"for each other in a circle with what stays together, and take {work[heaviest]:,.0f} us; a part may take "
+            f"{most:,.0f} us"
+        )
 
 
 class Hypergraph:
