@@ -19,6 +19,7 @@ from hocket.errors import InputError, MissingDependencyError
 from hocket.planning.partition import compiled, starts
 from hocket.planning.partition.contiguous import contiguous_start
 from hocket.planning.partition.evaluation import bytes_moved, imbalance, loads_us, part_cycle, pipeline_us
+from hocket.planning.partition.ideals import acyclic_by_ideals
 from hocket.planning.partition.problem import PartitionProblem
 from hocket.planning.partition.refinement import refine
 
@@ -70,8 +71,8 @@ def search(
     part, violation, _ = hypergraph.search(given, seed, rounds, budget_s)
     if violation > TOLERANCE:
         _refuse_circles(problem, wanted)
-        exists, example = hypergraph.feasible(EXHAUSTIVE_NODES)
-        if exists is not True:
+        exists, example = _exists(problem, wanted, hypergraph)
+        if exists is not True or example is None:
             raise InputError(_refusal(problem, wanted, part, proved=exists is False))
         part, violation, _ = hypergraph.search([example, *given], seed, rounds, budget_s)
     return part
@@ -159,6 +160,19 @@ def _refusal(problem: PartitionProblem, wanted: Wanted, part: NDArray[np.int32],
     if proved:
         return f"partition: no partition of {parts} {what} (all were tried); {near}"
     return f"partition: none was found of {parts} that {what}; {near}"
+
+
+def _exists(
+    problem: PartitionProblem, wanted: Wanted, hypergraph: Hypergraph
+) -> tuple[bool | None, NDArray[np.int32] | None]:
+    """Whether any partition keeps the limits, and one that does; None: that was not decided."""
+    if wanted.acyclic and wanted.epsilon is not None:
+        low, high = limits(problem, wanted)
+        slack = TOLERANCE / 2 * problem.work_us.sum()
+        decided, example = acyclic_by_ideals(problem, low - slack, high + slack)
+        if decided is not None:
+            return decided, example
+    return hypergraph.feasible(EXHAUSTIVE_NODES)
 
 
 def _refuse_circles(problem: PartitionProblem, wanted: Wanted) -> None:
