@@ -282,7 +282,12 @@ def _add_partition(names: Verbs) -> None:
         "parts of a step against METIS, Mt-KaHyPar, dynamic programming and HEFT",
         "python -m benchmarks partition Layer-gnmt_training resnet20 --parts 4 -o partition.json",
     )
-    partition.add_argument("--parts", type=count, action="append", default=[], metavar="K", help="devices (2, 4, 8)")
+    partition.add_argument(
+        "--parts", type=count, action="append", default=[], metavar="K", help="devices (2, 4, 8; paced 2, 3, 4)"
+    )
+    partition.add_argument(
+        "--paced", action="store_true", help="pipelines of GPT-2, Llama, ResNet-18 and a U-Net, computing slept"
+    )
     partition.add_argument("--search-s", type=float, default=5.0, metavar="S", help="seconds of each search (5)")
     add_output(partition, "the result, after each graph, as JSON")
     partition.add_argument("target", nargs="*", metavar="GRAPH", help="workloads and zoo models (16 of them)")

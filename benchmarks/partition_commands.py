@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from argparse import Namespace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from benchmarks.commands import write_so_far
 from hocket.cli.console import Bar, print_json, print_tables, table
 from hocket.cli.files import output_file
-from hocket.reporting.words import quantity_text
+from hocket.reporting.words import duration_text, quantity_text
 
 __all__ = ["partition_bench"]
 
@@ -19,6 +20,9 @@ def partition_bench(args: Namespace) -> None:
     from benchmarks.partition import run
 
     file = output_file(args.output)
+    if args.paced:
+        _paced(args, file)
+        return
     with Bar("every objective on each graph"):
         result = run(
             tuple(args.target),
@@ -43,6 +47,34 @@ def partition_bench(args: Namespace) -> None:
         ),
         *(f"{label}: {found}" for label, found in result["summary"].items()),
     )
+
+
+def _paced(args: Namespace, file: Path | None) -> None:
+    from benchmarks.partition.paced import run
+
+    with Bar("paced pipelines, split in two ways, in turns"):
+        result = run(
+            tuple(args.target),
+            ranks=tuple(args.parts) or (2, 3, 4),
+            save=partial(write_so_far, file, "partition-paced", complete=False),
+        )
+    write_so_far(file, "partition-paced", result)
+    if args.format == "json":
+        print_json({"bench": "partition-paced", **result})
+        return
+    rows = [
+        (
+            row["model"],
+            str(row["ranks"]),
+            duration_text(row["equal_layers"]["step_us"]),
+            duration_text(row["hocket"]["step_us"]),
+            f"{row['to_equal_layers']:.2f}",
+            f"{row['predicted_over_measured']:.2f}",
+        )
+        for row in result["rows"]
+    ]
+    columns = ("model", "ranks", "equal layers", "hocket", "ratio", "predicted over measured")
+    print_tables(table(f"paced: {result['paced']}", columns, rows), str(result["summary"]))
 
 
 def _row(row: dict[str, Any]) -> tuple[str, ...]:

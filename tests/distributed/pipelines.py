@@ -1,49 +1,18 @@
-"""Models that are cut into stages, and a rank that runs one of them with torch's own 1F1B."""
+"""Models that are cut into stages, and a rank that runs some of them with one of torch's schedules."""
 
 from __future__ import annotations
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.pipelining import Schedule1F1B, pipeline
+from torch.distributed.pipelining import PipelineStage, pipeline
 from torch.nn import functional as F
 
 import hocket
+from benchmarks.partition.models import Logits, UNet
+from hocket.distributed.pipeline_schedules import schedule_class
 
 MICROBATCHES = 4
-
-
-class UNet(nn.Module):
-    """Two skips over everything between them."""
-
-    def __init__(self, width: int = 4) -> None:
-        super().__init__()
-        self.down1 = nn.Conv2d(3, width, 3, padding=1)
-        self.down2 = nn.Conv2d(width, 2 * width, 3, padding=1, stride=2)
-        self.down3 = nn.Conv2d(2 * width, 4 * width, 3, padding=1, stride=2)
-        self.up3 = nn.ConvTranspose2d(4 * width, 2 * width, 2, 2)
-        self.conv3 = nn.Conv2d(4 * width, 2 * width, 3, padding=1)
-        self.up2 = nn.ConvTranspose2d(2 * width, width, 2, 2)
-        self.conv2 = nn.Conv2d(2 * width, width, 3, padding=1)
-        self.out = nn.Conv2d(width, 3, 1)
-
-    def forward(self, image):
-        first = F.relu(self.down1(image))
-        second = F.relu(self.down2(first))
-        low = F.relu(self.down3(second))
-        up = F.relu(self.conv3(torch.cat([self.up3(low), second], 1)))
-        return self.out(F.relu(self.conv2(torch.cat([self.up2(up), first], 1))))
-
-
-class Logits(nn.Module):
-    """A language model that returns its logits."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, tokens):
-        return self.model(tokens, use_cache=False).logits
 
 
 class Tied(nn.Module):
@@ -102,40 +71,36 @@ def loss_of(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return ((output - target) ** 2).mean()
 
 
-def train_stage(rank: int, say, name: str, stages: int, policy: str) -> dict[str, float]:
-    """One step of 1F1B; for each parameter of the stage how far its gradient is from eager's, relatively."""
+def train_stage(rank: int, say, name: str, stages: int, schedule: str = "1f1b", ranks: int = 0) -> dict[str, float]:
+    """One step of a schedule; for each parameter of the rank how far its gradient is from eager's, relatively."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=stages)
+    ranks = ranks or stages
+    dist.init_process_group("gloo", rank=rank, world_size=ranks)
     model, batch = model_and_batch(name)
-    chosen = hocket.split_policy(stages, microbatches=MICROBATCHES) if policy == "hocket" else bare_policy(stages)
-    stage = pipeline(model, (batch[:2],), split_policy=chosen).build_stage(rank, torch.device("cpu"))
+    policy = hocket.split_policy(stages, microbatches=MICROBATCHES, schedule=schedule, ranks=ranks)
+    pipe = pipeline(model, (batch[:2],), split_policy=policy)
+    mine = [number for number, home in enumerate(policy.order.rank_of) if home == rank]
+    device = torch.device("cpu")
+    if schedule in ("zbvzerobubble", "dualpipev"):
+        # A traced stage greets both neighbours over the wire, also where it is its own; gloo has none to itself.
+        built = [PipelineStage(pipe.get_stage_module(number), number, stages, device) for number in mine]
+    else:
+        built = [pipe.build_stage(number, device) for number in mine]
     eager, _ = model_and_batch(name)
     target = torch.zeros_like(model_and_batch(name)[0](batch)).detach()
-    schedule = Schedule1F1B(stage, MICROBATCHES, loss_fn=loss_of)
-    schedule.step(*([batch] if rank == 0 else []), **({"target": target} if rank == stages - 1 else {}))
+    made = schedule_class(schedule)(built[0] if stages == ranks else built, MICROBATCHES, loss_fn=loss_of)
+    made.step(*([batch] if 0 in mine else []), **({"target": target} if stages - 1 in mine else {}))
     for part, wanted in zip(batch.chunk(MICROBATCHES), target.chunk(MICROBATCHES), strict=True):
         (loss_of(eager(part), wanted) / MICROBATCHES).backward()
     expected = dict(eager.named_parameters(remove_duplicate=False))
     found = {}
-    for parameter, value in stage.submod.named_parameters():
-        gradient = expected[parameter].grad
-        scale = float(gradient.abs().max())
-        assert scale > 0, parameter
-        found[parameter] = float((value.grad - gradient).abs().max()) / scale
+    for stage in built:
+        for parameter, value in stage.submod.named_parameters():
+            gradient = expected[parameter].grad
+            scale = float(gradient.abs().max())
+            assert scale > 0, parameter
+            assert parameter not in found, parameter
+            found[parameter] = float((value.grad - gradient).abs().max()) / scale
     dist.barrier()
     dist.destroy_process_group()
     return found
-
-
-def bare_policy(stages: int):
-    """Splits at equal numbers of ops, and nothing else: what torch does by itself."""
-
-    def policy(traced):
-        ops = [node for node in traced.graph.nodes if node.op == "call_function"]
-        for stage in range(1, stages):
-            with traced.graph.inserting_before(ops[len(ops) * stage // stages]):
-                traced.graph.call_function(torch.ops.pippy._pipe_split.default)
-        traced.recompile()
-        return traced
-
-    return policy

@@ -6,7 +6,9 @@ from torch import nn
 from torch.distributed.pipelining import pipeline
 
 import hocket
-from hocket.distributed.traced import chain_arrays, inline_grad_modes, join_aliases, measured_us
+from hocket.distributed.node_times import node_times
+from hocket.distributed.pipeline_schedules import SCHEDULES, has_one_stage_a_rank
+from hocket.distributed.traced import chain_of, inline_grad_modes, join_aliases
 from hocket.errors import InputError
 from hocket.ir import Link
 
@@ -63,9 +65,27 @@ def test_stages_compute_eagers_output_and_gradients(name, stages):
 
 
 def test_stages_run_on_ranks_with_eagers_gradients():
-    with Ranks(train_stage, 2, "tied", 2, "hocket") as ranks:
+    with Ranks(train_stage, 2, "tied", 2) as ranks:
         found = ranks.returned()
     assert all(stage for stage in found)
+    assert max(error for stage in found for error in stage.values()) <= 1e-10
+
+
+@pytest.mark.parametrize("schedule", ["interleaved1f1b", "zbvzerobubble"])
+def test_a_rank_may_have_several_stages(schedule):
+    with Ranks(train_stage, 2, "tied", 4, schedule, 2) as ranks:
+        found = ranks.returned()
+    assert all(stage for stage in found)
+    assert max(error for stage in found for error in stage.values()) <= 1e-10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", sorted(SCHEDULES))
+@pytest.mark.parametrize("name", ["gpt2", "llama", "resnet18", "unet", "tied"])
+def test_all_schedules_run_all_models_with_eagers_gradients(name, schedule):
+    stages = 2 if has_one_stage_a_rank(schedule) else 4
+    with Ranks(train_stage, 2, name, stages, schedule, 2) as ranks:
+        found = ranks.returned(200.0)
     assert max(error for stage in found for error in stage.values()) <= 1e-10
 
 
@@ -73,7 +93,7 @@ def test_stages_run_on_ranks_with_eagers_gradients():
 @pytest.mark.parametrize("stages", [2, 3, 4])
 @pytest.mark.parametrize("name", ["gpt2", "llama", "resnet18", "unet", "tied"])
 def test_models_run_on_ranks_with_eagers_gradients(name, stages):
-    with Ranks(train_stage, stages, name, stages, "hocket") as ranks:
+    with Ranks(train_stage, stages, name, stages) as ranks:
         found = ranks.returned(200.0)
     assert max(error for stage in found for error in stage.values()) <= 1e-10
 
@@ -134,8 +154,8 @@ def test_nothing_is_cut_off_from_what_changes_it_in_place():
             return value * 2
 
     traced = traced_of(InPlace().train(), torch.randn(8, 4))
-    chain = chain_arrays(traced, measured_us(traced))
-    allowed = [node.name for node, size in zip(chain.ops, chain.crossing_bytes, strict=True) if size < float("inf")]
+    ops, chain = chain_of(traced, node_times(traced))
+    allowed = [node.name for node, size in zip(ops, chain.crossing_bytes, strict=True) if size < float("inf")]
     assert "relu_" not in allowed
     assert "view" not in allowed
     assert {"linear", "mul"} <= set(allowed)
@@ -145,8 +165,8 @@ def test_measuring_leaves_buffers_and_random_numbers_alone():
     model = nn.Sequential(nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 2)).train()
     traced = traced_of(model, torch.randn(8, 4))
     before, state = {name: value.clone() for name, value in traced.named_buffers()}, torch.get_rng_state()
-    takes_us = measured_us(traced)
-    assert takes_us["linear"] > 0
+    times = node_times(traced)
+    assert min(times["linear"]) > 0
     assert all(torch.equal(value, before[name]) for name, value in traced.named_buffers())
     assert torch.equal(state, torch.get_rng_state())
 
@@ -156,12 +176,50 @@ def test_measuring_leaves_buffers_and_random_numbers_alone():
     [
         ({"k": 0}, "at least one stage and micro-batch, got 0"),
         ({"k": 3, "microbatches": 2}, "2 micro-batches for 3 stages"),
+        ({"k": 4, "microbatches": 1, "schedule": "loopedbfs"}, "1 micro-batches for 2 ranks"),
         ({"k": 2, "schedule": "zigzag"}, "unknown schedule 'zigzag'"),
+        ({"k": 2, "ranks": 0}, "at least one stage"),
+        ({"k": 4, "ranks": 2}, "one stage for each rank, got 4 stages for 2 ranks"),
     ],
 )
 def test_options_that_make_no_sense(options, message):
     with pytest.raises(InputError, match=message):
         hocket.split_policy(**options)
+
+
+def test_backwards_are_measured_where_there_are_any():
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = nn.Embedding(2000, 64)
+            self.linear = nn.Linear(32, 4)
+
+        def forward(self, tokens):
+            first, second = self.embedding(tokens).chunk(2, dim=-1)
+            return self.linear(torch.tanh(first) + second), tokens.sum().item()
+
+    traced = traced_of(Net(), torch.zeros(2, 4, dtype=torch.long))
+    times = node_times(traced)
+    kinds = {node.name: node for node in traced.graph.nodes}
+    backward = {name: us for name, (_, us) in times.items()}
+    assert backward["embedding"] > 0  # a gradient of the whole table
+    assert all(backward[name] > 0 for name in ("tanh", "linear", "add"))
+    assert all(backward[name] == 0 for name in ("sum_1",))
+    assert set(times) == {name for name, node in kinds.items() if node.op == "call_function"}
+
+
+def test_a_policy_says_which_stage_has_what():
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
+    costs = {f"linear{f'_{n}' if n else ''}": 3.0 for n in range(4)}
+    policy = hocket.split_policy(2, microbatches=4, costs=costs, links=Link("a", "b", 1e12, 0.0))
+    assert policy.cut is None
+    pipeline(model, (torch.randn(2, 8),), split_policy=policy)
+    assert [(stage.ops, stage.in_flight) for stage in policy.cut.stages] == [(2, 2), (2, 1)]
+    assert [stage.forward_us + stage.backward_us for stage in policy.cut.stages] == pytest.approx([6.0, 6.0])
+    assert [stage.received_bytes for stage in policy.cut.stages] == [0.0, 64.0]
+    assert [stage.kept_bytes for stage in policy.cut.stages] == [2 * 2 * 4 * 72, 2 * 2 * 4 * 72]
+    # All but the slowest stage once, and the slowest four times.
+    assert policy.cut.step_us == pytest.approx(5 * 6.0, rel=1e-3)
 
 
 def test_too_many_stages_and_a_missing_cost():

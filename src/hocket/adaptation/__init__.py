@@ -1,6 +1,21 @@
-"""From what was measured to the next plan: which pairs of ops to keep apart, and when to look again. No torch."""
+"""From what was measured to the next plan: what to keep apart, when to look again, what moves elsewhere. No torch."""
 
+from hocket.adaptation.assistant_rules import AssistantRules, assistant_rules
+from hocket.adaptation.assistants import DeviceShare, OpMove, decide, shares_of
 from hocket.adaptation.drift import Drift, DriftDetector, DriftLimits
 from hocket.adaptation.interference import CoRun, co_runs, interfering
 
-__all__ = ["CoRun", "Drift", "DriftDetector", "DriftLimits", "co_runs", "interfering"]
+__all__ = [
+    "AssistantRules",
+    "CoRun",
+    "DeviceShare",
+    "Drift",
+    "DriftDetector",
+    "DriftLimits",
+    "OpMove",
+    "assistant_rules",
+    "co_runs",
+    "decide",
+    "interfering",
+    "shares_of",
+]

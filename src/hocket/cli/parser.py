@@ -6,7 +6,7 @@ import argparse
 from importlib import import_module
 from pathlib import Path
 
-from hocket.cli import agents, files, partitions, searches, servers, steps, weights
+from hocket.cli import agents, files, partitions, pipelines, searches, servers, steps, weights
 from hocket.cli.arguments import Parser, Verbs, add_output, add_verb, count
 from hocket.cli.options import (
     TARGET_WORDS,
@@ -32,8 +32,8 @@ def make_parser() -> argparse.ArgumentParser:
     """The parser of all verbs; the function that does a verb's work is the ``work`` of what it returns."""
     parser = Parser(
         prog="hocket",
-        description="Schedules the ops of a PyTorch training step into the time that its hardware is idle, without "
-        "changing\nwhat the step computes.",
+        description="Schedules the ops of a PyTorch training step into the time that its hardware is idle, "
+        "without changing\nwhat the step computes.",
         epilog="start with:\n  hocket run mlp\n\n`hocket VERB --help` has an example for each verb.\n"
         "Exit status: 0 done, 1 the work failed, 2 the words were wrong.",
     )
@@ -52,7 +52,7 @@ def _add_steps(verbs: Verbs) -> None:
     run = add_verb(
         verbs,
         "run",
-        steps.run_verb,
+        pipelines.run_or_pipeline,
         "measure a training step eagerly, plan it, run the plan, and compare",
         "hocket run mlp --set depth=4 --report report",
         TARGET_WORDS,
@@ -90,6 +90,7 @@ def _add_steps(verbs: Verbs) -> None:
     )
     run.add_argument("--strict", action="store_true", help="fail where the step cannot be captured")
     run.add_argument("--report", type=Path, metavar="DIR", help="write the page, the trace and all files there")
+    pipelines.add_options(run)
 
     capture = add_verb(
         verbs,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from argparse import Namespace
 from contextlib import redirect_stdout
@@ -17,7 +16,7 @@ from hocket.cli.console import UsageError, note, print_json, print_tables, table
 from hocket.cli.files import output_file
 from hocket.cli.steps import wait_policy
 from hocket.cli.targets import Target
-from hocket.errors import HocketError
+from hocket.cli.torchrun import start_ranks, started_by_torchrun, words_of
 from hocket.reporting.words import count_text, duration_text
 
 if TYPE_CHECKING:
@@ -25,9 +24,6 @@ if TYPE_CHECKING:
     from hocket.job import Job
 
 __all__ = ["ps_verb"]
-
-# What torchrun tells each process that it starts.
-STARTED_BY_TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 @dataclass(frozen=True)
@@ -52,8 +48,8 @@ class JobSummary:
 
 def ps_verb(args: Namespace) -> None:
     """Train with so many workers and servers: one of the ranks of a torchrun job, or, alone, all of them."""
-    if not all(name in os.environ for name in STARTED_BY_TORCHRUN):
-        _start(args)
+    if not started_by_torchrun():
+        start_ranks(args.target, args.workers + args.servers, _words(args))
         return
     world = int(os.environ["WORLD_SIZE"])
     if world != args.workers + args.servers:
@@ -77,15 +73,6 @@ def ps_verb(args: Namespace) -> None:
         _tell(args, made)
 
 
-def _start(args: Namespace) -> None:
-    """Start all ranks on this machine, with torchrun, and end as they do."""
-    words = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    words += ["--nproc-per-node", str(args.workers + args.servers), "-m", "hocket", *_words(args)]
-    status = subprocess.run(words, check=False).returncode
-    if status:
-        raise HocketError(f"{args.target}: a rank has failed; what it said stands above")
-
-
 def _words(args: Namespace) -> list[str]:
     """The same command line again."""
     given = {
@@ -101,13 +88,8 @@ def _words(args: Namespace) -> list[str]:
         "--optimizer": args.optimizer,
         "--seed": args.seed,
     }
-    words = ["ps", args.target]
-    for option, value in given.items():
-        words += [option, str(value)] if value is not None else []
-    for key, value in args.settings:
-        words += ["--set", f"{key}={value}"]
-    words += ["--survive"] if args.survive else []
-    return [*words, *(["--traceback"] if args.traceback else [])]
+    flags = {"--survive": args.survive, "--traceback": args.traceback}
+    return words_of("ps", args.target, given, args.settings, flags)
 
 
 def _serve(args: Namespace, job: Job) -> None:

@@ -1,42 +1,19 @@
-"""A graph that `torch.export` traced, as a chain to be cut: times, bytes, and where no cut may be."""
+"""A graph that `torch.export` traced, as a chain to be cut: bytes, and where no cut may be."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
-from dataclasses import dataclass
-from time import perf_counter
 from typing import Any
 
+import numpy as np
 import torch
 from torch import fx
 
 from hocket.errors import InputError
+from hocket.planning.partition.pipeline_cut import Chain
 
-__all__ = ["ChainArrays", "chain_arrays", "inline_grad_modes", "join_aliases", "measured_us", "tensor_of"]
-
-RUNS = 3
-# A backward takes about twice its forward: a product for the input's gradient, one for the weight's.
-BACKWARD = 2.0
-
-
-@dataclass(frozen=True)
-class ChainArrays:
-    """The ops of a traced graph in its order, and for each what `cut_chain` takes.
-
-    Attributes:
-        ops: nodes that call something.
-        takes_us: forward and backward.
-        crossing_bytes: what crosses a cut before each; infinite where no cut may be.
-        kept_bytes: parameters, with their gradients, by the first op that reads each.
-        saved_bytes: what each makes, as far as it is new memory.
-    """
-
-    ops: tuple[fx.Node, ...]
-    takes_us: tuple[float, ...]
-    crossing_bytes: tuple[float, ...]
-    kept_bytes: tuple[float, ...]
-    saved_bytes: tuple[float, ...]
+__all__ = ["chain_of", "inline_grad_modes", "is_in_place", "join_aliases", "tensor_of"]
 
 
 def inline_grad_modes(traced: fx.GraphModule) -> None:
@@ -109,54 +86,24 @@ def tensor_of(node: fx.Node) -> torch.Tensor:
     return value
 
 
-def measured_us(traced: fx.GraphModule) -> dict[str, float]:
-    """What a micro-batch takes in each node, forward and backward, by running the forward a few times.
-
-    Inputs are drawn (whole numbers are 0), buffers are put back, and so is the random generator.
-    """
-    like = [tensor_of(node) for node in traced.graph.nodes if node.op == "placeholder"]
-    before = [(buffer, buffer.clone()) for buffer in traced.buffers()]
-    timer = _Timer(traced)
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        inputs = [
-            (torch.randn if value.is_floating_point() else torch.zeros)(tuple(value.shape), dtype=value.dtype)
-            for value in like
-        ]
-        for _ in range(RUNS):
-            timer.run(*inputs)
-        for buffer, value in before:
-            buffer.copy_(value)
-    return {name: (1 + BACKWARD) * takes_us for name, takes_us in timer.fastest_us.items()}
-
-
-class _Timer(fx.Interpreter):
-    def __init__(self, traced: fx.GraphModule) -> None:
-        super().__init__(traced)
-        self.fastest_us: dict[str, float] = {}
-
-    def run_node(self, n: fx.Node) -> Any:
-        start = perf_counter()
-        result = super().run_node(n)
-        takes_us = (perf_counter() - start) * 1e6
-        if n.op not in ("placeholder", "get_attr", "output"):
-            self.fastest_us[n.name] = min(takes_us, self.fastest_us.get(n.name, takes_us))
-        return result
-
-
-def chain_arrays(traced: fx.GraphModule, costs: Mapping[str, float]) -> ChainArrays:
-    """The chain that a traced graph is in its own order.
+def chain_of(traced: fx.GraphModule, times: Mapping[str, tuple[float, float]]) -> tuple[tuple[fx.Node, ...], Chain]:
+    """The nodes of a traced graph that call something, in its own order, and the chain that they are.
 
     No cut may be where something other than a tensor would cross it, or between a tensor and an op that changes it in
     place; nor among the ops that read a buffer which one of them changes.
 
+    Args:
+        traced: the graph.
+        times: forward and backward of each node, in microseconds.
+
     Raises:
-        InputError: an op without a cost.
+        InputError: a node without a cost.
     """
     nodes = list(traced.graph.nodes)
     ops = tuple(node for node in nodes if node.op not in ("placeholder", "get_attr", "output"))
     place = {node: position for position, node in enumerate(ops)}
     for node in ops:
-        if node.name not in costs:
+        if node.name not in times:
             raise InputError(f"split_policy: no cost for node {node.name!r}")
     crossing = [0.0] * len(ops)
     kept, saved = [0.0] * len(ops), [0.0] * len(ops)
@@ -187,7 +134,13 @@ def chain_arrays(traced: fx.GraphModule, costs: Mapping[str, float]) -> ChainArr
             last = end if root.op == "get_attr" else place[node]
             for cut in range(max(begin + 1, 1), last + 1):
                 crossing[cut] = float("inf")
-    return ChainArrays(ops, tuple(costs[node.name] for node in ops), tuple(crossing), tuple(kept), tuple(saved))
+    forward, backward = (np.array([times[node.name][phase] for node in ops]) for phase in (0, 1))
+    return ops, Chain(forward, backward, np.array(crossing), np.array(kept), np.array(saved))
+
+
+def is_in_place(node: fx.Node) -> bool:
+    """Whether a node changes a tensor that it is given."""
+    return bool(_changed(node))
 
 
 def _changed(node: fx.Node) -> list[fx.Node]:

@@ -179,3 +179,12 @@ def test_a_large_graph_is_partitioned():
     found = partitioned(problem, budget_s=6.0)
     assert found.imbalance <= 0.03 + 1e-6
     assert found.bytes_moved <= 0.8 * partitioned(problem, budget_s=0.01, rounds=0).bytes_moved
+
+
+def test_ops_that_wait_for_each_other_in_a_circle_prove_that_nothing_is_balanced():
+    # a and c stay together, and b is between them: all three are on one device, whatever the search tries.
+    takes = np.repeat(np.array([[1.0], [5.0], [1.0], [1.0]]), 2, 1)
+    problem = PartitionProblem(("a", "b", "c", "d"), takes, waits=((0, 1), (1, 2)), group=np.array([0, 1, 0, 2]))
+    with pytest.raises(InputError, match=r"3 ops, op 'a' among them, wait for each other in a circle .* take 7 us"):
+        partitioned(problem, acyclic=True, epsilon=0.5, rounds=5)
+    assert partitioned(problem, epsilon=0.5, two_sided=False, rounds=5).imbalance <= 0.5

@@ -19,6 +19,7 @@ from hocket.errors import InputError, MissingDependencyError
 from hocket.planning.partition import compiled, starts
 from hocket.planning.partition.contiguous import contiguous_start
 from hocket.planning.partition.evaluation import bytes_moved, imbalance, loads_us, part_cycle, pipeline_us
+from hocket.planning.partition.ideals import acyclic_by_ideals
 from hocket.planning.partition.problem import PartitionProblem
 from hocket.planning.partition.refinement import refine
 
@@ -69,8 +70,9 @@ def search(
     budget_s = max(0.2 * budget_s, budget_s - (perf_counter() - begin_s))
     part, violation, _ = hypergraph.search(given, seed, rounds, budget_s)
     if violation > TOLERANCE:
-        exists, example = hypergraph.feasible(EXHAUSTIVE_NODES)
-        if exists is not True:
+        _refuse_circles(problem, wanted)
+        exists, example = _exists(problem, wanted, hypergraph)
+        if exists is not True or example is None:
             raise InputError(_refusal(problem, wanted, part, proved=exists is False))
         part, violation, _ = hypergraph.search([example, *given], seed, rounds, budget_s)
     return part
@@ -158,6 +160,41 @@ def _refusal(problem: PartitionProblem, wanted: Wanted, part: NDArray[np.int32],
     if proved:
         return f"partition: no partition of {parts} {what} (all were tried); {near}"
     return f"partition: none was found of {parts} that {what}; {near}"
+
+
+def _exists(
+    problem: PartitionProblem, wanted: Wanted, hypergraph: Hypergraph
+) -> tuple[bool | None, NDArray[np.int32] | None]:
+    """Whether any partition keeps the limits, and one that does; None: that was not decided."""
+    if wanted.acyclic and wanted.epsilon is not None:
+        low, high = limits(problem, wanted)
+        slack = TOLERANCE / 2 * problem.work_us.sum()
+        decided, example = acyclic_by_ideals(problem, low - slack, high + slack)
+        if decided is not None:
+            return decided, example
+    return hypergraph.feasible(EXHAUSTIVE_NODES)
+
+
+def _refuse_circles(problem: PartitionProblem, wanted: Wanted) -> None:
+    """Refuse what has no acyclic partition, since groups that wait for each other in a circle are on one device.
+
+    Where groups hold both passes, only waits within a pass count, and this proves nothing.
+    """
+    if not wanted.acyclic or problem.two_passes:
+        return
+    component = np.asarray(starts.block_order(problem)[0])
+    work = np.bincount(component, problem.by_group(problem.work_us))
+    heaviest = int(work.argmax())
+    groups = np.flatnonzero(component == heaviest)
+    most = limits(problem, wanted)[1].max()
+    if len(groups) > 1 and work[heaviest] > most + TOLERANCE * work.sum():
+        members = np.flatnonzero(np.isin(problem.group, groups))
+        raise InputError(
+            f"partition: no partition of {len(problem)} ops into {problem.num_parts} parts without a cycle is within "
+            f"{wanted.epsilon:g} of its targets: {len(members)} ops, op {problem.names[members[0]]!r} among them, wait "
+            f"for each other in a circle with what stays together, and take {work[heaviest]:,.0f} us; a part may take "
+            f"{most:,.0f} us"
+        )
 
 
 class Hypergraph:

@@ -1,0 +1,267 @@
+"""Paced pipelines: ``python -m benchmarks partition --paced``.
+
+Two cores cannot compute for four ranks, so each rank sleeps what its stages' nodes took when they were recorded, one by
+one, on this machine; schedule (torch's 1F1B) and transport (gloo between processes, as many bytes as cross) are real.
+Compared are the cuts of `hocket.split_policy` with cuts at equal numbers of layers, in turns in the same processes, and
+either with what was predicted of it.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from statistics import geometric_mean, median
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import fx, nn
+from torch._C._distributed_c10d import TCPStore
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+from benchmarks.partition.models import MODELS, LayeredModel
+from hocket.distributed.measured_link import measured_link
+from hocket.distributed.node_times import node_times
+from hocket.distributed.pipeline_schedules import torch_order
+from hocket.distributed.traced import chain_of, inline_grad_modes, join_aliases
+from hocket.errors import InputError
+from hocket.planning.partition.pipeline_cut import Chain, PipelineCut, cut_at, cut_for_schedule
+
+__all__ = ["begins_of_layers", "recorded", "run"]
+
+MICRO_BATCHES = 8
+WARM_UP_STEPS = 1
+TIMEOUT_S = 60.0
+
+
+class PacedTimes(NamedTuple):
+    """What a stage sleeps, and the numbers (4 bytes each) that come over the border before and behind it."""
+
+    forward_us: float
+    backward_us: float
+    received: int
+    sent: int
+
+
+def run(
+    names: Sequence[str] = (),
+    ranks: Sequence[int] = (2, 3, 4),
+    steps: int = 6,
+    save: Callable[[dict[str, Any]], None] | None = None,
+) -> dict[str, Any]:
+    """Each model on each number of ranks.
+
+    Args:
+        names: of `MODELS`; all when not given.
+        ranks: how many stages there are, one a rank.
+        steps: that are timed of each split.
+        save: told the result so far, after each case.
+
+    Raises:
+        InputError: an unknown model, or a rank failed.
+    """
+    unknown = [name for name in names if name not in MODELS]
+    if unknown:
+        raise InputError(f"paced: unknown model {unknown[0]!r}; one of {', '.join(MODELS)}")
+    rows: list[dict[str, Any]] = []
+    result: dict[str, Any] = {
+        "paced": "computing is slept as recorded on this machine, node by node; schedule and transport are real",
+        "schedule": "1f1b",
+        "micro_batches": MICRO_BATCHES,
+        "torch": torch.__version__,
+        "rows": rows,
+    }
+    links = {k: _link_of(k) for k in ranks}
+    result["links"] = {str(k): rates for k, rates in links.items()}
+    for name in names or tuple(MODELS):
+        torch.manual_seed(0)
+        layered = MODELS[name]()
+        ops, chain = recorded(layered)
+        for k in ranks:
+            order = torch_order("1f1b", stages=k, ranks=k, microbatches=MICRO_BATCHES)
+            rates = links[k]
+            equal = cut_at(chain, begins_of_layers(ops, chain, layered.layers, k), order, **rates)
+            ours = cut_for_schedule(chain, order, **rates)
+            cuts = {"equal_layers": equal, "hocket": ours}
+            measured = _measured(list(cuts.values()), steps)
+            row: dict[str, Any] = {"model": name, "ranks": k}
+            for (label, cut), steps_us in zip(cuts.items(), measured, strict=True):
+                row[label] = {
+                    "step_us": median(steps_us),
+                    "predicted_us": cut.step_us,
+                    "stages_us": [stage.forward_us + stage.backward_us for stage in cut.stages],
+                    "received_bytes": [stage.received_bytes for stage in cut.stages],
+                }
+            row["to_equal_layers"] = row["hocket"]["step_us"] / row["equal_layers"]["step_us"]
+            row["predicted_over_measured"] = ours.step_us / row["hocket"]["step_us"]
+            rows.append(row)
+            result["summary"] = {
+                "to_equal_layers": geometric_mean(row["to_equal_layers"] for row in rows),
+                "at_most_0.9": sum(row["to_equal_layers"] <= 0.9 for row in rows),
+                "predicted_within_0.1": sum(abs(1 - row["predicted_over_measured"]) <= 0.1 for row in rows),
+                "cases": len(rows),
+            }
+            if save is not None:
+                save(result)
+    return result
+
+
+def recorded(layered: LayeredModel) -> tuple[tuple[fx.Node, ...], Chain]:
+    """The nodes of a model, and the chain that they are, timed one by one on this machine with one thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        traced = torch.export.export(layered.model, (layered.micro_batch,), strict=False).module(check_guards=False)
+        inline_grad_modes(traced)
+        join_aliases(traced)
+        return chain_of(traced, node_times(traced))
+    finally:
+        torch.set_num_threads(threads)
+
+
+def begins_of_layers(ops: Sequence[fx.Node], chain: Chain, layers: Sequence[str], k: int) -> tuple[int, ...]:
+    """Where stages begin that have equal numbers of layers; the first ones have one more where they cannot.
+
+    A stage begins at the first op of its first layer, or at the next place where a cut may be.
+    """
+    firsts = []
+    for layer in layers:
+        inside = (number for number, node in enumerate(ops) if layer in _modules(node))
+        firsts.append(next(inside))
+    allowed = np.flatnonzero(np.isfinite(chain.crossing_bytes))
+    parts = np.array_split(np.arange(len(layers)), k)
+    return tuple(int(allowed[np.searchsorted(allowed, firsts[part[0]])]) for part in parts[1:])
+
+
+def _modules(node: fx.Node) -> set[str]:
+    """The paths of the modules whose code a node is of."""
+    found = {path for path, _ in node.meta.get("nn_module_stack", {}).values()}
+    return {path.removeprefix("L['self'].") for path in found}
+
+
+def _link_of(ranks: int) -> dict[str, float]:
+    """Latency and bandwidth between neighbours of so many processes."""
+    found: dict[str, float] = _ranks(ranks, _link_rank, ())[0]
+    return found
+
+
+def _measured(cuts: Sequence[PipelineCut], steps: int) -> list[list[float]]:
+    """For each cut the time of each step, in turns; the slowest rank's."""
+    stages = [
+        [
+            PacedTimes(s.forward_us, s.backward_us, *(max(1, round(size / 4)) for size in (s.received_bytes, behind)))
+            for s, behind in zip(cut.stages, [*(s.received_bytes for s in cut.stages[1:]), 4.0], strict=True)
+        ]
+        for cut in cuts
+    ]
+    found = _ranks(len(stages[0]), _paced_rank, (stages, steps))
+    return [np.max([each[number] for each in found], axis=0).tolist() for number in range(len(cuts))]
+
+
+def _ranks(count: int, work: Callable[..., Any], arguments: tuple[Any, ...]) -> list[Any]:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["benchmarks.partition.paced"])
+    store = TCPStore("127.0.0.1", 0, None, is_master=True, timeout=timedelta(seconds=TIMEOUT_S))
+    pipes, processes = [], []
+    try:
+        for rank in range(count):
+            ours, theirs = context.Pipe()
+            words = (theirs, rank, count, store.port, work, arguments)
+            processes.append(context.Process(target=_rank, args=words, daemon=True))
+            processes[-1].start()
+            theirs.close()
+            pipes.append(ours)
+        found = [pipe.recv() for pipe in pipes]
+        for process in processes:
+            process.join(TIMEOUT_S)
+    except EOFError as error:
+        raise InputError("paced: a rank has ended without a word") from error
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+    for each in found:
+        if isinstance(each, str):
+            raise InputError(f"paced: {each}")
+    return found
+
+
+def _rank(pipe: Any, rank: int, world: int, port: int, work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    try:
+        torch.set_num_threads(1)
+        store = TCPStore("127.0.0.1", port, None, is_master=False, timeout=timedelta(seconds=TIMEOUT_S))
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+        pipe.send(work(rank, *arguments))
+        dist.barrier()
+    except BaseException as error:
+        pipe.send(f"rank {rank}: {type(error).__name__}: {error}")
+        raise
+
+
+def _link_rank(rank: int) -> dict[str, float]:
+    link = measured_link()
+    return {"latency_us": link.latency_us, "bytes_per_s": link.bytes_per_s}
+
+
+def _paced_rank(rank: int, splits: list[list[PacedTimes]], steps: int) -> list[list[float]]:
+    made = []
+    for stages in splits:
+        times = stages[rank]
+        given = torch.zeros(1, times.received, requires_grad=rank > 0)
+        result = torch.zeros(1, times.sent, requires_grad=True)
+        device = torch.device("cpu")
+        stage = PipelineStage(_PacedModule(times), rank, len(stages), device, input_args=given, output_args=result)
+        made.append(Schedule1F1B(stage, MICRO_BATCHES, loss_fn=lambda output, target: (output * target).sum()))
+    first = (torch.zeros(MICRO_BATCHES, splits[0][0].received),) if rank == 0 else ()
+    target: dict[str, Any] = {"target": torch.zeros(MICRO_BATCHES, 1)} if rank == len(splits[0]) - 1 else {}
+    found: list[list[float]] = [[] for _ in splits]
+    for step in range(WARM_UP_STEPS + steps):
+        for number, schedule in enumerate(made):
+            dist.barrier()
+            begin_s = time.perf_counter()
+            schedule.step(*first, **target, return_outputs=False)
+            if step >= WARM_UP_STEPS:
+                found[number].append((time.perf_counter() - begin_s) * 1e6)
+    return found
+
+
+class _PacedModule(nn.Module):
+    def __init__(self, times: PacedTimes) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
+        self.times = times
+        self.pace = _Pace()
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = _Slept.apply(value, self.weight, self.times, self.pace)
+        return found
+
+
+class _Pace:
+    """Sleeps; what a sleep took too long is made up for by the next one, as a core that computes would not lose it."""
+
+    def __init__(self) -> None:
+        self._late_us = 0.0
+
+    def sleep(self, takes_us: float) -> None:
+        begin_s = time.perf_counter()
+        wanted_us = takes_us - self._late_us
+        if wanted_us > 0:
+            time.sleep(wanted_us / 1e6)
+        self._late_us = (time.perf_counter() - begin_s) * 1e6 - wanted_us
+
+
+class _Slept(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, weight: torch.Tensor, times: PacedTimes, pace: _Pace) -> torch.Tensor:
+        ctx.times, ctx.pace, ctx.size = times, pace, value.shape
+        pace.sleep(times.forward_us)
+        return torch.zeros(value.shape[0], times.sent)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        ctx.pace.sleep(ctx.times.backward_us)
+        return torch.zeros(ctx.size), torch.zeros(1), None, None

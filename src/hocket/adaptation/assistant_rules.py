@@ -1,0 +1,177 @@
+"""What scheduling assistants know beforehand: ops with their tags, flows between them, and the thresholds; only data.
+
+Tavarageri et al., "Automatic Model Parallelism for Deep Neural Networks with Compiler and Hardware Support", section 3:
+each op is tagged by its bottleneck, and the planner programs the assistants with rules. The tag is the roofline's: what
+takes longest of arithmetic, memory traffic and moving the op's tensors to another device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, NamedTuple
+
+from hocket.errors import InputError
+from hocket.ir import Costs, Device, Graph, Machine, Op
+
+__all__ = ["AssistantRules", "Resource", "RuledFlow", "RuledOp", "assistant_rules"]
+
+Resource = Literal["compute", "memory", "network"]
+RESOURCES: tuple[Resource, ...] = ("compute", "memory", "network")
+
+
+class RuledOp(NamedTuple):
+    """An op that may move.
+
+    Attributes:
+        name: of the op.
+        resource: what it is bound by.
+        takes_us: on each device.
+        state_bytes: what moves with it, once: parameters and optimizer state.
+        is_movable: not where something else writes the same lasting memory, which has one home.
+    """
+
+    name: str
+    resource: Resource
+    takes_us: tuple[float, ...]
+    state_bytes: float = 0.0
+    is_movable: bool = True
+
+
+class RuledFlow(NamedTuple):
+    """An edge: positions of two ops, and what it takes longer if they are on two devices."""
+
+    source: int
+    reader: int
+    transfer_us: float
+
+
+@dataclass(frozen=True)
+class AssistantRules:
+    """The rules of all assistants; every rank has the same.
+
+    Attributes:
+        devices: names, in the order of `RuledOp.takes_us`.
+        ops: in a topological order.
+        flows: between them.
+        theta: a device that is used more than this puts ops into its out-box.
+        gamma: one that is used less takes first.
+        margin: the part of a step that moves have to save together, as predicted, to be made.
+        horizon_steps: in so many steps they have to save what moving the state takes, once.
+        settle_steps: after moves, steps that are not looked at.
+        max_moves: at once.
+        state_bytes_per_s: how fast state moves.
+
+    Raises `InputError` at construction for thresholds out of (0, 1), numbers below their least, an op without a time
+    for each device, or flows that do not go onward.
+
+    Example:
+        >>> ops = (RuledOp("a", "compute", (5.0, 5.0)), RuledOp("b", "compute", (5.0, 5.0)))
+        >>> AssistantRules(("x", "y"), ops, (RuledFlow(0, 1, 2.0),)).theta
+        0.95
+    """
+
+    devices: tuple[str, ...]
+    ops: tuple[RuledOp, ...]
+    flows: tuple[RuledFlow, ...] = ()
+    theta: float = 0.95
+    gamma: float = 0.50
+    margin: float = 0.03
+    horizon_steps: int = 200
+    settle_steps: int = 2
+    max_moves: int = 8
+    state_bytes_per_s: float = 1e10
+
+    def __post_init__(self) -> None:
+        if not 0 < self.gamma < self.theta < 1 or not 0 <= self.margin < 1:
+            raise InputError(
+                f"assistants: expected 0 < gamma < theta < 1 and margin in [0, 1), got {self.gamma}, {self.theta} "
+                f"and {self.margin}"
+            )
+        if min(self.horizon_steps, self.settle_steps, self.max_moves) < 1 or not self.state_bytes_per_s > 0:
+            raise InputError("assistants: expected horizon_steps, settle_steps, max_moves and a rate of at least 1")
+        for op in self.ops:
+            if len(op.takes_us) != len(self.devices) or not all(0 <= us < float("inf") for us in op.takes_us):
+                raise InputError(f"assistants: op {op.name!r} needs a time on each of {len(self.devices)} devices")
+        for flow in self.flows:
+            if not 0 <= flow.source < flow.reader < len(self.ops) or not flow.transfer_us >= 0:
+                raise InputError(f"assistants: a flow goes onward among {len(self.ops)} ops, got {tuple(flow)}")
+
+    @cached_property
+    def incoming(self) -> tuple[tuple[tuple[int, float], ...], ...]:
+        """For each op who it waits for, and what that takes longer from another device."""
+        found: list[list[tuple[int, float]]] = [[] for _ in self.ops]
+        for source, reader, transfer_us in self.flows:
+            found[reader].append((source, transfer_us))
+        return tuple(map(tuple, found))
+
+    @cached_property
+    def outgoing(self) -> tuple[tuple[tuple[int, float], ...], ...]:
+        """For each op who waits for it, and what that takes longer on another device."""
+        found: list[list[tuple[int, float]]] = [[] for _ in self.ops]
+        for source, reader, transfer_us in self.flows:
+            found[source].append((reader, transfer_us))
+        return tuple(map(tuple, found))
+
+    @cached_property
+    def ranks_us(self) -> tuple[float, ...]:
+        """For each op the longest way from its start to the end of the step, with its mean time on the devices."""
+        found = [0.0] * len(self.ops)
+        for position in range(len(self.ops) - 1, -1, -1):
+            behind = max((found[reader] for reader, _ in self.outgoing[position]), default=0.0)
+            found[position] = behind + sum(self.ops[position].takes_us) / len(self.devices)
+        return tuple(found)
+
+
+def assistant_rules(graph: Graph, costs: Costs, machine: Machine, **thresholds: float) -> AssistantRules:
+    """The rules for a graph on the devices of a machine.
+
+    Args:
+        graph: one step, its ops in a topological order.
+        costs: how long each op takes on each device.
+        machine: rates of its devices and links; where a device has none, an op is compute-bound.
+        thresholds: fields of `AssistantRules`.
+
+    Raises:
+        InputError: an op without a cost, or what `AssistantRules` refuses.
+    """
+    names = [device.name for device in machine.devices]
+    known = [link for link in machine.links if link.src in names and link.dst in names]
+    latency_us = max((link.latency_us for link in known), default=10.0)
+    bytes_per_s = min((link.bytes_per_s for link in known), default=1e10)
+
+    def transfer_us(size: float) -> float:
+        return latency_us + size / bytes_per_s * 1e6 if size else 0.0
+
+    flows = [RuledFlow(graph.index[e.src], graph.index[e.dst], transfer_us(e.size_bytes)) for e in graph.edges]
+    moved_us: dict[int, float] = {}
+    for flow in flows:
+        for end in (flow.source, flow.reader):
+            moved_us[end] = max(moved_us.get(end, 0.0), flow.transfer_us)
+    lasting = {buffer.name: buffer.size_bytes for buffer in graph.buffers if buffer.life == "lasting"}
+    writers: dict[str, int] = {}
+    for op in graph.ops:
+        for name in lasting.keys() & set(op.writes):
+            writers[name] = writers.get(name, 0) + 1
+    ops = tuple(
+        RuledOp(
+            op.name,
+            _resource(op, machine.devices[0], moved_us.get(position, 0.0)),
+            tuple(costs.duration_us(op.name, width=device.cores, device=device.name) for device in machine.devices),
+            sum(lasting[name] for name in lasting.keys() & set(op.writes)),
+            all(writers[name] == 1 for name in lasting.keys() & set(op.writes)),
+        )
+        for position, op in enumerate(graph.ops)
+    )
+    numbers: Mapping[str, float] = {"state_bytes_per_s": bytes_per_s, **thresholds}
+    return AssistantRules(tuple(names), ops, tuple(flows), **numbers)  # type: ignore[arg-type]
+
+
+def _resource(op: Op, device: Device, moved_us: float) -> Resource:
+    arithmetic_us = op.flops / device.flops_per_s * 1e6 if device.flops_per_s else 0.0
+    traffic_us = op.size_bytes / device.bytes_per_s * 1e6 if device.bytes_per_s else 0.0
+    if not arithmetic_us and not traffic_us:
+        return "compute"
+    longest = max((arithmetic_us, "compute"), (traffic_us, "memory"), (moved_us, "network"), key=lambda pair: pair[0])
+    return longest[1]  # type: ignore[return-value]

@@ -1,0 +1,254 @@
+"""Assistants: which ops go from a device that is overloaded to one that is not, by numbers that all ranks have.
+
+Tavarageri et al., section 3: a device whose use of a resource passes theta puts an op so tagged into its out-box, and a
+device below gamma takes it. By the paper alone this neither ends nor goes far enough, and it says nothing of three
+things; chosen here are
+
+- **which op**: the one with which the predicted step is the shortest. The step is predicted by list
+  scheduling on the devices, each op as much slower as its device was measured to be, a flow between devices with its
+  transfer time; and devices run their ops in that order;
+- **who takes**: devices below gamma first, then any other that is not above theta. Of two devices of which one has
+  become half as fast, the other is above gamma after the first move, with most of the loss still to win back;
+- **when to stop**: moves are made if together they save `margin` of the predicted step, in `horizon_steps` pay for the
+  state that moves along, and leave no device more loaded than the most loaded one was. With numbers that stay as they
+  are each decision makes the predicted step shorter by that, so they end, and none is taken back.
+
+    gathered numbers --decide--> moves      the same on every rank: no vote, no clock, nothing drawn
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+from hocket.adaptation.assistant_rules import RESOURCES, AssistantRules, Resource
+from hocket.errors import InputError
+from hocket.ir import Timeline
+
+__all__ = ["DeviceShare", "OpMove", "decide", "order_of", "predicted_loads_us", "predicted_step_us", "shares_of"]
+
+# How many ops of a device are tried, and on how many others.
+CANDIDATES = 16
+TAKERS = 3
+ROUNDING = 1e-9
+
+
+@dataclass(frozen=True)
+class DeviceShare:
+    """What was measured of a device since the last moves.
+
+    Attributes:
+        compute: how much of its arithmetic was used, by this job or others, between 0 and 1.
+        memory: the same of its memory traffic.
+        network: the same of its links.
+        slowdown: how long its ops took over what they were planned to take.
+        steps: how many steps this was measured over.
+
+    Raises `InputError` at construction for a share outside of [0, 1], or a slowdown that is not above 0.
+    """
+
+    compute: float
+    memory: float = 0.0
+    network: float = 0.0
+    slowdown: float = 1.0
+    steps: int = 1_000_000
+
+    def __post_init__(self) -> None:
+        if not all(0 <= self.of(resource) <= 1 for resource in RESOURCES):
+            raise InputError(f"assistants: expected shares between 0 and 1, got {self}")
+        if not 0 < self.slowdown < float("inf") or self.steps < 0:
+            raise InputError(f"assistants: expected a slowdown above 0 and steps from 0 on, got {self}")
+
+    def of(self, resource: Resource) -> float:
+        """The share of one resource."""
+        return {"compute": self.compute, "memory": self.memory, "network": self.network}[resource]
+
+
+class OpMove(NamedTuple):
+    """An op, by its position, that goes from one device to another."""
+
+    op: int
+    source: int
+    target: int
+
+
+def decide(shares: Sequence[DeviceShare], rules: AssistantRules, assignment: Sequence[int]) -> tuple[OpMove, ...]:
+    """The ops that move now; none in most steps.
+
+    Args:
+        shares: of each device, as every rank knows them.
+        rules: the same on every rank.
+        assignment: for each op of the rules the position of its device.
+
+    Raises:
+        InputError: numbers of devices or ops that do not fit the rules.
+
+    Example:
+        >>> from hocket.adaptation.assistant_rules import RuledOp
+        >>> rules = AssistantRules(("x", "y"), tuple(RuledOp(name, "compute", (5.0, 5.0)) for name in "abcdef"))
+        >>> busy, idle = DeviceShare(compute=1.0, slowdown=2.0), DeviceShare(compute=0.5)
+        >>> decide((busy, idle), rules, (0, 0, 0, 1, 1, 1))
+        (OpMove(op=0, source=0, target=1),)
+    """
+    if len(shares) != len(rules.devices) or len(assignment) != len(rules.ops):
+        raise InputError(
+            f"assistants: rules of {len(rules.devices)} devices and {len(rules.ops)} ops, got shares of {len(shares)} "
+            f"and an assignment of {len(assignment)}"
+        )
+    if any(share.steps < rules.settle_steps for share in shares):
+        return ()
+    slowdown = [share.slowdown for share in shares]
+    begin = _judged(rules, assignment, slowdown)
+    now = list(assignment)
+    tried: list[tuple[tuple[float, float], OpMove]] = []
+    while len(tried) < rules.max_moves:
+        found = _best_move(shares, rules, now, slowdown, begin[1], {move.op for _, move in tried})
+        if found is None:
+            break
+        now[found[1].op] = found[1].target
+        tried.append(found)
+    if not tried:
+        return ()
+    # Kernighan and Lin: a move may cost something that a later one brings; what counts is the best of all beginnings.
+    enough = min(range(len(tried)), key=lambda number: (tried[number][0], number)) + 1
+    moves = [move for _, move in tried[:enough]]
+    saved_us = begin[0] - tried[enough - 1][0][0]
+    state_us = sum(rules.ops[move.op].state_bytes for move in moves) / rules.state_bytes_per_s * 1e6
+    if saved_us < rules.margin * begin[0] or saved_us * rules.horizon_steps <= state_us:
+        return ()
+    return tuple(moves)
+
+
+def predicted_step_us(rules: AssistantRules, assignment: Sequence[int], slowdown: Sequence[float]) -> float:
+    """When the last op ends, each as much slower as its device is, in the order of `order_of`."""
+    return _listed(rules, assignment, slowdown)[1]
+
+
+def order_of(rules: AssistantRules, assignment: Sequence[int], slowdown: Sequence[float]) -> tuple[int, ...]:
+    """The order in which devices run their ops: of those that are ready, the one with the most work behind it."""
+    return _listed(rules, assignment, slowdown)[0]
+
+
+def _listed(
+    rules: AssistantRules, assignment: Sequence[int], slowdown: Sequence[float]
+) -> tuple[tuple[int, ...], float]:
+    """List scheduling on given devices: an order of all ops, and when the last one ends."""
+    waiting = [len(sources) for sources in rules.incoming]
+    ready_us = [0.0] * len(rules.ops)
+    idle_us = [0.0] * len(rules.devices)
+    # For each device the ops that are there, and those that are on their way, by the time of their arrival.
+    here: list[list[tuple[float, int]]] = [[] for _ in rules.devices]
+    coming: list[list[tuple[float, int]]] = [[] for _ in rules.devices]
+    for position, count in enumerate(waiting):
+        if not count:
+            heappush(coming[assignment[position]], (0.0, position))
+    order: list[int] = []
+    while len(order) < len(rules.ops):
+        able = [
+            (max(idle_us[d], 0.0 if here[d] else coming[d][0][0]), d)
+            for d in range(len(rules.devices))
+            if here[d] or coming[d]
+        ]
+        now_us, device = min(able)
+        while coming[device] and coming[device][0][0] <= now_us:
+            position = heappop(coming[device])[1]
+            heappush(here[device], (-rules.ranks_us[position], position))
+        position = heappop(here[device])[1]
+        end_us = idle_us[device] = now_us + rules.ops[position].takes_us[device] * slowdown[device]
+        order.append(position)
+        for reader, transfer_us in rules.outgoing[position]:
+            arrives_us = end_us + (transfer_us if assignment[reader] != device else 0.0)
+            ready_us[reader] = max(ready_us[reader], arrives_us)
+            waiting[reader] -= 1
+            if not waiting[reader]:
+                heappush(coming[assignment[reader]], (ready_us[reader], reader))
+    return tuple(order), max(idle_us)
+
+
+def predicted_loads_us(
+    rules: AssistantRules, assignment: Sequence[int], slowdown: Sequence[float]
+) -> tuple[float, ...]:
+    """For each device the time of its ops, as much slower as it is."""
+    found = [0.0] * len(rules.devices)
+    for op, at in zip(rules.ops, assignment, strict=True):
+        found[at] += op.takes_us[at] * slowdown[at]
+    return tuple(found)
+
+
+def shares_of(
+    timeline: Timeline, rules: AssistantRules, *, activity: Mapping[str, float] | None = None, steps: int = 1_000_000
+) -> tuple[DeviceShare, ...]:
+    """What a measured step says of each device; its lanes are called as the devices are.
+
+    Args:
+        timeline: of one step, or the median of several.
+        rules: what the ops were planned to take.
+        activity: how much of a device is used by anybody, as its system says; where it says nothing, this step's part.
+        steps: since the last moves.
+    """
+    planned = {op.name: op for op in rules.ops}
+    found = []
+    for number, device in enumerate(rules.devices):
+        spans = [span for span in timeline.spans if span.lane == device]
+        took_us = dict.fromkeys(RESOURCES, 0.0)
+        for span in spans:
+            took_us[planned[span.op].resource] += span.duration_us
+        expected_us = sum(planned[span.op].takes_us[number] for span in spans)
+        whole_us = max(timeline.makespan_us, 1e-300)
+        busy = sum(took_us.values()) / whole_us
+        used = busy if activity is None else max(busy, activity.get(device, 0.0))
+        found.append(
+            DeviceShare(
+                compute=min(1.0, used),
+                memory=min(1.0, took_us["memory"] / whole_us),
+                network=min(1.0, took_us["network"] / whole_us),
+                slowdown=sum(took_us.values()) / expected_us if expected_us else 1.0,
+                steps=steps,
+            )
+        )
+    return tuple(found)
+
+
+def _judged(rules: AssistantRules, assignment: Sequence[int], slowdown: Sequence[float]) -> tuple[float, float]:
+    return predicted_step_us(rules, assignment, slowdown), max(predicted_loads_us(rules, assignment, slowdown))
+
+
+def _best_move(
+    shares: Sequence[DeviceShare],
+    rules: AssistantRules,
+    now: list[int],
+    slowdown: Sequence[float],
+    most_load_us: float,
+    moved: set[int],
+) -> tuple[tuple[float, float], OpMove] | None:
+    """The move with the shortest predicted step, of those that leave no device more loaded than that."""
+    loads_us = predicted_loads_us(rules, now, slowdown)
+    found: tuple[tuple[float, float], OpMove] | None = None
+    for resource in RESOURCES:
+        for giver in (device for device, share in enumerate(shares) if share.of(resource) > rules.theta):
+            takers = [d for d, share in enumerate(shares) if d != giver and share.of(resource) <= rules.theta]
+            takers.sort(key=lambda device: (shares[device].of(resource) >= rules.gamma, loads_us[device], device))
+            able = [
+                position
+                for position, op in enumerate(rules.ops)
+                if now[position] == giver and op.resource == resource and op.is_movable and position not in moved
+            ]
+            # What takes more than the giver has too much would only change the places.
+            excess_us = (loads_us[giver] - min(loads_us)) or 1.0
+            able.sort(key=lambda position: (-_part(rules, position, giver, slowdown, excess_us), position))
+            for position in able[:CANDIDATES]:
+                for taker in takers[:TAKERS]:
+                    now[position] = taker
+                    judged = _judged(rules, now, slowdown)
+                    now[position] = giver
+                    if judged[1] <= most_load_us * (1 + ROUNDING) and (found is None or judged < found[0]):
+                        found = (judged, OpMove(position, giver, taker))
+    return found
+
+
+def _part(rules: AssistantRules, position: int, device: int, slowdown: Sequence[float], excess_us: float) -> float:
+    """How much of the excess an op takes; more than all of it counts as nothing."""
+    part = rules.ops[position].takes_us[device] * slowdown[device] / excess_us
+    return part if part <= 1.0 else 0.0

@@ -1,0 +1,172 @@
+"""``hocket run TARGET --ranks K``: the target's model as a pipeline over so many processes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from argparse import ArgumentParser, Namespace
+from contextlib import redirect_stdout
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from hocket.cli.arguments import count
+from hocket.cli.console import UsageError, print_json, print_tables, table
+from hocket.cli.steps import run_verb, wait_policy, working
+from hocket.cli.targets import Target
+from hocket.cli.torchrun import start_ranks, started_by_torchrun, words_of
+from hocket.reporting.words import count_text, duration_text, quantity_text
+
+if TYPE_CHECKING:
+    from hocket.distributed.pipelined_run import PipelineRun
+
+__all__ = ["add_options", "run_or_pipeline"]
+
+# What `hocket run` takes and a pipeline does not, with what it has when nobody says anything.
+_NOT_FOR_PIPELINES = {
+    "planner": "auto",
+    "plan": None,
+    "simulate": None,
+    "numerics": "bitwise",
+    "strict": False,
+    "report": None,
+    "device": None,
+}
+
+
+def add_options(run: ArgumentParser) -> None:
+    """The options of ``hocket run`` that make a pipeline of it."""
+    group = run.add_argument_group("as a pipeline over processes")
+    group.add_argument("--ranks", type=count, metavar="K", help="cut the model into stages, for K processes")
+    group.add_argument("--microbatches", type=count, metavar="M", help="parts of a batch (K)")
+    group.add_argument("--schedule", metavar="NAME", help="torch's: 1f1b, gpipe, interleaved1f1b, ... (1f1b)")
+
+
+def run_or_pipeline(args: Namespace) -> None:
+    """``hocket run``, with ``--ranks`` or without."""
+    if args.ranks is not None:
+        _pipeline(args)
+    elif args.microbatches or args.schedule:
+        raise UsageError("--microbatches and --schedule are of a pipeline: add --ranks")
+    else:
+        run_verb(args)
+
+
+def _pipeline(args: Namespace) -> None:
+    """Run a step in stages: one of the ranks of a torchrun job, or, alone, all of them."""
+    wait_policy()
+    for name, default in _NOT_FOR_PIPELINES.items():
+        if getattr(args, name) != default:
+            raise UsageError(f"--{name}: not with --ranks: stages run eagerly, on CPUs")
+    microbatches = args.microbatches or args.ranks
+    if microbatches < args.ranks:
+        raise UsageError(f"--microbatches: {microbatches} for {args.ranks} ranks: fewer than one for each")
+    if not started_by_torchrun():
+        _check(args, microbatches)
+        start_ranks(args.target, args.ranks, _words(args))
+        return
+    world = int(os.environ["WORLD_SIZE"])
+    if world != args.ranks:
+        raise UsageError(f"torchrun has started {world} ranks, and --ranks is {args.ranks}")
+    target = Target(args.target, args.batch_size, args.optimizer, args.seed, dict(args.settings), None)
+    with redirect_stdout(sys.stderr):
+        made = _run(args, target, microbatches)
+    if os.environ["RANK"] == "0":
+        _tell(args, made, microbatches)
+
+
+def _check(args: Namespace, microbatches: int) -> None:
+    """Refuse what cannot be a pipeline before there are ranks, each of which would say so."""
+    from hocket.distributed.pipelined_run import check_pipeline
+
+    with working(args, "load the step", moving=True) as (target, job, bar):
+        bar.update("trace the model")
+        with target.blamed("the step as a pipeline"):
+            check_pipeline(job, ranks=args.ranks, microbatches=microbatches, schedule=args.schedule or "1f1b")
+
+
+def _words(args: Namespace) -> list[str]:
+    """The same command line again."""
+    given = {
+        "--ranks": args.ranks,
+        "--microbatches": args.microbatches,
+        "--schedule": args.schedule,
+        "--runs": args.runs,
+        "--threads": args.threads,
+        "--format": args.format,
+        "--batch-size": args.batch_size,
+        "--optimizer": args.optimizer,
+        "--seed": args.seed,
+    }
+    return words_of("run", args.target, given, args.settings, {"--traceback": args.traceback})
+
+
+def _run(args: Namespace, target: Target, microbatches: int) -> PipelineRun:
+    import torch
+    import torch.distributed as dist
+
+    from hocket.distributed.pipelined_run import run_pipeline
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    torch.set_num_threads(args.threads or max(1, cores // args.ranks))
+    job = target.job()
+    dist.init_process_group("gloo")
+    try:
+        with target.blamed("the step as a pipeline"):
+            return run_pipeline(job, microbatches=microbatches, schedule=args.schedule or "1f1b", runs=args.runs)
+    finally:
+        dist.destroy_process_group()
+
+
+def _tell(args: Namespace, made: PipelineRun, microbatches: int) -> None:
+    cut = made.cut
+    if args.format == "json":
+        print_json(_document(args, made, microbatches))
+        return
+    rows = [
+        (
+            str(number),
+            str(stage.rank),
+            f"{stage.ops:,}",
+            duration_text(stage.forward_us),
+            duration_text(stage.backward_us),
+            quantity_text(stage.received_bytes, "B"),
+            quantity_text(stage.kept_bytes, "B"),
+            f"{stage.in_flight} x {quantity_text(stage.saved_bytes, 'B')}",
+        )
+        for number, stage in enumerate(cut.stages)
+    ]
+    columns = ("stage", "rank", "ops", "forward", "backward", "received", "parameters", "saved")
+    facts = [
+        ("step, measured", duration_text(made.step_us)),
+        ("step, predicted", duration_text(cut.step_us)),
+        ("eager, one process", duration_text(made.eager_us)),
+        ("farthest gradient from eager's", f"{made.gradient_error:.2g}"),
+        ("largest memory of a rank", quantity_text(max(cut.memory_bytes), "B")),
+        ("link", f"{duration_text(made.link.latency_us)}, {quantity_text(made.link.bytes_per_s, 'B')}/s"),
+    ]
+    title = (
+        f"{args.target}: {count_text(len(cut.stages), 'stage')} on {count_text(args.ranks, 'rank')}, "
+        f"{cut.order.schedule}, {microbatches} micro-batches"
+    )
+    summary = table(f"forward and backward, {count_text(made.threads, 'thread')} a rank", ("", ""), facts)
+    summary.show_header = False
+    print_tables(table(title, columns, rows), summary)
+
+
+def _document(args: Namespace, made: PipelineRun, microbatches: int) -> dict[str, Any]:
+    cut = made.cut
+    return {
+        "target": args.target,
+        "ranks": args.ranks,
+        "microbatches": microbatches,
+        "schedule": cut.order.schedule,
+        "threads": made.threads,
+        "stages": [stage._asdict() for stage in cut.stages],
+        "memory_bytes": list(cut.memory_bytes),
+        "predicted_us": cut.step_us,
+        "measured_us": made.step_us,
+        "steps_us": list(made.steps_us),
+        "eager_us": made.eager_us,
+        "gradient_error": made.gradient_error,
+        "link": asdict(made.link),
+    }

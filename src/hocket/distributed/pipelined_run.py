@@ -1,0 +1,238 @@
+"""One rank of a step as a pipeline: cut, verified against eager, timed. What ``hocket run --ranks`` runs."""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import fx
+from torch.distributed.pipelining import pipeline
+from torch.utils._pytree import tree_flatten
+
+from hocket.distributed.first_rank import made_by_first_rank
+from hocket.distributed.measured_link import measured_link
+from hocket.distributed.pipeline_schedules import has_one_stage_a_rank, schedule_class
+from hocket.distributed.pipelined_step import PipelinedStep
+from hocket.distributed.split import split_policy
+from hocket.distributed.traced import inline_grad_modes
+from hocket.errors import ExecutionError, InputError
+from hocket.ir import Link
+from hocket.job import Job
+from hocket.planning.partition.pipeline_cut import PipelineCut
+
+__all__ = ["PipelineRun", "check_pipeline", "run_pipeline"]
+
+EAGER_RUNS = 5
+# How far a gradient may be from eager's, as a share of the parameter's largest.
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
+# A schedule whose stages meet on one rank: torch's traced stages greet each other over the wire, which gloo refuses.
+MEET_ON_ONE_RANK = ("zbvzerobubble", "dualpipev")
+
+
+@dataclass(frozen=True)
+class PipelineRun:
+    """What a rank knows after a step in stages.
+
+    Attributes:
+        cut: which stage has what, and the predicted step.
+        parameters: how many there are in each stage of this rank.
+        gradient_error: how far any gradient of any rank is from eager's, as a share of the parameter's largest.
+        steps_us: measured steps, from when all ranks were ready to when the last was done.
+        eager_us: forward and backward of the same micro-batches in one process, on as many threads as a rank has.
+        link: between two ranks, measured.
+        threads: of each rank.
+    """
+
+    cut: PipelineCut
+    parameters: dict[int, int]
+    gradient_error: float
+    steps_us: tuple[float, ...]
+    eager_us: float
+    link: Link
+    threads: int
+
+    @property
+    def step_us(self) -> float:
+        return median(self.steps_us)
+
+
+def check_pipeline(job: Job, *, ranks: int, microbatches: int, schedule: str = "1f1b") -> None:
+    """Whether a job's step can be a pipeline, in this process alone; its parameters are left alone, nothing is timed.
+
+    Args:
+        job: what `run_pipeline` will be given.
+        ranks: how many there will be.
+        microbatches: equal parts of the job's first batch.
+        schedule: torch's name.
+
+    Raises:
+        InputError: a step, a model or a schedule that cannot be a pipeline; says why.
+    """
+    if schedule.lower() in MEET_ON_ONE_RANK:
+        raise InputError(f"pipeline: {schedule} has neighbouring stages on one rank, and gloo sends nothing to itself")
+    stages = ranks if has_one_stage_a_rank(schedule) else 2 * ranks
+
+    def policy(traced: fx.GraphModule) -> fx.GraphModule:
+        inline_grad_modes(traced)
+        costs = {node.name: 1.0 for node in traced.graph.nodes}  # where it may be cut does not depend on them
+        chosen = split_policy(stages, microbatches=microbatches, schedule=schedule, ranks=ranks, costs=costs)
+        return chosen(traced)
+
+    step = PipelinedStep(job, microbatches)
+    output = step.model(*step.inputs[0])
+    if not isinstance(output, torch.Tensor):
+        raise InputError(
+            f"pipeline: expected the model to return a tensor, got a value of type {type(output).__name__}"
+        )
+    step.loss(output, 0)
+    _piped(step, policy)
+
+
+def run_pipeline(job: Job, *, microbatches: int, schedule: str = "1f1b", runs: int = 10) -> PipelineRun:
+    """Run a job's forward and backward as a pipeline over the ranks of the process group; nothing is updated.
+
+    Args:
+        job: the same on every rank, and `check_pipeline` has nothing against it; parameters are those of rank 0.
+        microbatches: equal parts of the job's first batch.
+        schedule: torch's name.
+        runs: how many steps are timed.
+
+    Raises:
+        InputError: what `check_pipeline` raises.
+        ExecutionError: batches differ between ranks, or gradients are not eager's.
+    """
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    stages = ranks if has_one_stage_a_rank(schedule) else 2 * ranks
+    step = PipelinedStep(job, microbatches)
+    _agree(step)
+    expected = step.eager_gradients()
+    link = measured_link()
+    policy = split_policy(stages, microbatches=microbatches, schedule=schedule, ranks=ranks, links=link)
+    eager_us = made_by_first_rank(lambda: _eager_us(step))
+    pipe = _piped(step, policy)
+    mine = [number for number, home in enumerate(policy.order.rank_of) if home == rank]
+    built = [pipe.build_stage(number, torch.device("cpu")) for number in mine]
+
+    def loss(output: Any, target: torch.Tensor) -> torch.Tensor:
+        return step.loss(output, int(target[0]))
+
+    made = schedule_class(schedule)(built[0] if stages == ranks else built, microbatches, loss_fn=loss)
+    given = step.whole_inputs if 0 in mine else ()
+    target = {"target": torch.arange(microbatches)} if stages - 1 in mine else {}
+
+    def once() -> float:
+        for stage in built:
+            stage.submod.zero_grad(set_to_none=True)
+        dist.barrier()
+        begin_s = perf_counter()
+        made.step(*given, **target)
+        took = torch.tensor(perf_counter() - begin_s, dtype=torch.float64)
+        dist.all_reduce(took, dist.ReduceOp.MAX)
+        return float(took) * 1e6
+
+    once()  # the first step meets the neighbours
+    error = _verified(built, expected)
+    steps_us = tuple(once() for _ in range(runs))
+    assert policy.cut is not None
+    parameters = {number: len(list(stage.submod.parameters())) for number, stage in zip(mine, built, strict=True)}
+    return PipelineRun(policy.cut, parameters, error, steps_us, eager_us, link, torch.get_num_threads())
+
+
+def _agree(step: PipelinedStep) -> None:
+    """All ranks have rank 0's parameters and buffers, and the same batch."""
+    with torch.no_grad():
+        for tensor in (*step.model.parameters(), *step.model.buffers()):
+            dist.broadcast(tensor.data, src=0)
+    digest = hashlib.sha256()
+    for leaf in tree_flatten(step.batches)[0]:
+        content = leaf.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes() if _is_tensor(leaf) else leaf
+        digest.update(content if isinstance(content, bytes) else repr(content).encode())
+    number = torch.tensor(int.from_bytes(digest.digest()[:7], "big"), dtype=torch.int64)
+    least, most = number.clone(), number.clone()
+    dist.all_reduce(least, dist.ReduceOp.MIN)
+    dist.all_reduce(most, dist.ReduceOp.MAX)
+    if int(least) != int(most):
+        raise ExecutionError("pipeline: batches differ between ranks: draw them with a seed")
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.numel() > 0
+
+
+def _piped(step: PipelinedStep, policy: Callable[[fx.GraphModule], fx.GraphModule]) -> Any:
+    def cut(traced: fx.GraphModule) -> fx.GraphModule:
+        for node in traced.graph.nodes:
+            if _draws(node):
+                raise InputError(
+                    f"pipeline: op {node.name!r} draws random numbers, and ranks draw others than one process "
+                    "(set its probability to 0)"
+                )
+        return policy(traced)
+
+    try:
+        with warnings.catch_warnings():  # torch 2.13 copies its own tree specifications in a way that it warns of
+            warnings.filterwarnings("ignore", message=".isinstance.treespec, LeafSpec", category=FutureWarning)
+            return pipeline(step.model, step.inputs[0], split_policy=cut)
+    except InputError:
+        raise
+    except Exception as error:
+        if isinstance(error.__cause__, InputError):
+            raise error.__cause__ from None
+        lines = str(error).strip().splitlines() or [""]
+        raise InputError(f"pipeline: torch cannot trace the model: {type(error).__name__}: {lines[0]}") from error
+
+
+def _draws(node: fx.Node) -> bool:
+    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+        return False
+    schema = node.target._schema  # type: ignore[union-attr]
+    given = {a.name: node.kwargs.get(a.name, a.default_value) for a in schema.arguments}
+    given |= {a.name: value for a, value in zip(schema.arguments, node.args, strict=False)}
+    return not (0 in (given.get("p"), given.get("dropout_p")) or given.get("train") is False)
+
+
+def _eager_us(step: PipelinedStep) -> float:
+    found = []
+    for _ in range(EAGER_RUNS):
+        begin_s = perf_counter()
+        step.eager_gradients()
+        found.append((perf_counter() - begin_s) * 1e6)
+    return median(found)
+
+
+def _verified(built: list[Any], expected: dict[str, torch.Tensor]) -> float:
+    """The largest error of any rank.
+
+    Raises:
+        ExecutionError: it is too large; the rank that has the parameter names it.
+    """
+    largest = max((float(value.abs().max()) for value in expected.values() if value.numel()), default=0.0)
+    worst, named, tolerance = 0.0, "", TOLERANCE[torch.float32]
+    for stage in built:
+        for name, parameter in stage.submod.named_parameters():
+            wanted = expected.get(name)
+            if wanted is None or parameter.grad is None:
+                missing = (wanted is None) != (parameter.grad is None)
+                error = float("inf") if missing else 0.0
+            else:
+                # A gradient that is all rounding (a bias before a norm) is held against the others.
+                scale = max(float(wanted.abs().max()), 1e-3 * largest, 1e-300)
+                error = float((parameter.grad - wanted).abs().max()) / scale
+                error = float("inf") if error != error else error
+            tolerance = TOLERANCE.get(parameter.dtype, tolerance)
+            if error > worst:
+                worst, named = error, name
+    # In units of the tolerance, which is that of the parameters' type.
+    seen = torch.tensor([worst, worst / tolerance], dtype=torch.float64)
+    dist.all_reduce(seen, dist.ReduceOp.MAX)
+    if float(seen[1]) > 1.0:
+        which = f": that of {named!r} by {worst:.3g}" if worst / tolerance > 1.0 else ", on another rank"
+        raise ExecutionError(f"pipeline: gradients are not eager's{which} of its largest")
+    return float(seen[0])

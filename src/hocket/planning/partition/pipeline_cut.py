@@ -1,0 +1,219 @@
+"""Where to cut a chain of ops into the stages of a pipeline, so that a step by its schedule ends the earliest.
+
+The start is exact for another question: the least largest stage, by dynamic programming (`chain`). Then one or a few
+neighbouring cuts at a time move to places near theirs, as long as the simulated step becomes shorter, or a rank that
+holds too much holds less. For one stage a rank that is the start itself in most cases; where a rank has several stages,
+their sum is what counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.errors import InputError
+from hocket.planning.partition.chain import cut_chain
+from hocket.planning.partition.pipeline_order import PipelineOrder, pipeline_step_us, rank_memory_bytes
+
+__all__ = ["Chain", "PipelineCut", "StageSummary", "cut_at", "cut_for_schedule"]
+
+# How far, in places where a cut may be, one moves at a time.
+REACH = 12
+# How many neighbouring cuts move together: a stage that has to grow may push the others on.
+TOGETHER = 4
+
+
+@dataclass(frozen=True, eq=False)
+class Chain:
+    """Ops in their order, each with what it takes and what a cut before it costs.
+
+    Attributes:
+        forward_us: of each op, for one micro-batch.
+        backward_us: of each op, for one micro-batch.
+        crossing_bytes: what crosses a cut before each op; infinite where none may be.
+        kept_bytes: what each op keeps whatever is computed (parameters and their gradients).
+        saved_bytes: what each op saves for one micro-batch.
+
+    Raises `InputError` at construction for lengths that differ.
+    """
+
+    forward_us: NDArray[np.float64]
+    backward_us: NDArray[np.float64]
+    crossing_bytes: NDArray[np.float64]
+    kept_bytes: NDArray[np.float64]
+    saved_bytes: NDArray[np.float64]
+
+    def __post_init__(self) -> None:
+        for name in ("forward_us", "backward_us", "crossing_bytes", "kept_bytes", "saved_bytes"):
+            values = np.asarray(getattr(self, name), np.float64)
+            object.__setattr__(self, name, values)
+            if values.shape != self.forward_us.shape:
+                raise InputError(f"chain: {name} has {values.size} values for {self.forward_us.size} ops")
+
+    def __len__(self) -> int:
+        return int(self.forward_us.size)
+
+
+class StageSummary(NamedTuple):
+    """What one stage has.
+
+    Attributes:
+        rank: which rank runs it.
+        ops: how many.
+        forward_us: for one micro-batch.
+        backward_us: for one micro-batch.
+        received_bytes: over the border before it, for one micro-batch, one way.
+        kept_bytes: parameters and their gradients.
+        saved_bytes: for one micro-batch.
+        in_flight: micro-batches that it has begun and not finished, at the most.
+    """
+
+    rank: int
+    ops: int
+    forward_us: float
+    backward_us: float
+    received_bytes: float
+    kept_bytes: float
+    saved_bytes: float
+    in_flight: int
+
+
+@dataclass(frozen=True)
+class PipelineCut:
+    """Cuts of a chain, and what is expected of them.
+
+    Attributes:
+        begins: the position of the first op of each stage but the first.
+        order: the schedule.
+        stages: what each has.
+        memory_bytes: for each rank the most that it holds.
+        step_us: the simulated step.
+    """
+
+    begins: tuple[int, ...]
+    order: PipelineOrder
+    stages: tuple[StageSummary, ...]
+    memory_bytes: tuple[float, ...]
+    step_us: float
+
+
+def cut_at(
+    chain: Chain, begins: Sequence[int], order: PipelineOrder, latency_us: float, bytes_per_s: float
+) -> PipelineCut:
+    """What a step takes with stages that begin there.
+
+    Args:
+        chain: what is cut.
+        begins: the position of the first op of each stage but the first.
+        order: the schedule.
+        latency_us: of a transfer between stages.
+        bytes_per_s: of the same.
+
+    Raises:
+        InputError: another number of stages than the schedule has.
+    """
+    if len(begins) != order.stages - 1:
+        raise InputError(f"split: {len(begins) + 1} stages, and the schedule has {order.stages}")
+    edges = np.array([0, *begins, len(chain)])
+
+    def sums(values: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.diff(np.concatenate([[0.0], np.cumsum(values)])[edges])
+
+    forward, backward = sums(chain.forward_us), sums(chain.backward_us)
+    kept, saved = sums(chain.kept_bytes), sums(chain.saved_bytes)
+    received = np.concatenate([[0.0], chain.crossing_bytes[list(begins)]])
+    crossing_us = latency_us + received / bytes_per_s * 1e6
+    stages = tuple(
+        StageSummary(
+            rank=order.rank_of[number],
+            ops=int(edges[number + 1] - edges[number]),
+            forward_us=float(forward[number]),
+            backward_us=float(backward[number]),
+            received_bytes=float(received[number]),
+            kept_bytes=float(kept[number]),
+            saved_bytes=float(saved[number]),
+            in_flight=order.in_flight[number],
+        )
+        for number in range(order.stages)
+    )
+    step_us = pipeline_step_us(order, forward.tolist(), backward.tolist(), crossing_us.tolist())
+    return PipelineCut(tuple(begins), order, stages, rank_memory_bytes(order, kept.tolist(), saved.tolist()), step_us)
+
+
+def cut_for_schedule(
+    chain: Chain, order: PipelineOrder, *, latency_us: float, bytes_per_s: float, memory_bytes: float | None = None
+) -> PipelineCut:
+    """The cuts with which a step by `order` ends the earliest, as far as the search finds.
+
+    Args:
+        chain: what is cut.
+        order: the schedule.
+        latency_us: of a transfer between stages.
+        bytes_per_s: of the same.
+        memory_bytes: what a rank may hold; any amount when not given.
+
+    Raises:
+        InputError: there are fewer places to cut than needed, or no cuts fit the memory, or none were found that do.
+
+    Example:
+        >>> from hocket.planning.partition.pipeline_order import PipelineAction
+        >>> actions = tuple((PipelineAction(s, "F", 0), PipelineAction(s, "B", 0)) for s in (0, 1))
+        >>> chain = Chain([1.0, 1.0, 4.0], [2.0, 2.0, 8.0], [0.0, 8.0, 0.0], [0.0] * 3, [0.0] * 3)
+        >>> order = PipelineOrder("gpipe", actions, 2, 1)
+        >>> cut_for_schedule(chain, order, latency_us=0.0, bytes_per_s=1e9).begins
+        (2,)
+    """
+    # There and back: an activation one way, its gradient the other.
+    border_us = 2 * (latency_us + chain.crossing_bytes / bytes_per_s * 1e6)
+    begins = cut_chain(
+        (chain.forward_us + chain.backward_us).tolist(),
+        border_us.tolist(),
+        order.stages,
+        kept_bytes=chain.kept_bytes.tolist(),
+        saved_bytes=chain.saved_bytes.tolist(),
+        in_flight=order.in_flight,
+        memory_bytes=memory_bytes,
+    )
+
+    def cost(cut: PipelineCut) -> tuple[float, float]:
+        beyond = 0.0 if memory_bytes is None else sum(max(0.0, held - memory_bytes) for held in cut.memory_bytes)
+        return beyond, cut.step_us
+
+    best = cut_at(chain, begins, order, latency_us, bytes_per_s)
+    places = np.flatnonzero(np.isfinite(chain.crossing_bytes))
+    places = places[places > 0]
+    while (
+        better := _better(best, places, lambda b: cut_at(chain, b, order, latency_us, bytes_per_s), cost)
+    ) is not None:
+        best = better
+    if cost(best)[0] > 0:
+        raise InputError(
+            f"split: no cuts into {order.stages} stages were found with which each of {len(order.ranks)} ranks holds "
+            f"at most {memory_bytes:,.0f} bytes; the fullest holds {max(best.memory_bytes):,.0f}"
+        )
+    return best
+
+
+def _better(
+    cut: PipelineCut,
+    places: NDArray[np.int64],
+    made: Callable[[tuple[int, ...]], PipelineCut],
+    cost: Callable[[PipelineCut], tuple[float, float]],
+) -> PipelineCut | None:
+    """The first that is better, of those with one or a few neighbouring cuts at other places near theirs."""
+    at = np.searchsorted(places, cut.begins)
+    known = cost(cut)
+    for first in range(len(at)):
+        for behind in range(first + 1, min(first + TOGETHER, len(at)) + 1):
+            for by in sorted(range(-REACH, REACH + 1), key=abs):
+                moved = at.copy()
+                moved[first:behind] += by
+                if by and moved[0] >= 0 and moved[-1] < len(places) and np.all(np.diff(moved) > 0):
+                    tried = made(tuple(places[moved].tolist()))
+                    if cost(tried) < known:
+                        return tried
+    return None

@@ -1,0 +1,216 @@
+"""What each rank of a pipeline runs, in which order, and what a step by it takes: torch's schedules, as values.
+
+    rank 0   F0 F1 F2 F3       B0       B1    B2    B3       F: forward of a micro-batch
+    rank 1      F0    F1 B0    F2 B1 F3 B2    B3             B: backward, or I (of the input), and later W (of weights)
+
+An action starts when its rank has finished the one before and its input has arrived: of a forward from the stage
+before, of a backward from the stage behind. Between stages of one rank nothing is sent. Torch's schedules of several
+stages a rank post their receives ahead, so that a tensor moves while its reader computes. 1F1B and GPipe receive when
+they come to it: a transfer takes the reader's time, and where a rank goes from forwards to backwards or back, it waits
+until what it has sent is received.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, NamedTuple
+
+from hocket.errors import InputError
+
+__all__ = ["PipelineAction", "PipelineOrder", "pipeline_step_us", "rank_memory_bytes"]
+
+Kind = Literal["F", "B", "I", "W"]
+# A backward takes about twice its forward: half of it for the input's gradient, half for the weights'.
+INPUT_SHARE = 0.5
+
+
+class PipelineAction(NamedTuple):
+    """One stage's work on one micro-batch: ``F`` forward, ``B`` backward, or ``I`` and ``W``, its two halves."""
+
+    stage: int
+    kind: Kind
+    micro_batch: int
+
+
+@dataclass(frozen=True)
+class PipelineOrder:
+    """The actions of each rank, in the order in which it runs them.
+
+    Attributes:
+        schedule: the name of the schedule.
+        ranks: for each rank its actions.
+        stages: how many there are; each is on one rank.
+        micro_batches: how many each stage works on.
+        receives_ahead: whether transfers run while their reader does something else.
+
+    Raises `InputError` at construction for a stage that is nowhere or on two ranks.
+
+    Example:
+        >>> F, B = PipelineAction(0, "F", 0), PipelineAction(0, "B", 0)
+        >>> PipelineOrder("gpipe", ((F, B),), 1, 1).rank_of
+        (0,)
+    """
+
+    schedule: str
+    ranks: tuple[tuple[PipelineAction, ...], ...]
+    stages: int
+    micro_batches: int
+    receives_ahead: bool = True
+
+    def __post_init__(self) -> None:
+        for stage in range(self.stages):
+            homes = [rank for rank, actions in enumerate(self.ranks) if any(a.stage == stage for a in actions)]
+            if len(homes) != 1:
+                raise InputError(f"schedule {self.schedule}: stage {stage} is on ranks {homes}, expected one rank")
+
+    @cached_property
+    def rank_of(self) -> tuple[int, ...]:
+        """For each stage its rank."""
+        found = {action.stage: rank for rank, actions in enumerate(self.ranks) for action in actions}
+        return tuple(found[stage] for stage in range(self.stages))
+
+    @cached_property
+    def place(self) -> dict[PipelineAction, tuple[int, int]]:
+        """The rank of each action, and its number there."""
+        return {action: (rank, n) for rank, actions in enumerate(self.ranks) for n, action in enumerate(actions)}
+
+    def source(self, action: PipelineAction) -> PipelineAction | None:
+        """The action whose result another one needs from another stage; None if there is none."""
+        return self._sources.get(action)
+
+    def reader(self, action: PipelineAction) -> PipelineAction | None:
+        """The action on another rank that needs what `action` makes; None if there is none."""
+        return self._readers.get(action)
+
+    @cached_property
+    def _sources(self) -> dict[PipelineAction, PipelineAction]:
+        found = {}
+        for action in self.place:
+            stage, kind, micro_batch = action
+            if kind == "F" and stage > 0:
+                found[action] = PipelineAction(stage - 1, "F", micro_batch)
+            elif kind in ("B", "I") and stage < self.stages - 1:
+                behind = PipelineAction(stage + 1, "B", micro_batch)
+                found[action] = behind if behind in self.place else behind._replace(kind="I")
+        return found
+
+    @cached_property
+    def _readers(self) -> dict[PipelineAction, PipelineAction]:
+        rank_of = self.rank_of
+        return {s: action for action, s in self._sources.items() if rank_of[s.stage] != rank_of[action.stage]}
+
+    @cached_property
+    def in_flight(self) -> tuple[int, ...]:
+        """For each stage how many micro-batches it has begun and not finished, at the most."""
+        most = [0] * self.stages
+        for actions in self.ranks:
+            for held in _held(actions, self.stages):
+                most = [max(known, now) for known, now in zip(most, held, strict=True)]
+        return tuple(most)
+
+
+def pipeline_step_us(
+    order: PipelineOrder, forward_us: Sequence[float], backward_us: Sequence[float], crossing_us: Sequence[float]
+) -> float:
+    """When the last action of a step ends.
+
+    Args:
+        order: who runs what.
+        forward_us: of each stage, for one micro-batch.
+        backward_us: of each stage, for one micro-batch.
+        crossing_us: what one way over the border before each stage takes; that of the first is not looked at.
+
+    Raises:
+        InputError: actions that wait for each other in a circle.
+
+    Example:
+        >>> actions = tuple((PipelineAction(s, "F", 0), PipelineAction(s, "B", 0)) for s in (0, 1))
+        >>> pipeline_step_us(PipelineOrder("gpipe", actions, 2, 1), [1.0, 1.0], [2.0, 2.0], [0.0, 5.0])
+        16.0
+    """
+    rank_of, place = order.rank_of, order.place
+    ends_us: list[list[float]] = [[] for _ in order.ranks]  # of the actions that have been placed
+    remaining = sum(map(len, order.ranks))
+
+    def end_us(action: PipelineAction | None) -> float | None:
+        """When an action has ended; 0 for none, None while it has not been placed."""
+        if action is None:
+            return 0.0
+        rank, number = place[action]
+        return ends_us[rank][number] if number < len(ends_us[rank]) else None
+
+    def crosses_us(one: PipelineAction, other: PipelineAction) -> float:
+        return crossing_us[max(one.stage, other.stage)] if rank_of[one.stage] != rank_of[other.stage] else 0.0
+
+    def ready_us(rank: int) -> float | None:
+        """When the next action of a rank can start; None while that is not known."""
+        action, number = order.ranks[rank][len(ends_us[rank])], len(ends_us[rank])
+        before = order.ranks[rank][number - 1] if number else None
+        idle_us = end_us(before) or 0.0
+        start_us, source = idle_us, order.source(action)
+        if source is not None:
+            made_us = end_us(source)
+            if made_us is None:
+                return None
+            ahead = order.receives_ahead or rank_of[source.stage] == rank
+            start_us = max(idle_us, made_us + crosses_us(source, action))
+            if not ahead:
+                start_us = max(idle_us, made_us) + crosses_us(source, action)
+        reader = None if before is None or order.receives_ahead else order.reader(before)
+        if before is not None and reader is not None and before.kind != action.kind:
+            at, its_number = place[reader]
+            posted_us = end_us(order.ranks[at][its_number - 1] if its_number else None)
+            if posted_us is None:
+                return None
+            start_us = max(start_us, max(idle_us, posted_us) + crosses_us(before, reader))
+        return start_us
+
+    while remaining:
+        known = remaining
+        for rank, actions in enumerate(order.ranks):
+            while len(ends_us[rank]) < len(actions) and (start_us := ready_us(rank)) is not None:
+                stage, kind, _ = actions[len(ends_us[rank])]
+                share = {"B": 1.0, "I": INPUT_SHARE, "W": 1.0 - INPUT_SHARE}.get(kind, 0.0)
+                takes_us = forward_us[stage] if kind == "F" else share * backward_us[stage]
+                ends_us[rank].append(start_us + takes_us)
+                remaining -= 1
+        if remaining == known:
+            waiting = [str(tuple(a[len(e)])) for a, e in zip(order.ranks, ends_us, strict=True) if len(e) < len(a)]
+            raise InputError(f"schedule {order.schedule}: {', '.join(waiting)} wait for each other")
+    return max((ends[-1] for ends in ends_us if ends), default=0.0)
+
+
+def rank_memory_bytes(
+    order: PipelineOrder, kept_bytes: Sequence[float], saved_bytes: Sequence[float]
+) -> tuple[float, ...]:
+    """For each rank the most that it holds at once: its stages' parameters, and what is saved for their backwards.
+
+    Args:
+        order: who runs what.
+        kept_bytes: what each stage keeps.
+        saved_bytes: what each stage saves for one micro-batch.
+    """
+    found = []
+    for rank, actions in enumerate(order.ranks):
+        kept = sum(size for stage, size in enumerate(kept_bytes) if order.rank_of[stage] == rank)
+        most = max(
+            sum(count * size for count, size in zip(held, saved_bytes, strict=True))
+            for held in _held(actions, order.stages)
+        )
+        found.append(kept + most)
+    return tuple(found)
+
+
+def _held(actions: Sequence[PipelineAction], stages: int) -> list[list[int]]:
+    """After each forward, how many micro-batches of each stage have not finished their backward."""
+    now = [0] * stages
+    found = [list(now)]
+    for stage, kind, _ in actions:
+        if kind == "F":
+            now[stage] += 1
+            found.append(list(now))
+        elif kind in ("B", "W"):
+            now[stage] -= 1
+    return found

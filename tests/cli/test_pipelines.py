@@ -1,0 +1,173 @@
+"""`hocket run --ranks`: real ranks, started by torchrun; and targets that cannot be pipelines, each in one line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from hocket.distributed.pipelined_step import micro_batches_of
+from hocket.errors import InputError
+
+from .conftest import TINY
+
+TARGETS = """
+import torch
+import hocket
+
+
+def job_of(model, step_of, rows=8, models=None):
+    torch.manual_seed(0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return hocket.Job(step_of(model, optimizer), models or model, optimizer, [torch.randn(rows, 4)])
+
+
+def plain(model, optimizer):
+    def step(batch):
+        optimizer.zero_grad()
+        loss = model(batch).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+    return step
+
+
+def net(*more):
+    return torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), *more, torch.nn.Linear(4, 4))
+
+
+def fine():
+    return job_of(net(), plain)
+
+
+def uneven():
+    return job_of(net(), plain, rows=6)
+
+
+def random():
+    return job_of(net(torch.nn.Dropout(0.5)), plain)
+
+
+def several():
+    model = net()
+    return job_of(model, plain, models=[model, net()])
+
+
+def twice():
+    return job_of(net(), lambda model, _: lambda batch: (model(batch) + model(batch)).square().mean().backward())
+
+
+def parts():
+    return job_of(net(), lambda model, _: lambda batch: model[0](batch).square().mean().backward())
+
+
+def silent():
+    return job_of(net(), lambda model, _: lambda batch: model(batch).square().mean())
+
+
+def named():
+    return job_of(net(), lambda model, _: lambda batch: model(input=batch).square().mean().backward())
+
+
+class Branching(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+
+    def forward(self, value):
+        return self.linear(value) if value.sum() > 0 else -self.linear(value)
+
+
+def branching():
+    return job_of(Branching(), plain)
+
+
+def tiny():
+    return job_of(torch.nn.Linear(4, 4), plain)
+
+
+def penalty():
+    def step_of(model, _):
+        return lambda batch: (model(batch).square().mean() + model[0].weight.square().sum()).backward()
+    return job_of(net(), step_of)
+"""
+
+
+def ran(*words):
+    command = [sys.executable, "-m", "hocket", "run", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_a_step_runs_in_stages_with_eagers_gradients():
+    outcome = ran(*TINY, "--set", "depth=4", "--ranks", 2, "--microbatches", 4, "--runs", 2, "--format", "json")
+    assert outcome.returncode == 0, outcome.stderr
+    found = json.loads(outcome.stdout)
+    assert (found["ranks"], found["microbatches"], found["schedule"]) == (2, 4, "1f1b")
+    assert found["gradient_error"] <= 1e-6
+    assert [stage["rank"] for stage in found["stages"]] == [0, 1]
+    assert [stage["in_flight"] for stage in found["stages"]] == [2, 1]
+    assert all(stage["forward_us"] > 0 and stage["kept_bytes"] > 0 for stage in found["stages"])
+    assert len(found["steps_us"]) == 2
+    assert min(found["predicted_us"], found["measured_us"], found["eager_us"], *found["memory_bytes"]) > 0
+
+
+@pytest.mark.slow
+def test_several_stages_a_rank_and_the_table(tmp_path):
+    (tmp_path / "targets.py").write_text(TARGETS)
+    words = ("--ranks", 2, "--microbatches", 4, "--runs", 2)
+    outcome = ran("mlp", "--set", "depth=6", *words, "--schedule", "interleavedzerobubble")
+    assert outcome.returncode == 0, outcome.stderr
+    assert "4 stages on 2 ranks, interleavedzerobubble, 4 micro-batches" in outcome.stdout
+    assert "step, predicted" in outcome.stdout
+    # A loss that reads parameters would have gradients that no stage sees: found out, and said.
+    outcome = ran("targets.py:penalty", *words)
+    assert outcome.returncode == 1
+    assert "gradients are not eager's: that of '0.weight' by" in outcome.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("uneven", "a batch of 6 rows cannot be divided into 4 equal micro-batches"),
+        ("random", "op 'dropout' draws random numbers"),
+        ("several", "the job has 2 models, and a pipeline has one"),
+        ("twice", "the step calls the model 2 times"),
+        ("parts", "the step does not call the model itself"),
+        ("silent", "the step does not call backward() on its loss"),
+        ("named", "expected the model to be called with tensors by place, got (input=)"),
+        ("branching", "torch cannot trace the model"),
+        ("tiny", "2 stages, and there are 0 places to cut 1 ops at"),
+    ],
+)
+def test_what_cannot_be_a_pipeline_is_refused_in_one_line(hocket, tmp_path, name, message):
+    (tmp_path / "targets.py").write_text(TARGETS)
+    found = hocket("run", f"targets.py:{name}", "--ranks", 2, "--microbatches", 4)
+    assert (found.status, found.out) == (1, "")
+    assert message in found.error
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--ranks", 2, "--microbatches", 1), "1 for 2 ranks: fewer than one for each"),
+        (("--ranks", 2, "--planner", "list"), "--planner: not with --ranks"),
+        (("--microbatches", 2), "add --ranks"),
+        (("--schedule", "gpipe"), "add --ranks"),
+    ],
+)
+def test_words_that_do_not_go_together(hocket, words, message):
+    found = hocket("run", *TINY, *words)
+    assert found.status == 2
+    assert message in found.error
+
+
+def test_schedules_that_cannot_run_here(hocket):
+    assert "gloo sends nothing to itself" in hocket("run", *TINY, "--ranks", 2, "--schedule", "zbvzerobubble").error
+    assert "unknown schedule 'zigzag'; one of 1f1b" in hocket("run", *TINY, "--ranks", 2, "--schedule", "zigzag").error
+
+
+def test_batches_are_divided_by_their_rows():
+    with pytest.raises(InputError, match="one first dimension, got none"):
+        micro_batches_of(("no", "tensor"), 2)

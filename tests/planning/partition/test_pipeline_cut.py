@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hocket.distributed.pipeline_schedules import torch_order
+from hocket.errors import InputError
+from hocket.planning.partition.pipeline_cut import Chain, cut_at, cut_for_schedule
+
+LINK = {"latency_us": 0.0, "bytes_per_s": 1e6}
+
+
+def chain_of(takes_us, crossing_bytes=None, kept=None, saved=None) -> Chain:
+    forward = np.asarray(takes_us, float)
+    zeros = np.zeros(len(forward))
+    return Chain(
+        forward,
+        2 * forward,
+        zeros if crossing_bytes is None else crossing_bytes,
+        zeros if kept is None else kept,
+        zeros if saved is None else saved,
+    )
+
+
+@settings(max_examples=30)
+@given(
+    st.lists(st.tuples(st.integers(1, 9), st.integers(0, 6)), min_size=5, max_size=9),
+    st.sampled_from(
+        [("1f1b", 2, 2), ("1f1b", 3, 3), ("gpipe", 3, 3), ("interleaved1f1b", 4, 2), ("zbvzerobubble", 4, 2)]
+    ),
+)
+def test_cuts_are_nearly_as_good_as_the_best_of_all(ops, schedule):
+    name, stages, ranks = schedule
+    order = torch_order(name, stages=stages, ranks=ranks, microbatches=4)
+    chain = chain_of([us for us, _ in ops], [float(size) for _, size in ops])
+    found = cut_for_schedule(chain, order, **LINK)
+    best = min(cut_at(chain, b, order, **LINK).step_us for b in combinations(range(1, len(ops)), stages - 1))
+    assert found.step_us <= 1.15 * best
+    assert sum(stage.ops for stage in found.stages) == len(ops)
+    assert sum(stage.forward_us for stage in found.stages) == pytest.approx(chain.forward_us.sum())
+
+
+def test_what_a_rank_has_in_all_counts_where_it_has_several_stages():
+    # Equal stages are not possible: the first and the third stage are rank 0's, so their sum has to be right.
+    order = torch_order("interleaved1f1b", stages=4, ranks=2, microbatches=4)
+    found = cut_for_schedule(chain_of([5.0, 1.0, 1.0, 5.0, 1.0, 1.0]), order, **LINK)
+    loads = [sum(s.forward_us for s in found.stages if s.rank == rank) for rank in (0, 1)]
+    assert max(loads) <= 8.0
+
+
+def test_memory_of_all_stages_of_a_rank():
+    order = torch_order("loopedbfs", stages=4, ranks=2, microbatches=2)
+    chain = chain_of([1.0] * 6, kept=np.array([30.0, 10.0, 10.0, 30.0, 10.0, 10.0]))
+    found = cut_for_schedule(chain, order, **LINK, memory_bytes=50.0)
+    assert max(found.memory_bytes) <= 50.0
+    assert sum(found.memory_bytes) == 100.0
+    with pytest.raises(InputError, match=r"no cuts into 4 stages were found .* at most 45 bytes"):
+        cut_for_schedule(chain, order, **LINK, memory_bytes=45.0)
+    with pytest.raises(InputError, match="no 4 stages of 6 ops fit into 25 bytes"):
+        cut_for_schedule(chain, order, **LINK, memory_bytes=25.0)
+
+
+def test_what_does_not_fit_together():
+    with pytest.raises(InputError, match="kept_bytes has 1 values for 2 ops"):
+        Chain([1.0, 1.0], [1.0, 1.0], [0.0, 0.0], [0.0], [0.0, 0.0])
+    order = torch_order("1f1b", stages=2, ranks=2, microbatches=2)
+    with pytest.raises(InputError, match="3 stages, and the schedule has 2"):
+        cut_at(chain_of([1.0, 1.0, 1.0]), (1, 2), order, **LINK)
