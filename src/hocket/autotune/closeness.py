@@ -229,7 +229,7 @@ def _truth(captured: Captured, batch: Any) -> Left:
 
 def _wide_problem(truth: Left, compiled: Left) -> str:
     """What a compiled step in float64 leaves farther from the float64 step than rounding explains; empty if nothing."""
-    found = {source: value for source, value in compiled.places}
+    found = dict(compiled.places)
     scales: dict[str, list[float]] = {}
     for _, group, value, _ in _values(truth):
         scales.setdefault(group, []).append(_magnitude(value))

@@ -66,8 +66,8 @@ class StepRunner:
             case WatchedStep():
                 self.result, seen = self._config.watch.run(self.eager, batch)
                 return seen
-            case CaptureRequest():
-                return captured_forms(self._config, batch)
+            case CaptureRequest(compiler):
+                return captured_forms(self._config, batch, compiler)
             case VerifiedStep(form, captured, executor):
                 if not captured.holds(batch):
                     raise StaleCaptureError("captured at a threshold")

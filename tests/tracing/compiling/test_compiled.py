@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -54,7 +54,7 @@ def _lanes(captured: Captured) -> closing[ThreadLanes]:
 
 
 @pytest.fixture(scope="module")
-def case(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
+def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 24), nn.ReLU(), nn.Dropout(0.3), nn.Linear(24, 8))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01, weight_decay=0.01)
@@ -70,7 +70,7 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
     step(batch)
     plain = capture_step(step, model, optimizer, batch, split=False)
     folder = tmp_path_factory.mktemp("compiled")
-    yield Case(step, model, optimizer, batch, plain, folder, compiled_step(plain, folder, threads=2))
+    return Case(step, model, optimizer, batch, plain, folder, compiled_step(plain, folder, threads=2))
 
 
 def test_it_is_close_and_in_float64_equal(case: Case) -> None:

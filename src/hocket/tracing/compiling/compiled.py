@@ -160,8 +160,8 @@ class _Made:
             made.meta["val"] = _meta(values[value])
             self.nodes[value] = made
         random = torch.Tag.nondeterministic_seeded in func.tags
-        roots = [frozenset(values[v].root for v in each) for each in (event.given, event.written)]
-        self.notes[node] = Note(self._phase(event), "", *roots, tuple(returns), random)
+        reads, writes = (frozenset(values[v].root for v in each) for each in (event.given, event.written))
+        self.notes[node] = Note(self._phase(event), "", reads, writes, tuple(returns), random)
 
     def _phase(self, event: Event) -> str:
         """Kernels that write what the step was given belong to the update; of others it is not known."""

@@ -90,6 +90,15 @@ class Compiling:
         """Whether it was started, and has ended."""
         return self._process is not None and self._process.poll() is not None
 
+    def wait(self) -> None:
+        """Return when the process has ended; one that takes too long is ended."""
+        if self._process is None:
+            return
+        try:
+            self._process.wait(MAX_COMPILE_S)
+        except subprocess.TimeoutExpired:
+            self._end()
+
     def result(self) -> Captured:
         """Wait for the process, keep what it made, and return the compiled form.
 
@@ -99,16 +108,14 @@ class Compiling:
         assert self._process is not None, "it was not started"
         assert self._scratch is not None
         try:
-            code = self._process.wait(MAX_COMPILE_S)
-            if code:
+            self.wait()
+            if code := self._process.returncode:
                 failure = self._scratch / "failure"
                 why = failure.read_text() if failure.exists() else f"the compiling process ended with {code}"
                 raise CaptureError(why)
             shutil.rmtree(self._scratch / "inductor", ignore_errors=True)
             shutil.rmtree(self._kept, ignore_errors=True)
             self._scratch.rename(self._kept)
-        except subprocess.TimeoutExpired:
-            raise CaptureError(f"compiling took longer than {MAX_COMPILE_S:g} s") from None
         except OSError as error:
             raise CaptureError(f"a compiled step cannot be kept: {error.strerror}") from None
         finally:
@@ -117,12 +124,15 @@ class Compiling:
 
     def close(self) -> None:
         """End the process, and leave nothing behind of what is not whole."""
-        if self._process is not None and self._process.poll() is None:
-            os.killpg(self._process.pid, signal.SIGKILL)  # its compilers, too
-            self._process.wait()
+        self._end()
         if self._scratch is not None:
             shutil.rmtree(self._scratch, ignore_errors=True)
         self._process = self._scratch = None
+
+    def _end(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)  # its compilers, too
+            self._process.wait()
 
 
 def compiled_step(captured: Captured, folder: Path, *, threads: int) -> Captured:

@@ -77,9 +77,10 @@ def _written(document: dict[str, Any], wide: bool) -> tuple[str, list[torch.Tens
     with config.patch({name: value for name, value in options.items() if _has(config, name)}):
         module, given = functional_graph(document, select_decomp_table(), wide=wide)
         _mark_outputs(module)
-        with _patched(AsyncCompile, "cpp_pybinding", lambda *_, **__: None):
-            with _patched(GraphLowering, "save_output_code", staticmethod(sources.append)), torch.no_grad():
-                compile_fx.compile_fx_inner(module, given)
+        unbuilt = _patched(AsyncCompile, "cpp_pybinding", lambda *_, **__: None)
+        kept = _patched(GraphLowering, "save_output_code", staticmethod(sources.append))
+        with unbuilt, kept, torch.no_grad():
+            compile_fx.compile_fx_inner(module, given)
     if len(sources) != 1:
         raise CaptureError(f"Inductor wrote {len(sources)} wrappers")
     return sources[0], given
@@ -109,7 +110,7 @@ def _mark_outputs(module: fx.GraphModule) -> None:
 
     output = module.graph.output_node()
     output.args = (tuple(output.args[0]),)  # type: ignore[arg-type]
-    output.meta["user_visible_output_idxs"] = list(range(len(output.args[0])))  # type: ignore[arg-type]
+    output.meta["user_visible_output_idxs"] = list(range(len(output.args[0])))
     record_original_output_strides(module)
 
 
@@ -129,7 +130,9 @@ def _listed(notes: Recorded, prefix: str) -> dict[str, Any]:
                 allocated[buffer] = event
                 continue
         fresh = [value for value in event["given"] if value in allocated and first[value] == at]
-        events.append(_with_allocations(event, fresh) | ({"kernel": prefix + event["kernel"]} if "kernel" in event else {}))
+        events.append(
+            _with_allocations(event, fresh) | ({"kernel": prefix + event["kernel"]} if "kernel" in event else {})
+        )
     layouts = [[list(v.shape), list(v.stride()), str(v.dtype).removeprefix("torch.")] for v in notes.values]
     return {"values": layouts, "roots": roots, "events": events, "outputs": notes.outputs}
 

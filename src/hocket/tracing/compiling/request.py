@@ -1,8 +1,8 @@
 """What is asked of the compiler: a captured step as text, without its data.
 
 The calls are those of the lowered program, in its order, and work on numbered values; the layouts of all tensors are
-fixed. It is compiled as it stands and *wide*: every tensor of floating point as float64 (but random numbers are drawn in
-the step's own dtype, and then converted), to be compared with eager in float64.
+fixed. It is compiled as it stands and *wide*: every tensor of floating point as float64 (but random numbers are drawn
+in the step's own dtype, and then converted), to be compared with eager in float64.
 """
 
 from __future__ import annotations
