@@ -132,7 +132,9 @@ def recorded(source: str, given: Sequence[torch.Tensor]) -> Recorded:
         arguments.insert(0, None)
     try:
         result = names["call"](*arguments)
-    except (NameError, AttributeError, TypeError) as error:
+    except CaptureError:
+        raise
+    except Exception as error:  # whatever it is: a name without a stand-in, a method of a tensor, other arguments
         raise CaptureError(f"the wrapper does what is not known: {error}") from None
     for tensor in result:
         if not isinstance(tensor, torch.Tensor):
