@@ -89,7 +89,7 @@ class FormCompiler:
             del self._left[form]
             try:
                 made[form] = compiling.result()
-            except CaptureError as error:
+            except Exception as error:  # noqa: BLE001  # the step keeps its other forms
                 log.info("hocket: the step has no form %r: %s", form, error)
         return made
 

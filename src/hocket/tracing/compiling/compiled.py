@@ -48,7 +48,7 @@ def _formed(captured: Captured, request: Request, listing: Listing, is_wide: int
     made = _Made(captured, request, listing, bool(is_wide))
     try:
         made.put_all()
-    except (IndexError, KeyError, RuntimeError) as error:
+    except (IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
         raise CaptureError(f"the compiled list does not fit: {type(error).__name__}: {error}") from None
     trace = replace(
         captured.trace,
@@ -150,6 +150,9 @@ class _Made:
             args, kwargs = (kernel, [self.nodes[value] for value in event.given]), {}
         node = self._call(func, args, kwargs)
         returns: list[int | None] = [None] * (1 + max((position for position, _ in event.outs), default=-1))
+        if event.outs and event.outs[0][0] >= 0:
+            metas = {position: _meta(values[value]) for position, value in event.outs}
+            node.meta["val"] = tuple(metas.get(position) for position in range(len(returns)))
         for position, value in event.outs:
             made = node
             if position < 0:

@@ -134,7 +134,7 @@ def recorded(source: str, given: Sequence[torch.Tensor]) -> Recorded:
         result = names["call"](*arguments)
     except CaptureError:
         raise
-    except Exception as error:  # whatever it is: a name without a stand-in, a method of a tensor, other arguments
+    except Exception as error:  # noqa: BLE001  # whatever it is: a name without a stand-in, a method of a tensor, other arguments
         raise CaptureError(f"the wrapper does what is not known: {error}") from None
     for tensor in result:
         if not isinstance(tensor, torch.Tensor):
