@@ -229,11 +229,11 @@ def _truth(captured: Captured, batch: Any) -> Left:
 
 def _wide_problem(truth: Left, compiled: Left) -> str:
     """What a compiled step in float64 leaves farther from the float64 step than rounding explains; empty if nothing."""
-    found = dict(compiled.places)
+    found = {source.name: value for source, value in compiled.places}
     scales: dict[str, list[float]] = {}
     for _, group, value, _ in _values(truth):
         scales.setdefault(group, []).append(_magnitude(value))
-    values = [*(found.get(source) for source, _ in truth.places), *compiled.result]
+    values = [*(found.get(source.name) for source, _ in truth.places), *compiled.result]
     for (name, group, value, _), other in zip(_values(truth), values, strict=True):
         gap = _gap(other, value)
         if not gap <= WIDE_TOLERANCE * max(_magnitude(value), median(scales[group])):
