@@ -207,10 +207,9 @@ class Schedule:
         return self._pool.current.difference
 
     def compile(self) -> bool:
-        """Compile the step now, and wait; otherwise that is done in the background once it has run for a while.
+        """Compile the step now, and wait, in place of in the background once it has run for a while.
 
-        Returns:
-            Whether there are new forms, which the next calls try: only with ``numerics="close"`` and after a verdict.
+        Returns: whether there are new forms, which the next calls try; only with ``numerics="close"``, after a verdict.
         """
         return self._pool.current.compile()
 

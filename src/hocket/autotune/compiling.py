@@ -8,8 +8,11 @@ doubles what was spent (the argument of ski rental), and a short-lived step is l
 from __future__ import annotations
 
 import logging
+import shutil
 import tempfile
+import weakref
 from pathlib import Path
+from uuid import uuid4
 
 import torch
 
@@ -34,8 +37,9 @@ class FormCompiler:
     """
 
     def __init__(self, folder: Path | None) -> None:
-        self._folder = folder
-        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        self._folder = folder or Path(tempfile.gettempdir()) / f"hocket-compiled-{uuid4().hex}"
+        if folder is None:
+            weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         self._left: dict[str, Compiling] = {}
         self._spent_s = 0.0
 
@@ -44,7 +48,7 @@ class FormCompiler:
         if not native.available():
             return None
         try:
-            compiling = Compiling(captured, self._place(), threads=torch.get_num_threads())
+            compiling = Compiling(captured, self._folder, threads=torch.get_num_threads())
         except CaptureError as error:
             log.info("hocket: the step has no form %r: %s", form, error)
             return None
@@ -98,13 +102,3 @@ class FormCompiler:
         for compiling in self._left.values():
             compiling.close()
         self._left.clear()
-        if self._temporary is not None:
-            self._temporary.cleanup()
-            self._temporary = None
-
-    def _place(self) -> Path:
-        if self._folder is not None:
-            return self._folder
-        if self._temporary is None:
-            self._temporary = tempfile.TemporaryDirectory(prefix="hocket-compiled-", ignore_cleanup_errors=True)
-        return Path(self._temporary.name)

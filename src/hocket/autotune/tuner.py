@@ -61,8 +61,11 @@ class Tuner:
         compiler: compiles further forms in the background; None where none are wanted.
     """
 
+    compiler: FormCompiler | None = None
+
     def __init__(self, config: TunerConfig, backend: Backend) -> None:
-        self.compiler = FormCompiler(config.store.compiled_folder) if _compiles(config, backend) else None
+        if _compiles(config, backend):
+            self.compiler = FormCompiler(config.store.compiled_folder)
         self.admission = Admission(config.watch, backend, self.compiler)
         self.recall = Recall(config, backend, self.admission)
         self._config = config

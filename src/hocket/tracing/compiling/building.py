@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from hocket.errors import CaptureError
-from hocket.tracing.compiling.wrapper import Kernel
+from hocket.tracing.compiling.wrapper import WrittenKernel
 
 __all__ = ["build"]
 
@@ -27,7 +27,7 @@ _ENTRY = re.compile(r'extern "C"\s+(?:__declspec\(dllexport\)\s+)?void\s+kernel\
 _PARALLEL = re.compile(r"#pragma omp parallel(?! num_threads\(\d+\))")
 
 
-def build(folder: Path, kernels: Sequence[Mapping[str, Kernel]], threads: int) -> str:
+def build(folder: Path, kernels: Sequence[Mapping[str, WrittenKernel]], threads: int) -> str:
     """Build a library in `folder` with one function for each kernel, of its name; return the library's file name.
 
     Args:
@@ -68,7 +68,7 @@ def build(folder: Path, kernels: Sequence[Mapping[str, Kernel]], threads: int) -
     return library.name
 
 
-def _text(name: str, kernel: Kernel, threads: int) -> tuple[str, list[str]]:
+def _text(name: str, kernel: WrittenKernel, threads: int) -> tuple[str, list[str]]:
     """A kernel in a namespace of its own, under its own name, and what it includes."""
     source = kernel.source
     if len(_ENTRY.findall(source)) != 1 or _PARALLEL.search(source):

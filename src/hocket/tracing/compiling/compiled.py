@@ -17,8 +17,8 @@ from hocket import native
 from hocket.errors import CaptureError
 from hocket.tracing.captured import Captured
 from hocket.tracing.compiling.arguments import decoded, op_named
-from hocket.tracing.compiling.listing import Event, Layout, Listing
-from hocket.tracing.compiling.request import Request
+from hocket.tracing.compiling.listing import ListedCall, ListedTensor, Listing
+from hocket.tracing.compiling.request import CompileRequest
 from hocket.tracing.lowering.lower import lower
 from hocket.tracing.recording.recorder import Note
 from hocket.tracing.scalars.tape import TapeRef
@@ -26,7 +26,7 @@ from hocket.tracing.scalars.tape import TapeRef
 __all__ = ["compiled_form"]
 
 
-def compiled_form(captured: Captured, request: Request, listings: tuple[Listing, Listing]) -> Captured:
+def compiled_form(captured: Captured, request: CompileRequest, listings: tuple[Listing, Listing]) -> Captured:
     """The captured step in its compiled form, and in the same form in float64.
 
     Args:
@@ -44,8 +44,8 @@ def compiled_form(captured: Captured, request: Request, listings: tuple[Listing,
     return replace(own, wide=wide)
 
 
-def _formed(captured: Captured, request: Request, listing: Listing, is_wide: int) -> Captured:
-    made = _Made(captured, request, listing, bool(is_wide))
+def _formed(captured: Captured, request: CompileRequest, listing: Listing, is_wide: int) -> Captured:
+    made = _FormTrace(captured, request, listing, bool(is_wide))
     try:
         made.put_all()
     except (IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
@@ -80,11 +80,11 @@ def _formed(captured: Captured, request: Request, listing: Listing, is_wide: int
 
 
 @dataclass
-class _Made:
+class _FormTrace:
     """The trace of a listing, as it is put together."""
 
     captured: Captured
-    request: Request
+    request: CompileRequest
     listing: Listing
     is_wide: bool
     graph: fx.Graph = field(default_factory=fx.Graph)
@@ -134,7 +134,7 @@ class _Made:
         self.notes[node] = Note("forward", "", reads, returns=(root,), scalars=scalars)
         self.nodes[value] = node
 
-    def _put(self, event: Event) -> None:
+    def _put(self, event: ListedCall) -> None:
         values = self.listing.values
         if event.order is None:
             func = op_named(event.op)
@@ -166,7 +166,7 @@ class _Made:
         reads, writes = (frozenset(values[v].root for v in each) for each in (event.given, event.written))
         self.notes[node] = Note(self._phase(event), "", reads, writes, tuple(returns), random)
 
-    def _phase(self, event: Event) -> str:
+    def _phase(self, event: ListedCall) -> str:
         """Kernels that write what the step was given belong to the update; of others it is not known."""
         own = {self.listing.values[value].root for value in event.written}
         return "update" if any(root < len(self.request.inputs) for root in own) else "forward"
@@ -179,7 +179,7 @@ class _Made:
             raise CaptureError("a compiled list refers to a number")
         return self.nodes[index]
 
-    def _expect_layout(self, node: fx.Node, found: Layout) -> None:
+    def _expect_layout(self, node: fx.Node, found: ListedTensor) -> None:
         """What the step leaves has the layout that it has in the plain form."""
         value = node.meta["val"]
         strides = [(a, b) for n, a, b in zip(value.shape, value.stride(), found.stride, strict=True) if n > 1]
@@ -194,9 +194,9 @@ def old_node(captured: Captured, slot: int) -> fx.Node:
     return next(n for n, s in captured.lowered.slot_of.items() if s == slot and n.meta.get("val") is not None)
 
 
-def _text(layout: Layout) -> tuple[list[int], list[int], torch.dtype]:
+def _text(layout: ListedTensor) -> tuple[list[int], list[int], torch.dtype]:
     return list(layout.size), list(layout.stride), layout.dtype
 
 
-def _meta(layout: Layout) -> torch.Tensor:
+def _meta(layout: ListedTensor) -> torch.Tensor:
     return torch.empty_strided(layout.size, layout.stride, dtype=layout.dtype, device="meta")

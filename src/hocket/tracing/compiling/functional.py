@@ -49,7 +49,7 @@ def functional_graph(
     Raises:
         CaptureError: the step cannot be compiled; says why.
     """
-    run = _Run(document, wide)
+    run = _RequestedCalls(document, wide)
     with FakeTensorMode() as mode, torch.no_grad():
         given = [torch.empty_strided(size, stride, dtype=run.dtype(name)) for _, size, stride, name in run.inputs]
         given.append(torch.empty(document["numbers"], dtype=torch.float64))
@@ -65,7 +65,7 @@ def plain_op(func: Any) -> Any:
     return _PLAIN.get(func, func)
 
 
-class _Run:
+class _RequestedCalls:
     """Runs the calls of a request on tensors: its inputs, and the numbers."""
 
     def __init__(self, document: dict[str, Any], wide: bool) -> None:

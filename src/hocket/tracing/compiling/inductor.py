@@ -23,7 +23,7 @@ from hocket.errors import CaptureError
 from hocket.tracing.compiling.building import build
 from hocket.tracing.compiling.functional import functional_graph
 from hocket.tracing.compiling.listing import FORMAT
-from hocket.tracing.compiling.wrapper import Kernel, Recorded, kernels_of, recorded
+from hocket.tracing.compiling.wrapper import Recorded, WrittenKernel, kernels_of, recorded
 
 __all__ = ["compiled_to", "main"]
 
@@ -51,7 +51,7 @@ def compiled_to(folder: Path, document: dict[str, Any]) -> None:
         Exception: whatever Inductor or the compiler raise.
     """
     listings: dict[str, Any] = {}
-    kernels: list[dict[str, Kernel]] = []
+    kernels: list[dict[str, WrittenKernel]] = []
     for wide in (False, True):
         source, given = _written(document, wide)
         prefix = "wide_" if wide else ""

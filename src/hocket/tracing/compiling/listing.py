@@ -13,13 +13,13 @@ import torch
 from hocket.errors import CaptureError
 from hocket.tracing.compiling.arguments import dtype_of
 
-__all__ = ["FORMAT", "Event", "Layout", "Listing", "load_listings"]
+__all__ = ["FORMAT", "ListedCall", "ListedTensor", "Listing", "load_listings"]
 
 FORMAT = "hocket-compiled/1"
 
 
 @dataclass(frozen=True)
-class Layout:
+class ListedTensor:
     """Size and stride of a tensor, its dtype, and the first value of the same memory."""
 
     size: tuple[int, ...]
@@ -29,7 +29,7 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class Event:
+class ListedCall:
     """A call of a kernel, or of an op of torch.
 
     Attributes:
@@ -60,8 +60,8 @@ class Listing:
         library: of the kernels.
     """
 
-    values: tuple[Layout, ...]
-    events: tuple[Event, ...]
+    values: tuple[ListedTensor, ...]
+    events: tuple[ListedCall, ...]
     outputs: tuple[int, ...]
     library: Path
 
@@ -88,15 +88,15 @@ def load_listings(folder: Path) -> tuple[Listing, Listing]:
 
 def _listing(text: Mapping[str, Any], library: Path) -> Listing:
     values = tuple(
-        Layout(tuple(size), tuple(stride), dtype_of(name), root)
+        ListedTensor(tuple(size), tuple(stride), dtype_of(name), root)
         for (size, stride, name), root in zip(text["values"], text["roots"], strict=True)
     )
     return Listing(values, tuple(_event(each) for each in text["events"]), tuple(text["outputs"]), library)
 
 
-def _event(text: Mapping[str, Any]) -> Event:
+def _event(text: Mapping[str, Any]) -> ListedCall:
     order = tuple(text["order"]) if "kernel" in text else None
     outs = tuple((position, value) for position, value in text["outs"])
     op = text["kernel"] if "kernel" in text else text["op"]
     given, written = tuple(text["given"]), tuple(text["written"])
-    return Event(op, text.get("args", ()), text.get("kwargs", {}), given, written, outs, order)
+    return ListedCall(op, text.get("args", ()), text.get("kwargs", {}), given, written, outs, order)

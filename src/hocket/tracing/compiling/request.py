@@ -21,13 +21,13 @@ from hocket.tracing.compiling.arguments import encoded, op_text
 from hocket.tracing.program import Slot, slots_in
 from hocket.tracing.scalars.tape import TapeRef
 
-__all__ = ["FORMAT", "Request", "request_of"]
+__all__ = ["FORMAT", "CompileRequest", "request_of"]
 
 FORMAT = "hocket-compile/1"
 
 
 @dataclass(frozen=True)
-class Request:
+class CompileRequest:
     """A step to be compiled.
 
     Attributes:
@@ -53,7 +53,7 @@ class Request:
         return hashlib.sha256(f"{torch.__version__} {capability} {self.text}".encode()).hexdigest()[:32]
 
 
-def request_of(captured: Captured, *, threads: int) -> Request:
+def request_of(captured: Captured, *, threads: int) -> CompileRequest:
     """The request for a captured step.
 
     Args:
@@ -107,7 +107,7 @@ def request_of(captured: Captured, *, threads: int) -> Request:
         "outputs": [[slot, *_layout(layouts[slot])] for slot in outputs],
         "dtypes": {str(slot): _name(layouts[slot].dtype) for slot in sorted(used) if slot in layouts},
     }
-    return Request(document, inputs, tuple(numbers), outputs)
+    return CompileRequest(document, inputs, tuple(numbers), outputs)
 
 
 def _roots(captured: Captured) -> dict[int, int]:

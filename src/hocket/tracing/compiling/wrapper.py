@@ -20,7 +20,7 @@ from hocket.tracing.compiling.arguments import encoded, op_text
 from hocket.tracing.compiling.functional import plain_op
 from hocket.tracing.recording.recorder import written_arguments
 
-__all__ = ["Kernel", "Recorded", "kernels_of", "recorded"]
+__all__ = ["Recorded", "WrittenKernel", "kernels_of", "recorded"]
 
 _aten = torch.ops.aten
 # Products, by the names that the wrapper has for them. They write into `out`.
@@ -28,7 +28,7 @@ _INTO = {"mm": _aten.mm.out, "addmm": _aten.addmm.out, "bmm": _aten.bmm.out, "ba
 
 
 @dataclass(frozen=True)
-class Kernel:
+class WrittenKernel:
     """A kernel as it is written: the types of its arguments, and C++."""
 
     types: tuple[str, ...]
@@ -94,7 +94,7 @@ class Recorded:
         self.events.append({**event, "outs": [[-1, self.new(made)]], "given": [given], "written": []})
 
 
-def kernels_of(source: str) -> dict[str, Kernel]:
+def kernels_of(source: str) -> dict[str, WrittenKernel]:
     """The kernels that a wrapper's source defines."""
     found = {}
     for node in ast.parse(source).body:
@@ -103,7 +103,7 @@ def kernels_of(source: str) -> dict[str, Kernel]:
             assert isinstance(node, ast.Assign)
             assert isinstance(node.targets[0], ast.Name)
             types, text = (ast.literal_eval(argument) for argument in call.args)
-            found[node.targets[0].id] = Kernel(tuple(types), text)
+            found[node.targets[0].id] = WrittenKernel(tuple(types), text)
     return found
 
 
@@ -143,7 +143,7 @@ def recorded(source: str, given: Sequence[torch.Tensor]) -> Recorded:
     return notes
 
 
-def _stand_ins(notes: Recorded, kernels: dict[str, Kernel]) -> dict[str, Any]:
+def _stand_ins(notes: Recorded, kernels: dict[str, WrittenKernel]) -> dict[str, Any]:
     """What the names in a wrapper stand for."""
 
     def allocated(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -172,7 +172,7 @@ def _stand_ins(notes: Recorded, kernels: dict[str, Kernel]) -> dict[str, Any]:
     return found
 
 
-def _kernel(notes: Recorded, name: str, kernel: Kernel) -> Callable[..., None]:
+def _kernel(notes: Recorded, name: str, kernel: WrittenKernel) -> Callable[..., None]:
     def call(*args: Any) -> None:
         if len(args) != len(kernel.types) or not all(isinstance(arg, torch.Tensor) for arg in args):
             raise CaptureError(f"kernel {name} is given what is no tensor")
