@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -163,10 +166,18 @@ def _with_allocations(event: dict[str, Any], fresh: list[int]) -> dict[str, Any]
     return {"op": op, "args": event["args"], "kwargs": kwargs, "outs": [[-1, fresh[0]]], "given": given, "written": []}
 
 
+def _end_with(parent: int) -> None:
+    """End this process and its compilers when the training that asked for it has ended."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os.killpg(0, signal.SIGKILL)
+
+
 def main(arguments: Sequence[str]) -> int:
     """Compile the ``request.json`` of a folder into it; what fails is one line in its file ``failure``."""
     (folder,) = map(Path, arguments)
     os.nice(19)
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     try:
         compiled_to(folder, json.loads((folder / "request.json").read_text()))
     except Exception as error:  # noqa: BLE001  # whatever it is, the step keeps its plain form

@@ -49,10 +49,12 @@ class Recorded:
     events: list[dict[str, Any]] = field(default_factory=list)
     outputs: list[int] = field(default_factory=list)
     _known: dict[int, int] = field(default_factory=dict)
+    _first: dict[int, int] = field(default_factory=dict)
 
     def new(self, tensor: torch.Tensor) -> int:
         self.values.append(tensor)
         self._known[id(tensor)] = len(self.values) - 1
+        self._first.setdefault(tensor.untyped_storage()._cdata, len(self.values) - 1)
         return len(self.values) - 1
 
     def value(self, tensor: torch.Tensor) -> int:
@@ -62,8 +64,7 @@ class Recorded:
 
     def root(self, value: int) -> int:
         """The first value of the same memory."""
-        own = self.values[value].untyped_storage()._cdata
-        return next(n for n, other in enumerate(self.values) if other.untyped_storage()._cdata == own)
+        return self._first[self.values[value].untyped_storage()._cdata]
 
     def op(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> None:
         """Note a call, and what it made."""
