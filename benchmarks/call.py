@@ -27,7 +27,7 @@ from hocket.job import Job
 from hocket.reporting import lower_quartile
 from hocket.tracing.signature import Signatures, signature_of
 
-__all__ = ["TARGETS", "bar_us", "measure", "run"]
+__all__ = ["TARGETS", "bar_us", "gpt2", "measure", "run"]
 
 TINY: Mapping[str, Mapping[str, Any]] = {
     "mlp": {"width": 8, "batch_size": 2},
@@ -135,11 +135,11 @@ def _job(target: str) -> Job:
     name = target.removesuffix("-tiny")
     is_tiny = target.endswith("-tiny")
     if name == "gpt2":
-        return _gpt2(8 if is_tiny else 64)
+        return gpt2(8 if is_tiny else 64)
     return zoo.load(name, **TINY[name]) if is_tiny else zoo.load(name)
 
 
-def _gpt2(width: int) -> Job:
+def gpt2(width: int) -> Job:
     """A GPT-2 of four layers with random weights, trained by AdamW; needs transformers."""
     import transformers
 

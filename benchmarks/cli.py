@@ -43,6 +43,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_call(names)
     _add_versions(names)
     _add_concurrency(names)
+    _add_strangers(names)
     _add_manycore(names)
     _add_fuse(names)
     _add_critical_path(names)
@@ -150,6 +151,21 @@ def _add_concurrency(names: Verbs) -> None:
     concurrency.add_argument("--report", metavar="DIR", help="draw how many ops run side by side, one picture a step")
     add_output(concurrency, "the result, after each target, as JSON")
     concurrency.add_argument("target", nargs="*", metavar="TARGET", help="only these, such as mlp or resnet20/64")
+
+
+def _add_strangers(names: Verbs) -> None:
+    strangers = add_verb(
+        names,
+        "strangers",
+        schedule_commands.strangers_bench,
+        "models of pytorchcv and transformers, in both promises of numerics",
+        "python -m benchmarks strangers nin_cifar10 GPT2LMHeadModel",
+        "Needs: pip install pytorchcv transformers.",
+    )
+    strangers.add_argument("--compile", action="store_true", help="measure torch.compile too (it takes minutes)")
+    strangers.add_argument("--rounds", type=count, default=8, metavar="N", help="blocks of steps of each contender (8)")
+    add_output(strangers, "the result, after each target, as JSON")
+    strangers.add_argument("target", nargs="*", metavar="TARGET", help="only these (all)")
 
 
 def _add_manycore(names: Verbs) -> None:

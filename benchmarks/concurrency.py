@@ -13,7 +13,8 @@ Contenders, all in one process, each on a twin of the same job, in turns (`bench
 - ``lookahead``: the search on top of them; ``phases``: see `hocket.planning.phases`;
 - ``all``: `hocket.schedule`, called as a user calls it: signature and guards included. Of its audits, which take at
   most 0.25% of a long run, the first ones would be every other step here; they are put off. ``close``: the same with
-  ``numerics="close"``.
+  ``numerics="close"``;
+- ``jax``: ``jit`` of the whole step, in a process of its own, where JAX is installed: the MLP, LSTM cells and GPT-2.
 
 The bound is that of the graph that ``all`` runs, from median times of its ops on native lanes, one lane at a time.
 """
@@ -22,20 +23,22 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from statistics import mean
-from time import perf_counter
 from typing import Any
 
 import torch
 import torch._dynamo
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
+from benchmarks.call import gpt2
+from benchmarks.contenders import compiled_step, decided, is_image
+from benchmarks.jax_process import jax_missing
+from benchmarks.jax_steps import MODELS, JaxStep
 from benchmarks.turns import Turns, in_turns
 from hocket import zoo
-from hocket.errors import HocketError, InputError
+from hocket.errors import InputError
 from hocket.execution import executor
 from hocket.execution.base import Executor
 from hocket.ir import Costs, Lane, Machine, Plan, Timeline
@@ -44,7 +47,7 @@ from hocket.planning import bounds, plan
 from hocket.profiling import profile
 from hocket.profiling.tracer import serial_plan
 from hocket.reporting import corunning_of, write_corunning
-from hocket.session import Schedule, schedule
+from hocket.session import Schedule
 from hocket.tracing.captured import Captured, capture_step
 
 __all__ = ["LARGE", "SMALL", "measure", "run"]
@@ -55,6 +58,8 @@ SMALL: dict[str, dict[str, Any]] = {
     "transformer": {"batch_size": 4, "width": 128, "depth": 4, "heads": 4, "steps": 64, "vocab": 65},
     "lstm-cells": {"batch_size": 20},
     "resnet20": {"batch_size": 4},
+    "gpt2": {},  # that of `benchmarks.call`
+    "bert-tiny": {},
 }
 LARGE: dict[str, dict[str, Any]] = {
     "resnet20": {"batch_size": 64},
@@ -63,6 +68,7 @@ LARGE: dict[str, dict[str, Any]] = {
     "resnet50": {"batch_size": 8},
     "dcgan": {"batch_size": 64},
 }
+GPT2_WIDTH, GPT2_HEADS = 64, 4
 # Blocks per contender, and counted steps in each.
 ROUNDS = {"small": (12, 8), "large": (4, 2)}
 
@@ -128,6 +134,10 @@ def run(
     return result
 
 
+def _load(name: str, size: dict[str, Any]) -> Job:
+    return gpt2(GPT2_WIDTH) if name == "gpt2" else zoo.load(name, **size)
+
+
 def _label(name: str, size: dict[str, Any]) -> str:
     return f"{name}/{size['batch_size']}" if size else name
 
@@ -145,18 +155,18 @@ def measure(
     machine = Machine.here()
     usual = torch.get_num_threads()
     contenders: dict[str, Callable[[Any], Any]] = {}
-    eager = zoo.load(name, **size)
+    eager = _load(name, size)
     contenders["eager"] = eager.step
     for threads in range(1, machine.cores):
-        contenders[f"eager_{threads}"] = _at_width(zoo.load(name, **size).step, threads, usual)
+        contenders[f"eager_{threads}"] = _at_width(_load(name, size).step, threads, usual)
     notes: dict[str, Any] = {}
     if compiled:
         torch._dynamo.reset()
         ways = [("compile", False, False), ("compile_update", True, False)]
-        if any(map(_is_image, tree_leaves(eager.batch(0)))):
+        if any(map(is_image, tree_leaves(eager.batch(0)))):
             ways += [("compile_last", False, True), ("compile_last_update", True, True)]
         for label, update, last in ways:
-            step, notes[label] = _compiled(zoo.load(name, **size), update, last)
+            step, notes[label] = compiled_step(_load(name, size), update, last)
             if step is not None:
                 contenders[label] = step
     captured = _captured(name, size)
@@ -178,10 +188,15 @@ def measure(
     plans["phases"] = plan(captured.graph, costs, machine, planner="phases")
     lanes_of = {label: executor(captured, made, machine) for label, made in plans.items()}
     contenders |= lanes_of
-    contenders["all"] = fast = _decided(zoo.load(name, **size), "bitwise")
-    contenders["close"] = close = _decided(zoo.load(name, **size), "close")
+    contenders["all"] = fast = decided(_load(name, size), "bitwise")
+    contenders["close"] = close = decided(_load(name, size), "close")
     notes["close"] = close.why
+    jax = JaxStep(name, _load(name, size), heads=GPT2_HEADS) if name in MODELS and not jax_missing() else None
+    if jax is not None:
+        contenders["jax"] = jax
     found = in_turns(contenders, eager.batch, rounds=rounds, block=block)
+    if jax is not None:
+        jax.close()
     corunning: dict[str, Timeline] = {}
     for label in ("s123", "lookahead", "all"):
         step = contenders[label]
@@ -200,17 +215,6 @@ def measure(
     for each in (fast, close):
         each.close()
     return row
-
-
-def _decided(job: Job, numerics: str) -> Schedule:
-    """A schedule of this job that has decided, and is not audited while it is measured."""
-    fast = schedule(job.step, job.model, job.optimizer, numerics=numerics, cache=False)
-    number = 0
-    while not fast.decided:
-        fast(job.batch(number))
-        number += 1
-    fast._pool.current._auditor.audit.due = sys.maxsize
-    return fast
 
 
 def _summary(found: dict[str, Turns], fast: Schedule, machine: Machine, ops: int) -> dict[str, Any]:
@@ -283,7 +287,7 @@ def _at_width(step: Callable[[Any], Any], threads: int, usual: int) -> Callable[
 
 
 def _captured(name: str, size: dict[str, Any]) -> Captured:
-    job = zoo.load(name, **size)
+    job = _load(name, size)
     job.step(job.batch(0))
     return capture_step(job.step, job.model, job.optimizer, job.batch(0), split=False)
 
@@ -308,48 +312,3 @@ def _in_program_order(captured: Captured, lanes: int, width: int, cores: int) ->
         ),
         planner="uniform",
     )
-
-
-def _is_image(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.dim() == 4
-
-
-def _channels_last(value: Any) -> Any:
-    return value.contiguous(memory_format=torch.channels_last) if _is_image(value) else value
-
-
-def _compiled(job: Job, update: bool, last: bool) -> tuple[Callable[[Any], Any] | None, dict[str, Any]]:
-    """The job's step with its models (and their update) compiled, and what the compiler says of it; None: it fails.
-
-    With `last`, models and images have their channels last.
-    """
-    torch._dynamo.utils.counters.clear()
-
-    def step(batch: Any) -> Any:
-        return job.step(tree_map(_channels_last, batch) if last else batch)
-
-    for model in job.models:
-        if last:
-            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        # Not `model.compile()`: in torch 2.13 it leaves the call as it was and compiles nothing, without a word.
-        # Every batch has the same shape; left to guess, it makes dynamic kernels for DCGAN, and fails on them.
-        model.forward = torch.compile(model.forward, dynamic=False)
-    for optimizer in job.optimizers if update else ():
-        optimizer.step = torch.compile(optimizer.step)  # type: ignore[assignment, method-assign]
-    start = perf_counter()
-    try:
-        for number in range(3):
-            step(job.batch(number))
-    except Exception as error:  # noqa: BLE001 (whatever the compiler raises is its result)
-        first = (str(error).strip().splitlines() or [""])[0]
-        return None, {"failed": f"{type(error).__name__}: {first}"}
-    counters = torch._dynamo.utils.counters
-    graphs = counters["stats"].get("unique_graphs", 0)
-    if not graphs:
-        raise HocketError(f"torch.compile compiled nothing of {job.name!r}; it is no baseline")
-    return step, {
-        "graphs": graphs,
-        "graph_breaks": dict(counters["graph_break"]),
-        "recompiles": sum(counters["recompiles"].values()) if "recompiles" in counters else 0,
-        "seconds": perf_counter() - start,
-    }

@@ -9,7 +9,7 @@ from benchmarks.commands import write_so_far
 from hocket.cli.console import Bar, print_json, print_tables, table
 from hocket.cli.files import output_file, written
 
-__all__ = ["call_bench", "decision_bench", "guards_bench", "versions_bench"]
+__all__ = ["call_bench", "decision_bench", "guards_bench", "strangers_bench", "versions_bench"]
 
 
 def call_bench(args: Namespace) -> None:
@@ -113,3 +113,33 @@ def versions_bench(args: Namespace) -> None:
     columns = ("target", "other ms", "this ms", "other over this", "verdicts")
     title = f"another version's steps; geometric mean {result['geometric_mean']:.3f}"
     print_tables(table(title, columns, rows), *written(target))
+
+
+def strangers_bench(args: Namespace) -> None:
+    """Models that nobody here wrote."""
+    from benchmarks.strangers import TARGETS, run
+
+    target = output_file(args.output)
+    with Bar("schedule models of pytorchcv and transformers"):
+        result = run(
+            tuple(args.target) or TARGETS,
+            compiled=args.compile,
+            rounds=args.rounds,
+            save=partial(write_so_far, target, "strangers", complete=False),
+        )
+    write_so_far(target, "strangers", result)
+    if args.format == "json":
+        print_json({"bench": "strangers", **result})
+        return
+    labels = ("compile", "bitwise", "close")
+    rows = [
+        (
+            name,
+            *(f"{row['speedup'][label]:.2f}" if label in row["speedup"] else "-" for label in labels),
+            row["verdicts"]["bitwise"]["verdict"],
+            row["verdicts"]["close"]["verdict"],
+        )
+        for name, row in result["targets"].items()
+    ]
+    title = f"speedup over eager, {result['cores']} cores, torch {result['torch']}, medians of interleaved steps"
+    print_tables(table(title, ("model", *labels, "bitwise is", "close is"), rows), *written(target))

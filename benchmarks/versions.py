@@ -57,7 +57,7 @@ loss = {
     "words": lambda out, words: cross_entropy(out.flatten(0, 1), words.flatten()),
     "own": lambda out: out.loss,
 }[kind]
-job, number, calls = jobs[0], 0, 20
+job, number, calls = jobs[0], 0, 60
 def step_of(model, optimizer, losses):
     def step(batch):
         optimizer.zero_grad()
@@ -78,9 +78,9 @@ singles = [plain_step(model) for own in jobs for model in own.models]
 def plain(batch):
     for single in singles:
         single(batch)
-for _ in range(calls):
+for _ in range(calls):  # by which choices are made
     fast(job.batch(0))
-    plain(job.batch(0))
+plain(job.batch(0))
 said = {"calls": calls, "verdict": "fused", "why": str([str(getattr(each, "winner", each)) for each in array.choices])}
 """
 # A line in, a line of milliseconds out.

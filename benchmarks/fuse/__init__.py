@@ -37,10 +37,10 @@ import torch
 
 from benchmarks.budget import Budget
 from benchmarks.fuse import beside, counters
-from benchmarks.fuse.jax_peer import jax_missing
 from benchmarks.fuse.targets import BACKENDS, TARGETS, Target, named, step_of
 from benchmarks.fuse.timing import check_device, row_of, timed, took_s
 from benchmarks.fuse.training import OPTIMIZERS, PRECISIONS, Training
+from benchmarks.jax_process import jax_missing
 from hocket.errors import InputError
 
 __all__ = ["CONTENDERS", "OPTIMIZERS", "PRECISIONS", "TARGETS", "Target", "Training", "run"]

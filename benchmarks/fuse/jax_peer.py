@@ -1,13 +1,10 @@
 """What a user with many small models could take instead: the same perceptrons in JAX, ``jit(vmap(value_and_grad))``.
 
-JAX has a process of its own, since its threads and torch's would get in each other's way. That process times its steps
-itself: what a pipe takes is not part of a step.
+JAX has a process of its own; see `benchmarks.jax_process`.
 """
 
 from __future__ import annotations
 
-import importlib.util
-import multiprocessing
 from collections.abc import Sequence
 from functools import partial
 from time import perf_counter
@@ -16,20 +13,15 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from benchmarks.jax_process import JaxProcess
 from hocket.errors import InputError
 
-__all__ = ["JaxPeer", "jax_missing"]
+__all__ = ["JaxPeer"]
 
-PATIENCE_S = 120.0  # for the first step, which is compiled
 BETAS, EPS, MOMENTUM = (0.9, 0.999), 1e-8, 0.9
 
 
-def jax_missing() -> str:
-    """Why JAX cannot be measured here; empty where it can."""
-    return "" if importlib.util.find_spec("jax") else "jax: is not installed: pip install -e '.[jax]'"
-
-
-class JaxPeer:
+class JaxPeer(JaxProcess):
     """A process that trains B perceptrons by JAX.
 
     Args:
@@ -57,38 +49,17 @@ class JaxPeer:
         ]
         x, y = (np.stack([np.asarray(pair[part]) for pair in batches]) for part in range(2))
         data = (x[0], y[0]) if len(batches) == 1 else (x, y)
-        context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
         options = (optimizer, np.asarray(rates, np.float32), np.asarray(decays, np.float32))
-        self._process = context.Process(target=_serve, args=(theirs, stacked, data, len(batches) > 1, *options))
-        self._process.daemon = True
-        self._process.start()
-        theirs.close()
+        super().__init__(_serve, stacked, data, len(batches) > 1, *options)
 
     def seconds(self) -> float:
         """One training step, and what it took in its own process."""
-        return float(self._ask("step"))
+        return float(self.ask("step"))
 
     def weights(self) -> list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
         """Weight ``(B, out, in)`` and bias ``(B, out)`` of each layer, as they are now."""
-        found: list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]] = self._ask("weights")
+        found: list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]] = self.ask("weights")
         return found
-
-    def close(self) -> None:
-        """End the process."""
-        self._pipe.close()
-        self._process.join(timeout=10)
-        if self._process.is_alive():
-            self._process.terminate()
-
-    def _ask(self, what: str) -> Any:
-        self._pipe.send(what)
-        if not self._pipe.poll(PATIENCE_S):
-            raise RuntimeError("jax: its process does not answer")
-        try:
-            return self._pipe.recv()
-        except EOFError:
-            raise RuntimeError("jax: its process ended") from None
 
 
 def _layers_of(model: nn.Module) -> list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:

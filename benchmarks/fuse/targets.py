@@ -135,6 +135,10 @@ class Step:
         chosen = [str(choice.winner) for array in self.arrays for choice in array.choices]
         return chosen + ([f"{self.schedule.verdict}: {self.schedule.why}"] if self.schedule else [])
 
+    def is_settled(self) -> bool:
+        """Whether ``backend="auto"`` needs no more steps to choose by."""
+        return all(choice.is_settled for array in self.arrays for choice in array.choices)
+
     def close(self) -> None:
         """End the lanes' threads, of which others would have to think; the next step starts them again."""
         if self.schedule is not None:

@@ -17,6 +17,7 @@ __all__ = ["check_device", "row_of", "timed", "took_s"]
 
 SHORT_S = 2.0  # short steps are taken as often as fits in this time,
 MAX_STEPS = 300  # or so often
+MAX_UNSETTLED = 64  # steps before those that count, by which choices are made
 BLOCK = 4  # counted steps of one contender after another
 
 
@@ -35,6 +36,10 @@ def timed(in_turn: Mapping[str, Callable[[], None]], device: str, steps: int) ->
     for _ in range(beside.WARM_UP):
         turn_s = sum([took_s(step, device) for step in in_turn.values()])
     for step in in_turn.values():
+        for _ in range(MAX_UNSETTLED):
+            if not isinstance(step, Step) or step.is_settled():
+                break
+            took_s(step, device)
         close(step)
     wanted = max(steps, min(MAX_STEPS, int(SHORT_S / turn_s)))
     for first in range(0, wanted, BLOCK):

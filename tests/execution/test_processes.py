@@ -214,7 +214,7 @@ def test_a_scheduled_step_goes_on_in_parent_and_child(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("calls", [1, 3, 4, 6, 8, 200])
+@pytest.mark.parametrize("calls", [1, 4, 200, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 6, 8))])
 def test_the_interpreter_ends_wherever_a_schedule_is_in_its_life(kind, calls):
     done = run(
         kind,

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import hocket
-from hocket.fusion import choose, single_model
+from hocket.fusion import single_model
 from hocket.fusion.single_model import CHANNELS_LAST
 
 D = torch.float64
@@ -289,17 +289,3 @@ def test_errors_name_the_layer(num_models, way, monkeypatch):
     assert winner(array) == way
     with pytest.raises(hocket.errors.InputError, match="layer table: embedding: index out of range"):
         array(tokens + 3)
-
-
-@pytest.mark.parametrize(("faster", "channels_last"), [(1.14, False), (1.16, True)])
-def test_a_layout_has_to_win_clearly(faster, channels_last, monkeypatch):
-    """Fourteen per cent faster is not enough for a layout that comes with copies."""
-
-    def in_turns(racing, *_):
-        times = {"1 at a time": 100.0 * faster, "1 at a time, channels last": 100.0}
-        return {plan: times.get(str(plan), 500.0) for plan in racing}
-
-    monkeypatch.setattr(choose, "_in_turns", in_turns)
-    array = hocket.fuse(made(lambda: conv(3, 4, 3), 3), shared=True)
-    array(torch.randn(2, 3, 6, 5, dtype=D))
-    assert array.choices[-1].winner.channels_last is channels_last

@@ -27,7 +27,6 @@ from torch import nn
 from torch.nn import functional
 
 from hocket import Asha, Halving, Hyperband, Training
-from hocket.search.contest import PlanContest, contestants
 from hocket.search.fused import FusedTrainer
 from hocket.search.group import TrialGroup, Ways
 from hocket.search.probe import alone_s
@@ -373,22 +372,6 @@ def test_float32_stays_close():
     alone_, _ = searched(single, {"lr": LR}, trials=4, epochs=3, executor="serial")
     together, _ = searched(single, {"lr": LR}, trials=4, epochs=3, executor="fused")
     assert_same(alone_, together, tolerance=1e-4)
-
-
-@pytest.mark.parametrize("place", range(3))
-def test_the_plan_that_takes_the_least_time_is_found_by_steps_that_count(place):
-    plans = contestants(nn.Sequential(nn.Conv2d(1, 1, 1)), 8, with_losses=True)
-    assert [plan.group_size for plan in plans] == [8, 1, 1]
-    contest = PlanContest(plans)
-    taken = []
-    while not contest.is_over:
-        assert math.isinf(contest.step_s) is (len(taken) < 6)
-        taken.append(contest.plan)
-        late = 10.0 * (taken.count(contest.plan) % 2)  # the first step of a turn takes longer
-        contest.took(late + (1.0 if contest.plan is plans[place] else 1.1 + 0.5 * plans.index(contest.plan)))
-    assert contest.plan is contest.leader is plans[place]
-    assert contest.step_s == 1.0
-    assert len(taken) <= 16  # what is far behind after one round gets no more steps
 
 
 def train_images(params):

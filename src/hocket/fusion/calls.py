@@ -23,6 +23,7 @@ from hocket.errors import InputError
 from hocket.fusion.bounded import Bounded
 from hocket.fusion.call_spec import CallSpec
 from hocket.fusion.choose import FAILURES, Choice, Copies, choose, make_pass, restored
+from hocket.fusion.contest import ContestedCall
 from hocket.fusion.executor import LeadsElsewhereError, SingleExecutor
 from hocket.fusion.gradients import GradientMemory
 from hocket.fusion.loss import per_model_loss, stand_in
@@ -254,8 +255,15 @@ class Calls:
             choice = choose(kind, passes, copies, on_cpu, total)
         if choice is None:  # no plan ran: what is wrong shows when it is run without being timed
             return self._by(program, plans[-1], with_losses)
-        self.choices.append(choice)
-        return runs[choice.winner]
+        finalists = choice.finalists
+        self.choices.append(replace(choice, is_settled=len(finalists) == 1))
+        if len(finalists) == 1:
+            return runs[choice.winner]
+        return ContestedCall({plan: runs[plan] for plan in finalists}, partial(self._won, len(self.choices) - 1))
+
+    def _won(self, number: int, plan: ExecutionPlan) -> None:
+        """Real calls have shown which plan is the fastest for those of this choice."""
+        self.choices[number] = replace(self.choices[number], winner=plan, is_settled=True)
 
     def _asked(
         self, plan: ExecutionPlan, program: FusedProgram, values: list[Any], with_losses: bool

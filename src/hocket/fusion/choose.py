@@ -1,12 +1,12 @@
-"""``backend="auto"``: time the plans that could run a kind of call, forward and backward, and keep the fastest.
+"""``backend="auto"``: time the plans that could run a kind of call, forward and backward, and leave out the slow ones.
 
 Fusing can lose: on a CPU, a grouped convolution of wide channels takes longer than its parts, and so do activations
 that leave the caches. What is timed is the model on the arguments at hand and a loss that stands in for the user's; it
 leaves no trace: buffers and random numbers are put back, inputs are copies.
 
 Neighbours on a shared machine only add time, and sometimes much: where a pass is parallel, a busy core makes it ten
-times as long. Hence a plan counts by its faster passes; and none leaves for one slow pass, only when even its fastest
-is too slow, ever more strictly. All of it takes about as long as `BUDGET_PASSES` of the fastest plan.
+times as long. Hence a plan counts by its fastest pass, and only what is far behind leaves here. What is close is for
+steps that count to tell apart (`contest`): they have the copies of gradients and the update in them, passes do not.
 """
 
 from __future__ import annotations
@@ -27,13 +27,9 @@ from hocket.fusion.stacked import Stacked, unwrap
 
 __all__ = ["FAILURES", "Choice", "Copies", "choose", "make_pass", "restored"]
 
-BUDGET_PASSES = 10
-MIN_S = 0.02  # which short passes get in any case
-MAX_ROUNDS = 8
-BLOCK = 4  # counted passes of each plan in a round, fewer if they take longer than this:
+BLOCK = 3  # counted passes of a plan, fewer if they take longer than this:
 BLOCK_S = 0.01
-ELIMINATION_RATIOS = (2.0, 1.5, 1.3)  # times the fastest pass so far, in one round after another
-HANDICAP = 1.15  # of channels last: what a pass of one CNN gained by it, copies and the update of its gradients cost
+CLOSE = 1.5  # times the fastest pass: what stays
 LARGE_S = 0.2  # a pass of one model on a CPU, from which models are not fused: nothing around its ops is left to save
 FAILURES = (HocketError, RuntimeError, ValueError, TypeError, NotImplementedError)  # out of memory is a RuntimeError
 
@@ -44,13 +40,25 @@ class Choice:
 
     Attributes:
         kind: "forward" or "losses", and what else tells such calls apart but their arguments' shapes.
-        winner: the plan that runs from now on.
-        times_us: one pass by each plan, microseconds, as long as it was in the comparison.
+        winner: the plan that runs from now on; the fastest so far where it is not settled yet.
+        times_us: one pass by each plan that ran, microseconds.
+        is_settled: whether calls that count have shown which one of the `finalists` it is, or there was only one.
     """
 
     kind: Any
     winner: ExecutionPlan
     times_us: Mapping[ExecutionPlan, float]
+    is_settled: bool = True
+
+    @property
+    def finalists(self) -> list[ExecutionPlan]:
+        """The plans that are close, those that go to the end of each model's backward first.
+
+        These see what a loss function brings along, which the first call by one of them has to find out.
+        """
+        fastest_us = min(self.times_us.values(), default=0.0)
+        close = [plan for plan, time_us in self.times_us.items() if time_us <= CLOSE * fastest_us]
+        return sorted(close, key=lambda plan: not plan.per_group_backward) or [self.winner]
 
 
 class Copies:
@@ -97,7 +105,7 @@ def make_pass(run: Callable[[], Any], wanted: list[Tensor]) -> Callable[[], None
 def choose(
     kind: Any, passes: Mapping[ExecutionPlan, Callable[[], None]], copies: Copies, on_cpu: bool, num_models: int
 ) -> Choice | None:
-    """Time the plans in turns until one is left or the budget is spent.
+    """Time each plan.
 
     Args:
         kind: of the choice.
@@ -111,7 +119,6 @@ def choose(
     """
     racing = dict(passes)
     fastest_s = float("inf")
-    start = perf_counter()
     for plan in passes:
         if plan not in racing:
             continue
@@ -129,31 +136,25 @@ def choose(
             racing = {each: run for each, run in racing.items() if each.group_size == 1}
     if not racing:
         return None
-    times_s = _in_turns(racing, fastest_s, start)
-    winner = min(times_s, key=lambda plan: times_s[plan] * (HANDICAP if plan.channels_last else 1.0))
+    times_s = _in_turns(racing, fastest_s)
+    winner = min(times_s, key=times_s.__getitem__)
     return Choice(kind, winner, {plan: took_s * 1e6 for plan, took_s in times_s.items()})
 
 
-def _in_turns(
-    racing: dict[ExecutionPlan, Callable[[], None]], fastest_s: float, start: float
-) -> dict[ExecutionPlan, float]:
-    """Seconds of each plan that ran to the end: of its passes' fastest quarter the slowest one.
+def _in_turns(racing: dict[ExecutionPlan, Callable[[], None]], fastest_s: float) -> dict[ExecutionPlan, float]:
+    """Seconds of each plan's fastest pass.
 
-    The first pass of a block of several finds the caches and the heap as another plan left them, and does not count.
+    The first one of several finds the caches and the heap as another plan left them, and does not count.
     """
-    times: dict[ExecutionPlan, list[float]] = {plan: [] for plan in racing}
-    for round_number in range(MAX_ROUNDS if len(racing) > 1 else 1):
-        block = max(1, min(BLOCK, int(BLOCK_S / fastest_s)))
-        for plan, run in racing.items():
-            if block > 1:
-                run()
-            times[plan] += [_took_s(run) for _ in range(block)]
-        fastest_s = min(min(times[plan]) for plan in racing)
-        hopeless = ELIMINATION_RATIOS[min(round_number, len(ELIMINATION_RATIOS) - 1)]
-        racing = {plan: run for plan, run in racing.items() if min(times[plan]) <= hopeless * fastest_s}
-        if len(racing) == 1 or perf_counter() - start > max(MIN_S, BUDGET_PASSES * fastest_s):
-            break
-    return {plan: sorted(times[plan])[len(times[plan]) // 4] for plan in racing}
+    if len(racing) == 1:
+        return dict.fromkeys(racing, fastest_s)
+    block = max(1, min(BLOCK, int(BLOCK_S / fastest_s)))
+    times: dict[ExecutionPlan, float] = {}
+    for plan, run in racing.items():
+        if block > 1:
+            run()
+        times[plan] = min(_took_s(run) for _ in range(block))
+    return times
 
 
 def _took_s(run: Callable[[], None]) -> float:

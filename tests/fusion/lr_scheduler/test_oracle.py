@@ -37,6 +37,8 @@ class Halving:
 
 
 LAMBDAS = [powers, falling, Halving(3), Halving(5), powers, falling, Halving(1)]
+# One model, and as many as there are values in a case; the rest is for the slow tests.
+SIZES = (1, pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow), 7)
 MILESTONES = [[3, 7], [1], [2, 2, 9], [], [5, 6, 7], [29], [0, 4]]
 
 # For each case the class and arguments for B = 7; a list is one value for each model.
@@ -172,7 +174,7 @@ def check_same(twins, keys):
         assert rates(twins.fused, key) == [value[0] if key == "betas" else value for value in theirs]
 
 
-@pytest.mark.parametrize("num_models", [1, 2, 3, 7])
+@pytest.mark.parametrize("num_models", SIZES)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("optimizer", ["sgd-momentum", "sgd-momenta", "adam", "adam-all"])
 def test_rates_are_the_floats_of_torch(optimizer, case, num_models):
@@ -210,7 +212,7 @@ def composites(case, twins):
     return fused, singles
 
 
-@pytest.mark.parametrize("num_models", [1, 3, 7])
+@pytest.mark.parametrize("num_models", SIZES)
 @pytest.mark.parametrize("case", COMPOSITES)
 @pytest.mark.parametrize("optimizer", ["sgd-momentum", "adam-all"])
 def test_schedulers_made_of_others(optimizer, case, num_models):
@@ -262,7 +264,7 @@ def test_restarts_by_fractions_of_an_epoch():
     assert fused.epochs == [single.last_epoch + 1 for single in singles]
 
 
-@pytest.mark.parametrize("num_models", [1, 2, 3, 7])
+@pytest.mark.parametrize("num_models", SIZES)
 @pytest.mark.parametrize("case", PLATEAUS)
 def test_each_model_has_its_plateau(case, num_models):
     twins = Twins("sgd-rates", num_models)

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from tests.fusion.oracle import SIZES
 
 from fusion.optim.twins import fused_parameters, set_gradients
 from hocket.errors import InputError
@@ -43,7 +44,7 @@ def check(params, singles, tolerance=1e-12):
 
 
 @pytest.mark.parametrize("norm_type", [2.0, 1.0, 3.0, math.inf])
-@pytest.mark.parametrize("num_models", [1, 2, 3, 7])
+@pytest.mark.parametrize("num_models", SIZES)
 @pytest.mark.parametrize("one", [False, True])
 def test_norms(norm_type, num_models, one):
     params, singles = pair(num_models)
@@ -55,7 +56,7 @@ def test_norms(norm_type, num_models, one):
     check(params, singles)
 
 
-@pytest.mark.parametrize("num_models", [1, 2, 3, 7])
+@pytest.mark.parametrize("num_models", SIZES)
 @pytest.mark.parametrize("one", [False, True])
 def test_values(num_models, one):
     params, singles = pair(num_models)

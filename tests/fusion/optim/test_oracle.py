@@ -6,12 +6,13 @@ from importlib import import_module
 
 import pytest
 import torch
+from tests.fusion.oracle import SIZES
 
 from fusion.optim.twins import CASES, EACH, Twins, fused_parameters, gradient, of_model, options_of, set_gradients
 from hocket.fusion import optim
 
 
-@pytest.mark.parametrize("num_models", [1, 2, 3, 7])
+@pytest.mark.parametrize("num_models", SIZES)
 @pytest.mark.parametrize("case", CASES)
 def test_one_step_and_fifty_are_those_of_single_optimizers(case, num_models):
     twins = Twins(case, num_models)

@@ -12,17 +12,21 @@ The second step of a turn counts; the first one finds caches and heap as another
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter
+from typing import Any
 
+import torch
 from torch import nn
 
 from hocket.fusion.plan import ExecutionPlan, plans_for
 
-__all__ = ["PlanContest", "contestants"]
+__all__ = ["ContestedCall", "PlanContest", "contestants"]
 
-MAX_ROUNDS = 3
 TURN = 2
-ELIMINATION_RATIOS = (1.5, 1.2)  # times the fastest step so far, after one round and another
+# Times the fastest step so far: what is slower leaves, after one round and another, until the leader has won.
+RATIOS = (1.5, 1.2, 1.2)
+CALL_RATIOS = (math.inf, 1.5, 1.3, 1.2, 1.1, 1.1, 1.1, 1.1)  # where anything may happen between two calls
 HANDICAP = 1.05  # of channels last, which has to win clearly
 
 CONVOLUTIONS = (nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -33,6 +37,7 @@ class PlanContest:
 
     Args:
         plans: at least one.
+        ratios: for each round how far behind the leader is too far; after the last one it has won.
 
     Example:
         >>> contest = PlanContest([ExecutionPlan(1, True), ExecutionPlan(4)])
@@ -42,7 +47,8 @@ class PlanContest:
         (ExecutionPlan(group_size=4, per_group_backward=False, channels_last=False), 0.1)
     """
 
-    def __init__(self, plans: Sequence[ExecutionPlan]) -> None:
+    def __init__(self, plans: Sequence[ExecutionPlan], ratios: Sequence[float] = RATIOS) -> None:
+        self._ratios = ratios
         self._fastest_s = dict.fromkeys(plans, math.inf)
         self._turn = list(plans)
         self._rounds = 0
@@ -61,7 +67,7 @@ class PlanContest:
     @property
     def is_over(self) -> bool:
         """Whether the leader has won."""
-        return len(self._fastest_s) == 1 or self._rounds == MAX_ROUNDS
+        return len(self._fastest_s) == 1 or self._rounds == len(self._ratios)
 
     @property
     def step_s(self) -> float:
@@ -80,13 +86,49 @@ class PlanContest:
             self._end_round()
 
     def _end_round(self) -> None:
-        limit_s = ELIMINATION_RATIOS[min(self._rounds, len(ELIMINATION_RATIOS) - 1)] * min(self._fastest_s.values())
+        limit_s = self._ratios[self._rounds] * min(self._fastest_s.values())
         self._fastest_s = {plan: own_s for plan, own_s in self._fastest_s.items() if own_s <= limit_s}
         self._rounds += 1
         self._turn = list(self._fastest_s)
 
     def _handicapped_s(self, plan: ExecutionPlan) -> float:
         return self._fastest_s[plan] * (HANDICAP if plan.channels_last else 1.0)
+
+
+class ContestedCall:
+    """Calls of one kind, which run by several plans in turns until one has won.
+
+    What counts is the time from one call to the next: with the backward and the update that follow, and whatever else
+    the user does, which is the same for all plans; the fastest of several times is one without a rare guest in it.
+
+    Args:
+        runs: what runs by each plan.
+        won: is told the winner.
+    """
+
+    def __init__(self, runs: Mapping[ExecutionPlan, Callable[..., Any]], won: Callable[[ExecutionPlan], None]) -> None:
+        self._runs = dict(runs)
+        self._won = won
+        self._contest = PlanContest(list(runs), CALL_RATIOS)
+        self._began_s: float | None = None
+        self._winner: Callable[..., Any] | None = None
+
+    def __call__(self, *args: Any) -> Any:
+        """Run the call, by whose turn it is."""
+        if self._winner is not None:
+            return self._winner(*args)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        now_s = perf_counter()
+        if self._began_s is not None:
+            self._contest.took(now_s - self._began_s)
+        self._began_s = now_s
+        run = self._runs[self._contest.plan]
+        if self._contest.is_over:
+            self._winner = run
+            self._runs.clear()  # what the others hold on to is free
+            self._won(self._contest.plan)
+        return run(*args)
 
 
 def contestants(model: nn.Module, num_models: int, *, with_losses: bool) -> list[ExecutionPlan]:

@@ -1,0 +1,74 @@
+"""What a user could call in place of a step: it compiled by torch, or scheduled."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any
+
+import torch
+import torch._dynamo
+from torch.utils._pytree import tree_map
+
+from hocket.errors import HocketError
+from hocket.job import Job
+from hocket.session import Schedule, schedule
+
+__all__ = ["compiled_step", "decided", "is_image"]
+
+
+def decided(job: Job, numerics: str) -> Schedule:
+    """A schedule of this job that has decided, and is not audited while it is measured."""
+    fast = schedule(job.step, job.model, job.optimizer, numerics=numerics, cache=False)
+    number = 0
+    while not fast.decided:
+        fast(job.batch(number))
+        number += 1
+    fast._pool.current._auditor.audit.due = sys.maxsize
+    return fast
+
+
+def is_image(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.dim() == 4
+
+
+def _channels_last(value: Any) -> Any:
+    return value.contiguous(memory_format=torch.channels_last) if is_image(value) else value
+
+
+def compiled_step(job: Job, update: bool, last: bool) -> tuple[Callable[[Any], Any] | None, dict[str, Any]]:
+    """The job's step with its models (and their update) compiled, and what the compiler says of it; None: it fails.
+
+    With `last`, models and images have their channels last.
+    """
+    torch._dynamo.utils.counters.clear()
+
+    def step(batch: Any) -> Any:
+        return job.step(tree_map(_channels_last, batch) if last else batch)
+
+    for model in job.models:
+        if last:
+            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        # Not `model.compile()`: in torch 2.13 it leaves the call as it was and compiles nothing, without a word.
+        # Every batch has the same shape; left to guess, it makes dynamic kernels for DCGAN, and fails on them.
+        model.forward = torch.compile(model.forward, dynamic=False)
+    for optimizer in job.optimizers if update else ():
+        optimizer.step = torch.compile(optimizer.step)  # type: ignore[assignment, method-assign]
+    start = perf_counter()
+    try:
+        for number in range(3):
+            step(job.batch(number))
+    except Exception as error:  # noqa: BLE001 (whatever the compiler raises is its result)
+        first = (str(error).strip().splitlines() or [""])[0]
+        return None, {"failed": f"{type(error).__name__}: {first}"}
+    counters = torch._dynamo.utils.counters
+    graphs = counters["stats"].get("unique_graphs", 0)
+    if not graphs:
+        raise HocketError(f"torch.compile compiled nothing of {job.name!r}; it is no baseline")
+    return step, {
+        "graphs": graphs,
+        "graph_breaks": dict(counters["graph_break"]),
+        "recompiles": sum(counters["recompiles"].values()) if "recompiles" in counters else 0,
+        "seconds": perf_counter() - start,
+    }

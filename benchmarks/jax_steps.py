@@ -1,0 +1,205 @@
+"""Whole training steps in JAX, ``jit`` of loss, gradients and update: what one could write in place of the torch step.
+
+The models are those of the zoo's MLP, of its unrolled LSTM cells, and of transformers' GPT-2 without dropout, written
+as functions of their weights; weights, batches and numbers of the optimizer are the torch job's own, so the losses are
+too, within rounding.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map_only
+
+from benchmarks.jax_process import JaxProcess
+from hocket.errors import InputError
+from hocket.job import Job
+
+__all__ = ["MODELS", "JaxStep"]
+
+OPTIMIZERS = {torch.optim.SGD: "sgd", torch.optim.Adam: "adam", torch.optim.AdamW: "adamw"}
+OPTIONS = ("lr", "momentum", "betas", "eps", "weight_decay")
+
+
+class JaxStep(JaxProcess):
+    """A process that takes a job's steps by JAX.
+
+    Args:
+        name: of `MODELS`.
+        job: whose model has not been trained yet.
+        heads: of attention, where there is any.
+
+    Raises:
+        InputError: its optimizer is none of SGD, Adam and AdamW, or has options that are not written here.
+        RuntimeError: the process ended, or did not answer.
+    """
+
+    def __init__(self, name: str, job: Job, *, heads: int = 1) -> None:
+        (model,), (optimizer,) = job.models, job.optimizers
+        kind = OPTIMIZERS.get(type(optimizer))
+        if kind is None or len(optimizer.param_groups) != 1:
+            raise InputError(f"jax: expected SGD, Adam or AdamW with one group, got {type(optimizer).__name__}")
+        group = optimizer.param_groups[0]
+        if any(group.get(flag) for flag in ("nesterov", "amsgrad", "maximize", "dampening")):
+            raise InputError("jax: expected an optimizer without nesterov, amsgrad, maximize and dampening")
+        weights = {each: value.detach().numpy() for each, value in model.named_parameters()}
+        batches = [tree_map_only(torch.Tensor, torch.Tensor.numpy, job.batch(number)) for number in range(4)]
+        options = {option: group[option] for option in OPTIONS if option in group}
+        super().__init__(_serve, name, weights, batches, kind, options, heads)
+        self.loss = math.nan  # of the last step
+
+    def __call__(self, batch: Any = None) -> float:
+        """One training step on the next batch of its own; gives its loss."""
+        self.seconds(batch)
+        return self.loss
+
+    def seconds(self, _: Any = None) -> float:
+        """What such a step took, in its own process."""
+        took_s, self.loss = self.ask("step")
+        return float(took_s)
+
+
+def _serve(
+    pipe: Any, name: str, weights: Any, batches: list[Any], kind: str, options: Mapping[str, Any], heads: int
+) -> None:
+    import jax
+    from jax import numpy as jnp
+
+    loss = partial(MODELS[name], heads)
+    update = {"sgd": _sgd, "adam": _adam, "adamw": _adamw}[kind]
+    rate = options["lr"]
+
+    @partial(jax.jit, donate_argnums=(0, 1))
+    def step(weights: Any, states: Any, count: Any, rate: Any, batch: Any) -> Any:
+        found, gradients = jax.value_and_grad(loss)(weights, batch)
+        pairs = {key: update(weights[key], gradients[key], states[key], count, rate, options) for key in weights}
+        return {key: new for key, (new, _) in pairs.items()}, {key: state for key, (_, state) in pairs.items()}, found
+
+    weights = jax.tree.map(jnp.asarray, weights)
+    states = {key: (jnp.zeros_like(value), jnp.zeros_like(value)) for key, value in weights.items()}
+    given = [jax.tree.map(jnp.asarray, batch) for batch in batches]
+    count = 0
+    while True:
+        try:
+            pipe.recv()
+        except EOFError:
+            return
+        count += 1
+        begin = perf_counter()
+        weights, states, found = step(weights, states, float(count), rate, given[(count - 1) % len(given)])
+        jax.block_until_ready((weights, found))
+        pipe.send((perf_counter() - begin, float(found)))
+
+
+def _sgd(weight: Any, gradient: Any, state: Any, count: Any, rate: Any, options: Mapping[str, Any]) -> Any:
+    from jax import numpy as jnp
+
+    gradient = gradient + options["weight_decay"] * weight
+    if not options["momentum"]:
+        return weight - rate * gradient, state
+    buffer = jnp.where(count == 1, gradient, options["momentum"] * state[0] + gradient)
+    return weight - rate * buffer, (buffer, state[1])
+
+
+def _adam(weight: Any, gradient: Any, state: Any, count: Any, rate: Any, options: Mapping[str, Any]) -> Any:
+    return _moments(weight, gradient + options["weight_decay"] * weight, state, count, rate, options)
+
+
+def _adamw(weight: Any, gradient: Any, state: Any, count: Any, rate: Any, options: Mapping[str, Any]) -> Any:
+    return _moments(weight * (1 - rate * options["weight_decay"]), gradient, state, count, rate, options)
+
+
+def _moments(weight: Any, gradient: Any, state: Any, count: Any, rate: Any, options: Mapping[str, Any]) -> Any:
+    from jax import numpy as jnp
+
+    beta1, beta2 = options["betas"]
+    first = beta1 * state[0] + (1 - beta1) * gradient
+    second = beta2 * state[1] + (1 - beta2) * gradient**2
+    root = jnp.sqrt(second / (1 - beta2**count)) + options["eps"]
+    return weight - rate * (first / (1 - beta1**count)) / root, (first, second)
+
+
+def _cross_entropy(scores: Any, labels: Any) -> Any:
+    import jax
+    from jax import numpy as jnp
+
+    return -jnp.take_along_axis(jax.nn.log_softmax(scores), labels[..., None], -1).mean()
+
+
+def _mlp(_: int, weights: Mapping[str, Any], batch: Any) -> Any:
+    import jax
+
+    x, labels = batch
+    layers = [key.removesuffix(".weight") for key in weights if key.endswith(".weight")]
+    for layer in layers:
+        x = x @ weights[f"{layer}.weight"].T + weights[f"{layer}.bias"]
+        x = x if layer == layers[-1] else jax.nn.relu(x)
+    return _cross_entropy(x, labels)
+
+
+def _lstm_cells(_: int, weights: Mapping[str, Any], batch: Any) -> Any:
+    import jax
+    from jax import numpy as jnp
+
+    tokens, labels = batch
+    embedded = weights["embedding.weight"][tokens]
+    depth = sum(key.endswith(".weight_ih") for key in weights)
+    zeros = jnp.zeros_like(embedded[:, 0])
+    states = [(zeros, zeros)] * depth
+    outputs = []
+    for time in range(embedded.shape[1]):
+        x = embedded[:, time]
+        for layer in range(depth):
+            hidden, cell = states[layer]
+            own = {key.rpartition(".")[2]: value for key, value in weights.items() if key.startswith(f"cells.{layer}.")}
+            gates = x @ own["weight_ih"].T + own["bias_ih"] + hidden @ own["weight_hh"].T + own["bias_hh"]
+            enter, forget, new, leave = jnp.split(gates, 4, axis=1)
+            cell = jax.nn.sigmoid(forget) * cell + jax.nn.sigmoid(enter) * jnp.tanh(new)
+            x = jax.nn.sigmoid(leave) * jnp.tanh(cell)
+            states[layer] = (x, cell)
+        outputs.append(x)
+    scores = jnp.stack(outputs, 1) @ weights["projection.weight"].T + weights["projection.bias"]
+    return _cross_entropy(scores, labels)
+
+
+def _gpt2(heads: int, weights: Mapping[str, Any], batch: Any) -> Any:
+    import jax
+    from jax import numpy as jnp
+
+    words = batch["input_ids"]
+    rows, steps = words.shape
+    x = weights["transformer.wte.weight"][words] + weights["transformer.wpe.weight"][:steps]
+    width = x.shape[-1]
+    causal = jnp.tril(jnp.ones((steps, steps), bool))
+
+    def norm(x: Any, key: str) -> Any:
+        mean = x.mean(-1, keepdims=True)
+        scaled = (x - mean) / jnp.sqrt(((x - mean) ** 2).mean(-1, keepdims=True) + 1e-5)
+        return scaled * weights[f"{key}.weight"] + weights[f"{key}.bias"]
+
+    def dense(x: Any, key: str) -> Any:
+        return x @ weights[f"{key}.weight"] + weights[f"{key}.bias"]
+
+    for layer in range(sum(key.endswith(".attn.c_attn.weight") for key in weights)):
+        key = f"transformer.h.{layer}"
+        mixed = dense(norm(x, f"{key}.ln_1"), f"{key}.attn.c_attn")
+        own = [part.reshape(rows, steps, heads, -1).swapaxes(1, 2) for part in jnp.split(mixed, 3, -1)]
+        scores = own[0] @ own[1].swapaxes(2, 3) / math.sqrt(width // heads)
+        attended = jax.nn.softmax(jnp.where(causal, scores, -jnp.inf)) @ own[2]
+        x = x + dense(attended.swapaxes(1, 2).reshape(rows, steps, width), f"{key}.attn.c_proj")
+        inner = jax.nn.gelu(dense(norm(x, f"{key}.ln_2"), f"{key}.mlp.c_fc"), approximate=True)
+        x = x + dense(inner, f"{key}.mlp.c_proj")
+    scores = norm(x, "transformer.ln_f") @ weights["transformer.wte.weight"].T
+    return _cross_entropy(scores[:, :-1], batch["labels"][:, 1:])
+
+
+MODELS: dict[str, Callable[[int, Mapping[str, Any], Any], Any]] = {
+    "mlp": _mlp,
+    "lstm-cells": _lstm_cells,
+    "gpt2": _gpt2,
+}

@@ -1,0 +1,160 @@
+"""Models that nobody here wrote, scheduled with both promises of numerics: ``python -m benchmarks strangers``.
+
+Six networks of pytorchcv and six of transformers, unchanged, with random weights and inputs, trained as their users do:
+SGD with momentum, or AdamW; dropout where the library has it. Contenders take turns, and whole steps are timed:
+eager, `torch.compile` of the model (on request: it takes minutes), and `hocket.schedule` with ``numerics="bitwise"``
+and ``"close"``. What is not faster than eager runs as eager, so no ratio may be clearly below one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from benchmarks.contenders import compiled_step, decided
+from benchmarks.turns import in_turns
+from hocket.errors import InputError
+from hocket.ir import Machine
+from hocket.job import Job
+
+__all__ = ["TARGETS", "job_of", "run"]
+
+IMAGE_BATCH, TEXT_BATCH, TEXT_STEPS = 4, 4, 32
+# Name in pytorchcv: the side of its images, pixels.
+VISION = {
+    "seresnet20_cifar10": 32,
+    "preresnet20_cifar10": 32,
+    "nin_cifar10": 32,
+    "fdmobilenet_wd4": 64,
+    "mobilenetv2_wd4": 64,
+    "shufflenetv2_wd2": 64,
+}
+WORDS = {"vocab_size": 256, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+SMALL = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64, "intermediate_size": 128} | WORDS
+# Class in transformers: its configuration.
+LANGUAGE: dict[str, dict[str, Any]] = {
+    "GPT2LMHeadModel": {"n_layer": 2, "n_head": 4, "n_embd": 64, "n_positions": 64} | WORDS,
+    "LlamaForCausalLM": SMALL | {"num_key_value_heads": 2},
+    "DistilBertForMaskedLM": {"n_layers": 2, "n_heads": 4, "dim": 64, "hidden_dim": 128} | WORDS,
+    "RobertaForMaskedLM": SMALL,
+    "AlbertForMaskedLM": SMALL | {"embedding_size": 32},
+    "T5ForConditionalGeneration": {"d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4}
+    | WORDS
+    | {"decoder_start_token_id": 0},
+}
+TARGETS = (*VISION, *LANGUAGE)
+
+
+def run(
+    targets: tuple[str, ...] = TARGETS,
+    *,
+    compiled: bool = False,
+    rounds: int = 8,
+    block: int = 6,
+    progress: Callable[[str], None] = lambda target: None,
+    save: Callable[[dict[str, Any]], object] = lambda result: None,
+) -> dict[str, Any]:
+    """Measure each target.
+
+    Args:
+        targets: of `TARGETS`.
+        compiled: measure `torch.compile` of the model too.
+        rounds: blocks of steps for each contender.
+        block: counted steps in a block.
+        progress: called with each target before it is measured.
+        save: called with the result so far after each target.
+
+    Returns:
+        ``targets``: for each one ``contenders`` (see `Turns.summary`), ``speedup`` over eager, and ``verdicts``.
+    """
+    if unknown := sorted(set(targets) - set(TARGETS)):
+        raise InputError(f"bench strangers: expected some of {', '.join(TARGETS)}, got {unknown[0]!r}")
+    result: dict[str, Any] = {
+        "cores": Machine.here().cores,
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "targets": {},
+    }
+    for name in targets:
+        progress(name)
+        result["targets"][name] = _measure(name, compiled, rounds, block)
+        save(result)
+    return result
+
+
+def _measure(name: str, compiled: bool, rounds: int, block: int) -> dict[str, Any]:
+    eager = job_of(name)
+    contenders: dict[str, Callable[[Any], Any]] = {"eager": eager.step}
+    verdicts: dict[str, Any] = {}
+    if compiled:
+        torch._dynamo.reset()
+        step, verdicts["compile"] = compiled_step(job_of(name), update=False, last=False)
+        if step is not None:
+            contenders["compile"] = step
+    schedules = {numerics: decided(job_of(name), numerics) for numerics in ("bitwise", "close")}
+    found = in_turns(contenders | schedules, eager.batch, rounds=rounds, block=block)
+    for numerics, fast in schedules.items():
+        verdicts[numerics] = {"verdict": str(fast.verdict), "why": fast.why}
+        fast.close()
+    eager_ms = found["eager"].median_ms
+    return {
+        "contenders": {label: turns.summary() for label, turns in found.items()},
+        "speedup": {label: eager_ms / turns.median_ms for label, turns in found.items()},
+        "verdicts": verdicts,
+    }
+
+
+def job_of(name: str) -> Job:
+    """The training job of a target, the same one each time.
+
+    Raises:
+        InputError: its library is not installed; names what to install.
+    """
+    torch.manual_seed(0)
+    try:
+        return _vision_job(name) if name in VISION else _language_job(name)
+    except ImportError as error:
+        raise InputError(f"bench strangers: {error}; pip install pytorchcv transformers") from error
+
+
+def _vision_job(name: str) -> Job:
+    from pytorchcv.model_provider import get_model
+
+    side = VISION[name]
+    model = get_model(name, pretrained=False, in_size=(side, side), **({} if side == 32 else {"num_classes": 10}))
+    if side != 32:
+        model.features.final_pool = nn.AdaptiveAvgPool2d(1)  # the original one is for images of 224 pixels
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4)
+    size = (IMAGE_BATCH, 3, side, side)
+    batches = [(torch.randn(size), torch.randint(0, 10, (IMAGE_BATCH,))) for _ in range(4)]
+
+    def step(batch: Any) -> torch.Tensor:
+        images, labels = batch
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(images), labels)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return Job(step, model, optimizer, batches, name=name)
+
+
+def _language_job(name: str) -> Job:
+    import transformers
+
+    kind = getattr(transformers, name)
+    model = kind(kind.config_class(**LANGUAGE[name])).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    words = [torch.randint(3, WORDS["vocab_size"], (TEXT_BATCH, TEXT_STEPS)) for _ in range(4)]
+
+    def step(batch: Any) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss: torch.Tensor = model(**batch).loss
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return Job(step, model, optimizer, [{"input_ids": each, "labels": each.clone()} for each in words], name=name)

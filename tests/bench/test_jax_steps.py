@@ -1,0 +1,44 @@
+"""The steps in JAX train as torch's do."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from benchmarks.call import gpt2
+from benchmarks.jax_process import jax_missing
+from benchmarks.jax_steps import JaxStep
+from hocket import zoo
+from hocket.errors import InputError
+from hocket.job import Job
+
+HEADS = 4
+
+
+def job_of(name):
+    if name == "gpt2":
+        pytest.importorskip("transformers")
+        return gpt2(8)
+    return zoo.load(name, **{"mlp": {"depth": 2, "width": 8}, "lstm-cells": {"width": 8, "steps": 3, "vocab": 9}}[name])
+
+
+@pytest.mark.skipif(bool(jax_missing()), reason=jax_missing())
+@pytest.mark.parametrize("name", ["mlp", "lstm-cells", "gpt2"])
+def test_losses_are_those_of_the_torch_job(name):
+    job, twin = job_of(name), job_of(name)
+    number_of_batches = 4
+    step = JaxStep(name, twin, heads=HEADS)
+    try:
+        for number in range(2 * number_of_batches):
+            assert step.seconds() > 0.0
+            loss = job.step(job.batch(number % number_of_batches)).item()
+            assert step.loss == pytest.approx(loss, rel=2e-4)
+    finally:
+        step.close()
+
+
+def test_an_optimizer_that_is_not_written_here_is_refused():
+    model = torch.nn.Linear(2, 2)
+    job = Job(lambda batch: None, model, torch.optim.RMSprop(model.parameters()), [0])
+    with pytest.raises(InputError, match="expected SGD, Adam or AdamW with one group, got RMSprop"):
+        JaxStep("mlp", job)
