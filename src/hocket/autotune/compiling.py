@@ -49,10 +49,10 @@ class FormCompiler:
             return None
         try:
             compiling = Compiling(captured, self._folder, threads=torch.get_num_threads())
+            found = compiling.found()
         except CaptureError as error:
             log.info("hocket: the step has no form %r: %s", form, error)
             return None
-        found = compiling.found()
         if found is None:
             self._left[form] = compiling
         return found

@@ -50,17 +50,21 @@ class Compiling:
         self._scratch: Path | None = None
 
     def found(self) -> Captured | None:
-        """The compiled form, if it is kept; what does not read is thrown away."""
+        """The compiled form, if it is kept; what does not read is thrown away.
+
+        Raises:
+            CaptureError: it reads, and does not fit the step: compiled again, it would not either.
+        """
         if not self._kept.is_dir():
             return None
         try:
-            form = compiled_form(self._captured, self._request, load_listings(self._kept))
+            listings = load_listings(self._kept)
             os.utime(self._kept)
-            return form
         except (CaptureError, OSError) as error:
             log.info("hocket: a compiled step that was kept is compiled again: %s", error)
             shutil.rmtree(self._kept, ignore_errors=True)
             return None
+        return compiled_form(self._captured, self._request, listings)
 
     def start(self) -> None:
         """Begin to compile; returns at once.
