@@ -17,10 +17,10 @@ import torch
 from torch._C._distributed_c10d import PrefixStore
 
 from hocket.cli.steps import wait_policy
-from hocket.distributed.channels import LostWorkers
 from hocket.distributed.membership import join
 from hocket.distributed.parts import worker_part
 from hocket.distributed.plans import link_rates, profiled, worker_lanes, worker_plan
+from hocket.distributed.present import PresentWorkers
 from hocket.distributed.server import follow_orders
 from hocket.distributed.setup import CLOSE, STEP, Setup, lay_wires, set_up
 from hocket.distributed.versions import Versions
@@ -79,7 +79,7 @@ def main(settings: dict[str, Any]) -> None:
         turn = replace(turn, wires=tuple(turn.membership.wires()))
         lay_wires(turn)
         if costs is None:
-            follow_orders(turn, "auto", Versions(), LostWorkers())
+            follow_orders(turn, "auto", Versions(), PresentWorkers(turn.wires))
         else:
             left_s = None if seconds is None else seconds / len(turns)
             found = _turn(turn, worker, costs, order, settings["steps"], left_s, job.batch(0))

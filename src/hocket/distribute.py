@@ -1,7 +1,10 @@
-"""Parameter servers: `worker` and `server` train, in processes that torchrun starts; an `agent` may come and go."""
+"""Several processes that torchrun starts, as one job: `worker` and `server` train with parameter servers, to which an
+`agent` may come and go; `stages` divides one training step between ranks.
+"""
 
 from hocket.distributed.agent import Agent, agent
 from hocket.distributed.server import server
+from hocket.distributed.stages import PartitionedStep, stages
 from hocket.distributed.worker import DistributedStep, worker
 
-__all__ = ["Agent", "DistributedStep", "agent", "server", "worker"]
+__all__ = ["Agent", "DistributedStep", "PartitionedStep", "agent", "server", "stages", "worker"]

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -72,9 +73,12 @@ def test_an_agent_runs_on_what_a_job_publishes():
 
 
 KILLED_IN_MIDDLE = """
-import os, signal
+import os, signal, time
+from pathlib import Path
 import torch
 import hocket
+
+killed, again = Path(__file__).with_name("killed"), Path(__file__).with_name("again")
 
 
 class Batches:
@@ -82,9 +86,15 @@ class Batches:
         return 1000
 
     def __getitem__(self, place):
-        if os.environ["RANK"] == "1" and place > 40:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return torch.full((4, 8), float(place)).div(100)
+        if place > 40:
+            if os.environ["RANK"] == "0" and not again.exists():
+                time.sleep(0.2)
+            elif os.environ["RANK"] == "1" and killed.exists():
+                again.touch()
+            elif os.environ["RANK"] == "1":
+                killed.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+        return torch.full((4, 8), float(place)).div(1000)
 
 
 def make():
@@ -104,37 +114,88 @@ def make():
 
 
 @pytest.mark.slow
-def test_survivors_with_a_torchrun_each_go_on(tmp_path):
+def test_with_a_torchrun_each_survivors_go_on_and_one_that_is_started_again_joins(tmp_path):
     (tmp_path / "killed.py").write_text(KILLED_IN_MIDDLE)
     store = TCPStore("127.0.0.1", 0, None, is_master=True)  # a port that is free
     port = store.port
     del store
-    words = ["-m", "hocket", "ps", f"{tmp_path / 'killed.py'}:make", "-w", "2", "-s", "1", "--survive", "--steps", "60"]
-    words += ["--timeout", "60", "--format", "json"]
-    agents = []
-    for node in range(3):
+    words = ["-m", "hocket", "ps", f"{tmp_path / 'killed.py'}:make", "-w", "2", "-s", "1", "--survive"]
+    words += ["--steps", "600", "--timeout", "60", "--format", "json"]
+
+    def agent(node):
         started = ["--nnodes", "3", "--node-rank", str(node), "--nproc-per-node", "1"]
         started += ["--master-addr", "127.0.0.1", "--master-port", str(port)]
         command = [sys.executable, "-m", "torch.distributed.run", *started, *words]
         ends = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE if node == 2 else subprocess.DEVNULL}
-        agents.append(subprocess.Popen(command, text=True, **ends))
-    late = threading.Timer(120, lambda: [agent.kill() for agent in agents])
+        return subprocess.Popen(command, text=True, **ends)
+
+    agents = [agent(node) for node in range(3)]
+    late = threading.Timer(200, lambda: [each.kill() for each in agents])
     late.start()
     try:
-        assert agents[1].wait() == 1
-        # A torchrun that is done waits for all others (five minutes); its rank is over before.
-        found = json.loads("".join(iter(agents[0].stdout.readline, "}\n")) + "}")
-        said = next(line for line in agents[2].stderr if "hocket: " in line)
+        agents[1].communicate()
+        assert agents[1].returncode == 1
+        agents[1] = agent(1)
+        found = json.loads(agents[0].communicate()[0])
+        assert [each.wait() for each in agents] == [0, 0, 0]
+        said = [line for line in agents[2].stderr if line.startswith("hocket: ")]
     finally:
         late.cancel()
-        for agent in agents:
-            agent.kill()
-            agent.communicate()
-    assert found["steps"] == 60
-    assert said.startswith("hocket: server 0 (rank 2) lost worker 1 (rank 1)")
+        for each in agents:
+            each.kill()
+            with each:  # closes its pipes
+                pass
+    assert found["steps"] == 600
+    assert said[0].startswith("hocket: server 0 (rank 2) lost worker 1 (rank 1)")
+    assert said[1].startswith("hocket: worker 1 (rank 1) takes part again, after ")
+
+
+@pytest.mark.slow
+def test_processes_and_ports_are_gone_after_a_fault(tmp_path):
+    (tmp_path / "killed.py").write_text(KILLED_IN_MIDDLE)
+    words = ["ps", f"{tmp_path / 'killed.py'}:make", "-w", "2", "-s", "1", "--steps", "600", "--timeout", "20"]
+    job = subprocess.Popen([sys.executable, "-m", "hocket", *words], stderr=subprocess.PIPE, text=True)
+    seen: set[int] = set()
+    ports: set[str] = set()
+    try:
+        while not (tmp_path / "killed").exists():
+            assert job.poll() is None
+            there = _below(job.pid)
+            ports.update(*(_listening(process) for process in there))
+            seen.update(there)
+            time.sleep(0.02)
+        said = job.communicate(timeout=120)[1]
+    finally:
+        for process in _below(job.pid) if job.poll() is None else ():
+            os.kill(process, signal.SIGKILL)
+        job.kill()
+        with job:  # closes its pipes
+            pass
+    assert job.returncode == 1
+    assert "a rank has failed; what it said stands above" in said  # torchrun ends the others before they say anything
+    assert len(seen) >= 4
+    assert len(ports) >= 4
+    assert not [process for process in seen if Path(f"/proc/{process}").exists()]
+    assert not ports & _listening(None)
+
+
+def _listening(process: int | None) -> set[str]:
+    """The addresses that a process listens at, or any process does."""
+    rows = [line.split() for table in ("tcp", "tcp6") for line in Path(f"/proc/net/{table}").read_text().splitlines()]
+    sockets = {f"socket:[{row[9]}]": row[1] for row in rows if row[3] == "0A"}
+    if process is None:
+        return set(sockets.values())
+    try:
+        links = [os.readlink(f"/proc/{process}/fd/{name}") for name in os.listdir(f"/proc/{process}/fd")]
+    except OSError:  # it has ended meanwhile
+        return set()
+    return {sockets[link] for link in links if link in sockets}
 
 
 def _below(process: int) -> list[int]:
     """The processes that a process has started, and those that they have."""
-    children = [int(word) for word in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+    try:
+        children = [int(word) for word in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+    except OSError:  # it has ended meanwhile
+        return []
     return [each for child in children for each in (*_below(child), child)]

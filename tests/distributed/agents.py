@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import torch
@@ -49,13 +50,13 @@ class Moving:
         return loss
 
 
-def rank_that_publishes(rank, say, workers, servers, stages) -> Any:
+def rank_that_publishes(rank, say, workers, servers, stages, timeout_s=TIMEOUT_S) -> Any:
     """A rank of a job that publishes after each of so many steps; a stage begins when its key is in the store.
 
     A stage without a number of steps, of one worker, goes on until the next one's key is there. Returns the versions.
     """
     of = Moving()
-    settings: dict[str, Any] = {"num_servers": servers, "timeout_s": TIMEOUT_S, "executor": "python"}
+    settings: dict[str, Any] = {"num_servers": servers, "timeout_s": timeout_s, "executor": "python"}
     if rank >= workers:
         return distribute.server(of.step, of.model, of.optimizer, of.batch, **settings)
     versions = []
@@ -64,7 +65,8 @@ def rank_that_publishes(rank, say, workers, servers, stages) -> Any:
             of.model.shift.fill_(7.0)  # the step does not use it; agents have it of rank 0
         store = fast._membership.store
         for number, (key, steps) in enumerate(stages):
-            store.wait([key])
+            while not store.check([key]):
+                time.sleep(0.02)
             left = steps
             while left if left is not None else not store.check([stages[number + 1][0]]):
                 fast(of.batch)
@@ -72,6 +74,20 @@ def rank_that_publishes(rank, say, workers, servers, stages) -> Any:
                 left = left - 1 if left is not None else None
             say(key)
     return versions
+
+
+def rank_that_stays(rank, say) -> None:
+    """A rank of a job that runs one step, publishes nothing, and stays until the test says so."""
+    of = Moving()
+    settings: dict[str, Any] = {"timeout_s": TIMEOUT_S, "executor": "python"}
+    if rank == 1:
+        distribute.server(of.step, of.model, of.optimizer, of.batch, **settings)
+        return
+    with distribute.worker(of.step, of.model, of.optimizer, **settings) as fast:
+        fast(of.batch)
+        say("there")
+        while not fast._membership.store.check(["end"]):
+            time.sleep(0.02)
 
 
 def versions_seen(rank, say, address, until, options) -> Any:

@@ -29,28 +29,40 @@ class Ranks:
         self, function, world: int, *arguments: Any, host: str = "127.0.0.1", ends: Sequence[Namespace] = ()
     ) -> None:
         self.store = TCPStore(host, 0, None, is_master=True, timeout=timedelta(seconds=30))
-        context = _context()
+        self._context = _context()
+        self.replaced: list[Any] = []
         self.pipes, self.processes = [], []
         self.words: list[list[Any]] = [[] for _ in range(world)]
         self.ends: list[Any] = [None] * world
+        self._world, self._address, self._interfaces = world, (host, self.store.port), ends
         for rank in range(world):
-            ours, theirs = context.Pipe()
-            settings = (rank, world, (host, self.store.port), ends[rank] if ends else None)
-            process = context.Process(target=_run, args=(theirs, settings, function, arguments), daemon=True)
-            process.start()
-            theirs.close()
-            self.pipes.append(ours)
+            pipe, process = self._started(rank, function, arguments)
+            self.pipes.append(pipe)
             self.processes.append(process)
 
     def __enter__(self) -> Ranks:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for process in self.processes:
+        for process in (*self.processes, *self.replaced):
             if process.is_alive():
                 process.kill()
             process.join(20)
             assert not process.is_alive()
+
+    def start_again(self, rank: int, function, *arguments: Any) -> Any:
+        """Another process in the place of a rank; returns the pipe of the one before."""
+        before, self.pipes[rank] = self.pipes[rank], None
+        self.replaced.append(self.processes[rank])
+        self.pipes[rank], self.processes[rank] = self._started(rank, function, arguments)
+        self.ends[rank] = None
+        return before
+
+    def beside(self, rank: int, function, *arguments: Any) -> tuple[str, Any]:
+        """How another process of a rank ends, while the first one goes on."""
+        pipe, process = self._started(rank, function, arguments)
+        self.replaced.append(process)
+        return ended(pipe)
 
     def heard(self, rank: int, word: Any, timeout_s: float = 60.0) -> None:
         """Wait until a rank has said `word`."""
@@ -77,6 +89,14 @@ class Ranks:
         assert all(kind == "returned" for kind, _ in ends), ends
         return [value for _, value in ends]
 
+    def _started(self, rank: int, function, arguments) -> tuple[Any, Any]:
+        ours, theirs = self._context.Pipe()
+        settings = (rank, self._world, self._address, self._interfaces[rank] if self._interfaces else None)
+        process = self._context.Process(target=_run, args=(theirs, settings, function, arguments), daemon=True)
+        process.start()
+        theirs.close()
+        return ours, process
+
     def _listen(self, rank: int, timeout_s: float) -> None:
         if self.pipes[rank].poll(timeout_s):
             try:
@@ -89,6 +109,15 @@ class Ranks:
                 self.words[rank].append(value)
             else:
                 self.ends[rank] = (kind, value)
+
+
+def ended(pipe: Any, timeout_s: float = 60.0) -> tuple[str, Any]:
+    """How the process at the other end of a pipe ends; what it says meanwhile is passed over."""
+    while True:
+        assert pipe.poll(timeout_s)
+        kind, value = pipe.recv()
+        if kind != "said":
+            return kind, value
 
 
 def _context():

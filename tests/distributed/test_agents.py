@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import signal
+import time
 
 import pytest
 import torch
 
-from distributed.agents import TIMEOUT_S, Counting, rank_that_publishes, versions_seen
+from distributed.agents import TIMEOUT_S, Counting, rank_that_publishes, rank_that_stays, versions_seen
 from distributed.ranks import Ranks
 from hocket import distribute
 from hocket.errors import InputError, PeerError, StaleCaptureError, VersionGoneError
@@ -83,6 +84,42 @@ def test_versions_are_held_and_what_is_gone_is_named(servers):
             assert agents.returned() == [9]
         ranks.store.set("end", "")
         assert ranks.returned()[0] == list(range(1, 10))
+
+
+def rest_between_calls(rank, say, address, seconds):
+    """Calls, does something else for longer than anybody waits for a silent peer, and calls again."""
+    batch = torch.ones(2, 200).double()
+    with distribute.agent(Counting().eval(), address, timeout_s=seconds / 1.5, executor="python") as fresh:
+        before = fresh(batch).tolist()[:9]
+        say("rests")
+        time.sleep(seconds)
+        return before, fresh(batch).tolist()[:9]
+
+
+def test_an_agent_that_is_idle_stays():
+    stages = [("begin", 1), ("go on", 1), ("end", 0)]
+    with Ranks(rank_that_publishes, 2, 1, 1, stages, 3.0) as ranks:
+        ranks.store.set("begin", "")
+        with Ranks(rest_between_calls, 1, address(ranks), 4.5) as agents:
+            agents.heard(0, "rests")
+            ranks.store.set("go on", "")
+            assert agents.returned() == [([-1.0] * 9, [-2.0] * 9)]
+        ranks.store.set("end", "")
+        ranks.returned()
+
+
+def wait_for_a_version(rank, say, address):
+    with pytest.raises(PeerError, match=r"agent: the job has published no version for 1 s"):
+        distribute.agent(Counting().eval(), address, timeout_s=1.0)
+
+
+def test_a_job_that_publishes_nothing_is_said():
+    with Ranks(rank_that_stays, 2) as ranks:
+        ranks.heard(0, "there")
+        with Ranks(wait_for_a_version, 1, address(ranks)) as agents:
+            agents.returned()
+        ranks.store.set("end", "")
+        ranks.returned()
 
 
 def call_until_lost(rank, say, address):

@@ -2,57 +2,29 @@
 
 from __future__ import annotations
 
+import gc
+import os
+import pickle
 import signal
 import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from benchmarks.namespaces import switched, unavailable_reason
+from distributed.faulty import TIMEOUT_S, Stops, serve, stop_in_mid_transfer, work
 from distributed.ranks import Ranks
 from distributed.training import batches, tensors_of, together, training
 from hocket import distribute
-from hocket.distributed import server, wire, worker
-from hocket.errors import StaleCaptureError
+from hocket.distributed import server, setup, worker
+from hocket.errors import PeerError, StaleCaptureError
 
-TIMEOUT_S = 4.0
 NO_LINKS = unavailable_reason()
-
-
-def serve(of, timeout_s=TIMEOUT_S, **settings):
-    return distribute.server(
-        of.step, of.model, of.optimizer, batches(0, 1)[0], timeout_s=timeout_s, executor="python", **settings
-    )
-
-
-def work(of, timeout_s=TIMEOUT_S, **settings):
-    return distribute.worker(of.step, of.model, of.optimizer, timeout_s=timeout_s, executor="python", **settings)
-
-
-class Stops:
-    """Says that it has come to a place, and waits there to be killed."""
-
-    def __init__(self, say, place):
-        self.say, self.place = say, place
-
-    def at(self, place):
-        if place == self.place:
-            self.say(place)
-            threading.Event().wait(30)
-
-
-def stop_in_mid_transfer(stops):
-    tell = wire.Wire._tell
-
-    def told(end, *record):
-        if record[0] == wire.CHUNK and record[2] == 1:
-            stops.at("in mid-transfer")
-        tell(end, *record)
-
-    wire.Wire._tell = told
 
 
 def until_lost(rank, say, victim, place, timeout_s):
@@ -125,46 +97,6 @@ def test_a_link_that_goes_down_ends_the_job_within_the_timeout_and_names_who_is_
                 assert f"lost {names[victim]}" in text, text
 
 
-def survive(rank, say, victim_stops_at, steps):
-    """Train on; worker 1 waits somewhere in its third step to be killed. Worker 0 returns what it has."""
-    of = training("adam")
-    if rank == 2:
-        return serve(of, survive=True)
-    stops = Stops(say, victim_stops_at if rank == 1 else None)
-    with work(of) as fast:
-        for step, batch in enumerate(batches(rank, steps)):
-            if step == 2:
-                stops.at("before its request")
-                if victim_stops_at == "in mid-transfer" and rank == 1:
-                    stop_in_mid_transfer(stops)
-            fast(batch)
-        fast.gather()
-    return tensors_of(of)
-
-
-@pytest.mark.parametrize("place", ["before its request", "in mid-transfer"])
-def test_survivors_go_on_and_every_step_updates_once(place):
-    with Ranks(survive, 3, place, 6) as ranks:
-        ranks.heard(1, place)
-        ranks.signal(1)
-        kind, found = ranks.end(0)
-        assert kind == "returned", found
-        assert ranks.end(2) == ("returned", 6)
-    assert found["0.step"] == 6.0
-    one = training("adam")
-    together(one, 2, 2)
-    alone = [together_with_first(one, step) for step in range(2, 6)]
-    assert len(alone) == 4
-    if place == "before its request":  # else its gradients count where they have arrived
-        for name, value in tensors_of(one).items():
-            assert np.allclose(found[name], value, rtol=1e-12, atol=1e-12), name
-
-
-def together_with_first(of, step):
-    """One step on the batch of worker 0 alone."""
-    return of.step(batches(0, 6)[step]).item()
-
-
 def late(rank, say):
     of = training("adam")
     if rank == 1:
@@ -195,6 +127,9 @@ def disagree(rank, say, what):
     if rank == 1 and what == "parameter":
         of.model.extra = torch.nn.Parameter(torch.zeros(3).double())
         of.optimizer.add_param_group({"params": [of.model.extra]})
+    if rank == 1 and what == "torch":
+        plain = setup.described
+        setup.described = lambda *job: plain(*job) | {"job": plain(*job)["job"] | {"torch": "2.0.1"}}
     if rank == 1 and what == "optimizer":
         of = training("adam")
     if rank == 1 and what == "frozen":
@@ -213,6 +148,7 @@ def disagree(rank, say, what):
         ("dtype", "parameter 'first.weight' is float32 (300, 8) here, and float64 (300, 8) on rank 0"),
         ("model", "parameter 'first.weight' is float64 (301, 8) here, and float64 (300, 8) on rank 0"),
         ("parameter", "parameter 'extra' is float64 (3,) here, and missing on rank 0"),
+        ("torch", f"job 'torch' is 2.0.1 here, and {torch.__version__} on rank 0"),
         ("optimizer", "optimizer '0' is Adam here, and SGD on rank 0"),
         ("frozen", "constant 'first.weight' is "),
     ],
@@ -286,27 +222,34 @@ def test_a_rank_that_does_not_come_is_named():
 
 
 def again(rank, say, saved, first, count):
-    """Some steps from a checkpoint that only rank 0 has."""
+    """Some steps from a checkpoint that only rank 0 has; without one, it is written, and rank 1 is killed later on."""
     of = training("adam")
     if rank == 2:
-        return serve(of, 60.0)
+        return serve(of)
     if rank == 0 and saved is not None:
         model, optimizer = torch.load(saved, weights_only=True)
         of.model.load_state_dict(model)
         of.optimizer.load_state_dict(optimizer)
-    with work(of, 60.0) as fast:
+    with work(of) as fast:
         for batch in batches(rank, first + count)[first:]:
             fast(batch)
         fast.gather()
-        if rank == 0 and saved is None:
-            torch.save((of.model.state_dict(), of.optimizer.state_dict()), "checkpoint.pt")
+        if saved is None:
+            if rank == 0:
+                torch.save((of.model.state_dict(), of.optimizer.state_dict()), "checkpoint.pt")
+                say("saved")
+            for batch in batches(rank, 1000):
+                fast(batch)
+                time.sleep(0.02)
     return tensors_of(of) if rank == 0 else None
 
 
 def test_a_restart_from_the_plain_models_checkpoint_goes_on_where_it_was(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with Ranks(again, 3, None, 0, 4) as ranks:
-        ranks.returned()
+        ranks.heard(0, "saved")
+        ranks.signal(1)
+        assert [ranks.end(rank)[0] for rank in (0, 1, 2)] == ["raised", "died", "raised"]
     with Ranks(again, 3, "checkpoint.pt", 4, 4) as ranks:
         found = ranks.returned()
     assert found[2] == 4
@@ -316,3 +259,59 @@ def test_a_restart_from_the_plain_models_checkpoint_goes_on_where_it_was(tmp_pat
     assert found[0].keys() == expected.keys()
     for name, value in expected.items():
         assert np.allclose(found[0][name], value, rtol=1e-12, atol=1e-12), name
+
+
+def go_on(rank, say):
+    of = training("sgd")
+    if rank == 2:
+        serve(of)
+    fast = work(of)
+    for batch in batches(rank, 1000):
+        fast(batch)
+        say("under way")
+        time.sleep(0.02)
+
+
+def leave_nothing(rank, say):
+    """Train until worker 1 is killed; which threads and ports are left then."""
+    ports = listening_ports()
+    with pytest.raises(PeerError, match=r"lost worker 1 \(rank 1\)"):
+        go_on(rank, say)
+    gc.collect()
+    return [each.name for each in threading.enumerate() if "hocket" in each.name], listening_ports() - ports
+
+
+def listening_ports():
+    """The ports that this process listens at."""
+    links = {os.path.realpath(entry.path).rpartition("/")[2] for entry in os.scandir("/proc/self/fd")}
+    rows = [line.split() for table in ("tcp", "tcp6") for line in Path(f"/proc/net/{table}").read_text().splitlines()]
+    return {row[1] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in links}
+
+
+def test_threads_and_ports_are_gone_after_a_fault():
+    with Ranks(leave_nothing, 3) as ranks:
+        ranks.heard(1, "under way")
+        ranks.signal(1)
+        assert ranks.end(0) == ranks.end(2) == ("returned", ([], set()))
+
+
+def unpickle_nothing(rank, say):
+    """A whole job in which whatever unpickles is noticed."""
+    unpickled = []
+    sys.addaudithook(lambda event, args: unpickled.append(args) if event == "pickle.find_class" else None)
+    for name in ("load", "loads", "Unpickler"):
+        setattr(pickle, name, lambda *args, **kwargs: unpickled.append(args))
+    of = training("adam")
+    if rank == 2:
+        return serve(of), unpickled
+    with work(of) as fast:
+        for batch in batches(rank, 3):
+            fast(batch)
+        fast.publish()
+        fast.gather()
+    return fast.steps, unpickled
+
+
+def test_nothing_of_a_peer_is_unpickled():
+    with Ranks(unpickle_nothing, 3) as ranks:
+        assert ranks.returned() == [(3, [])] * 3

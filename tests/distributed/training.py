@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,19 +70,25 @@ def batches(worker: int, count: int, dtype=torch.float64) -> list:
     ]
 
 
-def together(of: Training, workers: int, count: int, scheduler: Any = None) -> list[list[float]]:
-    """Train in one process; the losses of each worker's micro-batches. Buffers are those of worker 0."""
+def together(
+    of: Training, workers: int, count: int, scheduler: Any = None, alone: Collection[int] = ()
+) -> list[list[float]]:
+    """Train in one process; the losses of each worker's micro-batches. Buffers are those of worker 0.
+
+    In the steps of `alone` there are only those of worker 0.
+    """
     found: list[list[float]] = [[] for _ in range(workers)]
     of_worker = [batches(worker, count) for worker in range(workers)]
     for step in range(count):
         before = {name: value.clone() for name, value in of.model.named_buffers()}
         of.optimizer.zero_grad()
-        for worker in reversed(range(workers)):
+        there = 1 if step in alone else workers
+        for worker in reversed(range(there)):
             for name, value in of.model.named_buffers():
                 value.copy_(before[name])
             x, y = of_worker[worker][step]
             loss = nn.functional.mse_loss(of.model(x), y)
-            (loss / workers).backward()
+            (loss / there).backward()
             found[worker].append(loss.item())
         if of.clip:
             nn.utils.clip_grad_norm_(of.model.parameters(), 0.05)

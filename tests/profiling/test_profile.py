@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import hocket
+from execution.probe import KINDS
 from hocket import zoo
 from hocket.errors import InputError
 from hocket.ir import Costs, Graph, Op, Span, Timeline
@@ -31,6 +32,16 @@ def test_every_op_is_measured_at_every_width_and_nothing_changes() -> None:
     assert all(torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True))
     assert torch.equal(torch.get_rng_state(), random)
     assert not optimizer.state, "an optimizer that had no state has none afterwards"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_steps_that_draw_are_measured_by_each_executor_and_draw_nothing_of_the_users(kind: str) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.5), torch.nn.Linear(4, 1))
+    step = hocket.capture(lambda batch: model(batch).sum(), model, [], torch.ones(3, 4))
+    random = torch.get_rng_state()
+    costs = hocket.profile(step, widths=[1], runs=3, machine=hocket.Machine.of(cores=1), executor=kind)
+    assert costs.durations_us.keys() == step.graph.by_name.keys()
+    assert torch.equal(torch.get_rng_state(), random)
 
 
 @pytest.mark.parametrize(("widths", "runs"), [([0], 1), ([3], 1), ([], 1), ([1], 0)])

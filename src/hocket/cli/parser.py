@@ -32,8 +32,8 @@ def make_parser() -> argparse.ArgumentParser:
     """The parser of all verbs; the function that does a verb's work is the ``work`` of what it returns."""
     parser = Parser(
         prog="hocket",
-        description="Schedules the ops of a PyTorch training step into the time that its hardware is idle, without changing\n"
-        "what the step computes.",
+        description="Schedules the ops of a PyTorch training step into the time that its hardware is idle, without "
+        "changing\nwhat the step computes.",
         epilog="start with:\n  hocket run mlp\n\n`hocket VERB --help` has an example for each verb.\n"
         "Exit status: 0 done, 1 the work failed, 2 the words were wrong.",
     )

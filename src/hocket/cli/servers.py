@@ -8,6 +8,7 @@ import sys
 from argparse import Namespace
 from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass
+from math import isfinite
 from statistics import median
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -129,7 +130,9 @@ def _work(args: Namespace, target: Target, job: Job, rank: int) -> JobSummary:
     if args.publish_every is not None and rank == 0:
         note(f"agents: hocket agent {args.target} {os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}")
     with fast:
-        for step in range(args.steps):
+        with target.blamed("the step"):
+            first = fast.start(job.batch(rank))
+        for step in range(first, args.steps):
             batch = job.batch(step * args.workers + rank)
             start = perf_counter()
             with target.blamed("the step"):
@@ -155,7 +158,7 @@ def _summary(
         planner=fast.plan.planner,
         order={server: list(names) for server, names in _planned(fast).items()},
         steps_in_order=in_order,
-        step_us=median(seconds[1:] or seconds) * 1e6,  # the first one captures and plans
+        step_us=median(seconds[1:] or seconds) * 1e6,  # the first one warms up
         steps_us=[each * 1e6 for each in seconds],
         predicted_us=fast.predicted_us,
         lower_us=fast.bounds.lower_us if fast.bounds is not None else 0.0,
@@ -176,11 +179,12 @@ def _planned(fast: DistributedStep) -> dict[str, tuple[str, ...]]:
 
 
 def _number(value: Any) -> float | None:
-    """A loss, where the step returns one number."""
+    """A loss, where the step returns one number, and a finite one, which JSON can say."""
     try:
-        return float(value)
+        found = float(value)
     except (TypeError, ValueError, RuntimeError):
         return None
+    return found if isfinite(found) else None
 
 
 def _save(job: Job, path: Any) -> None:

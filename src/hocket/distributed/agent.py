@@ -250,7 +250,7 @@ def agent(
             raise InputError(f"agent: {name!r} is on {tensor.device}; gloo carries tensors of the CPU")
     links = connect(address, tensors, timeout_s)
     try:
-        links.take(None)
+        links.first()
         links.fixed(tensors)
     except BaseException:
         links.close()

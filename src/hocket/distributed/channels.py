@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
 
+from hocket.distributed.present import PresentWorker, PresentWorkers
 from hocket.distributed.wire import Wire
 from hocket.execution.channels import Done
 
-__all__ = ["LostWorkers", "PullChannel", "PushChannel", "ServingChannel", "SummingChannel"]
-
-
-log = logging.getLogger(__name__)
+__all__ = ["PullChannel", "PushChannel", "ServingChannel", "SummingChannel"]
 
 
 class PushChannel:
@@ -34,6 +31,10 @@ class PullChannel:
     """A worker's parameters on their way from one server.
 
     They are asked for as soon as the last op that touches them is done, so those of the next step come during this one.
+
+    Args:
+        wire: to the server.
+        names: of what may come a step ahead, and is waited for by `wait`.
     """
 
     runs_ahead = True
@@ -48,7 +49,8 @@ class PullChannel:
     def begin(self, op: str, tensor: torch.Tensor, epoch: int, done: Done) -> None:
         def arrived(error: BaseException | None) -> None:
             with self._changed:
-                self._arrived[op] = epoch
+                if op in self._arrived:
+                    self._arrived[op] = epoch
                 self._failure = self._failure or error
                 self._changed.notify_all()
             done(error)
@@ -69,31 +71,6 @@ class PullChannel:
                 raise self._failure
 
 
-class LostWorkers:
-    """Which workers a server does without.
-
-    Args:
-        survive: whether it may go on without any but worker 0, whose orders it follows.
-    """
-
-    def __init__(self, survive: bool = False) -> None:
-        self._survive = survive
-        self._lost: set[int] = set()
-
-    def left(self, wires: Sequence[Wire]) -> list[tuple[int, Wire]]:
-        """The workers that are not lost, with their wires."""
-        return [(worker, wire) for worker, wire in enumerate(wires) if worker not in self._lost]
-
-    def forgiven(self, worker: int, error: BaseException | None) -> BaseException | None:
-        """The error, unless it is that of a worker that the job goes on without."""
-        if error is None or worker == 0 or not self._survive:
-            return error
-        if worker not in self._lost:
-            self._lost.add(worker)
-            log.warning("hocket: %s; going on without it", error)
-        return None
-
-
 class ServingChannel:
     """A server's parameters on their way to all workers; done when the last one has them.
 
@@ -102,18 +79,21 @@ class ServingChannel:
 
     runs_ahead = False
 
-    def __init__(self, wires: Sequence[Wire], lost: LostWorkers) -> None:
-        self._wires, self._lost = tuple(wires), lost
+    def __init__(self, workers: PresentWorkers) -> None:
+        self._workers = workers
 
     def begin(self, op: str, tensor: torch.Tensor, epoch: int, done: Done) -> None:
-        left = self._lost.left(self._wires)
-        last = _when_all(len(left), done)
+        self.send_to(self._workers.now(), op, tensor, epoch, done)
 
-        def came(worker: int, error: BaseException | None) -> None:
-            last(self._lost.forgiven(worker, error))
+    def send_to(self, workers: Sequence[PresentWorker], op: str, tensor: torch.Tensor, epoch: int, done: Done) -> None:
+        """As `begin`, to some of them."""
+        last = _when_all(len(workers), done)
 
-        for worker, wire in left:
-            wire.send(op, tensor, epoch + 1, partial(came, worker))
+        def came(worker: PresentWorker, error: BaseException | None) -> None:
+            last(self._workers.forgiven(worker, error))
+
+        for worker in workers:
+            worker.wire.send(op, tensor, epoch + 1 - worker.since, partial(came, worker))
 
 
 class SummingChannel:
@@ -123,22 +103,21 @@ class SummingChannel:
     Of a worker that is lost in the middle of a step, those count that have arrived.
 
     Args:
-        wires: one for each worker.
+        workers: those that take part.
         averaged: names of the values to average; of all others that of worker 0 is taken.
-        lost: the workers that the job does without.
     """
 
     runs_ahead = False
 
-    def __init__(self, wires: Sequence[Wire], averaged: frozenset[str], lost: LostWorkers) -> None:
-        self._wires, self._lost = tuple(wires), lost
+    def __init__(self, workers: PresentWorkers, averaged: frozenset[str]) -> None:
+        self._workers = workers
         self._averaged = averaged
         self._memory: dict[str, list[torch.Tensor]] = {}
 
     def begin(self, op: str, tensor: torch.Tensor, epoch: int, done: Done) -> None:
         others = self._memory.get(op)
         if others is None:
-            others = self._memory[op] = [torch.empty_like(tensor) for _ in self._wires[1:]]
+            others = self._memory[op] = [torch.empty_like(tensor) for _ in range(1, self._workers.num_workers)]
         memory = (tensor, *others)
         arrived: set[int] = set()
 
@@ -149,16 +128,16 @@ class SummingChannel:
                 tensor.div_(len(arrived))
             done(error)
 
-        left = self._lost.left(self._wires)
-        last = _when_all(len(left), together)
+        there = self._workers.now()
+        last = _when_all(len(there), together)
 
-        def came(worker: int, error: BaseException | None) -> None:
+        def came(worker: PresentWorker, error: BaseException | None) -> None:
             if error is None:
-                arrived.add(worker)
-            last(self._lost.forgiven(worker, error))
+                arrived.add(worker.number)
+            last(self._workers.forgiven(worker, error))
 
-        for worker, wire in left:
-            wire.receive(op, memory[worker], epoch, partial(came, worker))
+        for worker in there:
+            worker.wire.receive(op, memory[worker.number], epoch - worker.since, partial(came, worker))
 
 
 def _when_all(count: int, done: Done) -> Callable[[BaseException | None], None]:

@@ -11,7 +11,7 @@ import torch
 from hocket.distributed.parcels import bytes_of
 from hocket.tracing.captured import Captured
 
-__all__ = ["described", "difference", "kind_in_words"]
+__all__ = ["described", "difference", "digest", "kind_in_words"]
 
 
 def described(captured: Captured, num_workers: int, num_servers: int) -> dict[str, dict[str, str]]:
@@ -27,7 +27,7 @@ def described(captured: Captured, num_workers: int, num_servers: int) -> dict[st
         "buffer": {entry.name: _kind(entry.get()) for entry in tensors},
         "optimizer": _options(places.optimizers),
         "op": {op.name: f"{op.target} of {op.size_bytes:g} bytes" for op in captured.graph.ops},
-        "constant": {entry.name: _digest(entry.get()) for entry in constant},
+        "constant": {entry.name: digest(entry.get()) for entry in constant},
     }
 
 
@@ -85,5 +85,6 @@ def _option(value: Any) -> str:
     return repr(value) if isinstance(value, (bool, str, type(None))) else f"a {type(value).__name__}"
 
 
-def _digest(tensor: torch.Tensor) -> str:
+def digest(tensor: torch.Tensor) -> str:
+    """The same for tensors of the same bytes, in every process."""
     return hashlib.sha256(bytes_of(tensor.detach().contiguous()).numpy().tobytes()).hexdigest()[:16]

@@ -48,8 +48,21 @@ class AgentLinks:
     def __init__(self, values: Sequence[Value], wires: Sequence[Wire], timeout_s: float) -> None:
         self.values, self.wires, self.timeout_s = tuple(values), tuple(wires), timeout_s
 
+    def first(self) -> None:
+        """Have all servers keep the newest version for this agent, and wait for the first one, as long as for a server.
+
+        Raises:
+            PeerError: none has been published in this time, or a server is gone or silent.
+        """
+        self._ask(self.wires[:1], TAKE, NEWEST)
+        try:
+            self.wires[0].get(ANSWER, torch.empty(3, dtype=torch.int64), self.timeout_s)
+        except TimeoutError:
+            raise PeerError(f"agent: the job has published no version for {self.timeout_s:g} s") from None
+        self.take(None)
+
     def take(self, number: int | None) -> int:
-        """Have all servers keep one version for this agent, and say which; the first one is waited for.
+        """Have all servers keep one version for this agent, and say which.
 
         Args:
             number: of the version; one that is to come is waited for. None: the newest that all have.
@@ -139,6 +152,7 @@ def connect(address: str, tensors: Mapping[str, torch.Tensor], timeout_s: float)
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
         raise InputError(f"agent: expected an address HOST:PORT, got {address!r}")
+    wires: list[Wire] = []
     try:
         store = TCPStore(host, int(port), None, is_master=False, timeout=timedelta(seconds=timeout_s))
         job = json.loads(
@@ -148,14 +162,15 @@ def connect(address: str, tensors: Mapping[str, torch.Tensor], timeout_s: float)
             raise PeerError(f"agent: the job runs torch {job['torch']}, and this is {torch.__version__}")
         values = values_told(job["values"], job["servers"], tensors)
         number = store.add(JOINED_KEY, 1)
-        wires = []
         for server in range(job["servers"]):
             key = agent_key(number, server)
             wires.append(connected(store, key, 1, f"agent {number}", server_name(server), timeout_s))
             outgoing, incoming = agent_parcels(values, server)
             wires[-1].add(incoming, outgoing)
             meet_at(store, key, 1, server_name(server), timeout_s)
-    except (RuntimeError, KeyError, ValueError) as error:
+    except (RuntimeError, KeyError, TypeError, ValueError) as error:
+        for wire in wires:
+            wire.close()
         if isinstance(error, PeerError):
             raise
         raise PeerError(f"agent: {address} does not answer as a job: {error}") from error

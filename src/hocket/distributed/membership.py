@@ -22,11 +22,12 @@ from torch.distributed.rendezvous import rendezvous
 from hocket.distributed.wire import Wire
 from hocket.errors import InputError, PeerError
 
-__all__ = ["DEFAULT_TIMEOUT_S", "POLL_S", "Membership", "connected", "join", "meet_at", "waited"]
+__all__ = ["DEFAULT_TIMEOUT_S", "POLL_S", "Membership", "connected", "job_store", "join", "meet_at", "waited"]
 
 # As long as torch's own process groups wait.
 DEFAULT_TIMEOUT_S = 1800.0
 POLL_S = 0.02
+OVER = "hocket/over"
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,8 @@ class Membership:
         num_servers: as well.
         store: what all ranks can read.
         timeout_s: how long a rank is waited for.
+        coming: which of the workers that came again it is, counted in the job from 1 on; 0: it was there from the
+            beginning.
     """
 
     rank: int
@@ -46,6 +49,7 @@ class Membership:
     num_servers: int
     store: Any
     timeout_s: float
+    coming: int = 0
 
     @property
     def is_worker(self) -> bool:
@@ -79,9 +83,14 @@ class Membership:
         for other in others:
             pair = (self.rank, other) if self.is_worker else (other, self.rank)
             place = 0 if self.is_worker else 1
-            key = f"hocket/wire/{pair[0]}/{pair[1]}"
+            key = self.wire_key(*pair, self.coming)
             found.append(connected(self.store, key, place, self.name(self.rank), self.name(other), self.timeout_s))
         return found
+
+    @staticmethod
+    def wire_key(worker_rank: int, server_rank: int, coming: int) -> str:
+        """The key of the wire between a worker and a server."""
+        return f"hocket/wire/{worker_rank}/{server_rank}" + (f"/{coming}" if coming else "")
 
     def tell(self, key: str, value: Any) -> None:
         """Tell all ranks something that JSON can say."""
@@ -97,17 +106,19 @@ class Membership:
         Raises:
             PeerError: it does not within the timeout, or some rank has failed.
         """
-        self._wait({f"hocket/{key}": by})
+        self.wait_for({f"hocket/{key}": by})
         return json.loads(self.store.get(f"hocket/{key}"))
 
     def meet(self, stage: str) -> None:
         """Wait until all ranks have come to a stage; raises as `told`."""
         self.store.set(f"hocket/{stage}/{self.rank}", "")
         world = self.num_workers + self.num_servers
-        self._wait({f"hocket/{stage}/{rank}": rank for rank in range(world) if rank != self.rank})
+        self.wait_for({f"hocket/{stage}/{rank}": rank for rank in range(world) if rank != self.rank})
 
     def fail(self, error: BaseException) -> None:
-        """Tell all ranks that this one has failed, unless another one has before."""
+        """Tell all ranks that this one has failed, unless another one has before, or the job goes on without it."""
+        if self.coming:
+            return
         with suppress(RuntimeError):  # the store is gone with whoever kept it
             self.store.compare_set("hocket/failed", "", json.dumps(self.signed(error)))
 
@@ -116,6 +127,22 @@ class Membership:
         me = self.name(self.rank)
         return str(error) if str(error).startswith(me) else f"{me}: {error}"
 
+    def let_go(self, worker: int, coming: int, error: BaseException) -> None:
+        """A server says that the job goes on without a worker; what that said of its failure is not the job's."""
+        with suppress(RuntimeError):
+            failure = self.first_failure()
+            if failure is not None and failure.startswith(self.name(worker)):
+                self.store.delete_key("hocket/failed")
+            self.tell(_out_key(worker, coming), str(error))
+
+    def why_out(self) -> str | None:
+        """Why the job goes on without this worker; None: it does not, as far as is known."""
+        key = f"hocket/{_out_key(self.rank, self.coming)}"
+        with suppress(RuntimeError):
+            if self.store.check([key]):
+                return str(json.loads(self.store.get(key)))
+        return None
+
     def first_failure(self) -> str | None:
         """What the first rank said that failed."""
         with suppress(RuntimeError):
@@ -123,15 +150,35 @@ class Membership:
                 return str(json.loads(self.store.get("hocket/failed")))
         return None
 
-    def _wait(self, keys: dict[str, int]) -> None:
+    def why_ended(self) -> str | None:
+        """What ended the job: a failure, or that it is done; None: it goes on, as far as is known."""
+        if (failed := self.first_failure()) is not None:
+            return failed
+        return "the job is over" if self.store.check([OVER]) else None
+
+    def is_over(self) -> None:
+        """Rank 0 tells whoever comes late that the job is done."""
+        with suppress(RuntimeError):
+            self.store.set(OVER, "")
+
+    def wait_for(self, keys: dict[str, int]) -> None:
+        """Wait until all these keys are in the store, each with the rank that is to put it there.
+
+        Raises:
+            PeerError: they are not within the timeout, or the job has ended.
+        """
         deadline = time.monotonic() + self.timeout_s
         while missing := {key: rank for key, rank in keys.items() if not self.store.check([key])}:
-            if (failed := self.first_failure()) is not None:
-                raise PeerError(f"{self.name(self.rank)} stops: {failed}")
+            if (ended := self.why_ended()) is not None:
+                raise PeerError(f"{self.name(self.rank)} stops: {ended}")
             if time.monotonic() > deadline:
                 late = ", ".join(self.name(rank) for rank in sorted(set(missing.values())))
                 raise PeerError(f"{self.name(self.rank)} has waited {self.timeout_s:g} s for {late}")
             time.sleep(POLL_S)
+
+
+def _out_key(worker: int, coming: int) -> str:
+    return f"out/{worker}/{coming}"
 
 
 def connected(store: Any, key: str, place: int, me: str, peer: str, timeout_s: float) -> Wire:
@@ -152,7 +199,7 @@ def connected(store: Any, key: str, place: int, me: str, peer: str, timeout_s: f
         group = ProcessGroupGloo(PrefixStore(key, store), place, 2, timedelta(seconds=timeout_s))
     except RuntimeError as error:
         raise PeerError(f"{me} found no way to {peer}: {error}") from error
-    return Wire(group, place, me, peer)
+    return Wire(group, place, me, peer, timeout_s)
 
 
 def waited(store: Any, key: str, who: str, timeout_s: float) -> str:
@@ -175,6 +222,23 @@ def meet_at(store: Any, key: str, place: int, peer: str, timeout_s: float) -> No
     waited(store, f"{key}/at {1 - place}", f"{peer} does not answer", timeout_s)
 
 
+def job_store(timeout_s: float) -> tuple[Any, int, int]:
+    """The store of the job that torchrun has started, the rank of this process, and how many there are.
+
+    Raises:
+        InputError: torchrun has not started this process.
+        PeerError: the store does not answer.
+    """
+    missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+    if missing:
+        raise InputError(f"distribute: {', '.join(missing)} not set; start the job with torchrun, or with `hocket ps`")
+    try:
+        store, rank, world = next(rendezvous("env://", timeout=timedelta(seconds=timeout_s)))
+    except (RuntimeError, ValueError) as error:
+        raise PeerError(f"rank {os.environ['RANK']} does not reach the store of the job: {error}") from error
+    return store, rank, world
+
+
 def join(num_servers: int, timeout_s: float) -> Membership:
     """Take part in the job that torchrun has started.
 
@@ -186,15 +250,9 @@ def join(num_servers: int, timeout_s: float) -> Membership:
         InputError: torchrun has not started this process, or there are too few ranks.
         PeerError: the store does not answer.
     """
-    missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
-    if missing:
-        raise InputError(f"distribute: {', '.join(missing)} not set; start the job with torchrun, or with `hocket ps`")
     if num_servers < 1:
         raise InputError(f"distribute: expected at least one server, got {num_servers}")
-    try:
-        store, rank, world = next(rendezvous("env://", timeout=timedelta(seconds=timeout_s)))
-    except (RuntimeError, ValueError) as error:
-        raise PeerError(f"rank {os.environ['RANK']} does not reach the store of the job: {error}") from error
+    store, rank, world = job_store(timeout_s)
     if world <= num_servers:
         raise InputError(f"distribute: {world} ranks, and {num_servers} of them servers: none is left to work")
     return Membership(rank, world - num_servers, num_servers, store, timeout_s)

@@ -21,6 +21,8 @@ CHUNK_BYTES = 128 * 1024
 # Values up to the first are packed, into parcels up to the second.
 SMALL_BYTES = 16 * 1024
 MAX_PACK_BYTES = 64 * 1024
+# Gloo counts chunks in a number of the C language.
+MAX_TAG = 2**31 - 1
 # Where values begin inside a parcel: any dtype can be read there.
 ALIGNMENT = 16
 
@@ -36,7 +38,8 @@ class Parcel:
     Example:
         >>> Parcel(("a", "b"), (20, 8)).offsets, Parcel(("a", "b"), (20, 8)).size_bytes
         ((0, 32), 40)
-        >>> list(Parcel(("w",), (200_000,)).chunks)
+        >>> parcel = Parcel(("w",), (200_000,))
+        >>> [parcel.chunk(number) for number in range(parcel.num_chunks)]
         [(0, 131072), (131072, 200000)]
     """
 
@@ -55,11 +58,14 @@ class Parcel:
     def size_bytes(self) -> int:
         return self.offsets[-1] + self.sizes[-1]
 
-    @cached_property
-    def chunks(self) -> tuple[tuple[int, int], ...]:
-        """Begin and end of each chunk; one empty chunk where there is nothing to carry."""
-        size = self.size_bytes
-        return tuple((at, min(at + CHUNK_BYTES, size)) for at in range(0, max(size, 1), CHUNK_BYTES))
+    @property
+    def num_chunks(self) -> int:
+        """One, an empty one, where there is nothing to carry. No list of them: the size may be what a peer says."""
+        return max(1, -(-self.size_bytes // CHUNK_BYTES))
+
+    def chunk(self, number: int) -> tuple[int, int]:
+        """Begin and end of a chunk."""
+        return number * CHUNK_BYTES, min((number + 1) * CHUNK_BYTES, self.size_bytes)
 
 
 def packed(values: Iterable[tuple[str, int]]) -> tuple[Parcel, ...]:
@@ -93,7 +99,7 @@ class WireLayout:
         """More parcels; their numbers.
 
         Raises:
-            InputError: a value that is there already.
+            InputError: a value that is there already, or more chunks than can be told apart.
         """
         numbers = []
         for parcel in parcels:
@@ -104,7 +110,9 @@ class WireLayout:
                 self.number[member] = numbers[-1]
             self.parcels.append(parcel)
             self.first_tag.append(self._next_tag)
-            self._next_tag += len(parcel.chunks)
+            self._next_tag += parcel.num_chunks
+            if self._next_tag > MAX_TAG:
+                raise InputError(f"wire: {parcel.members[0]!r} of {parcel.size_bytes} bytes is too much to be carried")
         return numbers
 
 

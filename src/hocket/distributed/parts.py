@@ -26,7 +26,17 @@ from hocket.tracing.cut import Arrival, Departure, cut
 from hocket.tracing.restricted_tape import is_of_batch, references
 from hocket.tracing.state import ItemOf
 
-__all__ = ["WORKERS", "Assignment", "Exchanged", "assigned", "server_name", "server_part", "worker_part"]
+__all__ = [
+    "WORKERS",
+    "Assignment",
+    "Exchanged",
+    "assigned",
+    "check_exchangeable",
+    "items_of",
+    "server_name",
+    "server_part",
+    "worker_part",
+]
 
 # What servers call the other end of their channels: all workers together.
 WORKERS = "workers"
@@ -93,7 +103,7 @@ def assigned(captured: Captured, num_servers: int, *, num_workers: int) -> Assig
     """
     graph = captured.graph
     served = _after_gradients(graph)
-    _check(captured, served, num_workers)
+    check_exchangeable(captured, num_workers)
     makers = {buffer: op.name for op in graph.ops for buffer in op.writes if buffer.startswith(f"{op.name}:")}
     gradients = _gradient_buffers(captured)
     life = {buffer.name: buffer.life for buffer in graph.buffers}
@@ -108,7 +118,7 @@ def assigned(captured: Captured, num_servers: int, *, num_workers: int) -> Assig
     touched = {buffer for op in graph.ops if op.name not in served for buffer in (*op.reads, *op.writes)}
     updated = list(dict.fromkeys(b for op in graph.ops if op.name in served for b in op.writes if life[b] == "lasting"))
     buffers = _written_buffers(captured, served) if num_workers > 1 else []
-    items = _items(captured)
+    items = items_of(captured)
     _check_numbers(captured, served, items, {*updated, *buffers}, buffers)
     shards = [*_shards(graph, served, items), *([buffer] for buffer in buffers)]
     if num_servers > max(1, len(shards)):
@@ -161,7 +171,12 @@ def _after_gradients(graph: Graph) -> frozenset[str]:
     return frozenset(found)
 
 
-def _check(captured: Captured, served: frozenset[str], num_workers: int) -> None:
+def check_exchangeable(captured: Captured, num_workers: int) -> None:
+    """Return if ranks can exchange what a step works on.
+
+    Raises:
+        InputError: it adds to gradients that it finds, or keeps something that is not sent; names it.
+    """
     for gradient in captured.read_gradients:
         raise InputError(
             f"distribute: the step adds to {gradient.name}, which it finds; call optimizer.zero_grad() inside the step"
@@ -202,7 +217,7 @@ def _written_buffers(captured: Captured, served: frozenset[str]) -> list[str]:
     return list(dict.fromkeys(buffer for op in ops for buffer in op.writes if buffer in named))
 
 
-def _items(captured: Captured) -> dict[str, list[str]]:
+def items_of(captured: Captured) -> dict[str, list[str]]:
     """For each op the tensors whose number it takes as it is when the step begins (Adam's step count)."""
     tape = captured.trace.tape
     found: dict[str, list[str]] = {}

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
 from hocket.arguments import packed, spreading
-from hocket.distributed.channels import LostWorkers, ServingChannel, SummingChannel
+from hocket.distributed.channels import ServingChannel, SummingChannel
 from hocket.distributed.desk import Desk
 from hocket.distributed.membership import DEFAULT_TIMEOUT_S, join
 from hocket.distributed.parts import WORKERS, server_part
 from hocket.distributed.plans import SERVER_DEVICE, link_rates, parcels_of, server_plan
-from hocket.distributed.setup import CLOSE, GATHER, PUBLISH, Setup, set_up
+from hocket.distributed.present import PresentWorker, PresentWorkers
+from hocket.distributed.returning import SURVIVES, ReturningWorkers, come_again
+from hocket.distributed.setup import CLOSE, GATHER, LET_IN, PUBLISH, Setup, lay_wire, set_up
 from hocket.distributed.versions import NEWEST, Version, Versions
+from hocket.distributed.wire import Wire
 from hocket.errors import ExecutionError, InputError
 from hocket.execution import EXECUTORS, executor
 from hocket.execution.base import Executor
@@ -21,6 +26,8 @@ from hocket.execution.channels import Channel
 from hocket.ir import Plan
 
 __all__ = ["follow_orders", "server"]
+
+log = logging.getLogger(__name__)
 
 
 def server(
@@ -43,8 +50,9 @@ def server(
         args: what the step is called with once, so that it can be captured: a batch like the workers'.
         num_servers: how many of the ranks are servers, the last ones.
         executor: ``native`` lanes, ``python`` threads, or ``auto``.
-        survive: whether the job goes on without a worker that is lost, unless it is rank 0; the same at all servers.
-        timeout_s: how long another rank is waited for.
+        survive: whether the job goes on without a worker that is lost, unless it is rank 0, and lets in one that takes
+            its place; the same at all servers.
+        timeout_s: as of `worker`.
         kwargs: what the step is called with by name.
 
     Returns:
@@ -56,9 +64,11 @@ def server(
     """
     if executor not in EXECUTORS:
         raise InputError(f"distribute: unknown executor {executor!r}; available: {', '.join(EXECUTORS)}")
-    membership = join(num_servers, timeout_s)
+    membership = come_again(join(num_servers, timeout_s))
     if membership.is_worker:
         raise InputError(f"distribute: rank {membership.rank} is a worker; call hocket.distribute.worker(...) there")
+    if survive:
+        membership.store.set(SURVIVES, "")
     made = set_up(spreading(step), model, optimizer, packed(args, kwargs), membership)
     try:
         steps = _serve(made, executor, survive)
@@ -71,36 +81,43 @@ def server(
 def _serve(made: Setup, kind: str, survive: bool) -> int:
     versions = Versions()
     desk = Desk(made.membership, [value for value, _ in made.values.values()], versions)
+
+    def let_go(worker: PresentWorker, error: BaseException) -> None:
+        log.warning("hocket: %s; going on without it", error)
+        made.membership.let_go(worker.number, worker.coming, error)
+
     try:
-        return follow_orders(made, kind, versions, LostWorkers(survive))
+        return follow_orders(made, kind, versions, PresentWorkers(made.wires, let_go if survive else None))
     finally:
         desk.close()
 
 
-def follow_orders(made: Setup, kind: str, versions: Versions, lost: LostWorkers) -> int:
+def follow_orders(made: Setup, kind: str, versions: Versions, workers: PresentWorkers) -> int:
     """Do what worker 0 orders until it closes; how many steps there were. Versions are put where agents find them."""
-    serving = ServingChannel(made.wires, lost)
-    updates = _executor(made, kind, serving, lost)
-    first = _send_first(made, serving)
-    batch = made.captured.batch
-    state = made.shard(made.membership.number)
-    steps = 0
-    while (command := made.ordered()) != CLOSE:
-        if command == GATHER:
-            state.send(made.wires[0])
-            continue
-        if command == PUBLISH:
-            _publish(made, versions, steps)
-            continue
-        for wait in first if steps == 0 else ():
-            if (error := wait()) is not None:
-                raise error
-        frame = updates.captured.begin(batch)
-        if frame is None:
-            raise ExecutionError("a number that the update branches on has changed since the job began")
-        updates.run(frame)
-        updates.captured.finish(frame)
-        steps += 1
+    serving = ServingChannel(workers)
+    updates, plan = _executor(made, kind, serving, workers)
+    with ReturningWorkers(made.membership, workers, partial(_lay_returning, made, plan)) as returning:
+        coming = _begin_to_send(made, serving, workers.now(), 0)
+        batch = made.captured.batch
+        steps = 0
+        while True:
+            command, argument = made.ordered()
+            if command == CLOSE:
+                break
+            if command == GATHER:
+                made.shard(made.membership.number).send(made.wires[0])
+            elif command == PUBLISH:
+                _publish(made, versions, steps)
+            elif command == LET_IN:
+                coming += _begin_to_send(made, serving, [returning.let_in(argument, steps)], steps)
+            else:
+                _wait_for_all(coming)
+                frame = updates.captured.begin(batch)
+                if frame is None:
+                    raise ExecutionError("a number that the update branches on has changed since the job began")
+                updates.run(frame)
+                updates.captured.finish(frame)
+                steps += 1
     updates.close()
     return steps
 
@@ -120,32 +137,50 @@ def _publish(made: Setup, versions: Versions, steps: int) -> None:
     )
 
 
-def _executor(made: Setup, kind: str, serving: ServingChannel, lost: LostWorkers) -> Executor:
+def _executor(made: Setup, kind: str, serving: ServingChannel, workers: PresentWorkers) -> tuple[Executor, Plan]:
+    """What runs this server's part, and the plan of the workers."""
     number, assignment = made.membership.number, made.assignment
     part = server_part(made.captured, assignment, number)
     link_rates(made)
     plan = Plan.parse(made.membership.told("plan", by=0))
-    pulls, pushes = parcels_of(plan, assignment, number)
     for wire in made.wires:
-        wire.add(pulls, pushes, ordered=True)
+        _lay_transfers(made, plan, wire)
     made.membership.meet("planned")
     averaged = frozenset(each.name for each in assignment.pushes if each.averaged)
     channels: dict[str, Channel] = {
-        f"{WORKERS}->{SERVER_DEVICE}": SummingChannel(made.wires, averaged, lost),
+        f"{WORKERS}->{SERVER_DEVICE}": SummingChannel(workers, averaged),
         f"{SERVER_DEVICE}->{WORKERS}": serving,
     }
-    return executor(part, server_plan(part, plan, assignment, number), kind=kind, channels=channels)
+    return executor(part, server_plan(part, plan, assignment, number), kind=kind, channels=channels), plan
 
 
-def _send_first(made: Setup, serving: ServingChannel) -> list[Callable[[], BaseException | None]]:
-    """Begin to send what the workers' first step needs; for each value how to wait until all of them have it.
+def _lay_transfers(made: Setup, plan: Plan, wire: Wire) -> None:
+    pulls, pushes = parcels_of(plan, made.assignment, made.membership.number)
+    wire.add(pulls, pushes, ordered=True)
 
-    The first update waits for that: a gradient may be there before its parameter has arrived everywhere.
+
+def _lay_returning(made: Setup, plan: Plan, worker: int, wire: Wire) -> None:
+    """What the wire to a worker that comes again carries, as at its other end."""
+    lay_wire(made, wire, worker)
+    _lay_transfers(made, plan, wire)
+
+
+def _begin_to_send(
+    made: Setup, serving: ServingChannel, workers: Sequence[PresentWorker], steps: int
+) -> list[SimpleQueue[BaseException | None]]:
+    """Begin to send what workers need for their first step; for each value what tells when all of them have it.
+
+    The next update waits for that: a gradient may be there before its parameter has arrived everywhere.
     """
-    waits: list[Callable[[], BaseException | None]] = []
+    coming = []
     for each in made.assignment.pulls:
         if each.server == made.membership.number:
-            over: SimpleQueue[BaseException | None] = SimpleQueue()
-            serving.begin(each.name, made.value(each.buffer), 0, over.put)
-            waits.append(over.get)
-    return waits
+            coming.append(SimpleQueue[BaseException | None]())
+            serving.send_to(workers, each.name, made.value(each.buffer), steps, coming[-1].put)
+    return coming
+
+
+def _wait_for_all(coming: list[SimpleQueue[BaseException | None]]) -> None:
+    while coming:
+        if (error := coming.pop().get()) is not None:
+            raise error

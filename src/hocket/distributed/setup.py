@@ -7,7 +7,7 @@ Nothing of a peer is believed before: sizes, names and dtypes are those that thi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -26,10 +26,26 @@ from hocket.tracing import capture
 from hocket.tracing.captured import Captured
 from hocket.tracing.state import Entry
 
-__all__ = ["CLOSE", "GATHER", "PROBE", "PROBE_BYTES", "PUBLISH", "STEP", "Setup", "captured_for", "lay_wires", "set_up"]
+__all__ = [
+    "CLOSE",
+    "GATHER",
+    "LET_IN",
+    "ORDERS",
+    "PROBE",
+    "PROBE_BYTES",
+    "PUBLISH",
+    "STEP",
+    "Setup",
+    "captured_for",
+    "lay_wire",
+    "lay_wires",
+    "rates_of",
+    "set_up",
+    "take_rates",
+]
 
 # What worker 0 orders; the numbers of its optimizers come with it.
-STEP, GATHER, CLOSE, PUBLISH = 0.0, 1.0, 2.0, 3.0
+STEP, GATHER, CLOSE, PUBLISH, LET_IN = range(5)
 ORDERS, PROBE = "orders", "probe"
 PROBE_BYTES = 4 << 20
 
@@ -53,32 +69,29 @@ class Setup:
     @cached_property
     def rates(self) -> tuple[Entry, ...]:
         """The optimizers' own numbers: rates, decays (and not what schedulers note). Those of worker 0 count."""
-        numbers = [entry for entry in self.captured.trace.places.numbers if entry.kind == "group"]
-        return tuple(entry for entry in numbers if entry.key in entry.table.optimizer.defaults)
+        return rates_of(self.captured)
 
-    def order(self, command: float) -> None:
+    def order(self, command: int, argument: int = 0) -> None:
         """Worker 0 tells all servers what to do, and its rates.
 
         Only for the last order it waits: a server listens again when all workers have its parameters, and a step
         computes long before.
         """
-        values = torch.tensor([command, *(float(entry.get()) for entry in self.rates)], dtype=torch.float64)
+        values = torch.tensor([command, argument, *(float(entry.get()) for entry in self.rates)], dtype=torch.float64)
         for wire in self.wires:
             (wire.put if command == CLOSE else wire.post)(ORDERS, values)
 
-    def ordered(self) -> float:
-        """A server waits for what worker 0 tells it, and takes its rates.
+    def ordered(self) -> tuple[int, int]:
+        """A server waits for what worker 0 tells it, a command with an argument, and takes its rates.
 
         Raises:
             PeerError: worker 0 is gone or silent.
         """
-        values = torch.empty(1 + len(self.rates), dtype=torch.float64)
+        values = torch.empty(2 + len(self.rates), dtype=torch.float64)
         self.wires[0].get(ORDERS, values)
-        command, *rates = values.tolist()
-        for entry, rate in zip(self.rates, rates, strict=True):
-            is_whole = isinstance(entry.get(), int) and rate.is_integer()
-            entry.set(int(rate) if is_whole else rate)
-        return float(command)
+        command, argument, *rates = values.tolist()
+        take_rates(self.rates, rates)
+        return int(command), int(argument)
 
     def shard(self, server: int) -> ShardState:
         """The state that a server keeps, at this rank's own places."""
@@ -112,15 +125,18 @@ class Setup:
             if value.changes or not changed_only:
                 self.wires[0].get(given_name(value.name), entry.get())
 
-    def close(self, error: BaseException | None = None) -> None:
-        """Take leave of all peers; with an error, they fail, and every rank can read why."""
-        if error is not None:
+    def close(self, error: BaseException | None = None, *, tell: bool = True) -> None:
+        """Take leave of all peers; with an error, they fail, and every rank can read why, unless that is left out."""
+        if error is not None and tell:
             self.membership.fail(error)
         for wire in self.wires:
             wire.close(reason=str(error) if error is not None else "")
 
     def failed(self, error: BaseException) -> PeerError:
-        """What to raise for an error of a step: it names the rank that failed first."""
+        """What to raise for an error of a step: it names the rank that failed first, or says that this one is out."""
+        if (why := self.membership.why_out()) is not None:
+            self.close(error, tell=False)
+            return PeerError(f"{self.membership.name(self.membership.rank)} is out of the job, which goes on: {why}")
         first = self.membership.first_failure()
         self.close(error)
         text = self.membership.signed(error)
@@ -130,6 +146,19 @@ class Setup:
 def given_name(value: str) -> str:
     """What a value is called on the wire that worker 0 gives to server 0."""
     return f"given:{value}"
+
+
+def rates_of(captured: Captured) -> tuple[Entry, ...]:
+    """The optimizers' own numbers: rates, decays (and not what schedulers note)."""
+    numbers = [entry for entry in captured.trace.places.numbers if entry.kind == "group"]
+    return tuple(entry for entry in numbers if entry.key in entry.table.optimizer.defaults)
+
+
+def take_rates(entries: Sequence[Entry], rates: Sequence[float]) -> None:
+    """Put the rates of another rank in place of this one's; a whole number stays one."""
+    for entry, rate in zip(entries, rates, strict=True):
+        is_whole = isinstance(entry.get(), int) and float(rate).is_integer()
+        entry.set(int(rate) if is_whole else rate)
 
 
 def captured_for(step: Callable[[Any], Any], model: Any, optimizer: Any, batch: Any) -> Captured:
@@ -192,18 +221,25 @@ def lay_wires(made: Setup, shards: tuple[ShardState, ...] = ()) -> None:
     Raises:
         PeerError: another rank has failed, or does not come.
     """
-    orders = Parcel((ORDERS,), (8 * (1 + len(made.rates)),))
-    probe = Parcel((PROBE,), (PROBE_BYTES,))
-    given = [Parcel((given_name(value.name),), (value.size_bytes,)) for value, _ in made.given]
-    is_worker = made.membership.is_worker
     for number, wire in enumerate(made.wires):
-        if is_worker:
-            state = shards[number].parcels if shards else []
-            wire.add([orders, *state, *(given if made.membership.rank == 0 and number == 0 else [])], [probe, *state])
-        else:
-            state = shards[0].parcels if shards and number == 0 else []
-            to_first = number == 0 and made.membership.number == 0
-            wire.add([probe, *state], [orders, *state, *(given if to_first else [])])
+        lay_wire(made, wire, number, shards[number] if number < len(shards) else None)
     made.membership.meet("wired")
     for shard, wire in zip(shards, made.wires, strict=False):  # a server's first wire leads to worker 0
-        (shard.send if is_worker else shard.receive)(wire)
+        (shard.send if made.membership.is_worker else shard.receive)(wire)
+
+
+def lay_wire(made: Setup, wire: Wire, other: int, shard: ShardState | None = None) -> None:
+    """What one wire carries besides transfers of a plan.
+
+    Args:
+        made: the job.
+        wire: to a server, or of a server to a worker.
+        other: the number of that.
+        shard: what goes over it between worker 0 and its server.
+    """
+    state = shard.parcels if shard is not None else []
+    given = [Parcel((given_name(value.name),), (value.size_bytes,)) for value, _ in made.given]
+    is_first = made.membership.number == other == 0
+    up = [Parcel((ORDERS,), (8 * (2 + len(made.rates)),)), *state, *(given if is_first else [])]
+    down = [Parcel((PROBE,), (PROBE_BYTES,)), *state]
+    wire.add(*((up, down) if made.membership.is_worker else (down, up)))

@@ -14,12 +14,17 @@ import torch
 from torch.utils._pytree import tree_flatten
 
 from hocket.errors import CaptureError, StaleCaptureError
+from hocket.tracing.captured import Captured
 from hocket.tracing.purity.guards import Guards
 from hocket.tracing.purity.watch import MAX_WATCHED, PurityWatch, in_words, named
 from hocket.tracing.saved_state import Saved
+from hocket.tracing.signature import signature_of
 from hocket.tracing.state import inventory
 
 __all__ = ["StepGuard"]
+
+# Where `signature_of` says which gradients are there: the step drops those that it finds.
+GRADIENTS = 5
 
 
 class StepGuard:
@@ -52,6 +57,23 @@ class StepGuard:
     def begin(self) -> None:
         """From now on everything that the step reads stays as it is."""
         self._guards = Guards(self._watch.look(), self._watch)
+
+    def check_call(self, captured: Captured, batch: Any) -> None:
+        """Return if a call with this batch is like the one that was captured, and what the step reads is as it was.
+
+        Raises:
+            StaleCaptureError: it is not; nothing was run.
+        """
+        found, expected = signature_of(captured.trace.places, batch), captured.signature
+        for place, (one, other) in enumerate(zip(found, expected, strict=True)):
+            if place == GRADIENTS:
+                one, other = ([requires for requires, _ in each] for each in (one, other))
+            if one != other:
+                raise StaleCaptureError(
+                    "distribute: this call is not like the first one (shape or dtype of the batch, a value in it, a "
+                    "module's mode, autocast); all steps of a job are"
+                )
+        self.check()
 
     def check(self) -> None:
         """Return if what the step reads is as it was.

@@ -10,7 +10,7 @@ overtakes nothing. So the receiver says when it is ready, the sender when it sen
 A parcel leaves when its value is ready, its memory at the other end is, and all before it in the order have left: a
 counter at the sender. No more than two chunks are on their way, so that what is not part of the order (`put`) goes out
 between two chunks of whatever is being sent. Records are four numbers; nothing else from the peer is interpreted, and
-memory is only ever of the size that this end knows.
+memory is only ever of the size that this end knows. A peer that is silent for the timeout is lost (`records.py`).
 """
 
 from __future__ import annotations
@@ -25,18 +25,13 @@ from typing import Any
 import torch
 
 from hocket.distributed.parcels import Parcel, WireLayout, bytes_of, is_direct, packed_bytes, unpack
+from hocket.distributed.records import ACK, ALIVE, CHUNK, FAILED, LEAVE, REQUEST, Records, reason_in_words
 from hocket.errors import PeerError
 from hocket.execution.channels import Done
 
 __all__ = ["Wire"]
 
 MAX_UNACKNOWLEDGED = 2
-# Receives for records that are posted ahead, and records that may be unsent before the oldest is waited for.
-RING = 8
-MAX_UNSENT = 512
-
-RECORDS_TAG = 0
-REQUEST, CHUNK, ACK, LEAVE, FAILED = range(5)
 
 
 @dataclass
@@ -58,17 +53,19 @@ class Wire:
         place: this end's rank in it, 0 or 1.
         me: what this process is called in errors, such as ``worker 0 (rank 0)``.
         peer: what the other one is called.
+        timeout_s: that of the group: a peer that is silent for so long is lost.
 
     Attributes:
         failure: why nothing can be moved any more.
         arrived: for each epoch the names of ordered values, with the clock (ns) when each had arrived here.
     """
 
-    def __init__(self, group: Any, place: int, me: str, peer: str) -> None:
+    def __init__(self, group: Any, place: int, me: str, peer: str, timeout_s: float) -> None:
         self.me, self.peer = me, peer
         self.failure: PeerError | None = None
         self.arrived: dict[int, list[tuple[str, int]]] = {}
         self._group, self._other = group, 1 - place
+        self._records = Records(group, 1 - place, timeout_s)
         self._outgoing, self._incoming = WireLayout(), WireLayout()
         self._sending: dict[tuple[int, int], _Moving] = {}  # by number and epoch, until they have arrived
         self._receiving: dict[tuple[int, int], _Moving] = {}
@@ -80,10 +77,8 @@ class Wire:
         self._ordered_in: set[int] = set()
         self._on_the_way: deque[tuple[int, _Moving, Any]] = deque()
         self._count: dict[str, int] = {}
-        self._unsent: deque[tuple[Any, torch.Tensor]] = deque()
         self._said_goodbye = self._closed = False
         self._changed = threading.Condition()
-        self._records = threading.Lock()
         self._threads = [
             threading.Thread(target=work, name=f"hocket-wire-{peer}", daemon=True)
             for work in (self._listen, self._send)
@@ -132,7 +127,7 @@ class Wire:
         if parcel.size_bytes:
             moving.works = [
                 self._group.recv([moving.memory[begin:end]], self._other, tag + chunk)
-                for chunk, (begin, end) in enumerate(parcel.chunks)
+                for chunk, (begin, end) in enumerate(map(parcel.chunk, range(parcel.num_chunks)))
             ]
         self._tell(REQUEST, number, 0, epoch)
 
@@ -142,20 +137,28 @@ class Wire:
         Raises:
             PeerError: the peer is gone or silent.
         """
-        _waited(self.send, name, tensor, self._counted(f">{name}"))
+        _waited(self.send, name, tensor, self._counted(f">{name}"), None)
 
     def post(self, name: str, tensor: torch.Tensor) -> None:
         """Send a value that is not in the order, and do not wait; if it fails, so does all that follows."""
         self.send(name, tensor, self._counted(f">{name}"), lambda error: None)
 
-    def get(self, name: str, tensor: torch.Tensor) -> None:
-        """Receive a value that is not in the order, and wait for it; raises as `put`."""
-        _waited(self.receive, name, tensor, self._counted(f"<{name}"))
+    def get(self, name: str, tensor: torch.Tensor, timeout_s: float | None = None) -> None:
+        """Receive a value that is not in the order, and wait for it: as long as the peer lives, or so many seconds.
+
+        Raises:
+            PeerError: the peer is gone or silent.
+            TimeoutError: it lives, and the value has not come.
+        """
+        _waited(self.receive, name, tensor, self._counted(f"<{name}"), timeout_s)
 
     def close(self, reason: str = "", timeout_s: float = 5.0) -> None:
         """Take leave; with a `reason`, the peer fails."""
         if self.failure is None:
-            self._say_goodbye(FAILED if reason else LEAVE)
+            try:
+                self._say_goodbye(FAILED if reason else LEAVE)
+            except RuntimeError as error:  # the connection broke a moment ago
+                self._fail(error)
         self._threads[0].join(timeout_s)
         with self._changed:
             self._closed = True
@@ -209,18 +212,19 @@ class Wire:
             while True:
                 with self._changed:
                     while (number := self._next()) is None and not (self._closed or self.failure):
-                        self._changed.wait()
+                        self._changed.wait(self._records.silence_s)
+                        self._say_alive()
                     if number is None:
                         return
                     moving = self._ready[number]
                     chunk = moving.next_chunk
                     moving.next_chunk += 1
-                    chunks = self._outgoing.parcels[number].chunks
-                    if moving.next_chunk == len(chunks):
+                    parcel = self._outgoing.parcels[number]
+                    if moving.next_chunk == parcel.num_chunks:
                         del self._ready[number]
                         if number in self._ordered_out:
                             self._turn = (self._turn + 1) % len(self._order)
-                    begin, end = chunks[chunk]
+                    begin, end = parcel.chunk(chunk)
                     assert moving.memory is not None
                     piece = moving.memory[begin:end]
                     self._tell(CHUNK, number, chunk, moving.epoch)
@@ -233,12 +237,8 @@ class Wire:
     def _listen(self) -> None:
         """Follow the peer's records until it leaves."""
         try:
-            ring = deque(self._posted() for _ in range(RING))
             while True:
-                work, record = ring.popleft()
-                work.wait()
-                ring.append(self._posted())
-                kind, number, chunk, epoch = record.tolist()
+                kind, number, chunk, epoch = self._records.next()
                 if kind in (LEAVE, FAILED):
                     self._say_goodbye(LEAVE)
                     failed = kind == FAILED or self._sending or self._receiving
@@ -251,10 +251,6 @@ class Wire:
                 self._follow(kind, number, chunk, epoch)
         except Exception as error:  # noqa: BLE001 (told to whoever waits for a transfer)
             self._fail(error)
-
-    def _posted(self) -> tuple[Any, torch.Tensor]:
-        record = torch.empty(4, dtype=torch.int64)
-        return self._group.recv([record], self._other, RECORDS_TAG), record
 
     def _follow(self, kind: int, number: int, chunk: int, epoch: int) -> None:
         layout = self._incoming if kind == CHUNK else self._outgoing
@@ -272,7 +268,7 @@ class Wire:
                 self._changed.notify_all()
             if work is not None:
                 work.wait()
-            if chunk + 1 == len(layout.parcels[sent].chunks):
+            if chunk + 1 == layout.parcels[sent].num_chunks:
                 self._finish(self._sending, sent, moving)
 
     def _take(self, number: int, chunk: int, epoch: int) -> None:
@@ -283,14 +279,14 @@ class Wire:
         moving.next_chunk += 1
         if moving.works:
             moving.works[chunk].wait()
-        if moving.next_chunk == len(parcel.chunks):
+        if moving.next_chunk == parcel.num_chunks:
             unpack(parcel, moving.memory, [moving.values[member][0] for member in parcel.members])
             if number in self._ordered_in:
                 now_ns = perf_counter_ns()
                 self.arrived.setdefault(epoch, []).extend((member, now_ns) for member in parcel.members)
                 self.arrived.pop(epoch - 3, None)
         self._tell(ACK, number, chunk, epoch)
-        if moving.next_chunk == len(parcel.chunks):
+        if moving.next_chunk == parcel.num_chunks:
             self._finish(self._receiving, number, moving)
 
     def _finish(self, of: dict[tuple[int, int], _Moving], number: int, moving: _Moving) -> None:
@@ -300,11 +296,12 @@ class Wire:
             done(None)
 
     def _tell(self, *record: int) -> None:
-        message = torch.tensor(record, dtype=torch.int64)
-        with self._records:
-            self._unsent.append((self._group.send([message], self._other, RECORDS_TAG), message))
-            if len(self._unsent) > MAX_UNSENT:
-                self._unsent.popleft()[0].wait()
+        self._records.tell(*record)
+
+    def _say_alive(self) -> None:
+        """Under the lock: unless this end has said something lately, or takes leave."""
+        if self._records.is_silent and not (self._said_goodbye or self._closed or self.failure):
+            self._tell(ALIVE, 0, 0, 0)
 
     def _say_goodbye(self, kind: int) -> None:
         with self._changed:
@@ -314,7 +311,7 @@ class Wire:
         self._tell(kind, 0, 0, 0)
 
     def _fail(self, error: Exception) -> None:
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        reason = reason_in_words(error)
         with self._changed:
             if self.failure is None:
                 self.failure = PeerError(f"{self.me} lost {self.peer}: {reason}")
@@ -329,7 +326,7 @@ class Wire:
             done(failure)
 
 
-def _waited(move: Any, name: str, tensor: torch.Tensor, epoch: int) -> None:
+def _waited(move: Any, name: str, tensor: torch.Tensor, epoch: int, timeout_s: float | None) -> None:
     over = threading.Event()
     found: list[BaseException] = []
 
@@ -338,6 +335,7 @@ def _waited(move: Any, name: str, tensor: torch.Tensor, epoch: int) -> None:
         over.set()
 
     move(name, tensor, epoch, done)
-    over.wait()
+    if not over.wait(timeout_s):
+        raise TimeoutError(f"{name!r} has not come for {timeout_s:g} s")
     if found:
         raise found[0]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from time import perf_counter
 from typing import Any
 
 from hocket.arguments import packed, spreading
@@ -10,7 +12,8 @@ from hocket.distributed.channels import PullChannel
 from hocket.distributed.membership import DEFAULT_TIMEOUT_S, Membership, join
 from hocket.distributed.parts import server_name, worker_part
 from hocket.distributed.plans import link_rates, profiled, worker_lanes, worker_plan
-from hocket.distributed.setup import CLOSE, GATHER, PUBLISH, STEP, Setup, set_up
+from hocket.distributed.returning import READY, Announcements, come_again, let_in, take_part
+from hocket.distributed.setup import CLOSE, GATHER, LET_IN, PUBLISH, STEP, Setup, set_up
 from hocket.distributed.watched import StepGuard
 from hocket.errors import ExecutionError, InputError, PeerError, StaleCaptureError
 from hocket.execution import EXECUTORS
@@ -19,19 +22,18 @@ from hocket.ir import Costs, Machine, Plan, Timeline
 from hocket.planning import Bounds, bounds
 from hocket.planning.transfers import ORDERS
 from hocket.simulation import simulate
-from hocket.tracing.signature import signature_of
 
 __all__ = ["DistributedStep", "worker"]
 
-# Where `signature_of` says which gradients are there: the step drops those that it finds.
-GRADIENTS = 5
+# How often rank 0 looks for workers that come again: a question to the store, which a short step would notice.
+LOOK_EVERY_S = 0.1
 
 
 class DistributedStep:
     """A worker's training step; call it as you would call the step. See `worker`.
 
     Attributes:
-        steps: how many have run.
+        steps: how many the job has run: of a worker that came again, also those before it did.
         setup: the job, from the first call on.
         plan: what all workers run, made by rank 0.
         costs, machine: what rank 0 made it from, there.
@@ -57,6 +59,9 @@ class DistributedStep:
         self._failure: PeerError | None = None
         self._closed = False
         self._published: int | None = None
+        self._since = 0
+        self._ready = Announcements(membership.store, READY)
+        self._look_again_s = 0.0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """One step on this worker's batch; returns what the step returns.
@@ -78,6 +83,7 @@ class DistributedStep:
         self._check(batch)
         try:
             if self._membership.rank == 0:
+                self._let_in(self.setup)
                 self.setup.order(STEP)
             result = self._executor(batch)
         except StaleCaptureError:
@@ -86,6 +92,26 @@ class DistributedStep:
             raise self._failed(error) from error
         self.steps += 1
         return result
+
+    def start(self, *args: Any, **kwargs: Any) -> int:
+        """Join the job without running a step, which the first call does otherwise; again, it changes nothing.
+
+        Args:
+            args: a batch like those of the steps, so that the step can be captured.
+            kwargs: what the step is called with by name.
+
+        Returns:
+            How many steps the job has run: 0, unless this worker takes the place of one that was lost. Its own first
+            step is the one after these.
+
+        Raises:
+            PeerError: as a call.
+        """
+        if self._closed or self._failure is not None:
+            raise self._failure or ExecutionError("distribute: the step was closed")
+        if self.setup is None:
+            self._start(packed(args, kwargs))
+        return self.steps
 
     @property
     def rank(self) -> int:
@@ -100,7 +126,7 @@ class DistributedStep:
         """
         try:
             for channel in self._pulls:
-                channel.wait(self.steps + 1)
+                channel.wait(self.steps - self._since + 1)
         except PeerError as error:
             raise self._failed(error) from error
 
@@ -149,7 +175,9 @@ class DistributedStep:
         """For each server the parameters of the last step, in the order in which they arrived here, by the clock."""
         wires = self.setup.wires if self.setup is not None else ()
         return {
-            server_name(number): tuple(name.removeprefix("pull:") for name, _ in wire.arrived.get(self.steps, []))
+            server_name(number): tuple(
+                name.removeprefix("pull:") for name, _ in wire.arrived.get(self.steps - self._since, [])
+            )
             for number, wire in enumerate(wires)
         }
 
@@ -161,6 +189,7 @@ class DistributedStep:
             self.synchronize()
             if self._membership.rank == 0:
                 self.setup.order(CLOSE)
+                self._membership.is_over()
             self.setup.close()
         if self._executor is not None:
             self._executor.close()
@@ -184,12 +213,14 @@ class DistributedStep:
         try:
             self._plan(self.setup)
             self._guard.begin()
+            if self._membership.coming:
+                self.steps = self._since = take_part(self._membership)
         except BaseException as error:
             raise self._failed(error) from error
 
     def _plan(self, made: Setup) -> None:
         part = worker_part(made.captured, made.assignment)
-        rates = link_rates(made)
+        rates = [] if made.membership.coming else link_rates(made)
         if made.membership.rank == 0:
             plan, self.costs, self.machine = worker_plan(made, part, profiled(made), rates, self._order)
             self.bounds = bounds(part.graph, self.costs, self.machine)
@@ -199,20 +230,20 @@ class DistributedStep:
         self.plan = Plan.parse(made.membership.told("plan", by=0))
         self._executor, self._pulls = worker_lanes(made, part, self.plan, self._kind)
 
+    def _let_in(self, made: Setup) -> None:
+        """Between two steps, have servers let in the workers that have come again."""
+        if perf_counter() < self._look_again_s:
+            return
+        with suppress(RuntimeError):  # the store is gone with whoever kept it: nobody can come any more
+            for coming in self._ready.new():
+                made.order(LET_IN, coming)
+                let_in(self._membership, coming, self.steps)
+        self._look_again_s = perf_counter() + LOOK_EVERY_S
+
     def _check(self, batch: Any) -> None:
         assert self.setup is not None
-        captured = self.setup.captured
-        found, expected = signature_of(captured.trace.places, batch), captured.signature
-        for place, (one, other) in enumerate(zip(found, expected, strict=True)):
-            if place == GRADIENTS:
-                one, other = ([requires for requires, _ in each] for each in (one, other))
-            if one != other:
-                raise StaleCaptureError(
-                    "distribute: this call is not like the first one (shape or dtype of the batch, a value in it, a "
-                    "module's mode, autocast); all steps of a job are"
-                )
         assert self._guard is not None
-        self._guard.check()
+        self._guard.check_call(self.setup.captured, batch)
 
     def _failed(self, error: BaseException) -> PeerError:
         assert self.setup is not None
@@ -235,7 +266,8 @@ def worker(
 
     Every process of a torchrun job calls this, or `server` if it is one of the last `num_servers` ranks. A step is as
     one process would make it of all workers' batches, with the mean of their gradients; buffers that the forward
-    writes are those of rank 0. Parameters arrive in the order that lets the step end soonest.
+    writes are those of rank 0. Parameters arrive in the order that lets the step end soonest. Where servers go on
+    without a worker that is lost, a process of its rank that calls this takes its place.
 
     Args:
         step: the user's own, unchanged; it zeroes gradients, computes them, and updates.
@@ -244,14 +276,15 @@ def worker(
         num_servers: how many of the ranks are servers, the last ones.
         order: of the planner ``transfers`` (``docs/transfers.md``): ``auto``, ``tac``, ``layer``, ``random``, ...
         executor: ``native`` lanes, ``python`` threads, or ``auto``.
-        timeout_s: how long another rank is waited for, in a step as well.
+        timeout_s: how long another rank is waited for at the beginning; later on, one that is silent for so long is
+            lost, and one that lives is waited for.
 
     Returns:
         A `DistributedStep`. Its first call captures the step, and on rank 0 profiles and plans it.
 
     Raises:
         InputError: an unknown order or executor, or torchrun has not started this process as a worker.
-        PeerError: the job's store does not answer.
+        PeerError: the job's store does not answer, or has a job that does not go on without this rank.
 
     Example:
         >>> fast = hocket.distribute.worker(step, model, optimizer, num_servers=1)  # doctest: +SKIP
@@ -264,7 +297,7 @@ def worker(
         raise InputError(f"distribute: unknown order {order!r}; available: {', '.join(ORDERS)}")
     if executor not in EXECUTORS:
         raise InputError(f"distribute: unknown executor {executor!r}; available: {', '.join(EXECUTORS)}")
-    membership = join(num_servers, timeout_s)
+    membership = come_again(join(num_servers, timeout_s))
     if not membership.is_worker:
         raise InputError(f"distribute: rank {membership.rank} is a server; call hocket.distribute.server(...) there")
     return DistributedStep(step, model, optimizer, membership, order, executor)

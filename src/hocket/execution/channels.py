@@ -156,8 +156,8 @@ class ChannelOps:
     def _tensor(self, op: str, host: Host) -> torch.Tensor:
         transfer = self._transfers[op]
         if transfer.new is not None:
-            shape, dtype, device = transfer.new
-            made = torch.empty(shape, dtype=dtype, device=device)
+            shape, strides, dtype, device = transfer.new
+            made = torch.empty_strided(shape, strides, dtype=dtype, device=device)
             values: Any = {transfer.slot: made}
             with below_autograd():
                 self._views[op](values, [])  # of its memory: what is in it need not be there yet

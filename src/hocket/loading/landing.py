@@ -26,6 +26,9 @@ CHUNK_BYTES = 4 << 20
 # it to threads of OpenMP, and those of the reading thread would be others than those that compute.
 SERIAL_ELEMENTS = 32_768
 
+# Dtypes that numpy and memoryviews know.
+_PLAIN = frozenset((torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.uint8, torch.bool))
+
 
 class Landing(ABC):
     """The memory that the chunks of one tensor are read into, one chunk after another from its beginning."""
@@ -120,5 +123,9 @@ def landing_of(tensor: torch.Tensor, stored: StoredTensor) -> Landing:
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
     """The memory of a contiguous tensor of the CPU, for writing."""
-    array: Any = tensor.reshape(-1).view(torch.uint8).numpy()
+    array: Any
+    if tensor.dtype in _PLAIN and tensor.numel():
+        array = tensor.numpy()
+        return memoryview(array).cast("B")  # a third of the time of the views below
+    array = tensor.reshape(-1).view(torch.uint8).numpy()
     return memoryview(array)

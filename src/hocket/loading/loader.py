@@ -119,12 +119,11 @@ def finish(model: torch.nn.Module) -> None:
         >>> finish(torch.nn.Linear(3, 2))  # one that nothing is read for
     """
     tensors = named_tensors(model)
-    streams = _streams(tensors)
+    for stream in _streams(tensors):
+        stream.join()  # asleep until the end, and not woken by each tensor
     for tensor in tensors.values():
         if is_held(tensor):
             use(tensor)
-    for stream in streams:
-        stream.join()
 
 
 def _begun(

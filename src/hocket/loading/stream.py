@@ -131,8 +131,8 @@ class WeightStream:
                 ) from self._failure
 
     def join(self) -> None:
-        """Sleep until nothing is being read any more, whether or not that went well."""
-        if os.getpid() == self._process and self._thread.ident is not None:
+        """Sleep until nothing is being read any more, whether or not that went well; not in the thread that reads."""
+        if os.getpid() == self._process and self._thread.ident not in (None, threading.get_ident()):
             self._thread.join()
 
     def _run(self) -> None:
@@ -168,15 +168,16 @@ class WeightStream:
         stored.source.fill(stored.entry.offset + pieces[0].begin, buffers)
         for piece in pieces:
             piece.landing.landed(piece.begin, piece.end)
-            if piece.end == piece.arrival.stored.entry.size_bytes:
-                self._arrived(piece.arrival)
+        self._arrived([p.arrival for p in pieces if p.end == p.arrival.stored.entry.size_bytes])
 
-    def _arrived(self, arrival: PendingTensor) -> None:
-        for call in arrival.on_arrival:
-            call()
+    def _arrived(self, arrivals: Sequence[PendingTensor]) -> None:
+        for arrival in arrivals:
+            for call in arrival.on_arrival:
+                call()
         with self._changed:
-            arrival.landing, arrival.is_there = None, True
-            arrival.on_arrival.clear()
+            for arrival in arrivals:
+                arrival.landing, arrival.is_there = None, True
+                arrival.on_arrival.clear()
             self._changed.notify_all()
 
     def _next(self) -> list[_Piece]:

@@ -100,17 +100,11 @@ class _Cut(Division):
         slot = self.slots[one.buffer]
         new = None
         if not sends and slot in self.maker:
-            value = self._example(slot)
-            new = (tuple(value.shape), value.dtype, value.device)
+            if not self.has_dense_value(slot):
+                raise InputError(f"cut: the value of {self.maker[slot]!r} is not one dense tensor, and cannot arrive")
+            value = self.examples[slot]
+            new = (tuple(value.shape), value.stride(), value.dtype, value.device)
         return Transfer(slot, one.peer, sends, new)
-
-    def _example(self, slot: int) -> Any:
-        """What the trace knows of the value of a slot: a fake tensor."""
-        node = next((n for n, at in self.captured.lowered.slot_of.items() if at == slot), None)
-        value = node.meta.get("val") if node is not None else None
-        if value is None or not value.is_contiguous():
-            raise InputError(f"cut: the value of {self.maker[slot]!r} is not one dense tensor, and cannot arrive")
-        return value
 
     def graph(self) -> Graph:
         size = {name: buffer.size_bytes for name, buffer in self.buffers.items()}

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import torch
 from torch import fx
 
 from hocket.errors import InputError
@@ -103,6 +104,27 @@ class Division:
                 known.update(call.outs.values())
                 found.append(call)
         return tuple(found)
+
+    @cached_property
+    def examples(self) -> dict[int, Any]:
+        """What the trace knows of the values of slots: fake tensors."""
+        found: dict[int, Any] = {}
+        for node, slot in self.captured.lowered.slot_of.items():
+            found.setdefault(slot, node.meta.get("val"))
+        return found
+
+    def has_dense_value(self, slot: int) -> bool:
+        """Whether the value of a slot is one tensor that fills its memory, in whatever order of its axes."""
+        value = self.examples.get(slot)
+        if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+            return False
+        axes = sorted((stride, size) for stride, size in zip(value.stride(), value.shape, strict=True) if size > 1)
+        filled = 1
+        for stride, size in axes:
+            if stride != filled:
+                return value.numel() == 0
+            filled *= size
+        return True
 
     def check(self) -> None:
         """Refuse what could not compute as the whole step does.

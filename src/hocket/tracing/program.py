@@ -50,13 +50,13 @@ class Transfer:
         slot: of the value that is sent, that is received into its own memory, or that a received value fills.
         peer: where it goes to or comes from.
         sends: whether it goes out.
-        new: shape, dtype and device of a received value that has no memory of its own before; None: it has.
+        new: shape, strides, dtype and device of a received value that has no memory of its own before; None: it has.
     """
 
     slot: int
     peer: str
     sends: bool
-    new: tuple[Any, Any, Any] | None = None
+    new: tuple[Any, Any, Any, Any] | None = None
 
 
 @dataclass(frozen=True)

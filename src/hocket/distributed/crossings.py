@@ -1,0 +1,249 @@
+r"""What crosses the borders between ranks that run parts of one captured step, and which ops have to share a rank.
+
+Memory that is written has one home, the rank of all ops that write it. Who reads it elsewhere gets a copy::
+
+    value of an op          home   f --> f:0 ----> [send f:0]
+                            other          [recv f:0] --> g
+
+    lasting, step t         home   forward ---> update w ---> [send w]            for step t + 1
+                            other  [recv w] ---> forward ---> backward            the one that was sent in step t - 1
+
+A copy is made once a step. So whoever sees memory between two writes shares their rank, and so does whoever sees
+lasting memory after it was written; who reads it before that may be anywhere. Ops that draw random numbers share a
+rank, too: the generator is memory that they all write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from hocket.distributed.parts import items_of
+from hocket.errors import InputError
+from hocket.tracing.captured import Captured
+from hocket.tracing.cut import Arrival, Departure, cut
+from hocket.tracing.division import Division
+
+__all__ = ["Borders", "Crossing", "rank_name"]
+
+
+def rank_name(rank: int) -> str:
+    """What a rank is called in plans and machines."""
+    return f"rank{rank}"
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """A value that goes from its home to another rank in each step.
+
+    Attributes:
+        buffer: of the graph of the whole step.
+        home: the rank that makes it, or writes it.
+        to: the rank that gets a copy.
+        size_bytes: of the value.
+        lasts: it outlives the step, and is sent for the next one.
+    """
+
+    buffer: str
+    home: int
+    to: int
+    size_bytes: int
+    lasts: bool
+
+    @property
+    def send(self) -> str:
+        """The name of the op that sends it."""
+        return f"send:{'_'.join(self.buffer.split())}:{self.to}"
+
+    @property
+    def recv(self) -> str:
+        """The name of the op that receives it; on the wire it has this name, too."""
+        return f"recv:{'_'.join(self.buffer.split())}:{self.to}"
+
+
+class Borders:
+    """A captured step, seen as what may be divided between ranks.
+
+    Args:
+        captured: the whole step.
+    """
+
+    def __init__(self, captured: Captured) -> None:
+        self.captured = captured
+        self._graph = captured.graph
+        self._whole = Division(captured, frozenset(), (), ())
+        self._lives = {buffer.name: buffer for buffer in self._graph.buffers}
+        self._writers: dict[str, list[str]] = {}
+        self._touching: dict[str, list[str]] = {}
+        for op in self._graph.ops:
+            for buffer in dict.fromkeys((*op.reads, *op.writes)):
+                self._touching.setdefault(buffer, []).append(op.name)
+            for buffer in op.writes:
+                self._writers.setdefault(buffer, []).append(op.name)
+
+    @cached_property
+    def together(self) -> tuple[tuple[tuple[str, ...], str], ...]:
+        """Ops that have to share a rank, two or more at a time, each with the reason."""
+        found = [
+            *self._of_memory(),
+            *self._of_values(),
+            *self._of_replaced(),
+            *self._of_numbers(),
+        ]
+        return tuple((ops, why) for ops, why in found if len(set(ops)) > 1)
+
+    def check(self, rank_of: Mapping[str, int], num_ranks: int) -> None:
+        """Return if ops may be divided so.
+
+        Raises:
+            InputError: an op without a rank, an unknown op, a rank that is not there, ops on two ranks that have to
+                share one, or two places that share memory; names them.
+        """
+        self._check_shared_memory()
+        for name in self._graph.by_name:
+            if name not in rank_of:
+                raise InputError(f"distribute: op {name!r} of the step is given to no rank")
+        for name, rank in rank_of.items():
+            if name not in self._graph.by_name:
+                raise InputError(f"distribute: the step has no op {name!r}")
+            if not 0 <= rank < num_ranks:
+                raise InputError(f"distribute: op {name!r} is given to rank {rank}, and there are {num_ranks}")
+        for ops, why in self.together:
+            other = next((op for op in ops if rank_of[op] != rank_of[ops[0]]), None)
+            if other is not None:
+                raise InputError(
+                    f"distribute: ops {ops[0]!r} (rank {rank_of[ops[0]]}) and {other!r} (rank {rank_of[other]}) have "
+                    f"to share a rank: {why}"
+                )
+
+    def home_of(self, rank_of: Mapping[str, int]) -> dict[str, int]:
+        """For each buffer the rank that writes it; of one that no op writes, the first rank that reads it."""
+        found = {buffer: min(rank_of[op] for op in ops) for buffer, ops in self._touching.items()}
+        return found | {buffer: rank_of[ops[0]] for buffer, ops in self._writers.items()}
+
+    def crossings(self, rank_of: Mapping[str, int], num_ranks: int) -> tuple[Crossing, ...]:
+        """All that crosses, each once for each rank that gets it: what its ops read, and what the step returns."""
+        home = self.home_of(rank_of)
+        wanted: dict[tuple[str, int], None] = {}
+        for op in self._graph.ops:
+            rank = rank_of[op.name]
+            for buffer in self._read_by(op.name):
+                if buffer in self._writers and home[buffer] != rank and self._lives[buffer].life != "input":
+                    wanted[buffer, rank] = None
+        for buffer in self._returned:
+            for rank in range(num_ranks):
+                if home[buffer] != rank:
+                    wanted[buffer, rank] = None
+        return tuple(
+            Crossing(
+                buffer, home[buffer], rank, int(self._lives[buffer].size_bytes), self._lives[buffer].life == "lasting"
+            )
+            for buffer, rank in wanted
+        )
+
+    def part(self, rank_of: Mapping[str, int], crossings: Sequence[Crossing], rank: int) -> Captured:
+        """What a rank runs.
+
+        Raises:
+            InputError: it could not compute as the whole step does; names op and buffer.
+        """
+        return cut(
+            self.captured,
+            [name for name in self._graph.order if rank_of[name] == rank],
+            [Arrival(each.recv, each.buffer, rank_name(each.home)) for each in crossings if each.to == rank],
+            [Departure(each.send, each.buffer, rank_name(each.to)) for each in crossings if each.home == rank],
+        )
+
+    def _check_shared_memory(self) -> None:
+        """Each place has memory of its own, or a copy of the one would not be a copy of the other."""
+        roots, slot_of = self.captured.trace.roots, self.captured.lowered.slot_of
+        inputs = self.captured.program.inputs
+        seen: dict[int, str] = {}
+        for node in self.captured.trace.graph.nodes:
+            source = inputs.get(slot_of[node]) if node in roots and node in slot_of else None
+            if source is not None and seen.setdefault(roots[node], source.name) != source.name:
+                raise InputError(
+                    f"distribute: {source.name!r} and {seen[roots[node]]!r} share memory, and neither can be copied"
+                )
+
+    @cached_property
+    def _buffer_of(self) -> dict[int, str]:
+        """For each slot that comes with the value of some buffer, that buffer."""
+        found: dict[int, str] = {}
+        for buffer, slot in self._whole.slots.items():
+            if not self._travels(slot):
+                continue
+            found.setdefault(slot, buffer)
+            for call in self._whole.views(Arrival("", buffer, "")):
+                for out in call.outs.values():
+                    found.setdefault(out, buffer)
+        return found
+
+    def _travels(self, slot: int) -> bool:
+        """Whether a value can be received: an op makes it, and it fills its memory without gaps, in whatever order."""
+        return slot not in self._whole.maker or self._whole.has_dense_value(slot)
+
+    def _read_by(self, name: str) -> Iterator[str]:
+        """The buffers that an op reads, or takes a value of."""
+        program = self.captured.program
+        yield from self._graph[name].reads
+        for slot in program.by_name[name].reads:
+            if self._whole.maker.get(slot, name) != name:
+                yield self._buffer_of[slot]
+
+    @cached_property
+    def _returned(self) -> tuple[str, ...]:
+        """The buffers that hold what the step returns."""
+        found = []
+        for kind, slot in self.captured.results:
+            if kind == "number":
+                continue
+            source = self.captured.program.inputs.get(slot)
+            if source is not None or slot in self.captured.program.prologue.fills:
+                if source is None or source.name in self._writers:
+                    raise InputError("distribute: the step returns memory of its model, its optimizer or its batch")
+                continue
+            if slot not in self._buffer_of:
+                raise InputError(f"distribute: what {self._whole.maker[slot]!r} makes is returned, and cannot be sent")
+            found.append(self._buffer_of[slot])
+        return tuple(found)
+
+    def _of_memory(self) -> Iterator[tuple[tuple[str, ...], str]]:
+        place = self._graph.index
+        for buffer, writers in self._writers.items():
+            users, life = self._touching[buffer], self._lives[buffer].life
+            first, last = place[writers[0]], place[writers[-1]]
+            if life in ("lasting", "input"):
+                bound = [op for op in users if place[op] >= first]
+            else:
+                bound = [op for op in users if place[op] <= last]
+            yield (*writers, *bound), f"{buffer!r} is written, and has one home"
+
+    def _of_values(self) -> Iterator[tuple[tuple[str, ...], str]]:
+        for action in self.captured.program.actions:
+            for slot in action.reads:
+                maker = self._whole.maker.get(slot)
+                if maker is not None and slot not in self._buffer_of:
+                    yield (maker, action.name), "the one takes a value of the other that cannot be sent"
+
+    def _of_replaced(self) -> Iterator[tuple[tuple[str, ...], str]]:
+        """What a step binds anew stays with those that read it in the next step."""
+        program, slot_of = self.captured.program, self.captured.lowered.slot_of
+        slot_at = {source: slot for slot, source in program.inputs.items()}
+        replaced: dict[Any, Any] = {**self.captured.trace.rebound, **self.captured.trace.gradients}
+        for source, node in replaced.items():
+            if node is None or source not in slot_at or slot_of[node] not in self._whole.maker:
+                continue
+            seen = {slot_at[source]}
+            for call in program.prologue.calls:
+                seen.update(call.outs.values() if seen.intersection(call.reads) else ())
+            readers = [action.name for action in program.actions if seen.intersection(action.reads)]
+            yield (self._whole.maker[slot_of[node]], *readers), f"{source.name!r} is bound anew in each step"
+
+    def _of_numbers(self) -> Iterator[tuple[tuple[str, ...], str]]:
+        for op, tensors in items_of(self.captured).items():
+            for tensor in tensors:
+                if tensor in self._writers:
+                    yield (*self._writers[tensor], op), f"the number in {tensor!r} is counted on"

@@ -1,0 +1,95 @@
+"""The plan of all ranks that run parts of one step, as one: legal and free of hazards before anything runs.
+
+A lane of cores for each rank, and for each pair of ranks that exchange something a lane of sends at the one end and a
+lane of receives at the other. Everything keeps the places that it has in one order of the whole step: an op its own, a
+send that of the last op that writes what it carries, and a receive that of its send, or before all where that was of
+the step before. So lanes cannot wait for each other in a circle, and `joined_graph` lets `hocket.check` and the hazard
+checker say so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from hocket.distributed.crossings import Crossing, rank_name
+from hocket.ir import Buffer, Carried, Edge, Graph, Lane, Op, Plan
+from hocket.tracing.captured import Captured
+
+__all__ = ["joined_graph", "joined_plan", "link_name", "plan_of_rank"]
+
+SENDS, RECEIVES = "out", "in"
+
+
+def link_name(home: int, to: int) -> str:
+    """The link that values take from one rank to another."""
+    return f"{rank_name(home)}->{rank_name(to)}"
+
+
+def joined_plan(
+    graph: Graph, order: Sequence[str], rank_of: Mapping[str, int], crossings: Sequence[Crossing], width: int
+) -> Plan:
+    """The plan of all ranks.
+
+    Args:
+        graph: the whole step.
+        order: its ops, in a topological order.
+        rank_of: which rank runs each of them.
+        crossings: what they exchange.
+        width: threads of each rank.
+    """
+    place = {name: at for at, name in enumerate(order)}
+    written: dict[str, int] = {}
+    for op in graph.ops:
+        for buffer in op.writes:
+            written[buffer] = max(written.get(buffer, -1), place[op.name])
+    lanes = []
+    for rank in sorted(set(rank_of.values())):
+        ops = tuple(name for name in order if rank_of[name] == rank)
+        lanes.append(Lane(rank_name(rank), ops, device=rank_name(rank), width=width))
+    links: dict[tuple[int, int], list[Crossing]] = {}
+    for each in sorted(crossings, key=lambda each: written[each.buffer]):
+        links.setdefault((each.home, each.to), []).append(each)
+    for (home, to), carried in links.items():
+        name = f"{rank_name(home)}.{rank_name(to)}"
+        lanes.append(Lane(f"{name}.{SENDS}", tuple(each.send for each in carried), "channel", link_name(home, to)))
+        received = sorted(carried, key=lambda each: not each.lasts)
+        lanes.append(Lane(f"{name}.{RECEIVES}", tuple(each.recv for each in received), "channel", link_name(home, to)))
+    return Plan(tuple(lanes), planner="stages")
+
+
+def plan_of_rank(plan: Plan, rank: int) -> Plan:
+    """The lanes of the joined plan that one rank runs."""
+    name = rank_name(rank)
+
+    def is_here(lane: Lane) -> bool:
+        if lane.kind != "channel":
+            return lane.device == name
+        return lane.ends[0 if lane.name.endswith(f".{SENDS}") else 1] == name
+
+    return Plan(tuple(lane for lane in plan.lanes if is_here(lane)), planner=plan.planner)
+
+
+def joined_graph(parts: Sequence[Captured], crossings: Sequence[Crossing]) -> Graph:
+    """The ops of all parts with what they send each other; each part has its own copies of all memory.
+
+    A receive waits for its send: of the same step, or of the step before where the value outlives the step.
+    """
+    ops: list[Op] = []
+    edges: list[Edge] = []
+    carried: list[Carried] = []
+    buffers: list[Buffer] = []
+    for rank, part in enumerate(parts):
+        at = f"@{rank}"
+        for op in part.graph.ops:
+            reads, writes = (tuple(f"{name}{at}" for name in names) for names in (op.reads, op.writes))
+            ops.append(replace(op, reads=reads, writes=writes))
+        edges += part.graph.edges
+        carried += part.graph.carried
+        buffers += [Buffer(f"{buffer.name}{at}", *buffer[1:]) for buffer in part.graph.buffers]
+    for each in crossings:
+        if each.lasts:
+            carried.append(Carried(each.send, each.recv))
+        else:
+            edges.append(Edge(each.send, each.recv, each.size_bytes))
+    return Graph(tuple(ops), tuple(edges), tuple(carried), tuple(buffers))

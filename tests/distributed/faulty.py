@@ -1,0 +1,45 @@
+"""Ranks that come to a place and wait there for what the test does to them."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from distributed.training import Training, batches
+from hocket import distribute
+from hocket.distributed import records, wire
+
+TIMEOUT_S = 4.0
+
+
+def serve(of: Training, timeout_s: float = TIMEOUT_S, **settings: Any) -> int:
+    return distribute.server(
+        of.step, of.model, of.optimizer, batches(0, 1)[0], timeout_s=timeout_s, executor="python", **settings
+    )
+
+
+def work(of: Training, timeout_s: float = TIMEOUT_S, **settings: Any) -> Any:
+    return distribute.worker(of.step, of.model, of.optimizer, timeout_s=timeout_s, executor="python", **settings)
+
+
+class Stops:
+    """Says that it has come to a place, and waits there to be killed, or stopped for a while."""
+
+    def __init__(self, say, place, wait_s: float = 30.0) -> None:
+        self.say, self.place, self.wait_s = say, place, wait_s
+
+    def at(self, place: str) -> None:
+        if place == self.place:
+            self.say(place)
+            threading.Event().wait(self.wait_s)
+
+
+def stop_in_mid_transfer(stops: Stops) -> None:
+    tell = wire.Wire._tell
+
+    def told(end, *record):
+        if record[0] == records.CHUNK and record[2] == 1:
+            stops.at("in mid-transfer")
+        tell(end, *record)
+
+    wire.Wire._tell = told

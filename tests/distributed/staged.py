@@ -1,0 +1,169 @@
+"""Training steps that ranks divide between them, and one process that trains the same."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from distributed.training import tensors_of
+from hocket import distribute, zoo
+from hocket.distributed.crossings import Borders
+from hocket.distributed.setup import captured_for
+
+
+class Mixed(nn.Module):
+    """Crosses borders in more than one way: a norm, ops in place, dropout, a skip, strides, a tied weight."""
+
+    def __init__(self, width: int = 24) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, width, bias=False)
+        self.norm = nn.BatchNorm1d(width)
+        self.relu = nn.ReLU(inplace=True)
+        self.drop = nn.Dropout(0.25)
+        self.middle = nn.Linear(width, width)
+        self.tied = nn.Linear(width, width, bias=False)
+        self.tied.weight = self.middle.weight
+        self.last = nn.Linear(width, 2)
+
+    def forward(self, x):
+        x = self.relu(self.norm(self.first(x)))
+        skip = self.drop(x)
+        x = self.middle(skip)
+        x += skip
+        x = self.tied(torch.tanh(x.t()).t())
+        return self.last(torch.tanh(x))
+
+
+@dataclass
+class Work:
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    step: Any
+    batches: list
+
+
+def mixed(optimizer: str = "adam", count: int = 4) -> Work:
+    torch.manual_seed(5)
+    model = Mixed()
+    made = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}[optimizer]
+    settings = {"lr": 0.05, "momentum": 0.9} if optimizer == "sgd" else {"lr": 0.01}
+    optim = made(model.parameters(), **settings)
+
+    def step(batch):
+        x, y = batch
+        optim.zero_grad()
+        scores = model(x)
+        loss = nn.functional.mse_loss(scores, y)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optim.step()
+        return {"loss": loss, "scores": scores}
+
+    generator = torch.Generator().manual_seed(9)
+    batches = [(torch.randn(6, 8, generator=generator), torch.randn(6, 2, generator=generator)) for _ in range(count)]
+    return Work(model, optim, step, batches)
+
+
+SIZES: dict[str, dict[str, Any]] = {
+    "mlp": {"depth": 4, "width": 64},
+    "resnet20": {"batch_size": 4},
+    "lstm-cells": {"steps": 4, "width": 32},
+    "transformer": {"depth": 2, "width": 32, "vocab": 100, "batch_size": 2},
+}
+
+
+def gpt2(optimizer: str) -> Work:
+    """A small GPT-2 of `transformers`, with dropout and a tied embedding."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(5)
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=64, n_positions=16, n_embd=32, n_layer=2, n_head=2)).train()
+    made = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}[optimizer]
+    optim = made(model.parameters(), lr=0.001)
+
+    def step(batch):
+        optim.zero_grad()
+        logits = model(batch, use_cache=False).logits
+        loss = nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), batch[:, 1:].flatten())
+        loss.backward()
+        optim.step()
+        return loss
+
+    generator = torch.Generator().manual_seed(9)
+    return Work(model, optim, step, [torch.randint(0, 64, (2, 16), generator=generator) for _ in range(4)])
+
+
+def work_of(name: str, optimizer: str) -> Work:
+    if name == "mixed":
+        return mixed(optimizer)
+    if name == "gpt2":
+        return gpt2(optimizer)
+    job = zoo.load(name, optimizer=optimizer, seed=1, **SIZES[name])
+    return Work(job.model, job.optimizer, job.step, [job.batch(number) for number in range(4)])
+
+
+def flat(result: Any) -> list:
+    leaves = result.values() if isinstance(result, dict) else [result]
+    return [leaf.detach().numpy().copy() for leaf in leaves]
+
+
+def alone(name: str, optimizer: str, count: int) -> tuple[list, dict[str, Any], Any]:
+    """What one process computes: what the steps return, all of a checkpoint, the random state."""
+    torch.set_num_threads(1)
+    work = work_of(name, optimizer)
+    torch.manual_seed(21)
+    found = [flat(work.step(work.batches[number % len(work.batches)])) for number in range(count)]
+    return found, tensors_of(work), torch.get_rng_state().numpy().copy()
+
+
+def scattered(work: Work, ranks: int, seed: int) -> dict[str, int]:
+    """Ops that need not share a rank on any one: a partition that is not even a chain."""
+    captured = captured_for(work.step, work.model, work.optimizer, work.batches[0])
+    leader = {name: name for name in captured.graph.by_name}
+
+    def find(name):
+        while leader[name] != name:
+            name = leader[name]
+        return name
+
+    for ops, _ in Borders(captured).together:
+        for op in ops[1:]:
+            leader[find(op)] = find(ops[0])
+    draw = random.Random(seed)
+    rank_of_leader = {name: draw.randrange(ranks) for name in leader}
+    return {name: rank_of_leader[find(name)] for name in leader}
+
+
+def rank_of_stages(rank, say, name, optimizer, count, division, executor="python", **settings):
+    """A rank of a whole job; returns what the steps return, (rank 0) all of a checkpoint, random state, ops, bytes."""
+    torch.set_num_threads(1)
+    work = work_of(name, optimizer)
+    partition = None
+    if isinstance(division, int):
+        import os
+
+        partition = scattered(work, int(os.environ["WORLD_SIZE"]), division) if rank == 0 else None
+    else:
+        settings |= division
+    torch.manual_seed(21 if rank == 0 else 99)
+    if rank != 0:
+        with torch.no_grad():
+            for parameter in work.model.parameters():
+                parameter.add_(1.0)  # what rank 0 has counts
+    with distribute.stages(
+        work.step, work.model, work.optimizer, partition=partition, executor=executor, timeout_s=60.0, **settings
+    ) as fast:
+        found = [flat(fast(work.batches[number % len(work.batches)])) for number in range(count)]
+        fast.gather()
+        ops = [op.name for op in fast.part.graph.ops if op.role not in ("recv", "send")]
+        plan = str(fast.plan)
+    return found, tensors_of(work), torch.get_rng_state().numpy().copy(), ops, plan
+
+
+def same(one, other) -> bool:
+    return np.array_equal(one, other, equal_nan=True)

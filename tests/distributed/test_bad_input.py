@@ -1,0 +1,130 @@
+"""What a job is given that is unusual, or wrong: it is as in one process, or refused by name at all ranks."""
+
+from __future__ import annotations
+
+import json
+import resource
+import threading
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from distributed.agents import TIMEOUT_S, Counting, rank_that_publishes
+from distributed.faulty import serve, work
+from distributed.ranks import Ranks
+from distributed.training import OPTIMIZERS, Net, Training, batches, tensors_of, together
+from hocket import distribute
+from hocket.distributed.desk import JOB_KEY
+from hocket.errors import PeerError
+
+
+class Empty(Net):
+    """Tied weights, and a parameter and a buffer without a byte."""
+
+    def __init__(self) -> None:
+        super().__init__(40)
+        self.nothing = nn.Parameter(torch.zeros(0, 40).double())
+        self.register_buffer("no_numbers", torch.zeros(0).double())
+
+    def forward(self, x):
+        return super().forward(x) + self.nothing.sum() + self.no_numbers.sum()
+
+
+def unusual() -> Training:
+    torch.manual_seed(3)
+    model = Empty()
+    return Training(model, OPTIMIZERS["adam"](model.parameters()))
+
+
+def train(rank, say, steps, nan_at):
+    """Worker 1 has a batch that is not a number."""
+    of = unusual()
+    if rank == 2:
+        return serve(of)
+    losses = []
+    with work(of) as fast:
+        for step, (x, y) in enumerate(batches(rank, steps)):
+            losses.append(fast((x * float("nan") if rank == 1 and step == nan_at else x, y)).item())
+        fast.gather()
+    return losses, tensors_of(of)
+
+
+def test_tied_and_zero_byte_parameters_train_as_in_one_process():
+    with Ranks(train, 3, 4, None) as ranks:
+        (_, found), _, steps = ranks.returned()
+    assert steps == 4
+    one = unusual()
+    together(one, 2, 4)
+    expected = tensors_of(one)
+    assert found.keys() == expected.keys()
+    assert found["nothing"].shape == (0, 40)
+    for name, value in expected.items():
+        assert np.allclose(found[name], value, rtol=1e-12, atol=1e-12), name
+
+
+@pytest.mark.slow
+def test_a_gradient_that_is_not_a_number_reaches_all_as_in_one_process():
+    with Ranks(train, 3, 4, 2) as ranks:
+        (first, found), (second, its), steps = ranks.returned()
+    assert steps == 4
+    assert np.isnan(first).tolist() == [False, False, False, True]
+    assert np.isnan(second).tolist() == [False, False, True, True]
+    for name in ("first.weight", "middle.weight", "last.bias"):
+        assert np.isnan(found[name]).all(), name
+        assert np.isnan(its[name]).all(), name
+    assert found["0.step"] == 4.0
+
+
+def too_many_servers(rank, say):
+    of = unusual()
+    of.clip = True
+    if rank > 0:
+        return serve(of, num_servers=2)
+    with work(of, num_servers=2) as fast:
+        fast(batches(rank, 1)[0])
+
+
+@pytest.mark.slow
+def test_more_servers_than_shards_are_refused_at_all_ranks():
+    with Ranks(too_many_servers, 3) as ranks:
+        ends = [ranks.end(rank) for rank in range(3)]
+    for kind, text in ends:
+        assert kind == "raised"
+        assert "2 servers, and the step has 1 shards for them" in text, text
+
+
+def meet_a_liar(rank, say, address, message):
+    """An agent of a job that says something of itself that is not so; how much memory the agent took."""
+    model = Counting().eval()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(PeerError, match=message):
+        distribute.agent(model, address, timeout_s=TIMEOUT_S)
+    assert not [thread for thread in threading.enumerate() if "hocket" in thread.name]
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+
+
+def test_what_a_job_says_of_itself_is_checked_before_memory_is_taken():
+    with Ranks(rank_that_publishes, 2, 1, 1, [("begin", 1), ("end", 0)]) as ranks:
+        ranks.store.set("begin", "")
+        ranks.heard(0, "begin")
+        truth = json.loads(ranks.store.get(JOB_KEY))
+        values = truth["values"]
+        huge = [[*value[:2], 1 << 50, *value[3:]] if value[0] == "layers.1" else value for value in values]
+        for lie, message in (
+            ({**truth, "torch": "2.0.1"}, r"the job runs torch 2\.0\.1, and this is 2\."),
+            ({**truth, "values": huge}, r"'layers.1' is float64 \(200, 200\) here"),
+            ({**truth, "values": [*values, ["more", "float64 (9,)", "72", 0, True]]}, "something unknown of a value"),
+            (
+                {**truth, "values": [*values, ["more", "float64 (9,)", 1 << 60, 0, False]]},
+                "'fixed:more' of .* too much",
+            ),
+            ([], "does not answer as a job"),
+        ):
+            ranks.store.set(JOB_KEY, json.dumps(lie))
+            with Ranks(meet_a_liar, 1, f"127.0.0.1:{ranks.store.port}", message) as agents:
+                (grown_kib,) = agents.returned()
+            assert grown_kib < 64 << 10
+        ranks.store.set("end", "")
+        ranks.returned()

@@ -1,0 +1,323 @@
+"""One step over several ranks, each with any part of its graph: to the bit what one process computes."""
+
+from __future__ import annotations
+
+import re
+import signal
+import sys
+import threading
+from collections import OrderedDict
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from distributed.ranks import Ranks
+from distributed.staged import Work, alone, mixed, rank_of_stages, same, scattered
+from hocket import distribute
+from hocket.distributed.crossings import Borders
+from hocket.distributed.setup import captured_for
+from hocket.errors import InputError
+
+TIMEOUT_S = 4.0
+
+
+def check_job(name, optimizer, ranks, division, steps, executor="python"):
+    results, checkpoint, random_state = alone(name, optimizer, steps)
+    with Ranks(rank_of_stages, ranks, name, optimizer, steps, division, executor) as job:
+        found = job.returned(150)
+    for rank, (mine, _, state, _, plan) in enumerate(found):
+        assert plan == found[0][4]
+        for step, (one, other) in enumerate(zip(results, mine, strict=True)):
+            assert all(same(a, b) for a, b in zip(one, other, strict=True)), (rank, step)
+        assert same(state, random_state), rank
+    assert found[0][1].keys() == checkpoint.keys()
+    for key, value in checkpoint.items():
+        assert same(found[0][1][key], value), key
+    ops = [op for _, _, _, mine, _ in found for op in mine]
+    assert len(ops) == len(set(ops))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("executor", "ranks", "optimizer", "seed"), [("python", 2, "adam", 1), ("native", 3, "sgd", 2)]
+)
+def test_any_division_of_the_ops_trains_as_one_process_does(executor, ranks, optimizer, seed):
+    found = check_job("mixed", optimizer, ranks, seed, 10, executor)
+    assert all(ops for _, _, _, ops, _ in found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize(
+    ("name", "optimizer", "settings"),
+    [
+        ("mlp", "sgd", {"objective": "cut", "epsilon": 0.2}),
+        ("resnet20", "sgd", {"objective": "load", "epsilon": 0.2}),
+        ("lstm-cells", "adam", {"objective": "load", "epsilon": 0.2}),
+        ("transformer", "adam", {"objective": "load", "epsilon": 0.2}),
+        ("gpt2", "adam", {"objective": "load", "epsilon": 0.2}),
+        ("gpt2", "sgd", {"objective": "time"}),
+    ],
+    ids=["mlp", "resnet20", "lstm cells", "transformer", "gpt2", "gpt2 by time"],
+)
+def test_models_partitioned_by_measured_costs_train_as_one_process_does(name, optimizer, settings, ranks):
+    if name == "gpt2":
+        pytest.importorskip("transformers")
+    found = check_job(name, optimizer, ranks, settings | {"budget_s": 1.0}, 10, "auto")
+    if "epsilon" in settings:
+        assert all(ops for _, _, _, ops, _ in found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["mlp", "resnet20", "lstm-cells", "transformer", "gpt2"])
+def test_models_divided_at_random_train_as_one_process_does(name):
+    if name == "gpt2":
+        pytest.importorskip("transformers")
+    check_job(name, "adam" if name in ("mlp", "transformer") else "sgd", 4, 3, 10, "auto")
+
+
+def stages_of(work, **settings):
+    settings = {"timeout_s": TIMEOUT_S, "executor": "python", "partition": {}} | settings
+    return distribute.stages(work.step, work.model, work.optimizer, **settings)
+
+
+def halves(work) -> dict[str, int]:
+    """The first linear layer and its update on rank 0, everything else on rank 1."""
+    captured = captured_for(work.step, work.model, work.optimizer, work.batches[0])
+    rank_of = {
+        op.name: int(
+            not any(name.startswith(("first", "optimizer.first")) for name in (op.layer, *op.reads, *op.writes))
+        )
+        for op in captured.graph.ops
+    }
+    for ops, _ in Borders(captured).together:
+        rank_of |= dict.fromkeys(ops, min(rank_of[op] for op in ops))
+    return rank_of
+
+
+def plain() -> Work:
+    torch.manual_seed(5)
+    model = nn.Sequential(OrderedDict(first=nn.Linear(4, 5), relu=nn.ReLU(), last=nn.Linear(5, 2)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    def step(batch):
+        optimizer.zero_grad()
+        loss = model(batch).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return Work(model, optimizer, step, [torch.ones(3, 4), torch.zeros(3, 4)])
+
+
+def until_lost(rank, say, victim):
+    torch.set_num_threads(1)
+    work = plain()
+    fast = stages_of(work, partition=scattered(work, 3, 4))
+    for number in range(100):
+        if number == 2 and rank == victim:
+            say("here")
+            threading.Event().wait(30)
+        fast(work.batches[0])
+
+
+@pytest.mark.parametrize(
+    ("victim", "number"),
+    [
+        (2, signal.SIGKILL),
+        pytest.param(0, signal.SIGKILL, marks=pytest.mark.slow),
+        pytest.param(1, signal.SIGSTOP, marks=pytest.mark.slow),
+    ],
+)
+def test_ranks_end_and_name_who_is_lost(victim, number):
+    with Ranks(until_lost, 3, victim) as ranks:
+        ranks.heard(victim, "here")
+        ranks.signal(victim, number)
+        for rank in {0, 1, 2} - {victim}:
+            kind, text = ranks.end(rank, 30)
+            assert kind == "raised"
+            assert text.startswith(f"PeerError: rank {rank}"), text
+            assert f"lost rank {victim}" in text, text
+
+
+def differs(rank, say, what):
+    torch.set_num_threads(1)
+    work, batch = plain(), torch.ones(3, 4)
+    partition = halves(work)
+    if what == "batch" and rank == 1:
+        batch = batch * 2
+    if what == "shape" and rank == 1:
+        batch = torch.ones(5, 4)
+    if what == "model" and rank == 1:
+        work = mixed()
+        batch = work.batches[0]
+    if what == "frozen":
+        work.model.first.weight.requires_grad_(False)
+        partition = None
+        if rank == 1:
+            with torch.no_grad():
+                work.model.first.weight.add_(1.0)
+    if what == "split update" and rank == 0:
+        captured = captured_for(work.step, work.model, work.optimizer, batch)
+        name = next(op.name for op in captured.graph.ops if "first.weight" in op.writes)
+        partition[name] = 1 - partition[name]
+    with stages_of(work, partition=partition) as fast:
+        fast(batch)
+        if what == "order" and rank == 1:
+            fast.gather()
+        if what == "second shape":
+            fast(torch.ones(5, 4))
+        fast(batch)
+
+
+@pytest.mark.parametrize(
+    ("what", "of_rank_0", "of_rank_1"),
+    [
+        ("batch", "rank 1 trains something else", r"rank 1 trains something else: batch 'leaf 0' is float32 \(3, 4\)"),
+        ("shape", "rank 1 trains something else", r"float32 \(5, 4\) .* here, and float32 \(3, 4\)"),
+        ("model", "rank 1 trains something else", "parameter 'first.weight' is float32"),
+        ("frozen", "rank 1 trains something else", "constant 'first.weight' is"),
+        (
+            "split update",
+            "InputError: distribute: ops .* have to share a rank: .* has one home",
+            "rank 1 stops: rank 0",
+        ),
+        ("order", "lost rank 1", "rank 1 does something else than rank 0"),
+        ("second shape", "StaleCaptureError: .* not like the first one", "not like the first one"),
+    ],
+)
+def test_what_differs_or_cannot_be_divided_is_named(what, of_rank_0, of_rank_1):
+    with Ranks(differs, 2, what) as ranks:
+        for rank, words in enumerate((of_rank_0, of_rank_1)):
+            kind, text = ranks.end(rank, 40)
+            assert kind == "raised"
+            assert re.search(words, text), text
+
+
+def test_a_division_names_ops_and_ranks_that_are_not_there():
+    work = plain()
+    borders = Borders(captured_for(work.step, work.model, work.optimizer, work.batches[0]))
+    rank_of = halves(work)
+    borders.check(rank_of, 2)
+    first, *others = rank_of
+    with pytest.raises(InputError, match=rf"op '{first}' of the step is given to no rank"):
+        borders.check({name: rank_of[name] for name in others}, 2)
+    with pytest.raises(InputError, match="the step has no op 'nobody'"):
+        borders.check(rank_of | {"nobody": 0}, 2)
+    with pytest.raises(InputError, match=rf"op '{first}' is given to rank 2, and there are 2"):
+        borders.check(rank_of | {first: 2}, 2)
+
+
+def gathered_twice(rank, say, state):
+    """Three steps, gather, three more, gather: shapes that are there after a step, and both checkpoints of rank 0."""
+    torch.set_num_threads(1)
+    work = plain()
+    if rank == 0 and state is not None:
+        work.model.load_state_dict({name: torch.from_numpy(value) for name, value in state[0].items()})
+        work.optimizer.load_state_dict(checkpoint_of(state[1], work))
+    found = []
+    with stages_of(work, partition=halves(work), timeout_s=60.0) as fast:
+        for _ in range(2):
+            for number in range(3):
+                fast(work.batches[number % 2])
+            shapes = {name: tuple(value.shape) for name, value in work.model.named_parameters()}
+            fast.gather()
+            values = {name: value.numpy().copy() for name, value in work.model.state_dict().items()}
+            found.append((shapes, values, arrays(work.optimizer.state_dict())))
+    return found
+
+
+def arrays(state):
+    """The tensors of an optimizer's state as what another process can be sent."""
+    return {n: {key: value.numpy().copy() for key, value in of.items()} for n, of in state["state"].items()}
+
+
+def checkpoint_of(moments, work):
+    state = work.optimizer.state_dict()
+    state["state"] = {n: {k: torch.from_numpy(v) for k, v in values.items()} for n, values in moments.items()}
+    return state
+
+
+def test_a_rank_holds_its_part_and_checkpoints_are_those_of_the_whole_model():
+    work, wanted = plain(), []
+    torch.set_num_threads(1)
+    for _ in range(2):
+        for number in range(3):
+            work.step(work.batches[number % 2])
+        wanted.append({name: value.numpy().copy() for name, value in work.model.state_dict().items()})
+    with Ranks(gathered_twice, 2, None) as ranks:
+        first, second = ranks.returned(60)
+    for shapes, _, _ in first:
+        assert shapes["first.weight"] == (5, 4)
+        assert shapes["last.weight"] == (0,)
+    for shapes, values, _ in second:
+        assert shapes["first.weight"] == values["first.weight"].shape == (0,)
+        assert shapes["last.weight"] == (2, 5)
+    for (_, values, _), expected in zip(first, wanted, strict=True):
+        assert all(same(values[name], expected[name]) for name in expected)
+    with Ranks(gathered_twice, 2, (first[0][1], first[0][2])) as ranks:
+        again, _ = ranks.returned(60)
+    # The batches begin anew with the restart; so does one process that loads the checkpoint.
+    work = plain()
+    work.model.load_state_dict({name: torch.from_numpy(value) for name, value in first[0][1].items()})
+    work.optimizer.load_state_dict(checkpoint_of(first[0][2], work))
+    for number in range(3):
+        work.step(work.batches[number % 2])
+    assert all(same(again[0][1][name], value.numpy()) for name, value in work.model.state_dict().items())
+
+
+def wide(width: int = 1536, depth: int = 8) -> Work:
+    torch.manual_seed(1)
+    layers = [layer for _ in range(depth) for layer in (nn.Linear(width, width), nn.ReLU())]
+    model = nn.Sequential(*layers)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
+
+    def step(batch):
+        optimizer.zero_grad()
+        loss = model(batch).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return Work(model, optimizer, step, [torch.randn(32, width)])
+
+
+def by_layer(work) -> dict[str, int]:
+    """The ops of the first half of the layers, and their updates, on rank 0."""
+    captured = captured_for(work.step, work.model, work.optimizer, work.batches[0])
+    half = len(work.model) // 2
+    layers = {op.name: op.layer.partition(".")[0] for op in captured.graph.ops}
+    return {name: int(not layer.isdecimal() or int(layer) >= half) for name, layer in layers.items()}
+
+
+def status_mib(key: str) -> float:
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key))
+    return int(line.split()[1]) / 1024
+
+
+def peak_of_steps(rank, say, whole):
+    """MiB beyond those of a process without a model, at the peak of three steps, after two."""
+    torch.set_num_threads(1)
+    before, work = status_mib("VmRSS"), wide()
+    found = nullcontext(work.step)
+    if not whole:
+        found = stages_of(work, partition=by_layer(work) if rank == 0 else {}, executor="auto", timeout_s=120.0)
+    with found as step:
+        for number in range(5):
+            if number == 2:
+                Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+            step(work.batches[0])
+        return status_mib("VmHWM") - before
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_the_peak_of_a_rank_is_at_most_sixty_five_hundredths_of_the_whole():
+    with Ranks(peak_of_steps, 1, True) as ranks:
+        (whole,) = ranks.returned(120)
+    with Ranks(peak_of_steps, 2, False) as ranks:
+        parts = ranks.returned(200)
+    assert max(parts) <= 0.65 * whole, (parts, whole)

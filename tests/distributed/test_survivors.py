@@ -1,0 +1,98 @@
+"""Jobs that go on without a worker: every update once, whole, and of the gradients that were there."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import numpy as np
+import pytest
+
+from distributed.faulty import TIMEOUT_S, Stops, serve, stop_in_mid_transfer, work
+from distributed.ranks import Ranks
+from distributed.training import batches, tensors_of, together, training
+
+
+def survive(rank, say, victim_stops_at, steps, wait_s=30.0):
+    """Train on; worker 1 waits somewhere in its third step to be killed or stopped. Worker 0 returns what it has."""
+    of = training("adam")
+    if rank == 2:
+        return serve(of, survive=True)
+    stops = Stops(say, victim_stops_at if rank == 1 else None, wait_s)
+    with work(of) as fast:
+        for step, batch in enumerate(batches(rank, steps)):
+            if step == 2:
+                stops.at("before its request")
+                if victim_stops_at == "in mid-transfer" and rank == 1:
+                    stop_in_mid_transfer(stops)
+            fast(batch)
+        fast.gather()
+    return tensors_of(of)
+
+
+@pytest.mark.parametrize("place", ["before its request", "in mid-transfer"])
+def test_survivors_go_on_and_every_step_updates_once(place):
+    with Ranks(survive, 3, place, 6) as ranks:
+        ranks.heard(1, place)
+        ranks.signal(1)
+        kind, found = ranks.end(0)
+        assert kind == "returned", found
+        assert ranks.end(2) == ("returned", 6)
+    assert found["0.step"] == 6.0
+    if place == "before its request":  # else its gradients count where they have arrived
+        assert_near(found, without_worker_1_from(2, 6))
+
+
+@pytest.mark.parametrize("place", ["before its request", pytest.param("in mid-transfer", marks=pytest.mark.slow)])
+def test_a_worker_that_is_stopped_is_left_behind_and_ends_when_it_goes_on(place):
+    with Ranks(survive, 3, place, 6, 0.5) as ranks:
+        ranks.heard(1, place)
+        ranks.signal(1, signal.SIGSTOP)
+        kind, found = ranks.end(0, 5 * TIMEOUT_S)
+        assert kind == "returned", found
+        assert ranks.end(2) == ("returned", 6)
+        ranks.signal(1, signal.SIGCONT)
+        kind, text = ranks.end(1)
+    assert kind == "raised"
+    assert text.startswith("PeerError: worker 1 (rank 1) is out of the job, which goes on: "), text
+    assert "server 0 (rank 2) lost worker 1 (rank 1)" in text
+    assert found["0.step"] == 6.0
+    if place == "before its request":
+        assert_near(found, without_worker_1_from(2, 6))
+
+
+def rest(rank, say, seconds):
+    """Worker 1 does something else between two steps, for longer than anybody waits for a silent rank."""
+    of = training("adam")
+    if rank == 2:
+        return serve(of)
+    with work(of) as fast:
+        for step, batch in enumerate(batches(rank, 4)):
+            if step == 2 and rank == 1:
+                time.sleep(seconds)
+            fast(batch)
+        fast.gather()
+    return tensors_of(of) if rank == 0 else None
+
+
+@pytest.mark.slow
+def test_a_slow_worker_is_waited_for_as_long_as_it_lives():
+    with Ranks(rest, 3, 1.5 * TIMEOUT_S) as ranks:
+        found = ranks.returned()
+    assert found[2] == 4
+    one = training("adam")
+    together(one, 2, 4)
+    assert_near(found[0], tensors_of(one))
+
+
+def without_worker_1_from(step, steps):
+    """The checkpoint of one process that has both workers' micro-batches, and from a step on only the first one's."""
+    one = training("adam")
+    together(one, 2, steps, alone=range(step, steps))
+    return tensors_of(one)
+
+
+def assert_near(found, expected):
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert np.allclose(found[name], value, rtol=1e-12, atol=1e-12), name
