@@ -206,6 +206,13 @@ class Schedule:
         """What the verification found, once it was made."""
         return self._pool.current.difference
 
+    def compile(self) -> bool:
+        """Compile the step now, and wait, in place of in the background once it has run for a while.
+
+        Returns: whether there are new forms, which the next calls try; only with ``numerics="close"``, after a verdict.
+        """
+        return self._pool.current.compile()
+
     def timeline(self) -> Timeline:
         """When each op of the last planned step ran."""
         return self._found().executor.timeline()

@@ -13,10 +13,11 @@ A step that is not pure, or that no graph can stand for, is refused with the rea
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from typing import Any
 
 from hocket.autotune.closeness import MAX_SAMPLES, Closeness
+from hocket.autotune.compiling import FormCompiler
 from hocket.autotune.items import CaptureRequest, Item, SampledForms, VerifiedStep, WatchedStep
 from hocket.autotune.verification import Difference
 from hocket.backends import Backend
@@ -45,6 +46,7 @@ class Admission:
     Args:
         watch: what is known of the step's purity, from all of its variants.
         backend: what it runs on.
+        compiler: compiles further forms; None: there are none.
 
     Attributes:
         guards: what has to hold for this variant; None until a step was watched.
@@ -53,13 +55,14 @@ class Admission:
         difference: what the verification found.
     """
 
-    def __init__(self, watch: PurityWatch, backend: Backend) -> None:
+    def __init__(self, watch: PurityWatch, backend: Backend, compiler: FormCompiler | None = None) -> None:
         self.guards: Guards | None = None
         self.traced: dict[str, Captured] = {}
         self.forms: dict[str, Captured] = {}
         self.difference: Difference | None = None
         self._watch = watch
         self._backend = backend
+        self._compiler = compiler
 
     def capture(self) -> Generator[Item, Any, None]:
         """Ask for the steps that it takes until the step is captured.
@@ -68,7 +71,7 @@ class Admission:
             RefusedError: the step stays eager.
         """
         yield from self._watched()
-        forms: dict[str, Captured] = yield CaptureRequest()
+        forms: dict[str, Captured] = yield CaptureRequest(self._compiler)
         self.traced = dict(forms)
         self.forms = dict(forms)
 
@@ -90,6 +93,16 @@ class Admission:
         for plain, captured in list(self.forms.items()):
             others = {form: one for form, one in rewritten.items() if plain_of(form) == plain}
             self.forms |= (yield from self._close(captured, others, num_steps)) if others else {}
+
+    def verify_compiled(self, compiled: Mapping[str, Captured]) -> Generator[Item, Any, None]:
+        """Ask for verified steps once more, with these forms besides.
+
+        Raises:
+            RefusedError: no form is left; the step stays eager.
+        """
+        self.traced |= compiled
+        self.forms = dict(self.traced)
+        yield from self.verify()
 
     def _watched(self) -> Generator[Item, Any, None]:
         for _ in range(MAX_WATCHED):

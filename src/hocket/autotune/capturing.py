@@ -9,12 +9,13 @@ from typing import Any
 
 from hocket.autotune.admission import RefusedError
 from hocket.autotune.candidate import TunerConfig
+from hocket.autotune.compiling import FormCompiler
 from hocket.errors import CaptureError, StaleCaptureError
 from hocket.tracing.captured import Captured, capture_step, relowered
 from hocket.tracing.purity.undo import Before
 from hocket.tracing.purity.watch import PurityWatch, named
 from hocket.tracing.state import Inventory, inventory
-from hocket.tracing.variants import forms_of, fuses_norms, in_form, rewrites_of, rewritten
+from hocket.tracing.variants import compiled_rewrites_of, forms_of, fuses_norms, in_form, rewrites_of, rewritten
 
 __all__ = ["captured_forms"]
 
@@ -24,8 +25,8 @@ log = logging.getLogger(__name__)
 MAX_OPS = 4000
 
 
-def captured_forms(config: TunerConfig, batch: Any) -> dict[str, Captured]:
-    """The forms that could be captured, the likeliest first.
+def captured_forms(config: TunerConfig, batch: Any, compiler: FormCompiler | None = None) -> dict[str, Captured]:
+    """The forms that could be captured, the likeliest first; compiled ones that are kept, if there is a compiler.
 
     Raises:
         CaptureError: no form could be; says why and where.
@@ -52,7 +53,9 @@ def captured_forms(config: TunerConfig, batch: Any) -> dict[str, Captured]:
         if not found or len(made.graph) <= MAX_OPS:
             found[form] = made
     if config.numerics == "close":
+        plain = dict(list(found.items())[:1])
         found |= _rewritten_forms(config, batch, found, places)
+        found |= _compiled_forms(config, batch, plain, places, compiler) if compiler is not None else {}
     _expect_untouched(before)
     if not found:
         assert failure is not None, "there is at least one form"
@@ -78,6 +81,26 @@ def _rewritten_forms(
             known = {captured.graph.fingerprint, *(each.graph.fingerprint for each in made.values())}
             if _same_layout(captured, other) and other.graph.fingerprint not in known:
                 made[form] = replace(other, step=config.step)
+    return made
+
+
+def _compiled_forms(
+    config: TunerConfig, batch: Any, plain: Mapping[str, Captured], places: Inventory, compiler: FormCompiler
+) -> dict[str, Captured]:
+    """The compiled forms that are kept; others are left to the compiler."""
+    made: dict[str, Captured] = {}
+    for form, captured in plain.items():
+        for compiled in compiled_rewrites_of(form, places, batch) if len(captured.graph) <= MAX_OPS else ():
+            try:
+                with in_form(places, compiled):
+                    step = rewritten(config.step, compiled, places)
+                    source = captured if step is config.step else _traced(config, batch, step)
+            except CaptureError as error:
+                log.info("hocket: the step has no form %r: %s", compiled, error)
+                continue
+            if _same_layout(captured, source):
+                found = compiler.offered(compiled, replace(source, step=config.step))
+                made |= {} if found is None else {compiled: found}
     return made
 
 

@@ -16,6 +16,9 @@ element makes a distance jump by orders of magnitude, for eager as often as for 
 several steps running, and an error of the form shows in each of them; so it is the least distance of several steps
 that counts, on both sides. Between them the rates of the optimizer are moved, and each time the form runs once before,
 at the old ones: one that goes on with a number of the past is off by that much.
+
+A compiled form is compiled in float64 as well, and that step has to agree with the float64 one to a few digits less
+than float64 has, in every sample: float32's rounding does not hide a wrong number there.
 """
 
 from __future__ import annotations
@@ -41,6 +44,8 @@ __all__ = ["MAX_SAMPLES", "Closeness", "Distance", "Sample", "sample"]
 # How many times eager's own distance a form may be away, and what it may be at least, in units in the last place.
 MAX_RATIO = 4.0
 FLOOR_ULPS = 4.0
+# How far a compiled step in float64 may be from eager in float64, relative to the largest magnitude.
+WIDE_TOLERANCE = 1e-9
 # A form that is not close after so many samples is not.
 MAX_SAMPLES = 6
 # What learning rates are multiplied by, sample after sample, and all other numbers of the optimizer.
@@ -152,6 +157,7 @@ def sample(
     forms: Mapping[str, Callable[[Any], Any]],
     batch: Any,
     number: int | None = None,
+    wide: Mapping[str, Captured] | None = None,
 ) -> tuple[dict[str, Sample | str], Any]:
     """Make one step in float64, by each form, and by eager, all from the state as it is.
 
@@ -162,6 +168,7 @@ def sample(
         batch: of the step.
         number: of the sample: the numbers of the optimizer are moved, and everything is put back afterwards. None: they
             stay, and so does what eager leaves behind; this is a step of the training.
+        wide: the compiled ones of these forms in float64.
 
     Returns:
         By form a sample, or what it raised; and what `eager` returned.
@@ -195,6 +202,10 @@ def sample(
                 moved()
                 result = run(batch)
                 found[form] = _gaps(truth, result)
+                if wide and form in wide:
+                    back()
+                    moved()
+                    found[form] = _wide_problem(truth, float64_step(wide[form], batch, is_wide=True)) or found[form]
             except Exception as error:  # noqa: BLE001  # whatever it is, the form is left out
                 found[form] = f"{type(error).__name__}: {error}"
     finally:
@@ -214,6 +225,20 @@ def _truth(captured: Captured, batch: Any) -> Left:
         return float64_step(captured, batch)
     except Exception as error:  # whatever an op says that has no kernel for float64
         raise CaptureError(f"there is no float64 step to compare with: {error}") from error
+
+
+def _wide_problem(truth: Left, compiled: Left) -> str:
+    """What a compiled step in float64 leaves farther from the float64 step than rounding explains; empty if nothing."""
+    found = {source.name: value for source, value in compiled.places}
+    scales: dict[str, list[float]] = {}
+    for _, group, value, _ in _values(truth):
+        scales.setdefault(group, []).append(_magnitude(value))
+    values = [*(found.get(source.name) for source, _ in truth.places), *compiled.result]
+    for (name, group, value, _), other in zip(_values(truth), values, strict=True):
+        gap = _gap(other, value)
+        if not gap <= WIDE_TOLERANCE * max(_magnitude(value), median(scales[group])):
+            return f"in float64, {name} is off by {gap:.3g}"
+    return ""
 
 
 def _sample(truth: Left, eager: dict[str, float], form: dict[str, float]) -> Sample:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from hocket.autotune.compiling import FormCompiler
 from hocket.execution.base import Executor
 from hocket.tracing.captured import Captured
 
@@ -28,9 +29,14 @@ class WatchedStep:
 
 @dataclass(frozen=True)
 class CaptureRequest:
-    """A trace with the batch of the coming step, which is not made yet. Back comes form -> `Captured`."""
+    """A trace with the batch of the coming step, which is not made yet. Back comes form -> `Captured`.
+
+    Where there is a `compiler`, compiled forms that are kept are among them; others are left to it.
+    """
 
     stage: ClassVar[str] = "capture"
+
+    compiler: FormCompiler | None = None
 
 
 @dataclass(frozen=True, eq=False)

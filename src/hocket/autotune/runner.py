@@ -66,8 +66,8 @@ class StepRunner:
             case WatchedStep():
                 self.result, seen = self._config.watch.run(self.eager, batch)
                 return seen
-            case CaptureRequest():
-                return captured_forms(self._config, batch)
+            case CaptureRequest(compiler):
+                return captured_forms(self._config, batch, compiler)
             case VerifiedStep(form, captured, executor):
                 if not captured.holds(batch):
                     raise StaleCaptureError("captured at a threshold")
@@ -93,7 +93,8 @@ class StepRunner:
         if not item.captured.holds(batch):
             raise StaleCaptureError("captured at a threshold")
         try:
-            found, _ = sample(item.captured, item.plain, item.forms, batch, item.number)
+            wide = {form: one.captured.wide for form, one in item.forms.items() if one.captured.wide is not None}
+            found, _ = sample(item.captured, item.plain, item.forms, batch, item.number, wide)
         except CaptureError as error:
             found = dict.fromkeys(item.forms, str(error))
         self.eager(batch)

@@ -71,6 +71,13 @@ class DecisionStore:
             raise InputError(f"schedule: cache: expected True, False or a folder, got {type(cache).__name__}")
         return DecisionStore(Path(cache))
 
+    @property
+    def compiled_folder(self) -> Path | None:
+        """Where compiled steps are kept beside decisions; None: nowhere."""
+        if self.folder is None:
+            return None
+        return (self.folder.parent if self.folder == user_folder() else self.folder) / "compiled"
+
     def find(self, about: Mapping[str, Any]) -> Remembered | None:
         """The decision for this step on this machine, if there is one that reads."""
         key = _key_of(about)

@@ -23,11 +23,12 @@ from hocket.adaptation import CoRun, Drift, co_runs, interfering
 from hocket.autotune.admission import Admission
 from hocket.autotune.candidate import Candidate, TunerConfig, rank_of
 from hocket.autotune.comparison import StepComparison, compare_steps, take_turn
+from hocket.autotune.compiling import FormCompiler
 from hocket.autotune.decision import Decision
 from hocket.autotune.items import Item, TimedStep
 from hocket.autotune.recall import Recall
 from hocket.autotune.shortlist import Profile, Proposal, finalists, longest_chain, profile_of
-from hocket.backends import Backend
+from hocket.backends import Backend, CpuBackend
 from hocket.checking import check
 from hocket.execution.base import Executor
 from hocket.ir import Plan
@@ -57,10 +58,15 @@ class Tuner:
     Attributes:
         admission: what is known of the step.
         recall: keeps decisions, and finds those that were kept.
+        compiler: compiles further forms in the background; None where none are wanted.
     """
 
+    compiler: FormCompiler | None = None
+
     def __init__(self, config: TunerConfig, backend: Backend) -> None:
-        self.admission = Admission(config.watch, backend)
+        if _compiles(config, backend):
+            self.compiler = FormCompiler(config.store.compiled_folder)
+        self.admission = Admission(config.watch, backend, self.compiler)
         self.recall = Recall(config, backend, self.admission)
         self._config = config
         self._backend = backend
@@ -86,6 +92,8 @@ class Tuner:
         Raises:
             PlanError: the plan that was given is not one for this step.
         """
+        if self.compiler is not None and self.compiler.is_done:
+            yield from self.admission.verify_compiled(self.compiler.take())
         profiles = yield from self._profiles()
         if self._config.guard and self._config.plan is None:
             at_once = yield from self._decided_at_once(profiles, drift)
@@ -254,6 +262,11 @@ class Tuner:
             found.eager_ms,
             found.co_runs,
         )
+
+
+def _compiles(config: TunerConfig, backend: Backend) -> bool:
+    """Whether compiled forms may be tried: kernels are called by native lanes."""
+    return config.numerics == "close" and config.guard and config.plan is None and isinstance(backend, CpuBackend)
 
 
 def _because(drift: Drift | None) -> str:

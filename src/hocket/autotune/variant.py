@@ -147,9 +147,20 @@ class Variant:
         if error is not None and self.decision.best is not None:
             self.decision.best.executor.annotate(error)
 
+    def compile(self) -> bool:
+        """Compile further forms now, and wait for them; whether there are any, which the next calls try."""
+        compiler = self._tuner.compiler
+        if compiler is None or not self.settled or self._watch is None:
+            return False
+        compiler.start()
+        compiler.wait()
+        return self._search_compiled(compiler.is_done)
+
     def close(self) -> None:
-        """End the threads of all lanes."""
+        """End the threads of all lanes, and what is being compiled."""
         self.decision.close()
+        if self._tuner.compiler is not None:
+            self._tuner.compiler.close()
 
     def _observed(self, run: Callable[[Any], Any], batch: Any) -> Any:
         clock = self._config.clock
@@ -158,7 +169,17 @@ class Variant:
         self._note((clock() - start) * 1e3)
         return result
 
+    def _search_compiled(self, is_done: bool) -> bool:
+        """Search again where further forms have been compiled."""
+        if is_done:
+            log.info("hocket: the step was compiled: plans of these forms are tried, too")
+            self.settled, self._drift, self._searched_s = False, None, 0.0
+        return is_done
+
     def _note(self, step_ms: float) -> None:
+        compiler = self._tuner.compiler
+        if compiler is not None and self._watch is not None and self.settled:
+            self._search_compiled(compiler.note(step_ms))
         if self._watch is not None and self.settled and (drift := self._watch.observe(step_ms)):
             log.info("hocket: %s: the step is profiled and plans are tried again", drift)
             self.settled = False

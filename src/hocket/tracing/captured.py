@@ -52,6 +52,7 @@ class Captured:
         signature: what must be so again for the graph to stand for the step.
         stand_ins: state that the optimizer had not made yet when the step was captured, for timing only.
         kinds: of each slot that is filled from a parameter group what it held: a tensor of which shape and dtype.
+        wide: of a compiled step the same one compiled in float64, to be compared with eager in float64.
     """
 
     graph: Graph
@@ -63,6 +64,7 @@ class Captured:
     signature: tuple[Any, ...]
     stand_ins: dict[int, torch.Tensor]
     kinds: dict[int, Any]
+    wide: Captured | None = None
 
     def fits(self, batch: Any) -> bool:
         """Whether this graph may stand for ``step(batch)`` now: same shapes, same modes, same gradients present."""

@@ -21,9 +21,9 @@ from hocket.tracing.recording.recorder import written_arguments
 from hocket.tracing.scalars.tape import TapeRef
 from hocket.tracing.state import BatchLeaf
 
-__all__ = ["Left", "float64_step"]
+__all__ = ["WIDE", "Left", "float64_step"]
 
-_WIDE = {
+WIDE = {
     torch.float16: torch.float64,
     torch.bfloat16: torch.float64,
     torch.float32: torch.float64,
@@ -45,8 +45,13 @@ class Left:
     result: tuple[Any, ...]
 
 
-def float64_step(captured: Captured, batch: Any) -> Left:
+def float64_step(captured: Captured, batch: Any, *, is_wide: bool = False) -> Left:
     """Make one step in float64 from what model and optimizer hold now; they and the random state stay as they are.
+
+    Args:
+        captured: the step.
+        batch: of the step, in its own dtypes.
+        is_wide: the captured ops are those of a step in float64 already.
 
     Raises:
         CaptureError: the capture does not stand for this step; two tensors of it share memory; or an op draws random
@@ -72,7 +77,7 @@ def float64_step(captured: Captured, batch: Any) -> Left:
         with torch.no_grad():
             for action in (captured.program.prologue, *captured.program.actions):
                 for call in action.calls:
-                    _run(call, values, numbers, dtypes)
+                    _run(call, values, numbers, None if is_wide else dtypes)
     finally:
         torch.set_rng_state(random)
     places = {source: values[slot] for slot, source in captured.inputs if type(source) is not BatchLeaf}
@@ -84,18 +89,22 @@ def float64_step(captured: Captured, batch: Any) -> Left:
     return Left(tuple(places.items()), tuple(result))
 
 
-def _run(call: Call, values: dict[int, Any], numbers: Sequence[Any], dtypes: dict[int, torch.dtype]) -> None:
-    is_random = torch.Tag.nondeterministic_seeded in getattr(call.func, "tags", ())
+def _run(call: Call, values: dict[int, Any], numbers: Sequence[Any], dtypes: dict[int, torch.dtype] | None) -> None:
+    """One call; `dtypes` of the step's own values, by slot: None where the call is to be made as it stands."""
+    is_random = dtypes is not None and torch.Tag.nondeterministic_seeded in getattr(call.func, "tags", ())
 
     def argument(value: Any) -> Any:
         if isinstance(value, Slot):
             given = values[value.index]
-            return given.to(dtypes[value.index]) if is_random and isinstance(given, torch.Tensor) else given
+            if dtypes is None or not is_random or not isinstance(given, torch.Tensor):
+                return given
+            return given.to(dtypes[value.index])
         if isinstance(value, TapeRef):
             return numbers[value.index]
         if isinstance(value, (list, tuple)):
             return [argument(element) for element in value]
-        return value if is_random or not isinstance(value, torch.dtype) else _WIDE.get(value, value)
+        is_kept = is_random or dtypes is None or not isinstance(value, torch.dtype)
+        return value if is_kept else WIDE.get(value, value)
 
     args = tuple(argument(value) for value in call.args)
     kwargs = {key: argument(value) for key, value in call.kwargs.items()}
@@ -114,4 +123,4 @@ def _run(call: Call, values: dict[int, Any], numbers: Sequence[Any], dtypes: dic
 def _wide(value: Any, copy: bool = False) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
-    return value.detach().to(_WIDE.get(value.dtype, value.dtype), copy=copy)
+    return value.detach().to(WIDE.get(value.dtype, value.dtype), copy=copy)

@@ -13,6 +13,8 @@ With ``numerics="close"`` a step may also be rewritten while it is captured, mod
   computes them. Parameters, gradients and optimizer state keep their layout.
 - ``fused-norm``: a batch norm, the addition and the ReLU after it are one native op (``native/norms.cpp``).
 - ``fused-update``: the optimizer makes its update by torch's own fused kernels (``fused=True``).
+- ``compiled``: all but products, convolutions and random numbers are kernels that Inductor writes, called natively (see
+  `hocket.tracing.compiling`). It is made of a step that was captured without it.
 
 A form is named by a text: the modules' form and the rewrites, ``rule+channels-last+fused-norm+fused-update``.
 """
@@ -30,12 +32,21 @@ from torch.utils._pytree import tree_leaves, tree_map
 from hocket import native
 from hocket.tracing.state import Inventory
 
-__all__ = ["forms_of", "fuses_norms", "in_form", "plain_of", "reference_of", "rewrites_of", "rewritten"]
+__all__ = [
+    "compiled_rewrites_of",
+    "forms_of",
+    "fuses_norms",
+    "in_form",
+    "plain_of",
+    "reference_of",
+    "rewrites_of",
+    "rewritten",
+]
 
 
 _Step = TypeVar("_Step")
 
-CHANNELS_LAST, FUSED_NORM, FUSED_UPDATE = "channels-last", "fused-norm", "fused-update"
+CHANNELS_LAST, FUSED_NORM, FUSED_UPDATE, COMPILED = "channels-last", "fused-norm", "fused-update", "compiled"
 
 # The optimizers with fused kernels for CPU, the state of which is as without them. SGD's is wrong for bfloat16 in torch
 # 2.13 (with momentum, parameters of 1e28 after five steps), so only these dtypes have them.
@@ -61,11 +72,23 @@ def rewrites_of(form: str, places: Inventory, batch: Any) -> tuple[str, ...]:
         ('+fused-update', '+channels-last+fused-update')
     """
     update = f"+{FUSED_UPDATE}" if any(map(_has_fused_kernels, places.optimizers)) else ""
-    convolves = any(isinstance(module, (torch.nn.Conv2d, torch.nn.ConvTranspose2d)) for module in places.modules)
-    last = f"+{CHANNELS_LAST}" if convolves or any(map(_is_image, tree_leaves(batch))) else ""
+    last = f"+{CHANNELS_LAST}" if _has_images(places, batch) else ""
     norms = any(isinstance(module, torch.nn.BatchNorm2d) for module in places.modules)
     norm = f"+{FUSED_NORM}" if last and norms and native.available() else ""
     return tuple(form + each for each in dict.fromkeys((update, last + update, last + norm + update)) if each)
+
+
+def compiled_rewrites_of(form: str, places: Inventory, batch: Any) -> tuple[str, ...]:
+    """The forms that a step in this one can be compiled to: as it stands, and where there are images, channels last.
+
+    Example:
+        >>> from hocket.tracing.state import inventory
+        >>> net = torch.nn.Linear(3, 8)
+        >>> compiled_rewrites_of("", inventory(net, torch.optim.SGD(net.parameters())), torch.zeros(1, 3))
+        ('+compiled',)
+    """
+    last = (f"+{CHANNELS_LAST}+{COMPILED}",) if _has_images(places, batch) else ()
+    return tuple(form + each for each in (f"+{COMPILED}", *last))
 
 
 def plain_of(form: str) -> str:
@@ -90,7 +113,7 @@ def fuses_norms(form: str) -> bool:
 
 def rewritten(step: Callable[[Any], Any], form: str, places: Inventory) -> Callable[[Any], Any]:
     """The step as it computes with the rewrites of a form, to be captured; the step itself where there are none."""
-    rewrites = form.split("+")[1:]
+    rewrites = [each for each in form.split("+")[1:] if each != COMPILED]
     if not rewrites:
         return step
 
@@ -121,6 +144,11 @@ def in_form(places: Inventory, form: str) -> Iterator[None]:
 
 def _with_forms(places: Inventory) -> list[Any]:
     return [module for module in places.modules if callable(getattr(type(module), "_hocket_forms", None))]
+
+
+def _has_images(places: Inventory, batch: Any) -> bool:
+    convolves = any(isinstance(module, (torch.nn.Conv2d, torch.nn.ConvTranspose2d)) for module in places.modules)
+    return convolves or any(map(_is_image, tree_leaves(batch)))
 
 
 class _ChannelsLast(TorchFunctionMode):

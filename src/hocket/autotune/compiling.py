@@ -1,0 +1,104 @@
+"""The compiled forms of one variant of a step: kept ones at once, others compiled in the background while it runs.
+
+Compiling takes a core for some tens of seconds, and then a search; a step that does not run that long would never be
+repaid. How long it will run nobody knows, so it begins when it has run for as long as compiling is worth: at worst that
+doubles what was spent (the argument of ski rental), and a short-lived step is left alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import tempfile
+import weakref
+from pathlib import Path
+from uuid import uuid4
+
+import torch
+
+from hocket import native
+from hocket.errors import CaptureError
+from hocket.tracing.captured import Captured
+from hocket.tracing.compiling.folder import Compiling
+
+__all__ = ["FormCompiler"]
+
+log = logging.getLogger(__name__)
+
+# A step that has run for so long since it was decided is compiled.
+BEGIN_AFTER_S = 30.0
+
+
+class FormCompiler:
+    """Compiles forms of one captured step.
+
+    Args:
+        folder: where compiled steps are kept; None: nowhere beyond this variant.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder or Path(tempfile.gettempdir()) / f"hocket-compiled-{uuid4().hex}"
+        if folder is None:
+            weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+        self._left: dict[str, Compiling] = {}
+        self._spent_s = 0.0
+
+    def offered(self, form: str, captured: Captured) -> Captured | None:
+        """The compiled form of a step, if it is kept; otherwise it is one of those that are to be compiled."""
+        if not native.available():
+            return None
+        try:
+            compiling = Compiling(captured, self._folder, threads=torch.get_num_threads())
+            found = compiling.found()
+        except CaptureError as error:
+            log.info("hocket: the step has no form %r: %s", form, error)
+            return None
+        if found is None:
+            self._left[form] = compiling
+        return found
+
+    def note(self, step_ms: float) -> bool:
+        """A step of the decided variant took so long; whether forms have been compiled by now."""
+        if not self._left:
+            return False
+        self._spent_s += step_ms / 1e3
+        if self._spent_s >= BEGIN_AFTER_S:
+            self.start()
+        return self.is_done
+
+    def start(self) -> None:
+        """Begin with what is left to be compiled."""
+        for form, compiling in list(self._left.items()):
+            try:
+                if not compiling.is_started:
+                    compiling.start()
+            except CaptureError as error:
+                log.info("hocket: the step has no form %r: %s", form, error)
+                del self._left[form]
+
+    def wait(self) -> None:
+        """Return when nothing is on its way any more."""
+        for compiling in self._left.values():
+            compiling.wait()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether something was compiled, and nothing is on its way."""
+        return bool(self._left) and all(each.is_done for each in self._left.values())
+
+    def take(self) -> dict[str, Captured]:
+        """Wait for what was begun, and hand over the forms that could be compiled; the log says why others were not."""
+        made: dict[str, Captured] = {}
+        for form, compiling in list(self._left.items()):
+            del self._left[form]
+            try:
+                made[form] = compiling.result()
+            except Exception as error:  # noqa: BLE001  # the step keeps its other forms
+                log.info("hocket: the step has no form %r: %s", form, error)
+        return made
+
+    def close(self) -> None:
+        """End what is being compiled."""
+        for compiling in self._left.values():
+            compiling.close()
+        self._left.clear()

@@ -1,0 +1,157 @@
+// Kernels that were compiled for one step, as ops of the dispatcher (see hocket/tracing/compiling).
+//
+// A kernel is a C function of at most `kMaxArguments` pointers. It knows the layout of each tensor, so it is called only with tensors of that
+// layout. Buffers that it fills alone are allocated here; the others are given, and some of those are written.
+
+#include <torch/custom_class.h>
+#include <torch/library.h>
+
+#include <ATen/ATen.h>
+
+#include <dlfcn.h>
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace {
+
+constexpr size_t kMaxArguments = 192;
+
+template <size_t>
+using Pointer = void*;
+
+template <size_t... I>
+void call_spread(void* function, void** arguments, std::index_sequence<I...>) {
+  reinterpret_cast<void (*)(Pointer<I>...)>(function)(arguments[I]...);
+}
+
+template <size_t N>
+void call_with(void* function, void** arguments) {
+  call_spread(function, arguments, std::make_index_sequence<N>{});
+}
+
+using Caller = void (*)(void*, void**);
+
+template <size_t... N>
+constexpr std::array<Caller, sizeof...(N)> callers(std::index_sequence<N...>) {
+  return {&call_with<N>...};
+}
+
+// By the number of arguments.
+constexpr auto kCallers = callers(std::make_index_sequence<kMaxArguments + 1>{});
+
+struct Layout {
+  std::vector<int64_t> size, stride;
+  at::ScalarType dtype;
+
+  bool holds(const at::Tensor& tensor) const {
+    if (tensor.scalar_type() != dtype || !tensor.device().is_cpu() || !tensor.sizes().equals(size)) return false;
+    const auto strides = tensor.strides();
+    for (size_t i = 0; i < size.size(); ++i)
+      if (strides[i] != stride[i] && size[i] > 1) return false;
+    return true;
+  }
+};
+
+using LayoutText = std::tuple<std::vector<int64_t>, std::vector<int64_t>, at::ScalarType>;
+
+std::vector<Layout> layouts_of(const std::vector<LayoutText>& texts) {
+  std::vector<Layout> found;
+  for (const auto& [size, stride, dtype] : texts) {
+    TORCH_CHECK(size.size() == stride.size(), "a layout has ", size.size(), " sizes and ", stride.size(), " strides");
+    found.push_back({size, stride, dtype});
+  }
+  return found;
+}
+
+// Layouts that tensors are to have.
+struct Layouts : torch::CustomClassHolder {
+  std::vector<Layout> layouts;
+
+  explicit Layouts(const std::vector<LayoutText>& texts) : layouts(layouts_of(texts)) {}
+
+  void expect(const std::string& who, const at::TensorList tensors) const {
+    TORCH_CHECK(tensors.size() == layouts.size(), who, ": expected ", layouts.size(), " tensors, got ", tensors.size());
+    for (size_t i = 0; i < tensors.size(); ++i)
+      TORCH_CHECK(layouts[i].holds(tensors[i]), who, ": tensor ", i, " has not the layout that it was compiled for");
+  }
+};
+
+struct Kernel : torch::CustomClassHolder {
+  std::string symbol;
+  void* function = nullptr;
+  Layouts given;
+  std::vector<Layout> made;
+  std::vector<int64_t> order;    // of each argument its place in `given`, or -1 - its place in `made`
+  std::vector<int64_t> written;  // places in `given`
+
+  Kernel(const std::string& path, std::string name, std::vector<int64_t> arguments, const std::vector<LayoutText>& read,
+         const std::vector<LayoutText>& fresh, std::vector<int64_t> changed)
+      : symbol(std::move(name)), given(read), made(layouts_of(fresh)), order(std::move(arguments)),
+        written(std::move(changed)) {
+    TORCH_CHECK(order.size() <= kMaxArguments, symbol, ": ", order.size(), " arguments; at most ", kMaxArguments);
+    for (const int64_t place : order)
+      TORCH_CHECK(place < static_cast<int64_t>(read.size()) && -1 - place < static_cast<int64_t>(fresh.size()), symbol,
+                  ": there is no tensor ", place);
+    for (const int64_t place : written)
+      TORCH_CHECK(place >= 0 && place < static_cast<int64_t>(read.size()), symbol, ": there is no tensor ", place);
+    // It stays loaded: threads keep variables of it.
+    void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+    TORCH_CHECK(library, "a library of kernels cannot be loaded: ", dlerror());
+    function = dlsym(library, symbol.c_str());
+    TORCH_CHECK(function, path, " has no kernel ", symbol);
+  }
+
+  std::vector<at::Tensor> run(const at::TensorList tensors) const {
+    given.expect(symbol, tensors);
+    std::vector<at::Tensor> results;
+    results.reserve(made.size());
+    for (const auto& layout : made) results.push_back(at::empty_strided(layout.size, layout.stride, layout.dtype));
+    std::array<void*, kMaxArguments> pointers;
+    for (size_t i = 0; i < order.size(); ++i)
+      pointers[i] = order[i] >= 0 ? tensors[order[i]].data_ptr() : results[-1 - order[i]].data_ptr();
+    kCallers[order.size()](function, pointers.data());
+    for (const int64_t place : written) tensors[place].unsafeGetTensorImpl()->bump_version();
+    return results;
+  }
+};
+
+std::vector<at::Tensor> kernel(const c10::intrusive_ptr<Kernel>& kernel, at::TensorList given) {
+  return kernel->run(given);
+}
+
+// The numbers of a step as one vector, once all that it is given has the layout that it was compiled for.
+at::Tensor checked_numbers(const c10::intrusive_ptr<Layouts>& layouts, at::TensorList given, at::ArrayRef<double> numbers) {
+  layouts->expect("the compiled step", given);
+  auto made = at::empty({static_cast<int64_t>(numbers.size())}, at::kDouble);
+  std::copy(numbers.begin(), numbers.end(), made.mutable_data_ptr<double>());
+  return made;
+}
+
+// A view that begins `offset` elements behind its base.
+at::Tensor part(const at::Tensor& base, at::IntArrayRef size, at::IntArrayRef stride, int64_t offset) {
+  return at::as_strided(base, size, stride, base.storage_offset() + offset);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(hocket, library) {
+  library.class_<Layouts>("Layouts").def(torch::init<const std::vector<LayoutText>&>());
+  library.class_<Kernel>("Kernel").def(
+      torch::init<const std::string&, std::string, std::vector<int64_t>, const std::vector<LayoutText>&,
+                  const std::vector<LayoutText>&, std::vector<int64_t>>());
+  library.def("kernel(__torch__.torch.classes.hocket.Kernel kernel, Tensor[] given) -> Tensor[]");
+  library.def(
+      "checked_numbers(__torch__.torch.classes.hocket.Layouts layouts, Tensor[] given, float[] numbers) -> Tensor");
+  library.def("part(Tensor(a) base, int[] size, int[] stride, int offset) -> Tensor(a)");
+}
+
+// Not only for the CPU's key: there may be no tensor that an op is given.
+TORCH_LIBRARY_IMPL(hocket, CompositeImplicitAutograd, library) {
+  library.impl("kernel", kernel);
+  library.impl("checked_numbers", checked_numbers);
+  library.impl("part", part);
+}

@@ -1,0 +1,112 @@
+"""Arguments of ATen calls as JSON: numbers, flags, names of dtypes, and references to values and to the tape.
+
+``1.5`` and ``"mean"`` stand for themselves and a list for a list; ``{"value": 3}`` is a tensor, ``{"number": 0}`` a
+number that changes between steps, ``{"dtype": "float32"}`` a constant of torch. Nothing else can be written or read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from hocket.errors import CaptureError
+
+__all__ = ["decoded", "dtype_of", "encoded", "op_named", "op_text", "values_in"]
+
+# Constants of torch by the key of their text.
+_KINDS = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}
+
+
+def encoded(value: Any, reference: Callable[[Any], dict[str, int] | None]) -> Any:
+    """An argument as JSON.
+
+    Args:
+        value: the argument.
+        reference: says of a leaf which value or number it refers to; None for a constant.
+
+    Raises:
+        CaptureError: there is no text for it.
+
+    Example:
+        >>> encoded([1, torch.float32], lambda leaf: {"value": 7} if leaf == 1 else None)
+        [{'value': 7}, {'dtype': 'float32'}]
+    """
+    found = reference(value)
+    if found is not None:
+        return found
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, (list, tuple)):
+        return [encoded(element, reference) for element in value]
+    for key, kind in _KINDS.items():
+        if isinstance(value, kind):
+            return {key: str(value).removeprefix("torch.")}
+    if isinstance(value, torch.device):
+        return {"device": str(value)}
+    raise CaptureError(f"an op is given a {type(value).__name__}, which is not compiled")
+
+
+def decoded(text: Any, leaf: Callable[[str, int], Any]) -> Any:
+    """The argument that a text stands for; ``leaf("value", 3)`` is what a reference becomes.
+
+    Raises:
+        CaptureError: it is no such text.
+    """
+    if isinstance(text, list):
+        return [decoded(element, leaf) for element in text]
+    if not isinstance(text, dict):
+        return text
+    ((key, what),) = text.items()
+    if key in ("value", "number"):
+        return leaf(key, int(what))
+    if key == "device":
+        return torch.device(what)
+    constant = getattr(torch, what, None)
+    if key not in _KINDS or not isinstance(constant, _KINDS[key]):
+        raise CaptureError(f"a compiled list holds the argument {text!r}")
+    return constant
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """The dtype of this name."""
+    found: torch.dtype = decoded({"dtype": name}, lambda *_: None)
+    return found
+
+
+def values_in(text: Any) -> Iterator[int]:
+    """Every value that a text refers to."""
+    if isinstance(text, list):
+        for element in text:
+            yield from values_in(element)
+    elif isinstance(text, dict) and "value" in text:
+        yield int(text["value"])
+
+
+def op_text(func: Any) -> str:
+    """The name of an op of the dispatcher.
+
+    Raises:
+        CaptureError: it is none.
+
+    Example:
+        >>> op_text(torch.ops.aten.add.Tensor), op_named("aten.add.Tensor")
+        ('aten.add.Tensor', <OpOverload(op='aten.add', overload='Tensor')>)
+    """
+    if not isinstance(func, torch._ops.OpOverload):
+        raise CaptureError(f"{func} is not an op of torch's dispatcher")
+    return f"{func.namespace}.{func._schema.name.partition('::')[2]}.{func._overloadname}"
+
+
+def op_named(text: str) -> Any:
+    """The op of this name.
+
+    Raises:
+        CaptureError: this torch has none of that name.
+    """
+    try:
+        namespace, name, overload = text.split(".")
+        return getattr(getattr(getattr(torch.ops, namespace), name), overload)
+    except (AttributeError, ValueError):
+        raise CaptureError(f"torch {torch.__version__} has no op {text}") from None

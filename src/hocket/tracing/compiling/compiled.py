@@ -1,0 +1,202 @@
+"""The compiled form of a captured step: the same step, whose ops are kernels and calls of torch.
+
+The listing becomes a trace, with what every call reads and writes, and is lowered like any other: writes of parameters,
+statistics and state keep the order that the checker sees, and a plan may put kernels on any lane.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from hocket import native
+from hocket.errors import CaptureError
+from hocket.tracing.captured import Captured
+from hocket.tracing.compiling.arguments import decoded, op_named
+from hocket.tracing.compiling.listing import ListedCall, ListedTensor, Listing
+from hocket.tracing.compiling.request import CompileRequest
+from hocket.tracing.lowering.lower import lower
+from hocket.tracing.recording.recorder import Note
+from hocket.tracing.scalars.tape import TapeRef
+
+__all__ = ["compiled_form"]
+
+
+def compiled_form(captured: Captured, request: CompileRequest, listings: tuple[Listing, Listing]) -> Captured:
+    """The captured step in its compiled form, and in the same form in float64.
+
+    Args:
+        captured: the step that was asked for.
+        request: what was asked.
+        listings: what came back.
+
+    Raises:
+        CaptureError: the two do not belong together, or a kernel cannot be loaded.
+    """
+    if not native.available():
+        raise CaptureError(f"kernels are called natively: {native.available().why}")
+    native.load()
+    own, wide = (_formed(captured, request, listing, is_wide) for is_wide, listing in enumerate(listings))
+    return replace(own, wide=wide)
+
+
+def _formed(captured: Captured, request: CompileRequest, listing: Listing, is_wide: int) -> Captured:
+    made = _FormTrace(captured, request, listing, bool(is_wide))
+    try:
+        made.put_all()
+    except (IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        raise CaptureError(f"the compiled list does not fit: {type(error).__name__}: {error}") from None
+    trace = replace(
+        captured.trace,
+        graph=made.graph,
+        notes=made.notes,
+        gradients={g: made.left(node) for g, node in captured.trace.gradients.items()},
+        rebound={entry: made.left(node) for entry, node in captured.trace.rebound.items()},
+        roots=made.roots,
+        result=replace(
+            captured.trace.result,
+            leaves=tuple(
+                (kind, made.left(leaf) if kind in ("item", "tensor") else leaf)
+                for kind, leaf in captured.trace.result.leaves
+            ),
+        ),
+    )
+    lowered = lower(trace, split_backward=False)
+    slots = {id(source): slot for slot, source in lowered.program.inputs.items()}
+    old = captured.program.inputs
+    return replace(
+        captured,
+        graph=lowered.graph,
+        program=lowered.program,
+        trace=trace,
+        lowered=lowered,
+        stand_ins={slots[id(old[slot])]: value for slot, value in captured.stand_ins.items()},
+        kinds={slots[id(old[slot])]: kind for slot, kind in captured.kinds.items()},
+    )
+
+
+@dataclass
+class _FormTrace:
+    """The trace of a listing, as it is put together."""
+
+    captured: Captured
+    request: CompileRequest
+    listing: Listing
+    is_wide: bool
+    graph: fx.Graph = field(default_factory=fx.Graph)
+    notes: dict[fx.Node, Note] = field(default_factory=dict)
+    roots: dict[fx.Node, int] = field(default_factory=dict)
+    nodes: dict[int, fx.Node] = field(default_factory=dict)
+    by_slot: dict[int, fx.Node] = field(default_factory=dict)
+
+    def put_all(self) -> None:
+        """Put all nodes into the graph."""
+        values, inputs = self.listing.values, self.request.inputs
+        slot_of = {id(source): slot for slot, source in self.captured.program.inputs.items()}
+        places = {slot: value for value, slot in enumerate(inputs)}
+        old = {self.captured.lowered.slot_of[node]: node for node in self.captured.trace.roots}
+        # What the step does not use has memory of its own, behind that of all values.
+        for number, source in enumerate(self.captured.trace.sources):
+            slot = slot_of[id(source)]
+            node = self.graph.placeholder(f"given{number}")
+            node.meta["val"] = old[slot].meta["val"]
+            self.roots[node] = places.get(slot, len(values) + number)
+            self.by_slot[slot] = node
+            if slot in places:
+                self.nodes[places[slot]] = node
+        self._put_numbers(len(inputs))
+        for event in self.listing.events:
+            self._put(event)
+        for slot, value in zip(self.request.outputs, self.listing.outputs, strict=True):
+            node = old_node(self.captured, slot)
+            self._expect_layout(node, values[value])
+            self.by_slot[slot] = self.nodes[value]
+        self.graph.output(())
+
+    def left(self, node: fx.Node | None) -> Any:
+        """The node of what the step leaves where it left this one's value."""
+        return None if node is None else self.by_slot[self.captured.lowered.slot_of[node]]
+
+    def _put_numbers(self, value: int) -> None:
+        """The op that the step begins with: it checks what it is given, and makes one vector of all numbers."""
+        count = len(self.request.numbers)
+        given = [self.nodes[n] for n in range(value)]
+        layouts = torch.classes.hocket.Layouts([_text(self.listing.values[n]) for n in range(value)])
+        node = self._call(torch.ops.hocket.checked_numbers.default, (layouts, given, [0.0] * count), {})
+        node.meta["val"] = _meta(self.listing.values[value])
+        scalars = {(0, 2, n): TapeRef(index) for n, index in enumerate(self.request.numbers)}
+        root = self.listing.values[value].root
+        reads = frozenset(self.listing.values[n].root for n in range(value))
+        self.notes[node] = Note("forward", "", reads, returns=(root,), scalars=scalars)
+        self.nodes[value] = node
+
+    def _put(self, event: ListedCall) -> None:
+        values = self.listing.values
+        if event.order is None:
+            func = op_named(event.op)
+            args = tuple(decoded(each, self._leaf) for each in event.args)
+            kwargs = {key: decoded(each, self._leaf) for key, each in event.kwargs.items()}
+        else:
+            func = torch.ops.hocket.kernel.default
+            written = [event.given.index(value) for value in event.written]
+            layouts = ([_text(values[v]) for v in event.given], [_text(values[v]) for _, v in event.outs])
+            kernel = torch.classes.hocket.Kernel(
+                str(self.listing.library), event.op, list(event.order), *layouts, written
+            )
+            args, kwargs = (kernel, [self.nodes[value] for value in event.given]), {}
+        node = self._call(func, args, kwargs)
+        returns: list[int | None] = [None] * (1 + max((position for position, _ in event.outs), default=-1))
+        if event.outs and event.outs[0][0] >= 0:
+            metas = {position: _meta(values[value]) for position, value in event.outs}
+            node.meta["val"] = tuple(metas.get(position) for position in range(len(returns)))
+        for position, value in event.outs:
+            made = node
+            if position < 0:
+                returns = [values[value].root]
+            else:
+                returns[position] = values[value].root
+                made = self.graph.call_function(operator.getitem, (node, position))
+            made.meta["val"] = _meta(values[value])
+            self.nodes[value] = made
+        random = torch.Tag.nondeterministic_seeded in func.tags
+        reads, writes = (frozenset(values[v].root for v in each) for each in (event.given, event.written))
+        self.notes[node] = Note(self._phase(event), "", reads, writes, tuple(returns), random)
+
+    def _phase(self, event: ListedCall) -> str:
+        """Kernels that write what the step was given belong to the update; of others it is not known."""
+        own = {self.listing.values[value].root for value in event.written}
+        return "update" if any(root < len(self.request.inputs) for root in own) else "forward"
+
+    def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
+        return self.graph.create_node("call_function", func, args, kwargs)
+
+    def _leaf(self, kind: str, index: int) -> Any:
+        if kind != "value":
+            raise CaptureError("a compiled list refers to a number")
+        return self.nodes[index]
+
+    def _expect_layout(self, node: fx.Node, found: ListedTensor) -> None:
+        """What the step leaves has the layout that it has in the plain form."""
+        value = node.meta["val"]
+        strides = [(a, b) for n, a, b in zip(value.shape, value.stride(), found.stride, strict=True) if n > 1]
+        if tuple(value.shape) != found.size or any(a != b for a, b in strides):
+            raise CaptureError(f"{node.name} would be left in another layout: {found.size}, {found.stride}")
+        if value.dtype is not found.dtype and not self.is_wide:
+            raise CaptureError(f"{node.name} would be left in {found.dtype}")
+
+
+def old_node(captured: Captured, slot: int) -> fx.Node:
+    """A node of the captured trace whose value is in this slot."""
+    return next(n for n, s in captured.lowered.slot_of.items() if s == slot and n.meta.get("val") is not None)
+
+
+def _text(layout: ListedTensor) -> tuple[list[int], list[int], torch.dtype]:
+    return list(layout.size), list(layout.stride), layout.dtype
+
+
+def _meta(layout: ListedTensor) -> torch.Tensor:
+    return torch.empty_strided(layout.size, layout.stride, dtype=layout.dtype, device="meta")

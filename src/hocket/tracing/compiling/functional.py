@@ -1,0 +1,211 @@
+"""A requested step as a functional graph for Inductor; in the compiling process only.
+
+The calls are run once on fake tensors, below `torch.func.functionalize`: what they write in place becomes values, and
+what the step was given is written once, at the end. Three things are done on the way:
+
+- *Numbers that change* are elements of one float64 vector. Ops that take numbers only are written as others that take
+  tensors, ``addcmul_(a, b, c, value=v)`` as ``a + v * b * c``; as a number, Inductor drops one silently in places.
+- *Ops that may raise for their values* (a label that does not exist) stay torch's: a compiled kernel that finds one
+  ends the process. They get names that Inductor has no kernels for, so it calls them.
+- *Running statistics*, which a batch norm writes without saying so, are told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._pytree import tree_map
+
+from hocket.errors import CaptureError
+from hocket.tracing.compiling.arguments import decoded, dtype_of, op_named
+from hocket.tracing.float64 import WIDE
+from hocket.tracing.lowering.raising import may_raise
+from hocket.tracing.recording.recorder import written_arguments
+
+__all__ = ["functional_graph", "plain_op"]
+
+_aten = torch.ops.aten
+# The namespace of ops that stay torch's, and for each of them the op it stands for.
+_NAMESPACE = "hocket_plain"
+_LIBRARY = torch.library.Library(_NAMESPACE, "DEF")
+_PLAIN: dict[Any, Any] = {}
+
+
+def functional_graph(
+    document: dict[str, Any], decompositions: Any, *, wide: bool
+) -> tuple[fx.GraphModule, list[torch.Tensor]]:
+    """The graph of a request, and fake tensors for its inputs, of which the numbers are the last.
+
+    Args:
+        document: the request.
+        decompositions: of ops into simpler ones.
+        wide: float64 in place of each other dtype of floating point.
+
+    Raises:
+        CaptureError: the step cannot be compiled; says why.
+    """
+    run = _RequestedCalls(document, wide)
+    with FakeTensorMode() as mode, torch.no_grad():
+        given = [torch.empty_strided(size, stride, dtype=run.dtype(name)) for _, size, stride, name in run.inputs]
+        given.append(torch.empty(document["numbers"], dtype=torch.float64))
+    with mode, torch.no_grad():
+        functional = torch.func.functionalize(run, remove="mutations")
+        module = make_fx(functional, decomposition_table=decompositions)(*given)
+    module.graph.eliminate_dead_code()
+    return module, given
+
+
+def plain_op(func: Any) -> Any:
+    """What an op of our namespace stands for; any other one itself."""
+    return _PLAIN.get(func, func)
+
+
+class _RequestedCalls:
+    """Runs the calls of a request on tensors: its inputs, and the numbers."""
+
+    def __init__(self, document: dict[str, Any], wide: bool) -> None:
+        self.inputs: list[Any] = document["inputs"]
+        self._calls, self._outputs = document["calls"], [slot for slot, *_ in document["outputs"]]
+        self._dtypes = {int(slot): dtype_of(name) for slot, name in document["dtypes"].items()}
+        self._wide = WIDE if wide else {}
+
+    def dtype(self, name: str) -> torch.dtype:
+        """What tensors of this dtype are in the compiled step."""
+        own = dtype_of(name)
+        return self._wide.get(own, own)
+
+    def __call__(self, *given: torch.Tensor) -> list[torch.Tensor]:
+        values: dict[int, Any] = {slot: value for (slot, *_), value in zip(self.inputs, given, strict=False)}
+        numbers = given[-1]
+
+        def leaf(kind: str, index: int) -> Any:
+            return values[index] if kind == "value" else numbers.select(0, index)
+
+        for text in self._calls:
+            func = op_named(text["op"])
+            if torch.Tag.nondeterministic_seeded in func.tags and self._wide:
+                result = self._drawn(text, func, values)
+            else:
+                args, kwargs = self._arguments(text, leaf)
+                result = (_with_numbers if "number" in str(text) else _called)(func, args, kwargs)
+            for position, slot in text["outs"]:
+                values[slot] = result if position < 0 else result[position]
+                expected = self._dtypes.get(slot)
+                if expected is not None and values[slot].dtype is not self._wide.get(expected, expected):
+                    # A number that became a tensor takes part in promotion.
+                    raise CaptureError(f"{text['op']} would make {values[slot].dtype} instead of {expected}")
+        return [values[slot] for slot in self._outputs]
+
+    def _arguments(self, text: dict[str, Any], leaf: Callable[[str, int], Any]) -> tuple[list[Any], dict[str, Any]]:
+        def converted(value: Any) -> Any:
+            return self._wide.get(value, value) if isinstance(value, torch.dtype) else value
+
+        args = [converted(decoded(each, leaf)) for each in text["args"]]
+        return args, {key: converted(decoded(each, leaf)) for key, each in text["kwargs"].items()}
+
+    def _drawn(self, text: dict[str, Any], func: Any, values: dict[int, Any]) -> Any:
+        """Random numbers in the step's own dtype, then in float64."""
+
+        def wide(kind: str, index: int) -> Any:
+            if kind == "number":
+                raise CaptureError(f"{text['op']} is given a number that changes")
+            return values[index]
+
+        def narrow(kind: str, index: int) -> Any:
+            return wide(kind, index).to(self._dtypes[index], copy=True)
+
+        given, drawn = (
+            ([decoded(a, leaf) for a in text["args"]], {key: decoded(a, leaf) for key, a in text["kwargs"].items()})
+            for leaf in (wide, narrow)
+        )
+        result = _called(func, *drawn)
+        for place, new in zip(written_arguments(func, *given), written_arguments(func, *drawn), strict=True):
+            place.copy_(new)
+        return tree_map(lambda each: each.to(self._wide.get(each.dtype, each.dtype)), result)
+
+
+def _called(func: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """The result of an op that is given no number that changes."""
+    if func.namespace != "aten":
+        raise CaptureError(f"{func} is not an op of torch's own")
+    if func is _aten.native_batch_norm.default:
+        x, weight, bias, mean, var, training, momentum, eps = args
+        if mean is None:
+            return _aten._native_batch_norm_legit.no_stats(x, weight, bias, training, momentum, eps)
+        return _aten._native_batch_norm_legit.default(x, weight, bias, mean, var, training, momentum, eps)
+    declared = [a for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    if len(list(written_arguments(func, args, kwargs))) > len(declared):
+        raise CaptureError(f"{func} writes what it does not declare")
+    if not may_raise(func._schema.name.partition("::")[2]) or torch.Tag.nondeterministic_seeded in func.tags:
+        return func(*args, **kwargs)
+    if not declared:
+        return _opaque(func)(*args, **kwargs)
+    functional = _without_write(func)
+    if len(declared) > 1 or functional is None:
+        raise CaptureError(f"{func} may raise, and has no form that writes nothing")
+    return args[0].copy_(_opaque(functional)(*args, **kwargs))
+
+
+def _without_write(func: Any) -> Any:
+    """The op of the same arguments that makes a new tensor in place of writing its first one."""
+    name = func._schema.name.partition("::")[2]
+    packet = getattr(_aten, name.removesuffix("_"), None) if name.endswith("_") else None
+    found = getattr(packet, func._overloadname, None)
+    names = [argument.name for argument in func._schema.arguments]
+    return found if found is not None and [a.name for a in found._schema.arguments] == names else None
+
+
+def _opaque(func: Any) -> Any:
+    """An op that is this one to torch, and unknown to Inductor."""
+    name = f"{func._schema.name.partition('::')[2]}_{func._overloadname}"
+    packet = getattr(getattr(torch.ops, _NAMESPACE), name, None)
+    if packet is None:
+        schema = str(func._schema)
+        _LIBRARY.define(name + schema[schema.index("(") :])
+        torch.library.register_fake(f"{_NAMESPACE}::{name}", lambda *args, **kw: func(*args, **kw), lib=_LIBRARY)
+        packet = getattr(getattr(torch.ops, _NAMESPACE), name)
+        _PLAIN[packet.default] = func
+    return packet.default
+
+
+def _with_numbers(func: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """The result of an op, one or more of whose numbers are tensors of no dimension now.
+
+    Raises:
+        CaptureError: it is not known how to give this op a tensor in place of a number.
+    """
+    name = func._schema.name.partition("::")[2]
+    rule = _RULES.get(name.removesuffix("_"))
+    if func.namespace != "aten" or rule is None:
+        raise CaptureError(f"{func} is given a number that changes, and it is not known how to give it a tensor")
+    result = rule(*args, **kwargs)
+    if not name.endswith("_"):
+        return result
+    return args[0].copy_(result.to(args[0].dtype))
+
+
+def _times(value: Any, factor: Any) -> Any:
+    return value if isinstance(factor, (int, float)) and factor == 1 else value * factor
+
+
+# What an op computes, written so that each of its numbers may be a tensor.
+_RULES: dict[str, Callable[..., torch.Tensor]] = {
+    "add": lambda x, y, alpha=1: x + _times(y, alpha),
+    "sub": lambda x, y, alpha=1: x - _times(y, alpha),
+    "rsub": lambda x, y, alpha=1: y - _times(x, alpha),
+    "mul": lambda x, y: x * y,
+    "div": lambda x, y: x / y,
+    "pow": torch.pow,
+    "addcmul": lambda x, a, b, value=1: x + value * a * b,
+    "addcdiv": lambda x, a, b, value=1: x + value * a / b,
+    "lerp": lambda x, y, weight: torch.lerp(x, y, weight.to(x.dtype)),
+    "fill": lambda x, number: torch.zeros_like(x) + number.to(x.dtype),
+    "clamp": torch.clamp,
+    "clamp_min": torch.clamp_min,
+    "clamp_max": torch.clamp_max,
+}

@@ -1,0 +1,102 @@
+"""What the compiling process hands back: values, events, and a library of kernels, as checked data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hocket.errors import CaptureError
+from hocket.tracing.compiling.arguments import dtype_of
+
+__all__ = ["FORMAT", "ListedCall", "ListedTensor", "Listing", "load_listings"]
+
+FORMAT = "hocket-compiled/1"
+
+
+@dataclass(frozen=True)
+class ListedTensor:
+    """Size and stride of a tensor, its dtype, and the first value of the same memory."""
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    root: int
+
+
+@dataclass(frozen=True)
+class ListedCall:
+    """A call of a kernel, or of an op of torch.
+
+    Attributes:
+        op: name of the op; of a kernel its symbol.
+        args, kwargs: of an op, as text (see `hocket.tracing.compiling.arguments`).
+        given, written: the values that it reads or writes, and those of them that it writes.
+        outs: position in the result (-1: the whole) and value that it is.
+        order: of a kernel: its arguments as places in `given`, or as -1 - place in `outs`; None for an op.
+    """
+
+    op: str
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    given: tuple[int, ...]
+    written: tuple[int, ...]
+    outs: tuple[tuple[int, int], ...]
+    order: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Listing:
+    """A compiled step.
+
+    Attributes:
+        values: all tensors; the first ones are the request's inputs and its numbers.
+        events: in their order.
+        outputs: the values that stand for the request's outputs.
+        library: of the kernels.
+    """
+
+    values: tuple[ListedTensor, ...]
+    events: tuple[ListedCall, ...]
+    outputs: tuple[int, ...]
+    library: Path
+
+
+def load_listings(folder: Path) -> tuple[Listing, Listing]:
+    """Read what was compiled into a folder: the step, and the same in float64.
+
+    Raises:
+        CaptureError: it is damaged, or of another torch.
+    """
+    try:
+        document = json.loads((folder / "listing.json").read_text())
+        if document["format"] != FORMAT or document["torch"] != torch.__version__:
+            raise CaptureError(f"{folder.name} is a list of {document['format']}, torch {document['torch']}")
+        library = folder / document["library"]
+        own, wide = (_listing(document[key], library) for key in ("own", "wide"))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        what = f"{type(error).__name__}: {error}"
+        raise CaptureError(f"the compiled list in {folder.name} cannot be read: {what}") from None
+    if not library.is_file():
+        raise CaptureError(f"the compiled list in {folder.name} has no library of kernels")
+    return own, wide
+
+
+def _listing(text: Mapping[str, Any], library: Path) -> Listing:
+    values = tuple(
+        ListedTensor(tuple(size), tuple(stride), dtype_of(name), root)
+        for (size, stride, name), root in zip(text["values"], text["roots"], strict=True)
+    )
+    return Listing(values, tuple(_event(each) for each in text["events"]), tuple(text["outputs"]), library)
+
+
+def _event(text: Mapping[str, Any]) -> ListedCall:
+    order = tuple(text["order"]) if "kernel" in text else None
+    outs = tuple((position, value) for position, value in text["outs"])
+    op = text["kernel"] if "kernel" in text else text["op"]
+    given, written = tuple(text["given"]), tuple(text["written"])
+    return ListedCall(op, text.get("args", ()), text.get("kwargs", {}), given, written, outs, order)

@@ -1,0 +1,130 @@
+"""What is asked of the compiler: a captured step as text, without its data.
+
+The calls are those of the lowered program, in its order, and work on numbered values; the layouts of all tensors are
+fixed. It is compiled as it stands and *wide*: every tensor of floating point as float64 (but random numbers are drawn
+in the step's own dtype, and then converted), to be compared with eager in float64.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hocket.errors import CaptureError
+from hocket.tracing.captured import Captured
+from hocket.tracing.compiling.arguments import encoded, op_text
+from hocket.tracing.program import Slot, slots_in
+from hocket.tracing.scalars.tape import TapeRef
+
+__all__ = ["FORMAT", "CompileRequest", "request_of"]
+
+FORMAT = "hocket-compile/1"
+
+
+@dataclass(frozen=True)
+class CompileRequest:
+    """A step to be compiled.
+
+    Attributes:
+        document: the text: inputs, calls, outputs (see `request_of`).
+        inputs: slots of the captured program, in the order of the document's inputs.
+        numbers: entries of the tape, in the order of the document's numbers.
+        outputs: slots, in the order of the document's outputs.
+    """
+
+    document: dict[str, Any]
+    inputs: tuple[int, ...]
+    numbers: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+    @property
+    def text(self) -> str:
+        return json.dumps(self.document, sort_keys=True)
+
+    @property
+    def digest(self) -> str:
+        """Name of what comes out: the same request on another kind of processor or torch is another one."""
+        capability = torch.backends.cpu.get_cpu_capability()
+        return hashlib.sha256(f"{torch.__version__} {capability} {self.text}".encode()).hexdigest()[:32]
+
+
+def request_of(captured: Captured, *, threads: int) -> CompileRequest:
+    """The request for a captured step.
+
+    Args:
+        captured: the step, with its convolutions' backward as it stands.
+        threads: the most threads that a kernel may use.
+
+    Raises:
+        CaptureError: the step cannot be compiled; says why.
+    """
+    program, slot_of = captured.program, captured.lowered.slot_of
+    layouts = {
+        slot: node.meta["val"] for node, slot in slot_of.items() if isinstance(node.meta.get("val"), torch.Tensor)
+    }
+    roots = {slot_of[node]: root for node, root in captured.trace.roots.items()}
+    calls = [call for action in (program.prologue, *program.actions) for call in action.calls]
+    numbers: dict[int, int] = {}
+
+    def reference(leaf: Any) -> dict[str, int] | None:
+        if isinstance(leaf, Slot):
+            return {"value": leaf.index}
+        if isinstance(leaf, TapeRef):
+            return {"number": numbers.setdefault(leaf.index, len(numbers))}
+        return None
+
+    texts: list[dict[str, Any]] = []
+    for call in calls:
+        args = encoded(call.args, reference)
+        kwargs = {key: encoded(value, reference) for key, value in call.kwargs.items()}
+        outs = [[-1 if position is None else position, slot] for position, slot in call.outs.items()]
+        texts.append({"op": op_text(call.func), "args": args, "kwargs": kwargs, "outs": outs})
+    inputs = tuple(slot for slot, _ in captured.inputs)
+    read = [roots[slot] for slot in inputs]
+    if len(set(read)) < len(read):
+        raise CaptureError("two tensors of the step share memory")
+    made = {slot for call in calls for slot in call.outs.values()}
+    outputs = tuple(sorted(slot for slot in program.kept if slot in made))
+    left = [root for slot, root in _roots(captured).items() if slot in outputs]
+    if len({*left, *read}) < len(left) + len(read):
+        raise CaptureError("what the step leaves shares memory with what it is given, or with itself")
+    for slot in {*inputs, *outputs}:
+        value = layouts.get(slot)
+        if value is None or value.device.type != "cpu" or value.layout is not torch.strided or value.is_complex():
+            raise CaptureError("the step holds a tensor that is not a strided one on the CPU, or a complex one")
+    used = {*inputs, *made, *(slot for call in calls for slot in slots_in((call.args, call.kwargs)))}
+    document = {
+        "format": FORMAT,
+        "threads": threads,
+        "inputs": [[slot, *_layout(layouts[slot])] for slot in inputs],
+        "numbers": len(numbers),
+        "calls": texts,
+        "outputs": [[slot, *_layout(layouts[slot])] for slot in outputs],
+        "dtypes": {str(slot): _name(layouts[slot].dtype) for slot in sorted(used) if slot in layouts},
+    }
+    return CompileRequest(document, inputs, tuple(numbers), outputs)
+
+
+def _roots(captured: Captured) -> dict[int, int]:
+    """The memory of each value that the step makes."""
+    found: dict[int, int] = {}
+    for node, note in captured.trace.notes.items():
+        for position, root in enumerate(note.returns):
+            own = node if len(note.returns) == 1 and isinstance(node.meta.get("val"), torch.Tensor) else None
+            taken = [user for user in node.users if user.target is operator.getitem and user.args[1] == position]
+            slots = [captured.lowered.slot_of[each] for each in (own, *taken) if each in captured.lowered.slot_of]
+            found.update({slot: root for slot in slots if root is not None})
+    return found
+
+
+def _layout(value: torch.Tensor) -> tuple[list[int], list[int], str]:
+    return [int(n) for n in value.shape], [int(n) for n in value.stride()], _name(value.dtype)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

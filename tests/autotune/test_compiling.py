@@ -1,0 +1,133 @@
+"""Compiled forms beside the others: when they are made, that they are tried and kept, and what happens where not."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import hocket
+from hocket import native
+from hocket.autotune import compiling
+from hocket.autotune.compiling import BEGIN_AFTER_S, FormCompiler
+from hocket.session import Schedule
+from hocket.tracing.captured import Captured, capture_step
+
+pytestmark = pytest.mark.skipif(not native.available(), reason=native.available().why)
+
+
+def job(width: int = 8) -> hocket.Job:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(width, 16), nn.Tanh(), nn.Linear(16, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+
+    def step(batch: Any) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(batch[0]), batch[1])
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return hocket.Job(step, model, optimizer, [(torch.randn(4, width), torch.randn(4, 4))])
+
+
+def captured(made: hocket.Job) -> Captured:
+    made.step(made.batch(0))
+    return capture_step(made.step, made.models, made.optimizers, made.batch(0), split=False)
+
+
+def decided(fast: Schedule, made: hocket.Job) -> None:
+    for number in range(600):
+        fast(made.batch(number))
+        if fast.decided:
+            return
+    raise AssertionError("no decision")
+
+
+def test_a_step_is_compiled_tried_and_found_again(tmp_path: Path) -> None:
+    made = job()
+    fast = Schedule(made.step, made.model, made.optimizer, numerics="close", cache=tmp_path)
+    decided(fast, made)
+    assert "+compiled" not in fast._pool.current.forms
+    assert fast.compile()
+    assert not fast.decided
+    decided(fast, made)
+    assert "+compiled" in fast._pool.current.forms
+    assert not fast.compile()
+    again = job()
+    second = Schedule(again.step, again.model, again.optimizer, numerics="close", cache=tmp_path)
+    decided(second, again)
+    assert "+compiled" in second._pool.current.forms
+    assert second.decision.is_recalled
+    for each in (fast, second):
+        each.close()
+
+
+def test_a_bitwise_step_is_not_compiled() -> None:
+    made = job()
+    fast = Schedule(made.step, made.model, made.optimizer)
+    decided(fast, made)
+    assert not fast.compile()
+    fast.close()
+
+
+class Begun:
+    """Stands for a compilation: notes that it was started, and is never done."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.is_started = self.is_done = False
+
+    def found(self) -> None:
+        return None
+
+    def start(self) -> None:
+        self.is_started = True
+
+
+def test_a_short_lived_step_is_not_compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(compiling, "Compiling", Begun)
+    compiler = FormCompiler(tmp_path)
+    assert compiler.offered("+compiled", captured(job())) is None
+    (begun,) = compiler._left.values()
+    assert not compiler.note(BEGIN_AFTER_S * 900)
+    assert not begun.is_started
+    assert not compiler.note(BEGIN_AFTER_S * 200)
+    assert begun.is_started
+
+
+def failure_of(compiler: FormCompiler, caplog: pytest.LogCaptureFixture) -> str:
+    with caplog.at_level(logging.INFO, "hocket"):
+        compiler.offered("+compiled", captured(job()))
+        compiler.start()
+        compiler.wait()
+        assert compiler.take() == {}
+    compiler.close()
+    (record,) = (each for each in caplog.records if "+compiled" in each.getMessage())
+    return record.getMessage()
+
+
+def test_a_compiling_process_that_ends_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("sys.executable", "/bin/false")
+    assert "the compiling process ended with 1" in failure_of(FormCompiler(tmp_path), caplog)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    assert "compiled steps cannot be kept" in failure_of(FormCompiler(file / "folder"), caplog)
+
+
+@pytest.mark.slow  # imports all of Inductor for nothing
+def test_without_a_compiler_there_is_no_form(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("CXX", "/nowhere/g++")
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert "has no form '+compiled'" in failure_of(FormCompiler(tmp_path), caplog)

@@ -1,0 +1,42 @@
+"""Arguments as text: what is written reads back equal, and nothing else reads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from hocket.errors import CaptureError
+from hocket.tracing.compiling.arguments import decoded, encoded, op_named, op_text, values_in
+
+
+def test_arguments_read_back() -> None:
+    given: list[Any] = [None, True, 3, -0.5, float("inf"), "mean", [1, [2]], torch.float32, torch.strided]
+    given += [torch.preserve_format, torch.device("cpu")]
+    assert decoded(encoded(given, lambda _: None), lambda *_: None) == given
+
+
+def test_references_are_found() -> None:
+    text = encoded(["x", ["y"]], lambda leaf: {"value": 4} if leaf == "y" else None)
+    assert list(values_in(text)) == [4]
+    assert decoded(text, lambda kind, index: (kind, index)) == ["x", [("value", 4)]]
+
+
+@pytest.mark.parametrize("text", [{"dtype": "Tensor"}, {"layout": "float32"}, {"code": "x"}])
+def test_other_text_is_refused(text: Any) -> None:
+    with pytest.raises(CaptureError, match="a compiled list holds"):
+        decoded(text, lambda *_: None)
+
+
+def test_what_has_no_text_is_refused() -> None:
+    with pytest.raises(CaptureError, match="an op is given a complex"):
+        encoded(1j, lambda _: None)
+
+
+def test_ops_are_named() -> None:
+    assert op_named(op_text(torch.ops.aten.mm.default)) is torch.ops.aten.mm.default
+    with pytest.raises(CaptureError, match=r"has no op aten\.unheard\.of"):
+        op_named("aten.unheard.of")
+    with pytest.raises(CaptureError, match="is not an op of torch's dispatcher"):
+        op_text(torch.relu)

@@ -1,0 +1,193 @@
+"""The compiled form of a small step: close to eager, in float64 equal to it, ordered, and caught where it is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from hocket import native
+from hocket.autotune.closeness import Closeness, sample
+from hocket.checking import check
+from hocket.errors import PlanError
+from hocket.execution.native import NativeLanes
+from hocket.execution.threads import ThreadLanes
+from hocket.ir import Lane, Machine, Plan
+from hocket.tracing.captured import Captured, capture_step
+from hocket.tracing.compiling.folder import Compiling, compiled_step
+from hocket.tracing.program import Call
+from hocket.tracing.scalars.tape import TapeRef
+
+pytestmark = pytest.mark.skipif(not native.available(), reason=native.available().why)
+
+
+@dataclass
+class Case:
+    """A step that has run, captured, and compiled into a folder."""
+
+    step: Callable[[Any], Any]
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    batch: tuple[torch.Tensor, torch.Tensor]
+    plain: Captured
+    folder: Path
+    form: Captured
+
+    def closeness(self, form: Captured) -> Closeness:
+        seen, own, wide = Closeness(), _lanes(form), {} if form.wide is None else {"form": form.wide}
+        with _lanes(self.plain) as eager, own as executor:
+            for number in range(3):
+                found, _ = sample(self.plain, eager, {"form": executor}, self.batch, number, wide)
+                seen = seen.and_sample(found["form"])
+                self.step(self.batch)
+        return seen
+
+
+def _lanes(captured: Captured) -> closing[ThreadLanes]:
+    return closing(ThreadLanes(captured, Plan((Lane("main", captured.graph.order, width=1),))))
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 24), nn.ReLU(), nn.Dropout(0.3), nn.Linear(24, 8))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01, weight_decay=0.01)
+    batch = (torch.randn(4, 16), torch.randint(0, 8, (4,)))
+
+    def step(batch: Any) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(batch[0]), batch[1])
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    step(batch)
+    plain = capture_step(step, model, optimizer, batch, split=False)
+    folder = tmp_path_factory.mktemp("compiled")
+    return Case(step, model, optimizer, batch, plain, folder, compiled_step(plain, folder, threads=2))
+
+
+def test_it_is_close_and_in_float64_equal(case: Case) -> None:
+    assert case.form.wide is not None
+    assert len(case.form.graph) < len(case.plain.graph) / 2
+    seen = case.closeness(case.form)
+    assert seen.holds, seen.why
+
+
+def _with_number(form: Captured, change: Callable[[int, Any], Any]) -> Captured:
+    """The form with other arguments in the op that reads the step's numbers, in both precisions."""
+
+    def changed(call: Call) -> Call:
+        if call.func is not torch.ops.hocket.checked_numbers.default:
+            return call
+        layouts, given, numbers = call.args
+        return replace(call, args=(layouts, given, tuple(change(n, each) for n, each in enumerate(numbers))))
+
+    program = form.program
+    actions = tuple(replace(action, calls=tuple(map(changed, action.calls))) for action in program.actions)
+    wide = None if form.wide is None else _with_number(form.wide, change)
+    return replace(form, program=replace(program, actions=actions), wide=wide)
+
+
+def _rates(case: Case) -> dict[int, float]:
+    """The step's numbers as they are now, by their entry of the tape."""
+    numbers = case.plain.numbers(case.batch)
+    assert numbers is not None
+    return dict(enumerate(numbers))
+
+
+def test_an_alpha_that_is_dropped_is_caught(case: Case) -> None:
+    seen = case.closeness(_with_number(case.form, lambda _, ref: 1.0))
+    assert not seen.holds
+
+
+def test_a_rate_of_the_past_is_caught(case: Case) -> None:
+    now = _rates(case)
+    stale = _with_number(case.form, lambda _, ref: now[ref.index] if isinstance(ref, TapeRef) else ref)
+    assert not case.closeness(stale).holds
+
+
+def test_float64_finds_what_float32_hides(case: Case) -> None:
+    """Every number off by a millionth part: less than float32's rounding allows, of one step."""
+    now = _rates(case)
+    wrong = _with_number(case.form, lambda _, ref: now[ref.index] * (1 + 1e-6))
+    with _lanes(case.plain) as eager, _lanes(wrong) as executor:
+        narrow, _ = sample(case.plain, eager, {"form": executor}, case.batch, None)
+        case.step(case.batch)
+    assert not isinstance(narrow["form"], str)
+    assert wrong.wide is not None
+    now |= _rates(case)
+    with _lanes(case.plain) as eager, _lanes(wrong) as executor:
+        found, _ = sample(case.plain, eager, {"form": executor}, case.batch, None, {"form": wrong.wide})
+    assert isinstance(found["form"], str)
+    assert "in float64" in found["form"]
+
+
+def test_native_lanes_run_it_on_one_lane_and_on_two(case: Case) -> None:
+    machine, ops = Machine.of(cores=2), case.form.graph.order
+    updates = {op.name for op in case.form.graph.ops if op.role == "update"}
+    first = Lane("first", tuple(op for op in ops if op not in updates), cores=(0,))
+    second = Lane("second", tuple(op for op in ops if op in updates), cores=(1,))
+    one, two = Plan((Lane("main", ops, cores=(0, 1), width=2),)), Plan((first, second))
+    for plan in (one, two):
+        check(case.form.graph, plan, machine)
+        with closing(NativeLanes(case.form, plan, machine)) as executor, _lanes(case.plain) as eager:
+            found, _ = sample(case.plain, eager, {"form": executor}, case.batch, 0)
+        seen = Closeness().and_sample(found["form"])
+        assert not seen.error
+
+
+def test_writes_of_parameters_keep_their_order(case: Case) -> None:
+    """A plan that updates a weight before the backward has read it is refused."""
+    written = {name for op in case.form.graph.ops for name in op.writes}
+    names = {entry.name for entry in case.plain.trace.places.parameters}
+    assert names <= written
+    weight = "3.weight"
+    update = next(op.name for op in case.form.graph.ops if weight in op.writes)
+    reader = next(op.name for op in case.form.graph.ops if weight in op.reads and op.name != update)
+    order = [op for op in case.form.graph.order if op != update]
+    order.insert(order.index(reader), update)
+    with pytest.raises(PlanError, match=r"(?s)."):
+        check(case.form.graph, Plan((Lane("main", tuple(order), cores=(0,)),)), Machine.of(cores=1))
+
+
+def test_an_input_of_another_layout_is_refused_before_anything_is_written(case: Case) -> None:
+    before = [p.detach().clone() for p in case.model.parameters()]
+    weight = case.model[0].weight  # type: ignore[index]
+    usual = weight.data
+    weight.data = usual.t().contiguous().t()
+    try:
+        with _lanes(case.form) as executor, pytest.raises(RuntimeError, match="has not the layout"):
+            executor(case.batch)
+    finally:
+        weight.data = usual
+    assert all(torch.equal(a, b) for a, b in zip(before, case.model.parameters(), strict=True))
+
+
+def test_a_label_that_does_not_exist_raises_and_writes_nothing(case: Case) -> None:
+    before = [p.detach().clone() for p in case.model.parameters()]
+    bad = (case.batch[0], torch.full_like(case.batch[1], 99))
+    with _lanes(case.form) as executor, pytest.raises(IndexError, match="out of bounds"):
+        executor(bad)
+    assert all(torch.equal(a, b) for a, b in zip(before, case.model.parameters(), strict=True))
+
+
+def test_it_is_kept_and_what_is_damaged_is_compiled_again(case: Case, caplog: pytest.LogCaptureFixture) -> None:
+    kept = Compiling(case.plain, case.folder, threads=2)
+    found = kept.found()
+    assert found is not None
+    assert found.graph.fingerprint == case.form.graph.fingerprint
+    assert Compiling(case.plain, case.folder, threads=1).found() is None
+    (listing,) = case.folder.glob("*/listing.json")
+    text = listing.read_text()
+    listing.write_text(text.replace("hocket-compiled/1", "hocket-compiled/9"))
+    with caplog.at_level("INFO", "hocket"):
+        assert kept.found() is None
+    assert "is compiled again" in caplog.text
+    assert not listing.exists()

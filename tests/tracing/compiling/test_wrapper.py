@@ -1,0 +1,63 @@
+"""What a wrapper may do is listed; anything else is refused, never left out."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from hocket.errors import CaptureError
+from hocket.tracing.compiling.wrapper import Recorded, recorded
+
+KERNEL = "cpp_fused_0 = async_compile.cpp_pybinding(['const float*', 'float*'], r'''void kernel()''')\n"
+
+
+def notes_of(body: str, head: str = KERNEL) -> Recorded:
+    lines = "\n".join(f"    {line}" for line in body.splitlines())
+    with FakeTensorMode():
+        return recorded(f"{head}def call(args):\n    a, = args\n    args.clear()\n{lines}\n", [torch.zeros(4, 6)])
+
+
+def test_allocations_views_kernels_and_ops_are_events() -> None:
+    notes = notes_of(
+        "b = empty_strided_cpu((6, 6), (6, 1), torch.float32)\n"
+        "extern_kernels.mm(reinterpret_tensor(a, (6, 4), (1, 6), 0), a, out=b)\n"
+        "c = empty_strided_cpu((6, 6), (6, 1), torch.float32)\n"
+        "cpp_fused_0(b, c)\ndel b\n"
+        "torch.ops.aten.bernoulli_.float(c, 0.5)\n"
+        "return (c, )"
+    )
+    assert [event.get("kernel", event.get("op")) for event in notes.events] == [
+        *("aten.empty_strided.default", "hocket.part.default", "aten.mm.out"),
+        *("aten.empty_strided.default", "cpp_fused_0", "aten.bernoulli_.float"),
+    ]
+    product, kernel, draw = notes.events[2], notes.events[4], notes.events[5]
+    (out,) = notes.outputs
+    assert product["written"] == [1]
+    assert (kernel["given"], kernel["written"]) == ([1, out], [out])
+    assert (draw["written"], draw["outs"]) == ([out], [])
+    assert notes.root(2) == 0, "the view is of the input's memory"
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        ("return (unheard_of(a), )", "name 'unheard_of' is not defined"),
+        ("extern_kernels.dgemm(a, a, out=a)\nreturn (a, )", "extern_kernels.dgemm"),
+        ("return (torch.relu(a), )", "torch.relu"),
+        ("torch.ops.prims.sin.default(a)\nreturn (a, )", "prims.sin"),
+        ("cpp_fused_0(a, 7)\nreturn (a, )", "kernel cpp_fused_0 is given what is no tensor"),
+        ("cpp_fused_0(a)\nreturn (a, )", "kernel cpp_fused_0 is given what is no tensor"),
+        ("return (a[0], )", "does what is not known"),
+        ("return (7, )", "returns a int"),
+        ("open('x')\nreturn (a, )", "name 'open' is not defined"),
+    ],
+)
+def test_what_is_not_known_is_refused(body: str, problem: str) -> None:
+    with pytest.raises(CaptureError, match=problem):
+        notes_of(body)
+
+
+def test_there_is_one_call() -> None:
+    with pytest.raises(CaptureError, match="2 functions named call"):
+        notes_of("return (a, )", head="def call(args):\n    pass\n")
