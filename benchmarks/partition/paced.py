@@ -23,10 +23,10 @@ from torch._C._distributed_c10d import TCPStore
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from benchmarks.partition.models import MODELS, LayeredModel
-from hocket.distributed.measured_link import measured_link
-from hocket.distributed.node_times import node_times
-from hocket.distributed.pipeline_schedules import torch_order
-from hocket.distributed.traced import chain_of, inline_grad_modes, join_aliases
+from hocket.distributed.pipelines.measured_link import measured_link
+from hocket.distributed.pipelines.node_times import node_times
+from hocket.distributed.pipelines.schedules import torch_order
+from hocket.distributed.pipelines.traced import chain_of, inline_grad_modes, join_aliases
 from hocket.errors import InputError
 from hocket.planning.partition.pipeline_cut import Chain, PipelineCut, cut_at, cut_for_schedule
 

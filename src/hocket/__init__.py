@@ -23,8 +23,8 @@ from hocket.version import VERSION
 if TYPE_CHECKING:
     from hocket import distribute
     from hocket.autotune.decision import Decision, Verdict
+    from hocket.distributed.pipelines.split import split_policy
     from hocket.distributed.prefetching import prefetch
-    from hocket.distributed.split import split_policy
     from hocket.fusion import lr_scheduler, optim
     from hocket.loading.loader import load
     from hocket.search.halving import Asha, Halving, Hyperband
@@ -80,7 +80,7 @@ ELSEWHERE = {
     "Population": "search.population",
     "Training": "search.training",
     "load": "loading.loader",
-    "split_policy": "distributed.split",
+    "split_policy": "distributed.pipelines.split",
     "prefetch": "distributed.prefetching",
     "tune": "tuning",
 }

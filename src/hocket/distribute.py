@@ -4,7 +4,7 @@
 
 from hocket.distributed.agent import Agent, agent
 from hocket.distributed.server import server
-from hocket.distributed.stages import PartitionedStep, stages
+from hocket.distributed.stages.partitioned import PartitionedStep, stages
 from hocket.distributed.worker import DistributedStep, worker
 
 __all__ = ["Agent", "DistributedStep", "PartitionedStep", "agent", "server", "stages", "worker"]

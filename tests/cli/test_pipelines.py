@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from hocket.distributed.pipelined_step import micro_batches_of
+from hocket.distributed.pipelines.step import micro_batches_of
 from hocket.errors import InputError
 
 from .conftest import TINY

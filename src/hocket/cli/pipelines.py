@@ -17,7 +17,7 @@ from hocket.cli.torchrun import start_ranks, started_by_torchrun, words_of
 from hocket.reporting.words import count_text, duration_text, quantity_text
 
 if TYPE_CHECKING:
-    from hocket.distributed.pipelined_run import PipelineRun
+    from hocket.distributed.pipelines.run import PipelineRun
 
 __all__ = ["add_options", "run_or_pipeline"]
 
@@ -76,7 +76,7 @@ def _pipeline(args: Namespace) -> None:
 
 def _check(args: Namespace, microbatches: int) -> None:
     """Refuse what cannot be a pipeline before there are ranks, each of which would say so."""
-    from hocket.distributed.pipelined_run import check_pipeline
+    from hocket.distributed.pipelines.run import check_pipeline
 
     with working(args, "load the step", moving=True) as (target, job, bar):
         bar.update("trace the model")
@@ -104,7 +104,7 @@ def _run(args: Namespace, target: Target, microbatches: int) -> PipelineRun:
     import torch
     import torch.distributed as dist
 
-    from hocket.distributed.pipelined_run import run_pipeline
+    from hocket.distributed.pipelines.run import run_pipeline
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     torch.set_num_threads(args.threads or max(1, cores // args.ranks))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch.distributed as dist
 
-from hocket.distributed.first_rank import made_by_first_rank
+from hocket.distributed.pipelines.first_rank import made_by_first_rank
 from hocket.errors import PeerError
 
 from .ranks import Ranks

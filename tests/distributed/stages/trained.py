@@ -12,8 +12,8 @@ from torch import nn
 
 from distributed.training import tensors_of
 from hocket import distribute, zoo
-from hocket.distributed.crossings import Borders
 from hocket.distributed.setup import captured_for
+from hocket.distributed.stages.crossings import Borders
 
 
 class Mixed(nn.Module):

@@ -8,7 +8,7 @@ from time import perf_counter
 import torch
 import torch.distributed as dist
 
-from hocket.distributed.first_rank import made_by_first_rank
+from hocket.distributed.pipelines.first_rank import made_by_first_rank
 from hocket.ir import Link
 
 __all__ = ["measured_link"]

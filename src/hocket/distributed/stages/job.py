@@ -17,14 +17,14 @@ import torch
 from torch.utils._pytree import tree_flatten
 
 from hocket.checking import check, hazards
-from hocket.distributed.crossings import Borders, Crossing
 from hocket.distributed.description import described, difference, digest, kind_in_words
-from hocket.distributed.joined import joined_graph, plan_of_rank
 from hocket.distributed.parcels import Parcel, packed
-from hocket.distributed.part_memory import PartMemory
 from hocket.distributed.parts import check_exchangeable
-from hocket.distributed.peers import Peers
 from hocket.distributed.setup import ORDERS, PROBE, PROBE_BYTES, captured_for, rates_of, take_rates
+from hocket.distributed.stages.crossings import Borders, Crossing
+from hocket.distributed.stages.joined import joined_graph, plan_of_rank
+from hocket.distributed.stages.part_memory import PartMemory
+from hocket.distributed.stages.peers import Peers
 from hocket.distributed.state import ShardState, begin_from_zeros, has_state, make_state
 from hocket.distributed.wire import Wire
 from hocket.errors import PeerError

@@ -9,13 +9,13 @@ import torch
 
 from hocket.arguments import packed, spreading
 from hocket.distributed.channels import PullChannel
-from hocket.distributed.crossings import Borders, rank_name
-from hocket.distributed.joined import joined_plan, link_name, plan_of_rank
 from hocket.distributed.membership import DEFAULT_TIMEOUT_S, job_store
-from hocket.distributed.peers import Peers
 from hocket.distributed.plans import LATENCY_US, PROFILE_RUNS
 from hocket.distributed.setup import GATHER, STEP
-from hocket.distributed.stage_job import StageJob, begun_job
+from hocket.distributed.stages.crossings import Borders, rank_name
+from hocket.distributed.stages.job import StageJob, begun_job
+from hocket.distributed.stages.joined import joined_plan, link_name, plan_of_rank
+from hocket.distributed.stages.peers import Peers
 from hocket.distributed.watched import StepGuard
 from hocket.distributed.wire import Wire
 from hocket.errors import ExecutionError, InputError, PeerError

@@ -20,10 +20,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from hocket.distributed.first_rank import made_by_first_rank
-from hocket.distributed.node_times import BACKWARD, node_times
-from hocket.distributed.pipeline_schedules import has_one_stage_a_rank, torch_order
-from hocket.distributed.traced import chain_of, inline_grad_modes, join_aliases, tensor_of
+from hocket.distributed.pipelines.first_rank import made_by_first_rank
+from hocket.distributed.pipelines.node_times import BACKWARD, node_times
+from hocket.distributed.pipelines.schedules import has_one_stage_a_rank, torch_order
+from hocket.distributed.pipelines.traced import chain_of, inline_grad_modes, join_aliases, tensor_of
 from hocket.errors import InputError
 from hocket.ir import Link
 from hocket.planning.partition.graph_problem import LINK_BYTES_PER_S, LINK_LATENCY_US

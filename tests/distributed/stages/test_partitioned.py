@@ -15,10 +15,10 @@ import torch
 from torch import nn
 
 from distributed.ranks import Ranks
-from distributed.staged import Work, alone, mixed, rank_of_stages, same, scattered
+from distributed.stages.trained import Work, alone, mixed, rank_of_stages, same, scattered
 from hocket import distribute
-from hocket.distributed.crossings import Borders
 from hocket.distributed.setup import captured_for
+from hocket.distributed.stages.crossings import Borders
 from hocket.errors import InputError
 
 TIMEOUT_S = 4.0

@@ -6,9 +6,9 @@ from torch import nn
 from torch.distributed.pipelining import pipeline
 
 import hocket
-from hocket.distributed.node_times import node_times
-from hocket.distributed.pipeline_schedules import SCHEDULES, has_one_stage_a_rank
-from hocket.distributed.traced import chain_of, inline_grad_modes, join_aliases
+from hocket.distributed.pipelines.node_times import node_times
+from hocket.distributed.pipelines.schedules import SCHEDULES, has_one_stage_a_rank
+from hocket.distributed.pipelines.traced import chain_of, inline_grad_modes, join_aliases
 from hocket.errors import InputError
 from hocket.ir import Link
 

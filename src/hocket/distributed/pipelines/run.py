@@ -16,12 +16,12 @@ from torch import fx
 from torch.distributed.pipelining import pipeline
 from torch.utils._pytree import tree_flatten
 
-from hocket.distributed.first_rank import made_by_first_rank
-from hocket.distributed.measured_link import measured_link
-from hocket.distributed.pipeline_schedules import has_one_stage_a_rank, schedule_class
-from hocket.distributed.pipelined_step import PipelinedStep
-from hocket.distributed.split import split_policy
-from hocket.distributed.traced import inline_grad_modes
+from hocket.distributed.pipelines.first_rank import made_by_first_rank
+from hocket.distributed.pipelines.measured_link import measured_link
+from hocket.distributed.pipelines.schedules import has_one_stage_a_rank, schedule_class
+from hocket.distributed.pipelines.split import split_policy
+from hocket.distributed.pipelines.step import PipelinedStep
+from hocket.distributed.pipelines.traced import inline_grad_modes
 from hocket.errors import ExecutionError, InputError
 from hocket.ir import Link
 from hocket.job import Job

@@ -10,7 +10,7 @@ import torch
 from torch import fx
 from torch.utils._pytree import tree_flatten, tree_map
 
-from hocket.distributed.traced import is_in_place, tensor_of
+from hocket.distributed.pipelines.traced import is_in_place, tensor_of
 
 __all__ = ["BACKWARD", "NodeTimes", "node_times"]
 

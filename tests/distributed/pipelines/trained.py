@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 import hocket
 from benchmarks.partition.models import Logits, UNet
-from hocket.distributed.pipeline_schedules import schedule_class
+from hocket.distributed.pipelines.schedules import schedule_class
 
 MICROBATCHES = 4
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from hocket.distributed.crossings import Crossing, rank_name
+from hocket.distributed.stages.crossings import Crossing, rank_name
 from hocket.ir import Buffer, Carried, Edge, Graph, Lane, Op, Plan
 from hocket.tracing.captured import Captured
 

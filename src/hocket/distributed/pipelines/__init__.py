@@ -1,0 +1,1 @@
+"""Pipelines of `torch.distributed.pipelining`, whose stages are cut by measured time."""
