@@ -24,8 +24,9 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 demo: install  ## plan and run a small convolutional net against eager; report in build/demo
 	$(BIN)/hocket run digits-cnn --report build/demo
 
+# One thread for each of the processes: two of two threads each would wait for each other. What needs more asks for it.
 test: install  ## the tests, without the slow ones; under ten minutes on two cores
-	$(BIN)/python -m pytest -n $(JOBS) -m "not slow and not gpu"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) -m "not slow and not gpu"
 
 test-all: install  ## all tests; those that need a GPU skip themselves where there is none
 	$(BIN)/python -m pytest -n $(JOBS)

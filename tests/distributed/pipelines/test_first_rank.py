@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 import torch.distributed as dist
 
+from distributed.ranks import Ranks
 from hocket.distributed.pipelines.first_rank import made_by_first_rank
 from hocket.errors import PeerError
-
-from .ranks import Ranks
 
 
 def hear(rank: int, say, fails: bool):

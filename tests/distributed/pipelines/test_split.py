@@ -6,14 +6,13 @@ from torch import nn
 from torch.distributed.pipelining import pipeline
 
 import hocket
+from distributed.pipelines.trained import Tied, UNet, model_and_batch, train_stage
+from distributed.ranks import Ranks
 from hocket.distributed.pipelines.node_times import node_times
 from hocket.distributed.pipelines.schedules import SCHEDULES, has_one_stage_a_rank
 from hocket.distributed.pipelines.traced import chain_of, inline_grad_modes, join_aliases
 from hocket.errors import InputError
 from hocket.ir import Link
-
-from .pipelines import Tied, UNet, model_and_batch, train_stage
-from .ranks import Ranks
 
 # Torch 2.13 copies its own tree specifications in a way that it warns of.
 pytestmark = pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec:FutureWarning")
