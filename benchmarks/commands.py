@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 # Contenders of the concurrency bench: what a user would choose from, and native lanes by one plan each.
-CHOICES = ("compile", "compile_update", "compile_last", "compile_last_update", "all", "close", "jax")
+CHOICES = ("compile", "compile_update", "compile_last", "compile_last_update", "all", "close", "close_compiled", "jax")
 PLANS = ("serial", "s1", "s12", "s123", "lookahead", "phases")
 
 

@@ -13,7 +13,7 @@ Contenders, all in one process, each on a twin of the same job, in turns (`bench
 - ``lookahead``: the search on top of them; ``phases``: see `hocket.planning.phases`;
 - ``all``: `hocket.schedule`, called as a user calls it: signature and guards included. Of its audits, which take at
   most 0.25% of a long run, the first ones would be every other step here; they are put off. ``close``: the same with
-  ``numerics="close"``;
+  ``numerics="close"``, and ``close_compiled`` the same once its compiled forms are there;
 - ``jax``: ``jit`` of the whole step, in a process of its own, where JAX is installed: the MLP, LSTM cells and GPT-2.
 
 The bound is that of the graph that ``all`` runs, from median times of its ops on native lanes, one lane at a time.
@@ -87,7 +87,7 @@ def run(
 
     Args:
         quick: leave out the large-op steps.
-        compiled: measure `torch.compile` too (it takes minutes on large models).
+        compiled: measure `torch.compile` and compiled forms too (they take minutes on large models).
         rounds: blocks of steps for each contender; by default 12 for small steps and 4 for large ones.
         targets: only these, by name or label (``resnet20`` or ``resnet20/64``).
         report: a directory for pictures of how many ops run side by side (Figure 4 of the paper), one a target.
@@ -188,9 +188,12 @@ def measure(
     plans["phases"] = plan(captured.graph, costs, machine, planner="phases")
     lanes_of = {label: executor(captured, made, machine) for label, made in plans.items()}
     contenders |= lanes_of
-    contenders["all"] = fast = decided(_load(name, size), "bitwise")
-    contenders["close"] = close = decided(_load(name, size), "close")
-    notes["close"] = close.why
+    fast = decided(_load(name, size), "bitwise")
+    scheduled = {"all": fast, "close": decided(_load(name, size), "close")}
+    if compiled:
+        scheduled["close_compiled"] = decided(_load(name, size), "close", compiled=True)
+    contenders |= scheduled
+    notes |= {label: each.why for label, each in scheduled.items()}
     jax = JaxStep(name, _load(name, size), heads=GPT2_HEADS) if name in MODELS and not jax_missing() else None
     if jax is not None:
         contenders["jax"] = jax
@@ -212,7 +215,7 @@ def measure(
         write_corunning(report / f"{label}.svg", corunning, title=f"{label}: ops side by side, from event to event")
     for lanes in lanes_of.values():
         lanes.close()
-    for each in (fast, close):
+    for each in scheduled.values():
         each.close()
     return row
 

@@ -18,15 +18,27 @@ from hocket.session import Schedule, schedule
 __all__ = ["compiled_step", "decided", "is_image"]
 
 
-def decided(job: Job, numerics: str) -> Schedule:
-    """A schedule of this job that has decided, and is not audited while it is measured."""
+def decided(job: Job, numerics: str, *, compiled: bool = False) -> Schedule:
+    """A schedule of this job that has decided, and is not audited while it is measured.
+
+    Args:
+        job: not trained yet.
+        numerics: "bitwise" or "close".
+        compiled: decide once more, with compiled forms as well.
+    """
     fast = schedule(job.step, job.model, job.optimizer, numerics=numerics, cache=False)
-    number = 0
+    number = _until_decided(fast, job, 0)
+    if compiled and fast.compile():
+        _until_decided(fast, job, number)
+    fast._pool.current._auditor.audit.due = sys.maxsize
+    return fast
+
+
+def _until_decided(fast: Schedule, job: Job, number: int) -> int:
     while not fast.decided:
         fast(job.batch(number))
         number += 1
-    fast._pool.current._auditor.audit.due = sys.maxsize
-    return fast
+    return number
 
 
 def is_image(value: Any) -> bool:

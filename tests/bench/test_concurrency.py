@@ -24,5 +24,5 @@ def test_the_tables_have_a_row_for_each_target_and_a_dash_for_what_was_left_out(
     given = Namespace(quick=True, no_compile=True, rounds=None, target=[], report=None, output=None, format="table")
     commands.concurrency_bench(given)
     words = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("mlp")]
-    assert words[0] == ["mlp", "1.25", "-", "-", "-", "1.25", "1.25", "-", "-", "50.0%"]
+    assert words[0] == ["mlp", "1.25", "-", "-", "-", "1.25", "1.25", "-", "-", "-", "50.0%"]
     assert words[1] == ["mlp", *["1.25"] * len(commands.PLANS), "1.50"]
