@@ -135,7 +135,7 @@ def _mlp(_: int, weights: Mapping[str, Any], batch: Any) -> Any:
     import jax
 
     x, labels = batch
-    layers = [key.removesuffix(".weight") for key in weights if key.endswith(".weight")]
+    layers = sorted((key.removesuffix(".weight") for key in weights if key.endswith(".weight")), key=int)
     for layer in layers:
         x = x @ weights[f"{layer}.weight"].T + weights[f"{layer}.bias"]
         x = x if layer == layers[-1] else jax.nn.relu(x)

@@ -19,7 +19,7 @@ def job_of(name):
     if name == "gpt2":
         pytest.importorskip("transformers")
         return gpt2(8)
-    return zoo.load(name, **{"mlp": {"depth": 2, "width": 8}, "lstm-cells": {"width": 8, "steps": 3, "vocab": 9}}[name])
+    return zoo.load(name, **{"mlp": {"depth": 8, "width": 8}, "lstm-cells": {"width": 8, "steps": 3, "vocab": 9}}[name])
 
 
 @pytest.mark.skipif(bool(jax_missing()), reason=jax_missing())
