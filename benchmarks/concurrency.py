@@ -68,7 +68,7 @@ LARGE: dict[str, dict[str, Any]] = {
     "resnet50": {"batch_size": 8},
     "dcgan": {"batch_size": 64},
 }
-GPT2_WIDTH, GPT2_HEADS = 64, 4
+GPT2_WIDTH, GPT2_HEADS, JAX_REPEATS = 64, 4, 4
 # Blocks per contender, and counted steps in each.
 ROUNDS = {"small": (12, 8), "large": (4, 2)}
 
@@ -194,7 +194,11 @@ def measure(
         scheduled["close_compiled"] = decided(_load(name, size), "close", compiled=True)
     contenders |= scheduled
     notes |= {label: each.why for label, each in scheduled.items()}
-    jax = JaxStep(name, _load(name, size), heads=GPT2_HEADS) if name in MODELS and not jax_missing() else None
+    jax = (
+        JaxStep(name, _load(name, size), heads=GPT2_HEADS, repeats=JAX_REPEATS)
+        if name in MODELS and not jax_missing()
+        else None
+    )
     if jax is not None:
         contenders["jax"] = jax
     found = in_turns(contenders, eager.batch, rounds=rounds, block=block)

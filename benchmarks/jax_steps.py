@@ -33,13 +33,15 @@ class JaxStep(JaxProcess):
         name: of `MODELS`.
         job: whose model has not been trained yet.
         heads: of attention, where there is any.
+        repeats: steps for each one that is asked for, of which all but the first are timed: between two questions its
+            threads fall asleep, as in a loop of steps they would not.
 
     Raises:
         InputError: its optimizer is none of SGD, Adam and AdamW, or has options that are not written here.
         RuntimeError: the process ended, or did not answer.
     """
 
-    def __init__(self, name: str, job: Job, *, heads: int = 1) -> None:
+    def __init__(self, name: str, job: Job, *, heads: int = 1, repeats: int = 1) -> None:
         (model,), (optimizer,) = job.models, job.optimizers
         kind = OPTIMIZERS.get(type(optimizer))
         if kind is None or len(optimizer.param_groups) != 1:
@@ -50,22 +52,29 @@ class JaxStep(JaxProcess):
         weights = {each: value.detach().numpy() for each, value in model.named_parameters()}
         batches = [tree_map_only(torch.Tensor, torch.Tensor.numpy, job.batch(number)) for number in range(4)]
         options = {option: group[option] for option in OPTIONS if option in group}
-        super().__init__(_serve, name, weights, batches, kind, options, heads)
+        super().__init__(_serve, name, weights, batches, kind, options, heads, repeats)
         self.loss = math.nan  # of the last step
 
     def __call__(self, batch: Any = None) -> float:
-        """One training step on the next batch of its own; gives its loss."""
+        """One training step (or `repeats`) on the next batch of its own; gives its loss."""
         self.seconds(batch)
         return self.loss
 
     def seconds(self, _: Any = None) -> float:
-        """What such a step took, in its own process."""
+        """What such a step took, in its own process, in the mean."""
         took_s, self.loss = self.ask("step")
         return float(took_s)
 
 
 def _serve(
-    pipe: Any, name: str, weights: Any, batches: list[Any], kind: str, options: Mapping[str, Any], heads: int
+    pipe: Any,
+    name: str,
+    weights: Any,
+    batches: list[Any],
+    kind: str,
+    options: Mapping[str, Any],
+    heads: int,
+    repeats: int,
 ) -> None:
     import jax
     from jax import numpy as jnp
@@ -89,11 +98,14 @@ def _serve(
             pipe.recv()
         except EOFError:
             return
-        count += 1
         begin = perf_counter()
-        weights, states, found = step(weights, states, float(count), rate, given[(count - 1) % len(given)])
-        jax.block_until_ready((weights, found))
-        pipe.send((perf_counter() - begin, float(found)))
+        for number in range(repeats):
+            if number == 1:
+                begin = perf_counter()
+            count += 1
+            weights, states, found = step(weights, states, float(count), rate, given[(count - 1) % len(given)])
+            jax.block_until_ready((weights, found))
+        pipe.send(((perf_counter() - begin) / max(1, repeats - 1), float(found)))
 
 
 def _sgd(weight: Any, gradient: Any, state: Any, count: Any, rate: Any, options: Mapping[str, Any]) -> Any:
