@@ -34,7 +34,7 @@ from torch.utils._pytree import tree_leaves
 
 from benchmarks.call import gpt2
 from benchmarks.contenders import compiled_step, decided, is_image
-from benchmarks.jax_process import jax_missing
+from benchmarks.jax_process import IN_A_ROW, jax_missing
 from benchmarks.jax_steps import MODELS, JaxStep
 from benchmarks.turns import Turns, in_turns
 from hocket import zoo
@@ -68,7 +68,7 @@ LARGE: dict[str, dict[str, Any]] = {
     "resnet50": {"batch_size": 8},
     "dcgan": {"batch_size": 64},
 }
-GPT2_WIDTH, GPT2_HEADS, JAX_REPEATS = 64, 4, 4
+GPT2_WIDTH, GPT2_HEADS = 64, 4
 # Blocks per contender, and counted steps in each.
 ROUNDS = {"small": (12, 8), "large": (4, 2)}
 
@@ -195,7 +195,7 @@ def measure(
     contenders |= scheduled
     notes |= {label: each.why for label, each in scheduled.items()}
     jax = (
-        JaxStep(name, _load(name, size), heads=GPT2_HEADS, repeats=JAX_REPEATS)
+        JaxStep(name, _load(name, size), heads=GPT2_HEADS, in_a_row=IN_A_ROW)
         if name in MODELS and not jax_missing()
         else None
     )

@@ -10,13 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
-from time import perf_counter
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_map_only
 
-from benchmarks.jax_process import JaxProcess
+from benchmarks.jax_process import JaxProcess, mean_s
 from hocket.errors import InputError
 from hocket.job import Job
 
@@ -33,15 +32,14 @@ class JaxStep(JaxProcess):
         name: of `MODELS`.
         job: whose model has not been trained yet.
         heads: of attention, where there is any.
-        repeats: steps for each one that is asked for, of which all but the first are timed: between two questions its
-            threads fall asleep, as in a loop of steps they would not.
+        in_a_row: steps for each one that is asked for (see `mean_s`).
 
     Raises:
         InputError: its optimizer is none of SGD, Adam and AdamW, or has options that are not written here.
         RuntimeError: the process ended, or did not answer.
     """
 
-    def __init__(self, name: str, job: Job, *, heads: int = 1, repeats: int = 1) -> None:
+    def __init__(self, name: str, job: Job, *, heads: int = 1, in_a_row: int = 1) -> None:
         (model,), (optimizer,) = job.models, job.optimizers
         kind = OPTIMIZERS.get(type(optimizer))
         if kind is None or len(optimizer.param_groups) != 1:
@@ -52,11 +50,11 @@ class JaxStep(JaxProcess):
         weights = {each: value.detach().numpy() for each, value in model.named_parameters()}
         batches = [tree_map_only(torch.Tensor, torch.Tensor.numpy, job.batch(number)) for number in range(4)]
         options = {option: group[option] for option in OPTIONS if option in group}
-        super().__init__(_serve, name, weights, batches, kind, options, heads, repeats)
+        super().__init__(_serve, name, weights, batches, kind, options, heads, in_a_row)
         self.loss = math.nan  # of the last step
 
     def __call__(self, batch: Any = None) -> float:
-        """One training step (or `repeats`) on the next batch of its own; gives its loss."""
+        """One training step (or `in_a_row`) on the next batch of its own; gives its loss."""
         self.seconds(batch)
         return self.loss
 
@@ -74,7 +72,7 @@ def _serve(
     kind: str,
     options: Mapping[str, Any],
     heads: int,
-    repeats: int,
+    in_a_row: int,
 ) -> None:
     import jax
     from jax import numpy as jnp
@@ -92,20 +90,21 @@ def _serve(
     weights = jax.tree.map(jnp.asarray, weights)
     states = {key: (jnp.zeros_like(value), jnp.zeros_like(value)) for key, value in weights.items()}
     given = [jax.tree.map(jnp.asarray, batch) for batch in batches]
-    count = 0
+    count, found = 0, jnp.zeros(())
+
+    def once() -> None:
+        nonlocal weights, states, found, count
+        count += 1
+        weights, states, found = step(weights, states, float(count), rate, given[(count - 1) % len(given)])
+        jax.block_until_ready((weights, found))
+
     while True:
         try:
             pipe.recv()
         except EOFError:
             return
-        begin = perf_counter()
-        for number in range(repeats):
-            if number == 1:
-                begin = perf_counter()
-            count += 1
-            weights, states, found = step(weights, states, float(count), rate, given[(count - 1) % len(given)])
-            jax.block_until_ready((weights, found))
-        pipe.send(((perf_counter() - begin) / max(1, repeats - 1), float(found)))
+        took_s = mean_s(once, in_a_row)
+        pipe.send((took_s, float(found)))
 
 
 def _sgd(weight: Any, gradient: Any, state: Any, count: Any, rate: Any, options: Mapping[str, Any]) -> Any:

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from time import perf_counter
 from typing import Any
 
 import numpy as np
 from torch import nn
 
-from benchmarks.jax_process import JaxProcess
+from benchmarks.jax_process import IN_A_ROW, JaxProcess, mean_s
 from hocket.errors import InputError
 
 __all__ = ["JaxPeer"]
@@ -53,7 +52,7 @@ class JaxPeer(JaxProcess):
         super().__init__(_serve, stacked, data, len(batches) > 1, *options)
 
     def seconds(self) -> float:
-        """One training step, and what it took in its own process."""
+        """Training steps in a row, and what one of them took in its own process."""
         return float(self.ask("step"))
 
     def weights(self) -> list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
@@ -113,7 +112,14 @@ def _serve(pipe: Any, weights: Any, data: Any, own_batches: bool, optimizer: str
     kinds = {"sgd": 1, "adam": 2}[optimizer]
     states = [tuple(jnp.zeros_like(leaf) for _ in range(kinds)) for leaf in jax.tree.leaves(weights)]
     x, y = (jnp.asarray(part) for part in data)
-    count = 0
+    count, losses = 0, None
+
+    def once() -> None:
+        nonlocal weights, states, losses, count
+        count += 1
+        weights, states, losses = step(weights, states, float(count), x, y)
+        jax.block_until_ready((weights, losses))
+
     while True:
         try:
             asked = pipe.recv()
@@ -122,8 +128,4 @@ def _serve(pipe: Any, weights: Any, data: Any, own_batches: bool, optimizer: str
         if asked == "weights":
             pipe.send([(np.asarray(weight), np.asarray(bias)) for weight, bias in weights])
             continue
-        count += 1
-        begin = perf_counter()
-        weights, states, losses = step(weights, states, float(count), x, y)
-        jax.block_until_ready((weights, losses))
-        pipe.send(perf_counter() - begin)
+        pipe.send(mean_s(once, IN_A_ROW))

@@ -19,6 +19,7 @@ from benchmarks.fuse import beside, counters, targets, timing
 from benchmarks.fuse.partial import blocks_of, partial
 from benchmarks.fuse.targets import Target
 from benchmarks.fuse.training import PRECISIONS, Training
+from benchmarks.jax_process import IN_A_ROW
 from hocket.errors import InputError
 
 _TINY = (("width", 64), ("depth", 1), ("steps", 4), ("vocab", 20))
@@ -228,9 +229,9 @@ def test_jax_trains_as_torch_does(monkeypatch, training):
     monkeypatch.setattr(targets, "Net", lambda model, *rest: nets.append(model) or right(model, *rest))
     target = TINY["mlp-32"]
     loop, theirs = (targets.step_of(name, target, 3, "cpu", training) for name in ("serial", "jax"))
-    for _ in range(4):
+    assert theirs.seconds() > 0
+    for _ in range(IN_A_ROW):
         loop()
-        assert theirs.seconds() > 0
     peer = theirs.seconds.__self__
     for layer, (weight, bias) in enumerate(peer.weights()):
         for number, model in enumerate(nets):
