@@ -9,7 +9,6 @@ directly below the root it is an error
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,8 +18,9 @@ from hocket.errors import InputError
 from hocket.fusion.constants import is_same
 from hocket.fusion.python_state import held_by_functions
 from hocket.fusion.rules.base import where
+from hocket.fusion.store import named_tensors
 
-__all__ = ["Blocks", "compare", "differing_attribute"]
+__all__ = ["compare", "differing_attribute"]
 
 MAX_NAMED = 8
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -31,15 +31,8 @@ PER_MODEL_OPTIONS: tuple[tuple[tuple[type, ...], str], ...] = (
 )
 
 
-@dataclass(frozen=True)
-class Blocks:
-    """What does not fuse: names of blocks with the reason."""
-
-    separate: dict[str, str]
-
-
-def compare(models: Sequence[Any], separate: Sequence[str] = ()) -> Blocks:
-    """Check models against the first one.
+def compare(models: Sequence[Any], separate: Sequence[str] = ()) -> dict[str, str]:
+    """Check models against the first one; gives the blocks that do not fuse, each with the reason.
 
     Raises:
         InputError: what cannot fuse, with the name of the layer.
@@ -57,16 +50,15 @@ def compare(models: Sequence[Any], separate: Sequence[str] = ()) -> Blocks:
     for name in separate:
         if name == "" or name not in names:
             raise InputError(f"separate: no block is called {name!r}; blocks are {', '.join(filter(None, names))}")
-    walk = _Walk(dict.fromkeys(separate, "as asked for"), [])
-    walk.visit("", list(models))
-    if walk.errors:
-        raise InputError("models differ: " + _listed(walk.errors))
-    _check_ties(models, walk.separate)
-    left = [name for name, _ in models[0].named_parameters() if not _inside(name, walk.separate)]
-    if walk.separate and not left and any(True for _ in models[0].parameters()):
-        reasons = [f"{name}: {reason}" for name, reason in walk.separate.items()]
-        raise InputError("models differ in every layer that has parameters: " + _listed(reasons))
-    return Blocks(walk.separate)
+    reasons = dict.fromkeys(separate, "as asked for")
+    if errors := _compared("", list(models), reasons):
+        raise InputError("models differ: " + _listed(errors))
+    _check_ties(models, reasons)
+    params = [name for name, _ in models[0].named_parameters()]
+    if params and all(_inside(name, reasons) for name in params):
+        named = [f"{name}: {reason}" for name, reason in reasons.items()]
+        raise InputError("models differ in every layer that has parameters: " + _listed(named))
+    return reasons
 
 
 def _inside(name: str, blocks: dict[str, str]) -> bool:
@@ -83,11 +75,7 @@ def _check_shared(models: Sequence[nn.Module]) -> None:
     owners: dict[int, tuple[int, str]] = {}
     for index, model in enumerate(models):
         own: dict[int, tuple[int, str]] = {}
-        everything: list[tuple[str, Any]] = [
-            *model.named_modules(),
-            *model.named_parameters(remove_duplicate=False),
-            *model.named_buffers(remove_duplicate=False),
-        ]
+        everything: list[tuple[str, Any]] = [*model.named_modules(), *named_tensors(model)]
         for name, thing in everything:
             if id(thing) in owners:
                 other, other_name = owners[id(thing)]
@@ -113,7 +101,7 @@ def _check_ties(models: Sequence[nn.Module], separate: dict[str, str]) -> None:
 def _tied(model: nn.Module) -> set[tuple[str, ...]]:
     """The names of each tensor that has several."""
     names: dict[int, list[str]] = {}
-    for name, tensor in (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)):
+    for name, tensor in named_tensors(model):
         names.setdefault(id(tensor), []).append(name)
     return {tuple(own) for own in names.values() if len(own) > 1}
 
@@ -151,40 +139,22 @@ def _check_layers(models: Sequence[nn.Module]) -> None:
                 )
 
 
-@dataclass
-class _Walk:
-    separate: dict[str, str]
-    errors: list[str]
-
-    def visit(self, path: str, modules: list[nn.Module]) -> list[str]:
-        """Compare one layer of all models and what is in it; gives differences for the container to deal with."""
-        if path in self.separate:
-            return []
-        if (reason := _structure(modules)) is not None:
-            if path:
-                self.separate[path] = reason
-            else:
-                self.errors.append(f"{where(path)}: {reason}")
-            return []
-        found = _tensors(path, modules)
-        if not found and (option := _options(modules)) is not None:
-            if path:
-                self.separate[path] = option
-            else:
-                self.errors.append(f"{where(path)}: {option}")
-            return []
+def _compared(path: str, modules: list[nn.Module], separate: dict[str, str]) -> list[str]:
+    """Compare one layer of all models and what is in it; gives differences for the container to deal with."""
+    if path in separate:
+        return []
+    found = _tensors(path, modules)
+    reason = _structure(modules) or (None if found else _options(modules))
+    if reason is not None:
+        found = [f"{where(path)}: {reason}"]
+    else:
         for name, _ in modules[0].named_children():
             below = [getattr(module, name) for module in modules]
-            found += self.visit(f"{path}.{name}" if path else name, below)
-        if not found:
-            return []
-        if path == "":
-            self.errors += found
-        elif modules[0]._modules:
-            self.separate[path] = "; ".join(found)
-        else:
-            return found
+            found += _compared(f"{path}.{name}" if path else name, below, separate)
+    if found and path and (reason is not None or modules[0]._modules):
+        separate[path] = reason or "; ".join(found)
         return []
+    return found
 
 
 def _structure(modules: list[nn.Module]) -> str | None:

@@ -55,17 +55,17 @@ class Array(nn.Module):
     ) -> None:
         if backend not in BACKENDS:
             raise InputError(f"backend: expected one of {', '.join(BACKENDS)}, got {backend!r}")
-        blocks = compare(models, separate)
+        reasons = compare(models, separate)
         models = list(models)
-        if strict and blocks.separate:
-            named = "; ".join(f"{name}: {reason}" for name, reason in blocks.separate.items())
+        if strict and reasons:
+            named = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
             raise InputError(f"blocks that cannot fuse (strict=True): {named}")
         if seeds is not None and len(seeds) != len(models):
             raise InputError(f"seeds: expected {len(models)}, one for each model, got {len(seeds)}")
         super().__init__()
         self.training = models[0].training
         self._hocket_version = 0  # whoever captured a step sees by it that another one is needed
-        self._store = Store(models, blocks, seeds)
+        self._store = Store(models, reasons, seeds)
         self._calls = Calls(self._store, Settings(backend, strict, ModelAxis(shared)))
         self.fused, self.separate = self._store.fused, self._store.separate
 

@@ -29,5 +29,5 @@ def report(calls: Calls) -> str:
         layer_width = max((len(step.layer) for step in steps), default=0)
         op_width = max((len(step.op) for step in steps), default=0)
         lines += [f"{step.layer:{layer_width}}  {step.op:{op_width}}  {step.used}" for step in steps]
-    lines += [f"separate: {name} ({reason})" for name, reason in calls.store.blocks.separate.items()]
+    lines += [f"separate: {name} ({reason})" for name, reason in calls.store.reasons.items()]
     return "\n".join(lines)

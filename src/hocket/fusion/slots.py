@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -75,10 +76,10 @@ def refill(store: Store, model: int, new: nn.Module, seed: int | None, training:
     only_values = not store.separate_index and _differ_in_values(store.templates[model], new)
     if not only_values:
         other = next((index for index in range(store.num_models) if index != model), model)
-        blocks = compare([store.plain(other), new], [*store.separate_index])
-        extra = set(blocks.separate) - set(store.blocks.separate)
+        separate = compare([store.plain(other), new], [*store.separate_index])
+        extra = set(separate) - set(store.reasons)
         if extra:
-            named = "; ".join(f"{name}: {blocks.separate[name]}" for name in sorted(extra))
+            named = "; ".join(f"{name}: {separate[name]}" for name in sorted(extra))
             raise InputError(f"refill: the new model differs from the others: {named}")
     tensors, stacked = dict(named_tensors(new)), store.all_tensors()
     with torch.no_grad():
@@ -107,69 +108,39 @@ def refill(store: Store, model: int, new: nn.Module, seed: int | None, training:
 
 
 PLAIN = frozenset((bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size))
-TENSORS = frozenset(("_parameters", "_buffers", "_modules"))
-DICTS = frozenset((dict, OrderedDict))
 
 
 def _differ_in_values(first: nn.Module, second: nn.Module) -> bool:
-    """Whether two models differ in nothing but values of tensors; what cannot be compared counts as other.
-
-    Args:
-        first: a model; its tensors may be on the meta device.
-        second: another one.
-    """
-    twins: dict[int, Tensor] = {}
-    ahead = [(first, second)]
-    while ahead:
-        one, other = ahead.pop()
-        mine, its = vars(one), vars(other)
-        if type(one) is not type(other) or mine.keys() != its.keys():
-            return False
-        for key, value in mine.items():
-            # Spelt out for what a module has most of: dicts without hooks.
-            if key not in TENSORS and (value or its[key] if type(value) in DICTS else not _is_same(value, its[key])):
-                return False
-        for tensors, others in ((one._parameters, other._parameters), (one._buffers, other._buffers)):
-            if list(tensors) != list(others):
-                return False
-            for name, tensor in tensors.items():
-                twin: Any = others[name]
-                if tensor is None or twin is None:
-                    if tensor is not twin:
-                        return False
-                elif twins.setdefault(id(tensor), twin) is not twin or not _is_alike(tensor, twin):
-                    return False
-        if list(one._modules) != list(other._modules):
-            return False
-        for name, module in one._modules.items():
-            inner = other._modules[name]
-            if module is not None and inner is not None:
-                ahead.append((module, inner))
-            elif module is not inner:
-                return False
-    return len({id(twin) for twin in twins.values()}) == len(twins)
+    """Whether two models differ in nothing but values of tensors; what cannot be compared counts as other."""
+    return all(one == other for one, other in zip_longest(_form(first), _form(second)))
 
 
-def _is_same(one: Any, other: Any) -> bool:
-    """Whether two attributes are the same plain value, or both have nothing in them."""
-    if type(one) is not type(other):
-        return False
-    if type(one) in PLAIN:
-        return bool(one == other)
-    if one is other:  # a function, which copies share; what it holds may be a part of one of the models
-        return not any(isinstance(each, (nn.Module, Tensor)) for each in held(one))
-    if isinstance(one, tuple):
-        return len(one) == len(other) and all(map(_is_same, one, other))
-    return type(one) in (list, set) and not one and not other
+def _form(model: nn.Module) -> Iterator[Any]:
+    """All that there is in a model but the values of its tensors, as what is equal for models alike."""
+    numbers: dict[int, int] = {}  # of tensors, so that ties are seen
+    for path, module in model.named_modules(remove_duplicate=False):
+        yield path, type(module)
+        for key, value in vars(module).items():
+            if key == "_modules":
+                yield [(name, child is None) for name, child in value.items()]
+            elif key in ("_parameters", "_buffers"):
+                for name, tensor in value.items():
+                    kind = () if tensor is None else (type(tensor), tensor.shape, tensor.dtype, tensor.requires_grad)
+                    yield name, numbers.setdefault(id(tensor), len(numbers)), kind
+            else:
+                yield key, _plain(value)
 
 
-def _is_alike(one: Tensor, other: Tensor) -> bool:
-    return (
-        type(one) is type(other)
-        and one.shape == other.shape
-        and one.dtype == other.dtype
-        and one.requires_grad == other.requires_grad
-    )
+def _plain(value: Any) -> Any:
+    """An attribute as what is equal for the same plain value, and for one object that both models share."""
+    if type(value) in PLAIN:
+        return type(value), value
+    if isinstance(value, tuple):
+        return type(value), *map(_plain, value)
+    if type(value) in (dict, OrderedDict, list, set) and not value:
+        return type(value)
+    # A function, which copies share; what it holds may be a part of one of the models.
+    return object() if any(isinstance(each, (nn.Module, Tensor)) for each in held(value)) else id(value)
 
 
 def _replace(parameter: nn.Parameter, data: Tensor) -> None:

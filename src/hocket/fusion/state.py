@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,16 +13,10 @@ from hocket.fusion.store import Store
 __all__ = ["load", "save", "state_of"]
 
 
-def state_of(store: Store, index: int) -> Iterator[tuple[str, Tensor]]:
-    """Names and tensors (views of the stacked ones) that one plain module's state holds."""
-    for name in store.templates[index].state_dict(keep_vars=True):
-        if name in store.places:
-            yield name, store.tensor(name).tensor[index]
-            continue
-        for block, place in store.separate_index.items():
-            if name.startswith(block + "."):
-                own = store.group(place)[index].state_dict(keep_vars=True)
-                yield name, own[name.removeprefix(block + ".")]
+def state_of(store: Store, index: int) -> dict[str, Tensor]:
+    """The tensors (views of the stacked ones) that one plain module's state holds, by name."""
+    tensors = store.tensors_of(index)
+    return {name: tensors[name] for name in store.templates[index].state_dict(keep_vars=True) if name in tensors}
 
 
 def save(store: Store, found: dict[str, Any], prefix: str, keep_vars: bool, model: int | None) -> None:
@@ -31,7 +25,7 @@ def save(store: Store, found: dict[str, Any], prefix: str, keep_vars: bool, mode
         store.check_slot(model)
     for index in range(store.num_models) if model is None else [model]:
         own = f"{prefix}{index}." if model is None else prefix
-        for name, tensor in state_of(store, index):
+        for name, tensor in state_of(store, index).items():
             # A view would be saved with the tensors of all models.
             plain = tensor.detach().clone() if model is not None else tensor.detach()
             found[own + name] = tensor if keep_vars else plain
@@ -50,7 +44,7 @@ def load(
     expected = set()
     with torch.no_grad():
         for index in range(store.num_models) if model is None else [model]:
-            for name, tensor in state_of(store, index):
+            for name, tensor in state_of(store, index).items():
                 key = f"{prefix}{index}.{name}" if model is None else prefix + name
                 expected.add(key)
                 if key not in state_dict:

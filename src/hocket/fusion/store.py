@@ -8,14 +8,13 @@ models --tensors, stacked--> parameters (B, *shape), under the names that they h
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hocket.errors import InputError
-from hocket.fusion.compare import Blocks
 from hocket.fusion.stacked import Stacked
 
 __all__ = ["Store", "mark", "named_tensors", "template_of"]
@@ -33,13 +32,13 @@ class Store:
 
     Args:
         models: B of them, compared already.
-        blocks: how they compare.
+        reasons: names of blocks that stay separate, and why.
         seeds: of each model's random numbers.
     """
 
-    def __init__(self, models: list[nn.Module], blocks: Blocks, seeds: Sequence[int] | None) -> None:
+    def __init__(self, models: list[nn.Module], reasons: Mapping[str, str], seeds: Sequence[int] | None) -> None:
         self.num_models = len(models)
-        self.blocks: Blocks = blocks
+        self.reasons = dict(reasons)
         self.seeds = None if seeds is None else [int(seed) for seed in seeds]
         self.generators: dict[torch.device, tuple[torch.Generator, ...]] = {}
         self._fill(models)
@@ -52,12 +51,9 @@ class Store:
         self.places: dict[str, tuple[nn.Module, str]] = {}
         self.separate_index: dict[str, int] = {}
         first_name: dict[int, str] = {}
-        columns = [
-            dict((*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)))
-            for model in models
-        ]
+        columns = [dict(named_tensors(model)) for model in models]
         for name, tensor in columns[0].items():
-            if any(name.startswith(block + ".") for block in self.blocks.separate):
+            if any(name.startswith(block + ".") for block in self.reasons):
                 continue
             if id(tensor) in first_name:  # tied: one tensor under several names
                 self.places[name] = self.places[first_name[id(tensor)]]
@@ -72,8 +68,8 @@ class Store:
             else:
                 store.register_buffer(leaf, stacked)
             self.places[name] = (store, leaf)
-        for name in self.blocks.separate:
-            if any(name.startswith(other + ".") for other in self.blocks.separate):
+        for name in self.reasons:
+            if any(name.startswith(other + ".") for other in self.reasons):
                 continue
             self.separate_index[name] = len(self.separate)
             own = [copy.deepcopy(model.get_submodule(name)) for model in models]
@@ -90,14 +86,15 @@ class Store:
             store = store._modules[each]  # type: ignore[assignment]
         return store, leaf
 
-    def tensor(self, name: str) -> Stacked:
-        """The stacked parameter or buffer of this name."""
+    def whole(self, name: str) -> Tensor:
+        """The stacked parameter or buffer of this name, ``(B, *shape)``."""
         store, leaf = self.places[name]
-        found: Tensor | None = store._parameters.get(leaf)
-        if found is None:
-            found = store._buffers[leaf]
-        assert found is not None
-        return Stacked(found)
+        found = store._parameters.get(leaf)
+        return found if found is not None else store._buffers[leaf]  # type: ignore[return-value]
+
+    def tensor(self, name: str) -> Stacked:
+        """The same, as what an op of all models takes."""
+        return Stacked(self.whole(name))
 
     def layers(self, name: str) -> tuple[nn.Module, ...]:
         """The layer of each model, without its tensors."""
@@ -136,17 +133,13 @@ class Store:
 
     def all_tensors(self) -> dict[str, Tensor]:
         """Every stacked parameter and buffer, by each of its names."""
-        found: dict[str, Any] = {}
-        for name, (store, leaf) in self.places.items():
-            own: Any = store._parameters.get(leaf)
-            found[name] = store._buffers[leaf] if own is None else own
-        return found
+        return {name: self.whole(name) for name in self.places}
 
     def tensors_of(self, model: int) -> dict[str, Tensor]:
         """Every parameter and buffer of one model, by each of its names: views of the stacked ones."""
-        found = {name: whole.detach()[model] for name, whole in self.all_tensors().items()}
+        found = {name: whole[model] for name, whole in self.all_tensors().items()}
         for block, place in self.separate_index.items():
-            found |= {f"{block}.{name}": own.detach() for name, own in named_tensors(self.group(place)[model])}
+            found |= {f"{block}.{name}": own for name, own in named_tensors(self.group(place)[model])}
         return found
 
     def plain(self, index: int) -> nn.Module:
@@ -156,7 +149,7 @@ class Store:
         for name, hollow in named_tensors(template):
             if id(hollow) in memo or name not in self.places:
                 continue
-            whole = self.tensor(name).tensor
+            whole = self.whole(name)
             own = whole.detach()[index].clone()
             is_parameter = isinstance(hollow, nn.Parameter)
             memo[id(hollow)] = nn.Parameter(own, requires_grad=whole.requires_grad) if is_parameter else own
@@ -183,7 +176,7 @@ class Store:
         for template in self.templates:
             for name, hollow in named_tensors(template):
                 if name in self.places:
-                    dtype = self.tensor(name).tensor.dtype
+                    dtype = self.whole(name).dtype
                     if hollow.dtype != dtype:
                         hollow.data = torch.empty_like(hollow, dtype=dtype)
 
