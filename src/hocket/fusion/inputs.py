@@ -15,7 +15,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from itertools import product
+from itertools import islice, product
 from typing import Any
 
 import torch
@@ -75,18 +75,19 @@ class ModelAxis:
             for place, leaf in enumerate(leaves)
         ]
         open_places = [place for place, each in enumerate(own) if each is None]
-        works: list[tuple[bool, ...]] = []
-        for choice in list(product((True, False), repeat=len(open_places)))[:MAX_COMBINATIONS] if open_places else []:
-            for place, each in zip(open_places, choice, strict=True):
-                own[place] = each
-            if _works(template, leaves, spec, own):
-                works.append(choice)
         if open_places:
+            choices = islice(product((True, False), repeat=len(open_places)), MAX_COMBINATIONS)
+            readings = [dict(zip(open_places, choice, strict=True)) for choice in choices]
+            works = [
+                reading
+                for reading in readings
+                if _works(template, leaves, spec, [reading.get(place, each) for place, each in enumerate(own)])
+            ]
             if len(works) != 1:
                 shapes = ", ".join(str(tuple(leaves[place].shape)) for place in open_places)
                 how = "both readings run" if works else "no reading runs on tensors without data"
                 raise InputError(f"input of shape {shapes}: of all {num_models} models, or of each? {how}; {ASK}")
-            for place, each in zip(open_places, works[0], strict=True):
+            for place, each in works[0].items():
                 own[place] = each
                 self._settle((kind, place), leaves[place], each)
         return tuple(map(bool, own))

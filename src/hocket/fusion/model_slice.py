@@ -63,10 +63,6 @@ class ModelSlice:
         """The layer of each model, without its tensors."""
         return self.store.layers(name)[self._slice]
 
-    def names_in(self, layer: str) -> list[str]:
-        """The names of a layer's stacked tensors, from the layer on."""
-        return self.store.names_in(layer)
-
     def separate_block(self, name: str) -> list[nn.Module] | None:
         """The models' own modules of a block that stays separate, or None."""
         blocks = self.store.separate_block(name)

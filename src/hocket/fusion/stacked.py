@@ -23,23 +23,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-__all__ = [
-    "ModelValues",
-    "Stacked",
-    "align",
-    "as_tensors",
-    "as_type_of",
-    "fold",
-    "from_channels",
-    "is_stacked",
-    "map_tree",
-    "part",
-    "to_channels",
-    "unfold",
-    "unwatched",
-    "unwrap",
-    "with_model_dim",
-]
+__all__ = ["ModelValues", "Stacked", "align", "as_tensors", "as_type_of", "fold", "from_channels", "is_stacked"]
+__all__ += ["map_tree", "part", "to_channels", "unfold", "unwatched", "unwrap", "with_model_dim"]
 
 
 @contextmanager
@@ -213,30 +198,23 @@ def align(values: tuple[Any, ...]) -> list[Any]:
 
 def _promoted(values: tuple[Any, ...]) -> tuple[Any, ...]:
     """Numbers without axes of a type that changes nothing where they stand beside tensors with axes."""
-    tensors = [value.tensor if isinstance(value, Stacked) else value for value in values]
-    ranks = [value.ndim if isinstance(value, (Stacked, Tensor)) else -1 for value in values]
-    kinds = [(tensor.dtype, rank) for tensor, rank in zip(tensors, ranks, strict=True) if rank >= 0]
-    if not kinds:
+    ranked = [value for value in values if isinstance(value, (Stacked, Tensor))]
+    if not ranked:
         return values
-    probe: Tensor | None = None
-    for has_axes in (True, False):
-        own = [dtype for dtype, rank in kinds if (rank > 0) is has_axes]
-        if own:
-            dtype = reduce(torch.promote_types, own)
-            other = torch.empty((1,) if has_axes else (), dtype=dtype, device="meta")
-            shape = other.shape if probe is None else probe.shape
-            probe = other if probe is None else torch.empty(shape, dtype=torch.result_type(probe, other), device="meta")
-    assert probe is not None
-    axes = [dtype for dtype, rank in kinds if rank > 0]
-    among = reduce(torch.promote_types, axes) if axes else None
-    device = next(tensor.device for tensor, rank in zip(tensors, ranks, strict=True) if rank >= 0)
+    # Types as they are in one model: those with axes among themselves, then those without, then both.
+    kinds = [[unwrap(value).dtype for value in ranked if bool(value.ndim) is has_axes] for has_axes in (True, False)]
+    among = [reduce(torch.promote_types, own) if own else None for own in kinds]
+    probes = [torch.empty(shape, dtype=own, device="meta") for shape, own in zip(((1,), ()), among, strict=True) if own]
+    promoted = torch.result_type(probes[0], probes[-1])
+    probe = torch.empty(probes[0].shape, dtype=promoted, device="meta")
+    device = unwrap(ranked[0]).device
     found: list[Any] = []
-    for value, rank in zip(values, ranks, strict=True):
+    for value in values:
         if isinstance(value, ModelValues):
             value = value.stacked(torch.result_type(probe, value.values[0]), device)
-        elif rank == 0 and isinstance(value, Stacked) and value.tensor.dtype != torch.bool:
-            changes = among is None or torch.promote_types(among, value.tensor.dtype) != probe.dtype
-            value = Stacked(value.tensor.to(probe.dtype)) if changes else value
+        elif isinstance(value, Stacked) and not value.ndim and (own := value.tensor).dtype != torch.bool:
+            changes = among[0] is None or torch.promote_types(among[0], own.dtype) != promoted
+            value = Stacked(own.to(promoted)) if changes else value
         found.append(value)
     return tuple(found)
 

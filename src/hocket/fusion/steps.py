@@ -101,7 +101,7 @@ def _layer_step(models: ModelSlice, layer: str, place: int) -> Step:
     """A layer that is one op, or a block of which each model has its own."""
     templates = models.layers(layer)
     blocks = models.separate_block(layer)
-    names = () if blocks is not None else tuple(models.names_in(layer))
+    names = () if blocks is not None else tuple(models.store.names_in(layer))
     targets: Any = blocks if blocks is not None else [template.forward for template in templates]
     if names:
         targets = [partial(_with_tensors, template) for template in templates]

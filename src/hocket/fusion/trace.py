@@ -11,6 +11,7 @@ one by looking at values.
 from __future__ import annotations
 
 import functools
+import inspect
 import io
 import operator
 import warnings
@@ -28,7 +29,9 @@ from hocket.fusion.checkpointing import without_checkpoints
 from hocket.fusion.python_state import attributes, changes, generators
 from hocket.fusion.rules import find_module
 from hocket.fusion.rules.base import IN_PLACE
+from hocket.fusion.store import named_tensors
 from hocket.fusion.transformer_forwards import TRACEABLE_FORWARDS
+from hocket.fusion.writes import written_by
 
 __all__ = ["Traced", "exported", "symbolic"]
 
@@ -116,14 +119,13 @@ class _Tracer(fx.Tracer):
         self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         plain = TRACEABLE_FORWARDS.get(type(m))
-        if plain is not None and self.path_of_module(m) not in self._whole:
-            return super().call_module(m, lambda *a, **k: plain(m, *a, **k), args, kwargs)
-        if not type(m).__module__.startswith("torch.nn.") or isinstance(m, (nn.Sequential, nn.ModuleList)):
-            return super().call_module(m, forward, args, kwargs)
         before = len(self.graph.nodes)
         try:
-            return super().call_module(m, forward, args, kwargs)
+            return super().call_module(m, forward if plain is None else functools.partial(plain, m), args, kwargs)
         except (fx.proxy.TraceError, *FAILURES):
+            is_layer = type(m).__module__.startswith("torch.nn.") and not isinstance(m, (nn.Sequential, nn.ModuleList))
+            if plain is not None or not is_layer:
+                raise
             for node in list(self.graph.nodes)[: before - 1 : -1]:
                 self.graph.erase_node(node)
             self._whole |= {self.path_of_module(m)}
@@ -164,18 +166,11 @@ def _write_back(model: nn.Module, graph: fx.Graph) -> None:
     for name, value in list(model.named_buffers(remove_duplicate=False)):
         if isinstance(value, fx.Proxy):
             root = value.node
-            while _is_written_by(root):
-                root = root.args[0]
+            while (target := written_by(root, model.get_submodule)) is not None:
+                root = target
             if not (root.op == "get_attr" and root.target == name):
                 with graph.inserting_before(last):
                     graph.call_method("copy_", (graph.create_node("get_attr", name), value.node))
-
-
-def _is_written_by(node: fx.Node) -> bool:
-    """Whether a node gives back its first argument, changed."""
-    if node.op == "call_method":
-        return str(node.target).endswith("_") and not str(node.target).endswith("__")
-    return node.op == "call_function" and getattr(node.target, "__name__", "") in IN_PLACE
 
 
 def symbolic(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], separate: frozenset[str]) -> Traced:
@@ -184,8 +179,6 @@ def symbolic(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], se
     Raises:
         Exception: whatever the forward raises when its values are not known; see `FAILURES`.
     """
-    import inspect
-
     bound = inspect.signature(model.forward).bind(*args, **kwargs)
     call_leaves = pytree.tree_flatten((args, kwargs))[0]
     numbers = {id(leaf): number for number, leaf in enumerate(call_leaves) if isinstance(leaf, Tensor)}
@@ -220,22 +213,13 @@ def symbolic(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], se
     _write_back(model, graph)
     places = [node for node in graph.nodes if node.op == "placeholder" and not str(node.target).startswith("*")]
     inputs = {node: number for node, number in zip(places, order, strict=True) if number is not None}
-    tensors: dict[fx.Node, str] = {}
-    constants: dict[fx.Node, Any] = {}
-    owned = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
-    known = {name for name, _ in owned}
-    for node in graph.nodes:
-        if node.op == "get_attr":
-            name = str(node.target)
-            if name in known:
-                tensors[node] = name
-            else:
-                found: Any = model
-                for part in name.split("."):
-                    found = getattr(found, part)
-                constants[node] = found
-                if isinstance(found, Tensor) and (found.is_meta or found.requires_grad):
-                    raise fx.proxy.TraceError("the forward computes with parameters where no op is recorded")
+    known = dict(named_tensors(model))
+    read = {node: str(node.target) for node in graph.nodes if node.op == "get_attr"}
+    tensors = {node: name for node, name in read.items() if name in known}
+    constants = {node: operator.attrgetter(name)(model) for node, name in read.items() if name not in known}
+    for value in constants.values():
+        if isinstance(value, Tensor) and (value.is_meta or value.requires_grad):
+            raise fx.proxy.TraceError("the forward computes with parameters where no op is recorded")
     info = getattr(graph._codegen, "pytree_info", None)  # with nested arguments fx flattens the output too
     return Traced(graph, inputs, tensors, constants, None if info is None else info.out_spec, bool(changed))
 

@@ -22,7 +22,7 @@ from torch import fx, nn
 
 from hocket.fusion.rules.base import IN_PLACE, find, op_name
 
-__all__ = ["find_writes"]
+__all__ = ["find_writes", "written_by"]
 
 VIEWS = frozenset(
     re.findall(
@@ -54,7 +54,7 @@ PERHAPS_VIEWS = frozenset(
 NO_WRITES = frozenset(("requires_grad_", "detach_", "retains_grad_"))
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Memory:
     """What is known of a node's memory: whose it is, the node it is another name of, and whether that is certain."""
 
@@ -86,7 +86,7 @@ def find_writes(
     owned: set[fx.Node] = set()
     views: set[Any] = set()  # roots of what is written to and read
     for node in nodes:
-        target = _written(node, layer)
+        target = written_by(node, layer)
         memory[node] = _memory_of(node, target, memory, tensors, constants)
         if target is None:
             continue
@@ -119,24 +119,25 @@ def _memory_of(
     tensors: dict[fx.Node, str],
     constants: dict[fx.Node, Any],
 ) -> _Memory:
-    if node in tensors:
-        return _Memory(frozenset([("tensor", tensors[node])]), _first(memory, ("tensor", tensors[node]), node), True)
+    if node in tensors:  # all nodes that read a tensor are names of one value
+        first = next(other for other, name in tensors.items() if name == tensors[node])
+        return _Memory(frozenset([("tensor", tensors[node])]), first, True)
     if node in constants:
         return _Memory(frozenset([("constant", id(constants[node]))]), node, True)
-    if node.op in ("placeholder", "output"):
-        return _Memory(frozenset([("value", node)]), node, True)
     if target is not None:
-        own = memory[target]
-        return _Memory(own.roots, own.name, own.is_certain)
+        return memory[target]
+    fresh = _Memory(frozenset([("value", node)]), node, True)
+    if not node.op.startswith("call_"):
+        return fresh
     name = op_name(node.target) if node.op != "call_module" else "module"
-    inputs = [memory[each] for each in node.all_input_nodes]
     if name == "getitem" and any(isinstance(each, (list, fx.Node)) for each in _flat(node.args[1])):
-        return _Memory(frozenset([("value", node)]), node, True)  # by an index: a copy
+        return fresh  # by an index: a copy
+    inputs = [memory[each] for each in node.all_input_nodes]
     is_view = name in VIEWS or name in SAME_OR_NEW
     if inputs and (is_view or name in PERHAPS_VIEWS or find(node.target) is None):
         roots = frozenset().union(*(each.roots for each in inputs))
         return _Memory(roots, node, is_view and all(each.is_certain for each in inputs))
-    return _Memory(frozenset([("value", node)]), node, True)
+    return fresh
 
 
 def _is_view(node: fx.Node) -> bool:
@@ -147,12 +148,7 @@ def _flat(index: Any) -> tuple[Any, ...]:
     return index if isinstance(index, tuple) else (index,)
 
 
-def _first(memory: dict[fx.Node, _Memory], root: Any, node: fx.Node) -> fx.Node:
-    """The first node that reads a tensor: all such nodes are names of one value."""
-    return next((known.name for known in memory.values() if known.roots == {root} and known.name.op == node.op), node)
-
-
-def _written(node: fx.Node, layer: Callable[[str], nn.Module]) -> fx.Node | None:
+def written_by(node: fx.Node, layer: Callable[[str], nn.Module]) -> fx.Node | None:
     """The value that a node writes over, or None."""
     if not node.op.startswith("call_"):
         return None
