@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from hocket.fusion.rules.base import OpContext, module_rule, rule
 from hocket.fusion.rules.dropout import dropped
-from hocket.fusion.rules.linear import product
+from hocket.fusion.rules.linear import linear
 from hocket.fusion.stacked import Stacked, with_model_dim
 
 
@@ -35,11 +35,9 @@ def sdpa(
         return NotImplemented
     num_models = context.num_models
     q, k, v = (with_model_dim(each, num_models) for each in (query, key, value))
-    if dropout_p > 0.0:
-        return Stacked(
-            _weighted(context, q, k, v, _mask(context, attn_mask, q.ndim - 1), is_causal, dropout_p, scale)[0]
-        )
     mask = _mask(context, attn_mask, q.ndim - 1)
+    if dropout_p > 0.0:
+        return Stacked(_weighted(context, q, k, v, mask, is_causal, dropout_p, scale)[0])
     if mask is not None and mask.ndim == q.ndim:
         mask = mask.expand(num_models, q.shape[1], *mask.shape[2:]).flatten(0, 1)
     q, k, v = (each.flatten(0, 1) for each in (q, k, v))
@@ -99,74 +97,56 @@ def multihead(
     heads = module.num_heads
     q, k, v = _projected(context, module, query, key, value)  # (B, N, L, E) each
     q, k, v = (each.unflatten(-1, (heads, -1)).transpose(2, 3) for each in (q, k, v))  # (B, N, heads, L, E/heads)
-    mask = _joined_mask(context, attn_mask, key_padding_mask, q, k)
+    mask = _joined_mask(attn_mask, key_padding_mask, q)
     rate = module.dropout if module.training else 0.0
     weights = None
     if need_weights or rate:
         y, weights = _weighted(context, q, k, v, mask, False, rate)
     else:
         y = sdpa(context, Stacked(q), Stacked(k), Stacked(v), None if mask is None else Stacked(mask)).tensor
-    y = y.transpose(2, 3).flatten(3)
-    y = _linear(y, _tensor(context, "out_proj.weight"), _tensor(context, "out_proj.bias"))
+    joined = Stacked(y.transpose(2, 3).flatten(3))
+    y = linear(context, joined, context.lookup("out_proj.weight"), context.lookup("out_proj.bias")).tensor
     out = Stacked(y if module.batch_first else y.transpose(1, 2))
     if not need_weights or weights is None:
         return out, None
     return out, Stacked(weights.mean(2) if average_attn_weights else weights)
 
 
-def _tensor(context: OpContext, name: str) -> Tensor | None:
-    found = context.lookup(name)
-    return None if found is None else found.tensor
-
-
-def _linear(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    """``(B, N, L, in)`` with weights ``(B, out, in)``."""
-    assert weight is not None
-    y = product(x.reshape(x.shape[0], -1, x.shape[-1]), weight, bias)
-    return y.view(*x.shape[:-1], -1)
-
-
 def _projected(
     context: OpContext, module: nn.MultiheadAttention, query: Any, key: Any, value: Any
 ) -> tuple[Tensor, ...]:
-    inputs = []
-    for each in (query, key, value):
-        x = with_model_dim(each, context.num_models)
-        inputs.append(x if module.batch_first else x.transpose(1, 2))
-    bias = _tensor(context, "in_proj_bias")
-    biases: Any = (None, None, None) if bias is None else bias.chunk(3, 1)
-    together = _tensor(context, "in_proj_weight")
+    inputs = [with_model_dim(each, context.num_models) for each in (query, key, value)]
+    if not module.batch_first:
+        inputs = [x.transpose(1, 2) for x in inputs]
+    bias: Any = context.lookup("in_proj_bias")
+    together = context.lookup("in_proj_weight")
+    if together is not None and query is key and key is value:
+        return linear(context, Stacked(inputs[0]), together, bias).tensor.chunk(3, -1)
     if together is None:
-        names = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
-        weights: Any = tuple(_tensor(context, name) for name in names)
+        weights: Any = [context.lookup(f"{name}_proj_weight") for name in "qkv"]
     else:
-        if query is key and key is value:
-            return _linear(inputs[0], together, bias).chunk(3, -1)
-        weights = together.chunk(3, 1)
-    return tuple(_linear(x, weight, own) for x, weight, own in zip(inputs, weights, biases, strict=True))
+        weights = [Stacked(each) for each in together.tensor.chunk(3, 1)]
+    biases = (None, None, None) if bias is None else map(Stacked, bias.tensor.chunk(3, 1))
+    rows = zip(inputs, weights, biases, strict=True)
+    return tuple(linear(context, Stacked(x), weight, own).tensor for x, weight, own in rows)
 
 
-def _joined_mask(context: OpContext, attn_mask: Any, padding: Any, q: Tensor, k: Tensor) -> Tensor | None:
-    """Both masks as one to be added, ``(B or 1, N or 1, heads or 1, L, S)``. True means: not this one."""
+def _joined_mask(attn_mask: Any, padding: Any, q: Tensor) -> Tensor | None:
+    """Both masks as one to be added, ``(B, N or 1, heads or 1, L or 1, S)``. True means: not this one."""
     num_models, batch, heads = q.shape[:3]
-    joined = None
-    if attn_mask is not None:
-        mask = attn_mask.tensor if isinstance(attn_mask, Stacked) else attn_mask.unsqueeze(0)
-        if mask.ndim == 4:  # (B, N*heads, L, S)
-            mask = mask.unflatten(1, (batch, heads))
-        else:
-            mask = mask.unsqueeze(1).unsqueeze(1)
-        joined = _added(mask, q)
-    if padding is not None:
-        mask = padding.tensor if isinstance(padding, Stacked) else padding.unsqueeze(0)
-        mask = _added(mask[:, :, None, None, :], q)
-        joined = mask if joined is None else joined + mask
-    if joined is not None and joined.shape[0] != num_models:
-        joined = joined.expand(num_models, *joined.shape[1:])
-    return joined
-
-
-def _added(mask: Tensor, like: Tensor) -> Tensor:
-    if mask.dtype != torch.bool:
-        return mask.to(like.dtype)
-    return torch.zeros(mask.shape, dtype=like.dtype, device=like.device).masked_fill_(mask, -math.inf)
+    masks = []
+    for mask, is_padding in ((attn_mask, False), (padding, True)):
+        if mask is None:
+            continue
+        own = mask.tensor if isinstance(mask, Stacked) else mask.unsqueeze(0)
+        if is_padding:
+            own = own[:, :, None, None, :]
+        else:  # (B, N*heads, L, S) or (B, L, S)
+            own = own.unflatten(1, (batch, heads)) if own.ndim == 4 else own[:, None, None]
+        if own.dtype == torch.bool:
+            own = torch.zeros(own.shape, dtype=q.dtype, device=q.device).masked_fill_(own, -math.inf)
+        masks.append(own.to(q.dtype))
+    if not masks:
+        return None
+    joined = masks[0] if len(masks) == 1 else masks[0] + masks[1]
+    return joined.expand(num_models, *joined.shape[1:])

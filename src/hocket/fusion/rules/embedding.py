@@ -7,6 +7,7 @@ padding_idx      ->  one row in every model's part: its rows get no gradient
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -77,32 +78,19 @@ def _within(context: OpContext, indices: Tensor, num_rows: int) -> Tensor:
 
 
 @rule("embedding_bag")
-def embedding_bag(
-    context: OpContext,
-    input: Any,
-    weight: Any,
-    offsets: Any = None,
-    max_norm: float | None = None,
-    norm_type: float = 2,
-    scale_grad_by_freq: bool = False,
-    mode: str = "mean",
-    sparse: bool = False,
-    per_sample_weights: Any = None,
-    include_last_offset: bool = False,
-    padding_idx: int | None = None,
-) -> Any:
+def embedding_bag(context: OpContext, *args: Any, **kwargs: Any) -> Any:
     """Bags of equal length, ``(N, L)``; those given by offsets, or with padding, go model by model."""
-    if context.target is not functional.embedding_bag or offsets is not None or padding_idx is not None:
+    if context.target is not functional.embedding_bag:
         return NotImplemented
-    if input.ndim != 2 or not isinstance(weight, Stacked) or sparse:
+    given = inspect.signature(functional.embedding_bag).bind(*args, **kwargs).arguments
+    indices, weight, weights = given.pop("input"), given.pop("weight"), given.pop("per_sample_weights", None)
+    if indices.ndim != 2 or not isinstance(weight, Stacked):
         return NotImplemented
-    _check(context, input)
-    moved = _within(context, with_model_dim(input, context.num_models), weight.shape[0]).flatten(0, 1)
-    weights = (
-        None if per_sample_weights is None else with_model_dim(per_sample_weights, context.num_models).flatten(0, 1)
-    )
-    table = weight.tensor.flatten(0, 1)
-    y = functional.embedding_bag(
-        moved, table, None, max_norm, norm_type, scale_grad_by_freq, mode, False, per_sample_weights=weights
-    )
+    if given.get("sparse") or any(given.get(name) is not None for name in ("offsets", "padding_idx")):
+        return NotImplemented
+    _check(context, indices)
+    bags = _within(context, with_model_dim(indices, context.num_models), weight.shape[0]).flatten(0, 1)
+    if weights is not None:
+        weights = with_model_dim(weights, context.num_models).flatten(0, 1)
+    y = functional.embedding_bag(bags, weight.tensor.flatten(0, 1), per_sample_weights=weights, **given)
     return Stacked(y.unflatten(0, (context.num_models, -1)))

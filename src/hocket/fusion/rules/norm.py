@@ -55,9 +55,7 @@ def _batch_norm(
         one = swapped.reshape(1, x.shape[0] * x.shape[2], -1)
         y = functional.batch_norm(one, *flat, *options)
         return Stacked(y.view(swapped.shape).transpose(1, 2))
-    together = x.transpose(0, 1).flatten(1) if x.ndim == 3 else to_channels(x)
-    y = functional.batch_norm(together, *flat, *options)
-    return Stacked(from_channels(y, num_models))
+    return Stacked(from_channels(functional.batch_norm(to_channels(x), *flat, *options), num_models))
 
 
 def _check_enough(context: OpContext, swapped: Tensor, training: bool) -> None:
@@ -122,11 +120,9 @@ def group_norm(
     if input.ndim < 2:
         return NotImplemented
     num_models = context.num_models
-    x = with_model_dim(input, num_models)
-    together = x.transpose(0, 1).flatten(1) if x.ndim == 3 else to_channels(x)
-    y = functional.group_norm(
-        together, num_models * num_groups, _flat(weight, num_models), _flat(bias, num_models), eps
-    )
+    flat = _flat(weight, num_models), _flat(bias, num_models)
+    together = to_channels(with_model_dim(input, num_models))
+    y = functional.group_norm(together, num_models * num_groups, *flat, eps)
     return Stacked(from_channels(y, num_models))
 
 

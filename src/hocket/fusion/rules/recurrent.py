@@ -82,6 +82,12 @@ def recurrent(context: OpContext, input: Any, hx: Any = None) -> Any:
     return (out, last if is_lstm else last[0])
 
 
+def _weights(context: OpContext, suffix: str = "") -> tuple[Any, ...]:
+    """Weights of inputs and state, their biases, and the weight of an LSTM's projection; None where there is none."""
+    names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr")
+    return tuple(None if (found := context.lookup(name + suffix)) is None else found.tensor for name in names)
+
+
 def _starts(context: OpContext, module: nn.RNNBase, hx: Any, x: Tensor, num_directions: int) -> tuple[Tensor, ...]:
     """The first states, ``(B, layers * directions, N, H)`` each."""
     if hx is not None:
@@ -100,12 +106,7 @@ def _run(
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """One layer in one direction over all steps of ``(B, T, N, in)``."""
     suffix = f"_l{layer}{'_reverse' if direction else ''}"
-    w_ih, w_hh, b_ih, b_hh, w_hr = (
-        None if (found := context.lookup(name + suffix)) is None else found.tensor
-        for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr")
-    )
-    assert w_ih is not None
-    assert w_hh is not None
+    w_ih, w_hh, b_ih, b_hh, w_hr = _weights(context, suffix)
     num_models, steps, batch, width = x.shape
     cell = CELLS[module.mode]
     inputs = product(x.reshape(num_models, steps * batch, width), w_ih, b_ih).view(num_models, steps, batch, -1)
@@ -135,8 +136,7 @@ def one_step(context: OpContext, input: Any, hx: Any = None) -> Any:
     else:
         given = hx if isinstance(hx, (tuple, list)) else (hx,)
         state = tuple(with_model_dim(each, context.num_models) for each in given)
-    w_ih, w_hh = with_model_dim(context.lookup("weight_ih"), 0), with_model_dim(context.lookup("weight_hh"), 0)
-    b_ih, b_hh = (None if (bias := context.lookup(name)) is None else bias.tensor for name in ("bias_ih", "bias_hh"))
+    w_ih, w_hh, b_ih, b_hh, _ = _weights(context)
     if isinstance(module, nn.RNNCell):
         cell = CELLS["RNN_TANH" if module.nonlinearity == "tanh" else "RNN_RELU"]
     else:
