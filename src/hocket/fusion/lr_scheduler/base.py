@@ -166,12 +166,13 @@ class FusedScheduler(LRScheduler):
                 raise InputError(f"refill: expected arguments among {', '.join(known)}, got {name}={value!r}")
         values = {name: checked(self.torch_class, name, value) for name, value in arguments.items()}
         own = {place: {**self.arguments[place], **values} for place in places}
-        shadows = {place: self._shadow(place).param_groups[0] for place in places}
-        for shadow in shadows.values():
-            shadow.pop("initial_lr", None)
+        new = {}
+        for place in places:
+            shadow = self._shadow(place)
+            shadow.param_groups[0].pop("initial_lr", None)
             if lr is not None:
-                shadow["lr"] = numbers_of("lr", lr, 1, self.optimizer.bounds["lr"])
-        new = {place: self._made(place, Shadow([shadows[place]]), own[place], anew=True) for place in places}
+                shadow.param_groups[0]["lr"] = numbers_of("lr", lr, 1, self.optimizer.bounds["lr"])
+            new[place] = self._made(place, shadow, own[place], anew=True)
         # All of it fits: from here on nothing is refused.
         self.arguments |= own
         self._copy_in(KEYS)

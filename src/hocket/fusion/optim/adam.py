@@ -16,7 +16,7 @@ __all__ = ["Adam", "AdamW", "Adamax", "NAdam", "RAdam"]
 
 
 class MovingAverages(FusedOptimizer):
-    """Moving averages of gradients and of their squares: what Adam, NAdam and RAdam have in common."""
+    """Moving averages of gradients and of their squares: what Adam and its kin have in common."""
 
     bounds: ClassVar[Mapping[str, Bound]] = {
         "lr": Bound(),
@@ -28,11 +28,11 @@ class MovingAverages(FusedOptimizer):
     def entries(self, group: dict[str, Any]) -> tuple[str, ...]:
         return ("exp_avg", "exp_avg_sq", *(("max_exp_avg_sq",) if group.get("amsgrad") else ()))
 
-    def moments(self, group: dict[str, Any], step: Number) -> dict[str, Number]:
-        """The coefficients of weight decay and of both averages, what corrects the second's bias, and a step's size."""
+    def coefficients(self, group: dict[str, Any], step: Number, state: dict[str, Any]) -> dict[str, Number]:
+        """Of weight decay and of both averages, what corrects the second's bias, and a step's size."""
         lr, (beta1, beta2), decay = group["lr"], group["betas"], group["weight_decay"]
         return {
-            "decay": 1 - lr * decay if group["decoupled_weight_decay"] and is_on(decay) else decay,
+            "decay": 1 - lr * decay if group.get("decoupled_weight_decay") and is_on(decay) else decay,
             "first": 1 - beta1,
             "keep": beta2,
             "second": 1 - beta2,
@@ -75,9 +75,6 @@ class Adam(MovingAverages):
     """
 
     torch_class: ClassVar[type[torch.optim.Optimizer]] = torch.optim.Adam
-
-    def coefficients(self, group: dict[str, Any], step: Number, state: dict[str, Any]) -> dict[str, Number]:
-        return self.moments(group, step)
 
     def update(self, chunk: Chunk, group: dict[str, Any], by: Mapping[str, Any]) -> None:
         chunk, first, second = self.averaged(chunk, group, by)
@@ -143,7 +140,7 @@ class AdamW(Adam):
     fixed = {"decoupled_weight_decay": True}  # noqa: RUF012
 
 
-class Adamax(FusedOptimizer):
+class Adamax(MovingAverages):
     """`torch.optim.Adamax` (Kingma and Ba, section 7.1) of B models: lr, betas, eps and weight_decay may differ.
 
     Example:
@@ -154,20 +151,9 @@ class Adamax(FusedOptimizer):
     """
 
     torch_class = torch.optim.Adamax
-    bounds = MovingAverages.bounds
 
     def entries(self, group: dict[str, Any]) -> tuple[str, ...]:
         return ("exp_avg", "exp_inf")
-
-    def coefficients(self, group: dict[str, Any], step: Number, state: dict[str, Any]) -> dict[str, Number]:
-        beta1, beta2 = group["betas"]
-        return {
-            "decay": group["weight_decay"],
-            "first": 1 - beta1,
-            "keep": beta2,
-            "eps": group["eps"],
-            "size": -divided(group["lr"], 1 - power(beta1, step)),
-        }
 
     def update(self, chunk: Chunk, group: dict[str, Any], by: Mapping[str, Any]) -> None:
         chunk = chunk.decayed(by["decay"])
@@ -207,7 +193,7 @@ class NAdam(MovingAverages):
         lr, product = group["lr"], state["mu_product"].double()
         now, ahead = self._momentum(group, step), self._momentum(group, step + 1)
         grad, mean = divided(-lr * (1 - now), 1 - product), divided(-lr * ahead, 1 - product * ahead)
-        return {**self.moments(group, step), "grad": grad, "mean": mean}
+        return {**super().coefficients(group, step, state), "grad": grad, "mean": mean}
 
     def update(self, chunk: Chunk, group: dict[str, Any], by: Mapping[str, Any]) -> None:
         chunk, first, second = self.averaged(chunk, group, by)
@@ -230,7 +216,7 @@ class RAdam(MovingAverages):
     least_length: ClassVar[float] = 5.0  # of the moving average, from which its variance is rectified
 
     def coefficients(self, group: dict[str, Any], step: Number, state: dict[str, Any]) -> dict[str, Number]:
-        numbers = self.moments(group, step)
+        numbers = super().coefficients(group, step, state)
         beta2, least = group["betas"][1], self.least_length
         powered = power(beta2, step)
         limit = divided(2, 1 - beta2) - 1

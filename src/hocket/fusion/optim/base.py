@@ -26,7 +26,7 @@ import torch
 from hocket.errors import InputError
 from hocket.fusion.optim import counts
 from hocket.fusion.optim.arithmetic import Tensors
-from hocket.fusion.optim.chunks import Bucket, Chunk, Columns, Layout, Pieces, lay_out
+from hocket.fusion.optim.chunks import Bucket, Chunk, Columns, Layout, lay_out
 from hocket.fusion.optim.hyper import Number, one_of, plain
 from hocket.fusion.optim.options import Options, groups_of, options_of, signature_of
 from hocket.fusion.optim.slots import slots_of
@@ -159,7 +159,9 @@ class FusedOptimizer(Options, ABC):
     def count_per_model(self) -> None:
         """From now on count the steps of each model on its own."""
         self._per_model_steps = True
-        counts.count_per_model(self)
+        steps = ((p, own["step"]) for p, own in self.state.items() if "step" in own)
+        if any(not step.dim() and self._slots[p] is None for p, step in steps):
+            counts.rejoin(self)
 
     def _update_all(self, skipped: Sequence[int]) -> None:
         skipped = sorted({*skipped, *(model for model, frozen in enumerate(self._frozen) if frozen)})
@@ -240,15 +242,8 @@ class FusedOptimizer(Options, ABC):
             numbers = self.coefficients(group, counts.step_of(bucket.state), bucket.state)
         columns = Columns(numbers, bucket.params[0], self._slots)
         for pieces in chunks:
-            update(self._chunk(pieces, group, bucket), group, columns.beside(pieces))
-
-    def _chunk(self, pieces: Pieces, group: dict[str, Any], bucket: Bucket) -> Chunk:
-        params, grads, states = pieces.taken()
-        if params[0].is_complex():
-            params, grads = ([torch.view_as_real(tensor) for tensor in own] for own in (params, grads))
-        if group["maximize"]:
-            grads = list(torch._foreach_neg(grads))
-        return Chunk(params, grads, states, bucket.state.get("step"))
+            chunk = pieces.chunk(bucket.state.get("step"), group["maximize"])
+            update(chunk, group, columns.beside(pieces))
 
     # ------------------------------------------------------------------------------- state, from and to plain torch
 

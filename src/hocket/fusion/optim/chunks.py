@@ -98,13 +98,16 @@ class Pieces:
         """These models' part of a tensor whose first dimension is B."""
         return tensor if self.end is None else tensor[self.begin : self.end]
 
-    def taken(self) -> tuple[Tensors, Tensors, Sequence[dict[str, Any]]]:
+    def chunk(self, count: torch.Tensor | None, maximize: bool) -> Chunk:
         """Their part of the parameters, the gradients and the states, in which all but the count is of all models."""
-        grads: Tensors = list(map(GRAD, self.params))
-        if self.end is None:
-            return self.params, grads, self.states
-        states = [{key: self.of(value) for key, value in entries.items() if key != "step"} for entries in self.states]
-        return list(map(self.of, self.params)), list(map(self.of, grads)), states
+        params, states = self.params, self.states
+        grads: Tensors = list(map(GRAD, params))
+        if self.end is not None:
+            params, grads = list(map(self.of, params)), list(map(self.of, grads))
+            states = [{key: self.of(value) for key, value in own.items() if key != "step"} for own in states]
+        if params[0].is_complex():
+            params, grads = list(map(torch.view_as_real, params)), list(map(torch.view_as_real, grads))
+        return Chunk(params, list(torch._foreach_neg(grads)) if maximize else grads, states, count)
 
 
 def cut(params: Tensors, states: Sequence[dict[str, Any]], slots: Slots) -> Iterator[Pieces]:

@@ -16,7 +16,7 @@ from hocket.fusion.optim.hyper import Number
 if TYPE_CHECKING:
     from hocket.fusion.optim.base import FusedOptimizer
 
-__all__ = ["count_dtype", "count_per_model", "first_count", "part", "rejoin", "step_of"]
+__all__ = ["count_dtype", "first_count", "part", "rejoin", "step_of"]
 
 
 def count_dtype() -> torch.dtype:
@@ -38,13 +38,6 @@ def step_of(state: dict[str, Any]) -> Number:
     """How many steps a parameter has seen, where that is counted: one number, or B of them."""
     count = state.get("step")
     return 0.0 if count is None else count if count.dim() else count.item()
-
-
-def count_per_model(optimizer: FusedOptimizer) -> None:
-    """Give the fused parameters a count for each model, where they have none yet."""
-    steps = ((p, entries["step"]) for p, entries in optimizer.state.items() if "step" in entries)
-    if any(not step.dim() and optimizer._slots[p] is None for p, step in steps):
-        rejoin(optimizer)
 
 
 def part(optimizer: FusedOptimizer, group: dict[str, Any], params: Sequence[torch.Tensor]) -> None:

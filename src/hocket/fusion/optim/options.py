@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 
 from hocket.errors import InputError
-from hocket.fusion.optim.hyper import Bound, PerModel, as_tuple, from_models, is_number, numbers_of, per_model
+from hocket.fusion.optim.hyper import Bound, PerModel, as_tuple, by_model, from_models, is_number, numbers_of, per_model
 from hocket.fusion.optim.slots import Slots, largest, slots_of
 
 __all__ = ["FLAGS", "Options", "groups_of", "options_of", "signature_of"]
@@ -73,13 +73,10 @@ class Options(torch.optim.Optimizer):
 
     def set_for_model(self, group: dict[str, Any], key: str, model: int, value: Any) -> None:
         """Set an option of a group for one model, and for no other; in place where there are B numbers already."""
-        parts = []
-        for old, new in zip(as_tuple(group[key]), as_tuple(self.settled(key, value)), strict=True):
-            part = self.widened(group, old) if self.num_models > 1 and type(old) is not PerModel and old != new else old
-            if isinstance(part, PerModel):
-                part[self.checked_model(model)] = new
-            parts.append(part if isinstance(part, PerModel) else new)
-        group[key] = tuple(parts) if type(group[key]) is tuple else parts[0]
+        values = by_model(group[key], self.num_models)
+        if values[model] != value:
+            values[model] = value
+            self.set_by_model(group, key, values)
 
     def widened(self, group: dict[str, Any], number: Any) -> PerModel:
         """One number for all models as a number of each, where the group keeps such."""

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from hocket.errors import InputError
+from hocket.fusion.optim.hyper import check_whole
 
 __all__ = ["Slots", "largest", "slots_of"]
 
@@ -114,8 +115,7 @@ def _total(params: Sequence[torch.Tensor], num_models: int | None) -> int:
     marked = {total for p in params if (total := getattr(p, "_hocket_models", None)) is not None}
     listed = " and ".join(map(str, sorted(marked)))
     if num_models is not None:
-        if isinstance(num_models, bool) or not isinstance(num_models, int) or num_models < 1:
-            raise InputError(f"num_models: expected a whole number >= 1, got {num_models!r}")
+        num_models = check_whole("num_models", num_models, 1)
         if marked - {num_models}:
             raise InputError(f"params: expected parameters of {num_models} models, got some of {listed}")
         return num_models

@@ -52,6 +52,12 @@ class Adagrad(FusedOptimizer):
         addcdiv_(chunk.params, chunk.grads, below, by["size"])
 
 
+def _averaging(group: dict[str, Any], keep: Number) -> dict[str, Number]:
+    """The coefficients of an average of squares that keeps this share of what it was."""
+    numbers = {"size": -group["lr"], "eps": group["eps"], "decay": group["weight_decay"]}
+    return {**numbers, "keep": keep, "take": 1 - keep}
+
+
 class RMSprop(FusedOptimizer):
     """`torch.optim.RMSprop` (Hinton's lecture 6e; centered: Graves, arXiv 1308.0850) of B models.
 
@@ -70,14 +76,7 @@ class RMSprop(FusedOptimizer):
         return ("square_avg", *momentum, *(("grad_avg",) if group["centered"] else ()))
 
     def coefficients(self, group: dict[str, Any], step: Number, state: dict[str, Any]) -> dict[str, Number]:
-        return {
-            "size": -group["lr"],
-            "keep": group["alpha"],
-            "take": 1 - group["alpha"],
-            "eps": group["eps"],
-            "decay": group["weight_decay"],
-            "momentum": group["momentum"],
-        }
+        return {**_averaging(group, group["alpha"]), "momentum": group["momentum"]}
 
     def update(self, chunk: Chunk, group: dict[str, Any], by: Mapping[str, Any]) -> None:
         chunk = chunk.decayed(by["decay"])
@@ -128,13 +127,7 @@ class Adadelta(FusedOptimizer):
         return ("square_avg", "acc_delta")
 
     def coefficients(self, group: dict[str, Any], step: Number, state: dict[str, Any]) -> dict[str, Number]:
-        return {
-            "size": -group["lr"],
-            "keep": group["rho"],
-            "take": 1 - group["rho"],
-            "eps": group["eps"],
-            "decay": group["weight_decay"],
-        }
+        return _averaging(group, group["rho"])
 
     def update(self, chunk: Chunk, group: dict[str, Any], by: Mapping[str, Any]) -> None:
         chunk = chunk.decayed(by["decay"])

@@ -141,16 +141,13 @@ def _checked(
     params = _params_of(optimizer, model)
     if state is None:
         return PlainState([[{} for _ in own] for own in params], [options for _ in params])
-    _check_groups(optimizer, what, state["param_groups"], params)
-    known, entries, numbers = _known_entries(optimizer), [], []
-    for group, own in zip(state["param_groups"], params, strict=True):
-        found = []
-        for index, p in zip(group["params"], own, strict=True):
-            found.append({key: value for key, value in state["state"].get(index, {}).items() if value is not None})
-            shape = p.shape[1:] if optimizer._slots[p] is None else p.shape
-            _check_entries(optimizer, known, f"{what}: {{}} of parameter {index}", found[-1], shape)
-        entries.append(found)
-        numbers.append({key: number_of(value) for key, value in {**group, **options}.items() if key != "params"})
+    _check_state(optimizer, what, state, params, is_plain=True)
+    groups = state["param_groups"]
+    known = state["state"].items()
+    own = {index: {key: each for key, each in given.items() if each is not None} for index, given in known}
+    entries = [[own.get(index, {}) for index in group["params"]] for group in groups]
+    merged = [{**group, **options} for group in groups]
+    numbers = [{key: number_of(each) for key, each in group.items() if key != "params"} for group in merged]
     return PlainState(entries, numbers)
 
 
@@ -255,47 +252,39 @@ def check_fits(state_dict: Mapping[str, Any], optimizer: FusedOptimizer) -> None
     saved = state_dict.get("hocket", {}).get("num_models", total)
     if saved != total:
         raise InputError(f"state_dict: expected one of {total} models, got one of {saved}")
-    groups, known = state_dict["param_groups"], _known_entries(optimizer)
-    _check_groups(optimizer, "state_dict", groups, [group["params"] for group in optimizer.param_groups])
-    for number, (group, own) in enumerate(zip(groups, optimizer.param_groups, strict=True)):
+    _check_state(optimizer, "state_dict", state_dict, [group["params"] for group in optimizer.param_groups])
+    for number, group in enumerate(state_dict["param_groups"]):
         for key in optimizer.bounds:
-            for part in as_tuple(group.get(key)):
+            for part in as_tuple(group[key]):
                 if isinstance(part, torch.Tensor) and part.dim() == 1 and len(part) != total:
                     raise InputError(f"state_dict: {key} of group {number}: expected {total} numbers, got {len(part)}")
-        for index, p in zip(group["params"], own["params"], strict=True):
-            entries = state_dict["state"].get(index, {})
-            _check_entries(optimizer, known, f"state_dict: {{}} of parameter {index}", entries, p.shape)
 
 
-def _check_groups(
-    optimizer: FusedOptimizer, what: str, groups: Sequence[Mapping[str, Any]], params: Sequence[Sequence[Any]]
+def _check_state(
+    optimizer: FusedOptimizer,
+    what: str,
+    state: Mapping[str, Any],
+    params: Sequence[Sequence[torch.Tensor]],
+    is_plain: bool = False,
 ) -> None:
-    """Check that a state dict has as many groups, each of as many parameters and with this optimizer's options."""
-    found = [len(group["params"]) for group in groups]
-    expected = [len(group) for group in params]
+    """Check groups, names of options, entries and their shapes of a state dict, of one model or of all."""
+    kind, groups = type(optimizer).__name__, state["param_groups"]
+    found, expected = [len(group["params"]) for group in groups], list(map(len, params))
     if found != expected:
         raise InputError(f"{what}: expected groups of {expected} parameters, got groups of {found}")
-    for number, group in enumerate(groups):
+    # The tensors that a parameter's state may hold, under any options.
+    known = optimizer.entries({**dict.fromkeys(optimizer.bounds, 1.0), **dict.fromkeys(FLAGS, True)})
+    for number, (group, own) in enumerate(zip(groups, params, strict=True)):
         if missing := [key for key in optimizer.bounds if key not in group]:
-            kind = type(optimizer).__name__
             raise InputError(f"{what}: expected the options of {kind}, got group {number} without {', '.join(missing)}")
-
-
-def _known_entries(optimizer: FusedOptimizer) -> tuple[str, ...]:
-    """The tensors that a parameter's state may hold, under any options."""
-    return optimizer.entries({**dict.fromkeys(optimizer.bounds, 1.0), **dict.fromkeys(FLAGS, True)})
-
-
-def _check_entries(
-    optimizer: FusedOptimizer, known: Sequence[str], what: str, entries: Entries, shape: torch.Size
-) -> None:
-    for key, value in entries.items():
-        if key not in (*known, *optimizer.counters):
-            raise InputError(
-                f"{what.format(key)}: expected the state of {type(optimizer).__name__}: {', '.join(known)}"
-            )
-        if key not in optimizer.counters and isinstance(value, torch.Tensor) and value.shape != shape:
-            raise InputError(f"{what.format(key)}: expected shape {tuple(shape)}, got {tuple(value.shape)}")
+        for index, p in zip(group["params"], own, strict=True):
+            shape = p.shape[1:] if is_plain and optimizer._slots[p] is None else p.shape
+            for key, value in state["state"].get(index, {}).items():
+                place = f"{what}: {key} of parameter {index}"
+                if key not in (*known, *optimizer.counters):
+                    raise InputError(f"{place}: expected the state of {kind}: {', '.join(known)}")
+                if key in known and isinstance(value, torch.Tensor) and value.shape != shape:
+                    raise InputError(f"{place}: expected shape {tuple(shape)}, got {tuple(value.shape)}")
 
 
 def _params_of(optimizer: FusedOptimizer, model: int) -> list[list[torch.Tensor]]:
