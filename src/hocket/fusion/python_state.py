@@ -106,7 +106,7 @@ class Globals:
         for model in models:
             for _, _, value in attributes(model):
                 self._visit(value, DEPTH)
-        self._known = self._now()
+        self._known = {where: value for where, _, value in self._now()}
 
     def changed(self) -> str | None:
         """The name of a number, string or the like that is not what it was when this object was made, or None."""
@@ -116,9 +116,8 @@ class Globals:
                 return f"the variable {key}"
         if not self._places:
             return None
-        known = {where: value for where, _, value in self._known}
         for where, path, value in self._now():
-            old = known.get(where, self)
+            old = self._known.get(where, self)
             if isinstance(value, PLAIN) and isinstance(old, PLAIN) and not _is_same(old, value):
                 return path
         return None

@@ -5,7 +5,7 @@ torch's own look at values to choose a fused kernel for inference; what is compu
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import nn
@@ -17,12 +17,9 @@ def _encoder_layer(
     m: Any, src: Any, src_mask: Any = None, src_key_padding_mask: Any = None, is_causal: bool = False
 ) -> Any:
     def attend(x: Any) -> Any:
-        y, _ = m.self_attn(
-            x, x, x, attn_mask=src_mask, key_padding_mask=src_key_padding_mask, need_weights=False, is_causal=is_causal
-        )
-        return m.dropout1(y)
+        return m._sa_block(x, src_mask, src_key_padding_mask, is_causal)
 
-    return _feed_forward(m, src, (attend,), (m.norm1, m.norm2), m.dropout2, m.dropout)
+    return _layer(m, src, (attend, m._ff_block), (m.norm1, m.norm2))
 
 
 def _decoder_layer(
@@ -37,25 +34,17 @@ def _decoder_layer(
     memory_is_causal: bool = False,
 ) -> Any:
     def attend(x: Any) -> Any:
-        y, _ = m.self_attn(x, x, x, attn_mask=tgt_mask, key_padding_mask=tgt_key_padding_mask, need_weights=False)
-        return m.dropout1(y)
+        return m._sa_block(x, tgt_mask, tgt_key_padding_mask, tgt_is_causal)
 
     def look(x: Any) -> Any:
-        y, _ = m.multihead_attn(
-            x, memory, memory, attn_mask=memory_mask, key_padding_mask=memory_key_padding_mask, need_weights=False
-        )
-        return m.dropout2(y)
+        return m._mha_block(x, memory, memory_mask, memory_key_padding_mask, memory_is_causal)
 
-    return _feed_forward(m, tgt, (attend, look), (m.norm1, m.norm2, m.norm3), m.dropout3, m.dropout)
+    return _layer(m, tgt, (attend, look, m._ff_block), (m.norm1, m.norm2, m.norm3))
 
 
-def _feed_forward(m: Any, x: Any, blocks: Any, norms: Any, last_dropout: Any, inner_dropout: Any) -> Any:
-    """Blocks and the two linear layers, each with its norm before it or after it."""
-
-    def forward(x: Any) -> Any:
-        return last_dropout(m.linear2(inner_dropout(m.activation(m.linear1(x)))))
-
-    for block, norm in zip((*blocks, forward), norms, strict=True):
+def _layer(m: Any, x: Any, blocks: Sequence[Callable[[Any], Any]], norms: Sequence[Any]) -> Any:
+    """Blocks around which the input goes, each with its norm before it or after it."""
+    for block, norm in zip(blocks, norms, strict=True):
         x = x + block(norm(x)) if m.norm_first else norm(x + block(x))
     return x
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hocket.fusion.rules.base import OpContext, module_rule, rule
+from hocket.fusion.rules.base import OpContext, rule
 from hocket.fusion.rules.dropout import dropped
 from hocket.fusion.rules.linear import linear
 from hocket.fusion.stacked import Stacked, with_model_dim
@@ -77,7 +77,7 @@ def _weighted(
     return torch.matmul(weights, v), weights
 
 
-@module_rule(nn.MultiheadAttention)
+@rule(nn.MultiheadAttention)
 def multihead(
     context: OpContext,
     query: Any,
@@ -92,7 +92,7 @@ def multihead(
     """Batched input, equal or different widths of keys and values; masks shared or per model."""
     module = context.modules[0]
     assert isinstance(module, nn.MultiheadAttention)
-    if query.ndim != 3 or module.bias_k is not None or module.add_zero_attn:
+    if query.ndim != 3 or module.bias_k is not None or module.add_zero_attn or (is_causal and attn_mask is None):
         return NotImplemented
     heads = module.num_heads
     q, k, v = _projected(context, module, query, key, value)  # (B, N, L, E) each

@@ -21,18 +21,7 @@ from torch import nn
 from hocket.fusion.gradients import GradientMemory
 from hocket.fusion.stacked import Stacked
 
-__all__ = [
-    "IN_PLACE",
-    "OpContext",
-    "Rule",
-    "find",
-    "find_module",
-    "is_watched",
-    "module_rule",
-    "op_name",
-    "rule",
-    "where",
-]
+__all__ = ["IN_PLACE", "OpContext", "Rule", "find", "find_module", "is_watched", "op_name", "rule", "where"]
 
 Rule = Callable[..., Any]
 
@@ -89,23 +78,15 @@ def where(layer: str) -> str:
     return f"layer {layer}" if layer else "the model itself"
 
 
-def rule(*names: str) -> Callable[[Rule], Rule]:
-    """Register a rule for the ops of these names."""
+def rule(*keys: str | type[nn.Module]) -> Callable[[Rule], Rule]:
+    """Register a rule for the ops of these names, or for modules of exactly these classes."""
 
     def register(function: Rule) -> Rule:
-        for name in names:
-            _OPS[name] = function
-        return function
-
-    return register
-
-
-def module_rule(*classes: type[nn.Module]) -> Callable[[Rule], Rule]:
-    """Register a rule for these module classes, exactly (a subclass may compute something else)."""
-
-    def register(function: Rule) -> Rule:
-        for cls in classes:
-            _MODULES[cls] = function
+        for key in keys:
+            if isinstance(key, str):
+                _OPS[key] = function
+            else:  # a subclass may compute something else
+                _MODULES[key] = function
         return function
 
     return register

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hocket.errors import InputError
-from hocket.fusion.rules.base import OpContext, module_rule, rule
+from hocket.fusion.rules.base import OpContext, rule
 from hocket.fusion.stacked import ModelValues, Stacked, with_model_dim
 
 ALPHA = 1.7580993408473766  # of self-normalising networks, as torch has it
@@ -82,7 +82,7 @@ def dropout(
     return dropped(context, input, rates, whole_channels=whole, alpha="alpha" in name)
 
 
-@module_rule(nn.Dropout, nn.AlphaDropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.FeatureAlphaDropout)
+@rule(nn.Dropout, nn.AlphaDropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.FeatureAlphaDropout)
 def dropout_module(context: OpContext, input: Any) -> Any:
     """A rate per model."""
     module = context.modules[0]

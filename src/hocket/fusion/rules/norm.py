@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hocket.errors import InputError
-from hocket.fusion.rules.base import OpContext, module_rule, rule
+from hocket.fusion.rules.base import OpContext, rule
 from hocket.fusion.stacked import Stacked, from_channels, to_channels, unwrap, with_model_dim
 
 
@@ -67,7 +67,7 @@ def _check_enough(context: OpContext, swapped: Tensor, training: bool) -> None:
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
-@module_rule(*BATCH_NORMS)
+@rule(*BATCH_NORMS)
 def batch_norm_module(context: OpContext, input: Any) -> Any:
     """With running statistics and a count of batches of its own in each model."""
     module: Any = context.modules[0]
@@ -98,7 +98,7 @@ def _state_of(module: Any, lookup: Callable[[str], Any]) -> tuple[list[Any], boo
     return state, by_batch, 0.0 if module.momentum is None else module.momentum, module.eps
 
 
-@module_rule(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
+@rule(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 def instance_norm_module(context: OpContext, input: Any) -> Any:
     """Every example and channel by itself; running statistics, where kept, per model."""
     module: Any = context.modules[0]

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hocket.fusion.rules.base import OpContext, module_rule
+from hocket.fusion.rules.base import OpContext, rule
 from hocket.fusion.rules.dropout import dropped
 from hocket.fusion.rules.linear import product
 from hocket.fusion.stacked import Stacked, with_model_dim
@@ -52,7 +52,7 @@ def relu_cell(inputs: Tensor, hidden: Tensor, state: tuple[Tensor, ...]) -> tupl
 CELLS: dict[str, Cell] = {"LSTM": lstm_cell, "GRU": gru_cell, "RNN_TANH": tanh_cell, "RNN_RELU": relu_cell}
 
 
-@module_rule(nn.LSTM, nn.GRU, nn.RNN)
+@rule(nn.LSTM, nn.GRU, nn.RNN)
 def recurrent(context: OpContext, input: Any, hx: Any = None) -> Any:
     """``(T, N, in)`` or, batch first, ``(N, T, in)``; gives outputs and the last states."""
     module = context.modules[0]
@@ -122,7 +122,7 @@ def _run(
     return torch.stack(outputs, 1), state
 
 
-@module_rule(nn.LSTMCell, nn.GRUCell, nn.RNNCell)
+@rule(nn.LSTMCell, nn.GRUCell, nn.RNNCell)
 def one_step(context: OpContext, input: Any, hx: Any = None) -> Any:
     """One step, ``(N, in)``; gives the new state, of an LSTM both states."""
     module = context.modules[0]
