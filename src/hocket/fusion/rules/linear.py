@@ -90,16 +90,9 @@ def linear(context: OpContext, input: Any, weight: Any, bias: Any = None) -> Any
 @rule("bilinear")
 def bilinear(context: OpContext, input1: Any, input2: Any, weight: Any, bias: Any = None) -> Any:
     """``y[.., o] = x1 A[o] x2``: a batched product with the weights of all models, then a sum over the second input."""
-    first, second = with_model_dim(input1, context.num_models), with_model_dim(input2, context.num_models)
-    table = with_model_dim(weight, context.num_models)
-    num_models, out_features, in1, in2 = table.shape
-    rows = first.reshape(num_models, -1, in1)
-    half = torch.bmm(rows, table.permute(0, 2, 1, 3).reshape(num_models, in1, out_features * in2))
-    half = half.view(num_models, -1, out_features, in2)
-    y = (half @ second.reshape(num_models, -1, in2, 1)).squeeze(-1)
-    if bias is not None:
-        y = y + with_model_dim(bias, num_models).unsqueeze(1)
-    return Stacked(y.reshape(*first.shape[:-1], out_features))
+    first, second, table = (with_model_dim(each, context.num_models) for each in (input1, input2, weight))
+    y = torch.einsum("b...i,boij,b...j->b...o", first, table, second)
+    return Stacked(y) if bias is None else Stacked(torch.add(*align((Stacked(y), bias))))
 
 
 @rule("matmul", "bmm", "__matmul__", "mm", "rmatmul")
