@@ -506,6 +506,13 @@ def test_attention_with_keys_and_values_of_its_own():
     check(made(lambda: Attend(options, lambda m, q, k: m(q, k, k)), 3), x, x, shared=False)
 
 
+@pytest.mark.filterwarnings("ignore:hocket.fuse")
+def test_a_hint_of_causal_attention_without_a_mask_is_refused_as_by_torch():
+    array = hocket.fuse(made(lambda: Attend({}, lambda m, q, k: m(q, k, k, is_causal=True)), 2), shared=True)
+    with pytest.raises(hocket.errors.InputError, match=r"layer attention.*Need attn_mask"):
+        array(torch.ones(5, 2, 8).double(), torch.ones(5, 2, 8).double())
+
+
 class Scaled(nn.Module):
     """Scaled dot-product attention as a function."""
 

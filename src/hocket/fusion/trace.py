@@ -286,28 +286,19 @@ def exported(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         program = torch.export.export(model, args, kwargs, strict=False)
     for path, _ in changes(state, generators()):
         raise ValueError(f"the forward changes {path}")
-    graph = program.graph_module.graph
-    specs = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
-    inputs: dict[fx.Node, int] = {}
-    tensors: dict[fx.Node, str] = {}
-    constants: dict[fx.Node, Any] = {}
-    number = 0
-    leaves = pytree.tree_flatten((args, kwargs))[0]
-    for node in graph.nodes:
-        if node.op == "placeholder":
-            spec = specs[node.name]
-            if spec.kind == InputKind.USER_INPUT:
-                if isinstance(leaves[number], Tensor):
-                    inputs[node] = number
-                number += 1
-            elif spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
-                assert spec.target is not None
-                tensors[node] = spec.target
-            else:
-                constants[node] = program.constants[str(spec.target)]
-        elif node.op == "get_attr":
-            constants[node] = getattr(program.graph_module, str(node.target))
+    graph, signature = program.graph_module.graph, program.graph_signature
+    specs = {spec.arg.name: spec for spec in signature.input_specs}
+    owned = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+    places = [node for node in graph.nodes if node.op == "placeholder"]
+    given = [node for node in places if specs[node.name].kind == InputKind.USER_INPUT]
+    leaves = pytree.tree_leaves((args, kwargs))
+    inputs = {node: number for number, node in enumerate(given) if isinstance(leaves[number], Tensor)}
+    tensors = {node: owned[node.name] for node in places if node.name in owned}
+    read = [node for node in graph.nodes if node.op == "get_attr"]
+    constants = {node: getattr(program.graph_module, str(node.target)) for node in read}
+    lifted = [node for node in places if node not in given and node not in tensors]
+    constants |= {node: program.constants[str(specs[node.name].target)] for node in lifted}
     out_spec = program.call_spec.out_spec
-    if len(program.graph_signature.output_specs) != out_spec.num_leaves:
+    if len(signature.output_specs) != out_spec.num_leaves:
         raise ValueError("the forward gives more than its output")
     return Traced(graph, inputs, tensors, constants, out_spec)
