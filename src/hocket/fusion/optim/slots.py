@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,30 +14,21 @@ from hocket.fusion.optim.hyper import check_whole
 __all__ = ["Slots", "largest", "slots_of"]
 
 
-class Slots:
+class Slots(dict[torch.Tensor, "int | None"]):
     """For each parameter the model it belongs to, or None where it is fused of all B; in the parameters' order."""
 
-    def __init__(self, num_models: int, slots: dict[torch.Tensor, int | None]) -> None:
+    def __init__(self, num_models: int, slots: Mapping[torch.Tensor, int | None]) -> None:
+        super().__init__(slots)
         self.num_models = num_models
-        self._slots = slots
-
-    def __getitem__(self, p: torch.Tensor) -> int | None:
-        return self._slots[p]
-
-    def __contains__(self, p: object) -> bool:
-        return p in self._slots
-
-    def __iter__(self) -> Iterator[torch.Tensor]:
-        return iter(self._slots)
 
     def column(self, row: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
         """B numbers as a tensor that broadcasts against `p`: all of them, or the one of its model."""
-        slot = self._slots[p]
+        slot = self[p]
         return row.view(-1, *(1,) * (p.dim() - 1)) if slot is None else row[slot]
 
     def reduced(self, p: torch.Tensor, values: torch.Tensor, order: float) -> torch.Tensor:
         """The norm of each model's part of `values` (shaped as `p`), as B numbers; 0 for models without a part."""
-        slot = self._slots[p]
+        slot = self[p]
         dtype = torch.float32 if values.dtype in (torch.float16, torch.bfloat16) else None
         if slot is None:
             return torch.linalg.vector_norm(values.reshape(self.num_models, -1), order, dim=1, dtype=dtype)
@@ -49,7 +40,7 @@ class Slots:
     def check_shapes(self, params: Iterable[torch.Tensor]) -> None:
         """Refuse fused parameters that are of another number of models by now."""
         for p in params:
-            if self._slots[p] is None and p.shape[0] != self.num_models:
+            if self[p] is None and p.shape[0] != self.num_models:
                 raise InputError(
                     f"a parameter has shape {tuple(p.shape)}: expected a fused one, ({self.num_models}, ...) for "
                     f"{self.num_models} models; where models were dropped from the array, call the optimizer's drop or "
@@ -58,7 +49,7 @@ class Slots:
 
     def gradients(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """The parameters that have a gradient, each with it."""
-        return [(p, p.grad) for p in self._slots if p.grad is not None]
+        return [(p, p.grad) for p in self if p.grad is not None]
 
     def not_finite(self) -> list[int]:
         """The models in whose gradients something is not finite."""
@@ -97,7 +88,7 @@ def slots_of(params: Iterable[Any], num_models: int | None = None, known: Slots 
         if not isinstance(p, torch.Tensor):
             raise InputError(f"parameter {place}: expected a tensor, got {type(p).__name__}")
     total = _total(found, num_models)
-    slots: dict[torch.Tensor, int | None] = {} if known is None else {p: known[p] for p in known}
+    slots: dict[torch.Tensor, int | None] = {} if known is None else dict(known)
     for place, p in enumerate(found):
         model = getattr(p, "_hocket_model", None)
         if model is not None:

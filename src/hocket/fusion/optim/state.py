@@ -238,7 +238,7 @@ def exchange(optimizer: FusedOptimizer, new: Mapping[torch.Tensor, torch.Tensor]
     for group in optimizer.param_groups:
         group["params"] = [new.get(p, p) for p in group["params"]]
     slots = optimizer._slots
-    optimizer._slots = Slots(slots.num_models, {new.get(p, p): slots[p] for p in slots})
+    optimizer._slots = Slots(slots.num_models, {new.get(p, p): slot for p, slot in slots.items()})
     for p in new:
         optimizer.state.pop(p, None)
     optimizer._hocket_version += 1
