@@ -32,7 +32,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten
 
-from hocket.autotune.verification import distance
+from hocket.autotune.verification import distance, largest
 from hocket.errors import CaptureError
 from hocket.tracing.captured import Captured
 from hocket.tracing.float64 import Left, float64_step
@@ -277,9 +277,8 @@ def _gap(value: Any, truth: Any) -> float:
 
 
 def _magnitude(value: Any) -> float:
-    if isinstance(value, torch.Tensor) and value.numel():
-        finite = value[value.isfinite()].abs()
-        return float(finite.max()) if finite.numel() else 0.0
+    if isinstance(value, torch.Tensor):
+        return largest(value)
     return abs(float(value)) if isinstance(value, (int, float)) else 0.0
 
 
