@@ -233,7 +233,9 @@ def _wide_problem(truth: Left, compiled: Left) -> str:
     scales: dict[str, list[float]] = {}
     for _, group, value, _ in _values(truth):
         scales.setdefault(group, []).append(_magnitude(value))
-    values = [*(found.get(source.name) for source, _ in truth.places), *compiled.result]
+    # What one form reads and the other does not (a constant of the trace) is left as it is by the other.
+    left = (found[source.name] if source.name in found else source.get() for source, _ in truth.places)
+    values = [*left, *compiled.result]
     for (name, group, value, _), other in zip(_values(truth), values, strict=True):
         gap = _gap(other, value)
         if not gap <= WIDE_TOLERANCE * max(_magnitude(value), median(scales[group])):

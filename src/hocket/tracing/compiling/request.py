@@ -22,7 +22,7 @@ import torch
 from hocket.errors import CaptureError
 from hocket.tracing.captured import Captured
 from hocket.tracing.compiling.arguments import encoded, op_text
-from hocket.tracing.lowering.updates import UPDATES
+from hocket.tracing.lowering.updates import is_update
 from hocket.tracing.program import Action, Call, Slot, slots_in
 from hocket.tracing.recording.recorder import written_arguments
 from hocket.tracing.scalars.tape import TapeRef
@@ -133,7 +133,7 @@ def _divided(actions: Iterable[Action], memory: Mapping[int, int]) -> tuple[list
     for call in (call for action in actions for call in action.calls):
         reads = {memory.get(slot) for slot in call.reads}
         writes = {memory.get(slot) for slot in slots_in(tuple(written_arguments(call.func, call.args, call.kwargs)))}
-        if call.func._schema.name in UPDATES and not call.outs:
+        if is_update(call.func) and not call.outs:
             updates.append(call)
             touched |= reads
             changed |= writes

@@ -9,17 +9,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
+from typing import Any
 
 from hocket.tracing.lowering.calls import AnnotatedCall
 from hocket.tracing.program import slots_in
 from hocket.tracing.recording.recorder import written_arguments
 
-__all__ = ["UPDATES", "split_updates"]
+__all__ = ["is_update", "split_updates"]
 
 # Torch's kernels that make the update of a group of parameters.
-UPDATES = frozenset(f"aten::_fused_{name}_" for name in ("sgd", "adam", "adamw", "adagrad"))
+_UPDATES = frozenset(f"aten::_fused_{name}_" for name in ("sgd", "adam", "adamw", "adagrad"))
 # An op on less is not worth its call.
 MIN_CHUNK_BYTES = 2**18
+
+
+def is_update(func: Any) -> bool:
+    """Whether an op is such a kernel, and writes in place."""
+    return getattr(getattr(func, "_schema", None), "name", "") in _UPDATES
 
 
 def split_updates(
@@ -35,7 +41,7 @@ def split_updates(
     """
     result: list[AnnotatedCall] = []
     for piece in pieces:
-        result += _chunks(piece, size_bytes, roots, chunks) if piece.call.func._schema.name in UPDATES else [piece]
+        result += _chunks(piece, size_bytes, roots, chunks) if is_update(piece.call.func) else [piece]
     return result
 
 
