@@ -319,10 +319,10 @@ def _captured(
     return Captured(lowered.graph, lowered.program, step, batch, trace, lowered, signature, stand_ins, kinds)
 
 
-def relowered(captured: Captured, *, split: bool, pays: Any = None, **options: Any) -> Captured:
-    """The same captured step with its convolutions' backward split, or lowered with other options; it is not traced."""
-    known = {"fused_norms": captured.lowered.fused_norms, "update_chunks": captured.lowered.update_chunks}
-    lowered = lower(captured.trace, split_backward=split, pays=pays, **{**known, **options})
+def relowered(captured: Captured, *, split: bool, pays: Any = None, fused_norms: bool | None = None) -> Captured:
+    """The same captured step with its convolutions' backward split, or its norms fused; nothing is traced again."""
+    fused_norms = captured.lowered.fused_norms if fused_norms is None else fused_norms
+    lowered = lower(captured.trace, split_backward=split, pays=pays, fused_norms=fused_norms)
     stand_ins = {slot: captured.stand_ins[slot] for slot in lowered.program.inputs if slot in captured.stand_ins}
     return replace(captured, graph=lowered.graph, program=lowered.program, lowered=lowered, stand_ins=stand_ins)
 

@@ -67,7 +67,7 @@ def _formed(captured: Captured, request: CompileRequest, listing: Listing, is_wi
             ),
         ),
     )
-    lowered = lower(trace, split_backward=False, update_chunks=captured.lowered.update_chunks)
+    lowered = lower(trace, split_backward=False)
     slots = {id(source): slot for slot, source in lowered.program.inputs.items()}
     old = captured.program.inputs
     return replace(

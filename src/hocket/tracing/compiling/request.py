@@ -22,7 +22,6 @@ import torch
 from hocket.errors import CaptureError
 from hocket.tracing.captured import Captured
 from hocket.tracing.compiling.arguments import encoded, op_text
-from hocket.tracing.lowering.updates import is_update
 from hocket.tracing.program import Action, Call, Slot, slots_in
 from hocket.tracing.recording.recorder import written_arguments
 from hocket.tracing.scalars.tape import TapeRef
@@ -30,6 +29,9 @@ from hocket.tracing.scalars.tape import TapeRef
 __all__ = ["FORMAT", "CompileRequest", "request_of"]
 
 FORMAT = "hocket-compile/2"
+
+# Torch's kernels that make the update of a group of parameters.
+_UPDATES = frozenset(f"aten::_fused_{name}_" for name in ("sgd", "adam", "adamw", "adagrad"))
 
 
 @dataclass(frozen=True)
@@ -131,14 +133,15 @@ def _divided(actions: Iterable[Action], memory: Mapping[int, int]) -> tuple[list
     touched: set[int | None] = set()
     changed: set[int | None] = set()
     for call in (call for action in actions for call in action.calls):
+        func: Any = call.func
         reads = {memory.get(slot) for slot in call.reads}
-        writes = {memory.get(slot) for slot in slots_in(tuple(written_arguments(call.func, call.args, call.kwargs)))}
-        if is_update(call.func) and not call.outs:
+        writes = {memory.get(slot) for slot in slots_in(tuple(written_arguments(func, call.args, call.kwargs)))}
+        if func._schema.name in _UPDATES and not call.outs:
             updates.append(call)
             touched |= reads
             changed |= writes
         elif reads & changed or writes & touched:
-            raise CaptureError(f"{call.func} comes after an update by {updates[-1].func}")
+            raise CaptureError(f"{func} comes after an update by {updates[-1].func}")
         else:
             compiled.append(call)
     return compiled, updates

@@ -18,7 +18,6 @@ from hocket.tracing.lowering.calls import AnnotatedCall, SlotTable, annotated_ca
 from hocket.tracing.lowering.graph import graph_of
 from hocket.tracing.lowering.norms import fuse_norms
 from hocket.tracing.lowering.passes import drop_dead, fold_views, split_conv_backward
-from hocket.tracing.lowering.updates import split_updates
 from hocket.tracing.program import Action, Program
 from hocket.tracing.trace import Trace
 
@@ -27,16 +26,12 @@ __all__ = ["Lowered", "lower"]
 
 @dataclass(frozen=True)
 class Lowered:
-    """The graph, the program, the slots of everything the step leaves behind; and how it was lowered.
-
-    See `lower` for `fused_norms` and `update_chunks`.
-    """
+    """The graph, the program, the slots of everything the step leaves behind, and whether norms are fused."""
 
     graph: Graph
     program: Program
     slot_of: dict[fx.Node, int]
     fused_norms: bool = False
-    update_chunks: int = 1
 
 
 def lower(
@@ -45,13 +40,11 @@ def lower(
     split_backward: bool = True,
     pays: Callable[[str, str], bool] | None = None,
     fused_norms: bool = False,
-    update_chunks: int = 1,
 ) -> Lowered:
     """Make the graph and the program of a trace.
 
     `split_backward` takes every convolution's backward apart; `pays(name of the joint op, part)` may then keep a part
     with the others. `fused_norms` puts one op in place of each batch norm and its neighbours, which rounds otherwise.
-    `update_chunks` is into how many ops at most a fused update of all parameters is divided.
     """
     slots = SlotTable()
     inputs: dict[int, Any] = {}
@@ -68,7 +61,6 @@ def lower(
     if fused_norms:
         values = {slot: node.meta.get("val") for node, slot in slots.of.items()}
         pieces = fuse_norms(pieces, values, slots.root, kept)
-    pieces = split_updates(pieces, slots.size_bytes, slots.root, update_chunks)
     gradients = {slots.of[node]: g for g, node in trace.gradients.items() if node is not None}
     if split_backward:
         names = roles.describe(pieces, slots.root, inputs, gradients).names
@@ -81,9 +73,7 @@ def lower(
         for name, owner, piece in zip(described.names, described.owners, pieces, strict=True)
     )
     program = Program(actions, Action("prologue", tuple(prologue)), len(slots.root), inputs, kept)
-    return Lowered(
-        graph_of(pieces, program, described.roles, slots, trace), program, slots.of, fused_norms, update_chunks
-    )
+    return Lowered(graph_of(pieces, program, described.roles, slots, trace), program, slots.of, fused_norms)
 
 
 def _left_behind(trace: Trace) -> list[fx.Node]:
