@@ -45,6 +45,8 @@ def compile_kernels(file: Path, kernels: Mapping[str, WrittenKernel], threads: i
     compiler, flags = _compiler(with_vectors=is_timed)
     if not is_timed:
         flags.append("-O1")  # the last one counts
+    # What a header defines is each library's own: one that shares it is never unloaded.
+    flags.append("-fvisibility=hidden")
     made = file.with_suffix(".o")
     _run([*compiler, *flags, "-c", str(file), "-o", str(made)])
     return made

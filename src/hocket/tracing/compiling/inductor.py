@@ -200,9 +200,10 @@ def _beside(tasks: Sequence[Callable[[], int]], asked_by: int) -> int:
 
     This process and all that it has started end when the training that asked for it has ended.
     """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     waiting, running, worst = list(tasks), set[int](), 0
     while waiting or running:
-        while waiting and len(running) < len(os.sched_getaffinity(0)):
+        while waiting and len(running) < cores:
             task = waiting.pop(0)
             if child := os.fork():
                 running.add(child)
@@ -241,7 +242,8 @@ def main(arguments: Sequence[str]) -> int:
     folders = list(map(Path, arguments))
     tasks = [partial(_compile_one, folder, wide) for folder in folders for wide in (False, True)]
     statuses = [_beside(tasks, asked_by)]
-    statuses += [_status_of(partial(joined, each), each) for each in folders if (each / "wide.json").exists()]
+    made = [each for each in folders if all((each / f"{precision}.json").exists() for precision in _PRECISIONS)]
+    statuses += [_status_of(partial(joined, each), each) for each in made]
     return max(statuses)
 
 
