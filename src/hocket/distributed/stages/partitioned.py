@@ -14,7 +14,7 @@ from hocket.distributed.plans import LATENCY_US, PROFILE_RUNS
 from hocket.distributed.setup import GATHER, STEP
 from hocket.distributed.stages.crossings import Borders, rank_name
 from hocket.distributed.stages.job import StageJob, begun_job
-from hocket.distributed.stages.joined import joined_plan, link_name, plan_of_rank
+from hocket.distributed.stages.joined import joined_plan, link_name, plan_of_rank, ranks_of
 from hocket.distributed.stages.peers import Peers
 from hocket.distributed.watched import StepGuard
 from hocket.distributed.wire import Wire
@@ -199,7 +199,7 @@ class PartitionedStep:
             order = self.partition.names_in_order
             rank_of = dict(zip(problem.names, self.partition.part, strict=True))
         elif isinstance(self._given, Plan):
-            rank_of = {op: rank for rank, lane in enumerate(self._given.lanes) for op in lane.ops}
+            rank_of = ranks_of(self._given)
         else:
             rank_of = dict(self._given)
         borders.check(rank_of, num_ranks)
