@@ -12,6 +12,7 @@ from hocket.distributed.channels import PullChannel
 from hocket.distributed.membership import DEFAULT_TIMEOUT_S, job_store
 from hocket.distributed.plans import LATENCY_US, PROFILE_RUNS
 from hocket.distributed.setup import GATHER, STEP
+from hocket.distributed.stages.checkpoint import load_part_state, part_state
 from hocket.distributed.stages.crossings import Borders, rank_name
 from hocket.distributed.stages.job import StageJob, begun_job
 from hocket.distributed.stages.joined import joined_plan, link_name, plan_of_rank, ranks_of
@@ -137,6 +138,46 @@ class PartitionedStep:
                 self._job.homed_at(rank).receive(wire)
         except PeerError as error:
             raise self._failed(error) from error
+
+    def state_dict(self) -> dict[str, Any]:
+        """What this rank has of model and optimizer: ``torch.distributed.checkpoint.save({"train": fast}, ...)``.
+
+        Every rank calls it, between the same two steps, and all of them together have the whole. Tensors are the live
+        ones. Keys are those of ``torch.distributed.checkpoint.state_dict.get_state_dict``.
+
+        Raises:
+            ExecutionError: before the first step (load into model and optimizer themselves), or without a process
+                group, where each rank would save its part as if it were all there is.
+            InputError: several models or optimizers.
+            PeerError: a rank is gone, or does something else.
+        """
+        if self._job is None:
+            raise ExecutionError("distribute: before the first step, save and load model and optimizer themselves")
+        if not torch.distributed.is_initialized():
+            raise ExecutionError(
+                "distribute: torch.distributed.checkpoint needs a process group to save parts of one checkpoint; call "
+                "torch.distributed.init_process_group('gloo')"
+            )
+        self.synchronize()
+        try:
+            self._job.agree(GATHER)
+        except PeerError as error:
+            raise self._failed(error) from error
+        return part_state(self._model, self._optimizer, self._job.entries, self._job.kept)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take what `state_dict` gives, as ``torch.distributed.checkpoint.load({"train": fast}, ...)`` does.
+
+        Every rank calls it, between the same two steps; each needs what its own part uses.
+
+        Raises:
+            ExecutionError: before the first step.
+            InputError: something is missing, or not like what is here; names it, and nothing has changed.
+        """
+        if self._job is None:
+            raise ExecutionError("distribute: before the first step, save and load model and optimizer themselves")
+        self.synchronize()
+        load_part_state(self._model, self._optimizer, self._job.entries, self._job.kept, state)
 
     def timeline(self) -> Timeline:
         """When each op and each transfer of this rank's last step ran."""
