@@ -16,6 +16,7 @@ from hocket.distributed.stages.checkpoint import load_part_state, part_state
 from hocket.distributed.stages.crossings import Borders, rank_name
 from hocket.distributed.stages.job import StageJob, begun_job
 from hocket.distributed.stages.joined import joined_plan, link_name, plan_of_rank, ranks_of
+from hocket.distributed.stages.on_meta import standing_for_cpu
 from hocket.distributed.stages.peers import Peers
 from hocket.distributed.watched import StepGuard
 from hocket.distributed.wire import Wire
@@ -206,7 +207,8 @@ class PartitionedStep:
 
     def _start(self, batch: Any) -> None:
         try:
-            self._guard = StepGuard(self._step, self._model, self._optimizer, batch)
+            with standing_for_cpu(self._model, self._optimizer):
+                self._guard = StepGuard(self._step, self._model, self._optimizer, batch)
         except BaseException as error:
             self._peers.fail(error)
             raise
@@ -301,7 +303,8 @@ def stages(
 
     Args:
         step: the user's own, unchanged; it zeroes gradients, computes them, and updates.
-        model: the module it trains, or a list of them. The parameters and buffers of rank 0 count.
+        model: the module it trains, or a list of them. The parameters and buffers of rank 0 count; on other ranks the
+            model may be on the meta device, and gets memory for what its part uses.
         optimizer: the optimizer it steps, or a list. State and rates are those of rank 0.
         partition: a rank for each op, or a plan of `hocket partition` with a lane for each rank; on rank 0. None: ops
             are profiled and partitioned.
