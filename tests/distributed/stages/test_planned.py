@@ -88,7 +88,7 @@ def planned(graph: Graph, devices: int, objective: str, seed: int) -> Plan:
     return plan_of(found, machine)
 
 
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(
     blocks=st.lists(st.sampled_from(BLOCKS), min_size=1, max_size=4),
     optimizer=st.sampled_from(sorted(OPTIMIZERS)),
