@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -12,12 +13,14 @@ import torch
 from torch import nn
 
 from equivalence.compare import assert_same
+from hocket.autotune import closeness
 from hocket.autotune.closeness import MAX_SAMPLES, Closeness, Distance, sample
 from hocket.errors import CaptureError
 from hocket.execution.threads import ThreadLanes
 from hocket.ir import Lane, Plan
+from hocket.tracing import float64
 from hocket.tracing.captured import Captured, capture_step, relowered
-from hocket.tracing.float64 import float64_step
+from hocket.tracing.float64 import Left, float64_step
 from hocket.tracing.program import Action, Call
 from hocket.tracing.saved_state import Saved
 from hocket.tracing.state import inventory
@@ -236,6 +239,39 @@ def test_the_float64_step_draws_what_the_step_draws_and_moves_nothing() -> None:
     assert abs(left.result[0].item() - loss.item()) < 1e-5 * loss.item()
     for source, value in left.places:
         torch.testing.assert_close(source.get().detach().double(), value.double(), rtol=1e-3, atol=1e-5)
+
+
+def test_the_float64_step_keeps_no_value_beyond_its_last_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = case()
+    live: list[weakref.ref[torch.Tensor]] = []
+    most = 0
+
+    def counted(call: Call, values: dict[int, Any], *others: Any) -> None:
+        nonlocal most
+        run(call, values, *others)
+        live.extend(weakref.ref(values[slot]) for slot in call.outs.values())
+        most = max(most, sum(each() is not None for each in live))
+
+    run = float64._run
+    monkeypatch.setattr(float64, "_run", counted)
+    float64_step(made.plain, made.batch)
+    assert most < len(live) / 2
+
+
+def test_what_only_one_form_reads_is_as_it_was_after_the_other() -> None:
+    @dataclass(frozen=True)
+    class Constant:
+        value: torch.Tensor
+        name: str = "constant"
+        kind: str = "constant"
+
+        def get(self) -> torch.Tensor:
+            return self.value
+
+    truth = Left(((Constant(torch.ones(2)), torch.ones(2, dtype=torch.float64)),), ())
+    assert not closeness._wide_problem(truth, Left((), ()))
+    written = Left(((Constant(torch.zeros(2)), torch.ones(2, dtype=torch.float64)),), ())
+    assert "constant is off by 1" in closeness._wide_problem(written, Left((), ()))
 
 
 def test_tensors_that_share_memory_have_no_float64_step() -> None:

@@ -84,7 +84,7 @@ class Begun:
     def found(self) -> None:
         return None
 
-    def start(self) -> None:
+    def start(self, _: Any) -> None:
         self.is_started = True
 
 

@@ -9,7 +9,7 @@ import torch
 
 from equivalence.compare import assert_same, everything
 from hocket import zoo
-from hocket.autotune.verification import differ, verify
+from hocket.autotune.verification import differ, distance, largest, verify
 from hocket.execution.threads import ThreadLanes
 from hocket.ir import Lane, Plan
 from hocket.tracing import capture
@@ -102,6 +102,23 @@ def test_what_is_no_number_is_equal_to_itself_and_hides_nothing(first, second, e
         if not equal:
             assert found.where == "a"
             assert found.relative > 0
+
+
+@pytest.mark.parametrize(
+    ("place", "value"), [(2**18 - 1, 2.0), (2**18, 2.0), (2**18 + 5, math.nan), (2**19, -math.inf)]
+)
+def test_every_part_of_a_large_tensor_is_compared(place: int, value: float) -> None:
+    first = torch.ones(2**19 + 1)
+    second = first.clone()
+    second[place] = value
+    absolute, relative = distance(first, second)
+    expected = (1.0, 0.5) if value == 2.0 else (math.inf, math.inf)
+    assert (absolute, relative) == expected
+    assert largest(second) == (2.0 if value == 2.0 else 1.0)
+
+
+def test_complex_numbers_are_no_distance_from_real_ones_that_is_known() -> None:
+    assert distance(torch.ones(3), torch.ones(3, dtype=torch.complex64)) == (math.inf, math.inf)
 
 
 def test_strides_where_there_is_one_element_do_not_matter() -> None:

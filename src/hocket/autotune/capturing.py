@@ -15,7 +15,15 @@ from hocket.tracing.captured import Captured, capture_step, relowered
 from hocket.tracing.purity.undo import Before
 from hocket.tracing.purity.watch import PurityWatch, named
 from hocket.tracing.state import Inventory, inventory
-from hocket.tracing.variants import compiled_rewrites_of, forms_of, fuses_norms, in_form, rewrites_of, rewritten
+from hocket.tracing.variants import (
+    compiled_from,
+    compiled_rewrites_of,
+    forms_of,
+    fuses_norms,
+    in_form,
+    rewrites_of,
+    rewritten,
+)
 
 __all__ = ["captured_forms"]
 
@@ -53,9 +61,8 @@ def captured_forms(config: TunerConfig, batch: Any, compiler: FormCompiler | Non
         if not found or len(made.graph) <= MAX_OPS:
             found[form] = made
     if config.numerics == "close":
-        plain = dict(list(found.items())[:1])
         found |= _rewritten_forms(config, batch, found, places)
-        found |= _compiled_forms(config, batch, plain, places, compiler) if compiler is not None else {}
+        found |= _compiled_forms(config, batch, found, places, compiler) if compiler is not None else {}
     _expect_untouched(before)
     if not found:
         assert failure is not None, "there is at least one form"
@@ -85,23 +92,30 @@ def _rewritten_forms(
 
 
 def _compiled_forms(
-    config: TunerConfig, batch: Any, plain: Mapping[str, Captured], places: Inventory, compiler: FormCompiler
+    config: TunerConfig, batch: Any, found: Mapping[str, Captured], places: Inventory, compiler: FormCompiler
 ) -> dict[str, Captured]:
-    """The compiled forms that are kept; others are left to the compiler."""
+    """The compiled forms that are kept, of the likeliest form; others are left to the compiler."""
     made: dict[str, Captured] = {}
-    for form, captured in plain.items():
-        for compiled in compiled_rewrites_of(form, places, batch) if len(captured.graph) <= MAX_OPS else ():
-            try:
-                with in_form(places, compiled):
-                    step = rewritten(config.step, compiled, places)
-                    source = captured if step is config.step else _traced(config, batch, step)
-            except CaptureError as error:
-                log.info("hocket: the step has no form %r: %s", compiled, error)
-                continue
-            if _same_layout(captured, source):
-                found = compiler.offered(compiled, replace(source, step=config.step))
-                made |= {} if found is None else {compiled: found}
+    for plain, captured in list(found.items())[:1]:
+        for form in compiled_rewrites_of(plain, places, batch) if len(captured.graph) <= MAX_OPS else ():
+            failure: CaptureError | None = None
+            for source in compiled_from(form, places):
+                try:
+                    step = found.get(source) or _source(config, batch, source, places)
+                    if _same_layout(captured, step) and (kept := compiler.offered(form, step)) is not None:
+                        made[form] = kept
+                    break
+                except CaptureError as error:
+                    failure = failure or error
+            else:
+                log.info("hocket: the step has no form %r: %s", form, failure)
     return made
+
+
+def _source(config: TunerConfig, batch: Any, form: str, places: Inventory) -> Captured:
+    """A step to be compiled."""
+    with in_form(places, form):
+        return replace(_traced(config, batch, rewritten(config.step, form, places)), step=config.step)
 
 
 def _same_layout(first: Captured, second: Captured) -> bool:

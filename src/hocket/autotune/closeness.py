@@ -32,7 +32,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten
 
-from hocket.autotune.verification import distance
+from hocket.autotune.verification import distance, largest
 from hocket.errors import CaptureError
 from hocket.tracing.captured import Captured
 from hocket.tracing.float64 import Left, float64_step
@@ -233,7 +233,9 @@ def _wide_problem(truth: Left, compiled: Left) -> str:
     scales: dict[str, list[float]] = {}
     for _, group, value, _ in _values(truth):
         scales.setdefault(group, []).append(_magnitude(value))
-    values = [*(found.get(source.name) for source, _ in truth.places), *compiled.result]
+    # What one form reads and the other does not (a constant of the trace) is left as it is by the other.
+    left = (found[source.name] if source.name in found else source.get() for source, _ in truth.places)
+    values = [*left, *compiled.result]
     for (name, group, value, _), other in zip(_values(truth), values, strict=True):
         gap = _gap(other, value)
         if not gap <= WIDE_TOLERANCE * max(_magnitude(value), median(scales[group])):
@@ -277,9 +279,8 @@ def _gap(value: Any, truth: Any) -> float:
 
 
 def _magnitude(value: Any) -> float:
-    if isinstance(value, torch.Tensor) and value.numel():
-        finite = value[value.isfinite()].abs()
-        return float(finite.max()) if finite.numel() else 0.0
+    if isinstance(value, torch.Tensor):
+        return largest(value)
     return abs(float(value)) if isinstance(value, (int, float)) else 0.0
 
 

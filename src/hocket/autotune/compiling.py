@@ -20,6 +20,7 @@ from hocket import native
 from hocket.errors import CaptureError
 from hocket.tracing.captured import Captured
 from hocket.tracing.compiling.folder import Compiling
+from hocket.tracing.compiling.process import CompilingProcess
 
 __all__ = ["FormCompiler"]
 
@@ -44,15 +45,15 @@ class FormCompiler:
         self._spent_s = 0.0
 
     def offered(self, form: str, captured: Captured) -> Captured | None:
-        """The compiled form of a step, if it is kept; otherwise it is one of those that are to be compiled."""
+        """The compiled form of a step, if it is kept; otherwise it is one of those that are to be compiled.
+
+        Raises:
+            CaptureError: it cannot be compiled; says why.
+        """
         if not native.available():
-            return None
-        try:
-            compiling = Compiling(captured, self._folder, threads=torch.get_num_threads())
-            found = compiling.found()
-        except CaptureError as error:
-            log.info("hocket: the step has no form %r: %s", form, error)
-            return None
+            raise CaptureError(f"kernels are called natively: {native.available().why}")
+        compiling = Compiling(captured, self._folder, threads=torch.get_num_threads())
+        found = compiling.found()
         if found is None:
             self._left[form] = compiling
         return found
@@ -67,14 +68,20 @@ class FormCompiler:
         return self.is_done
 
     def start(self) -> None:
-        """Begin with what is left to be compiled."""
+        """Begin with what is left to be compiled: one process, for all forms."""
+        process = CompilingProcess()
         for form, compiling in list(self._left.items()):
             try:
                 if not compiling.is_started:
-                    compiling.start()
+                    compiling.start(process)
             except CaptureError as error:
                 log.info("hocket: the step has no form %r: %s", form, error)
                 del self._left[form]
+        try:
+            process.begin()
+        except CaptureError as error:
+            log.info("hocket: the step has no compiled form: %s", error)
+            self.close()
 
     def wait(self) -> None:
         """Return when nothing is on its way any more."""

@@ -19,11 +19,14 @@ from hocket.errors import StaleCaptureError
 from hocket.tracing.captured import Captured
 from hocket.tracing.saved_state import Saved
 
-__all__ = ["TOLERANCE", "Difference", "differ", "distance", "verify"]
+__all__ = ["TOLERANCE", "Difference", "differ", "distance", "largest", "verify"]
 
 # Relative to the largest value of a tensor: what another number of threads does to sums in single precision, with
 # room for a few steps to carry it on. A wrong rate or a lost gradient is orders of magnitude beyond it.
 TOLERANCE = 1e-4
+
+# Elements that are compared at a time.
+_PART = 2**18
 
 
 @dataclass(frozen=True)
@@ -150,14 +153,15 @@ def distance(a: Any, b: Any) -> tuple[float, float]:
 
     NaN against NaN and an infinity against the same one are no difference, and do not hide one elsewhere.
     """
-    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and a.shape == b.shape:
-        x, y = _real(a), _real(b)
-        alike = (x == y) | (x.isnan() & y.isnan())
-        gap = torch.where(alike, 0.0, (x - y).abs())
-        absolute = float(gap.max()) if gap.numel() else 0.0
-        both = torch.cat([x.flatten(), y.flatten()])
-        finite = both[both.isfinite()].abs()
-        scale = float(finite.max()) if finite.numel() else 0.0
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        if a.shape != b.shape or a.is_complex() != b.is_complex():
+            return math.inf, math.inf
+        absolute = scale = 0.0
+        for x, y in zip(_parts(a), _parts(b), strict=True):
+            alike = (x == y) | (x.isnan() & y.isnan())
+            gap = float(torch.where(alike, 0.0, (x - y).abs()).max())
+            absolute = max(absolute, gap) if math.isfinite(gap) else math.inf
+            scale = max(scale, _largest(x), _largest(y))
     elif isinstance(a, (int, float)) and isinstance(b, (int, float)):
         absolute, scale = abs(a - b), max(abs(a), abs(b))
     else:
@@ -167,9 +171,22 @@ def distance(a: Any, b: Any) -> tuple[float, float]:
     return absolute, absolute / scale if scale else absolute
 
 
-def _real(tensor: torch.Tensor) -> torch.Tensor:
-    value = tensor.detach()
-    return torch.view_as_real(value.to(torch.complex128)) if value.is_complex() else value.to(torch.float64)
+def largest(tensor: torch.Tensor) -> float:
+    """The largest finite magnitude of a tensor; 0 where there is none."""
+    return max(map(_largest, _parts(tensor)), default=0.0)
+
+
+def _largest(part: torch.Tensor) -> float:
+    finite = part[part.isfinite()]
+    return float(finite.abs().max()) if finite.numel() else 0.0
+
+
+def _parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The elements of a tensor in float64, some at a time: what is compared would be held several times otherwise."""
+    if not tensor.numel():
+        return
+    for part in tensor.detach().reshape(-1).split(_PART):
+        yield torch.view_as_real(part.to(torch.complex128)) if part.is_complex() else part.to(torch.float64)
 
 
 def _detached(result: Any) -> Any:

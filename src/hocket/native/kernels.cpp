@@ -1,47 +1,27 @@
 // Kernels that were compiled for one step, as ops of the dispatcher (see hocket/tracing/compiling).
 //
-// A kernel is a C function of at most `kMaxArguments` pointers. It knows the layout of each tensor, so it is called only with tensors of that
-// layout. Buffers that it fills alone are allocated here; the others are given, and some of those are written.
+// A kernel is a C function of an array of pointers. It knows the layout of each tensor, so it is called only with tensors of
+// that layout. Buffers that it fills alone are allocated here; the others are given, and some of those are written.
 
 #include <torch/custom_class.h>
 #include <torch/library.h>
 
 #include <ATen/ATen.h>
 
+#include <c10/util/SmallVector.h>
+
 #include <dlfcn.h>
 
-#include <array>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 namespace {
 
-constexpr size_t kMaxArguments = 192;
-
-template <size_t>
-using Pointer = void*;
-
-template <size_t... I>
-void call_spread(void* function, void** arguments, std::index_sequence<I...>) {
-  reinterpret_cast<void (*)(Pointer<I>...)>(function)(arguments[I]...);
-}
-
-template <size_t N>
-void call_with(void* function, void** arguments) {
-  call_spread(function, arguments, std::make_index_sequence<N>{});
-}
-
-using Caller = void (*)(void*, void**);
-
-template <size_t... N>
-constexpr std::array<Caller, sizeof...(N)> callers(std::index_sequence<N...>) {
-  return {&call_with<N>...};
-}
-
-// By the number of arguments.
-constexpr auto kCallers = callers(std::make_index_sequence<kMaxArguments + 1>{});
+// Of the addresses of its arguments.
+using Entry = void (*)(void**);
 
 struct Layout {
   std::vector<int64_t> size, stride;
@@ -82,7 +62,8 @@ struct Layouts : torch::CustomClassHolder {
 
 struct Kernel : torch::CustomClassHolder {
   std::string symbol;
-  void* function = nullptr;
+  std::shared_ptr<void> library;
+  Entry function = nullptr;
   Layouts given;
   std::vector<Layout> made;
   std::vector<int64_t> order;    // of each argument its place in `given`, or -1 - its place in `made`
@@ -92,16 +73,16 @@ struct Kernel : torch::CustomClassHolder {
          const std::vector<LayoutText>& fresh, std::vector<int64_t> changed)
       : symbol(std::move(name)), given(read), made(layouts_of(fresh)), order(std::move(arguments)),
         written(std::move(changed)) {
-    TORCH_CHECK(order.size() <= kMaxArguments, symbol, ": ", order.size(), " arguments; at most ", kMaxArguments);
     for (const int64_t place : order)
       TORCH_CHECK(place < static_cast<int64_t>(read.size()) && -1 - place < static_cast<int64_t>(fresh.size()), symbol,
                   ": there is no tensor ", place);
     for (const int64_t place : written)
       TORCH_CHECK(place >= 0 && place < static_cast<int64_t>(read.size()), symbol, ": there is no tensor ", place);
-    // It stays loaded: threads keep variables of it.
-    void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
-    TORCH_CHECK(library, "a library of kernels cannot be loaded: ", dlerror());
-    function = dlsym(library, symbol.c_str());
+    // Loaded once for all kernels of a step, and until the last of them goes.
+    void* loaded = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+    TORCH_CHECK(loaded, "a library of kernels cannot be loaded: ", dlerror());
+    library.reset(loaded, dlclose);
+    function = reinterpret_cast<Entry>(dlsym(loaded, symbol.c_str()));
     TORCH_CHECK(function, path, " has no kernel ", symbol);
   }
 
@@ -110,10 +91,10 @@ struct Kernel : torch::CustomClassHolder {
     std::vector<at::Tensor> results;
     results.reserve(made.size());
     for (const auto& layout : made) results.push_back(at::empty_strided(layout.size, layout.stride, layout.dtype));
-    std::array<void*, kMaxArguments> pointers;
+    c10::SmallVector<void*, 64> pointers(order.size());
     for (size_t i = 0; i < order.size(); ++i)
       pointers[i] = order[i] >= 0 ? tensors[order[i]].data_ptr() : results[-1 - order[i]].data_ptr();
-    kCallers[order.size()](function, pointers.data());
+    function(pointers.data());
     for (const int64_t place : written) tensors[place].unsafeGetTensorImpl()->bump_version();
     return results;
   }

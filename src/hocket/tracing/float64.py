@@ -7,7 +7,7 @@ that a dropout leaves out the same elements.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,9 +75,10 @@ def float64_step(captured: Captured, batch: Any, *, is_wide: bool = False) -> Le
     random = torch.get_rng_state()
     try:
         with torch.no_grad():
-            for action in (captured.program.prologue, *captured.program.actions):
-                for call in action.calls:
-                    _run(call, values, numbers, None if is_wide else dtypes)
+            for call, unneeded in _with_last_uses(captured):
+                _run(call, values, numbers, None if is_wide else dtypes)
+                for slot in unneeded:
+                    del values[slot]
     finally:
         torch.set_rng_state(random)
     places = {source: values[slot] for slot, source in captured.inputs if type(source) is not BatchLeaf}
@@ -87,6 +88,20 @@ def float64_step(captured: Captured, batch: Any, *, is_wide: bool = False) -> Le
     returned = iter([numbers[at] if kind == "number" else values[at] for kind, at in captured.results])
     result = [leaf if kind == "value" else next(returned) for kind, leaf in captured.trace.result.leaves]
     return Left(tuple(places.items()), tuple(result))
+
+
+def _with_last_uses(captured: Captured) -> Iterator[tuple[Call, list[int]]]:
+    """Each call of the step, with the slots that nothing needs after it."""
+    program = captured.program
+    calls = [call for action in (program.prologue, *program.actions) for call in action.calls]
+    kept = {*program.kept, *(slot for slot, source in captured.inputs if type(source) is not BatchLeaf)}
+    last = {slot: at for at, call in enumerate(calls) for slot in (*call.reads, *call.outs.values())}
+    done: dict[int, list[int]] = {}
+    for slot, at in last.items():
+        if slot not in kept:
+            done.setdefault(at, []).append(slot)
+    for at, call in enumerate(calls):
+        yield call, done.get(at, [])
 
 
 def _run(call: Call, values: dict[int, Any], numbers: Sequence[Any], dtypes: dict[int, torch.dtype] | None) -> None:

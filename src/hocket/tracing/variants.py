@@ -14,7 +14,8 @@ With ``numerics="close"`` a step may also be rewritten while it is captured, mod
 - ``fused-norm``: a batch norm, the addition and the ReLU after it are one native op (``native/norms.cpp``).
 - ``fused-update``: the optimizer makes its update by torch's own fused kernels (``fused=True``).
 - ``compiled``: all but products, convolutions and random numbers are kernels that Inductor writes, called natively (see
-  `hocket.tracing.compiling`). It is made of a step that was captured without it.
+  `hocket.tracing.compiling`). It is made of a step that was captured without it, and with fused updates, which are not
+  compiled, where there are such.
 
 A form is named by a text: the modules' form and the rewrites, ``rule+channels-last+fused-norm+fused-update``.
 """
@@ -33,6 +34,7 @@ from hocket import native
 from hocket.tracing.state import Inventory
 
 __all__ = [
+    "compiled_from",
     "compiled_rewrites_of",
     "forms_of",
     "fuses_norms",
@@ -91,6 +93,20 @@ def compiled_rewrites_of(form: str, places: Inventory, batch: Any) -> tuple[str,
     return tuple(form + each for each in (f"+{COMPILED}", *last))
 
 
+def compiled_from(form: str, places: Inventory) -> tuple[str, ...]:
+    """The forms of which a compiled one can be made, the one with the fewest ops first.
+
+    Example:
+        >>> from hocket.tracing.state import inventory
+        >>> net = torch.nn.Linear(3, 8)
+        >>> compiled_from("+channels-last+compiled", inventory(net, torch.optim.SGD(net.parameters())))
+        ('+channels-last+fused-update', '+channels-last')
+    """
+    plain = form.removesuffix(f"+{COMPILED}")
+    fused = (f"{plain}+{FUSED_UPDATE}",) if any(map(_has_fused_kernels, places.optimizers)) else ()
+    return (*fused, plain)
+
+
 def plain_of(form: str) -> str:
     """The form without its rewrites.
 
@@ -113,7 +129,7 @@ def fuses_norms(form: str) -> bool:
 
 def rewritten(step: Callable[[Any], Any], form: str, places: Inventory) -> Callable[[Any], Any]:
     """The step as it computes with the rewrites of a form, to be captured; the step itself where there are none."""
-    rewrites = [each for each in form.split("+")[1:] if each != COMPILED]
+    rewrites = form.split("+")[1:]
     if not rewrites:
         return step
 

@@ -21,6 +21,7 @@ from hocket.execution.threads import ThreadLanes
 from hocket.ir import Lane, Machine, Plan
 from hocket.tracing.captured import Captured, capture_step
 from hocket.tracing.compiling.folder import Compiling, compiled_step
+from hocket.tracing.compiling.listing import load_listings
 from hocket.tracing.program import Call
 from hocket.tracing.scalars.tape import TapeRef
 
@@ -176,6 +177,29 @@ def test_a_label_that_does_not_exist_raises_and_writes_nothing(case: Case) -> No
     with _lanes(case.form) as executor, pytest.raises(IndexError, match="out of bounds"):
         executor(bad)
     assert all(torch.equal(a, b) for a, b in zip(before, case.model.parameters(), strict=True))
+
+
+def test_a_folder_that_may_only_be_read_gives_what_it_has(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("os.utime", refused)
+    assert Compiling(case.plain, case.folder, threads=2).found() is not None
+
+
+def test_its_library_is_unloaded_with_the_last_kernel(case: Case) -> None:
+    loaded = Path("/proc/self/maps")
+    if not loaded.exists():
+        pytest.skip("the system does not tell which libraries are loaded")
+    (library,) = case.folder.glob("*/kernels.so")
+    other = case.folder.parent / "other.so"
+    other.write_bytes(library.read_bytes())
+    layouts = ([([1], [1], torch.float32)], [])
+    name = next(call.op for call in load_listings(library.parent)[0].events if call.order is not None)
+    kernel = torch.classes.hocket.Kernel(str(other), name, [0], *layouts, [])
+    assert str(other) in loaded.read_text()
+    del kernel
+    assert str(other) not in loaded.read_text()
 
 
 def test_it_is_kept_and_what_is_damaged_is_compiled_again(case: Case, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,8 +1,8 @@
-"""Kernels as they are written by Inductor, built to one library; in the compiling process only.
+"""Kernels as they are written by Inductor, compiled to an object, and objects linked to a library.
 
-Many stand in one C++ file, since what a file includes takes longer to read than a kernel to compile. A kernel
-uses at most as many threads as it was written for (its buffers for partial sums have that size), and no more than its
-lane has.
+In the compiling process only. All kernels of a precision stand in one C++ file, since what a file includes takes longer
+to read than a kernel to compile. A kernel uses at most as many threads as it was written for (its buffers for partial
+sums have that size), and no more than its lane has.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from hocket.errors import CaptureError
 from hocket.tracing.compiling.wrapper import WrittenKernel
 
-__all__ = ["build"]
+__all__ = ["compile_kernels", "link"]
 
 # Of Inductor's flags those that say nothing about what is computed.
 _USELESS = ("Wall", "pedantic", "g1", "shared")
@@ -27,66 +27,73 @@ _ENTRY = re.compile(r'extern "C"\s+(?:__declspec\(dllexport\)\s+)?void\s+kernel\
 _PARALLEL = re.compile(r"#pragma omp parallel(?! num_threads\(\d+\))")
 
 
-def build(folder: Path, kernels: Sequence[Mapping[str, WrittenKernel]], threads: int) -> str:
-    """Build a library in `folder` with one function for each kernel, of its name; return the library's file name.
+def compile_kernels(file: Path, kernels: Mapping[str, WrittenKernel], threads: int, *, is_timed: bool) -> Path:
+    """Compile kernels to an object with one function for each, of its name, that takes an array of pointers.
 
     Args:
-        folder: where it is built.
-        kernels: those that stand in one file, by name; files are compiled side by side.
-        threads: for which the kernels were written.
+        file: the C++ file to be written.
+        kernels: by name.
+        threads: for which they were written.
+        is_timed: they run in training; others only in a few steps to be compared, and are compiled in less time.
 
     Raises:
-        CaptureError: a kernel is not written as expected, or does not compile; names it.
+        CaptureError: a kernel is not written as expected, or does not compile.
     """
-    files: list[Path] = []
-    for number, group in enumerate(kernels):
-        texts = [_text(name, kernel, threads) for name, kernel in group.items()]
-        includes = dict.fromkeys(line for _, found in texts for line in found)
-        files.append(folder / f"kernels{number}.cpp")
-        files[-1].write_text("\n".join([*includes, *(text for text, _ in texts)]))
-    compiler, flags = _compiler()
-    objects = [path.with_suffix(".o") for path in files]
-    running = [
-        subprocess.Popen(
-            [*compiler, *flags, "-c", str(path), "-o", str(made)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-        )
-        for path, made in zip(files, objects, strict=True)
-    ]
-    messages = [process.communicate()[1].decode(errors="replace") for process in running]
-    for process, message in zip(running, messages, strict=True):
-        if process.returncode:
-            first = next((line for line in message.splitlines() if "error" in line), message[:200])
-            raise CaptureError(f"the kernels do not compile: {first}")
-    library = folder / "kernels.so"
+    texts = [_text(name, kernel, threads) for name, kernel in kernels.items()]
+    includes = dict.fromkeys(line for _, found in texts for line in found)
+    file.write_text("\n".join([*includes, *(text for text, _ in texts)]))
+    compiler, flags = _compiler(with_vectors=is_timed)
+    if not is_timed:
+        flags.append("-O1")  # the last one counts
+    # What a header defines is each library's own: one that shares it is never unloaded.
+    flags.append("-fvisibility=hidden")
+    made = file.with_suffix(".o")
+    _run([*compiler, *flags, "-c", str(file), "-o", str(made)])
+    return made
+
+
+def link(library: Path, objects: Sequence[Path]) -> None:
+    """Link objects to a library.
+
+    Raises:
+        CaptureError: they cannot be linked.
+    """
+    compiler, _ = _compiler(with_vectors=False)
     # OpenMP is not linked: it is torch's own, found in the library that it has loaded.
     linked = ["-L" + str(Path(torch.__file__).parent / "lib"), "-ltorch", "-ltorch_cpu", "-lc10"]
-    subprocess.run(
-        [*compiler, "-shared", "-o", str(library), *map(str, objects), *linked], check=True, capture_output=True
-    )
-    for path in (*files, *objects):
-        path.unlink()
-    return library.name
+    _run([*compiler, "-shared", "-o", str(library), *map(str, objects), *linked])
+
+
+def _run(command: Sequence[str]) -> None:
+    process = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    if process.returncode:
+        message = process.stderr.decode(errors="replace")
+        first = next((line for line in message.splitlines() if "error" in line), message[:200])
+        raise CaptureError(f"the kernels do not compile: {first}")
 
 
 def _text(name: str, kernel: WrittenKernel, threads: int) -> tuple[str, list[str]]:
-    """A kernel in a namespace of its own, under its own name, and what it includes."""
+    """A kernel behind a function of its name that is given all arguments as one array, and what it includes."""
     source = kernel.source
     if len(_ENTRY.findall(source)) != 1 or _PARALLEL.search(source):
         raise CaptureError(f"kernel {name} is not written as expected")
     includes = [line.strip() for line in _INCLUDE.findall(source)]
     source = _INCLUDE.sub("", source)
-    source = _ENTRY.sub(f'extern "C" __attribute__((visibility("default"))) void {name}(', source)
+    source = _ENTRY.sub(f"static void {name}_kernel(", source)
     wide = f"num_threads({threads})"
     narrow = f"num_threads(omp_get_max_threads() < {threads} ? omp_get_max_threads() : {threads})"
-    return source.replace(f"#pragma omp parallel {wide}", f"#pragma omp parallel {narrow}"), includes
+    source = source.replace(f"#pragma omp parallel {wide}", f"#pragma omp parallel {narrow}")
+    given = ", ".join(f"static_cast<{kind}>(given[{n}])" for n, kind in enumerate(kernel.types))
+    entry = f'extern "C" __attribute__((visibility("default"))) void {name}(void** given) {{ {name}_kernel({given}); }}'
+    return f"{source}\n{entry}\n", includes
 
 
-def _compiler() -> tuple[list[str], list[str]]:
+def _compiler(*, with_vectors: bool) -> tuple[list[str], list[str]]:
     """The compiler that Inductor takes, and its flags for kernels."""
     from torch._inductor.cpp_builder import CppTorchOptions
-    from torch._inductor.cpu_vec_isa import pick_vec_isa
+    from torch._inductor.cpu_vec_isa import invalid_vec_isa, pick_vec_isa
 
-    options = CppTorchOptions(vec_isa=pick_vec_isa())
+    options = CppTorchOptions(vec_isa=pick_vec_isa() if with_vectors else invalid_vec_isa)
     flags = [f"-{flag}" for flag in options.get_cflags() if flag not in _USELESS]
     flags += [f"-D{each.strip()}" for each in options.get_definitions()]
     flags += [f"-I{each}" for each in options.get_include_dirs()]

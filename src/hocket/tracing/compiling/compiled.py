@@ -7,11 +7,13 @@ statistics and state keep the order that the checker sees, and a plan may put ke
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import fx
+from torch.utils._pytree import tree_leaves
 
 from hocket import native
 from hocket.errors import CaptureError
@@ -20,7 +22,7 @@ from hocket.tracing.compiling.arguments import decoded, op_named
 from hocket.tracing.compiling.listing import ListedCall, ListedTensor, Listing
 from hocket.tracing.compiling.request import CompileRequest
 from hocket.tracing.lowering.lower import lower
-from hocket.tracing.recording.recorder import Note
+from hocket.tracing.recording.recorder import Note, written_arguments
 from hocket.tracing.scalars.tape import TapeRef
 
 __all__ = ["compiled_form"]
@@ -92,6 +94,7 @@ class _FormTrace:
     roots: dict[fx.Node, int] = field(default_factory=dict)
     nodes: dict[int, fx.Node] = field(default_factory=dict)
     by_slot: dict[int, fx.Node] = field(default_factory=dict)
+    root_of: dict[fx.Node, int] = field(default_factory=dict)
 
     def put_all(self) -> None:
         """Put all nodes into the graph."""
@@ -106,6 +109,7 @@ class _FormTrace:
             node.meta["val"] = old[slot].meta["val"]
             self.roots[node] = places.get(slot, len(values) + number)
             self.by_slot[slot] = node
+            self.root_of[node] = self.roots[node]
             if slot in places:
                 self.nodes[places[slot]] = node
         self._put_numbers(len(inputs))
@@ -115,6 +119,9 @@ class _FormTrace:
             node = old_node(self.captured, slot)
             self._expect_layout(node, values[value])
             self.by_slot[slot] = self.nodes[value]
+            self.root_of[self.nodes[value]] = values[value].root
+        for text in self.request.document["updates"]:
+            self._put_update(text)
         self.graph.output(())
 
     def left(self, node: fx.Node | None) -> Any:
@@ -165,6 +172,28 @@ class _FormTrace:
         random = torch.Tag.nondeterministic_seeded in func.tags
         reads, writes = (frozenset(values[v].root for v in each) for each in (event.given, event.written))
         self.notes[node] = Note(self._phase(event), "", reads, writes, tuple(returns), random)
+
+    def _put_update(self, text: Mapping[str, Any]) -> None:
+        """An update that was left as it is."""
+        func = op_named(text["op"])
+        scalars: dict[tuple[Any, ...], TapeRef] = {}
+        kwargs: dict[str, Any] = {}
+        for key, each in text["kwargs"].items():
+            if isinstance(each, dict) and "number" in each:
+                scalars[1, key] = TapeRef(self.request.numbers[each["number"]])
+            kwargs[key] = 0.0 if (1, key) in scalars else decoded(each, self._slot_leaf)
+        args = tuple(decoded(each, self._slot_leaf) for each in text["args"])
+        node = self._call(func, args, kwargs)
+        reads, writes = (
+            frozenset(self.root_of[each] for each in tree_leaves(list(nodes)) if isinstance(each, fx.Node))
+            for nodes in ((args, tuple(kwargs.values())), written_arguments(func, args, kwargs))
+        )
+        self.notes[node] = Note("update", "", reads, writes, scalars=scalars)
+
+    def _slot_leaf(self, kind: str, slot: int) -> Any:
+        if kind != "value":
+            raise CaptureError("an update is given a number among its tensors")
+        return self.by_slot[slot]
 
     def _phase(self, event: ListedCall) -> str:
         """Kernels that write what the step was given belong to the update; of others it is not known."""

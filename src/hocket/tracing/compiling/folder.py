@@ -1,7 +1,8 @@
-"""Where compiled steps are kept, and the process that makes one.
+"""Where compiled steps are kept.
 
-A folder for each request, named by its digest, written under another name and renamed once it is whole. Compiling is a
-process of its own, of the lowest priority; nobody waits for it unless he wants to.
+A folder for each request, named by its digest, written under another name and renamed once it is whole. Of all of them
+those that were used longest ago are deleted when they are too many or too large. A process that has loaded what is
+deleted keeps it.
 """
 
 from __future__ import annotations
@@ -9,24 +10,25 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-import signal
-import subprocess
-import sys
 import tempfile
+import time
 from pathlib import Path
 
 from hocket.errors import CaptureError
 from hocket.tracing.captured import Captured
 from hocket.tracing.compiling.compiled import compiled_form
 from hocket.tracing.compiling.listing import load_listings
+from hocket.tracing.compiling.process import CompilingProcess
 from hocket.tracing.compiling.request import request_of
 
 __all__ = ["Compiling", "compiled_step"]
 
 log = logging.getLogger(__name__)
 
-# A compilation that takes longer is given up.
-MAX_COMPILE_S = 300.0
+# What all compiled steps of a folder may be together.
+MAX_KEPT, MAX_KEPT_BYTES = 64, 256 * 2**20
+# What is not whole after so long was left by a process that was ended.
+MAX_SCRATCH_S = 3600.0
 
 
 class Compiling:
@@ -46,7 +48,7 @@ class Compiling:
         self._request = request_of(captured, threads=threads)
         self._folder = folder
         self._kept = folder / self._request.digest
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: CompilingProcess | None = None
         self._scratch: Path | None = None
 
     def found(self) -> Captured | None:
@@ -59,31 +61,33 @@ class Compiling:
             return None
         try:
             listings = load_listings(self._kept)
-            os.utime(self._kept)
-        except (CaptureError, OSError) as error:
+        except CaptureError as error:
             log.info("hocket: a compiled step that was kept is compiled again: %s", error)
             shutil.rmtree(self._kept, ignore_errors=True)
             return None
+        try:
+            os.utime(self._kept)
+        except OSError as error:  # a folder that may only be read; it still tells what is kept
+            log.debug("hocket: %s", error)
         return compiled_form(self._captured, self._request, listings)
 
-    def start(self) -> None:
-        """Begin to compile; returns at once.
+    def start(self, process: CompilingProcess | None = None) -> None:
+        """Put the request into a process that is not begun; without one, begin to compile at once.
 
         Raises:
-            CaptureError: the folder cannot be written.
+            CaptureError: the folder cannot be written, or no process started.
         """
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._scratch = Path(tempfile.mkdtemp(prefix=f".{self._request.digest}-", dir=self._folder))
             (self._scratch / "request.json").write_text(self._request.text)
         except OSError as error:
+            self.close()
             raise CaptureError(f"compiled steps cannot be kept in {self._folder}: {error.strerror}") from None
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": str(self._scratch / "inductor")}
-        command = [sys.executable, "-m", "hocket.tracing.compiling.inductor", str(self._scratch)]
-        with (self._scratch / "words").open("wb") as words:
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=words, stderr=words, env=environment, start_new_session=True
-            )
+        self._process = process or CompilingProcess()
+        self._process.add(self._scratch)
+        if process is None:
+            self._process.begin()
 
     @property
     def is_started(self) -> bool:
@@ -92,16 +96,12 @@ class Compiling:
     @property
     def is_done(self) -> bool:
         """Whether it was started, and has ended."""
-        return self._process is not None and self._process.poll() is not None
+        return self._process is not None and self._process.is_done
 
     def wait(self) -> None:
         """Return when the process has ended; one that takes too long is ended."""
-        if self._process is None:
-            return
-        try:
-            self._process.wait(MAX_COMPILE_S)
-        except subprocess.TimeoutExpired:
-            self._end()
+        if self._process is not None:
+            self._process.wait()
 
     def result(self) -> Captured:
         """Wait for the process, keep what it made, and return the compiled form.
@@ -112,14 +112,14 @@ class Compiling:
         assert self._process is not None, "it was not started"
         assert self._scratch is not None
         try:
-            self.wait()
-            if code := self._process.returncode:
-                failure = self._scratch / "failure"
-                why = failure.read_text() if failure.exists() else f"the compiling process ended with {code}"
-                raise CaptureError(why)
-            shutil.rmtree(self._scratch / "inductor", ignore_errors=True)
-            shutil.rmtree(self._kept, ignore_errors=True)
+            status = self._process.wait()
+            if not (self._scratch / "listing.json").exists():
+                raise CaptureError(_failure(self._scratch, status))
+            for left in ("inductor", "words", "request.json"):
+                _remove(self._scratch / left)
+            _remove(self._kept)
             self._scratch.rename(self._kept)
+            _bound(self._folder, self._kept)
         except OSError as error:
             raise CaptureError(f"a compiled step cannot be kept: {error.strerror}") from None
         finally:
@@ -128,15 +128,49 @@ class Compiling:
 
     def close(self) -> None:
         """End the process, and leave nothing behind of what is not whole."""
-        self._end()
+        if self._process is not None:
+            self._process.end()
         if self._scratch is not None:
-            shutil.rmtree(self._scratch, ignore_errors=True)
+            _remove(self._scratch)
         self._process = self._scratch = None
 
-    def _end(self) -> None:
-        if self._process is not None and self._process.poll() is None:
-            os.killpg(self._process.pid, signal.SIGKILL)  # its compilers, too
-            self._process.wait()
+
+def _failure(scratch: Path, status: int) -> str:
+    """Why nothing was made."""
+    failure = scratch / "failure"
+    if failure.exists():
+        return failure.read_text()
+    if status == os.EX_IOERR:
+        return f"{scratch.parent} cannot be written any more"
+    return f"the compiling process ended with {status}"
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _bound(folder: Path, newest: Path) -> None:
+    """Delete what was used longest ago while there is too much, and what was never finished."""
+    found = []
+    for each in folder.iterdir():
+        try:
+            used, size = each.stat().st_mtime, sum(file.stat().st_size for file in each.iterdir())
+        except OSError:  # another process has deleted it
+            continue
+        if not each.name.startswith("."):
+            found.append((used, size, each))
+        elif used < time.time() - MAX_SCRATCH_S:
+            _remove(each)
+    number, total_bytes = len(found), sum(size for _, size, _ in found)
+    for _, size, each in sorted(found):
+        if number <= MAX_KEPT and total_bytes <= MAX_KEPT_BYTES:
+            break
+        if each != newest:
+            _remove(each)
+            number, total_bytes = number - 1, total_bytes - size
 
 
 def compiled_step(captured: Captured, folder: Path, *, threads: int) -> Captured:

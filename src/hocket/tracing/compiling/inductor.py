@@ -1,8 +1,11 @@
-"""The compiling process: a request in, a listing and a library of kernels out. ``python -m`` this, with a folder.
+"""The compiling process: a request in, a listing and a library of kernels out. ``python -m`` this, with folders.
 
 It is a process of its own, so that Inductor's seconds of Python leave the training's interpreter alone, and nothing
-that it does to torch stays. Products, convolutions and random numbers are left to torch; buffers are neither used
-again nor written in place, so that kernels wait for each other only where data flows.
+that it does to torch stays. Each precision is compiled in a fork of it, side by side. In float64 kernels are compared
+and never timed: they are written without vectors, which takes less time.
+
+Products, convolutions and random numbers are left to torch; buffers are neither used again nor written in place, so
+that kernels wait for each other only where data flows.
 """
 
 from __future__ import annotations
@@ -11,10 +14,10 @@ import json
 import os
 import signal
 import sys
-import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +26,10 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hocket.errors import CaptureError
-from hocket.tracing.compiling.building import build
+from hocket.tracing.compiling.building import compile_kernels, link
 from hocket.tracing.compiling.functional import functional_graph
 from hocket.tracing.compiling.listing import FORMAT
-from hocket.tracing.compiling.wrapper import Recorded, WrittenKernel, kernels_of, recorded
+from hocket.tracing.compiling.wrapper import Recorded, kernels_of, recorded
 
 __all__ = ["compiled_to", "main"]
 
@@ -43,47 +46,73 @@ _OPTIONS: dict[str, Any] = {
     "memory_planning": False,
     "reorder_for_peak_memory": False,
     "size_asserts": False,
+    # What the processor has is used without compiling a program to see whether the compiler knows it.
+    "cpp.vec_isa_ok": True,
+    # It writes a product and an addition as one op, and forgets a factor of it; products are captured as they are.
+    "pattern_matcher": False,
 }
+# The step's own, and the wide one, in float64.
+_PRECISIONS = ("own", "wide")
 
 
-def compiled_to(folder: Path, document: dict[str, Any]) -> None:
-    """Compile a request; write ``listing.json`` and the library of its kernels.
+def compiled_to(folder: Path, document: dict[str, Any], *, wide: bool) -> None:
+    """Compile a request in one precision; write its part of the listing, and the object of its kernels.
 
     Raises:
         CaptureError: the step cannot be compiled; says why.
         Exception: whatever Inductor or the compiler raise.
     """
-    listings: dict[str, Any] = {}
-    kernels: list[dict[str, WrittenKernel]] = []
-    for wide in (False, True):
+    precision = _PRECISIONS[wide]
+    with _configured(document["threads"], wide):
         source, given = _written(document, wide)
-        prefix = "wide_" if wide else ""
-        kernels.append({prefix + name: kernel for name, kernel in kernels_of(source).items()})
+        kernels = {f"{precision}_{name}": kernel for name, kernel in kernels_of(source).items()}
         with FakeTensorMode():
             # The wrapper's tensors are of another mode than those of the graph.
             own = [torch.empty_strided(each.shape, each.stride(), dtype=each.dtype) for each in given]
-            listings["wide" if wide else "own"] = _listed(recorded(source, own), prefix)
-    library = build(folder, kernels, document["threads"])
-    found = {"format": FORMAT, "torch": torch.__version__, "library": library, **listings}
+            listed = _listed(recorded(source, own), f"{precision}_")
+        compile_kernels(folder / f"{precision}.cpp", kernels, document["threads"], is_timed=not wide)
+    (folder / f"{precision}.json").write_text(json.dumps(listed))
+
+
+def joined(folder: Path) -> None:
+    """Put what both precisions have left into ``listing.json`` and one library.
+
+    Raises:
+        CaptureError: they cannot be linked.
+    """
+    link(folder / "kernels.so", [folder / f"{precision}.o" for precision in _PRECISIONS])
+    listings = {precision: json.loads((folder / f"{precision}.json").read_text()) for precision in _PRECISIONS}
+    found = {"format": FORMAT, "torch": torch.__version__, "library": "kernels.so", **listings}
+    for precision in _PRECISIONS:
+        for suffix in ("cpp", "o", "json"):
+            (folder / f"{precision}.{suffix}").unlink()
     (folder / "listing.json").write_text(json.dumps(found))
+
+
+@contextmanager
+def _configured(threads: int, wide: bool) -> Iterator[None]:
+    from torch._inductor import config
+
+    # No processor has vectors of one bit: none are used.
+    options = {**_OPTIONS, "cpp.threads": threads, "cpp.simdlen": 1 if wide else None}
+    with config.patch({name: value for name, value in options.items() if _has(config, name)}):
+        yield
 
 
 def _written(document: dict[str, Any], wide: bool) -> tuple[str, list[torch.Tensor]]:
     """The wrapper that Inductor writes, and fake tensors for its arguments. Nothing is compiled yet."""
-    from torch._inductor import compile_fx, config
+    from torch._inductor import compile_fx
     from torch._inductor.async_compile import AsyncCompile
     from torch._inductor.decomposition import select_decomp_table
     from torch._inductor.graph import GraphLowering
 
-    options = {**_OPTIONS, "cpp.threads": document["threads"]}
     sources: list[str] = []
-    with config.patch({name: value for name, value in options.items() if _has(config, name)}):
-        module, given = functional_graph(document, select_decomp_table(), wide=wide)
-        _mark_outputs(module)
-        unbuilt = _patched(AsyncCompile, "cpp_pybinding", lambda *_, **__: None)
-        kept = _patched(GraphLowering, "save_output_code", staticmethod(sources.append))
-        with unbuilt, kept, torch.no_grad():
-            compile_fx.compile_fx_inner(module, given)
+    module, given = functional_graph(document, select_decomp_table(), wide=wide)
+    _mark_outputs(module)
+    unbuilt = _patched(AsyncCompile, "cpp_pybinding", lambda *_, **__: None)
+    kept = _patched(GraphLowering, "save_output_code", staticmethod(sources.append))
+    with unbuilt, kept, torch.no_grad():
+        compile_fx.compile_fx_inner(module, given)
     if len(sources) != 1:
         raise CaptureError(f"Inductor wrote {len(sources)} wrappers")
     return sources[0], given
@@ -166,25 +195,61 @@ def _with_allocations(event: dict[str, Any], fresh: list[int]) -> dict[str, Any]
     return {"op": op, "args": event["args"], "kwargs": kwargs, "outs": [[-1, fresh[0]]], "given": given, "written": []}
 
 
-def _end_with(parent: int) -> None:
-    """End this process and its compilers when the training that asked for it has ended."""
-    while os.getppid() == parent:
-        time.sleep(1)
-    os.killpg(0, signal.SIGKILL)
+def _beside(tasks: Sequence[Callable[[], int]], asked_by: int) -> int:
+    """Run tasks in forks of this process, as many at once as there are cores; the highest of their statuses.
+
+    This process and all that it has started end when the training that asked for it has ended.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    waiting, running, worst = list(tasks), set[int](), 0
+    while waiting or running:
+        while waiting and len(running) < cores:
+            task = waiting.pop(0)
+            if child := os.fork():
+                running.add(child)
+                continue
+            os._exit(task())
+        child, status = os.waitpid(-1, os.WNOHANG)
+        running.discard(child)
+        worst = max(worst, os.waitstatus_to_exitcode(status) % 256)  # of a signal 256 less its number
+        if os.getppid() != asked_by:
+            os.killpg(0, signal.SIGKILL)
+        if not child:
+            time.sleep(0.05)
+    return worst
+
+
+def _status_of(task: Callable[[], None], folder: Path) -> int:
+    """Run a task on a folder; what fails is one line in its file ``failure``, or the status where there is no room."""
+    try:
+        task()
+    except Exception as error:  # noqa: BLE001  # whatever it is, the step keeps its plain form
+        first = (str(error).strip().splitlines() or [""])[0]
+        try:
+            (folder / "failure").write_text(f"{type(error).__name__}: {first}")
+        except OSError:
+            return os.EX_IOERR
+        return 1
+    return 0
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Compile the ``request.json`` of a folder into it; what fails is one line in its file ``failure``."""
-    (folder,) = map(Path, arguments)
+    """Compile the ``request.json`` of each folder into it; what fails is one line in its file ``failure``."""
+    asked_by = os.getppid()
     os.nice(19)
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
-    try:
-        compiled_to(folder, json.loads((folder / "request.json").read_text()))
-    except Exception as error:  # noqa: BLE001  # whatever it is, the step keeps its plain form
-        first = (str(error).strip().splitlines() or [""])[0]
-        (folder / "failure").write_text(f"{type(error).__name__}: {first}")
-        return 1
-    return 0
+    from torch._inductor import compile_fx  # noqa: F401  # once, for all forks
+
+    folders = list(map(Path, arguments))
+    tasks = [partial(_compile_one, folder, wide) for folder in folders for wide in (False, True)]
+    statuses = [_beside(tasks, asked_by)]
+    made = [each for each in folders if all((each / f"{precision}.json").exists() for precision in _PRECISIONS)]
+    statuses += [_status_of(partial(joined, each), each) for each in made]
+    return max(statuses)
+
+
+def _compile_one(folder: Path, wide: bool) -> int:
+    document = json.loads((folder / "request.json").read_text())
+    return _status_of(partial(compiled_to, folder, document, wide=wide), folder)
 
 
 if __name__ == "__main__":

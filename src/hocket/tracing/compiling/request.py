@@ -3,6 +3,9 @@
 The calls are those of the lowered program, in its order, and work on numbered values; the layouts of all tensors are
 fixed. It is compiled as it stands and *wide*: every tensor of floating point as float64 (but random numbers are drawn
 in the step's own dtype, and then converted), to be compared with eager in float64.
+
+An update by torch's own fused kernels (``_fused_adam_``) is left as it is, and comes after all that is compiled: it is
+as fast, and the compiler has a fraction of the ops to do.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import operator
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,12 +22,16 @@ import torch
 from hocket.errors import CaptureError
 from hocket.tracing.captured import Captured
 from hocket.tracing.compiling.arguments import encoded, op_text
-from hocket.tracing.program import Slot, slots_in
+from hocket.tracing.program import Action, Call, Slot, slots_in
+from hocket.tracing.recording.recorder import written_arguments
 from hocket.tracing.scalars.tape import TapeRef
 
 __all__ = ["FORMAT", "CompileRequest", "request_of"]
 
-FORMAT = "hocket-compile/1"
+FORMAT = "hocket-compile/2"
+
+# Torch's kernels that make the update of a group of parameters.
+_UPDATES = frozenset(f"aten::_fused_{name}_" for name in ("sgd", "adam", "adamw", "adagrad"))
 
 
 @dataclass(frozen=True)
@@ -31,10 +39,10 @@ class CompileRequest:
     """A step to be compiled.
 
     Attributes:
-        document: the text: inputs, calls, outputs (see `request_of`).
+        document: the text: inputs, calls, outputs, and the updates that follow (see `request_of`).
         inputs: slots of the captured program, in the order of the document's inputs.
         numbers: entries of the tape, in the order of the document's numbers.
-        outputs: slots, in the order of the document's outputs.
+        outputs: slots, in the order of the document's outputs: what the step leaves, and what its updates read.
     """
 
     document: dict[str, Any]
@@ -68,7 +76,8 @@ def request_of(captured: Captured, *, threads: int) -> CompileRequest:
         slot: node.meta["val"] for node, slot in slot_of.items() if isinstance(node.meta.get("val"), torch.Tensor)
     }
     roots = {slot_of[node]: root for node, root in captured.trace.roots.items()}
-    calls = [call for action in (program.prologue, *program.actions) for call in action.calls]
+    made_roots = _roots(captured)
+    calls, updates = _divided((program.prologue, *program.actions), {**roots, **made_roots})
     numbers: dict[int, int] = {}
 
     def reference(leaf: Any) -> dict[str, int] | None:
@@ -78,36 +87,64 @@ def request_of(captured: Captured, *, threads: int) -> CompileRequest:
             return {"number": numbers.setdefault(leaf.index, len(numbers))}
         return None
 
-    texts: list[dict[str, Any]] = []
-    for call in calls:
+    def text(call: Call) -> dict[str, Any]:
         args = encoded(call.args, reference)
         kwargs = {key: encoded(value, reference) for key, value in call.kwargs.items()}
         outs = [[-1 if position is None else position, slot] for position, slot in call.outs.items()]
-        texts.append({"op": op_text(call.func), "args": args, "kwargs": kwargs, "outs": outs})
+        return {"op": op_text(call.func), "args": args, "kwargs": kwargs, "outs": outs}
+
     inputs = tuple(slot for slot, _ in captured.inputs)
     read = [roots[slot] for slot in inputs]
     if len(set(read)) < len(read):
         raise CaptureError("two tensors of the step share memory")
     made = {slot for call in calls for slot in call.outs.values()}
-    outputs = tuple(sorted(slot for slot in program.kept if slot in made))
-    left = [root for slot, root in _roots(captured).items() if slot in outputs]
+    needed = {*program.kept, *(slot for call in updates for slot in call.reads)}
+    outputs = tuple(sorted(needed & made))
+    left = [root for slot, root in made_roots.items() if slot in outputs]
     if len({*left, *read}) < len(left) + len(read):
         raise CaptureError("what the step leaves shares memory with what it is given, or with itself")
     for slot in {*inputs, *outputs}:
         value = layouts.get(slot)
         if value is None or value.device.type != "cpu" or value.layout is not torch.strided or value.is_complex():
             raise CaptureError("the step holds a tensor that is not a strided one on the CPU, or a complex one")
+    call_texts, update_texts = ([text(call) for call in each] for each in (calls, updates))
     used = {*inputs, *made, *(slot for call in calls for slot in slots_in((call.args, call.kwargs)))}
     document = {
         "format": FORMAT,
         "threads": threads,
         "inputs": [[slot, *_layout(layouts[slot])] for slot in inputs],
         "numbers": len(numbers),
-        "calls": texts,
+        "calls": call_texts,
         "outputs": [[slot, *_layout(layouts[slot])] for slot in outputs],
+        "updates": update_texts,
         "dtypes": {str(slot): _name(layouts[slot].dtype) for slot in sorted(used) if slot in layouts},
     }
     return CompileRequest(document, inputs, tuple(numbers), outputs)
+
+
+def _divided(actions: Iterable[Action], memory: Mapping[int, int]) -> tuple[list[Call], list[Call]]:
+    """The calls of a step that are compiled, and the updates that come after them.
+
+    Raises:
+        CaptureError: a call that is no update has to come after one.
+    """
+    compiled: list[Call] = []
+    updates: list[Call] = []
+    touched: set[int | None] = set()
+    changed: set[int | None] = set()
+    for call in (call for action in actions for call in action.calls):
+        func: Any = call.func
+        reads = {memory.get(slot) for slot in call.reads}
+        writes = {memory.get(slot) for slot in slots_in(tuple(written_arguments(func, call.args, call.kwargs)))}
+        if func._schema.name in _UPDATES and not call.outs:
+            updates.append(call)
+            touched |= reads
+            changed |= writes
+        elif reads & changed or writes & touched:
+            raise CaptureError(f"{func} comes after an update by {updates[-1].func}")
+        else:
+            compiled.append(call)
+    return compiled, updates
 
 
 def _roots(captured: Captured) -> dict[int, int]:

@@ -1,0 +1,60 @@
+"""Kernels that are compiled, linked and called: any number of arguments, and what is not written as expected."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from hocket import native
+from hocket.errors import CaptureError
+from hocket.tracing.compiling.building import compile_kernels, link
+from hocket.tracing.compiling.wrapper import WrittenKernel
+
+pytestmark = pytest.mark.skipif(not native.available(), reason=native.available().why)
+
+
+def sums(count: int) -> WrittenKernel:
+    """A kernel that adds up the first elements of this many tensors."""
+    given = ", ".join(f"const float* in{n}" for n in range(count))
+    total = " + ".join(f"*in{n}" for n in range(count))
+    source = f'extern "C"  void kernel({given}, double* out)\n{{ *out = {total}; }}\n'
+    return WrittenKernel(("const float*",) * count + ("double*",), source)
+
+
+def test_a_kernel_may_have_hundreds_of_arguments(tmp_path: Path) -> None:
+    made = compile_kernels(tmp_path / "own.cpp", {"own_sums": sums(300)}, 2, is_timed=False)
+    link(tmp_path / "kernels.so", [made])
+    native.load()
+    layout, out = ([1], [1], torch.float32), ([1], [1], torch.float64)
+    order = [*range(300), -1]
+    kernel = torch.classes.hocket.Kernel(str(tmp_path / "kernels.so"), "own_sums", order, [layout] * 300, [out], [])
+    (found,) = torch.ops.hocket.kernel(kernel, [torch.full((1,), float(n)) for n in range(300)])
+    assert found.item() == sum(range(300))
+
+
+def test_a_library_stays_loaded_as_long_as_its_kernels(tmp_path: Path) -> None:
+    link(tmp_path / "kernels.so", [compile_kernels(tmp_path / "own.cpp", {"own_sums": sums(2)}, 2, is_timed=False)])
+    native.load()
+    layout, out = ([1], [1], torch.float32), ([1], [1], torch.float64)
+    kernel = torch.classes.hocket.Kernel(str(tmp_path / "kernels.so"), "own_sums", [0, 1, -1], [layout] * 2, [out], [])
+    loaded = Path("/proc/self/maps")
+    if not loaded.exists():
+        pytest.skip("the system does not tell which libraries are loaded")
+    assert str(tmp_path) in loaded.read_text()
+    del kernel
+    assert str(tmp_path) not in loaded.read_text()
+
+
+@pytest.mark.parametrize("source", ["void other()", "#pragma omp parallel\n"])
+def test_what_is_not_written_as_expected_is_refused(tmp_path: Path, source: str) -> None:
+    text = sums(1).source.replace("void kernel(", "void other(") if "other" in source else sums(1).source + source
+    with pytest.raises(CaptureError, match="kernel own_sums is not written as expected"):
+        compile_kernels(tmp_path / "own.cpp", {"own_sums": WrittenKernel((), text)}, 2, is_timed=False)
+
+
+def test_what_does_not_compile_is_one_line(tmp_path: Path) -> None:
+    wrong = WrittenKernel((), 'extern "C"  void kernel() { unheard_of(); }')
+    with pytest.raises(CaptureError, match=r"^the kernels do not compile: .*unheard_of.*$"):
+        compile_kernels(tmp_path / "own.cpp", {"own_wrong": wrong}, 2, is_timed=False)
