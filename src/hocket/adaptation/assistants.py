@@ -4,14 +4,14 @@ Tavarageri et al., section 3: a device whose use of a resource passes theta puts
 device below gamma takes it. By the paper alone this neither ends nor goes far enough, and it says nothing of three
 things; chosen here are
 
-- **which op**: the one with which the predicted step is the shortest. The step is predicted by list
+- **which op**: the unit (see `units.py`) with which the predicted step is the shortest. The step is predicted by list
   scheduling on the devices, each op as much slower as its device was measured to be, a flow between devices with its
   transfer time; and devices run their ops in that order;
 - **who takes**: devices below gamma first, then any other that is not above theta. Of two devices of which one has
   become half as fast, the other is above gamma after the first move, with most of the loss still to win back;
 - **when to stop**: moves are made if together they save `margin` of the predicted step, in `horizon_steps` pay for the
-  state that moves along, and leave no device more loaded than the most loaded one was. With numbers that stay as they
-  are each decision makes the predicted step shorter by that, so they end, and none is taken back.
+  state that moves along and for the pause, and leave no device more loaded than the most loaded one was. With numbers
+  that stay as they are each decision makes the predicted step shorter by that, so they end, and none is taken back.
 
     gathered numbers --decide--> moves      the same on every rank: no vote, no clock, nothing drawn
 """
@@ -102,23 +102,25 @@ def decide(shares: Sequence[DeviceShare], rules: AssistantRules, assignment: Seq
     slowdown = [share.slowdown for share in shares]
     begin = _judged(rules, assignment, slowdown)
     now = list(assignment)
-    tried: list[tuple[tuple[float, float], OpMove]] = []
+    tried: list[tuple[tuple[float, float], tuple[OpMove, ...]]] = []
     while len(tried) < rules.max_moves:
-        found = _best_move(shares, rules, now, slowdown, begin[1], {move.op for _, move in tried})
+        moved = {rules.unit_of[moves[0].op] for _, moves in tried}
+        found = _best_move(shares, rules, now, slowdown, begin[1], moved)
         if found is None:
             break
-        now[found[1].op] = found[1].target
+        for move in found[1]:
+            now[move.op] = move.target
         tried.append(found)
     if not tried:
         return ()
     # Kernighan and Lin: a move may cost something that a later one brings; what counts is the best of all beginnings.
     enough = min(range(len(tried)), key=lambda number: (tried[number][0], number)) + 1
-    moves = [move for _, move in tried[:enough]]
+    moves = tuple(move for _, of_unit in tried[:enough] for move in of_unit)
     saved_us = begin[0] - tried[enough - 1][0][0]
     state_us = sum(rules.ops[move.op].state_bytes for move in moves) / rules.state_bytes_per_s * 1e6
-    if saved_us < rules.margin * begin[0] or saved_us * rules.horizon_steps <= state_us:
+    if saved_us < rules.margin * begin[0] or saved_us * rules.horizon_steps <= state_us + rules.migration_us:
         return ()
-    return tuple(moves)
+    return moves
 
 
 def predicted_step_us(rules: AssistantRules, assignment: Sequence[int], slowdown: Sequence[float]) -> float:
@@ -222,33 +224,47 @@ def _best_move(
     slowdown: Sequence[float],
     most_load_us: float,
     moved: set[int],
-) -> tuple[tuple[float, float], OpMove] | None:
-    """The move with the shortest predicted step, of those that leave no device more loaded than that."""
+) -> tuple[tuple[float, float], tuple[OpMove, ...]] | None:
+    """The unit whose move makes the predicted step shortest, of those that leave no device more loaded than that."""
     loads_us = predicted_loads_us(rules, now, slowdown)
-    found: tuple[tuple[float, float], OpMove] | None = None
+    found: tuple[tuple[float, float], tuple[OpMove, ...]] | None = None
     for resource in RESOURCES:
         for giver in (device for device, share in enumerate(shares) if share.of(resource) > rules.theta):
             takers = [d for d, share in enumerate(shares) if d != giver and share.of(resource) <= rules.theta]
             takers.sort(key=lambda device: (shares[device].of(resource) >= rules.gamma, loads_us[device], device))
-            able = [
-                position
-                for position, op in enumerate(rules.ops)
-                if now[position] == giver and op.resource == resource and op.is_movable and position not in moved
-            ]
+            able = [unit for unit in _units_at(rules, now, giver, resource) if rules.unit_of[unit[0]] not in moved]
             # What takes more than the giver has too much would only change the places.
             excess_us = (loads_us[giver] - min(loads_us)) or 1.0
-            able.sort(key=lambda position: (-_part(rules, position, giver, slowdown, excess_us), position))
-            for position in able[:CANDIDATES]:
+            able.sort(key=lambda unit: (-_part(rules, unit, giver, slowdown, excess_us), unit[0]))
+            for unit in able[:CANDIDATES]:
                 for taker in takers[:TAKERS]:
-                    now[position] = taker
+                    for position in unit:
+                        now[position] = taker
                     judged = _judged(rules, now, slowdown)
-                    now[position] = giver
+                    for position in unit:
+                        now[position] = giver
                     if judged[1] <= most_load_us * (1 + ROUNDING) and (found is None or judged < found[0]):
-                        found = (judged, OpMove(position, giver, taker))
+                        found = (judged, tuple(OpMove(position, giver, taker) for position in unit))
     return found
 
 
-def _part(rules: AssistantRules, position: int, device: int, slowdown: Sequence[float], excess_us: float) -> float:
-    """How much of the excess an op takes; more than all of it counts as nothing."""
-    part = rules.ops[position].takes_us[device] * slowdown[device] / excess_us
+def _units_at(rules: AssistantRules, now: Sequence[int], device: int, resource: Resource) -> list[tuple[int, ...]]:
+    """Positions of each unit that may move from a device, if its longest op there is bound by a resource."""
+    units: dict[int, list[int]] = {}
+    for position, unit in enumerate(rules.unit_of):
+        if now[position] == device:
+            units.setdefault(unit, []).append(position)
+    found = []
+    for positions in units.values():
+        longest = max(positions, key=lambda position: rules.ops[position].takes_us[device])
+        if rules.ops[longest].resource == resource and all(rules.ops[position].is_movable for position in positions):
+            found.append(tuple(positions))
+    return found
+
+
+def _part(
+    rules: AssistantRules, unit: Sequence[int], device: int, slowdown: Sequence[float], excess_us: float
+) -> float:
+    """How much of the excess a unit takes; more than all of it counts as nothing."""
+    part = sum(rules.ops[position].takes_us[device] for position in unit) * slowdown[device] / excess_us
     return part if part <= 1.0 else 0.0

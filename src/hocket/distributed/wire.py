@@ -152,6 +152,11 @@ class Wire:
         """
         _waited(self.receive, name, tensor, self._counted(f"<{name}"), timeout_s)
 
+    def drain(self, timeout_s: float = 5.0) -> None:
+        """Wait until nothing is being sent any more, or the peer is gone, but no longer than that."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._sending or self.failure is not None, timeout_s)
+
     def close(self, reason: str = "", timeout_s: float = 5.0) -> None:
         """Take leave; with a `reason`, the peer fails."""
         if self.failure is None:
@@ -292,6 +297,7 @@ class Wire:
     def _finish(self, of: dict[tuple[int, int], _Moving], number: int, moving: _Moving) -> None:
         with self._changed:
             of.pop((number, moving.epoch), None)
+            self._changed.notify_all()
         for _, done in moving.values.values():
             done(None)
 

@@ -42,6 +42,8 @@ class Peers(Membership):
         """Take leave of all ranks; with an error, they fail, and every rank can read why."""
         if error is not None:
             self.fail(error)
+        for wire in wires.values() if error is None else ():
+            wire.drain()  # the state of the random generator after the last step
         for wire in wires.values():
             wire.close(reason=str(error) if error is not None else "")
 

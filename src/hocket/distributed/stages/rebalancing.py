@@ -1,0 +1,196 @@
+"""What a rank measures of its own steps, and which ops move by what all ranks have measured.
+
+Rank 0 writes the rules (`hocket.adaptation`): ops with what they were profiled at, flows, units that move as one. Every
+so many steps all ranks tell each other how much of their cores was used, by anybody, and how long their ops took over
+what was planned; and each makes the same decision. Where that was to leave all ops, it is not asked again until some
+number is another one: the search costs as much as a step of a large model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from hocket.adaptation import AssistantRules, DeviceShare, OpMove, assistant_rules, decide, shares_of
+from hocket.adaptation.assistant_rules import RESOURCES, RuledFlow, RuledOp
+from hocket.adaptation.assistants import order_of, predicted_step_us
+from hocket.adaptation.units import units_of
+from hocket.distributed.stages.cpu_use import CpuUse
+from hocket.distributed.stages.crossings import rank_name
+from hocket.distributed.stages.migration import MovedOps
+from hocket.distributed.stages.stage_job import StageJob
+from hocket.errors import InputError, PeerError
+from hocket.ir import Costs, Graph, Machine, Timeline
+
+__all__ = ["NUM_SHARES", "SHARES", "Rebalancer", "rules_read", "rules_told", "written_rules"]
+
+SHARES = "shares"
+# The use of three resources, and how long ops took over what was planned.
+NUM_SHARES = len(RESOURCES) + 1
+# The last steps before each look: one of them may have been disturbed.
+MEASURED_STEPS = 5
+# By so much a number has to change before a decision that left everything is taken again.
+SAME = 0.1
+
+
+class Rebalancer:
+    """Decides on one rank, as on all others, which ops move.
+
+    Args:
+        rules: those of rank 0.
+        rank: of this process.
+        every_steps: how many steps lie between two looks.
+
+    Attributes:
+        shares: what all ranks measured, at the last look.
+    """
+
+    def __init__(self, rules: AssistantRules, rank: int, every_steps: int) -> None:
+        self.rules = rules
+        self.shares: tuple[DeviceShare, ...] = ()
+        self._rank, self._every_steps = rank, every_steps
+        self._timelines: list[Timeline] = []
+        self._slowdown = 1.0
+        self._moved_at = 0
+        self._left: tuple[DeviceShare, ...] = ()
+        self._cpus = CpuUse()
+
+    def note(self, steps: int, timeline: Callable[[], Timeline]) -> None:
+        """The step has run that makes it so many; its timeline is asked for where it counts."""
+        if -steps % self._every_steps < MEASURED_STEPS:
+            self._timelines.append(timeline())
+
+    def is_due(self, steps: int) -> bool:
+        """Whether all ranks look before the next step."""
+        return bool(self._timelines) and steps % self._every_steps == 0
+
+    def moves(self, job: StageJob, steps: int) -> tuple[OpMove, ...]:
+        """What moves now; none in most steps. Every rank asks at the same time.
+
+        Raises:
+            PeerError: a rank is gone or silent.
+        """
+        mine = self._measured(steps)
+        told = job.exchanged(SHARES, torch.tensor([*map(mine.of, RESOURCES), mine.slowdown], dtype=torch.float64))
+        self.shares = tuple(
+            DeviceShare(compute, memory, network, slowdown, mine.steps)
+            for compute, memory, network, slowdown in (values.tolist() for values in told.values())
+        )
+        if mine.steps < self.rules.settle_steps or (self._left and self._is_like(self._left)):
+            return ()
+        found = decide(self.shares, self.rules, self._assignment(job.rank_of))
+        self._left = () if found else self.shares
+        return found
+
+    def refuse(self) -> None:
+        """The ops of the last decision stay where they are."""
+        self._left = self.shares
+
+    def begin(self, steps: int) -> None:
+        """Measure anew: ops have moved, or the first step is about to run."""
+        self._moved_at, self._timelines = steps, []
+        self._cpus.since_last()
+
+    def placed(self, moves: Sequence[OpMove], rank_of: Mapping[str, int]) -> tuple[dict[str, int], tuple[str, ...]]:
+        """The rank of each op after some moves, and the order in which ranks run them."""
+        after = dict(rank_of) | {self.rules.ops[move.op].name: move.target for move in moves}
+        order = order_of(self.rules, self._assignment(after), [share.slowdown for share in self.shares])
+        return after, tuple(self.rules.ops[position].name for position in order)
+
+    def as_units(self, moves: Sequence[OpMove]) -> tuple[MovedOps, ...]:
+        """The moves, with the ops of each unit together."""
+        found: dict[tuple[int, int, int], list[str]] = {}
+        for op, source, target in moves:
+            found.setdefault((self.rules.unit_of[op], source, target), []).append(self.rules.ops[op].name)
+        return tuple(MovedOps(tuple(ops), source, target) for (_, source, target), ops in found.items())
+
+    def why(self, before: Mapping[str, int], after: Mapping[str, int]) -> str:
+        """The numbers by which it was decided, in words."""
+        slowdown = [share.slowdown for share in self.shares]
+        was, becomes = (
+            predicted_step_us(self.rules, self._assignment(rank_of), slowdown) / 1000 for rank_of in (before, after)
+        )
+        ranks = ", ".join(
+            f"{name} {share.compute:.2f} used and {share.slowdown:.2f} of the planned time"
+            for name, share in zip(self.rules.devices, self.shares, strict=True)
+        )
+        return f"{ranks}; predicted step {was:.1f} ms before, {becomes:.1f} ms after"
+
+    def _measured(self, steps: int) -> DeviceShare:
+        """What this rank's last steps say, by the one of them in which its ops took the median time."""
+        here = rank_name(self._rank)
+        took_us = [sum(s.duration_us for s in t.spans if s.lane == here) for t in self._timelines]
+        median = sorted(range(len(took_us)), key=took_us.__getitem__)[len(took_us) // 2]
+        used = self._cpus.since_last()
+        activity = None if used is None else {here: used}
+        share = shares_of(self._timelines[median], self.rules, activity=activity, steps=steps - self._moved_at)[
+            self._rank
+        ]
+        if took_us[median]:
+            self._slowdown = share.slowdown
+        self._timelines = []
+        # A rank that has no ops is as slow as it was when it had some.
+        return dataclasses.replace(share, slowdown=self._slowdown)
+
+    def _is_like(self, before: Sequence[DeviceShare]) -> bool:
+        """Whether the same devices give, and none is much slower or faster than it was."""
+        theta = self.rules.theta
+        return all(
+            abs(now.slowdown - then.slowdown) <= SAME * then.slowdown
+            and all((now.of(resource) > theta) == (then.of(resource) > theta) for resource in RESOURCES)
+            for now, then in zip(self.shares, before, strict=True)
+        )
+
+    def _assignment(self, rank_of: Mapping[str, int]) -> list[int]:
+        return [rank_of[op.name] for op in self.rules.ops]
+
+
+def written_rules(
+    graph: Graph, costs: Costs, machine: Machine, together: Sequence[Sequence[str]], migration_us: float
+) -> AssistantRules:
+    """What rank 0 writes: a device for each rank, and ops in units that may leave one.
+
+    Args:
+        graph: the whole step.
+        costs: what it was profiled at.
+        machine: of `machine_of_ranks`.
+        together: ops that have to share a rank, some at a time.
+        migration_us: how long it takes to divide the step anew.
+    """
+    width = machine.devices[0].cores
+    takes_us = {op.name: costs.duration_us(op.name, width=width) for op in graph.ops}
+    units = units_of(graph, takes_us, together)
+    return assistant_rules(graph, costs, machine, units=units, migration_us=migration_us)
+
+
+def rules_told(rules: AssistantRules) -> dict[str, Any]:
+    """Rules as what JSON can say."""
+    return dataclasses.asdict(rules)
+
+
+def rules_read(told: Mapping[str, Any], graph: Graph, num_ranks: int) -> AssistantRules:
+    """The rules that another rank told.
+
+    Raises:
+        PeerError: they are none for this step and so many ranks.
+
+    Example:
+        >>> import json
+        >>> from hocket.ir import Op
+        >>> rules = AssistantRules(("rank0",), (RuledOp("a", "compute", (5.0,)),))
+        >>> rules_read(json.loads(json.dumps(rules_told(rules))), Graph((Op("a"),)), 1) == rules
+        True
+    """
+    try:
+        numbers = dict(told)
+        devices, ops, flows = (numbers.pop(key) for key in ("devices", "ops", "flows"))
+        made = [RuledOp(name, resource, tuple(takes_us), *others) for name, resource, takes_us, *others in ops]
+        rules = AssistantRules(tuple(devices), tuple(made), tuple(RuledFlow(*flow) for flow in flows), **numbers)
+    except (KeyError, TypeError, ValueError, InputError) as error:
+        raise PeerError(f"rank 0 tells rules that are none: {error}") from error
+    if {op.name for op in rules.ops} != set(graph.by_name) or len(rules.devices) != num_ranks:
+        raise PeerError("rank 0 tells rules of another step")
+    return rules
