@@ -19,7 +19,7 @@ from hocket.distributed.parcels import Parcel
 from hocket.distributed.parts import check_exchangeable
 from hocket.distributed.setup import ORDERS, PROBE, PROBE_BYTES, captured_for, rates_of
 from hocket.distributed.stages.crossings import Borders
-from hocket.distributed.stages.migration import NUMBERS, READY
+from hocket.distributed.stages.migration import READY
 from hocket.distributed.stages.part_memory import PartMemory
 from hocket.distributed.stages.peers import Peers
 from hocket.distributed.stages.rebalancing import NUM_SHARES, SHARES
@@ -31,6 +31,9 @@ from hocket.ir import Plan
 from hocket.tracing.captured import Captured
 
 __all__ = ["begun_job"]
+
+# What every two ranks tell each other where ops may move: their shares, and a digest of the plan that they have made.
+NOTES = (Parcel((SHARES,), (8 * NUM_SHARES,)), Parcel((READY,), (8,)))
 
 
 def begun_job(
@@ -65,7 +68,7 @@ def begun_job(
         _agree(captured, batch, peers, rebalance)
         wires.update(zip(peers.others, peers.wires(), strict=True))
         borders = Borders(captured)
-        rate = _rate(captured, peers, wires, _notes(captured) if rebalance else [])
+        rate = _rate(captured, peers, wires, NOTES if rebalance else ())
         if peers.rank == 0:
             peers.tell("plan", str(planned(captured, borders, peers.num_workers, rate)))
         plan = Plan.parse(peers.told("plan", by=0))
@@ -103,13 +106,6 @@ def _batch_described(batch: Any) -> dict[str, str]:
         else repr(leaf)
         for number, leaf in enumerate(tree_flatten(batch)[0])
     }
-
-
-def _notes(captured: Captured) -> list[Parcel]:
-    """What every two ranks tell each other where ops may move: shares, a digest of the plan, numbers of the step."""
-    numbers = len(captured.trace.numbers)
-    sizes = {SHARES: 8 * NUM_SHARES, READY: 8, NUMBERS: 16 * numbers}
-    return [Parcel((name,), (size,)) for name, size in sizes.items()]
 
 
 def _rate(captured: Captured, peers: Peers, wires: Mapping[int, Wire], notes: Sequence[Parcel]) -> float:

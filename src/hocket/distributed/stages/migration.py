@@ -5,12 +5,12 @@ Every rank has the whole captured step, so each makes its new part by itself, an
     divide anew, check all parts | lay wires | compare | state to its new homes | memory of the rest goes back
 
 Before a migration nothing is on its way. Then each value has one home, and copies elsewhere are current. Gradients need
-not move: a step drops those that it finds. The generator's state is everywhere after each step.
+not move: a step drops those that it finds. The generator's state is everywhere after each step. Numbers of Python that
+a step counts on are refused when a job begins.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -18,17 +18,15 @@ from typing import NamedTuple
 import torch
 
 from hocket.distributed.parcels import Parcel
-from hocket.distributed.setup import take_rates
 from hocket.distributed.stages.crossings import Borders, rank_name
 from hocket.distributed.stages.joined import joined_plan
 from hocket.distributed.stages.stage_job import StageJob, divided, relieved, step_parcels
 from hocket.distributed.state import ShardState
 from hocket.errors import PeerError
-from hocket.tracing.state import Entry
 
-__all__ = ["NUMBERS", "READY", "Migration", "MovedOps", "compare", "divided_anew", "migrated"]
+__all__ = ["READY", "Migration", "MovedOps", "compare", "divided_anew", "migrated"]
 
-READY, NUMBERS = "ready", "numbers"
+READY = "ready"
 
 
 class MovedOps(NamedTuple):
@@ -127,7 +125,6 @@ def migrated(before: StageJob, after: StageJob) -> tuple[StageJob, int]:
         _moving(after, arriving, here, rank).post(wire)
     for rank, wire in after.wires.items():
         _moving(after, arriving, rank, here).receive(wire)
-    _share_numbers(before)
     after.memory.keep(after.kept)
     moved = sum(after.memory.size_bytes(name) for of in arriving.values() for names in of.values() for name in names)
     return relieved(after), moved
@@ -176,24 +173,3 @@ def _moving(after: StageJob, arriving: Mapping[int, Mapping[int, list[str]]], so
 def _parcels(job: StageJob, state: ShardState) -> list[Parcel]:
     """One for each tensor, as large as it is where it has its memory."""
     return [Parcel((state.name_of(entry),), (job.memory.size_bytes(entry.name),)) for entry in state.tensors]
-
-
-def _share_numbers(before: StageJob) -> None:
-    """Every rank gets the numbers that only those count on who run certain ops: the first one's who does."""
-    entries = tuple(before.captured.trace.numbers)
-    if not entries:
-        return
-    counted = before.part.trace.numbers
-    mine = torch.tensor([(_number(entry), entry in counted) for entry in entries], dtype=torch.float64)
-    told = list(before.exchanged(NUMBERS, mine).values())
-    for place, entry in enumerate(entries):
-        values = [float(of[place, 0]) for of in told if of[place, 1] and not math.isnan(of[place, 0])]
-        if values and entry not in counted:
-            take_rates([entry], values[:1])
-
-
-def _number(entry: Entry) -> float:
-    try:
-        return float(entry.get())
-    except KeyError:
-        return math.nan
