@@ -191,12 +191,15 @@ def _trained(pipe: Any, size: tuple[int, int, int], every_steps: int, steps: int
         return loss
 
     steps_us: list[float] = []
+    looks: dict[int, Any] = {}
 
     def take(count: int) -> None:
         for _ in range(count):
             begin_s = time.perf_counter()
             fast(batch)
             steps_us.append((time.perf_counter() - begin_s) * 1e6)
+            if every_steps and fast.steps % every_steps == 1:
+                looks[fast.steps - 1] = [(share.compute, share.slowdown) for share in fast.shares]
 
     with stages(step, model, optimizer, budget_s=3.0, rebalance=every_steps, timeout_s=TIMEOUT_S) as fast:
         take(WARM_UP + IDLE)
@@ -208,4 +211,4 @@ def _trained(pipe: Any, size: tuple[int, int, int], every_steps: int, steps: int
             {"step": each.step, "units": 0 if each.refused else len(each.moved), "text": str(each)}
             for each in fast.migrations
         ]
-    return {"hog_from": hog_from, "steps_us": steps_us, "migrations": migrations}
+    return {"hog_from": hog_from, "steps_us": steps_us, "migrations": migrations, "looks": looks}

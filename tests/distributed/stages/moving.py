@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -120,6 +122,11 @@ def rank_of_moves(rank, say, name, optimizer, count, seed, executor, times, ever
     return found, tensors_of(work), state, ops, (migrations, plan), decide.told, words, saver.found
 
 
+def moves_after(every: int) -> Iterator[int]:
+    """How many steps have run each time ops move; not at the first look, nor with one step alone behind them."""
+    return itertools.count(2 * every, max(2, every))
+
+
 def saved_after(times: int, every: int) -> int:
     """How many steps have run when the checkpoint is taken: ops move before the last of them."""
-    return max(2, every) * times + 1
+    return next(itertools.islice(moves_after(every), times - 1, None)) + 1

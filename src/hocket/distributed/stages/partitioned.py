@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from time import perf_counter
 from typing import Any
 
+from hocket.adaptation import DeviceShare
 from hocket.arguments import packed, spreading
 from hocket.distributed.membership import DEFAULT_TIMEOUT_S, job_store
 from hocket.distributed.setup import GATHER, STEP
@@ -113,6 +114,11 @@ class PartitionedStep:
     def machine(self) -> Machine | None:
         """The ranks as devices, on rank 0, where it has profiled."""
         return self._planner.machine
+
+    @property
+    def shares(self) -> tuple[DeviceShare, ...]:
+        """What all ranks measured of themselves when they last looked whether ops should move; empty before."""
+        return self._rebalancer.shares if self._rebalancer is not None else ()
 
     def synchronize(self) -> None:
         """Wait until nothing is on its way.
@@ -227,7 +233,7 @@ class PartitionedStep:
             after = divided_anew(job, rank_of, order)
         except (InputError, PlanError) as error:
             compare(job, 0)  # all ranks refuse
-            look.refuse()
+            look.leave()
             self._note(Migration(self.steps, moved, 0, (perf_counter() - began) * 1e6, why, str(error)))
             return
         self.synchronize()

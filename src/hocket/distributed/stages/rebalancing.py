@@ -3,7 +3,7 @@
 Rank 0 writes the rules (`hocket.adaptation`): ops with what they were profiled at, flows, units that move as one. Every
 so many steps all ranks tell each other how much of their cores was used, by anybody, and how long their ops took over
 what was planned; and each makes the same decision. Where that was to leave all ops, it is not asked again until some
-number is another one: the search costs as much as a step of a large model.
+number is another one, by more each time: the search costs as much as a step of a large model.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SHARES = "shares"
 NUM_SHARES = len(RESOURCES) + 1
 # The last steps before each look: one of them may have been disturbed.
 MEASURED_STEPS = 5
-# By so much a number has to change before a decision that left everything is taken again.
+# By so much a rank has to be slower or faster than when it was decided to leave all ops; twice as much each time.
 SAME = 0.1
 
 
@@ -56,6 +56,7 @@ class Rebalancer:
         self._slowdown = 1.0
         self._moved_at = 0
         self._left: tuple[DeviceShare, ...] = ()
+        self._times_left = 0
         self._cpus = CpuUse()
 
     def note(self, steps: int, timeline: Callable[[], Timeline]) -> None:
@@ -64,8 +65,8 @@ class Rebalancer:
             self._timelines.append(timeline())
 
     def is_due(self, steps: int) -> bool:
-        """Whether all ranks look before the next step."""
-        return bool(self._timelines) and steps % self._every_steps == 0
+        """Whether all ranks look before the next step; not the first time, when all is warming up."""
+        return bool(self._timelines) and steps % self._every_steps == 0 and steps > self._every_steps
 
     def moves(self, job: StageJob, steps: int) -> tuple[OpMove, ...]:
         """What moves now; none in most steps. Every rank asks at the same time.
@@ -82,16 +83,18 @@ class Rebalancer:
         if mine.steps < self.rules.settle_steps or (self._left and self._is_like(self._left)):
             return ()
         found = decide(self.shares, self.rules, self._assignment(job.rank_of))
-        self._left = () if found else self.shares
+        if not found:
+            self.leave()
         return found
 
-    def refuse(self) -> None:
-        """The ops of the last decision stay where they are."""
+    def leave(self) -> None:
+        """By the numbers of the last look all ops stay where they are."""
+        self._times_left = self._times_left + 1 if self._left and self._has_same_givers(self._left) else 0
         self._left = self.shares
 
     def begin(self, steps: int) -> None:
         """Measure anew: ops have moved, or the first step is about to run."""
-        self._moved_at, self._timelines = steps, []
+        self._moved_at, self._timelines, self._left = steps, [], ()
         self._cpus.since_last()
 
     def placed(self, moves: Sequence[OpMove], rank_of: Mapping[str, int]) -> tuple[dict[str, int], tuple[str, ...]]:
@@ -137,11 +140,18 @@ class Rebalancer:
 
     def _is_like(self, before: Sequence[DeviceShare]) -> bool:
         """Whether the same devices give, and none is much slower or faster than it was."""
+        much = SAME * 2.0**self._times_left
+        return self._has_same_givers(before) and all(
+            abs(now.slowdown - then.slowdown) <= much * then.slowdown
+            for now, then in zip(self.shares, before, strict=True)
+        )
+
+    def _has_same_givers(self, before: Sequence[DeviceShare]) -> bool:
         theta = self.rules.theta
         return all(
-            abs(now.slowdown - then.slowdown) <= SAME * then.slowdown
-            and all((now.of(resource) > theta) == (then.of(resource) > theta) for resource in RESOURCES)
+            (now.of(resource) > theta) == (then.of(resource) > theta)
             for now, then in zip(self.shares, before, strict=True)
+            for resource in RESOURCES
         )
 
     def _assignment(self, rank_of: Mapping[str, int]) -> list[int]:
