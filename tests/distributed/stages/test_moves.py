@@ -75,7 +75,6 @@ def test_models_train_the_same_while_ops_move(name, optimizer, ranks, executor, 
     check_moves(name, optimizer, ranks, 3, executor, times, every)
 
 
-@pytest.mark.slow
 def test_where_the_new_division_cannot_run_all_ranks_go_on_as_they_are():
     wanted, *_ = alone("mixed", "adam", STEPS)
     with Ranks(rank_that_refuses, 2) as job:
@@ -167,7 +166,6 @@ def rank_of_another_mind(rank, say):
             fast(work.batches[number % len(work.batches)])
 
 
-@pytest.mark.slow
 def test_ranks_that_decide_otherwise_are_named_before_anything_moves():
     with Ranks(rank_of_another_mind, 2) as ranks:
         kind, text = ranks.end(1, 40)

@@ -50,9 +50,8 @@ class Migration:
         refused: why the ops stayed where they were; empty: they moved.
 
     Example:
-        >>> print(Migration(20, (MovedOps(("mm", "add"), 1, 0),), 4096, 2e4, "rank1 is 2.0 times as slow as planned"))
-        after step 20: 2 ops ('mm', ...) from rank1 to rank0, 4,096 bytes of state, in 20.0 ms: rank1 is 2.0 times as
-        slow as planned
+        >>> print(Migration(20, (MovedOps(("mm", "add"), 1, 0),), 4096, 2e4, "rank1 is slow"))
+        after step 20: 2 ops ('mm', ...) from rank1 to rank0, 4,096 bytes of state, in 20.0 ms: rank1 is slow
     """
 
     step: int
