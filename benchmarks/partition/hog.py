@@ -40,7 +40,7 @@ TIMEOUT_S = 120.0
 class Branches(nn.Module):
     """Equal branches that meet at the end: any number of them may be on either rank."""
 
-    def __init__(self, count: int = 16, width: int = 512) -> None:
+    def __init__(self, count: int, width: int) -> None:
         super().__init__()
         layers = [nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width)) for _ in range(count)]
         self.branches = nn.ModuleList(layers)
@@ -51,8 +51,8 @@ class Branches(nn.Module):
 
 def run(
     *,
-    batch_size: int = 128,
-    branches: int = 16,
+    batch_size: int = 96,
+    branches: int = 24,
     width: int = 512,
     after: int = AFTER,
     save: Callable[[dict[str, Any]], None] | None = None,

@@ -15,6 +15,7 @@ from hocket.adaptation.assistants import (
     predicted_loads_us,
     predicted_step_us,
     shares_of,
+    transfer_delay,
 )
 from hocket.errors import InputError
 from hocket.ir import Buffer, Costs, Edge, Graph, Link, Machine, Op, Span, Timeline
@@ -132,6 +133,20 @@ def test_prices_keep_work_where_it_is():
     assert decide(just_moved, AssistantRules(("x", "y"), tuple(EQUAL.values())), part) == ()
 
 
+def test_what_a_step_takes_longer_is_put_down_to_transfers():
+    ops = tuple(RuledOp(name, "compute", (5.0, 5.0)) for name in "abcd")
+    flows = (RuledFlow(0, 1, 2.0), RuledFlow(1, 2, 2.0), RuledFlow(2, 3, 2.0))
+    rules, part = AssistantRules(("x", "y"), ops, flows), (0, 1, 1, 0)
+    shares = (DeviceShare(compute=1.0), DeviceShare(compute=0.5))
+    assert transfer_delay(shares, rules, part) == 1.0  # nobody says how long a step took
+    assert predicted_step_us(rules, part, (1.0, 1.0)) == 24.0
+    slow = [DeviceShare(compute=1.0, step_us=step_us) for step_us in (60.0, 40.0)]
+    assert transfer_delay(slow, rules, part) == pytest.approx(10.0, rel=0.1)
+    assert transfer_delay(slow, rules, (0, 0, 0, 0)) == 1.0  # there are none
+    shorter = [DeviceShare(compute=1.0, step_us=10.0)] * 2
+    assert transfer_delay(shorter, rules, part) == 1.0
+
+
 def test_units_move_whole_and_count_once():
     ops = tuple(RuledOp(f"{unit}{n}", "compute", (5.0, 5.0), unit=unit) for unit in "abcdef" for n in range(2))
     rules = AssistantRules(("x", "y"), ops, max_moves=1)
@@ -204,6 +219,7 @@ def test_shares_come_from_a_timeline():
         (lambda: AssistantRules(("x", "y"), (EQUAL["a"],), (RuledFlow(0, 0, 1.0),)), "a flow goes onward among 1 ops"),
         (lambda: DeviceShare(compute=1.5), "shares between 0 and 1"),
         (lambda: DeviceShare(compute=0.5, slowdown=0.0), "a slowdown above 0"),
+        (lambda: DeviceShare(compute=0.5, step_us=-1.0), "step_us from 0 on"),
         (lambda: decide((BUSY,), AssistantRules(("x", "y"), ()), ()), "rules of 2 devices and 0 ops, got shares of 1"),
     ],
 )

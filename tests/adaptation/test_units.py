@@ -19,6 +19,18 @@ def test_a_layer_is_a_unit_with_its_backward_and_update():
     assert units_of(graph, takes_us) == (("f1", "g1", "u1"), ("f2", "g2"), ("loss",))
 
 
+def test_the_outermost_module_that_is_not_large_is_a_unit():
+    names = ["heads.0.q", "heads.0.k", "heads.1.q", "heads.1.k", "wide.0", "wide.1"]
+    graph = layered(*((name.replace(".", "_"), name) for name in names))
+    takes_us = dict(zip(graph.by_name, (20.0, 20.0, 20.0, 20.0, 460.0, 460.0), strict=True))
+    assert units_of(graph, takes_us) == (
+        ("heads_0_q", "heads_0_k"),  # a twenty-fifth of the whole; all heads would be a twelfth
+        ("heads_1_q", "heads_1_k"),
+        ("wide_0",),
+        ("wide_1",),
+    )
+
+
 def test_what_has_to_stay_together_across_layers_takes_no_layer_along():
     graph = layered(("drop1", "a"), ("f1", "a"), ("drop2", "b"), ("f2", "b"))
     takes_us = dict.fromkeys(graph.by_name, 10.0)

@@ -6,7 +6,8 @@ things; chosen here are
 
 - **which op**: the unit (see `units.py`) with which the predicted step is the shortest. The step is predicted by list
   scheduling on the devices, each op as much slower as its device was measured to be, a flow between devices with its
-  transfer time; and devices run their ops in that order;
+  transfer time; and devices run their ops in that order. What the measured step takes longer than that is put down to
+  transfers, all by one factor: beside a hog they wait for a core, too;
 - **who takes**: devices below gamma first, then any other that is not above theta. Of two devices of which one has
   become half as fast, the other is above gamma after the first move, with most of the loss still to win back;
 - **when to stop**: moves are made if together they save `margin` of the predicted step, in `horizon_steps` pay for the
@@ -27,12 +28,23 @@ from hocket.adaptation.assistant_rules import RESOURCES, AssistantRules, Resourc
 from hocket.errors import InputError
 from hocket.ir import Timeline
 
-__all__ = ["DeviceShare", "OpMove", "decide", "order_of", "predicted_loads_us", "predicted_step_us", "shares_of"]
+__all__ = [
+    "DeviceShare",
+    "OpMove",
+    "decide",
+    "order_of",
+    "predicted_loads_us",
+    "predicted_step_us",
+    "shares_of",
+    "transfer_delay",
+]
 
 # How many ops of a device are tried, and on how many others.
 CANDIDATES = 16
 TAKERS = 3
 ROUNDING = 1e-9
+# Transfers may be so many times slower than their links; beyond that, something else is.
+MAX_DELAY = 64.0
 
 
 @dataclass(frozen=True)
@@ -45,8 +57,10 @@ class DeviceShare:
         network: the same of its links.
         slowdown: how long its ops took over what they were planned to take.
         steps: how many steps this was measured over.
+        step_us: how long a step took there, waiting included; 0: not known.
 
-    Raises `InputError` at construction for a share outside of [0, 1], or a slowdown that is not above 0.
+    Raises `InputError` at construction for a share outside of [0, 1], a slowdown that is not above 0, or a negative
+    number of steps or microseconds.
     """
 
     compute: float
@@ -54,12 +68,13 @@ class DeviceShare:
     network: float = 0.0
     slowdown: float = 1.0
     steps: int = 1_000_000
+    step_us: float = 0.0
 
     def __post_init__(self) -> None:
         if not all(0 <= self.of(resource) <= 1 for resource in RESOURCES):
             raise InputError(f"assistants: expected shares between 0 and 1, got {self}")
-        if not 0 < self.slowdown < float("inf") or self.steps < 0:
-            raise InputError(f"assistants: expected a slowdown above 0 and steps from 0 on, got {self}")
+        if not 0 < self.slowdown < float("inf") or self.steps < 0 or not 0 <= self.step_us < float("inf"):
+            raise InputError(f"assistants: expected a slowdown above 0, steps and step_us from 0 on, got {self}")
 
     def of(self, resource: Resource) -> float:
         """The share of one resource."""
@@ -99,13 +114,13 @@ def decide(shares: Sequence[DeviceShare], rules: AssistantRules, assignment: Seq
         )
     if any(share.steps < rules.settle_steps for share in shares):
         return ()
-    slowdown = [share.slowdown for share in shares]
-    begin = _judged(rules, assignment, slowdown)
+    slowdown, delay = [share.slowdown for share in shares], transfer_delay(shares, rules, assignment)
+    begin = _judged(rules, assignment, slowdown, delay)
     now = list(assignment)
     tried: list[tuple[tuple[float, float], tuple[OpMove, ...]]] = []
     while len(tried) < rules.max_moves:
         moved = {rules.unit_of[moves[0].op] for _, moves in tried}
-        found = _best_move(shares, rules, now, slowdown, begin[1], moved)
+        found = _best_move(shares, rules, now, delay, begin[1], moved)
         if found is None:
             break
         for move in found[1]:
@@ -123,18 +138,49 @@ def decide(shares: Sequence[DeviceShare], rules: AssistantRules, assignment: Seq
     return moves
 
 
-def predicted_step_us(rules: AssistantRules, assignment: Sequence[int], slowdown: Sequence[float]) -> float:
-    """When the last op ends, each as much slower as its device is, in the order of `order_of`."""
-    return _listed(rules, assignment, slowdown)[1]
+def transfer_delay(shares: Sequence[DeviceShare], rules: AssistantRules, assignment: Sequence[int]) -> float:
+    """How many times as long as planned transfers take, so that the predicted step is the measured one.
+
+    At least 1, which it also is where no transfer decides how long a step takes.
+    """
+    slowdown = [share.slowdown for share in shares]
+    measured_us = max(share.step_us for share in shares)
+    low, high = 1.0, MAX_DELAY
+    longest_us = predicted_step_us(rules, assignment, slowdown, high)
+    if longest_us <= predicted_step_us(rules, assignment, slowdown):
+        return 1.0
+    while high - low > 0.1 * low:
+        middle = (low + high) / 2.0
+        if predicted_step_us(rules, assignment, slowdown, middle) < measured_us:
+            low = middle
+        else:
+            high = middle
+    return low
 
 
-def order_of(rules: AssistantRules, assignment: Sequence[int], slowdown: Sequence[float]) -> tuple[int, ...]:
+def predicted_step_us(
+    rules: AssistantRules, assignment: Sequence[int], slowdown: Sequence[float], delay: float = 1.0
+) -> float:
+    """When the last op ends, each as much slower as its device is, in the order of `order_of`.
+
+    Args:
+        rules: what ops and flows were planned to take.
+        assignment: for each op the position of its device.
+        slowdown: of each device.
+        delay: how many times as long flows take.
+    """
+    return _listed(rules, assignment, slowdown, delay)[1]
+
+
+def order_of(
+    rules: AssistantRules, assignment: Sequence[int], slowdown: Sequence[float], delay: float = 1.0
+) -> tuple[int, ...]:
     """The order in which devices run their ops: of those that are ready, the one with the most work behind it."""
-    return _listed(rules, assignment, slowdown)[0]
+    return _listed(rules, assignment, slowdown, delay)[0]
 
 
 def _listed(
-    rules: AssistantRules, assignment: Sequence[int], slowdown: Sequence[float]
+    rules: AssistantRules, assignment: Sequence[int], slowdown: Sequence[float], delay: float
 ) -> tuple[tuple[int, ...], float]:
     """List scheduling on given devices: an order of all ops, and when the last one ends."""
     waiting = [len(sources) for sources in rules.incoming]
@@ -161,7 +207,7 @@ def _listed(
         end_us = idle_us[device] = now_us + rules.ops[position].takes_us[device] * slowdown[device]
         order.append(position)
         for reader, transfer_us in rules.outgoing[position]:
-            arrives_us = end_us + (transfer_us if assignment[reader] != device else 0.0)
+            arrives_us = end_us + (transfer_us * delay if assignment[reader] != device else 0.0)
             ready_us[reader] = max(ready_us[reader], arrives_us)
             waiting[reader] -= 1
             if not waiting[reader]:
@@ -208,24 +254,29 @@ def shares_of(
                 network=min(1.0, took_us["network"] / whole_us),
                 slowdown=sum(took_us.values()) / expected_us if expected_us else 1.0,
                 steps=steps,
+                step_us=timeline.makespan_us,
             )
         )
     return tuple(found)
 
 
-def _judged(rules: AssistantRules, assignment: Sequence[int], slowdown: Sequence[float]) -> tuple[float, float]:
-    return predicted_step_us(rules, assignment, slowdown), max(predicted_loads_us(rules, assignment, slowdown))
+def _judged(
+    rules: AssistantRules, assignment: Sequence[int], slowdown: Sequence[float], delay: float
+) -> tuple[float, float]:
+    step_us = predicted_step_us(rules, assignment, slowdown, delay)
+    return step_us, max(predicted_loads_us(rules, assignment, slowdown))
 
 
 def _best_move(
     shares: Sequence[DeviceShare],
     rules: AssistantRules,
     now: list[int],
-    slowdown: Sequence[float],
+    delay: float,
     most_load_us: float,
     moved: set[int],
 ) -> tuple[tuple[float, float], tuple[OpMove, ...]] | None:
     """The unit whose move makes the predicted step shortest, of those that leave no device more loaded than that."""
+    slowdown = [share.slowdown for share in shares]
     loads_us = predicted_loads_us(rules, now, slowdown)
     found: tuple[tuple[float, float], tuple[OpMove, ...]] | None = None
     for resource in RESOURCES:
@@ -240,7 +291,7 @@ def _best_move(
                 for taker in takers[:TAKERS]:
                     for position in unit:
                         now[position] = taker
-                    judged = _judged(rules, now, slowdown)
+                    judged = _judged(rules, now, slowdown, delay)
                     for position in unit:
                         now[position] = giver
                     if judged[1] <= most_load_us * (1 + ROUNDING) and (found is None or judged < found[0]):

@@ -1,10 +1,12 @@
 """Units: ops that assistants move as one, since apart they would send each other more than moving them saves.
 
-Paths of modules say what belongs together: the forward, the backward and the update of a layer read and write its
-parameters, which travel once if all of them go, and in each step if some stay. Three rules, in this order:
+Paths of modules say what belongs together. The forward, the backward and the update of a layer read and write its
+parameters, which travel once if all of them go, and in each step if some stay; and what the layers of a block hand on
+would cross twice if one of them went alone. Three rules, in this order:
 
     ops that have to share a device     one unit
-    ops of one layer                    one unit; not where the first rule joined some of them with other layers
+    ops of one module                   one unit: the outermost module that is not large, or the layer itself; not where
+                                        the first rule joined some of them with other layers
     a unit of next to no time           goes with the unit with which it exchanges most, until that has enough of them
 """
 
@@ -16,7 +18,8 @@ from hocket.ir import Graph
 
 __all__ = ["units_of"]
 
-# Parts of the whole time: a unit below the first follows a neighbour, which takes no more of them than the second.
+# Parts of the whole time: a unit below the first follows a neighbour, which takes no more of them than the second; and
+# no module above the second is one unit, unless it is a layer.
 CHEAP = 0.01
 LARGE = 0.05
 
@@ -48,14 +51,35 @@ def units_of(
     for op in graph.ops:
         layers.setdefault(sets.first_of(op.name), set()).add(op.layer)
     of_one_layer = [op for op in graph.ops if op.layer and layers[sets.first_of(op.name)] == {op.layer}]
+    modules = _modules([(op.layer, takes_us[op.name]) for op in of_one_layer], sum(takes_us.values()))
     begins: dict[str, str] = {}
     for op in of_one_layer:
-        sets.join(begins.setdefault(op.layer, op.name), op.name)
+        sets.join(begins.setdefault(modules[op.layer], op.name), op.name)
     _join_cheap(graph, takes_us, sets)
     found: dict[str, list[str]] = {}
     for name in graph.by_name:
         found.setdefault(sets.first_of(name), []).append(name)
     return tuple(tuple(ops) for ops in found.values())
+
+
+def _modules(ops: Sequence[tuple[str, float]], whole_us: float) -> dict[str, str]:
+    """For each layer the outermost module around it that is not large; itself if there is none.
+
+    Args:
+        ops: of each op its layer, and how long it takes.
+        whole_us: of all ops together.
+    """
+    module_us: dict[str, float] = {}
+    around: dict[str, list[str]] = {}
+    for layer, op_us in ops:
+        names = layer.split(".")
+        around[layer] = [".".join(names[: depth + 1]) for depth in range(len(names))]
+        for module in around[layer]:
+            module_us[module] = module_us.get(module, 0.0) + op_us
+    return {
+        layer: next((module for module in modules if module_us[module] <= LARGE * whole_us), layer)
+        for layer, modules in around.items()
+    }
 
 
 def _join_cheap(graph: Graph, takes_us: Mapping[str, float], sets: _Sets) -> None:

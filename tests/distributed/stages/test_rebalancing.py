@@ -44,7 +44,7 @@ class Looking:
         self.asked += 1
         return decide(*numbers)
 
-    def look(self, slowdown, other=(0.5, 0.0, 0.0, 1.0), rank_of=RANK_OF):
+    def look(self, slowdown, other=(0.5, 0.0, 0.0, 1.0, 0.0), rank_of=RANK_OF):
         self.steps += 5
         for number in range(5):
             self.rebalancer.note(self.steps - 4 + number, lambda: step(slowdown))
@@ -76,7 +76,7 @@ def test_a_rank_that_is_slow_and_used_up_gives_a_unit(monkeypatch):
 
 def test_nothing_moves_where_the_core_has_time_or_nobody_could_take(monkeypatch):
     looking = Looking(monkeypatch)
-    assert looking.look(4.0, other=(0.99, 0.0, 0.0, 1.0)) == ()
+    assert looking.look(4.0, other=(0.99, 0.0, 0.0, 1.0, 0.0)) == ()
     looking.used = 0.9
     monkeypatch.setattr(rebalancing, "shares_of", shares_without_own(rebalancing.shares_of))
     assert looking.look(4.0) == ()
@@ -94,7 +94,7 @@ def shares_without_own(shares_of):
 
 def test_a_decision_to_leave_all_ops_is_taken_again_only_when_numbers_change_by_more_each_time(monkeypatch):
     looking = Looking(monkeypatch)
-    busy = (0.99, 0.0, 0.0, 1.0)
+    busy = (0.99, 0.0, 0.0, 1.0, 0.0)
     for slowdown, asked in (
         (2.0, 1),
         (2.1, 1),  # a tenth is the same

@@ -16,7 +16,7 @@ import torch
 
 from hocket.adaptation import AssistantRules, DeviceShare, OpMove, assistant_rules, decide, shares_of
 from hocket.adaptation.assistant_rules import RESOURCES, RuledFlow, RuledOp
-from hocket.adaptation.assistants import order_of, predicted_step_us
+from hocket.adaptation.assistants import order_of, predicted_step_us, transfer_delay
 from hocket.adaptation.units import units_of
 from hocket.distributed.stages.cpu_use import CpuUse
 from hocket.distributed.stages.crossings import rank_name
@@ -28,8 +28,8 @@ from hocket.ir import Costs, Graph, Machine, Timeline
 __all__ = ["NUM_SHARES", "SHARES", "Rebalancer", "rules_read", "rules_told", "written_rules"]
 
 SHARES = "shares"
-# The use of three resources, and how long ops took over what was planned.
-NUM_SHARES = len(RESOURCES) + 1
+# The use of three resources, how long ops took over what was planned, and how long a step took.
+NUM_SHARES = len(RESOURCES) + 2
 # The last steps before each look: one of them may have been disturbed.
 MEASURED_STEPS = 5
 # By so much a rank has to be slower or faster than when it was decided to leave all ops; twice as much each time.
@@ -75,10 +75,11 @@ class Rebalancer:
             PeerError: a rank is gone or silent.
         """
         mine = self._measured(steps)
-        told = job.exchanged(SHARES, torch.tensor([*map(mine.of, RESOURCES), mine.slowdown], dtype=torch.float64))
+        numbers = [*map(mine.of, RESOURCES), mine.slowdown, mine.step_us]
+        told = job.exchanged(SHARES, torch.tensor(numbers, dtype=torch.float64))
         self.shares = tuple(
-            DeviceShare(compute, memory, network, slowdown, mine.steps)
-            for compute, memory, network, slowdown in (values.tolist() for values in told.values())
+            DeviceShare(*used, slowdown, mine.steps, step_us)
+            for *used, slowdown, step_us in (values.tolist() for values in told.values())
         )
         if mine.steps < self.rules.settle_steps or (self._left and self._is_like(self._left)):
             return ()
@@ -100,7 +101,8 @@ class Rebalancer:
     def placed(self, moves: Sequence[OpMove], rank_of: Mapping[str, int]) -> tuple[dict[str, int], tuple[str, ...]]:
         """The rank of each op after some moves, and the order in which ranks run them."""
         after = dict(rank_of) | {self.rules.ops[move.op].name: move.target for move in moves}
-        order = order_of(self.rules, self._assignment(after), [share.slowdown for share in self.shares])
+        delay = transfer_delay(self.shares, self.rules, self._assignment(rank_of))
+        order = order_of(self.rules, self._assignment(after), [share.slowdown for share in self.shares], delay)
         return after, tuple(self.rules.ops[position].name for position in order)
 
     def as_units(self, moves: Sequence[OpMove]) -> tuple[MovedOps, ...]:
@@ -113,20 +115,23 @@ class Rebalancer:
     def why(self, before: Mapping[str, int], after: Mapping[str, int]) -> str:
         """The numbers by which it was decided, in words."""
         slowdown = [share.slowdown for share in self.shares]
+        delay = transfer_delay(self.shares, self.rules, self._assignment(before))
         was, becomes = (
-            predicted_step_us(self.rules, self._assignment(rank_of), slowdown) / 1000 for rank_of in (before, after)
+            predicted_step_us(self.rules, self._assignment(rank_of), slowdown, delay) / 1000
+            for rank_of in (before, after)
         )
         ranks = ", ".join(
             f"{name} {share.compute:.2f} used and {share.slowdown:.2f} of the planned time"
             for name, share in zip(self.rules.devices, self.shares, strict=True)
         )
-        return f"{ranks}; predicted step {was:.1f} ms before, {becomes:.1f} ms after"
+        return f"{ranks}, transfers {delay:.1f}; predicted step {was:.1f} ms before, {becomes:.1f} ms after"
 
     def _measured(self, steps: int) -> DeviceShare:
         """What this rank's last steps say, by the one of them in which its ops took the median time."""
         here = rank_name(self._rank)
         took_us = [sum(s.duration_us for s in t.spans if s.lane == here) for t in self._timelines]
         median = sorted(range(len(took_us)), key=took_us.__getitem__)[len(took_us) // 2]
+        step_us = sorted(timeline.makespan_us for timeline in self._timelines)[len(took_us) // 2]
         used = self._cpus.since_last()
         activity = None if used is None else {here: used}
         share = shares_of(self._timelines[median], self.rules, activity=activity, steps=steps - self._moved_at)[
@@ -136,7 +141,7 @@ class Rebalancer:
             self._slowdown = share.slowdown
         self._timelines = []
         # A rank that has no ops is as slow as it was when it had some.
-        return dataclasses.replace(share, slowdown=self._slowdown)
+        return dataclasses.replace(share, slowdown=self._slowdown, step_us=step_us)
 
     def _is_like(self, before: Sequence[DeviceShare]) -> bool:
         """Whether the same devices give, and none is much slower or faster than it was."""
