@@ -157,7 +157,7 @@ def post_and_leave(rank, say):
     wire = wire_of(rank, VALUE)
     if rank == 0:
         wire.post("value", torch.tensor(3.0).double())
-        wire.drain()
+        wire.flush()
         wire.close()
         return wire._sending == {}
     time.sleep(0.3)  # the other one would have left by now
@@ -167,7 +167,7 @@ def post_and_leave(rank, say):
     return value.item()
 
 
-def test_who_drains_a_wire_leaves_when_all_has_arrived():
+def test_who_flushes_a_wire_leaves_when_all_has_arrived():
     with Ranks(post_and_leave, 2) as ranks:
         assert ranks.returned() == [True, 3.0]
 
