@@ -60,13 +60,18 @@ class Rebalancer:
         self._cpus = CpuUse()
 
     def note(self, steps: int, timeline: Callable[[], Timeline]) -> None:
-        """The step has run that makes it so many; its timeline is asked for where it counts."""
-        if -steps % self._every_steps < MEASURED_STEPS:
+        """The step has run that makes it so many; its timeline is asked for where it counts.
+
+        Up to where the first look would be, all is warming up.
+        """
+        if steps == self._every_steps:
+            self._cpus.since_last()
+        elif steps > self._every_steps and -steps % self._every_steps < MEASURED_STEPS:
             self._timelines.append(timeline())
 
     def is_due(self, steps: int) -> bool:
-        """Whether all ranks look before the next step; not the first time, when all is warming up."""
-        return bool(self._timelines) and steps % self._every_steps == 0 and steps > self._every_steps
+        """Whether all ranks look before the next step."""
+        return bool(self._timelines) and steps % self._every_steps == 0
 
     def moves(self, job: StageJob, steps: int) -> tuple[OpMove, ...]:
         """What moves now; none in most steps. Every rank asks at the same time.
