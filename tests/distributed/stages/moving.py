@@ -114,6 +114,8 @@ def rank_of_moves(rank, say, name, optimizer, count, seed, executor, times, ever
             found.append(flat(fast(work.batches[number % len(work.batches)])))
             if number == saved_after(times, every) - 1:
                 saver.join()
+        held = {name for name, value in work.model.named_parameters() if value.numel()}
+        assert held == {name for name, _ in work.model.named_parameters() if name in fast._job.kept}
         fast.gather()
         ops = [op.name for op in fast.part.graph.ops if op.role not in ("recv", "send")]
         plan, words = str(fast.plan), str(fast)

@@ -83,8 +83,8 @@ class Rebalancer:
         numbers = [*map(mine.of, RESOURCES), mine.slowdown, mine.step_us]
         told = job.exchanged(SHARES, torch.tensor(numbers, dtype=torch.float64))
         self.shares = tuple(
-            DeviceShare(*used, slowdown, mine.steps, step_us)
-            for *used, slowdown, step_us in (values.tolist() for values in told.values())
+            DeviceShare(compute, memory, network, slowdown, mine.steps, step_us)
+            for compute, memory, network, slowdown, step_us in (values.tolist() for values in told.values())
         )
         if mine.steps < self.rules.settle_steps or (self._left and self._is_like(self._left)):
             return ()
