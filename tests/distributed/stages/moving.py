@@ -15,7 +15,7 @@ from distributed.stages.trained import Work, flat, scattered, work_of
 from distributed.training import tensors_of
 from hocket import distribute
 from hocket.adaptation.assistants import OpMove
-from hocket.distributed.stages import partitioned, rebalancing
+from hocket.distributed.stages import rebalancing
 
 
 class Planted:
@@ -64,7 +64,7 @@ class Saver:
         self.found: list[Any] = []
         self._work, self._rank = work, rank
         self._begun, self._asked = threading.Event(), threading.Event()
-        self._move, partitioned.migrated = partitioned.migrated, self._slowly
+        self._move, rebalancing.migrated = rebalancing.migrated, self._slowly
 
     def start(self, fast: distribute.PartitionedStep) -> None:
         """It is to be asked for during the next migration."""

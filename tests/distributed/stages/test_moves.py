@@ -16,7 +16,7 @@ from distributed.stages.trained import alone, flat, same, work_of
 from distributed.training import tensors_of
 from hocket import distribute
 from hocket.adaptation.assistants import OpMove
-from hocket.distributed.stages import partitioned, rebalancing
+from hocket.distributed.stages import rebalancing
 from hocket.distributed.state import ShardState
 from hocket.errors import InputError
 
@@ -92,7 +92,7 @@ def rank_that_refuses(rank, say):
         raise InputError("have to share a rank: planted")
 
     torch.set_num_threads(1)
-    partitioned.divided_anew = refuse
+    rebalancing.divided_anew = refuse
     rebalancing.decide = always_the_first_unit
     work = work_of("mixed", "adam")
     torch.manual_seed(21)
@@ -118,7 +118,7 @@ def rank_that_is_lost(rank, say, victim, place, file):
         threading.Event().wait(30)
 
     if rank == victim:
-        setattr(*{"before": (partitioned, "migrated"), "within": (ShardState, "post")}[place], stop)
+        setattr(*{"before": (rebalancing, "migrated"), "within": (ShardState, "post")}[place], stop)
     settings = {"partition": divided_by(work, rank, 1), "rebalance": 2, "executor": "python", "timeout_s": TIMEOUT_S}
     with distribute.stages(work.step, work.model, work.optimizer, **settings) as fast:
         for number in range(5):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
@@ -13,14 +14,14 @@ from hocket.arguments import packed, spreading
 from hocket.distributed.membership import DEFAULT_TIMEOUT_S, job_store
 from hocket.distributed.setup import GATHER, STEP
 from hocket.distributed.stages.job import begun_job
-from hocket.distributed.stages.migration import Migration, compare, divided_anew, migrated
+from hocket.distributed.stages.migration import Migration
 from hocket.distributed.stages.peers import Peers
 from hocket.distributed.stages.planner import StagePlanner
-from hocket.distributed.stages.rebalancing import Rebalancer
+from hocket.distributed.stages.rebalancing import Rebalancer, rebalanced
 from hocket.distributed.stages.running import RunningPart
 from hocket.distributed.stages.stage_job import StageJob
 from hocket.distributed.watched import StepGuard
-from hocket.errors import ExecutionError, InputError, PeerError, PlanError
+from hocket.errors import ExecutionError, InputError, PeerError
 from hocket.execution import EXECUTORS
 from hocket.heap import trim_heap
 from hocket.ir import Costs, Machine, Plan, Timeline
@@ -39,6 +40,8 @@ class PartitionedStep:
         steps: how many have run.
         plan: of all ranks and channels, from the first call on; made by rank 0.
         part: what this rank runs of the captured step.
+        partition: how rank 0 divided it, there, unless that was given.
+        costs, machine: what rank 0 has profiled, there.
         migrations: what has moved between ranks since, and why; alike on all ranks but for how long it took.
     """
 
@@ -55,6 +58,9 @@ class PartitionedStep:
         self.steps = 0
         self.plan: Plan | None = None
         self.part: Captured | None = None
+        self.partition: Partition | None = None
+        self.costs: Costs | None = None
+        self.machine: Machine | None = None
         self.migrations: tuple[Migration, ...] = ()
         self._step, self._model, self._optimizer = spreading(step), model, optimizer
         self._peers, self._planner, self._kind = peers, planner, kind
@@ -99,21 +105,6 @@ class PartitionedStep:
     def rank(self) -> int:
         """The rank of this process; rank 0 plans and gathers."""
         return self._peers.rank
-
-    @property
-    def partition(self) -> Partition | None:
-        """How rank 0 divided the step, there, unless that was given."""
-        return self._planner.partition
-
-    @property
-    def costs(self) -> Costs | None:
-        """What rank 0 has profiled, there."""
-        return self._planner.costs
-
-    @property
-    def machine(self) -> Machine | None:
-        """The ranks as devices, on rank 0, where it has profiled."""
-        return self._planner.machine
 
     @property
     def shares(self) -> tuple[DeviceShare, ...]:
@@ -197,9 +188,11 @@ class PartitionedStep:
             self._step, self._model, self._optimizer, batch, self._peers, self._planner.plan, self._every_steps
         )
         self._job, self.plan, self.part = job, job.plan, job.part
+        planner = self._planner
+        self.partition, self.costs, self.machine = planner.partition, planner.costs, planner.machine
         try:
             if self._every_steps:
-                self._rebalancer = Rebalancer(self._planner.rules(job), self.rank, self._every_steps)
+                self._rebalancer = Rebalancer(planner.rules(job), self.rank, self._every_steps)
             self._running = RunningPart(job, self._kind, self.steps)
             self._guard.begin()
             trim_heap()  # of what the capture of the whole step took
@@ -222,32 +215,23 @@ class PartitionedStep:
         if look is None or not look.is_due(self.steps):
             return
         assert job is not None
-        assert self._running is not None
         assert self._guard is not None
-        if not (moves := look.moves(job, self.steps)):
-            return
         began = perf_counter()
-        rank_of, order = look.placed(moves, job.rank_of)
-        moved, why = look.as_units(moves), look.why(job.rank_of, rank_of)
-        try:
-            after = divided_anew(job, rank_of, order)
-        except (InputError, PlanError) as error:
-            compare(job, 0)  # all ranks refuse
-            look.leave()
-            self._note(Migration(self.steps, moved, 0, (perf_counter() - began) * 1e6, why, str(error)))
-            return
+        job, migration = rebalanced(look, job, self.steps, self._stop)
+        if job is not self._job:
+            self._job, self.plan, self.part = job, job.plan, job.part
+            self._running = RunningPart(job, self._kind, self.steps)
+            self._guard.begin()
+            look.begin(self.steps)
+        if migration is not None:
+            migration = replace(migration, took_us=(perf_counter() - began) * 1e6)
+            self.migrations = (*self.migrations, migration)
+            log.info("%s: %s", self._peers.name(self.rank), migration)
+
+    def _stop(self) -> None:
+        assert self._running is not None
         self.synchronize()
         self._running.executor.close()
-        self._job, size_bytes = migrated(job, after)
-        self.plan, self.part = self._job.plan, self._job.part
-        self._running = RunningPart(self._job, self._kind, self.steps)
-        self._guard.begin()
-        look.begin(self.steps)
-        self._note(Migration(self.steps, moved, size_bytes, (perf_counter() - began) * 1e6, why))
-
-    def _note(self, migration: Migration) -> None:
-        self.migrations = (*self.migrations, migration)
-        log.info("%s: %s", self._peers.name(self.rank), migration)
 
     def _failed(self, error: BaseException) -> PeerError:
         assert self._job is not None

@@ -20,12 +20,12 @@ from hocket.adaptation.assistants import order_of, predicted_step_us, transfer_d
 from hocket.adaptation.units import units_of
 from hocket.distributed.stages.cpu_use import CpuUse
 from hocket.distributed.stages.crossings import rank_name
-from hocket.distributed.stages.migration import MovedOps
+from hocket.distributed.stages.migration import Migration, MovedOps, compare, divided_anew, migrated
 from hocket.distributed.stages.stage_job import StageJob
-from hocket.errors import InputError, PeerError
+from hocket.errors import InputError, PeerError, PlanError
 from hocket.ir import Costs, Graph, Machine, Timeline
 
-__all__ = ["NUM_SHARES", "SHARES", "Rebalancer", "rules_read", "rules_told", "written_rules"]
+__all__ = ["NUM_SHARES", "SHARES", "Rebalancer", "rebalanced", "rules_read", "rules_told", "written_rules"]
 
 SHARES = "shares"
 # The use of three resources, how long ops took over what was planned, and how long a step took.
@@ -166,6 +166,38 @@ class Rebalancer:
 
     def _assignment(self, rank_of: Mapping[str, int]) -> list[int]:
         return [rank_of[op.name] for op in self.rules.ops]
+
+
+def rebalanced(
+    look: Rebalancer, job: StageJob, steps: int, stop: Callable[[], None]
+) -> tuple[StageJob, Migration | None]:
+    """Look, decide, and have ops move; every rank does so at the same time.
+
+    Args:
+        look: decides.
+        job: as it is.
+        steps: how many have run.
+        stop: called before anything moves; returns when nothing is on its way.
+
+    Returns:
+        The job as it goes on, the same where nothing has moved; and what moved or was refused, if anything was to.
+
+    Raises:
+        PeerError: a rank is gone or silent, or decides otherwise; names it.
+    """
+    if not (moves := look.moves(job, steps)):
+        return job, None
+    rank_of, order = look.placed(moves, job.rank_of)
+    planned = Migration(steps, look.as_units(moves), 0, 0.0, look.why(job.rank_of, rank_of))
+    try:
+        after = divided_anew(job, rank_of, order)
+    except (InputError, PlanError) as error:
+        compare(job, 0)  # all ranks refuse
+        look.leave()
+        return job, dataclasses.replace(planned, refused=str(error))
+    stop()
+    after, size_bytes = migrated(job, after)
+    return after, dataclasses.replace(planned, size_bytes=size_bytes)
 
 
 def written_rules(
