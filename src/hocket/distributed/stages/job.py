@@ -17,9 +17,10 @@ from torch.utils._pytree import tree_flatten
 from hocket.distributed.description import described, difference, digest, kind_in_words
 from hocket.distributed.parcels import Parcel
 from hocket.distributed.parts import check_exchangeable
-from hocket.distributed.setup import ORDERS, PROBE, PROBE_BYTES, captured_for, rates_of
+from hocket.distributed.setup import ORDERS, PROBE, PROBE_BYTES, rates_of
 from hocket.distributed.stages.crossings import Borders
 from hocket.distributed.stages.migration import READY
+from hocket.distributed.stages.on_meta import captured_at, given_memory
 from hocket.distributed.stages.part_memory import PartMemory
 from hocket.distributed.stages.peers import Peers
 from hocket.distributed.stages.rebalancing import NUM_SHARES, SHARES
@@ -63,9 +64,10 @@ def begun_job(
     """
     wires: dict[int, Wire] = {}
     try:
-        captured = captured_for(step, model, optimizer, batch)
-        check_exchangeable(captured, 1)
+        captured = captured_at(peers.rank, step, model, optimizer, batch)
         _agree(captured, batch, peers, rebalance)
+        captured = given_memory(captured)
+        check_exchangeable(captured, 1)
         wires.update(zip(peers.others, peers.wires(), strict=True))
         borders = Borders(captured)
         rate = _rate(captured, peers, wires, NOTES if rebalance else ())

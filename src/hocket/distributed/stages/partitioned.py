@@ -9,12 +9,16 @@ from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
+import torch
+
 from hocket.adaptation import DeviceShare
 from hocket.arguments import packed, spreading
 from hocket.distributed.membership import DEFAULT_TIMEOUT_S, job_store
 from hocket.distributed.setup import GATHER, STEP
+from hocket.distributed.stages.checkpoint import load_part_state, part_state
 from hocket.distributed.stages.job import begun_job
 from hocket.distributed.stages.migration import Migration
+from hocket.distributed.stages.on_meta import standing_for_cpu
 from hocket.distributed.stages.peers import Peers
 from hocket.distributed.stages.planner import StagePlanner
 from hocket.distributed.stages.rebalancing import Rebalancer, rebalanced
@@ -146,6 +150,48 @@ class PartitionedStep:
             except PeerError as error:
                 raise self._failed(error) from error
 
+    def state_dict(self) -> dict[str, Any]:
+        """What this rank has of model and optimizer: ``torch.distributed.checkpoint.save({"train": fast}, ...)``.
+
+        Every rank calls it, between the same two steps, and all of them together have the whole. Tensors are the live
+        ones. Keys are those of ``torch.distributed.checkpoint.state_dict.get_state_dict``.
+
+        Raises:
+            ExecutionError: before the first step (load into model and optimizer themselves), or without a process
+                group, where each rank would save its part as if it were all there is.
+            InputError: several models or optimizers.
+            PeerError: a rank is gone, or does something else.
+        """
+        if self._job is None:
+            raise ExecutionError("distribute: before the first step, save and load model and optimizer themselves")
+        if not torch.distributed.is_initialized():
+            raise ExecutionError(
+                "distribute: torch.distributed.checkpoint needs a process group to save parts of one checkpoint; call "
+                "torch.distributed.init_process_group('gloo')"
+            )
+        with self._turn:
+            self.synchronize()
+            try:
+                self._job.agree(GATHER)
+            except PeerError as error:
+                raise self._failed(error) from error
+            return part_state(self._model, self._optimizer, self._job.entries, self._job.kept)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take what `state_dict` gives, as ``torch.distributed.checkpoint.load({"train": fast}, ...)`` does.
+
+        Every rank calls it, between the same two steps; each needs what its own part uses.
+
+        Raises:
+            ExecutionError: before the first step.
+            InputError: something is missing, or not like what is here; names it, and nothing has changed.
+        """
+        if self._job is None:
+            raise ExecutionError("distribute: before the first step, save and load model and optimizer themselves")
+        with self._turn:
+            self.synchronize()
+            load_part_state(self._model, self._optimizer, self._job.entries, self._job.kept, state)
+
     def timeline(self) -> Timeline:
         """When each op and each transfer of this rank's last step ran."""
         if self._running is None:
@@ -180,7 +226,8 @@ class PartitionedStep:
 
     def _start(self, batch: Any) -> None:
         try:
-            self._guard = StepGuard(self._step, self._model, self._optimizer, batch)
+            with standing_for_cpu(self._model, self._optimizer):
+                self._guard = StepGuard(self._step, self._model, self._optimizer, batch)
         except BaseException as error:
             self._peers.fail(error)
             raise
@@ -188,11 +235,11 @@ class PartitionedStep:
             self._step, self._model, self._optimizer, batch, self._peers, self._planner.plan, self._every_steps
         )
         self._job, self.plan, self.part = job, job.plan, job.part
-        planner = self._planner
-        self.partition, self.costs, self.machine = planner.partition, planner.costs, planner.machine
+        self.partition, self.costs = self._planner.partition, self._planner.costs
+        self.machine = self._planner.machine
         try:
             if self._every_steps:
-                self._rebalancer = Rebalancer(planner.rules(job), self.rank, self._every_steps)
+                self._rebalancer = Rebalancer(self._planner.rules(job), self.rank, self._every_steps)
             self._running = RunningPart(job, self._kind, self.steps)
             self._guard.begin()
             trim_heap()  # of what the capture of the whole step took
@@ -212,9 +259,8 @@ class PartitionedStep:
     def _rebalance(self) -> None:
         """Between two steps: have ops change rank where that is decided; every rank does so at the same time."""
         look, job = self._rebalancer, self._job
-        if look is None or not look.is_due(self.steps):
+        if look is None or job is None or not look.is_due(self.steps):
             return
-        assert job is not None
         assert self._guard is not None
         began = perf_counter()
         job, migration = rebalanced(look, job, self.steps, self._stop)
@@ -229,9 +275,9 @@ class PartitionedStep:
             log.info("%s: %s", self._peers.name(self.rank), migration)
 
     def _stop(self) -> None:
-        assert self._running is not None
         self.synchronize()
-        self._running.executor.close()
+        if self._running is not None:
+            self._running.executor.close()
 
     def _failed(self, error: BaseException) -> PeerError:
         assert self._job is not None
@@ -263,7 +309,8 @@ def stages(
 
     Args:
         step: the user's own, unchanged; it zeroes gradients, computes them, and updates.
-        model: the module it trains, or a list of them. The parameters and buffers of rank 0 count.
+        model: the module it trains, or a list of them. The parameters and buffers of rank 0 count; on other ranks the
+            model may be on the meta device, and gets memory for what its part uses.
         optimizer: the optimizer it steps, or a list. State and rates are those of rank 0.
         partition: a rank for each op, or a plan of `hocket partition` with a lane for each rank; on rank 0. None: ops
             are profiled and partitioned.

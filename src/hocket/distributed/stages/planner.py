@@ -11,7 +11,7 @@ import torch
 from hocket.adaptation import AssistantRules
 from hocket.distributed.plans import LATENCY_US, PROFILE_RUNS
 from hocket.distributed.stages.crossings import Borders, rank_name
-from hocket.distributed.stages.joined import joined_plan
+from hocket.distributed.stages.joined import joined_plan, ranks_of
 from hocket.distributed.stages.rebalancing import rules_read, rules_told, written_rules
 from hocket.distributed.stages.stage_job import StageJob
 from hocket.ir import Costs, Device, Link, Machine, Plan
@@ -67,7 +67,7 @@ class StagePlanner:
             order = self.partition.names_in_order
             rank_of = dict(zip(problem.names, self.partition.part, strict=True))
         elif isinstance(self.given, Plan):
-            rank_of = {op: rank for rank, lane in enumerate(self.given.lanes) for op in lane.ops}
+            rank_of = ranks_of(self.given)
         else:
             rank_of = dict(self.given)
         borders.check(rank_of, num_ranks)

@@ -10,11 +10,11 @@ from functools import cached_property
 
 import torch
 
-from hocket.checking import check, hazards
+from hocket.checking import check
 from hocket.distributed.parcels import Parcel, packed
 from hocket.distributed.setup import ORDERS, rates_of, take_rates
 from hocket.distributed.stages.crossings import Borders, Crossing
-from hocket.distributed.stages.joined import joined_graph, plan_of_rank
+from hocket.distributed.stages.joined import checked_parts, plan_of_rank
 from hocket.distributed.stages.part_memory import PartMemory
 from hocket.distributed.stages.peers import Peers
 from hocket.distributed.state import ShardState, make_state
@@ -191,12 +191,10 @@ def divided(
     }
     borders.check(rank_of, peers.num_workers)
     crossings = borders.crossings(rank_of, peers.num_workers, since)
-    ranks = range(peers.num_workers) if all_parts else (peers.rank,)
-    parts = {rank: borders.part(rank_of, crossings, rank) for rank in ranks}
     if all_parts:
-        joined = joined_graph(tuple(parts.values()), crossings)
-        check(joined, plan)
-        hazards(joined, plan)
+        parts = dict(enumerate(checked_parts(borders, rank_of, crossings, plan, peers.num_workers)))
+    else:
+        parts = {peers.rank: borders.part(rank_of, crossings, peers.rank)}
     check(parts[peers.rank].graph, plan_of_rank(plan, peers.rank))
     places = places_of(captured)
     used = {
