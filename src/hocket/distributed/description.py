@@ -7,9 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 from hocket.distributed.parcels import bytes_of
 from hocket.tracing.captured import Captured
+from hocket.tracing.program import Call
+from hocket.tracing.scalars.tape import TapeRef
 
 # What a rank says of values that it does not have: they are those of rank 0.
 OF_RANK_0 = "that of rank 0"
@@ -47,11 +50,16 @@ def _ops(captured: Captured) -> dict[str, str]:
     found = {}
     for op in captured.graph.ops:
         action = captured.program.by_name[op.name]
-        calls = [(_function(call.func), call.args, call.kwargs, call.outs) for call in action.calls]
+        calls = [(_function(call.func), *_given(call), call.outs) for call in action.calls]
         text = repr((calls, [layouts.get(slot) for slot in action.fills]))
         called = hashlib.sha256(text.encode()).hexdigest()[:8]
         found[op.name] = f"{op.target} of {op.size_bytes:g} bytes, called as {called}"
     return found
+
+
+def _given(call: Call) -> Any:
+    """What a call is given; numbers of the optimizer, which come with each step, are not told apart."""
+    return tree_map_only(TapeRef, lambda _: "a number", (call.args, call.kwargs))
 
 
 def _function(func: Any) -> str:
