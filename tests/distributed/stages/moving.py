@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from distributed.stages.test_on_meta import on_meta
 from distributed.stages.trained import Work, flat, scattered, work_of
 from distributed.training import tensors_of
 from hocket import distribute
@@ -94,14 +95,15 @@ class Saver:
         self.found.append(tensors_of(self._work) if self._rank == 0 else "saved")
 
 
-def rank_of_moves(rank, say, name, optimizer, count, seed, executor, times, every=3):
+def rank_of_moves(rank, say, name, optimizer, count, seed, executor, times, every=3, has_values=True):
     """A rank of a whole job in which ops move, and a checkpoint is asked for while they do for the last time.
 
-    Returns what `rank_of_stages` does, with the migrations beside the plan; then what that checkpoint was.
+    Without `has_values` only rank 0 begins with a model that has some. Returns what `rank_of_stages` does, with the
+    migrations beside the plan; then what that checkpoint was.
     """
     torch.set_num_threads(1)
     decide = planted(times)
-    work = work_of(name, optimizer)
+    work = work_of(name, optimizer) if has_values or rank == 0 else on_meta(name, optimizer)
     saver = Saver(work, rank)
     partition = divided_by(work, rank, seed)
     torch.manual_seed(21 if rank == 0 else 99)

@@ -24,9 +24,9 @@ STEPS = 10
 TIMEOUT_S = 4.0
 
 
-def check_moves(name, optimizer, ranks, seed, executor, times=2, every=3):
+def check_moves(name, optimizer, ranks, seed, executor, times=2, every=3, has_values=True):
     results, checkpoint, random_state = alone(name, optimizer, STEPS)
-    with Ranks(rank_of_moves, ranks, name, optimizer, STEPS, seed, executor, times, every) as job:
+    with Ranks(rank_of_moves, ranks, name, optimizer, STEPS, seed, executor, times, every, has_values) as job:
         found = job.returned(200)
     for rank, (mine, _, state, _, plan, *_) in enumerate(found):
         assert plan == found[0][4]
@@ -73,6 +73,12 @@ def test_a_net_with_a_norm_and_dropout_trains_the_same_while_ops_move():
 )
 def test_models_train_the_same_while_ops_move(name, optimizer, ranks, executor, times, every):
     check_moves(name, optimizer, ranks, 3, executor, times, every)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["mixed", "transformer"])
+def test_ranks_that_begin_without_values_take_ops_over(name):
+    check_moves(name, "adam", 3, 2, "auto", 3, 2, has_values=False)
 
 
 def test_where_the_new_division_cannot_run_all_ranks_go_on_as_they_are():
