@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import forked
 import hocket
 from execution.probe import KINDS
 from hocket.ir import Machine
@@ -77,16 +78,24 @@ SCHEDULED = """
 """
 
 
-def run(kind: str, script: str, begin: str = BEGIN) -> subprocess.CompletedProcess:
-    source = str(Path(hocket.__file__).parents[1])
-    return subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(begin) + textwrap.dedent(script), kind],
+def run(kind: str, script: str, begin: str = BEGIN) -> subprocess.CompletedProcess[str]:
+    return forked.run(textwrap.dedent(begin) + textwrap.dedent(script), kind)
+
+
+def test_an_interpreter_that_was_started_anew_ends_while_lanes_wait():
+    """All others are forked from one that has loaded torch, which takes seconds."""
+    kind = "native" if available() else "python"
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(BEGIN) + "print(planned(batch).item())", kind],
         capture_output=True,
         text=True,
         timeout=SECONDS,
         check=False,
-        env={**os.environ, "PYTHONPATH": source},
+        env={**os.environ, "PYTHONPATH": str(Path(hocket.__file__).parents[1])},
     )
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) > 0
+    assert not done.stderr
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -61,9 +61,13 @@ def called(model: Any, given: dict[str, Any]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    "num_models", [1, 3, pytest.param(2, marks=pytest.mark.slow), pytest.param(7, marks=pytest.mark.slow)]
+    "num_models",
+    [pytest.param(number, marks=pytest.mark.slow) if number in (2, 7) else number for number in (1, 2, 3, 7)],
 )
-@pytest.mark.parametrize("name", MODELS)
+# Quick mobilenets, smaller ones, are in test_strangers.py.
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name.startswith("mobilenet") else name for name in MODELS]
+)
 def test_fuses_unchanged(name, num_models):
     if name == "bert-medium":
         pytest.importorskip("transformers")
