@@ -35,13 +35,20 @@ else:
 _numbers = itertools.count()
 
 
-def pytest_collection_finish() -> None:
+_FROZEN = pytest.StashKey[int]()  # how many modules there were when what they hold was put aside
+MANY_MODULES = 200
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
     """What collecting has made (torch, thousands of tests) stays: a collection of garbage need not look through it."""
     gc.collect()
     gc.freeze()
+    session.config.stash[_FROZEN] = len(sys.modules)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    if len(sys.modules) > item.config.stash[_FROZEN] + MANY_MODULES:  # a test has loaded a library, which stays, too
+        pytest_collection_finish(item.session)
     if item.get_closest_marker("gpu"):
         import torch
 
