@@ -17,6 +17,7 @@ import forked
 from hocket import Halving, Training
 from hocket.errors import FormatError, InputError
 from hocket.search.checkpoints import Checkpoints
+from quick import covering
 
 
 @pytest.fixture(scope="module")
@@ -118,8 +119,7 @@ def stopping(after, error=StoppedError):
     return progress
 
 
-@pytest.mark.parametrize("executor", ["serial", "fused"])
-@pytest.mark.parametrize("after", [1, 3, 5])
+@pytest.mark.parametrize(("after", "executor"), covering([1, 3, 5], ["fused", "serial"]))
 def test_a_search_that_stops_at_an_epoch_goes_on_with_it(executor, after, tmp_path):
     options = {"trials": 8, "epochs": 4, "halving": Halving(eta=2), "executor": executor}
     whole, _ = searched(train_dropped, SPACE, storage=optuna.storages.InMemoryStorage(), **options)
