@@ -61,12 +61,11 @@ def called(model: Any, given: dict[str, Any]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    "num_models",
-    [pytest.param(number, marks=pytest.mark.slow) if number in (2, 7) else number for number in (1, 2, 3, 7)],
+    "num_models", [1, 3, pytest.param(2, marks=pytest.mark.slow), pytest.param(7, marks=pytest.mark.slow)]
 )
-# Quick mobilenets, smaller ones, are in test_strangers.py.
+# Quick networks of images, which are smaller, are in test_strangers.py.
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name.startswith("mobilenet") else name for name in MODELS]
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * n.startswith(("mobilenet", "resnet"))) for n in MODELS]
 )
 def test_fuses_unchanged(name, num_models):
     if name == "bert-medium":
