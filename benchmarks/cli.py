@@ -192,7 +192,9 @@ def _add_fuse(names: Verbs) -> None:
     )
     fuse.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where to train (cpu)")
     fuse.add_argument("--models", type=count, action="append", default=[], metavar="B", help="models (1, 2, 4, 8)")
-    fuse.add_argument("--contender", action="append", default=[], metavar="NAME", help="serial and this one only (all)")
+    fuse.add_argument(
+        "--contender", action="append", default=[], metavar="NAME", help="serial and this one only (all but close)"
+    )
     fuse.add_argument("--steps", type=count, default=7, metavar="N", help="steps of each contender, at least (7)")
     precisions = ("float32", "bfloat16", "float16")
     fuse.add_argument(

@@ -165,7 +165,7 @@ def fuse_bench(args: Namespace) -> None:
             own_rates=args.own_rates,
             own_batches=args.own_batches,
             memory=not args.no_memory,
-            contenders=tuple(args.contender) or CONTENDERS,
+            contenders=tuple(args.contender) or tuple(name for name in CONTENDERS if name != "close"),
             budget_s=args.budget_s,
             save=partial(write_so_far, target, "fuse", complete=False),
         )

@@ -91,17 +91,25 @@ def run(
 
 
 def fitting_batch(model: str, sizes: Mapping[str, Any], bytes_per_s: float, *, forward_only: bool = False) -> int:
-    """The batch for which computing takes as long as the parameters on the link, from two batches that are timed."""
-    taken: dict[int, float] = {}
-    for batch in (2, 8):
-        job = load(model, batch_size=batch, **sizes)
-        net, example = job.models[0], job.batch(0)
-        taken[batch] = min(
-            _forward_s(net, example[0]) if forward_only else _gradients_s(job, example) for _ in range(2)
-        )
-        size_bytes = sum(tensor.numel() * tensor.element_size() for tensor in net.parameters())
-    each_s = max(1e-6, (taken[8] - taken[2]) / 6)
-    return max(1, min(MAX_BATCH, round((size_bytes / bytes_per_s - (taken[2] - 2 * each_s)) / each_s)))
+    """The batch for which one core computes as long as the parameters are on the link.
+
+    Batches are doubled until they take that long: where parameters are large, what an example adds to a batch of two
+    says little of one of hundreds.
+    """
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as a rank has
+    try:
+        batch, took_s, shorter_s, wanted_s = 1, 0.0, 0.0, float("inf")
+        while took_s < wanted_s and batch < MAX_BATCH:
+            batch, shorter_s = 2 * batch, took_s
+            job = load(model, batch_size=batch, **sizes)
+            net, example = job.models[0], job.batch(0)
+            took_s = min(_forward_s(net, example[0]) if forward_only else _gradients_s(job, example) for _ in range(2))
+            wanted_s = sum(tensor.numel() * tensor.element_size() for tensor in net.parameters()) / bytes_per_s
+    finally:
+        torch.set_num_threads(num_threads)
+    part = min(1.0, (wanted_s - shorter_s) / max(1e-6, took_s - shorter_s))
+    return max(1, round(batch / 2 * (1 + part)))
 
 
 def _forward_s(model: torch.nn.Module, inputs: Any) -> float:

@@ -9,6 +9,7 @@
     fused          with rules everywhere
     auto           with whatever was timed to be the fastest
     scheduled      the same, and its step by a plan of `hocket.schedule`
+    close          with ``numerics="close"``, and compiled forms among what is tried (takes minutes)
     lanes          the loop by such a plan, nothing fused
     jax            perceptrons by JAX, ``jit(vmap(value_and_grad))`` and its own update, in a process of its own
 
@@ -55,6 +56,7 @@ CONTENDERS = (
     "fused",
     "auto",
     "scheduled",
+    "close",
     "lanes",
     "jax",
 )

@@ -210,7 +210,7 @@ def _grown(queue: Any, name: str, target: Target, size: int, training: Training)
             array = fuse(small, backend=BACKENDS[name], shared=True)
             array.losses(nn.functional.mse_loss, x, torch.zeros(4, 2)).backward()
             fused_optim.SGD(array.parameters(), lr=0.1, momentum=0.9).step()
-    if name in ("scheduled", "lanes"):
+    if name in ("scheduled", "close", "lanes"):
         step_of(name, TARGETS["mlp-32"], 1, "cpu", training)
     Path("/proc/self/clear_refs").write_text("5")  # the peak is from now on
     before = _status_bytes("VmRSS")

@@ -33,7 +33,8 @@ __all__ = [
     "step_of",
 ]
 
-BACKENDS = {"vmap": "vmap", "fused": "rule", "auto": "auto", "scheduled": "auto"}  # of the contenders that fuse
+# Of the contenders that fuse:
+BACKENDS = {"vmap": "vmap", "fused": "rule", "auto": "auto", "scheduled": "auto", "close": "auto"}
 NOISE_WIDTH = 100  # of DCGAN's generator
 
 
@@ -188,17 +189,26 @@ def step_of(name: str, target: Target, size: int, device: str, training: Trainin
     nets = [Net(model, training, first) for model in fused]
     batch = pytree.tree_map(lambda *each: torch.stack(each), *batches) if training.own_batches else batches[0]
     step = partial(train, nets)
-    if name == "scheduled":
-        return _scheduled(step, nets, batch, tuple(fused))
+    if name in ("scheduled", "close"):
+        return _scheduled(step, nets, batch, tuple(fused), "close" if name == "close" else "bitwise")
     return Step(lambda: step(batch), tuple(fused))
 
 
-def _scheduled(step: Callable[[Any], Any], nets: list[Net], batch: Any, arrays: tuple[Array, ...] = ()) -> Step:
-    """A step as `hocket.schedule` makes it, once that has decided."""
-    fast = schedule(step, [net.model for net in nets], [net.optimizer for net in nets], cache=False)
+def _scheduled(
+    step: Callable[[Any], Any], nets: list[Net], batch: Any, arrays: tuple[Array, ...] = (), numerics: str = "bitwise"
+) -> Step:
+    """A step as `hocket.schedule` makes it, once that has decided; of "close" with compiled forms, too."""
+    models, optimizers = [net.model for net in nets], [net.optimizer for net in nets]
+    fast = schedule(step, models, optimizers, numerics=numerics, cache=False)
+    _decide(fast, batch)
+    if numerics == "close" and fast.compile():
+        _decide(fast, batch)
+    return Step(lambda: fast(batch), arrays, fast)
+
+
+def _decide(fast: Schedule, batch: Any) -> None:
     while not fast.decided:
         fast(batch)
-    return Step(lambda: fast(batch), arrays, fast)
 
 
 def partly_fused(target: Target, size: int, device: str, training: Training, separate: tuple[str, ...]) -> Step:

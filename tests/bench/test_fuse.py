@@ -81,6 +81,7 @@ def test_a_loop_with_channels_last_is_a_contender_where_there_are_images():
         ),
         ("lanes", TINY["mlp-32"]),
         ("lanes", TINY["dcgan"]),
+        pytest.param("close", TINY["mlp-32"], marks=pytest.mark.slow),
         pytest.param("scheduled", targets.TARGETS["mobilenet-v2"], marks=pytest.mark.slow),
         pytest.param("scheduled", targets.TARGETS["digits-cnn"], marks=pytest.mark.slow),
     ],
@@ -93,7 +94,7 @@ def test_scheduled_contenders_have_their_verdict_and_train(name, target):
     assert step.schedule.decided
     assert "x of eager's time" in step.schedule.why, "it was captured, computes what eager computes, and was timed"
     assert step.chosen()[-1] == f"{step.schedule.verdict}: {step.schedule.why}"
-    assert bool(step.arrays) == (name == "scheduled")
+    assert bool(step.arrays) == (name != "lanes")
     places = step.schedule._pool.config.places
     before = [entry.get().detach().clone() for entry in places.parameters]
     step()

@@ -138,21 +138,24 @@ def server_plan(part: Captured, workers_plan: Plan, assignment: Assignment, serv
 
 
 def link_rates(made: Setup) -> list[float]:
-    """Bytes per second from each server while all workers pull at once, as this worker sees it; a server only sends."""
-    memory = [torch.zeros(PROBE_BYTES, dtype=torch.uint8) for _ in made.wires]
-    if not made.membership.is_worker:
-        _wait_for_all([(wire.send, tensor) for wire, tensor in zip(made.wires, memory, strict=True)])
-        return []
-    began = time.perf_counter()
-    took = _wait_for_all([(wire.receive, tensor) for wire, tensor in zip(made.wires, memory, strict=True)])
-    return [PROBE_BYTES / (at - began) for at in took]
+    """Bytes per second from each server while all workers pull at once, as this worker sees it; a server only sends.
+
+    Only the last of three transfers counts: before the first one a server may still be busy with the state that it was
+    sent, and it begins each of the others when all workers have the one before.
+    """
+    receives = made.membership.is_worker
+    moves = [wire.receive if receives else wire.send for wire in made.wires]
+    for epoch in (1, 2, 3):
+        began = time.perf_counter()
+        took = _wait_for_all([(move, torch.zeros(PROBE_BYTES, dtype=torch.uint8)) for move in moves], epoch)
+    return [PROBE_BYTES / (at - began) for at in took] if receives else []
 
 
-def _wait_for_all(moves: Sequence[tuple[Any, torch.Tensor]]) -> list[float]:
+def _wait_for_all(moves: Sequence[tuple[Any, torch.Tensor]], epoch: int) -> list[float]:
     """Begin all, and when each was done."""
     over: SimpleQueue[tuple[int, float, BaseException | None]] = SimpleQueue()
     for number, (move, tensor) in enumerate(moves):
-        move(PROBE, tensor, 1, lambda error, number=number: over.put((number, time.perf_counter(), error)))
+        move(PROBE, tensor, epoch, lambda error, number=number: over.put((number, time.perf_counter(), error)))
     found = [0.0] * len(moves)
     for _ in moves:
         number, at, error = over.get()

@@ -6,12 +6,15 @@ not passes of its own. In a search that is short, or of large models, those woul
     round 1    plan A: 2 steps    plan B: 2 steps    plan C: 2 steps
     round 2    plan A: 2 steps    plan B: 2 steps
 
-The second step of a turn counts; the first one finds caches and heap as another plan left them.
+The second step of a turn counts; the first one finds caches and heap as another plan left them. From the second round
+on the order is drawn: a call that comes several times in a step, or two contests side by side, would otherwise put each
+plan to the same test every time, and another plan to another one.
 """
 
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import Any
@@ -53,6 +56,7 @@ class PlanContest:
         self._turn = list(plans)
         self._rounds = 0
         self._steps = 0
+        self._random = random.Random()  # its own: the user's draws stay as they are
 
     @property
     def plan(self) -> ExecutionPlan:
@@ -89,7 +93,7 @@ class PlanContest:
         limit_s = self._ratios[self._rounds] * min(self._fastest_s.values())
         self._fastest_s = {plan: own_s for plan, own_s in self._fastest_s.items() if own_s <= limit_s}
         self._rounds += 1
-        self._turn = list(self._fastest_s)
+        self._turn = self._random.sample(list(self._fastest_s), len(self._fastest_s))
 
     def _handicapped_s(self, plan: ExecutionPlan) -> float:
         return self._fastest_s[plan] * (HANDICAP if plan.channels_last else 1.0)

@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
+from types import BuiltinFunctionType
 from typing import Any
 
 import torch
@@ -72,6 +73,23 @@ class Traced:
 
 class _Proxy(fx.Proxy):
     """A value in a forward that is traced; ``x += y`` changes it in place, as it does with tensors."""
+
+    @classmethod
+    def __torch_function__(
+        cls, orig_method: Any, types: Any, args: tuple[Any, ...] | None = None, kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """As fx's own; to tell methods from functions that lists all of torch, as long as it takes to trace an MLP."""
+        args, kwargs = args or (), kwargs or {}
+        proxies = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, fx.Proxy)]
+        is_function = (
+            isinstance(orig_method, BuiltinFunctionType)
+            or getattr(orig_method, "__module__", "") == "torch.nn.functional"
+        )
+        if not is_function or len({proxy.tracer for proxy in proxies}) != 1:
+            return super().__torch_function__(orig_method, types, args, kwargs)
+        tracer: Any = proxies[0].tracer
+        name = tracer.graph._target_to_str(orig_method.__name__)
+        return tracer.create_proxy("call_function", orig_method, args, kwargs, name=name)
 
 
 def _written(name: str) -> Callable[[fx.Proxy, Any], fx.Proxy]:
