@@ -27,7 +27,7 @@ else:
     # No deadlines: on a busy machine a slow example says nothing about the code.
     quiet = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.register_profile("default", quiet)
-    settings.register_profile("ci", quiet, derandomize=True, max_examples=50, print_blob=True)
+    settings.register_profile("ci", quiet, derandomize=True, max_examples=30, print_blob=True)
     settings.register_profile("thorough", quiet, max_examples=1000)
     settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 

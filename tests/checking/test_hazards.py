@@ -19,7 +19,7 @@ def cases(draw, graph_strategy) -> tuple[Graph, Plan, bool]:
     return graph, draw(plans_of(graph)), draw(st.booleans())
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(case=cases(touching_graphs()))
 def test_without_an_event_that_is_needed_it_complains_and_with_it_passes(case):
     graph, plan, joined = case

@@ -12,6 +12,7 @@ from equivalence.compare import check_twins
 from fusion.optim.twins import CASES, EACH, fused_parameters, options_of
 from hocket.fusion import lr_scheduler, optim
 from hocket.job import Job
+from quick import covering
 
 
 def job(case: str) -> Job:
@@ -52,8 +53,9 @@ SCHEDULERS = {
 }
 
 
-@pytest.mark.parametrize("scheduler", SCHEDULERS)
-@pytest.mark.parametrize("case", [*EACH, "sgd-momentum", "adam", "rmsprop-momentum"])
+@pytest.mark.parametrize(
+    ("case", "scheduler"), covering([*EACH, "sgd-momentum", "adam", "rmsprop-momentum"], SCHEDULERS)
+)
 def test_schedules_with_an_argument_for_each_model(case, scheduler):
     check_twins(functools.partial(job, case), scheduler=SCHEDULERS[scheduler])
 
