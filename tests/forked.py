@@ -41,11 +41,11 @@ def context() -> Any:
     return made
 
 
-def run(code: str, *words: str, timeout_s: float = 120.0) -> subprocess.CompletedProcess[str]:
-    """What ``python -W ignore -c code words`` does; the interpreter ends as that one does."""
+def run(code: str, *words: str, timeout_s: float = 120.0, warn: str = "ignore") -> subprocess.CompletedProcess[str]:
+    """What ``python -W warn -c code words`` does; the interpreter ends as that one does."""
     with tempfile.TemporaryDirectory() as folder:
         said = [Path(folder, name) for name in ("out", "err")]
-        arguments = (code, words, dict(os.environ), os.getcwd(), [str(path) for path in said])
+        arguments = (code, words, warn, dict(os.environ), os.getcwd(), [str(path) for path in said])
         process = context().Process(target=_interpret, args=arguments)
         process.start()
         process.join(timeout_s)
@@ -56,7 +56,9 @@ def run(code: str, *words: str, timeout_s: float = 120.0) -> subprocess.Complete
         return subprocess.CompletedProcess(code, process.exitcode, *(path.read_text() for path in said))
 
 
-def _interpret(code: str, words: tuple[str, ...], environment: dict[str, str], folder: str, said: list[str]) -> None:
+def _interpret(
+    code: str, words: tuple[str, ...], warn: Any, environment: dict[str, str], folder: str, said: list[str]
+) -> None:
     for number, path in enumerate(said, 1):
         file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         os.dup2(file, number)
@@ -65,7 +67,7 @@ def _interpret(code: str, words: tuple[str, ...], environment: dict[str, str], f
     os.environ.update(environment)
     os.chdir(folder)
     sys.argv[:] = ["-c", *words]
-    warnings.simplefilter("ignore")
+    warnings.simplefilter(warn)
     status = 0
     try:
         # In the module's own namespace alone, which is emptied where an interpreter ends.

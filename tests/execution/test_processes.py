@@ -15,6 +15,7 @@ import hocket
 from execution.probe import KINDS
 from hocket.ir import Machine
 from hocket.native import available
+from quick import covering
 
 SECONDS = 120  # far more than any of this takes: only a process that hangs gets there
 
@@ -158,8 +159,7 @@ def test_a_fork_may_close_or_forget_lanes_that_stayed_behind(kind):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("widths", [(2,), (2, 1)])
+@pytest.mark.parametrize(("widths", "kind"), covering([pytest.param((2,)), pytest.param((2, 1))], KINDS))
 def test_wide_ops_go_on_after_a_fork_where_openmp_would_wait_for_ever(kind, widths):
     lanes = ", ".join(f"Lane('x{n}', order[{n}::{len(widths)}], width={width})" for n, width in enumerate(widths))
     done = run(
@@ -222,8 +222,9 @@ def test_a_scheduled_step_goes_on_in_parent_and_child(kind):
     assert lines[0][2] == lines[1][2], "both went on from the same state"
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("calls", [1, 4, 200, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 6, 8))])
+@pytest.mark.parametrize(
+    ("calls", "kind"), covering([1, 4, 200, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 6, 8))], KINDS)
+)
 def test_the_interpreter_ends_wherever_a_schedule_is_in_its_life(kind, calls):
     done = run(
         kind,

@@ -115,8 +115,7 @@ FUNCTIONS = [
 FUNCTIONS += [into_a_shared_tensor, inplace_argument, inplace_by_position, buffer_through_a_view]
 
 
-@pytest.mark.parametrize("shared", [True, False])
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("backend", "shared"), covering(BACKENDS, [True, False]))
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_every_write_is_seen(function, backend, shared):
     x = torch.randn((3, 2, 4, 5) if shared else (3, 3, 2, 4, 5), dtype=D)

@@ -34,7 +34,9 @@ def job(case: str) -> Job:
     return Job(step, model, optimizer, batches)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[pytest.mark.slow] * (n % 2)) for n, case in enumerate(CASES)]
+)
 def test_every_option(case):
     # With one beta for all, RAdam asks in Python whether the variance is rectified: from the sixth step on it is.
     check_twins(functools.partial(job, case), captures=2 if case in ("radam", "radam-decoupled") else 1)
