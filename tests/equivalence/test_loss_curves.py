@@ -24,7 +24,7 @@ STEPS = 200
         [
             pytest.param("lenet", marks=pytest.mark.slow),
             "mlp",
-            "digits-cnn",
+            pytest.param("digits-cnn", marks=pytest.mark.slow),
             pytest.param("transformer", marks=pytest.mark.slow),
         ],
         KINDS,

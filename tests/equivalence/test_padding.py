@@ -58,7 +58,10 @@ def padded_job(name: str, attention: str, batches: list[dict[str, torch.Tensor]]
     return Job(step, model, optimizer, batches)
 
 
-@pytest.mark.parametrize(("name", "attention"), covering(MODELS, ["sdpa", "eager"]))
+@pytest.mark.parametrize(
+    ("name", "attention"),
+    covering([pytest.param(name, marks=[pytest.mark.slow] * (name[0] == "T")) for name in MODELS], ["sdpa", "eager"]),
+)
 def test_padded_batches_are_stepped_by_one_capture(name, attention):
     batches = [padded_batch(seed, shortest=2 + seed) for seed in range(4)]
     captured = check_twins(functools.partial(padded_job, name, attention, batches))
