@@ -6,7 +6,10 @@ import json
 
 import pytest
 
+from hocket import zoo
 from hocket.checking import check
+from hocket.distributed.setup import captured_for
+from hocket.distributed.stages.joined import check_runs
 from hocket.ir import Costs, Edge, Graph, Link, Machine, Op, Plan
 from hocket.ir.machine import Device
 
@@ -57,6 +60,21 @@ def test_a_target_is_captured_and_estimated(hocket, tmp_path):
     assert found.status == 0, found.error
     assert found.json["imbalance"] <= 0.3
     assert {part["device"] for part in found.json["parts"]} == {"device0", "device1"}
+
+
+def test_a_model_with_dropout_and_adam_is_planned_as_ranks_can_run_it(hocket, tmp_path):
+    small = ("transformer", "--set", "depth=1", "--set", "width=16", "--set", "vocab=50", "--batch-size", 2)
+    words = (*small, "--optimizer", "adam")
+    assert hocket("capture", *words, "-o", tmp_path / "graph.json").status == 0
+    cut = ("--devices", 2, "--objective", "load", "--budget-s", 0.5, "-o", tmp_path / "plan.txt")
+    found = hocket("partition", tmp_path / "graph.json", *cut)
+    assert found.status == 0, found.error
+    job = zoo.load("transformer", optimizer="adam", depth=1, width=16, vocab=50, batch_size=2)
+    captured = captured_for(job.step, job.model, job.optimizer, job.batch(0))
+    assert sum("random generator" in op.writes for op in captured.graph.ops) > 1
+    plan = Plan.parse((tmp_path / "plan.txt").read_text())
+    assert len(plan.lanes) == 2
+    check_runs(captured, plan)
 
 
 def test_what_cannot_be_is_said(hocket, files):

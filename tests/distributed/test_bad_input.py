@@ -14,10 +14,10 @@ from torch import nn
 from distributed.agents import TIMEOUT_S, Counting, rank_that_publishes
 from distributed.faulty import serve, work
 from distributed.ranks import Ranks
-from distributed.training import OPTIMIZERS, Net, Training, batches, tensors_of, together
+from distributed.training import OPTIMIZERS, Net, Training, batches, tensors_of, together, training
 from hocket import distribute
 from hocket.distributed.desk import JOB_KEY
-from hocket.errors import PeerError
+from hocket.errors import PeerError, StaleCaptureError
 
 
 class Empty(Net):
@@ -93,6 +93,38 @@ def test_more_servers_than_shards_are_refused_at_all_ranks():
     for kind, text in ends:
         assert kind == "raised"
         assert "2 servers, and the step has 1 shards for them" in text, text
+
+
+def branching(rank, say):
+    """Calls on a batch whose values lead the step along another branch, in between others."""
+    of = training(width=20)
+
+    def step(batch):
+        x, _ = batch
+        if x.sum() > 1e6:
+            return of.step(batch) * 2.0
+        return of.step(batch)
+
+    if rank == 1:
+        return distribute.server(step, of.model, of.optimizer, batches(0, 1)[0], timeout_s=TIMEOUT_S)
+    found = []
+    with distribute.worker(step, of.model, of.optimizer, timeout_s=TIMEOUT_S, executor="python") as fast:
+        for x, y in batches(0, 3):
+            found.append(fast((x, y)).item())
+            with pytest.raises(StaleCaptureError, match="branches on"):
+                fast((x + 1e6, y))
+        fast.gather()
+    return found, tensors_of(of)
+
+
+def test_a_step_that_is_refused_for_its_batch_was_ordered_of_nobody():
+    with Ranks(branching, 2) as ranks:
+        (losses, found), steps = ranks.returned()
+    one = training(width=20)
+    assert steps == 3
+    assert np.allclose(losses, together(one, 1, 3)[0], rtol=1e-12, atol=0)
+    for name, value in tensors_of(one).items():
+        assert np.allclose(found[name], value, rtol=1e-12, atol=1e-12), name
 
 
 def meet_a_liar(rank, say, address, message):

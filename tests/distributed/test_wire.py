@@ -176,3 +176,27 @@ def call_out(rank, say, record):
 def test_what_a_peer_says_is_not_believed(record, message):
     with Ranks(call_out, 2, record) as ranks:
         assert ranks.end(1) == ("returned", message)
+
+
+def leave_at_once(rank, say):
+    """Rank 0 posts and takes leave; rank 1 asks when that has begun."""
+    wire = wire_of(rank, VALUE)
+    if rank == 0:
+        wire.post("value", torch.tensor([4.0]).double())
+        say("posted")
+        wire.flush()
+        wire.close()
+        return None
+    store = TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), timeout=timedelta(seconds=20))
+    store.wait(["ask"])
+    found = torch.zeros(1).double()
+    wire.get("value", found)
+    wire.close()
+    return found.item()
+
+
+def test_what_was_posted_is_delivered_before_its_sender_leaves():
+    with Ranks(leave_at_once, 2) as ranks:
+        ranks.heard(0, "posted")
+        ranks.store.set("ask", "")
+        assert ranks.returned() == [None, 4.0]

@@ -81,6 +81,8 @@ EDGE_PROBLEMS = {
     "cycle: a -> c -> b -> a": {"edges": [["a", "c"], ["c", "b"], ["b", "a"]]},
     "cycle: a -> a": {"edges": [["a", "a"]]},
     "unknown field 'edge'": {"edge": []},
+    "together[1]: names a missing op 'z'": {"together": [["a", "b"], ["a", "z"]]},
+    "together[0][1]: expected a string, got 3": {"together": [["a", 3]]},
     "buffers[0].bytes: expected a finite number >= 0, got -1": {"buffers": [{"name": "x", "bytes": -1}]},
     "buffers[1].name: expected a name of its own, got 'x'": {"buffers": [{"name": "x"}, {"name": "x"}]},
     "buffer 'x': expected one of step, kept, lasting, input, got 'long'": {"buffers": [{"name": "x", "life": "long"}]},
@@ -117,6 +119,14 @@ def test_sizes_are_checked_in_memory_too(size):
         Graph((Op("a", flops=size),))
     with pytest.raises(FormatError, match=r"edges\[0\].*'a' -> 'b'"):
         Graph((A, B), (Edge("a", "b", size),))
+
+
+def test_ops_that_are_together_stand_in_the_file(tmp_path):
+    graph = Graph((A, B, C), together=[["a", "c"]])
+    graph.save(tmp_path / "graph.json")
+    assert Graph.load(tmp_path / "graph.json") == graph
+    assert graph.together == (("a", "c"),)
+    assert graph.fingerprint != Graph((A, B, C)).fingerprint
 
 
 def test_a_graph_that_knows_no_buffers_is_written_as_ever(tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hocket.checking import check
 from hocket.cli.arguments import add_output, count
@@ -17,6 +17,9 @@ from hocket.planning.partition import OBJECTIVES, Partition, equal_devices, part
 from hocket.reporting import write_parts, write_report
 from hocket.reporting._files import write_text
 from hocket.reporting.words import duration_text, percent_text, quantity_text
+
+if TYPE_CHECKING:
+    from hocket.tracing.captured import Captured
 
 __all__ = ["add_options", "partition_verb"]
 
@@ -48,7 +51,7 @@ def partition_verb(args: Namespace) -> None:
     if args.costs is not None and not _is_graph(args.target):
         raise UsageError("--costs: a target is measured or estimated; costs go with a graph")
     machine = Machine.load(args.machine) if args.machine else equal_devices(Machine.here(), args.devices)
-    graph, costs, machine = _step(args, machine)
+    graph, costs, machine, captured = _step(args, machine)
     with Bar("partition", moving=True):
         problem = problem_of(graph, costs, machine, twins=args.twins)
         found = partitioned(
@@ -62,6 +65,10 @@ def partition_verb(args: Namespace) -> None:
         )
         plan = plan_of(found, machine)
         check(graph, plan, machine)
+        if captured is not None:
+            from hocket.distributed.stages.joined import check_runs
+
+            check_runs(captured, plan)
     if target is not None:
         write_text(target, str(plan))
     page = None
@@ -83,22 +90,25 @@ def _is_graph(words: str) -> bool:
     return words.endswith(".json")
 
 
-def _step(args: Namespace, machine: Machine) -> tuple[Graph, Costs, Machine]:
+def _step(args: Namespace, machine: Machine) -> tuple[Graph, Costs, Machine, Captured | None]:
     """The step's graph and costs: from files; or captured, and estimated by what this machine does in a second."""
+    captured = None
     if _is_graph(args.target):
         if not Path(args.target).is_file():
             raise UsageError(f"no such file: {args.target}")
         graph = Graph.load(args.target)
         if args.costs is not None:
-            return graph, Costs.load(args.costs), machine
+            return graph, Costs.load(args.costs), machine, None
     else:
         wait_policy()
         with working(args, "load the step", moving=True) as (target, job, bar):
+            from hocket.distributed.stages.crossings import Borders
             from hocket.tracing import capture
 
             bar.update("capture")
             with target.blamed("the step"):
-                graph = capture(job.step, job.model, job.optimizer, job.batch(0)).graph
+                captured = capture(job.step, job.model, job.optimizer, job.batch(0))
+                graph = Borders(captured).graph
     from hocket.profiling.analytic import estimate, measure_rates
 
     with Bar("measure rates", moving=True):
@@ -110,7 +120,7 @@ def _step(args: Namespace, machine: Machine) -> tuple[Graph, Costs, Machine]:
             for device in machine.devices:
                 machine = machine.with_rates(device.name, flops_per_s=rates.flops_per_s, bytes_per_s=rates.bytes_per_s)
         costs = estimate(graph, machine, device=first.name)
-    return graph, costs, machine
+    return graph, costs, machine, captured
 
 
 def _document(found: Partition) -> dict[str, Any]:

@@ -83,12 +83,13 @@ def capture_verb(args: Namespace) -> None:
     wait_policy()
     path = output_file(args.output)
     with working(args, "load the step", moving=True) as (target, job, bar):
+        from hocket.distributed.stages.crossings import Borders
         from hocket.tracing import capture
 
         bar.update("capture")
         start = perf_counter()
         with target.blamed("the step"):
-            graph = capture(job.step, job.model, job.optimizer, job.batch(0), split=not args.joint).graph
+            graph = Borders(capture(job.step, job.model, job.optimizer, job.batch(0), split=not args.joint)).graph
         seconds = perf_counter() - start
     assert path is not None
     graph.save(path)
@@ -119,6 +120,7 @@ def profile_verb(args: Namespace) -> None:
     if args.widths is not None and max(args.widths) > machine.cores:
         raise UsageError(f"--widths: this machine has {count_text(machine.cores, 'core')}, got {max(args.widths)}")
     with working(args, "load the step") as (target, job, bar):
+        from hocket.distributed.stages.crossings import Borders
         from hocket.profiling import profile
         from hocket.profiling.tracer import default_widths
         from hocket.tracing import capture
@@ -136,7 +138,7 @@ def profile_verb(args: Namespace) -> None:
     assert path is not None
     costs.save(path)
     if graph_path is not None:
-        captured.graph.save(graph_path)
+        Borders(captured).graph.save(graph_path)
     totals_us = {w: sum(costs.duration_us(op.name, width=w) for op in captured.graph.ops) for w in widths}
     if args.format == "json":
         print_json(

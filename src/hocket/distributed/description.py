@@ -7,9 +7,15 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 from hocket.distributed.parcels import bytes_of
 from hocket.tracing.captured import Captured
+from hocket.tracing.program import Call
+from hocket.tracing.scalars.tape import TapeRef
+
+# What a rank says of values that it does not have: they are those of rank 0.
+OF_RANK_0 = "that of rank 0"
 
 __all__ = ["described", "difference", "digest", "kind_in_words"]
 
@@ -26,9 +32,38 @@ def described(captured: Captured, num_workers: int, num_servers: int) -> dict[st
         "parameter": {entry.name: _kind(entry.get()) for entry in places.parameters},
         "buffer": {entry.name: _kind(entry.get()) for entry in tensors},
         "optimizer": _options(places.optimizers),
-        "op": {op.name: f"{op.target} of {op.size_bytes:g} bytes" for op in captured.graph.ops},
-        "constant": {entry.name: digest(entry.get()) for entry in constant},
+        "op": _ops(captured),
+        "constant": {e.name: OF_RANK_0 if e.get().is_meta else digest(e.get()) for e in constant},
     }
+
+
+def _ops(captured: Captured) -> dict[str, str]:
+    """Kernel, bytes, and a digest of all that its calls are given besides tensors, and of the layout of what they make.
+
+    Ranks exchange what they make, so it has to lie in memory in the same way everywhere.
+    """
+    layouts = {
+        slot: (tuple(value.shape), value.stride(), value.dtype)
+        for node, slot in captured.lowered.slot_of.items()
+        if isinstance(value := node.meta.get("val"), torch.Tensor)
+    }
+    found = {}
+    for op in captured.graph.ops:
+        action = captured.program.by_name[op.name]
+        calls = [(_function(call.func), *_given(call), call.outs) for call in action.calls]
+        text = repr((calls, [layouts.get(slot) for slot in action.fills]))
+        called = hashlib.sha256(text.encode()).hexdigest()[:8]
+        found[op.name] = f"{op.target} of {op.size_bytes:g} bytes, called as {called}"
+    return found
+
+
+def _given(call: Call) -> Any:
+    """What a call is given; numbers of the optimizer, which come with each step, are not told apart."""
+    return tree_map_only(TapeRef, lambda _: "a number", (call.args, call.kwargs))
+
+
+def _function(func: Any) -> str:
+    return str(func) if isinstance(func, torch._ops.OpOverload) else f"{func.__module__}.{func.__qualname__}"
 
 
 def difference(mine: Mapping[str, Mapping[str, str]], theirs: Mapping[str, Mapping[str, str]]) -> str | None:
@@ -44,7 +79,7 @@ def difference(mine: Mapping[str, Mapping[str, str]], theirs: Mapping[str, Mappi
         here, there = mine.get(kind, {}), theirs[kind]
         for name in dict.fromkeys((*there, *here)):
             one, other = here.get(name, "missing"), there.get(name, "missing")
-            if one != other:
+            if one not in (other, OF_RANK_0):
                 return f"{kind} {name!r} is {one} here, and {other} on rank 0"
     return None
 

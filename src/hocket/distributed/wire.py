@@ -72,17 +72,15 @@ class Wire:
         self._requested: set[tuple[int, int]] = set()
         self._ready: dict[int, _Moving] = {}  # by number: requested, and all values are there
         self._order: list[int] = []
-        self._turn = 0
+        self._turn = self._posted = 0
         self._ordered_out: set[int] = set()
         self._ordered_in: set[int] = set()
         self._on_the_way: deque[tuple[int, _Moving, Any]] = deque()
         self._count: dict[str, int] = {}
         self._said_goodbye = self._closed = False
         self._changed = threading.Condition()
-        self._threads = [
-            threading.Thread(target=work, name=f"hocket-wire-{peer}", daemon=True)
-            for work in (self._listen, self._send)
-        ]
+        name = f"hocket-wire-{peer}"
+        self._threads = [threading.Thread(target=work, name=name, daemon=True) for work in (self._listen, self._send)]
         for thread in self._threads:
             thread.start()
 
@@ -141,7 +139,9 @@ class Wire:
 
     def post(self, name: str, tensor: torch.Tensor) -> None:
         """Send a value that is not in the order, and do not wait; if it fails, so does all that follows."""
-        self.send(name, tensor, self._counted(f">{name}"), lambda error: None)
+        with self._changed:
+            self._posted += 1
+        self.send(name, tensor, self._counted(f">{name}"), self._delivered)
 
     def get(self, name: str, tensor: torch.Tensor, timeout_s: float | None = None) -> None:
         """Receive a value that is not in the order, and wait for it: as long as the peer lives, or so many seconds.
@@ -151,6 +151,11 @@ class Wire:
             TimeoutError: it lives, and the value has not come.
         """
         _waited(self.receive, name, tensor, self._counted(f"<{name}"), timeout_s)
+
+    def flush(self) -> None:
+        """Wait until all that was posted has arrived, or the peer is gone; who takes leave before takes it away."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.failure is not None or not self._posted)
 
     def close(self, reason: str = "", timeout_s: float = 5.0) -> None:
         """Take leave; with a `reason`, the peer fails."""
@@ -164,6 +169,11 @@ class Wire:
             self._closed = True
             self._changed.notify_all()
         self._threads[1].join(timeout_s)
+
+    def _delivered(self, error: BaseException | None) -> None:
+        with self._changed:
+            self._posted -= 1
+            self._changed.notify_all()
 
     def _counted(self, name: str) -> int:
         self._count[name] = self._count.get(name, 0) + 1
@@ -317,9 +327,8 @@ class Wire:
                 self.failure = PeerError(f"{self.me} lost {self.peer}: {reason}")
                 self.failure.__cause__ = error
             failure = self.failure
-            waiting = [
-                done for m in (*self._sending.values(), *self._receiving.values()) for _, done in m.values.values()
-            ]
+            moving = (*self._sending.values(), *self._receiving.values())
+            waiting = [done for each in moving for _, done in each.values.values()]
             self._sending, self._receiving = {}, {}
             self._changed.notify_all()
         for done in waiting:

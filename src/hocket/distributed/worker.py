@@ -15,7 +15,7 @@ from hocket.distributed.plans import link_rates, profiled, worker_lanes, worker_
 from hocket.distributed.returning import READY, Announcements, come_again, let_in, take_part
 from hocket.distributed.setup import CLOSE, GATHER, LET_IN, PUBLISH, STEP, Setup, set_up
 from hocket.distributed.watched import StepGuard
-from hocket.errors import ExecutionError, InputError, PeerError, StaleCaptureError
+from hocket.errors import ExecutionError, InputError, PeerError
 from hocket.execution import EXECUTORS
 from hocket.execution.base import Executor
 from hocket.ir import Costs, Machine, Plan, Timeline
@@ -71,7 +71,8 @@ class DistributedStep:
 
         Raises:
             PeerError: a rank is gone, silent or trains something else; names it.
-            StaleCaptureError: the batch, or a mode of a module, is not as in the first call; nothing was run.
+            StaleCaptureError: the batch, or a mode of a module, is not as in the first call, or a number that the step
+                branches on; nothing was run, and the next call may go on.
         """
         if self._closed or self._failure is not None:
             raise self._failure or ExecutionError("distribute: the step was closed")
@@ -81,13 +82,13 @@ class DistributedStep:
         assert self.setup is not None
         assert self._executor is not None
         self._check(batch)
+        frame = self._executor.begin(batch)  # before anybody is told: it may be refused
         try:
             if self._membership.rank == 0:
                 self._let_in(self.setup)
                 self.setup.order(STEP)
-            result = self._executor(batch)
-        except StaleCaptureError:
-            raise
+            self._executor.run(frame)
+            result = self._executor.captured.finish(frame)
         except BaseException as error:
             raise self._failed(error) from error
         self.steps += 1

@@ -15,7 +15,7 @@ import torch
 
 from hocket.errors import StaleCaptureError
 from hocket.ir import Graph, Lane, Plan, Synchronisation, Timeline, synchronisation
-from hocket.tracing.captured import Captured
+from hocket.tracing.captured import Captured, Frame
 from hocket.tracing.program import Program
 
 __all__ = ["Executor", "Releases", "Synchronisation", "arrivals_apart", "below_autograd", "releases", "synchronisation"]
@@ -105,13 +105,22 @@ class Executor(ABC):
                 missing; nothing was run.
             Exception: whatever an op raises, with the op and its layer in a note.
         """
+        frame = self.begin(batch)
+        self.run(frame)
+        return self.captured.finish(frame)
+
+    def begin(self, batch: Any) -> Frame:
+        """What `run` takes for a step with this batch, for callers that do something between the two.
+
+        Raises:
+            StaleCaptureError: as a call; nothing was run.
+        """
         frame = self.captured.begin(batch, prologue=not self.starts_with_prologue)
         if frame is None:
             raise StaleCaptureError(
                 "a number that the step branches on has changed, or its state is gone; run it eagerly"
             )
-        self.run(frame)
-        return self.captured.finish(frame)
+        return frame
 
     def direct(self, conditions: Sequence[Any], num_calls: int) -> Any:
         """Whole steps as native calls, each under these native conditions; None where that cannot be.

@@ -5,7 +5,8 @@ along it; an edge of 0 bytes is an order without data, as between a reader and t
 *carried* edge ``(src, dst)`` orders `src` of one step before `dst` of the next: an update feeds the next forward.
 
 A graph may also say which memory its ops touch: its *buffers*, and for each op those that it reads and writes. The
-edges follow from that, so it is there for those who check them (`hocket.checking.hazards`) and who count bytes.
+edges follow from that, so it is there for those who check them (`hocket.checking.hazards`) and who count bytes. What
+memory does not show (an op that counts on a number which another one keeps) it may say as ops that are *together*.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any, NamedTuple
 
 from hocket.errors import FormatError
 from hocket.ir._fields import Reader, load_document, save_document
+from hocket.ir._topological import find_cycle, topological
 
 __all__ = ["BUFFER_LIVES", "ROLES", "Buffer", "Carried", "Edge", "Graph", "Op"]
 
@@ -106,9 +108,12 @@ class Op:
 class Graph:
     """Ops in program order, the edges between them, the edges carried to the next step, and the buffers, if known.
 
+    `together` has the names of ops that one device has to run, two or more at a time, for reasons that edges and
+    buffers do not show; on one device it means nothing.
+
     Raises `FormatError` at construction for a duplicate or unprintable op name, an unknown role, a negative or NaN
-    size, an edge to a missing op, a cycle (named op by op), and, in a graph that lists buffers, an op that touches
-    another one.
+    size, an edge to a missing op, one that is together with others, a cycle (named op by op), and, in a graph that
+    lists buffers, an op that touches another one.
 
     Example:
         >>> graph = Graph((Op("a"), Op("b")), (Edge("a", "b", 4.0),))
@@ -120,12 +125,14 @@ class Graph:
     edges: tuple[Edge, ...] = ()
     carried: tuple[Carried, ...] = ()
     buffers: tuple[Buffer, ...] = ()
+    together: tuple[tuple[str, ...], ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ops", tuple(self.ops))
         object.__setattr__(self, "edges", tuple(Edge(*edge) for edge in self.edges))
         object.__setattr__(self, "carried", tuple(Carried(*edge) for edge in self.carried))
         object.__setattr__(self, "buffers", tuple(Buffer(*buffer) for buffer in self.buffers))
+        object.__setattr__(self, "together", tuple(tuple(names) for names in self.together))
         _check(self, "graph")
 
     def __len__(self) -> int:
@@ -156,21 +163,24 @@ class Graph:
     @cached_property
     def order(self) -> tuple[str, ...]:
         """The ops in a topological order that departs from program order only where an edge demands it."""
-        return tuple(_topological(self.ops, self.predecessors, self.successors))
+        return tuple(topological(self.ops, self.predecessors, self.successors))
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Graph:
         """Read a ``hocket-graph/1`` file."""
         reader = load_document(path, FORMAT)
-        reader.only("format", "ops", "edges", "carried", "buffers")
+        reader.only("format", "ops", "edges", "carried", "buffers", "together")
         ops = tuple(_read_op(element) for element in reader["ops"].elements())
         edges = tuple(_read_edge(element) for element in reader.get("edges", []).elements())
         carried = tuple(
             Carried(*(end.text() for end in element.elements(2))) for element in reader.get("carried", []).elements()
         )
         buffers = tuple(_read_buffer(element) for element in reader.get("buffers", []).elements())
+        together = tuple(
+            tuple(name.text() for name in element.elements()) for element in reader.get("together", []).elements()
+        )
         try:
-            return Graph(ops, edges, carried, buffers)
+            return Graph(ops, edges, carried, buffers, together)
         except FormatError as error:
             raise FormatError(reader.source, error.where, str(error).split(": ", 2)[-1]) from None
 
@@ -206,6 +216,8 @@ class Graph:
         }
         if self.buffers:
             document["buffers"] = [{"name": b.name, "bytes": b.size_bytes, "life": b.life} for b in self.buffers]
+        if self.together:
+            document["together"] = [list(names) for names in self.together]
         return document
 
 
@@ -269,9 +281,13 @@ def _check(graph: Graph, source: str) -> None:
                 f"edges[{position}]",
                 f"{edge.src!r} -> {edge.dst!r}: expected bytes >= 0, got {edge.size_bytes!r}",
             )
+    for position, together in enumerate(graph.together):
+        for name in together:
+            if name not in names:
+                raise FormatError(source, f"together[{position}]", f"names a missing op {name!r}")
     _check_buffers(graph, source)
     if len(graph.order) < len(graph.ops):
-        cycle = _find_cycle(graph)
+        cycle = find_cycle(graph.order, graph.predecessors)
         raise FormatError(source, "edges", f"cycle: {' -> '.join([*cycle, cycle[0]])}")
 
 
@@ -308,40 +324,3 @@ def _neighbours(ops: Iterable[Op], pairs: Iterable[tuple[str, str]]) -> dict[str
     for at, other in pairs:
         found[at][other] = None
     return {name: tuple(others) for name, others in found.items()}
-
-
-def _topological(
-    ops: tuple[Op, ...], predecessors: dict[str, tuple[str, ...]], successors: dict[str, tuple[str, ...]]
-) -> list[str]:
-    # A depth-first pull keeps program order: an op is emitted at its own position unless a predecessor that stands
-    # later in the program has to be pulled before it. Ops on a cycle are left out (the caller names the cycle).
-    waiting = {op.name: len(predecessors[op.name]) for op in ops}
-    position = {op.name: index for index, op in enumerate(ops)}
-    if all(position[before] < position[op.name] for op in ops for before in predecessors[op.name]):
-        return [op.name for op in ops]
-    import heapq
-
-    ready = [position[op.name] for op in ops if waiting[op.name] == 0]
-    heapq.heapify(ready)
-    order: list[str] = []
-    while ready:
-        name = ops[heapq.heappop(ready)].name
-        order.append(name)
-        for after in successors[name]:
-            waiting[after] -= 1
-            if waiting[after] == 0:
-                heapq.heappush(ready, position[after])
-    return order
-
-
-def _find_cycle(graph: Graph) -> list[str]:
-    # Every op outside the order has a predecessor outside the order, so walking backwards must revisit one.
-    placed = set(graph.order)
-    name = next(op.name for op in graph.ops if op.name not in placed)
-    path: list[str] = []
-    seen: dict[str, int] = {}
-    while name not in seen:
-        seen[name] = len(path)
-        path.append(name)
-        name = next(before for before in graph.predecessors[name] if before not in placed)
-    return path[seen[name] :][::-1]

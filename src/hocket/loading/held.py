@@ -31,6 +31,7 @@ __all__ = [
     "ArrivingTensor",
     "hold",
     "is_held",
+    "mark_changed",
     "memory_of",
     "release",
     "use",
@@ -86,6 +87,12 @@ def _seen(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     return function(*args, **kwargs)
 
 
+def mark_changed(tensor: torch.Tensor) -> None:
+    """Whoever saved its values for a backward is told that they have changed."""
+    if not tensor.is_inference():
+        torch.autograd.graph.increment_version(tensor)
+
+
 class _Hold:
     """What is kept of a tensor while it is held.
 
@@ -100,9 +107,7 @@ class _Hold:
         self._lock = threading.RLock()
         self.memory = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
         self.memory.requires_grad_(tensor.requires_grad)
-        if not tensor.is_inference():
-            # Whoever saved its values for a backward is told that they have changed.
-            torch.autograd.graph.increment_version(tensor)
+        mark_changed(tensor)
         torch._C._swap_tensor_impl(tensor, self.memory)
         tensor.__dict__[_KEY] = self
         tensor.__class__ = _CLASSES[type(tensor)]

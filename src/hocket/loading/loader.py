@@ -11,13 +11,14 @@ from typing import TypeVar
 import torch
 
 from hocket.errors import InputError
+from hocket.loading.cached import read_cached
 from hocket.loading.gates import add_gate, asked_about
-from hocket.loading.held import hold, is_held, memory_of, release, use, waiting_for
-from hocket.loading.landing import landing_of
+from hocket.loading.held import hold, is_held, mark_changed, memory_of, release, use, waiting_for
+from hocket.loading.landing import Landing, landing_of
 from hocket.loading.placing import checked_device, place
 from hocket.loading.stream import PendingTensor, WeightStream
 from hocket.loading.targets import Destination, find_targets, named_tensors
-from hocket.loading.weights import File, Weights, open_weights
+from hocket.loading.weights import File, StoredTensor, Weights, open_weights
 from hocket.loading.whole import load_whole, shared_memory_reason, structure_reason
 
 __all__ = ["ORDERS", "finish", "load"]
@@ -49,7 +50,8 @@ def load(
     strict: bool = True,
 ) -> _Model:
     """Load weights into a model while its first forward runs: the call returns at once, and whatever is computed
-    waits for the parameters that it uses, one by one.
+    waits for the parameters that it uses, one by one. Of a file on the disk that the system has in memory, up to a
+    gigabyte is read before the call returns, for that is sooner than to wait.
 
     What is computed is what it would be after ``model.load_state_dict(...)``. Where that cannot be told beforehand (a
     compiled or scripted model, a module that loads its state in a way of its own, memory that others see, too), all is
@@ -147,16 +149,28 @@ def _begun(
     return _held_back(model, weights, ordered)
 
 
-def _held_back(model: torch.nn.Module, weights: Weights, targets: Sequence[Destination]) -> WeightStream:
-    """The tensors of the model are exchanged for ones that wait; what reads them is ready to start."""
+def _held_back(model: torch.nn.Module, weights: Weights, targets: Sequence[Destination]) -> WeightStream | None:
+    """What the system has in memory is there; other tensors of the model are exchanged for ones that wait, and what
+    reads them is ready to start. None where nothing is left to read.
+    """
     tensors = named_tensors(model)
-    arrivals: dict[str, PendingTensor] = {}
+    landings: dict[str, tuple[StoredTensor, Landing]] = {}
     for target in targets:
         # An alias that waits for nobody, for the thread that writes; whoever reads finds the tensor itself.
         memory = memory_of(tensors[target.names[0]]).detach()
         if memory.numel():
-            arrival = PendingTensor(target.names[-1], target.stored, landing_of(memory, target.stored))
-            arrivals |= dict.fromkeys(target.names, arrival)
+            landings[target.names[-1]] = target.stored, landing_of(memory, target.stored)
+    there = read_cached(landings)
+    arrivals: dict[str, PendingTensor] = {}
+    for target in targets:
+        name = target.names[-1]
+        if name in there:
+            for tensor in {id(tensors[alias]): tensors[alias] for alias in target.names}.values():
+                mark_changed(tensor)
+        elif name in landings:
+            arrivals |= dict.fromkeys(target.names, PendingTensor(name, *landings[name]))
+    if not arrivals:
+        return None
     stream = WeightStream(weights, list(dict.fromkeys(arrivals.values())))
     awaited: dict[int, PendingTensor] = {}
     for name, arrival in arrivals.items():

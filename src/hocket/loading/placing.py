@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 import torch
 
 from hocket.errors import InputError
+from hocket.loading.targets import modules_by_path
 
 __all__ = ["checked_device", "place"]
 
@@ -48,6 +49,9 @@ def place(
     Raises:
         InputError: a tensor on the meta device is in no file; nothing has been changed.
     """
+    tables = (table for _, module in modules_by_path(model) for table in (module._parameters, module._buffers))
+    if not any(tensor is not None and _moves(tensor, device) for table in tables for tensor in table.values()):
+        return
     arrives = {id(tensor) for name, tensor in tensors.items() if name in arriving}
     lost = [
         path
@@ -62,13 +66,17 @@ def place(
     made: dict[int, torch.Tensor] = {}
     for module in model.modules():
         for name, tensor in (*module._parameters.items(), *module._buffers.items()):
-            if tensor is None or (not tensor.is_meta and (device is None or tensor.device == device)):
+            if tensor is None or not _moves(tensor, device):
                 continue
             new = made.get(id(tensor))
             if new is None:
                 new = made[id(tensor)] = _placed(tensor, device, id(tensor) in arrives)
             if new is not tensor:
                 setattr(module, name, new)
+
+
+def _moves(tensor: torch.Tensor, device: torch.device | None) -> bool:
+    return tensor.is_meta or (device is not None and tensor.device != device)
 
 
 def _placed(tensor: torch.Tensor, device: torch.device | None, arrives: bool) -> torch.Tensor:

@@ -90,6 +90,16 @@ class DiskSource(Source):
             raise InputError(f"{self.name}: it was closed")
         return os.preadv(self._file, buffers, offset)
 
+    def read_now(self, offset: int, buffers: Sequence[memoryview]) -> int:
+        """Fill as much of the buffers as the system has in memory, from their beginning; returns how many bytes.
+
+        Raises:
+            OSError: nothing is there, or this file system cannot tell.
+        """
+        if self._file is None or not (flag := getattr(os, "RWF_NOWAIT", 0)):
+            return 0
+        return os.preadv(self._file, buffers, offset, flag)
+
 
 class ReaderSource(Source):
     """A `OffsetReader`."""

@@ -16,7 +16,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from hocket.errors import InputError
 from hocket.loading.held import HOLDABLE, memory_of
 from hocket.loading.landing import bytes_of
-from hocket.loading.targets import DTYPES, memory_key, named_tensors
+from hocket.loading.targets import DTYPES, memory_key, modules_by_path, named_tensors
 from hocket.loading.weights import Weights
 
 __all__ = ["load_whole", "shared_memory_reason", "structure_reason"]
@@ -26,7 +26,7 @@ _PLAIN_LOADS = (torch.nn.Module._load_from_state_dict, _NormBase._load_from_stat
 
 def structure_reason(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> str | None:
     """Why this model has to be loaded in whole, by what its modules and tensors are; None where it need not be."""
-    for path, module in model.named_modules():
+    for path, module in modules_by_path(model):
         kind = type(module)
         where = f"{path or 'the model'} ({kind.__name__})"
         if isinstance(module, torch.jit.ScriptModule):
@@ -70,13 +70,15 @@ def shared_memory_reason(tensors: Mapping[str, torch.Tensor]) -> str | None:
             continue
         storage = tensor.untyped_storage()
         begin = int(tensor.storage_offset()) * tensor.element_size()
-        steps = zip(tensor.shape, tensor.stride(), strict=True)
-        length = 1 + sum((size - 1) * stride for size, stride in steps)
+        length = tensor.numel()
+        if not tensor.is_contiguous():
+            strides = tensor.stride()
+            length = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, strides, strict=True))
+            if 0 in strides:
+                return f"{name} has several elements in one place"
         end = begin + int(length) * tensor.element_size()
         spans[storage._cdata][id(tensor)] = (begin, end, name, memory_key(tensor))
         storages[storage._cdata] = storage
-        if 0 in tensor.stride() and tensor.numel() > 1:
-            return f"{name} has several elements in one place"
     for key, found in spans.items():
         ordered = sorted(found.values(), key=lambda span: span[:2])
         for before, after in pairwise(ordered):

@@ -125,6 +125,29 @@ def test_twins_and_color_classes_stay_together():
         problem_of(graph, costs_of(graph), TWO, together=[("x",)])
 
 
+def test_ops_that_see_what_is_written_share_its_home():
+    """Up to the last write of a value, from the first write of what lasts; what the graph says is together; draws."""
+    draws = {"reads": ("rng",), "writes": ("rng",)}
+    ops = (
+        Op("make", writes=("v",)),
+        Op("early", reads=("v", "w")),
+        Op("change", reads=("v",), writes=("v",)),
+        Op("late", reads=("v",)),
+        Op("update", reads=("w",), writes=("w",)),
+        Op("after", reads=("w",)),
+        Op("drop", **draws),
+        Op("drop2", **draws),
+        Op("alone"),
+    )
+    buffers = (Buffer("v", 8.0), Buffer("w", 8.0, "lasting"), Buffer("rng", 0.0, "lasting"))
+    graph = Graph(ops, buffers=buffers, together=(("late", "alone"),))
+    group = problem_of(graph, costs_of(graph), TWO).group.tolist()
+    names = [op.name for op in ops]
+    found = {frozenset(n for n, g in zip(names, group, strict=True) if g == one) for one in group}
+    together = ({"make", "early", "change"}, {"update", "after"}, {"drop", "drop2"}, {"late", "alone"})
+    assert found == {frozenset(each) for each in together}
+
+
 def test_cheap_ops_follow_the_neighbour_that_they_share_the_most_with():
     graph = Graph((Op("big"), Op("small"), Op("other")), (Edge("big", "small", 9.0), Edge("small", "other", 5.0)))
     costs = Costs({"big": {"1": 100.0}, "small": {"1": 1.0}, "other": {"1": 100.0}})

@@ -16,12 +16,14 @@ rank, too: the generator is memory that they all write.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from hocket.distributed.parts import items_of
 from hocket.errors import InputError
+from hocket.ir import Graph
+from hocket.planning.partition.one_home import one_home
 from hocket.tracing.captured import Captured
 from hocket.tracing.cut import Arrival, Departure, cut
 from hocket.tracing.division import Division
@@ -86,13 +88,13 @@ class Borders:
     @cached_property
     def together(self) -> tuple[tuple[tuple[str, ...], str], ...]:
         """Ops that have to share a rank, two or more at a time, each with the reason."""
-        found = [
-            *self._of_memory(),
-            *self._of_values(),
-            *self._of_replaced(),
-            *self._of_numbers(),
-        ]
-        return tuple((ops, why) for ops, why in found if len(set(ops)) > 1)
+        return tuple((ops, why) for ops, why in (*self._of_memory(), *self._unseen()) if len(set(ops)) > 1)
+
+    @cached_property
+    def graph(self) -> Graph:
+        """The graph of the step, which says `together` what its buffers do not show: of its partitions, all can run."""
+        found = dict.fromkeys(tuple(dict.fromkeys(ops)) for ops, _ in self._unseen())
+        return replace(self._graph, together=tuple(ops for ops in found if len(ops) > 1))
 
     def check(self, rank_of: Mapping[str, int], num_ranks: int) -> None:
         """Return if ops may be divided so.
@@ -210,16 +212,14 @@ class Borders:
             found.append(self._buffer_of[slot])
         return tuple(found)
 
+    def _unseen(self) -> Iterator[tuple[tuple[str, ...], str]]:
+        yield from self._of_values()
+        yield from self._of_replaced()
+        yield from self._of_numbers()
+
     def _of_memory(self) -> Iterator[tuple[tuple[str, ...], str]]:
-        place = self._graph.index
-        for buffer, writers in self._writers.items():
-            users, life = self._touching[buffer], self._lives[buffer].life
-            first, last = place[writers[0]], place[writers[-1]]
-            if life in ("lasting", "input"):
-                bound = [op for op in users if place[op] >= first]
-            else:
-                bound = [op for op in users if place[op] <= last]
-            yield (*writers, *bound), f"{buffer!r} is written, and has one home"
+        for buffer, ops in one_home(self._graph):
+            yield ops, f"{buffer!r} is written, and has one home"
 
     def _of_values(self) -> Iterator[tuple[tuple[str, ...], str]]:
         for action in self.captured.program.actions:

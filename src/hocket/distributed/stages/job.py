@@ -16,13 +16,14 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten
 
-from hocket.checking import check, hazards
+from hocket.checking import check
 from hocket.distributed.description import described, difference, digest, kind_in_words
 from hocket.distributed.parcels import Parcel, packed
 from hocket.distributed.parts import check_exchangeable
-from hocket.distributed.setup import ORDERS, PROBE, PROBE_BYTES, captured_for, rates_of, take_rates
+from hocket.distributed.setup import ORDERS, PROBE, PROBE_BYTES, rates_of, take_rates
 from hocket.distributed.stages.crossings import Borders, Crossing
-from hocket.distributed.stages.joined import joined_graph, plan_of_rank
+from hocket.distributed.stages.joined import checked_parts, plan_of_rank
+from hocket.distributed.stages.on_meta import captured_at, given_memory
 from hocket.distributed.stages.part_memory import PartMemory
 from hocket.distributed.stages.peers import Peers
 from hocket.distributed.state import ShardState, begin_from_zeros, has_state, make_state
@@ -169,9 +170,10 @@ def begun_job(
     """
     wires: dict[int, Wire] = {}
     try:
-        captured = captured_for(step, model, optimizer, batch)
-        check_exchangeable(captured, 1)
+        captured = captured_at(peers.rank, step, model, optimizer, batch)
         _agree(captured, batch, peers)
+        captured = given_memory(captured)
+        check_exchangeable(captured, 1)
         wires.update(zip(peers.others, peers.wires(), strict=True))
         borders = Borders(captured)
         rate = _rate(captured, peers, wires)
@@ -239,11 +241,7 @@ def _divided(captured: Captured, borders: Borders, peers: Peers, wires: Mapping[
     borders.check(rank_of, peers.num_workers)
     crossings = borders.crossings(rank_of, peers.num_workers)
     if peers.rank == 0:
-        parts = [borders.part(rank_of, crossings, rank) for rank in range(peers.num_workers)]
-        joined = joined_graph(parts, crossings)
-        check(joined, plan)
-        hazards(joined, plan)
-        part = parts[0]
+        part = checked_parts(borders, rank_of, crossings, plan, peers.num_workers)[0]
     else:
         part = borders.part(rank_of, crossings, peers.rank)
     check(part.graph, plan_of_rank(plan, peers.rank))

@@ -12,11 +12,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from hocket.distributed.stages.crossings import Crossing, rank_name
+from hocket.checking import check, hazards
+from hocket.distributed.stages.crossings import Borders, Crossing, rank_name
 from hocket.ir import Buffer, Carried, Edge, Graph, Lane, Op, Plan
 from hocket.tracing.captured import Captured
 
-__all__ = ["joined_graph", "joined_plan", "link_name", "plan_of_rank"]
+__all__ = ["check_runs", "checked_parts", "joined_graph", "joined_plan", "link_name", "plan_of_rank", "ranks_of"]
 
 SENDS, RECEIVES = "out", "in"
 
@@ -93,3 +94,42 @@ def joined_graph(parts: Sequence[Captured], crossings: Sequence[Crossing]) -> Gr
         else:
             edges.append(Edge(each.send, each.recv, each.size_bytes))
     return Graph(tuple(ops), tuple(edges), tuple(carried), tuple(buffers))
+
+
+def checked_parts(
+    borders: Borders, rank_of: Mapping[str, int], crossings: Sequence[Crossing], plan: Plan, num_ranks: int
+) -> list[Captured]:
+    """What each rank runs of a step, after all of them together were looked at.
+
+    Raises:
+        InputError: a division that could not compute as the whole step does.
+        PlanError: the joined plan is not legal, or two ops that touch the same memory have no order.
+    """
+    parts = [borders.part(rank_of, crossings, rank) for rank in range(num_ranks)]
+    joined = joined_graph(parts, crossings)
+    check(joined, plan)
+    hazards(joined, plan)
+    return parts
+
+
+def ranks_of(plan: Plan) -> dict[str, int]:
+    """The rank of each op by a plan with a lane for each rank.
+
+    Example:
+        >>> ranks_of(Plan((Lane("cpu0", ("a", "c")), Lane("cpu1", ("b",)))))
+        {'a': 0, 'c': 0, 'b': 1}
+    """
+    return {op: rank for rank, lane in enumerate(plan.lanes) for op in lane.ops}
+
+
+def check_runs(captured: Captured, plan: Plan) -> None:
+    """Return if ranks, one for each lane of a plan, can run it as `hocket.distribute.stages` does.
+
+    Raises:
+        InputError, PlanError: they cannot; names ops and memory.
+    """
+    borders, rank_of, num_ranks = Borders(captured), ranks_of(plan), len(plan.lanes)
+    borders.check(rank_of, num_ranks)
+    crossings = borders.crossings(rank_of, num_ranks)
+    joined = joined_plan(captured.graph, captured.graph.order, rank_of, crossings, 1)
+    checked_parts(borders, rank_of, crossings, joined, num_ranks)

@@ -12,9 +12,11 @@ from hocket.distributed.channels import PullChannel
 from hocket.distributed.membership import DEFAULT_TIMEOUT_S, job_store
 from hocket.distributed.plans import LATENCY_US, PROFILE_RUNS
 from hocket.distributed.setup import GATHER, STEP
+from hocket.distributed.stages.checkpoint import load_part_state, part_state
 from hocket.distributed.stages.crossings import Borders, rank_name
 from hocket.distributed.stages.job import StageJob, begun_job
-from hocket.distributed.stages.joined import joined_plan, link_name, plan_of_rank
+from hocket.distributed.stages.joined import joined_plan, link_name, plan_of_rank, ranks_of
+from hocket.distributed.stages.on_meta import standing_for_cpu
 from hocket.distributed.stages.peers import Peers
 from hocket.distributed.watched import StepGuard
 from hocket.distributed.wire import Wire
@@ -138,6 +140,46 @@ class PartitionedStep:
         except PeerError as error:
             raise self._failed(error) from error
 
+    def state_dict(self) -> dict[str, Any]:
+        """What this rank has of model and optimizer: ``torch.distributed.checkpoint.save({"train": fast}, ...)``.
+
+        Every rank calls it, between the same two steps, and all of them together have the whole. Tensors are the live
+        ones. Keys are those of ``torch.distributed.checkpoint.state_dict.get_state_dict``.
+
+        Raises:
+            ExecutionError: before the first step (load into model and optimizer themselves), or without a process
+                group, where each rank would save its part as if it were all there is.
+            InputError: several models or optimizers.
+            PeerError: a rank is gone, or does something else.
+        """
+        if self._job is None:
+            raise ExecutionError("distribute: before the first step, save and load model and optimizer themselves")
+        if not torch.distributed.is_initialized():
+            raise ExecutionError(
+                "distribute: torch.distributed.checkpoint needs a process group to save parts of one checkpoint; call "
+                "torch.distributed.init_process_group('gloo')"
+            )
+        self.synchronize()
+        try:
+            self._job.agree(GATHER)
+        except PeerError as error:
+            raise self._failed(error) from error
+        return part_state(self._model, self._optimizer, self._job.entries, self._job.kept)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take what `state_dict` gives, as ``torch.distributed.checkpoint.load({"train": fast}, ...)`` does.
+
+        Every rank calls it, between the same two steps; each needs what its own part uses.
+
+        Raises:
+            ExecutionError: before the first step.
+            InputError: something is missing, or not like what is here; names it, and nothing has changed.
+        """
+        if self._job is None:
+            raise ExecutionError("distribute: before the first step, save and load model and optimizer themselves")
+        self.synchronize()
+        load_part_state(self._model, self._optimizer, self._job.entries, self._job.kept, state)
+
     def timeline(self) -> Timeline:
         """When each op and each transfer of this rank's last step ran."""
         if self._executor is None:
@@ -165,7 +207,8 @@ class PartitionedStep:
 
     def _start(self, batch: Any) -> None:
         try:
-            self._guard = StepGuard(self._step, self._model, self._optimizer, batch)
+            with standing_for_cpu(self._model, self._optimizer):
+                self._guard = StepGuard(self._step, self._model, self._optimizer, batch)
         except BaseException as error:
             self._peers.fail(error)
             raise
@@ -199,7 +242,7 @@ class PartitionedStep:
             order = self.partition.names_in_order
             rank_of = dict(zip(problem.names, self.partition.part, strict=True))
         elif isinstance(self._given, Plan):
-            rank_of = {op: rank for rank, lane in enumerate(self._given.lanes) for op in lane.ops}
+            rank_of = ranks_of(self._given)
         else:
             rank_of = dict(self._given)
         borders.check(rank_of, num_ranks)
@@ -260,7 +303,8 @@ def stages(
 
     Args:
         step: the user's own, unchanged; it zeroes gradients, computes them, and updates.
-        model: the module it trains, or a list of them. The parameters and buffers of rank 0 count.
+        model: the module it trains, or a list of them. The parameters and buffers of rank 0 count; on other ranks the
+            model may be on the meta device, and gets memory for what its part uses.
         optimizer: the optimizer it steps, or a list. State and rates are those of rank 0.
         partition: a rank for each op, or a plan of `hocket partition` with a lane for each rank; on rank 0. None: ops
             are profiled and partitioned.

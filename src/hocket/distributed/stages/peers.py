@@ -39,9 +39,11 @@ class Peers(Membership):
         return found
 
     def leave(self, wires: Mapping[int, Wire], error: BaseException | None) -> None:
-        """Take leave of all ranks; with an error, they fail, and every rank can read why."""
+        """Take leave of all ranks, when they have what they were told; with an error, they fail, and can read why."""
         if error is not None:
             self.fail(error)
+        for wire in wires.values() if error is None else ():
+            wire.flush()
         for wire in wires.values():
             wire.close(reason=str(error) if error is not None else "")
 

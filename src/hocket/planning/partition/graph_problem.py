@@ -1,8 +1,8 @@
 """The problem of a graph on a machine: times by device, tensors with their bytes, memory, and which ops stay together.
 
 Selection is the paper's (Tavarageri et al., section 2, phase 1): an op that keeps state does not choose its device; it
-is where the other ops are that write the same memory. Of the others the expensive ones choose, and the cheap ones
-follow the neighbour that they share the most bytes with.
+is where the other ops are that write the same memory (`one_home`), or that the graph says are together with it. Of the
+others the expensive ones choose, and the cheap ones follow the neighbour that they share the most bytes with.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from hocket.errors import InputError
 from hocket.ir import Costs, Device, Graph, Machine, Op
+from hocket.planning.partition.one_home import one_home
 from hocket.planning.partition.problem import PartitionProblem, Tensor
 
 __all__ = ["BACKWARD_ROLES", "equal_devices", "problem_of"]
@@ -72,7 +73,7 @@ def problem_of(
         machine: its devices become the parts, in their order. Of its links between them the slowest counts for all.
         expensive: the most expensive ops that together take this part of the time choose their device; others follow.
         twins: ops of one layer, forward and backward, stay together.
-        together: names of ops that stay together, beside those (color classes).
+        together: names of ops that stay together (color classes), beside `graph.together` and what memory demands.
 
     Raises:
         InputError: an op without a cost, an unknown name, a device that an op does not run on, or an op that fits into
@@ -165,23 +166,20 @@ def _groups(graph: Graph, twins: bool, together: Iterable[Iterable[str]]) -> NDA
         for other in others:
             leader[find(other)] = find(first)
 
-    for names in together:
+    for names in (*graph.together, *together):
         unknown = [name for name in names if name not in graph.by_name]
         if unknown:
             raise InputError(f"partition: no op is called {unknown[0]!r}")
         members = [graph.index[name] for name in names]
         if members:
             join(members)
-    # What is written and outlives the step has one home, with all that write it. A random generator has no size.
-    sized = {buffer.name for buffer in graph.buffers if buffer.life == "lasting" and buffer.size_bytes > 0}
-    writers: dict[str, list[int]] = {}
+    for _, sharing in one_home(graph):
+        join(graph.index[name] for name in sharing)
     layers: dict[str, list[int]] = {}
     for position, op in enumerate(graph.ops):
-        for buffer in sized.intersection(op.writes):
-            writers.setdefault(buffer, []).append(position)
         if twins and op.layer:
             layers.setdefault(op.layer, []).append(position)
-    for members in (*writers.values(), *layers.values()):
+    for members in layers.values():
         join(members)
     return np.array([find(op) for op in range(len(graph))], np.int32)
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from hocket.tracing.purity.executed import is_user_code, origin
 from hocket.tracing.purity.layout import foreign_base, origin_of
@@ -74,7 +75,7 @@ class Visits(Walk):
         for found in hooks:
             for hook in found:
                 self.todo.append((hook, (path, "hook of {}", None)))
-        if value.__dict__:
+        if value.__dict__ and not isinstance(value, FakeTensor):  # that has torch's own notes
             self.attributes(value, path)
 
     def function(self, value: types.FunctionType, path: Path) -> None:

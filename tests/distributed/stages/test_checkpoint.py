@@ -1,0 +1,151 @@
+"""Checkpoints of which each rank writes what it has; read by other numbers of ranks, and by one process."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import distributed
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+from distributed.ranks import Ranks
+from distributed.stages.trained import flat, mixed, same, scattered
+from distributed.training import tensors_of
+from hocket import distribute
+from hocket.errors import ExecutionError, InputError
+
+RATE = 0.013
+
+
+def stages_of(work, rank, ranks, seed):
+    partition = scattered(work, ranks, seed) if rank == 0 else {}
+    return distribute.stages(
+        work.step, work.model, work.optimizer, partition=partition, executor="python", timeout_s=60.0
+    )
+
+
+def trained(rank, say, ranks, seed, steps, path, source):
+    """Train from `source`, if there is one, save half way, go on; come back to what was saved, and go on again."""
+    torch.set_num_threads(1)
+    work = mixed()
+    torch.manual_seed(21)
+    if source is not None and rank == 0:  # what rank 0 has counts
+        loaded(work, source)
+    found = []
+    with stages_of(work, rank, ranks, seed) as fast:
+        with pytest.raises(ExecutionError, match="before the first step"):
+            fast.state_dict()
+        found += [flat(fast(work.batches[number])) for number in range(steps)]
+        with pytest.raises(ExecutionError, match="needs a process group"):
+            fast.state_dict()
+        distributed.init_process_group("gloo")
+        if rank == 0:
+            work.optimizer.param_groups[0]["lr"] = RATE
+        dcp.save({"train": fast}, checkpoint_id=path)
+        random_state = torch.get_rng_state()
+        after = [flat(fast(work.batches[number])) for number in range(2)]
+        dcp.load({"train": fast}, checkpoint_id=path)
+        torch.set_rng_state(random_state)
+        again = [flat(fast(work.batches[number])) for number in range(2)]
+        distributed.destroy_process_group()
+    return found, after, again, work.optimizer.param_groups[0]["lr"]
+
+
+def loaded(work, path) -> None:
+    """Model and optimizer from a checkpoint, as torch reads one in one process."""
+    model, optimizer = get_state_dict(work.model, work.optimizer)
+    state = {"train": {"model": model, "optimizer": optimizer}}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # it says that it does what it is told to
+        dcp.load(state, checkpoint_id=path, no_dist=True)
+    set_state_dict(
+        work.model,
+        work.optimizer,
+        model_state_dict=state["train"]["model"],
+        optim_state_dict=state["train"]["optimizer"],
+    )
+
+
+def equal(one, other) -> bool:
+    return all(same(a, b) for x, y in zip(one, other, strict=True) for a, b in zip(x, y, strict=True))
+
+
+def test_each_rank_saves_its_part_and_one_process_reads_the_whole(tmp_path):
+    with Ranks(trained, 2, 2, 1, 2, tmp_path / "saved", None) as ranks:
+        ends = ranks.returned(120)
+    torch.set_num_threads(1)
+    alone, read = mixed(), mixed()
+    torch.manual_seed(21)
+    before = [flat(alone.step(alone.batches[number])) for number in range(2)]
+    with torch.no_grad():
+        for parameter in read.model.parameters():
+            parameter.add_(1.0)
+    loaded(read, tmp_path / "saved")
+    expected, found = tensors_of(alone), tensors_of(read)
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert same(found[name], value), name
+    assert read.optimizer.param_groups[0]["lr"] == RATE
+    alone.optimizer.param_groups[0]["lr"] = RATE
+    after = [flat(alone.step(alone.batches[number])) for number in range(2)]
+    for losses, went_on, came_back, rate in ends:
+        assert equal(losses, before)
+        assert equal(went_on, after)
+        assert equal(came_back, after)
+        assert rate == RATE
+    saved = dcp.FileSystemReader(tmp_path / "saved").read_metadata()
+    assert len({info.relative_path for info in saved.storage_data.values()}) == 2
+    tensors = [n for n, kind in saved.state_dict_metadata.items() if isinstance(kind, TensorStorageMetadata)]
+    stored = [at.fqn for at in saved.storage_data if at.fqn in tensors]
+    assert sorted(stored) == sorted(tensors)  # each once
+    assert len(tensors) == len(expected)
+
+
+@pytest.mark.slow
+def test_another_number_of_ranks_goes_on_from_it(tmp_path):
+    with Ranks(trained, 2, 2, 1, 2, tmp_path / "first", None) as ranks:
+        (_, after, _, _), _ = ranks.returned(120)
+    torch.set_num_threads(1)
+    alone = mixed()
+    loaded(alone, tmp_path / "first")
+    torch.manual_seed(21)
+    wanted = [flat(alone.step(alone.batches[number])) for number in range(2)]
+    assert not equal(wanted, after)  # other random numbers
+    with Ranks(trained, 3, 3, 5, 2, tmp_path / "second", tmp_path / "first") as ranks:
+        for losses, _, _, _ in ranks.returned(120):
+            assert equal(losses, wanted)
+    once_more = mixed()
+    loaded(once_more, tmp_path / "second")
+    for name, value in tensors_of(alone).items():
+        assert np.array_equal(tensors_of(once_more)[name], value), name
+
+
+def broken(rank, say):
+    torch.set_num_threads(1)
+    work = mixed()
+    distributed.init_process_group("gloo")
+    with stages_of(work, rank, 2, 1) as fast:
+        fast(work.batches[0])
+        state = fast.state_dict()
+        name = next(iter(state["model"]))
+        lacks = {**state, "model": {key: value for key, value in state["model"].items() if key != name}}
+        with pytest.raises(InputError, match=f"model: '{name}' is missing in what is loaded"):
+            fast.load_state_dict(lacks)
+        other = {**state, "model": {**state["model"], name: torch.zeros(7, 7, dtype=torch.float64)}}
+        with pytest.raises(InputError, match=rf"'{name}' is .* here, and torch.float64 \(7, 7\) in what is loaded"):
+            fast.load_state_dict(other)
+        with pytest.raises(InputError, match="expected 1 groups of the optimizer, got 0"):
+            fast.load_state_dict({**state, "optimizer": {**state["optimizer"], "param_groups": []}})
+        fast(work.batches[1])
+    distributed.destroy_process_group()
+    return fast.steps
+
+
+@pytest.mark.slow
+def test_what_is_not_of_this_model_is_named():
+    with Ranks(broken, 2) as ranks:
+        assert ranks.returned(120) == [2, 2]

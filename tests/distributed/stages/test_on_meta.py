@@ -1,0 +1,177 @@
+"""Ranks that never hold the whole model: captured on fake tensors, as rank 0 captures on real ones."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from collections import OrderedDict
+
+import pytest
+import torch
+from torch import nn
+
+from distributed.ranks import Ranks
+from distributed.stages.trained import Work, alone, flat, same, scattered, work_of
+from distributed.training import tensors_of
+from hocket import distribute
+from hocket.distributed.description import OF_RANK_0, described, difference
+from hocket.distributed.stages.on_meta import captured_at, given_memory
+from hocket.errors import InputError
+
+
+def on_meta(name: str, optimizer: str = "adam") -> Work:
+    """The same work, but its model has no values."""
+    work = work_of(name, optimizer)
+    for tensor in {id(t): t for t in (*work.model.parameters(), *work.model.buffers())}.values():
+        made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+        torch.utils.swap_tensors(tensor, nn.Parameter(made) if isinstance(tensor, nn.Parameter) else made)
+    return work
+
+
+def captured_twice(name: str):
+    real, fake = work_of(name, "adam"), on_meta(name)
+    return (
+        captured_at(0, real.step, real.model, real.optimizer, real.batches[0]),
+        captured_at(1, fake.step, fake.model, fake.optimizer, fake.batches[0]),
+        fake,
+    )
+
+
+@pytest.mark.parametrize(
+    "name", ["mixed", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mlp", "transformer", "resnet20"))]
+)
+def test_a_capture_on_fake_tensors_is_that_on_real_ones(name):
+    real, captured, work = captured_twice(name)
+    assert captured.graph == real.graph
+    assert difference(described(captured, 2, 0), described(real, 2, 0)) is None
+    assert all(parameter.is_meta for parameter in work.model.parameters())
+    weights = dict(work.model.named_parameters())
+    made = given_memory(captured)
+    for parameter_name, parameter in work.model.named_parameters():
+        assert parameter is weights[parameter_name]
+        assert type(parameter) is nn.Parameter
+        assert parameter.device.type == "cpu"
+    assert all(type(value) is torch.Tensor and not value.is_meta for value in made.stand_ins.values())
+
+
+def test_calls_that_differ_are_named():
+    real, captured, _ = captured_twice("mixed")
+    mine, its = described(captured, 2, 0), described(real, 2, 0)
+    name, said = next(iter(mine["op"].items()))
+    mine["op"][name] = said[:-1] + ("0" if said[-1] != "0" else "1")
+    assert f"op {name!r} is " in str(difference(mine, its))
+    assert difference({"constant": {"w": OF_RANK_0}}, {"constant": {"w": "abc"}}) is None
+    assert difference({"constant": {"w": "abd"}}, {"constant": {"w": "abc"}}) is not None
+
+
+def test_rank_0_has_the_values():
+    work = on_meta("mixed")
+    with pytest.raises(InputError, match=r"'first\.weight' of rank 0 is on the meta device"):
+        captured_at(0, work.step, work.model, work.optimizer, work.batches[0])
+
+
+def train(rank, say, name, ranks, steps):
+    torch.set_num_threads(1)
+    if rank == 0:
+        work = work_of(name, "adam")
+        partition = scattered(work, ranks, 1)
+    else:
+        work, partition = on_meta(name), {}
+    torch.manual_seed(21)
+    with distribute.stages(
+        work.step, work.model, work.optimizer, partition=partition, executor="python", timeout_s=60.0
+    ) as fast:
+        found = [flat(fast(work.batches[number % len(work.batches)])) for number in range(steps)]
+        fast.gather()
+    return found, tensors_of(work) if rank == 0 else None
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks"),
+    [("mixed", 2), *(pytest.param(n, 3, marks=pytest.mark.slow) for n in ("transformer", "resnet20", "lstm-cells"))],
+)
+def test_ranks_without_values_train_as_one_process_does(name, ranks):
+    with Ranks(train, ranks, name, ranks, 5) as job:
+        ends = job.returned(150)
+    results, checkpoint, _ = alone(name, "adam", 5)
+    for found, _ in ends:
+        assert all(same(a, b) for x, y in zip(found, results, strict=True) for a, b in zip(x, y, strict=True))
+    found = ends[0][1]
+    assert found.keys() == checkpoint.keys()
+    assert all(same(found[key], value) for key, value in checkpoint.items())
+
+
+def reads_a_value(rank, say):
+    torch.set_num_threads(1)
+    with torch.device("meta" if rank else "cpu"):
+        model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(batch):
+        optimizer.zero_grad()
+        loss = model(batch).square().mean()
+        loss.backward()
+        if loss.item() > 0:
+            optimizer.step()
+        return loss
+
+    with distribute.stages(step, model, optimizer, timeout_s=20.0) as fast:
+        fast(torch.ones(3, 4))
+
+
+@pytest.mark.slow
+def test_a_step_that_reads_what_is_not_there_is_refused():
+    with Ranks(reads_a_value, 2) as ranks:
+        kind, text = ranks.end(1)
+    assert kind == "raised"
+    assert "reads the value of a tensor" in text
+    assert "model is on the meta device" in text
+
+
+WIDTH, DEPTH = 2048, 8
+
+
+def wide(device) -> Work:
+    with torch.device(device):
+        torch.manual_seed(1)
+        layers = [(f"{n}", nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU())) for n in range(DEPTH)]
+        model = nn.Sequential(OrderedDict(layers))
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
+
+    def step(batch):
+        optimizer.zero_grad()
+        loss = model(batch).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return Work(model, optimizer, step, [torch.ones(4, WIDTH)])
+
+
+def peak_of_a_job(rank, say):
+    """MiB of the process's peak, from its beginning, beyond what it took without a model."""
+    torch.set_num_threads(1)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    work = wide("meta" if rank else "cpu")
+    captured = captured_at(rank, work.step, work.model, work.optimizer, work.batches[0])
+    of = {op.name: op.layer.partition(".")[0] for op in captured.graph.ops}
+    partition = {name: int(not layer.isdecimal() or int(layer) >= DEPTH // 2) for name, layer in of.items()}
+    del captured
+    with distribute.stages(
+        work.step, work.model, work.optimizer, partition=partition if rank == 0 else {}, timeout_s=120.0
+    ) as fast:
+        for _ in range(3):
+            fast(work.batches[0])
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="ru_maxrss is in KiB on Linux")
+def test_a_rank_on_meta_never_has_the_memory_of_the_whole_model():
+    with Ranks(peak_of_a_job, 2) as ranks:
+        of_rank_0, peak = ranks.returned(250)
+    parameters = 4 * DEPTH * WIDTH * (WIDTH + 1) / 2**20
+    print(f"parameters {parameters:.0f} MiB, peak of rank 0 {of_rank_0:.0f}, on meta {peak:.0f}")
+    # Half of parameters and two moments, its gradients, and what it takes to capture; the whole would be four times.
+    assert peak < 3.2 * parameters, (peak, parameters)
+    assert peak < 0.6 * of_rank_0
