@@ -78,7 +78,6 @@ def situations(draw):
     return AssistantRules(tuple(f"d{n}" for n in range(devices)), ops, flows), shares, assignment
 
 
-@settings(max_examples=60)
 @given(situations())
 def test_moves_are_the_same_everywhere_end_and_make_nothing_worse(situation):
     rules, shares, assignment = situation
