@@ -25,8 +25,9 @@ demo: install  ## plan and run a small convolutional net against eager; report i
 	$(BIN)/hocket run digits-cnn --report build/demo
 
 # One thread for each of the processes: two of two threads each would wait for each other. What needs more asks for it.
+# Tests stay in their order (worksteal), so that those of a file share what is made once for all of them.
 test: install  ## the tests, without the slow ones; under ten minutes on two cores
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) -m "not slow and not gpu"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not slow and not gpu"
 
 test-all: install  ## all tests; those that need a GPU skip themselves where there is none
 	$(BIN)/python -m pytest -n $(JOBS)

@@ -290,6 +290,9 @@ def _add_partition(names: Verbs) -> None:
     partition.add_argument(
         "--paced", action="store_true", help="pipelines of GPT-2, Llama, ResNet-18 and a U-Net, computing slept"
     )
+    partition.add_argument(
+        "--hog", action="store_true", help="two ranks, one of them beside a program that takes its core; ops move"
+    )
     partition.add_argument("--search-s", type=float, default=5.0, metavar="S", help="seconds of each search (5)")
     add_output(partition, "the result, after each graph, as JSON")
     partition.add_argument("target", nargs="*", metavar="GRAPH", help="workloads and zoo models (16 of them)")

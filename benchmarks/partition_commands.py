@@ -20,8 +20,8 @@ def partition_bench(args: Namespace) -> None:
     from benchmarks.partition import run
 
     file = output_file(args.output)
-    if args.paced:
-        _paced(args, file)
+    if args.paced or args.hog:
+        (_paced if args.paced else _hog)(args, file)
         return
     with Bar("every objective on each graph"):
         result = run(
@@ -75,6 +75,29 @@ def _paced(args: Namespace, file: Path | None) -> None:
     ]
     columns = ("model", "ranks", "equal layers", "hocket", "ratio", "predicted over measured")
     print_tables(table(f"paced: {result['paced']}", columns, rows), str(result["summary"]))
+
+
+def _hog(args: Namespace, file: Path | None) -> None:
+    from benchmarks.partition.hog import run
+
+    with Bar("a job beside a hog, first without moves, then with them"):
+        result = run(save=partial(write_so_far, file, "partition-hog", complete=False))
+    write_so_far(file, "partition-hog", result)
+    if args.format == "json":
+        print_json({"bench": "partition-hog", **result})
+        return
+    found = result["summary"]
+    rows = [
+        (label, duration_text(found[f"{label}_us"]), f"{found[f'{label}_us'] / found['idle_us']:.2f}")
+        for label in ("idle", "hogged", "recovered")
+    ]
+    moved = [found[f"units_moved_{when}"] for when in ("before_the_hog", "in_20_steps", "later")]
+    print_tables(
+        table(f"a hog on the core of rank 1: {result['model']}", ("steps", "median", "to idle"), rows),
+        f"won back: {found['won_back']:.2f}; units moved before the hog {moved[0]}, in 20 steps {moved[1]}, "
+        f"in the {found['steps_later']} after {moved[2]}",
+        *(each["text"] for each in result["moving"]["migrations"]),
+    )
 
 
 def _row(row: dict[str, Any]) -> tuple[str, ...]:

@@ -27,20 +27,28 @@ else:
     # No deadlines: on a busy machine a slow example says nothing about the code.
     quiet = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.register_profile("default", quiet)
-    settings.register_profile("ci", quiet, derandomize=True, max_examples=50, print_blob=True)
+    settings.register_profile("ci", quiet, derandomize=True, max_examples=30, print_blob=True)
+    settings.register_profile("thorough", quiet, max_examples=1000)
     settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 
 _numbers = itertools.count()
 
 
-def pytest_collection_finish() -> None:
+_FROZEN = pytest.StashKey[int]()  # how many modules there were when what they hold was put aside
+MANY_MODULES = 200
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
     """What collecting has made (torch, thousands of tests) stays: a collection of garbage need not look through it."""
     gc.collect()
     gc.freeze()
+    session.config.stash[_FROZEN] = len(sys.modules)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    if len(sys.modules) > item.config.stash[_FROZEN] + MANY_MODULES:  # a test has loaded a library, which stays, too
+        pytest_collection_finish(item.session)
     if item.get_closest_marker("gpu"):
         import torch
 

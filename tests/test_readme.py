@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+import forked
 
 ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -28,23 +27,17 @@ def examples() -> list[tuple[str, str, str]]:
     return found
 
 
-def run(code: str, folder: Path) -> str:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "GOMP_SPINCOUNT": "10000", "PYTHONWARNINGS": "error"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, text=True, timeout=500
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def test_there_are_examples_with_outputs():
     assert len(examples()) >= 2
     assert all(shown for _, _, shown in examples())
 
 
 @pytest.mark.parametrize(("where", "code", "shown"), [pytest.param(*each, id=each[0]) for each in examples()])
-def test_an_example_prints_what_is_shown(where, code, shown, tmp_path):
-    printed = run(code, tmp_path)
+def test_an_example_prints_what_is_shown(where, code, shown, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = forked.run(code, timeout_s=500, warn="error")
+    assert done.returncode == 0, done.stderr
+    printed = done.stdout
     if "fast.verdict" in code:  # that of this machine
         assert re.fullmatch(r"(planned|eager) because .*\n", printed), printed
         assert re.fullmatch(r"planned because plan '\w+' on \d lane\(s\) takes 0\.\d+x of eager's time .*\n", shown)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
 
+import forked
 import hocket
 from hocket import zoo
 from hocket.errors import InputError, PlanError
@@ -35,9 +34,8 @@ print(json.dumps({"decided": decided, "equal": equal, "verdict": fast.verdict, "
 
 
 def in_another_process(folder) -> dict:
-    done = subprocess.run(
-        [sys.executable, "-c", ANOTHER_PROCESS, str(folder)], capture_output=True, text=True, check=True, timeout=300
-    )
+    done = forked.run(ANOTHER_PROCESS, str(folder))
+    assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 

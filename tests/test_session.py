@@ -19,6 +19,7 @@ from hocket import zoo
 from hocket.autotune.admission import WATCHED_STEPS
 from hocket.autotune.verification import differ
 from hocket.errors import CaptureError, ExecutionError, InputError
+from quick import covering
 
 # More calls than any variant takes until its verdict.
 MANY = 200
@@ -265,8 +266,7 @@ def test_a_batch_that_changes_its_shape_at_any_time_trains_as_eager_does(kind: s
     fast.close()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("first", [0, 1, 4, 20])
+@pytest.mark.parametrize(("first", "kind"), covering([0, 1, 4, 20], KINDS))
 def test_a_loss_that_is_no_number_is_no_number_by_plan_too(kind: str, first: int) -> None:
     eager, planned = twin()
     fast = hocket.schedule(planned.step, planned.model, planned.optimizer, planner="serial", guard=False, executor=kind)
@@ -282,8 +282,7 @@ def test_a_loss_that_is_no_number_is_no_number_by_plan_too(kind: str, first: int
     fast.close()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("calls", [1, 3, 50])
+@pytest.mark.parametrize(("calls", "kind"), covering([1, 3, 50], KINDS))
 def test_an_op_that_raises_is_named_with_its_layer_wherever_the_step_is_in_its_life(kind: str, calls: int) -> None:
     torch.manual_seed(0)
     job = probing_job(2)
@@ -372,8 +371,7 @@ def test_two_schedules_run_at_once_in_two_threads(kind: str) -> None:
         fast.close()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("calls", [0, 3, 50])
+@pytest.mark.parametrize(("calls", "kind"), covering([0, 3, 50], KINDS))
 def test_a_schedule_that_is_called_while_it_runs_says_so_and_goes_on(kind: str, calls: int) -> None:
     torch.manual_seed(0)
     job = probing_job(2)

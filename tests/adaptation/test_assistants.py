@@ -15,6 +15,7 @@ from hocket.adaptation.assistants import (
     predicted_loads_us,
     predicted_step_us,
     shares_of,
+    transfer_delay,
 )
 from hocket.errors import InputError
 from hocket.ir import Buffer, Costs, Edge, Graph, Link, Machine, Op, Span, Timeline
@@ -77,7 +78,6 @@ def situations(draw):
     return AssistantRules(tuple(f"d{n}" for n in range(devices)), ops, flows), shares, assignment
 
 
-@settings(max_examples=60)
 @given(situations())
 def test_moves_are_the_same_everywhere_end_and_make_nothing_worse(situation):
     rules, shares, assignment = situation
@@ -132,6 +132,55 @@ def test_prices_keep_work_where_it_is():
     assert decide(just_moved, AssistantRules(("x", "y"), tuple(EQUAL.values())), part) == ()
 
 
+def test_what_a_step_takes_longer_is_put_down_to_transfers():
+    ops = tuple(RuledOp(name, "compute", (5.0, 5.0)) for name in "abcd")
+    flows = (RuledFlow(0, 1, 2.0), RuledFlow(1, 2, 2.0), RuledFlow(2, 3, 2.0))
+    rules, part = AssistantRules(("x", "y"), ops, flows), (0, 1, 1, 0)
+    shares = (DeviceShare(compute=1.0), DeviceShare(compute=0.5))
+    assert transfer_delay(shares, rules, part) == 1.0  # nobody says how long a step took
+    assert predicted_step_us(rules, part, (1.0, 1.0)) == 24.0
+    slow = [DeviceShare(compute=1.0, step_us=step_us) for step_us in (60.0, 40.0)]
+    assert transfer_delay(slow, rules, part) == pytest.approx(10.0, rel=0.1)
+    assert transfer_delay(slow, rules, (0, 0, 0, 0)) == 1.0  # there are none
+    shorter = [DeviceShare(compute=1.0, step_us=10.0)] * 2
+    assert transfer_delay(shorter, rules, part) == 1.0
+
+
+def test_units_move_whole_and_count_once():
+    ops = tuple(RuledOp(f"{unit}{n}", "compute", (5.0, 5.0), unit=unit) for unit in "abcdef" for n in range(2))
+    rules = AssistantRules(("x", "y"), ops, max_moves=1)
+    part = (0,) * 6 + (1,) * 6
+    moves = decide((BUSY, IDLE), rules, part)
+    assert moves == (OpMove(0, 0, 1), OpMove(1, 0, 1))
+    # Of a unit on two devices that part moves which is on the giver; and none of it if something may not.
+    assert decide((BUSY, IDLE), rules, (1, *part[1:])) == (OpMove(1, 0, 1),)
+    fixed = tuple(op._replace(is_movable=op.name != "a1") for op in ops)
+    assert all(ops[move.op].unit != "a" for move in decide((BUSY, IDLE), AssistantRules(("x", "y"), fixed), part))
+
+
+def test_a_pause_is_a_price_too():
+    part = (0, 0, 0, 1, 1, 1)
+    assert decide((BUSY, IDLE), AssistantRules(("x", "y"), tuple(EQUAL.values()), migration_us=999.0), part) != ()
+    assert decide((BUSY, IDLE), AssistantRules(("x", "y"), tuple(EQUAL.values()), migration_us=2000.0), part) == ()
+
+
+def test_what_units_write_moves_with_them():
+    weights = (Buffer("w", 400.0, "lasting"), Buffer("m", 8.0, "lasting"))
+    ops = (
+        Op("f", reads=("w",)),
+        Op("scale", reads=("m",), writes=("m",)),
+        Op("update", reads=("w", "m"), writes=("w", "m")),
+    )
+    graph = Graph(ops, (Edge("f", "scale", 1.0), Edge("scale", "update", 1.0)), buffers=weights)
+    costs, machine = Costs({op.name: {"1": 7.0} for op in ops}), Machine((Device("x"), Device("y")))
+    alone = assistant_rules(graph, costs, machine)
+    assert [op.is_movable for op in alone.ops] == [True, False, False]
+    rules = assistant_rules(graph, costs, machine, units=[("f",), ("scale", "update")])
+    assert [op.unit for op in rules.ops] == ["", "scale", "scale"]
+    assert all(op.is_movable for op in rules.ops)
+    assert sum(op.state_bytes for op in rules.ops) == 408.0  # each once
+
+
 def test_rules_are_the_rooflines():
     machine = Machine((Device("x", flops_per_s=1e9, bytes_per_s=1e9), Device("y")), (Link("x", "y", 1e6, 5.0),))
     weights = (Buffer("w", 400.0, "lasting"), Buffer("s", 8.0, "lasting"))
@@ -164,10 +213,12 @@ def test_shares_come_from_a_timeline():
     [
         (lambda: AssistantRules(("x",), (), gamma=0.99), "0 < gamma < theta < 1"),
         (lambda: AssistantRules(("x",), (), max_moves=0), "of at least 1"),
+        (lambda: AssistantRules(("x",), (), migration_us=-1.0), "a migration_us from 0 on"),
         (lambda: AssistantRules(("x",), (EQUAL["a"],)), "op 'a' needs a time on each of 1 devices"),
         (lambda: AssistantRules(("x", "y"), (EQUAL["a"],), (RuledFlow(0, 0, 1.0),)), "a flow goes onward among 1 ops"),
         (lambda: DeviceShare(compute=1.5), "shares between 0 and 1"),
         (lambda: DeviceShare(compute=0.5, slowdown=0.0), "a slowdown above 0"),
+        (lambda: DeviceShare(compute=0.5, step_us=-1.0), "step_us from 0 on"),
         (lambda: decide((BUSY,), AssistantRules(("x", "y"), ()), ()), "rules of 2 devices and 0 ops, got shares of 1"),
     ],
 )

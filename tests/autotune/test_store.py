@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import time
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import forked
 from hocket.autotune import store as store_module
 from hocket.autotune.remembered import Remembered, RememberedPlan
 from hocket.autotune.store import DecisionStore, user_folder
@@ -146,8 +146,7 @@ def _keep_and_find(folder: Path, number: int) -> None:
 
 
 def test_two_processes_share_a_folder(tmp_path, caplog):
-    context = multiprocessing.get_context("spawn")
-    processes = [context.Process(target=_keep_and_find, args=(tmp_path, number)) for number in range(2)]
+    processes = [forked.context().Process(target=_keep_and_find, args=(tmp_path, number)) for number in range(2)]
     for process in processes:
         process.start()
     for process in processes:

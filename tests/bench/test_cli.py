@@ -155,6 +155,7 @@ def test_hocket_does_not_import_the_benchmarks():
     subprocess.run([sys.executable, "-c", program], env=ENVIRONMENT, capture_output=True, text=True, check=True)
 
 
+@pytest.mark.slow
 def test_decision_counts_calls_until_there_is_one(bench, tmp_path):
     found = bench("decision", "digits-cnn", "-o", "decision.json")
     assert found.status == 0

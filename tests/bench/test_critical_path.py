@@ -39,7 +39,9 @@ def test_the_gain_grows_with_depth():
     assert gains[0] < gains[1]
 
 
-@pytest.mark.parametrize(("name", "sizes"), [("caffenet", (16, 64)), ("alexnet", (8, 32, 128))])
+@pytest.mark.parametrize(
+    ("name", "sizes"), [("caffenet", (16, 64)), pytest.param("alexnet", (8, 32, 128), marks=pytest.mark.slow)]
+)
 def test_the_gain_shrinks_with_the_batch(name, sizes):
     gains = [row(name, size)["speedup"]["full"] for size in sizes]
     assert gains == sorted(gains, reverse=True)
@@ -65,6 +67,7 @@ def test_what_a_kernel_leaves_is_taken_from_its_share_alone():
         assert after.bandwidth == before.bandwidth
 
 
+@pytest.mark.slow
 def test_on_cores_every_contender_has_its_turns_and_peaks_are_measured(monkeypatch):
     monkeypatch.setattr("benchmarks.critical_path.measured.ON_CORES", {"lenet": (16,)})
     found = json.loads(json.dumps(on_cores(quick=True, rounds=1, block=1)))

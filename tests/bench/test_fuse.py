@@ -39,7 +39,9 @@ def tiny(monkeypatch):
     monkeypatch.setattr(timing, "SHORT_S", 0.0)  # as many steps as are asked for, no more
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in ("bert-2x64", "pointnet-seg"))) for name in TINY]
+)
 def test_every_kind_of_target_has_its_fields_and_its_baseline(name):
     if name == "bert-2x64":
         pytest.importorskip("transformers")
@@ -221,7 +223,11 @@ def test_fused_steps_train_as_serial_ones_do(monkeypatch, name, training):
 
 
 @pytest.mark.parametrize(
-    "training", [Training(own_rates=True), Training(optimizer="adam", own_rates=True, own_batches=True)]
+    "training",
+    [
+        pytest.param(Training(own_rates=True), marks=pytest.mark.slow),
+        Training(optimizer="adam", own_rates=True, own_batches=True),
+    ],
 )
 def test_jax_trains_as_torch_does(monkeypatch, training):
     pytest.importorskip("jax")

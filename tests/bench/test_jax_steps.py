@@ -23,7 +23,9 @@ def job_of(name):
 
 
 @pytest.mark.skipif(bool(jax_missing()), reason=jax_missing())
-@pytest.mark.parametrize("name", ["mlp", "lstm-cells", "gpt2"])
+@pytest.mark.parametrize(
+    "name", ["mlp", *(pytest.param(name, marks=pytest.mark.slow) for name in ("lstm-cells", "gpt2"))]
+)
 def test_losses_are_those_of_the_torch_job(name):
     job, twin = job_of(name), job_of(name)
     number_of_batches = 4

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.partition import _summary, run
+from benchmarks.partition.hog import REACTION, summary_of
+from benchmarks.partition.hog import run as run_beside_hog
 from benchmarks.partition.models import MODELS
 from benchmarks.partition.paced import begins_of_layers, recorded
 from benchmarks.partition.paced import run as run_paced
@@ -61,3 +63,33 @@ def test_paced_ranks_run_both_splits():
         assert row[label]["step_us"] >= result["micro_batches"] * 0.99 * max(row[label]["stages_us"])
     with pytest.raises(InputError, match="unknown model 'none'; one of gpt2"):
         run_paced(("none",))
+
+
+def test_what_is_won_back_from_a_hog():
+    fixed = {"hog_from": 30, "steps_us": [100.0] * 30 + [150.0] * 30}
+    migrations = [
+        {"step": 20, "units": 1},
+        {"step": 35, "units": 5},
+        {"step": 49, "units": 0},
+        {"step": 50, "units": 2},
+    ]
+    moving = {"hog_from": 30, "steps_us": [110.0] * 30 + [165.0] * REACTION + [132.0] * 200, "migrations": migrations}
+    summary = summary_of(fixed, moving)
+    assert summary["hogged_over_idle"] == 1.5
+    assert summary["recovered_over_idle"] == 1.2
+    assert summary["won_back"] == pytest.approx(0.6)
+    moved = [summary[f"units_moved_{when}"] for when in ("before_the_hog", "in_20_steps", "later")]
+    assert (moved, summary["steps_later"]) == ([1, 5, 2], 200)
+
+
+@pytest.mark.slow
+def test_a_job_beside_a_hog():
+    saved = []
+    result = run_beside_hog(batch_size=8, branches=4, width=32, after=6, save=lambda found: saved.append(dict(found)))
+    assert [set(each) >= {"moving"} for each in saved] == [False, True]
+    assert result["fixed"]["migrations"] == []
+    assert result["summary"]["steps_later"] == 6
+    for label in ("fixed", "moving"):
+        assert result[label]["hog_from"] == 30
+        assert min(result[label]["steps_us"]) > 0
+    assert all(len(shares) == 2 for step, shares in result["moving"]["looks"].items() if step > 5)

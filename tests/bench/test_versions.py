@@ -13,6 +13,7 @@ from hocket.errors import InputError
 SOURCES = Path(hocket.__file__).parents[1]
 
 
+@pytest.mark.slow
 def test_fused_steps_of_two_versions_are_timed_in_turns(monkeypatch):
     monkeypatch.setattr(versions, "STEPS_IN_A_ROW", 2)
     saved = []

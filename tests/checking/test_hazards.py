@@ -19,7 +19,7 @@ def cases(draw, graph_strategy) -> tuple[Graph, Plan, bool]:
     return graph, draw(plans_of(graph)), draw(st.booleans())
 
 
-@settings(max_examples=1000)
+@settings(max_examples=100)
 @given(case=cases(touching_graphs()))
 def test_without_an_event_that_is_needed_it_complains_and_with_it_passes(case):
     graph, plan, joined = case
@@ -39,7 +39,6 @@ def test_without_an_event_that_is_needed_it_complains_and_with_it_passes(case):
     hazards(graph, plan, events)
 
 
-@settings(max_examples=300)
 @given(case=cases(touching_graphs()), data=st.data())
 def test_agrees_with_brute_force_whatever_events_there_are(case, data):
     graph, plan, joined = case
@@ -55,7 +54,6 @@ def test_agrees_with_brute_force_whatever_events_there_are(case, data):
         hazards(graph, plan, events)
 
 
-@settings(max_examples=200)
 @given(case=cases(graphs(max_ops=8)))
 def test_a_graph_without_buffers_has_its_edges_checked(case):
     graph, plan, joined = case

@@ -27,11 +27,11 @@ def ran(*words, **settings):
 def test_it_trains_and_writes_a_checkpoint_of_the_plain_model(tmp_path):
     path = tmp_path / "checkpoint.pt"
     outcome = ran(
-        *TINY, "-w", "2", "-s", "1", "--order", "reverse", "--steps", "4", "--format", "json", "-o", str(path)
+        *TINY, "-w", "1", "-s", "1", "--order", "reverse", "--steps", "4", "--format", "json", "-o", str(path)
     )
     assert outcome.returncode == 0, outcome.stderr
     found = json.loads(outcome.stdout)
-    assert (found["workers"], found["servers"], found["steps"], found["steps_in_order"]) == (2, 1, 4, 4)
+    assert (found["workers"], found["servers"], found["steps"], found["steps_in_order"]) == (1, 1, 4, 4)
     assert found["planner"] == "transfers-reverse"
     states = torch.load(path, weights_only=True)
     assert set(found["order"]["server0"]) == set(states["model"][0])

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
-import sys
 import time
 import traceback
 from collections.abc import Sequence
 from datetime import timedelta
-from multiprocessing import forkserver
 from typing import Any
 
 from torch.distributed import TCPStore
 
+import forked
 from benchmarks.namespaces import Namespace, enter
 
 
@@ -29,7 +27,7 @@ class Ranks:
         self, function, world: int, *arguments: Any, host: str = "127.0.0.1", ends: Sequence[Namespace] = ()
     ) -> None:
         self.store = TCPStore(host, 0, None, is_master=True, timeout=timedelta(seconds=30))
-        self._context = _context()
+        self._context = forked.context()
         self.replaced: list[Any] = []
         self.pipes, self.processes = [], []
         self.words: list[list[Any]] = [[] for _ in range(world)]
@@ -118,19 +116,6 @@ def ended(pipe: Any, timeout_s: float = 60.0) -> tuple[str, Any]:
         kind, value = pipe.recv()
         if kind != "said":
             return kind, value
-
-
-def _context():
-    """Makes processes of their own, forked from one that has loaded torch and does nothing else."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["distributed.training"])
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)  # it is not told what this process looks in
-    try:
-        forkserver.ensure_running()
-    finally:
-        os.environ.pop("PYTHONPATH") if before is None else os.environ.update(PYTHONPATH=before)
-    return context
 
 
 def _run(pipe, settings, function, arguments) -> None:

@@ -61,7 +61,7 @@ def until_lost(rank, say, victim, place, timeout_s):
     ("victim", "place", "number"),
     [
         (1, "before its request", signal.SIGKILL),
-        (1, "in mid-transfer", signal.SIGKILL),
+        pytest.param(1, "in mid-transfer", signal.SIGKILL, marks=pytest.mark.slow),
         (0, "after its push", signal.SIGKILL),
         (1, "before its request", signal.SIGSTOP),
         (2, "served", signal.SIGKILL),

@@ -153,6 +153,25 @@ def test_a_peer_that_leaves_while_something_is_to_come():
         assert ranks.returned() == [None, "rank 1 lost rank 0: it has failed"]
 
 
+def post_and_leave(rank, say):
+    wire = wire_of(rank, VALUE)
+    if rank == 0:
+        wire.post("value", torch.tensor(3.0).double())
+        wire.flush()
+        wire.close()
+        return wire._sending == {}
+    time.sleep(0.3)  # the other one would have left by now
+    value = torch.zeros(1).double()
+    wire.get("value", value)
+    wire.close()
+    return value.item()
+
+
+def test_who_flushes_a_wire_leaves_when_all_has_arrived():
+    with Ranks(post_and_leave, 2) as ranks:
+        assert ranks.returned() == [True, 3.0]
+
+
 def call_out(rank, say, record):
     wire = wire_of(rank, VALUE)
     if rank == 0:

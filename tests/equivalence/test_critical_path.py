@@ -18,6 +18,7 @@ from hocket.ir import Costs, Lane, Machine, Plan
 from hocket.planning import plan
 from hocket.planning.critical_path.priority_levels import METHODS
 from hocket.tracing.captured import Captured, Frame
+from quick import covering
 
 __all__ = ["_one_thread"]  # a fixture of this module too
 
@@ -34,8 +35,7 @@ def on_cores(captured: Captured, **options) -> Plan:
     return found
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("name", "split"), CASES)
+@pytest.mark.parametrize(("name", "split", "kind"), covering(CASES, KINDS))
 def test_streams_as_threads_compute_what_the_serial_plan_computes(name, split, kind):
     pair, first, second = cached_twins(name, split)
     plain = executor(first, Plan((Lane("main", first.graph.order),)), kind="python")
@@ -94,8 +94,7 @@ def measured_bytes(captured: Captured, made: Plan, batch) -> int:
     return counted.peak_bytes
 
 
-@pytest.mark.parametrize("name", JOBS)
-@pytest.mark.parametrize("ratio", [1.0, 1.1, 2.0])
+@pytest.mark.parametrize(("name", "ratio"), covering(JOBS, [1.0, 1.1, 2.0]))
 def test_measured_peaks_are_within_the_predicted_ones_and_these_within_the_limit(name, ratio):
     pair, _, captured = captured_twins(JOBS[name], True)
     free = on_cores(captured, peak_limit_bytes=1e12)

@@ -22,6 +22,7 @@ from hocket.job import Job
 from hocket.native import available
 from hocket.session import Schedule
 from hocket.tracing.captured import Captured
+from quick import covering
 
 RATES = [0.01, 0.03, 0.002]
 KINDS = [
@@ -137,14 +138,12 @@ def check(
     return fast
 
 
-@pytest.mark.parametrize("scheduler", SCHEDULERS)
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(("optimizer", "scheduler"), covering(OPTIMIZERS, SCHEDULERS))
 def test_captured_steps_follow_every_number_of_every_model(optimizer, scheduler):
     check_twins(functools.partial(job, OPTIMIZERS[optimizer]), scheduler=SCHEDULERS[scheduler])
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(("optimizer", "kind"), covering(OPTIMIZERS, KINDS))
 def test_a_schedule_computes_the_bits_of_the_fused_step(optimizer, kind):
     check(functools.partial(job, OPTIMIZERS[optimizer]), kind, scheduler=SCHEDULERS["cosine"])
 
@@ -158,15 +157,13 @@ ALONE: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("optimizer", ALONE)
+@pytest.mark.parametrize(("optimizer", "kind"), covering(ALONE, KINDS))
 def test_one_model_alone_whose_rate_falls(optimizer, kind):
     alone = functools.partial(job, ALONE[optimizer], num_models=1)
     check(alone, kind, scheduler=lambda o: torch.optim.lr_scheduler.ExponentialLR(o, gamma=0.9))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("scheduler", PLATEAUS)
+@pytest.mark.parametrize(("scheduler", "kind"), covering(PLATEAUS, KINDS))
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_a_schedule_follows_rates_that_fall_when_a_loss_stands_still(optimizer, scheduler, kind):
     made = []
@@ -177,8 +174,7 @@ def test_a_schedule_follows_rates_that_fall_when_a_loss_stands_still(optimizer, 
     assert sum(rate < first for rate, first in zip(rates[0], RATES, strict=True)) >= 1, "some rate has to fall"
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("backend", ["vmap", "loop"])
+@pytest.mark.parametrize(("backend", "kind"), covering(["vmap", "loop"], KINDS))
 def test_whatever_computes_the_ops(backend, kind):
     # vmap draws dropout its own way: no random numbers here.
     plain = functools.partial(job, OPTIMIZERS["adam"], Plain, backend=backend)
@@ -235,8 +231,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("what", CHANGES)
+@pytest.mark.parametrize(("what", "kind"), covering(CHANGES, KINDS))
 def test_changes_after_the_capture_are_noticed(what, kind):
     optimizer, change = CHANGES[what]
     check(functools.partial(job, optimizer, Plain), kind, changes={LONG // 2: change})
@@ -249,8 +244,7 @@ def test_there_and_back_again(kind):
     check(make, kind, changes=changes, steps=60)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize(("optimizer", "kind"), covering(["sgd", "adam"], KINDS))
 @pytest.mark.parametrize("separate", [(), ("3",)], ids=["all fused", "partly fused"])
 def test_models_that_leave_and_come(separate, optimizer, kind):
     def drop(made: Job) -> None:
@@ -263,8 +257,7 @@ def test_models_that_leave_and_come(separate, optimizer, kind):
     check(make, kind, changes={15: drop, 30: refill}, steps=45)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("optimizer", ["adam", "adamw", "adagrad"])
+@pytest.mark.parametrize(("optimizer", "kind"), covering(["adam", "adamw", "adagrad"], KINDS))
 def test_models_that_rest_and_count_their_steps_apart(optimizer, kind):
     changes = {15: lambda made: made.optimizer.freeze(1), 30: lambda made: made.optimizer.unfreeze(1)}
     check(functools.partial(job, OPTIMIZERS[optimizer], Plain), kind, changes=changes, steps=45)

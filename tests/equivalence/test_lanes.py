@@ -19,6 +19,7 @@ from hocket.job import Job
 from hocket.native import available
 from hocket.tracing import capture
 from hocket.tracing.captured import Captured
+from quick import covering
 
 
 def small_net() -> Job:
@@ -106,9 +107,7 @@ def cached_twins(name: str, split: bool) -> tuple[Twins, Captured, Captured]:
     return captured_twins(JOBS[name], split)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("lanes", [2, 3])
-@pytest.mark.parametrize(("name", "split"), CASES)
+@pytest.mark.parametrize(("name", "split", "lanes", "kind"), covering(CASES, [2, 3], KINDS))
 def test_any_legal_plan_computes_what_the_serial_plan_computes(name, split, lanes, kind):
     pair, first, second = cached_twins(name, split)
     chance = random.Random(f"{name} {split} {lanes}")

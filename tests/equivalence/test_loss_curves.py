@@ -11,14 +11,25 @@ from equivalence.test_lanes import KINDS, _one_thread
 from hocket.execution import executor
 from hocket.tracing.captured import capture_step
 from hocket.zoo import load
+from quick import covering
 
 __all__ = ["_one_thread"]  # a fixture of this module too
 
 STEPS = 200
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", ["digits-cnn", "lenet", "mlp", pytest.param("transformer", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    covering(
+        [
+            pytest.param("lenet", marks=pytest.mark.slow),
+            "mlp",
+            pytest.param("digits-cnn", marks=pytest.mark.slow),
+            pytest.param("transformer", marks=pytest.mark.slow),
+        ],
+        KINDS,
+    ),
+)
 def test_loss_curves_agree(name, kind):
     # Seven batches, so that a later one is not always seen after the same one before it.
     pair = twins(lambda: load(name, batch_size=8, num_batches=7), scheduler=_Steady)

@@ -68,7 +68,10 @@ def outcome(captured: Captured, plan: Plan, graph: Graph, pair: Twins) -> str:
     return ""
 
 
-@pytest.mark.parametrize(("name", "split"), CASES)
+@pytest.mark.parametrize(
+    ("name", "split"),
+    [pytest.param(*each, marks=[pytest.mark.slow] * (each[0] in ("dcgan", "transformer"))) for each in CASES],
+)
 def test_broken_plans_are_refused_and_would_compute_something_else(name, split):
     pair, first, second = captured_twins(JOBS[name], split)
     graph = second.graph

@@ -16,6 +16,7 @@ from torch.optim import lr_scheduler
 from equivalence.compare import Planned, check_twins, twins
 from hocket.errors import CaptureError
 from hocket.job import Job
+from quick import covering
 
 OPTIMIZERS = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
@@ -105,8 +106,7 @@ def test_groups_of_parameters_keep_their_own_rates(name):
     check_twins(functools.partial(job, OPTIMIZERS[name], grouped=True))
 
 
-@pytest.mark.parametrize("scheduler", SCHEDULERS)
-@pytest.mark.parametrize("name", ["sgd-nesterov", "adamw", "adam-fused"])
+@pytest.mark.parametrize(("name", "scheduler"), covering(["sgd-nesterov", "adamw", "adam-fused"], SCHEDULERS))
 def test_every_schedule_reaches_the_planned_step(name, scheduler):
     check_twins(functools.partial(job, OPTIMIZERS[name], grouped=True), scheduler=SCHEDULERS[scheduler])
 

@@ -10,16 +10,17 @@ from torch import nn
 
 from equivalence.compare import Planned, assert_same, check_twins, copied, twins
 from hocket.job import Job
+from quick import covering
 
 pytest.importorskip("transformers")
 
 WORDS = {"vocab_size": 13, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-SMALL = {"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 8, "intermediate_size": 16} | WORDS
+SMALL = {"num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 8, "intermediate_size": 16} | WORDS
 MODELS = {
-    "GPT2LMHeadModel": {"n_layer": 2, "n_head": 2, "n_embd": 8, "n_positions": 8} | WORDS,
+    "GPT2LMHeadModel": {"n_layer": 1, "n_head": 2, "n_embd": 8, "n_positions": 8} | WORDS,
     "LlamaForCausalLM": SMALL | {"num_key_value_heads": 1},
     "BertForMaskedLM": SMALL | {"max_position_embeddings": 12},
-    "T5ForConditionalGeneration": {"d_model": 8, "d_kv": 4, "d_ff": 16, "num_layers": 2, "num_heads": 2}
+    "T5ForConditionalGeneration": {"d_model": 8, "d_kv": 4, "d_ff": 16, "num_layers": 1, "num_heads": 2}
     | WORDS
     | {"decoder_start_token_id": 0},
 }
@@ -57,8 +58,10 @@ def padded_job(name: str, attention: str, batches: list[dict[str, torch.Tensor]]
     return Job(step, model, optimizer, batches)
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("name", "attention"),
+    covering([pytest.param(name, marks=[pytest.mark.slow] * (name[0] == "T")) for name in MODELS], ["sdpa", "eager"]),
+)
 def test_padded_batches_are_stepped_by_one_capture(name, attention):
     batches = [padded_batch(seed, shortest=2 + seed) for seed in range(4)]
     captured = check_twins(functools.partial(padded_job, name, attention, batches))
@@ -69,7 +72,7 @@ def test_padded_batches_are_stepped_by_one_capture(name, attention):
     assert (captured.begin(full) is None) == looks
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name[0] in "LT")) for name in MODELS])
 def test_batches_without_padding_between_them_are_captured_anew(name):
     batches = [padded_batch(seed, shortest=6 if seed in (0, 3) else 4) for seed in range(4)]
     check_twins(functools.partial(padded_job, name, "sdpa", batches), captures=3)

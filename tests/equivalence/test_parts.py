@@ -23,6 +23,7 @@ from hocket.execution import executor
 from hocket.execution.threads import ThreadLanes
 from hocket.ir import Lane, Plan
 from hocket.tracing.cut import Arrival, Departure, cut
+from quick import covering
 
 NUM_STEPS = 3
 
@@ -174,8 +175,7 @@ def in_parallel(calls) -> list:
     return found
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("model", "optimizer", "seed"), CASES)
+@pytest.mark.parametrize(("model", "optimizer", "seed", "kind"), covering(CASES, KINDS))
 def test_two_parts_of_any_step_compute_what_the_whole_does(model, optimizer, seed, kind):
     chance = random.Random(f"{model} {seed}")
     jobs = [load(model, optimizer=optimizer) for _ in range(3)]

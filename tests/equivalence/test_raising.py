@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 import hocket
 from execution.probe import KINDS
+from quick import covering
 
 
 class Net(nn.Module):
@@ -62,8 +63,7 @@ def batch(number: int):
     return words, labels
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("planner", ["serial", "list", "concurrency", "critical-path"])
+@pytest.mark.parametrize(("planner", "kind"), covering(["serial", "list", "concurrency", "critical-path"], KINDS))
 def test_an_error_in_the_middle_of_a_step_leaves_what_eager_leaves(kind, planner):
     model, optimizer, step = made()
     twin_model, twin_optimizer, twin_step = made()

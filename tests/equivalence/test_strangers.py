@@ -85,7 +85,7 @@ def language_job(name: str) -> Job:
     return Job(step, model, optimizer, batches)
 
 
-LARGE = {"shufflenetv2_wd2", "shakeshakeresnet20_2x16d_cifar10"}
+LARGE = {"shufflenetv2_wd2", "shakeshakeresnet20_2x16d_cifar10", "preresnet20_cifar10"}
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] if n in LARGE else []) for n in VISION])
@@ -93,6 +93,9 @@ def test_models_of_pytorchcv(name):
     check_twins(functools.partial(vision_job, name))
 
 
-@pytest.mark.parametrize("name", LANGUAGE)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.slow] * (n in ("DistilBertForMaskedLM", "OPTForCausalLM"))) for n in LANGUAGE],
+)
 def test_models_of_transformers(name):
     check_twins(functools.partial(language_job, name))

@@ -8,6 +8,7 @@ import pytest
 
 from equivalence.compare import check_twins
 from hocket import zoo
+from quick import covering
 
 SIZES = {
     "digits-cnn": {"width": 4},
@@ -43,11 +44,9 @@ LARGE = {
     "inception-v3",
 }
 LARGE |= {name for name in SIZES if name.startswith("resnet") and name != "resnet20"}
-CASES = [
-    pytest.param(name, optimizer, marks=[pytest.mark.slow] if name in LARGE else [])
-    for name in SIZES
-    for optimizer in ("sgd", "adam", "adamw")
-]
+CASES = covering(
+    [pytest.param(name, marks=[pytest.mark.slow] if name in LARGE else []) for name in SIZES], ("sgd", "adam", "adamw")
+)
 
 
 def load(name: str, optimizer: str | None = None):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hocket.execution.base import synchronisation
@@ -45,7 +45,6 @@ CPU_ONLY = st.builds(lambda cores: Machine.of(cores=cores), st.integers(1, 4))
 
 
 @given(case=legal_cases(machines=CPU_ONLY))
-@settings(max_examples=80)
 def test_any_legal_plan_is_divided_without_a_circle(case):
     shared = found(case.plan, usual=case.machine.cores, graph=case.graph)
     assert sorted(op for worker in shared.workers for op in worker.ops) == sorted(op.name for op in case.graph.ops)

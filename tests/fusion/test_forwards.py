@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import hocket
+from quick import covering
 
 BACKENDS = ["rule", "vmap", "loop", "auto"]
 
@@ -115,8 +116,7 @@ FORWARDS += [without_gradient, distilled]
 
 
 @pytest.mark.filterwarnings("ignore:hocket.fuse")
-@pytest.mark.parametrize("shared", [True, False])
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("backend", "shared"), covering(BACKENDS, [True, False]))
 @pytest.mark.parametrize("function", FORWARDS)
 def test_a_forward_does_in_fused_models_what_it_does_alone(function, backend, shared):
     x = torch.randn((5, 4) if shared else (3, 5, 4)).double()

@@ -22,7 +22,7 @@ from hocket.errors import InputError
 from hocket.fusion import choose
 
 D = torch.float64
-QUICK, MANY, BLOCK = 240, 5000, 250
+QUICK, MANY, BLOCK = 120, 5000, 250
 LIMIT = 1e-9
 
 

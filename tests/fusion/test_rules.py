@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 import hocket
 from hocket.fusion.rules import base, conv
 from hocket.fusion.stacked import Stacked
+from quick import covering
 
 
 class Apply(nn.Module):
@@ -564,9 +565,8 @@ DECODERS = {
 }
 
 
-@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(("name", "training"), covering(DECODERS, [True, False]))
 @pytest.mark.parametrize("num_models", SIZES)
-@pytest.mark.parametrize("name", DECODERS)
 def test_transformer_decoders(name, num_models, training):
     tgt, memory = torch.randn(num_models, 5, 3, 8).double(), torch.randn(num_models, 5, 3, 8).double()
     models = made(DECODERS[name], num_models, training=training)

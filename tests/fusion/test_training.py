@@ -187,7 +187,13 @@ def _pairs() -> list[tuple[str, str, str]]:
     return [(*pair, names[number % len(names)]) for number, pair in enumerate(pairs)]
 
 
-@pytest.mark.parametrize(("net", "optimizer", "scheduler"), _pairs())
+def _quick() -> list[Any]:
+    """A third of them, of which each net and each optimizer has some."""
+    marks = [number % 3 != number // len(OPTIMIZERS) % 3 for number in range(len(NETS) * len(OPTIMIZERS))]
+    return [pytest.param(*each, marks=[pytest.mark.slow] * slow) for each, slow in zip(_pairs(), marks, strict=True)]
+
+
+@pytest.mark.parametrize(("net", "optimizer", "scheduler"), _quick())
 def test_three_models(net, optimizer, scheduler):
     run(net, optimizer, scheduler, 3)
 

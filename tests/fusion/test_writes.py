@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 import hocket
 from hocket.errors import InputError
+from quick import covering
 
 D = torch.float64
 BACKENDS = ["rule", "vmap", "loop", "auto"]
@@ -114,8 +115,7 @@ FUNCTIONS = [
 FUNCTIONS += [into_a_shared_tensor, inplace_argument, inplace_by_position, buffer_through_a_view]
 
 
-@pytest.mark.parametrize("shared", [True, False])
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("backend", "shared"), covering(BACKENDS, [True, False]))
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_every_write_is_seen(function, backend, shared):
     x = torch.randn((3, 2, 4, 5) if shared else (3, 3, 2, 4, 5), dtype=D)
@@ -207,8 +207,7 @@ class Draws(nn.Module):
         return self.fc(x), self.draw(x)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("name", DRAWS)
+@pytest.mark.parametrize(("name", "backend"), covering(DRAWS, BACKENDS))
 def test_with_seeds_each_model_draws_what_it_draws_alone(name, backend):
     models = made(lambda: Draws(DRAWS[name]), 3)
     array = hocket.fuse(models, backend=backend, seeds=[7, 8, 9])
@@ -236,8 +235,7 @@ def test_with_seeds_separate_blocks_draw_what_they_draw_alone(backend):
             assert_close(out[index], model(x), f"model {index}")
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("name", DRAWS)
+@pytest.mark.parametrize(("name", "backend"), covering(DRAWS, BACKENDS))
 def test_without_seeds_no_two_models_share_a_draw(name, backend):
     array = hocket.fuse(made(lambda: Draws(DRAWS[name]), 3), backend=backend)
     x = torch.randn(5, 4, dtype=D)

@@ -63,7 +63,10 @@ def called(model: Any, given: dict[str, Any]) -> torch.Tensor:
 @pytest.mark.parametrize(
     "num_models", [1, 3, pytest.param(2, marks=pytest.mark.slow), pytest.param(7, marks=pytest.mark.slow)]
 )
-@pytest.mark.parametrize("name", MODELS)
+# Quick networks of images, which are smaller, are in test_strangers.py.
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * n.startswith(("mobilenet", "resnet"))) for n in MODELS]
+)
 def test_fuses_unchanged(name, num_models):
     if name == "bert-medium":
         pytest.importorskip("transformers")

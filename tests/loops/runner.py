@@ -33,6 +33,7 @@ from loops.snapshot import differences, fingerprint, flat, trained
 __all__ = ["STEPS", "Ended", "builder", "code_of", "problems", "run", "time_limit"]
 
 STEPS = 200
+MARKED = 7  # every so many rounds all state is looked at, which takes longer than a step; no loop repeats itself in 7
 
 _TRACING = capture_step.__code__
 MAX_TRACES = 18
@@ -44,7 +45,7 @@ class Ended:
 
     Attributes:
         returned: of every call what it returned, or the exception it raised.
-        marks: of every round the fingerprints of all state, by name.
+        marks: of every `MARKED`-th round, and of the last one, the fingerprints of all state, by name.
         state: all state after the last round.
         calls: how often each step was called, by its code; not by a trace.
         traces: how often it was called by a trace.
@@ -53,7 +54,7 @@ class Ended:
     """
 
     returned: list[dict[str, Any]] = field(default_factory=list)
-    marks: list[dict[str, int]] = field(default_factory=list)
+    marks: dict[int, dict[str, int]] = field(default_factory=dict)
     state: dict[str, Any] = field(default_factory=dict)
     calls: Counter[types.CodeType] = field(default_factory=Counter)
     traces: Counter[types.CodeType] = field(default_factory=Counter)
@@ -62,9 +63,17 @@ class Ended:
 
 
 def run(
-    build: Callable[[], Loop], *, steps: int = STEPS, seed: int = 0, options: dict[str, Any] | None = None
+    build: Callable[[], Loop],
+    *,
+    steps: int = STEPS,
+    seed: int = 0,
+    options: dict[str, Any] | None = None,
+    counted: bool = True,
 ) -> Ended:
-    """Build a loop from a seed and run it: eagerly without `options`, else scheduled with them."""
+    """Build a loop from a seed and run it: eagerly without `options`, else scheduled with them.
+
+    Without `counted`, calls of the step are not counted, which doubles what a capture takes.
+    """
     random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002  # the loops draw from it
     torch.manual_seed(seed)
@@ -73,11 +82,11 @@ def run(
         loop = build()
         try:
             if options is None:
-                _drive(loop, [part.step for part in loop.parts], steps, ended, printed)
+                _drive(loop, [part.step for part in loop.parts], steps, ended, printed, counted)
             else:
                 made = [hocket.schedule(part.step, part.model, part.optimizer, **options) for part in loop.parts]
                 try:
-                    _drive(loop, made, steps, ended, printed)
+                    _drive(loop, made, steps, ended, printed, counted)
                 finally:
                     ended.verdicts = [(str(fast.verdict), fast.why) for fast in made]
                     for fast in made:
@@ -87,13 +96,20 @@ def run(
     return ended
 
 
-def _drive(loop: Loop, calls: list[Callable[[Any], Any]], steps: int, ended: Ended, printed: io.StringIO) -> None:
+def _drive(
+    loop: Loop,
+    calls: list[Callable[[Any], Any]],
+    steps: int,
+    ended: Ended,
+    printed: io.StringIO,
+    counted: bool,
+) -> None:
     codes = {code for part in loop.parts if (code := code_of(part.step)) is not None}
     for n in range(steps):
         try:
             for part, call in zip(loop.parts, calls, strict=True):
                 result: Any = None
-                with _counted(codes, ended):
+                with _counted(codes, ended) if counted else contextlib.nullcontext():
                     batch = part.batch(n)
                     try:
                         result = call(batch)
@@ -105,8 +121,9 @@ def _drive(loop: Loop, calls: list[Callable[[Any], Any]], steps: int, ended: End
         except Exception as error:  # noqa: BLE001  # code between steps fails where a step left its state behind
             ended.returned.append(flat(error, f"round {n}: after the step", {}))
             ended.trouble[n] = traceback.format_exc(limit=-4)
-        ended.state = _state(loop, printed)
-        ended.marks.append(fingerprint(ended.state))
+        if n % MARKED == 0 or n == steps - 1:
+            ended.state = _state(loop, printed)
+            ended.marks[n] = fingerprint(ended.state)
 
 
 def _state(loop: Loop, printed: io.StringIO) -> dict[str, Any]:
@@ -125,11 +142,11 @@ def problems(eager: Ended, scheduled: Ended, *, exact: bool = True) -> list[str]
     Tensors and floats have to be the same bit by bit, or, unless `exact`, within rounding.
     """
     lines: list[str] = []
-    rounds = range(min(len(eager.marks), len(scheduled.marks)))
+    rounds = [n for n in eager.marks if n in scheduled.marks]
     for n in rounds if exact else ():
         names = [name for name, mark in eager.marks[n].items() if scheduled.marks[n].get(name) != mark]
         if names := names + [name for name in scheduled.marks[n] if name not in eager.marks[n]]:
-            lines.append(f"first difference of state, after round {n}: {', '.join(names[:6])}")
+            lines.append(f"first difference of state, by round {n}: {', '.join(names[:6])}")
             break
     for one, other in zip(eager.returned, scheduled.returned, strict=False):
         if found := differences(one, other, exact=exact):

@@ -9,7 +9,7 @@ from loops.programs import Program, program, smallest
 from loops.runner import problems, run
 
 STEPS = 60
-QUICK = 24
+QUICK = 16
 MANY = 2000
 CHUNK = 50
 

@@ -18,7 +18,6 @@ def with_costs(case: Case) -> bool:
     return all(op.name in case.costs for op in case.graph.ops)
 
 
-@settings(max_examples=150)
 @given(case=legal_cases().filter(with_costs))
 @example(  # a cost for one width of one device hides the measured width at which the others would be fastest
     Case(

@@ -3,7 +3,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hocket.checking import check
@@ -18,7 +18,6 @@ from strategies import costs_of, graphs
 
 
 @given(data=st.data())
-@settings(max_examples=60)
 def test_every_plan_is_legal_and_runs_every_op_once(data):
     graph = data.draw(graphs(max_ops=14))
     machine = Machine.of(cores=data.draw(st.sampled_from([1, 2, 4, 6])))

@@ -1,15 +1,12 @@
-"""A search that a test kills: python -m tests.search.killed FOLDER; it says when it begins, and when it is done.
-
-With METHOD and N as well, it kills itself right after the N-th call of this method of its storage.
-"""
+"""A search that a test kills."""
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -78,9 +75,10 @@ def run(folder: Path, method: str | None = None, calls: int = 0) -> optuna.Study
     )
 
 
-if __name__ == "__main__":
+def killed(pipe: Connection, folder: Path, method: str | None = None, calls: int = 0) -> None:
+    """Search in a process of its own; kill it right after so many calls of this method of its storage, if any."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     torch.set_num_threads(1)
-    print("begins", flush=True)
-    run(Path(sys.argv[1]), *sys.argv[2:3], *map(int, sys.argv[3:]))
-    print("done", flush=True)
+    pipe.send("begins")
+    run(folder, method, calls)
+    pipe.send("done")

@@ -14,6 +14,7 @@ from tests.search.pieces import BATCHES, LR, SPACE, WIDTH, assert_same, random_s
 from hocket import Population
 from hocket.errors import InputError
 from hocket.search.policy import Exploit
+from quick import covering
 
 POPULATION = Population(interval=2, share=0.3, seed=3)
 EPOCHS = 7
@@ -111,8 +112,7 @@ class StoppedError(Exception):
     """What a test raises in the middle of a search."""
 
 
-@pytest.mark.parametrize("executor", ["serial", "fused"])
-@pytest.mark.parametrize("after", [1, 3, 5])
+@pytest.mark.parametrize(("after", "executor"), covering([1, 3, 5], ["fused", "serial"]))
 def test_a_population_that_stops_goes_on_with_its_exploits(executor, after, tmp_path):
     options = {"trials": 6, "epochs": 5, "halving": Population(interval=1, share=0.4), "executor": executor}
     whole, _ = searched(train_dropped, SPACE, storage=optuna.storages.InMemoryStorage(), **options)

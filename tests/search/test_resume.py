@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import random
 import signal
-import subprocess
-import sys
 import time
 
 import optuna
@@ -15,9 +13,11 @@ from tests.search import killed
 from tests.search.pieces import BATCHES, LR, SPACE, assert_same, random_study, searched, train, values
 from torch.nn import functional
 
+import forked
 from hocket import Halving, Training
 from hocket.errors import FormatError, InputError
 from hocket.search.checkpoints import Checkpoints
+from quick import covering
 
 
 @pytest.fixture(scope="module")
@@ -30,10 +30,22 @@ def whole(tmp_path_factory):
 
 
 def begun(folder, *where):
-    command = [sys.executable, "-m", "tests.search.killed", str(folder), *map(str, where)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE)
-    assert process.stdout.readline() == b"begins\n"
-    return process
+    """A process that has begun to search, and the pipe on which it says that it is done."""
+    context = forked.context()
+    ours, theirs = context.Pipe()
+    process = context.Process(target=killed.killed, args=(theirs, folder, *where), daemon=True)
+    process.start()
+    theirs.close()
+    assert ours.recv() == "begins"
+    return process, ours
+
+
+def ended(folder):
+    """How a search ends that nobody kills."""
+    process, pipe = begun(folder)
+    said = pipe.recv()
+    process.join()
+    return said, process.exitcode
 
 
 @pytest.mark.parametrize("kills", [1, pytest.param(20, marks=pytest.mark.slow)])
@@ -41,14 +53,11 @@ def test_a_search_that_is_killed_ends_as_one_that_is_not(kills, whole, tmp_path)
     study, took_s = whole
     drawn = random.Random(kills)
     for _ in range(kills):
-        process = begun(tmp_path)
+        process, _ = begun(tmp_path)
         time.sleep(drawn.uniform(0, 1.2 * took_s))
         process.kill()
-        process.wait()
-        process.stdout.close()
-    process = begun(tmp_path)
-    assert process.communicate()[0] == b"done\n"
-    assert process.returncode == 0
+        process.join()
+    assert ended(tmp_path) == ("done", 0)
     found = optuna.load_study(study_name="killed", storage=f"sqlite:///{tmp_path / 'study.db'}")
     begun_ = [trial for trial in found.trials if trial.state.is_finished()]
     assert len(begun_) == killed.TRIALS
@@ -80,11 +89,10 @@ def test_a_search_that_is_killed_while_it_asks_for_a_trial_knows_it_again(tmp_pa
         ("create_new_trial", 2),  # after the second enqueued one: two more, the last one without parameters
         ("set_trial_param", 4),  # one of its parameters is there
     ):
-        process = begun(tmp_path / "parts", *where)
-        process.communicate()
-        assert process.returncode == -signal.SIGKILL, where
-    process = begun(tmp_path / "parts")
-    assert process.communicate()[0] == b"done\n"
+        process, _ = begun(tmp_path / "parts", *where)
+        process.join()
+        assert process.exitcode == -signal.SIGKILL, where
+    assert ended(tmp_path / "parts") == ("done", 0)
     found = optuna.load_study(study_name="killed", storage=killed.storage_in(tmp_path / "parts"))
     assert_same(study, found)
     assert len(found.trials) == killed.TRIALS
@@ -111,8 +119,7 @@ def stopping(after, error=StoppedError):
     return progress
 
 
-@pytest.mark.parametrize("executor", ["serial", "fused"])
-@pytest.mark.parametrize("after", [1, 3, 5])
+@pytest.mark.parametrize(("after", "executor"), covering([1, 3, 5], ["fused", "serial"]))
 def test_a_search_that_stops_at_an_epoch_goes_on_with_it(executor, after, tmp_path):
     options = {"trials": 8, "epochs": 4, "halving": Halving(eta=2), "executor": executor}
     whole, _ = searched(train_dropped, SPACE, storage=optuna.storages.InMemoryStorage(), **options)

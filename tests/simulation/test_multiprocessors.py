@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hocket.errors import InputError
@@ -15,7 +15,6 @@ from strategies import gpu_cases
 GPU = Machine((Device("gpu0", "cuda", 4, priorities=2),))
 
 
-@settings(max_examples=300)
 @given(case=gpu_cases(), launches=st.sampled_from(LAUNCHES))
 def test_agrees_with_the_naive_simulator(case, launches):
     timeline = simulate(case.graph, case.plan, case.costs, case.machine, launches=launches)

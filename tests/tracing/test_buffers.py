@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from itertools import combinations
 
 import pytest
 
+from equivalence.compare import Twins
 from equivalence.test_lanes import JOBS, _one_thread, captured_twins, on_lanes, random_order
 from hocket.checking import events_of, hazards, needed_events
 from hocket.errors import PlanError
+from hocket.tracing.captured import Captured
 from tracing.observe import observe
 
 __all__ = ["_one_thread"]  # a fixture of this module too
 
 
+@functools.cache
+def twins_of(name: str) -> tuple[Twins, Captured, Captured]:
+    return captured_twins(JOBS[name], True)
+
+
 @pytest.mark.parametrize("name", JOBS)
 def test_what_the_buffers_demand_is_what_edges_and_carried_edges_keep(name):
-    _, _, captured = captured_twins(JOBS[name], True)
+    _, _, captured = twins_of(name)
     chance = random.Random(name)
     graph = captured.graph
     assert {buffer for op in graph.ops for buffer in (*op.reads, *op.writes)} == {b.name for b in graph.buffers}
@@ -33,7 +41,7 @@ def test_what_the_buffers_demand_is_what_edges_and_carried_edges_keep(name):
 
 @pytest.mark.parametrize("name", JOBS)
 def test_every_conflict_that_shows_when_ops_run_shows_in_their_buffers(name):
-    _, _, captured = captured_twins(JOBS[name], True)
+    _, _, captured = twins_of(name)
     graph, seen = captured.graph, observe(captured)
     for first, second in combinations(graph.order, 2):
         if seen[first].conflicts(seen[second]):
@@ -46,7 +54,7 @@ def test_every_conflict_that_shows_when_ops_run_shows_in_their_buffers(name):
 
 @pytest.mark.parametrize("name", JOBS)
 def test_lives_and_sizes(name):
-    _, _, captured = captured_twins(JOBS[name], True)
+    _, _, captured = twins_of(name)
     buffers = {buffer.name: buffer for buffer in captured.graph.buffers}
     for place, tensor in captured.state().items():
         if place in buffers:

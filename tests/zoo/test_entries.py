@@ -54,7 +54,10 @@ def test_every_entry_is_tried():
     assert set(TINY) == set(zoo.entries())
 
 
-@pytest.mark.parametrize("name", TINY)
+LARGE = ("resnet34", "resnet50", "resnet101", "resnet152", "vgg16", "inception-v3", "caffenet")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in LARGE)) for n in TINY])
 def test_builds_trains_and_repeats(name, monkeypatch):
     def refuse(*arguments, **options):
         raise AssertionError("the zoo must not reach for the network")
@@ -83,7 +86,13 @@ def test_builds_trains_and_repeats(name, monkeypatch):
     assert same(pytree.tree_leaves(list(again.batches)), pytree.tree_leaves(list(job.batches)))
 
 
-@pytest.mark.parametrize("name", sorted(TINY.keys() - {"resnet101", "resnet152", "vgg16", "inception-v3"}))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(n, marks=[pytest.mark.slow] * (n in LARGE))
+        for n in sorted(TINY.keys() - {"resnet101", "resnet152", "vgg16", "inception-v3"})
+    ],
+)
 def test_everything_goes_to_the_device_asked_for(name):
     job = load(name, device="meta")
     leaves = [*snapshot(job), *pytree.tree_leaves(list(job.batches))]

@@ -7,7 +7,7 @@ takes longest of arithmetic, memory traffic and moving the op's tensors to anoth
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple
@@ -29,7 +29,8 @@ class RuledOp(NamedTuple):
         resource: what it is bound by.
         takes_us: on each device.
         state_bytes: what moves with it, once: parameters and optimizer state.
-        is_movable: not where something else writes the same lasting memory, which has one home.
+        is_movable: not where something of another unit writes the same lasting memory, which has one home.
+        unit: those of one unit that are on one device move together; empty: it moves alone.
     """
 
     name: str
@@ -37,6 +38,7 @@ class RuledOp(NamedTuple):
     takes_us: tuple[float, ...]
     state_bytes: float = 0.0
     is_movable: bool = True
+    unit: str = ""
 
 
 class RuledFlow(NamedTuple):
@@ -60,8 +62,9 @@ class AssistantRules:
         margin: the part of a step that moves have to save together, as predicted, to be made.
         horizon_steps: in so many steps they have to save what moving the state takes, once.
         settle_steps: after moves, steps that are not looked at.
-        max_moves: at once.
+        max_moves: how many units move at once.
         state_bytes_per_s: how fast state moves.
+        migration_us: what moves take besides, however many at once: no step runs meanwhile.
 
     Raises `InputError` at construction for thresholds out of (0, 1), numbers below their least, an op without a time
     for each device, or flows that do not go onward.
@@ -82,6 +85,7 @@ class AssistantRules:
     settle_steps: int = 2
     max_moves: int = 8
     state_bytes_per_s: float = 1e10
+    migration_us: float = 0.0
 
     def __post_init__(self) -> None:
         if not 0 < self.gamma < self.theta < 1 or not 0 <= self.margin < 1:
@@ -91,6 +95,8 @@ class AssistantRules:
             )
         if min(self.horizon_steps, self.settle_steps, self.max_moves) < 1 or not self.state_bytes_per_s > 0:
             raise InputError("assistants: expected horizon_steps, settle_steps, max_moves and a rate of at least 1")
+        if not 0 <= self.migration_us < float("inf"):
+            raise InputError(f"assistants: expected a migration_us from 0 on, got {self.migration_us}")
         for op in self.ops:
             if len(op.takes_us) != len(self.devices) or not all(0 <= us < float("inf") for us in op.takes_us):
                 raise InputError(f"assistants: op {op.name!r} needs a time on each of {len(self.devices)} devices")
@@ -115,6 +121,16 @@ class AssistantRules:
         return tuple(map(tuple, found))
 
     @cached_property
+    def unit_of(self) -> tuple[int, ...]:
+        """For each op the number of its unit."""
+        numbers: dict[str, int] = {}
+        alone = len(self.ops)
+        return tuple(
+            numbers.setdefault(op.unit, len(numbers)) if op.unit else alone + position
+            for position, op in enumerate(self.ops)
+        )
+
+    @cached_property
     def ranks_us(self) -> tuple[float, ...]:
         """For each op the longest way from its start to the end of the step, with its mean time on the devices."""
         found = [0.0] * len(self.ops)
@@ -124,13 +140,21 @@ class AssistantRules:
         return tuple(found)
 
 
-def assistant_rules(graph: Graph, costs: Costs, machine: Machine, **thresholds: float) -> AssistantRules:
+def assistant_rules(
+    graph: Graph,
+    costs: Costs,
+    machine: Machine,
+    *,
+    units: Iterable[Sequence[str]] = (),
+    **thresholds: float,
+) -> AssistantRules:
     """The rules for a graph on the devices of a machine.
 
     Args:
         graph: one step, its ops in a topological order.
         costs: how long each op takes on each device.
         machine: rates of its devices and links; where a device has none, an op is compute-bound.
+        units: ops that move as one, some at a time (see `hocket.adaptation.units`); all others move alone.
         thresholds: fields of `AssistantRules`.
 
     Raises:
@@ -149,21 +173,26 @@ def assistant_rules(graph: Graph, costs: Costs, machine: Machine, **thresholds: 
     for flow in flows:
         for end in (flow.source, flow.reader):
             moved_us[end] = max(moved_us.get(end, 0.0), flow.transfer_us)
-    lasting = {buffer.name: buffer.size_bytes for buffer in graph.buffers if buffer.life == "lasting"}
-    writers: dict[str, int] = {}
+    unit_of = {name: unit[0] for unit in units for name in unit if len(unit) > 1}
+    state = {buffer.name: buffer.size_bytes for buffer in graph.buffers if buffer.life == "lasting"}
+    writers: dict[str, list[str]] = {}
     for op in graph.ops:
-        for name in lasting.keys() & set(op.writes):
-            writers[name] = writers.get(name, 0) + 1
-    ops = tuple(
-        RuledOp(
+        for name in state.keys() & set(op.writes):
+            writers.setdefault(name, []).append(op.name)
+
+    def ruled(position: int, op: Op) -> RuledOp:
+        of_state = [name for name in op.writes if name in state]
+        others = {name for buffer in of_state for name in writers[buffer]} - {op.name}
+        return RuledOp(
             op.name,
             _resource(op, machine.devices[0], moved_us.get(position, 0.0)),
             tuple(costs.duration_us(op.name, width=device.cores, device=device.name) for device in machine.devices),
-            sum(lasting[name] for name in lasting.keys() & set(op.writes)),
-            all(writers[name] == 1 for name in lasting.keys() & set(op.writes)),
+            sum(state[buffer] for buffer in of_state if writers[buffer][0] == op.name or op.name not in unit_of),
+            all(op.name in unit_of and unit_of.get(name) == unit_of[op.name] for name in others),
+            unit_of.get(op.name, ""),
         )
-        for position, op in enumerate(graph.ops)
-    )
+
+    ops = tuple(ruled(position, op) for position, op in enumerate(graph.ops))
     numbers: Mapping[str, float] = {"state_bytes_per_s": bytes_per_s, **thresholds}
     return AssistantRules(tuple(names), ops, tuple(flows), **numbers)  # type: ignore[arg-type]
 

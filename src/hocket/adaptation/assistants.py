@@ -4,14 +4,15 @@ Tavarageri et al., section 3: a device whose use of a resource passes theta puts
 device below gamma takes it. By the paper alone this neither ends nor goes far enough, and it says nothing of three
 things; chosen here are
 
-- **which op**: the one with which the predicted step is the shortest. The step is predicted by list
+- **which op**: the unit (see `units.py`) with which the predicted step is the shortest. The step is predicted by list
   scheduling on the devices, each op as much slower as its device was measured to be, a flow between devices with its
-  transfer time; and devices run their ops in that order;
+  transfer time; and devices run their ops in that order. What the measured step takes longer than that is put down to
+  transfers, all by one factor: beside a hog they wait for a core, too;
 - **who takes**: devices below gamma first, then any other that is not above theta. Of two devices of which one has
   become half as fast, the other is above gamma after the first move, with most of the loss still to win back;
 - **when to stop**: moves are made if together they save `margin` of the predicted step, in `horizon_steps` pay for the
-  state that moves along, and leave no device more loaded than the most loaded one was. With numbers that stay as they
-  are each decision makes the predicted step shorter by that, so they end, and none is taken back.
+  state that moves along and for the pause, and leave no device more loaded than the most loaded one was. With numbers
+  that stay as they are each decision makes the predicted step shorter by that, so they end, and none is taken back.
 
     gathered numbers --decide--> moves      the same on every rank: no vote, no clock, nothing drawn
 """
@@ -27,12 +28,23 @@ from hocket.adaptation.assistant_rules import RESOURCES, AssistantRules, Resourc
 from hocket.errors import InputError
 from hocket.ir import Timeline
 
-__all__ = ["DeviceShare", "OpMove", "decide", "order_of", "predicted_loads_us", "predicted_step_us", "shares_of"]
+__all__ = [
+    "DeviceShare",
+    "OpMove",
+    "decide",
+    "order_of",
+    "predicted_loads_us",
+    "predicted_step_us",
+    "shares_of",
+    "transfer_delay",
+]
 
 # How many ops of a device are tried, and on how many others.
 CANDIDATES = 16
 TAKERS = 3
 ROUNDING = 1e-9
+# Transfers may be so many times slower than their links; beyond that, something else is.
+MAX_DELAY = 64.0
 
 
 @dataclass(frozen=True)
@@ -45,8 +57,10 @@ class DeviceShare:
         network: the same of its links.
         slowdown: how long its ops took over what they were planned to take.
         steps: how many steps this was measured over.
+        step_us: how long a step took there, waiting included; 0: not known.
 
-    Raises `InputError` at construction for a share outside of [0, 1], or a slowdown that is not above 0.
+    Raises `InputError` at construction for a share outside of [0, 1], a slowdown that is not above 0, or a negative
+    number of steps or microseconds.
     """
 
     compute: float
@@ -54,12 +68,13 @@ class DeviceShare:
     network: float = 0.0
     slowdown: float = 1.0
     steps: int = 1_000_000
+    step_us: float = 0.0
 
     def __post_init__(self) -> None:
         if not all(0 <= self.of(resource) <= 1 for resource in RESOURCES):
             raise InputError(f"assistants: expected shares between 0 and 1, got {self}")
-        if not 0 < self.slowdown < float("inf") or self.steps < 0:
-            raise InputError(f"assistants: expected a slowdown above 0 and steps from 0 on, got {self}")
+        if not 0 < self.slowdown < float("inf") or self.steps < 0 or not 0 <= self.step_us < float("inf"):
+            raise InputError(f"assistants: expected a slowdown above 0, steps and step_us from 0 on, got {self}")
 
     def of(self, resource: Resource) -> float:
         """The share of one resource."""
@@ -99,40 +114,73 @@ def decide(shares: Sequence[DeviceShare], rules: AssistantRules, assignment: Seq
         )
     if any(share.steps < rules.settle_steps for share in shares):
         return ()
-    slowdown = [share.slowdown for share in shares]
-    begin = _judged(rules, assignment, slowdown)
+    slowdown, delay = [share.slowdown for share in shares], transfer_delay(shares, rules, assignment)
+    begin = _judged(rules, assignment, slowdown, delay)
     now = list(assignment)
-    tried: list[tuple[tuple[float, float], OpMove]] = []
+    tried: list[tuple[tuple[float, float], tuple[OpMove, ...]]] = []
     while len(tried) < rules.max_moves:
-        found = _best_move(shares, rules, now, slowdown, begin[1], {move.op for _, move in tried})
+        moved = {rules.unit_of[moves[0].op] for _, moves in tried}
+        found = _best_move(shares, rules, now, delay, begin[1], moved)
         if found is None:
             break
-        now[found[1].op] = found[1].target
+        for move in found[1]:
+            now[move.op] = move.target
         tried.append(found)
     if not tried:
         return ()
     # Kernighan and Lin: a move may cost something that a later one brings; what counts is the best of all beginnings.
     enough = min(range(len(tried)), key=lambda number: (tried[number][0], number)) + 1
-    moves = [move for _, move in tried[:enough]]
+    moves = tuple(move for _, of_unit in tried[:enough] for move in of_unit)
     saved_us = begin[0] - tried[enough - 1][0][0]
     state_us = sum(rules.ops[move.op].state_bytes for move in moves) / rules.state_bytes_per_s * 1e6
-    if saved_us < rules.margin * begin[0] or saved_us * rules.horizon_steps <= state_us:
+    if saved_us < rules.margin * begin[0] or saved_us * rules.horizon_steps <= state_us + rules.migration_us:
         return ()
-    return tuple(moves)
+    return moves
 
 
-def predicted_step_us(rules: AssistantRules, assignment: Sequence[int], slowdown: Sequence[float]) -> float:
-    """When the last op ends, each as much slower as its device is, in the order of `order_of`."""
-    return _listed(rules, assignment, slowdown)[1]
+def transfer_delay(shares: Sequence[DeviceShare], rules: AssistantRules, assignment: Sequence[int]) -> float:
+    """How many times as long as planned transfers take, so that the predicted step is the measured one.
+
+    At least 1, which it also is where no transfer decides how long a step takes.
+    """
+    slowdown = [share.slowdown for share in shares]
+    measured_us = max(share.step_us for share in shares)
+    low, high = 1.0, MAX_DELAY
+    longest_us = predicted_step_us(rules, assignment, slowdown, high)
+    if longest_us <= predicted_step_us(rules, assignment, slowdown):
+        return 1.0
+    while high - low > 0.1 * low:
+        middle = (low + high) / 2.0
+        if predicted_step_us(rules, assignment, slowdown, middle) < measured_us:
+            low = middle
+        else:
+            high = middle
+    return low
 
 
-def order_of(rules: AssistantRules, assignment: Sequence[int], slowdown: Sequence[float]) -> tuple[int, ...]:
+def predicted_step_us(
+    rules: AssistantRules, assignment: Sequence[int], slowdown: Sequence[float], delay: float = 1.0
+) -> float:
+    """When the last op ends, each as much slower as its device is, in the order of `order_of`.
+
+    Args:
+        rules: what ops and flows were planned to take.
+        assignment: for each op the position of its device.
+        slowdown: of each device.
+        delay: how many times as long flows take.
+    """
+    return _listed(rules, assignment, slowdown, delay)[1]
+
+
+def order_of(
+    rules: AssistantRules, assignment: Sequence[int], slowdown: Sequence[float], delay: float = 1.0
+) -> tuple[int, ...]:
     """The order in which devices run their ops: of those that are ready, the one with the most work behind it."""
-    return _listed(rules, assignment, slowdown)[0]
+    return _listed(rules, assignment, slowdown, delay)[0]
 
 
 def _listed(
-    rules: AssistantRules, assignment: Sequence[int], slowdown: Sequence[float]
+    rules: AssistantRules, assignment: Sequence[int], slowdown: Sequence[float], delay: float
 ) -> tuple[tuple[int, ...], float]:
     """List scheduling on given devices: an order of all ops, and when the last one ends."""
     waiting = [len(sources) for sources in rules.incoming]
@@ -159,7 +207,7 @@ def _listed(
         end_us = idle_us[device] = now_us + rules.ops[position].takes_us[device] * slowdown[device]
         order.append(position)
         for reader, transfer_us in rules.outgoing[position]:
-            arrives_us = end_us + (transfer_us if assignment[reader] != device else 0.0)
+            arrives_us = end_us + (transfer_us * delay if assignment[reader] != device else 0.0)
             ready_us[reader] = max(ready_us[reader], arrives_us)
             waiting[reader] -= 1
             if not waiting[reader]:
@@ -206,49 +254,68 @@ def shares_of(
                 network=min(1.0, took_us["network"] / whole_us),
                 slowdown=sum(took_us.values()) / expected_us if expected_us else 1.0,
                 steps=steps,
+                step_us=timeline.makespan_us,
             )
         )
     return tuple(found)
 
 
-def _judged(rules: AssistantRules, assignment: Sequence[int], slowdown: Sequence[float]) -> tuple[float, float]:
-    return predicted_step_us(rules, assignment, slowdown), max(predicted_loads_us(rules, assignment, slowdown))
+def _judged(
+    rules: AssistantRules, assignment: Sequence[int], slowdown: Sequence[float], delay: float
+) -> tuple[float, float]:
+    step_us = predicted_step_us(rules, assignment, slowdown, delay)
+    return step_us, max(predicted_loads_us(rules, assignment, slowdown))
 
 
 def _best_move(
     shares: Sequence[DeviceShare],
     rules: AssistantRules,
     now: list[int],
-    slowdown: Sequence[float],
+    delay: float,
     most_load_us: float,
     moved: set[int],
-) -> tuple[tuple[float, float], OpMove] | None:
-    """The move with the shortest predicted step, of those that leave no device more loaded than that."""
+) -> tuple[tuple[float, float], tuple[OpMove, ...]] | None:
+    """The unit whose move makes the predicted step shortest, of those that leave no device more loaded than that."""
+    slowdown = [share.slowdown for share in shares]
     loads_us = predicted_loads_us(rules, now, slowdown)
-    found: tuple[tuple[float, float], OpMove] | None = None
+    found: tuple[tuple[float, float], tuple[OpMove, ...]] | None = None
     for resource in RESOURCES:
         for giver in (device for device, share in enumerate(shares) if share.of(resource) > rules.theta):
             takers = [d for d, share in enumerate(shares) if d != giver and share.of(resource) <= rules.theta]
             takers.sort(key=lambda device: (shares[device].of(resource) >= rules.gamma, loads_us[device], device))
-            able = [
-                position
-                for position, op in enumerate(rules.ops)
-                if now[position] == giver and op.resource == resource and op.is_movable and position not in moved
-            ]
+            able = [unit for unit in _units_at(rules, now, giver, resource) if rules.unit_of[unit[0]] not in moved]
             # What takes more than the giver has too much would only change the places.
             excess_us = (loads_us[giver] - min(loads_us)) or 1.0
-            able.sort(key=lambda position: (-_part(rules, position, giver, slowdown, excess_us), position))
-            for position in able[:CANDIDATES]:
+            able.sort(key=lambda unit: (-_part(rules, unit, giver, slowdown, excess_us), unit[0]))
+            for unit in able[:CANDIDATES]:
                 for taker in takers[:TAKERS]:
-                    now[position] = taker
-                    judged = _judged(rules, now, slowdown)
-                    now[position] = giver
+                    for position in unit:
+                        now[position] = taker
+                    judged = _judged(rules, now, slowdown, delay)
+                    for position in unit:
+                        now[position] = giver
                     if judged[1] <= most_load_us * (1 + ROUNDING) and (found is None or judged < found[0]):
-                        found = (judged, OpMove(position, giver, taker))
+                        found = (judged, tuple(OpMove(position, giver, taker) for position in unit))
     return found
 
 
-def _part(rules: AssistantRules, position: int, device: int, slowdown: Sequence[float], excess_us: float) -> float:
-    """How much of the excess an op takes; more than all of it counts as nothing."""
-    part = rules.ops[position].takes_us[device] * slowdown[device] / excess_us
+def _units_at(rules: AssistantRules, now: Sequence[int], device: int, resource: Resource) -> list[tuple[int, ...]]:
+    """Positions of each unit that may move from a device, if its longest op there is bound by a resource."""
+    units: dict[int, list[int]] = {}
+    for position, unit in enumerate(rules.unit_of):
+        if now[position] == device:
+            units.setdefault(unit, []).append(position)
+    found = []
+    for positions in units.values():
+        longest = max(positions, key=lambda position: rules.ops[position].takes_us[device])
+        if rules.ops[longest].resource == resource and all(rules.ops[position].is_movable for position in positions):
+            found.append(tuple(positions))
+    return found
+
+
+def _part(
+    rules: AssistantRules, unit: Sequence[int], device: int, slowdown: Sequence[float], excess_us: float
+) -> float:
+    """How much of the excess a unit takes; more than all of it counts as nothing."""
+    part = sum(rules.ops[position].takes_us[device] for position in unit) * slowdown[device] / excess_us
     return part if part <= 1.0 else 0.0

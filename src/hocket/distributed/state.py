@@ -32,15 +32,22 @@ TOLERANCES = {8: 1e-9, 4: 1e-4}
 
 @dataclass(frozen=True)
 class ShardState:
-    """What a server keeps, as places of a model and an optimizer: parameters, buffers and state."""
+    """What a server keeps, as places of a model and an optimizer: parameters, buffers and state.
+
+    Attributes:
+        server: which of them.
+        tensors: the places.
+        label: what its values are called by on the wire, where each name stands once.
+    """
 
     server: int
     tensors: tuple[Entry, ...]
+    label: str = "state"
 
     @property
     def parcels(self) -> list[Parcel]:
         """One for each tensor."""
-        return [Parcel((self._name(entry),), (_size_bytes(entry.get()),)) for entry in self.tensors]
+        return [Parcel((self.name_of(entry),), (_size_bytes(entry.get()),)) for entry in self.tensors]
 
     def send(self, wire: Wire) -> None:
         """Send all of it.
@@ -49,15 +56,21 @@ class ShardState:
             PeerError: the peer is gone or silent.
         """
         for entry in self.tensors:
-            wire.put(self._name(entry), entry.get())
+            wire.put(self.name_of(entry), entry.get())
+
+    def post(self, wire: Wire) -> None:
+        """Send all of it, and do not wait; until it has arrived it stays as it is."""
+        for entry in self.tensors:
+            wire.post(self.name_of(entry), entry.get())
 
     def receive(self, wire: Wire) -> None:
         """Receive all of it, into its own memory; raises as `send`."""
         for entry in self.tensors:
-            wire.get(self._name(entry), entry.get())
+            wire.get(self.name_of(entry), entry.get())
 
-    def _name(self, entry: Entry) -> str:
-        return f"state{self.server}:{entry.name}"
+    def name_of(self, entry: Entry) -> str:
+        """What a tensor is called on the wire."""
+        return f"{self.label}{self.server}:{entry.name}"
 
 
 def shard_state(captured: Captured, assignment: Assignment, server: int) -> ShardState:

@@ -13,6 +13,7 @@ from hocket.distributed.pipelines.schedules import SCHEDULES, has_one_stage_a_ra
 from hocket.distributed.pipelines.traced import chain_of, inline_grad_modes, join_aliases
 from hocket.errors import InputError
 from hocket.ir import Link
+from quick import covering
 
 # Torch 2.13 copies its own tree specifications in a way that it warns of.
 pytestmark = pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec:FutureWarning")
@@ -47,8 +48,7 @@ def gradients_by_stages(pipe, batch):
     return output, found
 
 
-@pytest.mark.parametrize("stages", [2, 3, 4])
-@pytest.mark.parametrize("name", ["tied", "unet"])
+@pytest.mark.parametrize(("stages", "name"), covering([2, 3, 4], ["tied", "unet"]))
 def test_stages_compute_eagers_output_and_gradients(name, stages):
     model, batch = model_and_batch(name)
     pipe = pipeline(model, (batch,), split_policy=hocket.split_policy(stages))
@@ -70,7 +70,7 @@ def test_stages_run_on_ranks_with_eagers_gradients():
     assert max(error for stage in found for error in stage.values()) <= 1e-10
 
 
-@pytest.mark.parametrize("schedule", ["interleaved1f1b", "zbvzerobubble"])
+@pytest.mark.parametrize("schedule", ["interleaved1f1b", pytest.param("zbvzerobubble", marks=pytest.mark.slow)])
 def test_a_rank_may_have_several_stages(schedule):
     with Ranks(train_stage, 2, "tied", 4, schedule, 2) as ranks:
         found = ranks.returned()

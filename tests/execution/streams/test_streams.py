@@ -20,6 +20,7 @@ from hocket.execution.streams.graphs import changing
 from hocket.execution.streams.launch_plan import drops
 from hocket.execution.threads import ThreadLanes
 from hocket.ir import Lane, Plan, synchronisation
+from quick import covering
 
 STEPS = 5
 
@@ -58,8 +59,7 @@ def check(name: str, make, lanes: int = 3, split: bool = True) -> None:
     planned.close()
 
 
-@pytest.mark.parametrize("name", JOBS)
-@pytest.mark.parametrize("lanes", [1, 3])
+@pytest.mark.parametrize(("name", "lanes"), covering(JOBS, [1, 3]))
 def test_launched_op_by_op(name, lanes):
     check(name, lambda captured, plan, device: StreamLanes(captured, plan, device=device), lanes)
 

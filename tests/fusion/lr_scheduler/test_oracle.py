@@ -14,6 +14,7 @@ from torch.optim import lr_scheduler as torch_schedulers
 
 from fusion.optim.twins import Twins, of_model, options_of
 from hocket.fusion import lr_scheduler
+from quick import covering
 
 EPOCHS = 30
 
@@ -175,8 +176,7 @@ def check_same(twins, keys):
 
 
 @pytest.mark.parametrize("num_models", SIZES)
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("optimizer", ["sgd-momentum", "sgd-momenta", "adam", "adam-all"])
+@pytest.mark.parametrize(("case", "optimizer"), covering(CASES, ["sgd-momentum", "sgd-momenta", "adam", "adam-all"]))
 def test_rates_are_the_floats_of_torch(optimizer, case, num_models):
     twins = Twins(optimizer, num_models)
     name, arguments = CASES[case]

@@ -12,6 +12,7 @@ from equivalence.compare import check_twins
 from fusion.optim.twins import CASES, EACH, fused_parameters, options_of
 from hocket.fusion import lr_scheduler, optim
 from hocket.job import Job
+from quick import covering
 
 
 def job(case: str) -> Job:
@@ -33,7 +34,9 @@ def job(case: str) -> Job:
     return Job(step, model, optimizer, batches)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[pytest.mark.slow] * (n % 2)) for n, case in enumerate(CASES)]
+)
 def test_every_option(case):
     # With one beta for all, RAdam asks in Python whether the variance is rectified: from the sixth step on it is.
     check_twins(functools.partial(job, case), captures=2 if case in ("radam", "radam-decoupled") else 1)
@@ -52,8 +55,9 @@ SCHEDULERS = {
 }
 
 
-@pytest.mark.parametrize("scheduler", SCHEDULERS)
-@pytest.mark.parametrize("case", [*EACH, "sgd-momentum", "adam", "rmsprop-momentum"])
+@pytest.mark.parametrize(
+    ("case", "scheduler"), covering([*EACH, "sgd-momentum", "adam", "rmsprop-momentum"], SCHEDULERS)
+)
 def test_schedules_with_an_argument_for_each_model(case, scheduler):
     check_twins(functools.partial(job, case), scheduler=SCHEDULERS[scheduler])
 

@@ -8,6 +8,7 @@ import torch
 from fusion.optim.twins import CASES, EACH, Twins, fused_parameters, options_of, same_bits, set_gradients, snapshot
 from hocket.errors import InputError
 from hocket.fusion import optim
+from quick import covering
 
 
 def trained(case, steps, nan_from=None, **more):
@@ -21,9 +22,7 @@ def trained(case, steps, nan_from=None, **more):
     return params, optimizer
 
 
-@pytest.mark.parametrize("nonfinite", ["step", "skip", "freeze"])
-@pytest.mark.parametrize("nan_from", [0, 2])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "nan_from", "nonfinite"), covering(CASES, [0, 2], ["step", "skip", "freeze"]))
 def test_gradients_that_are_not_finite_reach_no_neighbour(case, nan_from, nonfinite):
     clean = trained(case, 5, nonfinite=nonfinite)
     spoilt = trained(case, 5, nan_from, nonfinite=nonfinite)
@@ -33,9 +32,7 @@ def test_gradients_that_are_not_finite_reach_no_neighbour(case, nan_from, nonfin
         assert any(bool(p[1].isnan().any()) for p in spoilt[0])
 
 
-@pytest.mark.parametrize("nan_from", [0, 2])
-@pytest.mark.parametrize("nonfinite", ["skip", "freeze"])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "nan_from", "nonfinite"), covering(CASES, [0, 2], ["skip", "freeze"]))
 def test_a_model_that_rests_keeps_every_bit(case, nonfinite, nan_from):
     before = trained(case, nan_from, nonfinite=nonfinite)
     after = trained(case, 5, nan_from, nonfinite=nonfinite)

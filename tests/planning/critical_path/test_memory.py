@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hocket.checking import check
@@ -58,7 +58,6 @@ def test_on_one_lane_it_is_what_counting_says(graph):
         assert abs(peak_bytes(graph, one_lane(order)) - expected) <= 1e-6 * expected
 
 
-@settings(max_examples=200)
 @given(data=st.data())
 def test_no_run_that_a_plan_allows_holds_more(data):
     graph = data.draw(touching_graphs())
@@ -67,7 +66,6 @@ def test_no_run_that_a_plan_allows_holds_more(data):
     assert held <= peak_bytes(graph, plan) * (1 + 1e-9)
 
 
-@settings(max_examples=200)
 @given(data=st.data())
 def test_a_limit_that_the_order_keeps_is_kept_by_every_run(data):
     drawn = data.draw(touching_graphs())

@@ -4,7 +4,7 @@ import random
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hocket.checking import check, events_of, hazards
@@ -27,7 +27,6 @@ def made(graph: Graph, costs: Costs, machine: Machine = GPU, **options) -> Plan:
     return plan(graph, costs, machine, planner="critical-path", **options)
 
 
-@settings(max_examples=200)
 @given(data=st.data())
 def test_plans_for_a_gpu_are_legal_and_free_of_hazards(data):
     graph = data.draw(st.one_of(touching_graphs(), graphs()))
@@ -54,7 +53,6 @@ def test_plans_for_a_gpu_are_legal_and_free_of_hazards(data):
     assert Plan.parse(str(found)) == found
 
 
-@settings(max_examples=100)
 @given(data=st.data())
 def test_plans_for_cores_are_legal_and_never_longer_than_the_serial_one(data):
     graph = data.draw(graphs(roles=COMPUTE))
@@ -117,7 +115,6 @@ def test_a_memory_limit_is_kept_and_both_peaks_are_stated(machine, ratio):
     assert f"peak_bytes={found.peak_bytes} eager_peak_bytes={found.eager_peak_bytes}" in str(found).splitlines()[0]
 
 
-@settings(max_examples=150)
 @given(data=st.data())
 def test_on_cores_too_a_limit_is_kept_in_whatever_order_is_tried(data):
     graph = data.draw(touching_graphs())

@@ -14,6 +14,7 @@ from hocket.errors import CaptureError, StaleCaptureError
 from hocket.execution.threads import ThreadLanes
 from hocket.job import Job
 from hocket.tracing import capture
+from quick import covering
 
 
 def job_of(body, batches, model=None) -> Job:
@@ -133,8 +134,9 @@ def mask(*, hole: bool) -> torch.Tensor:
     return ones
 
 
-@pytest.mark.parametrize("hole", [False, True])
-@pytest.mark.parametrize("body", READS, ids=lambda body: body.__name__)
+@pytest.mark.parametrize(
+    ("body", "hole"), covering(READS, [False, True]), ids=lambda value: getattr(value, "__name__", None)
+)
 def test_a_read_of_the_batch_is_captured_and_guarded(body, hole):
     batches = [batch_of(seed, mask=mask(hole=hole)) for seed in range(3)]
     captured = check_twins(lambda: job_of(body, batches))
@@ -145,7 +147,10 @@ def test_a_read_of_the_batch_is_captured_and_guarded(body, hole):
     assert captured.begin(other) is None
 
 
-@pytest.mark.parametrize("body", READS, ids=lambda body: body.__name__)
+@pytest.mark.parametrize(
+    "body",
+    [pytest.param(body, marks=[pytest.mark.slow] * (n % 2), id=body.__name__) for n, body in enumerate(READS)],
+)
 def test_mixed_batches_compute_what_eager_computes(body):
     batches = [batch_of(seed, mask=mask(hole=seed in (2, 3))) for seed in range(5)]
     check_twins(lambda: job_of(body, batches), captures=3)

@@ -46,6 +46,7 @@ class Crossing:
         to: the rank that gets a copy.
         size_bytes: of the value.
         lasts: it outlives the step, and is sent for the next one.
+        since: how many times ops had moved before it crossed; wires carry each name once.
     """
 
     buffer: str
@@ -53,16 +54,21 @@ class Crossing:
     to: int
     size_bytes: int
     lasts: bool
+    since: int = 0
 
     @property
     def send(self) -> str:
         """The name of the op that sends it."""
-        return f"send:{'_'.join(self.buffer.split())}:{self.to}"
+        return f"send:{self._what}"
 
     @property
     def recv(self) -> str:
         """The name of the op that receives it; on the wire it has this name, too."""
-        return f"recv:{'_'.join(self.buffer.split())}:{self.to}"
+        return f"recv:{self._what}"
+
+    @property
+    def _what(self) -> str:
+        return f"{'_'.join(self.buffer.split())}:{self.to}" + (f"~{self.since}" if self.since else "")
 
 
 class Borders:
@@ -125,8 +131,11 @@ class Borders:
         found = {buffer: min(rank_of[op] for op in ops) for buffer, ops in self._touching.items()}
         return found | {buffer: rank_of[ops[0]] for buffer, ops in self._writers.items()}
 
-    def crossings(self, rank_of: Mapping[str, int], num_ranks: int) -> tuple[Crossing, ...]:
-        """All that crosses, each once for each rank that gets it: what its ops read, and what the step returns."""
+    def crossings(self, rank_of: Mapping[str, int], num_ranks: int, since: int = 0) -> tuple[Crossing, ...]:
+        """All that crosses, each once for each rank that gets it: what its ops read, and what the step returns.
+
+        `since` is how many times ops have moved (see `Crossing`).
+        """
         home = self.home_of(rank_of)
         wanted: dict[tuple[str, int], None] = {}
         for op in self._graph.ops:
@@ -138,11 +147,10 @@ class Borders:
             for rank in range(num_ranks):
                 if home[buffer] != rank:
                     wanted[buffer, rank] = None
+        lives = self._lives
         return tuple(
-            Crossing(
-                buffer, home[buffer], rank, int(self._lives[buffer].size_bytes), self._lives[buffer].life == "lasting"
-            )
-            for buffer, rank in wanted
+            Crossing(buffer, home[buffer], to, int(lives[buffer].size_bytes), lives[buffer].life == "lasting", since)
+            for buffer, to in wanted
         )
 
     def part(self, rank_of: Mapping[str, int], crossings: Sequence[Crossing], rank: int) -> Captured:

@@ -5,6 +5,7 @@ A tensor without its memory is empty: whoever computes with it meets another sha
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 
 import torch
@@ -41,9 +42,15 @@ class PartMemory:
                 self.released[name] = (tuple(tensor.shape), tensor.stride())
                 tensor.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
 
-    def restore(self) -> None:
-        """Give all of them memory again; what is in it is for the caller to say."""
-        for name, (shape, strides) in self.released.items():
+    def restore(self, names: Collection[str] | None = None) -> None:
+        """Give these memory again, or all of them; what is in it is for the caller to say."""
+        for name in list(self.released) if names is None else self.released.keys() & set(names):
+            shape, strides = self.released.pop(name)
             tensor = self._entries[name].get()
             tensor.data = torch.empty_strided(shape, strides, dtype=tensor.dtype, device=tensor.device)
-        self.released = {}
+
+    def size_bytes(self, name: str) -> int:
+        """How large one of them is where it has its memory."""
+        tensor = self._entries[name].get()
+        shape = self.released[name][0] if name in self.released else tensor.shape
+        return math.prod(shape) * int(tensor.element_size())

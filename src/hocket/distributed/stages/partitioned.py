@@ -2,35 +2,39 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from time import perf_counter
 from typing import Any
 
 import torch
 
+from hocket.adaptation import DeviceShare
 from hocket.arguments import packed, spreading
-from hocket.distributed.channels import PullChannel
 from hocket.distributed.membership import DEFAULT_TIMEOUT_S, job_store
-from hocket.distributed.plans import LATENCY_US, PROFILE_RUNS
 from hocket.distributed.setup import GATHER, STEP
 from hocket.distributed.stages.checkpoint import load_part_state, part_state
-from hocket.distributed.stages.crossings import Borders, rank_name
-from hocket.distributed.stages.job import StageJob, begun_job
-from hocket.distributed.stages.joined import joined_plan, link_name, plan_of_rank, ranks_of
+from hocket.distributed.stages.job import begun_job
+from hocket.distributed.stages.migration import Migration
 from hocket.distributed.stages.on_meta import standing_for_cpu
 from hocket.distributed.stages.peers import Peers
+from hocket.distributed.stages.planner import StagePlanner
+from hocket.distributed.stages.rebalancing import Rebalancer, rebalanced
+from hocket.distributed.stages.running import RunningPart
+from hocket.distributed.stages.stage_job import StageJob
 from hocket.distributed.watched import StepGuard
-from hocket.distributed.wire import Wire
 from hocket.errors import ExecutionError, InputError, PeerError
-from hocket.execution import EXECUTORS, executor
-from hocket.execution.base import Executor
-from hocket.execution.channels import Channel, Done
+from hocket.execution import EXECUTORS
 from hocket.heap import trim_heap
-from hocket.ir import Costs, Device, Link, Machine, Plan, Timeline
-from hocket.planning.partition import OBJECTIVES, Partition, partitioned, problem_of
-from hocket.profiling import profile
+from hocket.ir import Costs, Machine, Plan, Timeline
+from hocket.planning.partition import OBJECTIVES, Partition
 from hocket.tracing.captured import Captured
 
 __all__ = ["PartitionedStep", "stages"]
+
+log = logging.getLogger(__name__)
 
 
 class PartitionedStep:
@@ -41,7 +45,8 @@ class PartitionedStep:
         plan: of all ranks and channels, from the first call on; made by rank 0.
         part: what this rank runs of the captured step.
         partition: how rank 0 divided it, there, unless that was given.
-        costs, machine: what rank 0 made it from, there.
+        costs, machine: what rank 0 has profiled, there.
+        migrations: what has moved between ranks since, and why; alike on all ranks but for how long it took.
     """
 
     def __init__(
@@ -50,12 +55,9 @@ class PartitionedStep:
         model: Any,
         optimizer: Any,
         peers: Peers,
-        given: Plan | Mapping[str, int] | None,
-        objective: str,
-        epsilon: float | None,
-        budget_s: float,
-        seed: int,
+        planner: StagePlanner,
         kind: str,
+        rebalance: int,
     ) -> None:
         self.steps = 0
         self.plan: Plan | None = None
@@ -63,15 +65,17 @@ class PartitionedStep:
         self.partition: Partition | None = None
         self.costs: Costs | None = None
         self.machine: Machine | None = None
+        self.migrations: tuple[Migration, ...] = ()
         self._step, self._model, self._optimizer = spreading(step), model, optimizer
-        self._peers, self._given, self._kind = peers, given, kind
-        self._search = {"objective": objective, "epsilon": epsilon, "budget_s": budget_s, "seed": seed}
+        self._peers, self._planner, self._kind = peers, planner, kind
         self._job: StageJob | None = None
         self._guard: StepGuard | None = None
-        self._executor: Executor | None = None
-        self._arriving: list[PullChannel] = []
+        self._running: RunningPart | None = None
+        self._every_steps = rebalance
+        self._rebalancer: Rebalancer | None = None
         self._failure: PeerError | None = None
         self._gathered = self._closed = False
+        self._turn = threading.RLock()  # of a step, and of a checkpoint: neither sees half of a migration
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """One step; every rank calls it with the same batch, and gets what the step returns.
@@ -80,32 +84,36 @@ class PartitionedStep:
             PeerError: a rank is gone, silent or trains something else; names it.
             StaleCaptureError: the batch, or a mode of a module, is not as in the first call; nothing was run.
         """
-        if self._closed or self._failure is not None:
-            raise self._failure or ExecutionError("distribute: the step was closed")
-        batch = packed(args, kwargs)
-        if self._job is None:
-            self._start(batch)
-        assert self._job is not None
-        assert self._guard is not None
-        assert self._executor is not None
-        if self._gathered:
-            self._job.memory.keep(self._job.kept)
-            self._gathered = False
-        self._guard.check_call(self._job.captured, batch)
-        try:
-            self._job.agree(STEP)
-            result = self._executor(batch)
-            if self._job.random_home is not None:
-                self._job.share_random_state(self._job.random_home)
-        except BaseException as error:
-            raise self._failed(error) from error
-        self.steps += 1
-        return result
+        with self._turn:
+            if self._closed or self._failure is not None:
+                raise self._failure or ExecutionError("distribute: the step was closed")
+            batch = packed(args, kwargs)
+            if self._job is None:
+                self._start(batch)
+            assert self._job is not None
+            assert self._guard is not None
+            if self._gathered:
+                self._job.memory.keep(self._job.kept)
+                self._gathered = False
+            self._guard.check_call(self._job.captured, batch)
+            try:
+                self._job.agree(STEP)
+                self._rebalance()
+                result = self._run(batch)
+            except BaseException as error:
+                raise self._failed(error) from error
+            self.steps += 1
+            return result
 
     @property
     def rank(self) -> int:
         """The rank of this process; rank 0 plans and gathers."""
         return self._peers.rank
+
+    @property
+    def shares(self) -> tuple[DeviceShare, ...]:
+        """What all ranks measured of themselves when they last looked whether ops should move; empty before."""
+        return self._rebalancer.shares if self._rebalancer is not None else ()
 
     def synchronize(self) -> None:
         """Wait until nothing is on its way.
@@ -113,11 +121,12 @@ class PartitionedStep:
         Raises:
             PeerError: a rank is gone.
         """
-        try:
-            for channel in self._arriving:
-                channel.wait(self.steps + 1)
-        except PeerError as error:
-            raise self._failed(error) from error
+        with self._turn:
+            try:
+                if self._running is not None:
+                    self._running.synchronize(self.steps)
+            except PeerError as error:
+                raise self._failed(error) from error
 
     def gather(self) -> None:
         """Make model and optimizer of rank 0 what they are where one process trains; save their ``state_dict()`` then.
@@ -125,20 +134,21 @@ class PartitionedStep:
         Every rank calls it. What rank 0 does not use in a step has its memory until the next one. Raises as
         `synchronize`.
         """
-        self.synchronize()
-        if self._job is None:
-            return
-        try:
-            self._job.agree(GATHER)
-            if self.rank != 0:
-                self._job.homed_at(self.rank).send(self._job.wires[0])
-            else:
-                self._job.memory.restore()
-                self._gathered = True
-            for rank, wire in self._job.wires.items() if self.rank == 0 else ():
-                self._job.homed_at(rank).receive(wire)
-        except PeerError as error:
-            raise self._failed(error) from error
+        with self._turn:
+            self.synchronize()
+            if self._job is None:
+                return
+            try:
+                self._job.agree(GATHER)
+                if self.rank != 0:
+                    self._job.homed_at(self.rank).send(self._job.wires[0])
+                else:
+                    self._job.memory.restore()
+                    self._gathered = True
+                for rank, wire in self._job.wires.items() if self.rank == 0 else ():
+                    self._job.homed_at(rank).receive(wire)
+            except PeerError as error:
+                raise self._failed(error) from error
 
     def state_dict(self) -> dict[str, Any]:
         """What this rank has of model and optimizer: ``torch.distributed.checkpoint.save({"train": fast}, ...)``.
@@ -159,12 +169,13 @@ class PartitionedStep:
                 "distribute: torch.distributed.checkpoint needs a process group to save parts of one checkpoint; call "
                 "torch.distributed.init_process_group('gloo')"
             )
-        self.synchronize()
-        try:
-            self._job.agree(GATHER)
-        except PeerError as error:
-            raise self._failed(error) from error
-        return part_state(self._model, self._optimizer, self._job.entries, self._job.kept)
+        with self._turn:
+            self.synchronize()
+            try:
+                self._job.agree(GATHER)
+            except PeerError as error:
+                raise self._failed(error) from error
+            return part_state(self._model, self._optimizer, self._job.entries, self._job.kept)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take what `state_dict` gives, as ``torch.distributed.checkpoint.load({"train": fast}, ...)`` does.
@@ -177,14 +188,22 @@ class PartitionedStep:
         """
         if self._job is None:
             raise ExecutionError("distribute: before the first step, save and load model and optimizer themselves")
-        self.synchronize()
-        load_part_state(self._model, self._optimizer, self._job.entries, self._job.kept, state)
+        with self._turn:
+            self.synchronize()
+            load_part_state(self._model, self._optimizer, self._job.entries, self._job.kept, state)
 
     def timeline(self) -> Timeline:
         """When each op and each transfer of this rank's last step ran."""
-        if self._executor is None:
+        if self._running is None:
             raise ExecutionError("no step has run yet")
-        return self._executor.timeline()
+        return self._running.executor.timeline()
+
+    def __str__(self) -> str:
+        """Who runs how much of the step, and all migrations so far."""
+        if self.plan is None:
+            return "a step over several ranks, of which none has run yet"
+        ops = [f"{lane.name} {len(lane.ops)} ops" for lane in self.plan.lanes if lane.kind == "cores"]
+        return "\n".join([f"{self.steps} steps, {', '.join(ops)}", *map(str, self.migrations)])
 
     def close(self) -> None:
         """Take leave of the other ranks."""
@@ -193,8 +212,8 @@ class PartitionedStep:
         if self._job is not None and self._failure is None:
             self.synchronize()
             self._job.close()
-        if self._executor is not None:
-            self._executor.close()
+        if self._running is not None:
+            self._running.executor.close()
         self._closed = True
 
     def __enter__(self) -> PartitionedStep:
@@ -212,73 +231,59 @@ class PartitionedStep:
         except BaseException as error:
             self._peers.fail(error)
             raise
-        job = begun_job(self._step, self._model, self._optimizer, batch, self._peers, self._planned)
+        job = begun_job(
+            self._step, self._model, self._optimizer, batch, self._peers, self._planner.plan, self._every_steps
+        )
         self._job, self.plan, self.part = job, job.plan, job.part
+        self.partition, self.costs = self._planner.partition, self._planner.costs
+        self.machine = self._planner.machine
         try:
-            channels: dict[str, Channel] = {}
-            for rank, wire in job.wires.items():
-                lasting = [e.recv for e in job.crossings if e.lasts and (e.home, e.to) == (rank, self.rank)]
-                self._arriving.append(PullChannel(wire, lasting))
-                channels[link_name(rank, self.rank)] = self._arriving[-1]
-                channels[link_name(self.rank, rank)] = StageSends(wire, job, rank)
-            self._executor = executor(job.part, plan_of_rank(job.plan, self.rank), kind=self._kind, channels=channels)
-            job.first_values()
+            if self._every_steps:
+                self._rebalancer = Rebalancer(self._planner.rules(job), self.rank, self._every_steps)
+            self._running = RunningPart(job, self._kind, self.steps)
             self._guard.begin()
             trim_heap()  # of what the capture of the whole step took
         except BaseException as error:
             raise self._failed(error) from error
 
-    def _planned(self, captured: Captured, borders: Borders, bytes_per_s: float) -> Plan:
-        """The plan of all ranks, on rank 0."""
-        num_ranks, threads = self._peers.num_workers, torch.get_num_threads()
-        order: tuple[str, ...] = captured.graph.order
-        if self._given is None:
-            self.machine = machine_of_ranks(num_ranks, threads, bytes_per_s)
-            self.costs = profile(captured, widths=[threads], runs=PROFILE_RUNS, machine=Machine.of(cores=threads))
-            problem = problem_of(
-                captured.graph, self.costs, self.machine, together=[ops for ops, _ in borders.together]
-            )
-            self.partition = partitioned(problem, **self._search)  # type: ignore[arg-type]
-            order = self.partition.names_in_order
-            rank_of = dict(zip(problem.names, self.partition.part, strict=True))
-        elif isinstance(self._given, Plan):
-            rank_of = ranks_of(self._given)
-        else:
-            rank_of = dict(self._given)
-        borders.check(rank_of, num_ranks)
-        return joined_plan(captured.graph, order, rank_of, borders.crossings(rank_of, num_ranks), threads)
+    def _run(self, batch: Any) -> Any:
+        assert self._job is not None
+        assert self._running is not None
+        result = self._running.executor(batch)
+        if self._job.random_home is not None:
+            self._job.share_random_state(self._job.random_home)
+        if self._rebalancer is not None:
+            self._rebalancer.note(self.steps + 1, self._running.executor.timeline)
+        return result
+
+    def _rebalance(self) -> None:
+        """Between two steps: have ops change rank where that is decided; every rank does so at the same time."""
+        look, job = self._rebalancer, self._job
+        if look is None or job is None or not look.is_due(self.steps):
+            return
+        assert self._guard is not None
+        began = perf_counter()
+        job, migration = rebalanced(look, job, self.steps, self._stop)
+        if job is not self._job:
+            self._job, self.plan, self.part = job, job.plan, job.part
+            self._running = RunningPart(job, self._kind, self.steps)
+            self._guard.begin()
+            look.begin(self.steps)
+        if migration is not None:
+            migration = replace(migration, took_us=(perf_counter() - began) * 1e6)
+            self.migrations = (*self.migrations, migration)
+            log.info("%s: %s", self._peers.name(self.rank), migration)
+
+    def _stop(self) -> None:
+        self.synchronize()
+        if self._running is not None:
+            self._running.executor.close()
 
     def _failed(self, error: BaseException) -> PeerError:
         assert self._job is not None
         if self._failure is None:
             self._failure = self._job.failed(error)
         return self._failure
-
-
-class StageSends:
-    """Values on their way to one other rank; what outlives the step is for its next one."""
-
-    runs_ahead = False
-
-    def __init__(self, wire: Wire, job: StageJob, to: int) -> None:
-        self._wire = wire
-        self._sent = {each.send: each for each in job.crossings if (each.home, each.to) == (job.peers.rank, to)}
-
-    def begin(self, op: str, tensor: torch.Tensor, epoch: int, done: Done) -> None:
-        each = self._sent[op]
-        self._wire.send(each.recv, tensor, epoch + 1 if each.lasts else epoch, done)
-
-
-def machine_of_ranks(num_ranks: int, threads: int, bytes_per_s: float) -> Machine:
-    """Equal devices, as many as ranks, and a link each way between any two.
-
-    Example:
-        >>> [link.channel for link in machine_of_ranks(2, 1, 1e9).links]
-        ['rank0->rank1', 'rank1->rank0']
-    """
-    names = [rank_name(rank) for rank in range(num_ranks)]
-    links = [Link(one, other, bytes_per_s, LATENCY_US) for one in names for other in names if one != other]
-    return Machine(tuple(Device(name, cores=threads) for name in names), tuple(links))
 
 
 def stages(
@@ -292,6 +297,7 @@ def stages(
     budget_s: float = 5.0,
     seed: int = 0,
     executor: str = "auto",
+    rebalance: int = 0,
     timeout_s: float = DEFAULT_TIMEOUT_S,
 ) -> PartitionedStep:
     """Train one model over all ranks of a torchrun job: each runs its part of the captured step.
@@ -313,13 +319,15 @@ def stages(
         budget_s: how long a partition is searched for.
         seed: of that search.
         executor: ``native`` lanes, ``python`` threads, or ``auto``.
+        rebalance: after every so many steps ranks tell each other how busy they are, and ops may move from one that
+            is overloaded to one that is not, with their parameters and state (``docs/partition.md``); 0: never.
         timeout_s: how long another rank is waited for, in a step as well.
 
     Returns:
         A `PartitionedStep`. Its first call captures the step, and on rank 0 divides it.
 
     Raises:
-        InputError: an unknown objective or executor, or torchrun has not started this process.
+        InputError: an unknown objective or executor, a negative `rebalance`, or torchrun has not started this process.
         PeerError: the job's store does not answer.
 
     Example:
@@ -333,6 +341,10 @@ def stages(
         raise InputError(f"distribute: unknown objective {objective!r}; one of {', '.join(OBJECTIVES[:3])}")
     if executor not in EXECUTORS:
         raise InputError(f"distribute: unknown executor {executor!r}; available: {', '.join(EXECUTORS)}")
+    if rebalance < 0:
+        raise InputError(f"distribute: expected rebalance to be a number of steps, or 0 for never, got {rebalance}")
     store, rank, world = job_store(timeout_s)
     peers = Peers(rank, world, 0, store, timeout_s)
-    return PartitionedStep(step, model, optimizer, peers, partition, objective, epsilon, budget_s, seed, executor)
+    search = {"objective": objective, "epsilon": epsilon, "budget_s": budget_s, "seed": seed}
+    planner = StagePlanner(partition, search, profiles=rebalance > 0)
+    return PartitionedStep(step, model, optimizer, peers, planner, executor, rebalance)

@@ -1,0 +1,214 @@
+"""A hog beside one rank: ``python -m benchmarks partition --hog``.
+
+Two ranks, each on a core of its own, train a model whose branches they divide. After some steps a program that never
+sleeps starts on the core of rank 1. In one job ops may move, in the other they may not: what the hog costs is taken
+from the other one, what assistants win back from both. All of it is real: compute, transport, and the hog.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from statistics import median
+from typing import Any
+
+import torch
+from torch import nn
+from torch._C._distributed_c10d import TCPStore
+
+from hocket.distributed.stages.partitioned import stages
+from hocket.errors import InputError
+
+__all__ = ["Branches", "run", "summary_of"]
+
+RANKS = 2
+# Steps: until caches and clocks are as they stay, without the hog, until assistants must have acted, and after that.
+WARM_UP, IDLE, REACTION, AFTER = 10, 20, 20, 200
+# The last steps of which the time without moves is taken.
+HOGGED = 30
+EVERY_STEPS = 5
+TIMEOUT_S = 120.0
+
+
+class Branches(nn.Module):
+    """Equal branches that meet at the end: any number of them may be on either rank."""
+
+    def __init__(self, count: int, width: int) -> None:
+        super().__init__()
+        layers = [nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width)) for _ in range(count)]
+        self.branches = nn.ModuleList(layers)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([branch(x) for branch in self.branches]).sum(0)
+
+
+def run(
+    *,
+    batch_size: int = 96,
+    branches: int = 24,
+    width: int = 512,
+    after: int = AFTER,
+    save: Callable[[dict[str, Any]], None] | None = None,
+) -> dict[str, Any]:
+    """The job without moves, then the one with them.
+
+    Args:
+        batch_size: of the model's input.
+        branches: how many it has.
+        width: of its layers.
+        after: how many steps follow those in which assistants have to act.
+        save: told the result so far, after each job.
+
+    Raises:
+        InputError: fewer than two cores, or a rank failed; says why.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < RANKS:
+        raise InputError(f"hog: expected {RANKS} cores, and this process may use {len(cores)}")
+    size = (batch_size, branches, width)
+    result: dict[str, Any] = {
+        "model": f"{branches} branches of two layers of width {width}, batch {batch_size}, SGD with momentum",
+        "every_steps": EVERY_STEPS,
+        "torch": torch.__version__,
+    }
+    for label, every_steps, steps in (("fixed", 0, HOGGED), ("moving", EVERY_STEPS, REACTION + after)):
+        result[label] = _job(cores, size, every_steps, steps)
+        if save is not None:
+            save(result)
+    result["summary"] = summary_of(result["fixed"], result["moving"])
+    return result
+
+
+def summary_of(fixed: dict[str, Any], moving: dict[str, Any]) -> dict[str, Any]:
+    """What the hog costs, how much of it is won back, and how many units moved when.
+
+    Args:
+        fixed: of the job without moves: ``steps_us``, and ``hog_from``, the first step beside the hog.
+        moving: the same of the job with moves, and ``migrations``.
+    """
+    since = moving["hog_from"]
+    without_us = median(fixed["steps_us"][WARM_UP : fixed["hog_from"]])
+    hogged_us = median(fixed["steps_us"][fixed["hog_from"] :])
+    later_us = median(moving["steps_us"][since + REACTION :])
+    own_us = median(moving["steps_us"][WARM_UP:since])
+    lost = hogged_us / without_us
+    units = [(each["step"] - since, each["units"]) for each in moving["migrations"]]
+    return {
+        "idle_us": without_us,
+        "hogged_us": hogged_us,
+        "recovered_us": later_us,
+        "hogged_over_idle": lost,
+        "recovered_over_idle": later_us / own_us,
+        # Each job over its own steps without the hog: a machine is not as fast an hour later.
+        "won_back": (lost - later_us / own_us) / (lost - 1.0),
+        "units_moved_before_the_hog": sum(units for step, units in units if step < 0),
+        "units_moved_in_20_steps": sum(units for step, units in units if 0 <= step < REACTION),
+        "units_moved_later": sum(units for step, units in units if step >= REACTION),
+        "steps_later": len(moving["steps_us"]) - since - REACTION,
+    }
+
+
+def _job(cores: list[int], size: tuple[int, int, int], every_steps: int, steps: int) -> dict[str, Any]:
+    """Both ranks through all steps; the hog starts after those without it."""
+    context = multiprocessing.get_context("spawn")
+    store = TCPStore("127.0.0.1", 0, None, is_master=True, timeout=timedelta(seconds=TIMEOUT_S))
+    pipes: list[Connection] = []
+    processes = []
+    hog = None
+    try:
+        for rank in range(RANKS):
+            ours, theirs = context.Pipe()
+            arguments = (theirs, rank, cores[rank], store.port, size, every_steps, steps)
+            processes.append(context.Process(target=_rank, args=arguments, daemon=True))
+            processes[-1].start()
+            theirs.close()
+            pipes.append(ours)
+        for pipe in pipes:
+            _heard(pipe, "idle")
+        hog = subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"])
+        os.sched_setaffinity(hog.pid, {cores[1]})
+        for pipe in pipes:
+            pipe.send("hog")
+        found = [_heard(pipe, "done") for pipe in pipes]
+    except EOFError as error:
+        raise InputError("hog: a rank has ended without a word") from error
+    finally:
+        if hog is not None:
+            hog.kill()
+            hog.wait()
+        for process in processes:
+            process.join(5.0)
+            process.kill()
+            process.join()
+    return dict(found[0])
+
+
+def _heard(pipe: Connection, word: str) -> Any:
+    kind, value = pipe.recv()
+    if kind != word:
+        raise InputError(f"hog: {value}")
+    return value
+
+
+def _rank(pipe: Any, rank: int, core: int, port: int, size: tuple[int, int, int], every_steps: int, steps: int) -> None:
+    try:
+        os.sched_setaffinity(0, {core})
+        torch.set_num_threads(1)
+        os.environ |= {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(RANKS),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "TORCHELASTIC_RESTART_COUNT": "0",
+        }
+        pipe.send(("done", _trained(pipe, size, every_steps, steps)))
+    except BaseException as error:
+        with suppress(OSError):
+            pipe.send(("failed", f"rank {rank}: {type(error).__name__}: {error}"))
+        raise
+
+
+def _trained(pipe: Any, size: tuple[int, int, int], every_steps: int, steps: int) -> dict[str, Any]:
+    batch_size, branches, width = size
+    torch.manual_seed(0)
+    model = Branches(branches, width)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+    batch = torch.randn(batch_size, width)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    steps_us: list[float] = []
+    looks: dict[int, Any] = {}
+
+    def take(count: int) -> None:
+        for _ in range(count):
+            begin_s = time.perf_counter()
+            fast(batch)
+            steps_us.append((time.perf_counter() - begin_s) * 1e6)
+            if every_steps and fast.steps % every_steps == 1:
+                looks[fast.steps - 1] = [(share.compute, share.slowdown) for share in fast.shares]
+
+    with stages(step, model, optimizer, budget_s=3.0, rebalance=every_steps, timeout_s=TIMEOUT_S) as fast:
+        take(WARM_UP + IDLE)
+        pipe.send(("idle", None))
+        pipe.recv()
+        hog_from = fast.steps
+        take(steps)
+        migrations = [
+            {"step": each.step, "units": 0 if each.refused else len(each.moved), "text": str(each)}
+            for each in fast.migrations
+        ]
+    return {"hog_from": hog_from, "steps_us": steps_us, "migrations": migrations, "looks": looks}

@@ -1,0 +1,38 @@
+"""How busy the CPUs of a process are, whoever uses them."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from hocket.distributed.stages import cpu_use
+from hocket.distributed.stages.cpu_use import CpuUse, cpu_ticks
+
+BEFORE = "cpu  9 0 0 9 0 0 0 0 0 0\ncpu0 100 0 20 300 40 0 5 0 7 0\ncpu1 1 0 1 90 0 0 0 0 0 0\nintr 5\n"
+
+
+def test_ticks_are_those_of_the_cpus_asked_for(tmp_path):
+    stat = tmp_path / "stat"
+    stat.write_text(BEFORE)
+    assert cpu_ticks([0], stat) == (125, 465)
+    assert cpu_ticks([0, 1], stat) == (127, 557)
+    assert cpu_ticks([7], stat) is None
+    stat.write_text("cpu0 1 2\n")
+    assert cpu_ticks([0], stat) is None
+    assert cpu_ticks([0], tmp_path / "nothing") is None
+
+
+def test_the_share_is_of_what_has_passed(tmp_path, monkeypatch):
+    told = iter([(125, 465), (200, 565), (200, 565), None])
+    monkeypatch.setattr(cpu_use, "cpu_ticks", lambda cpus: next(told))
+    use = CpuUse()
+    assert use.since_last() == 0.75
+    assert use.since_last() is None  # no time has passed
+    assert use.since_last() is None  # the system says nothing
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_this_system_says_it():
+    busy, whole = cpu_ticks([0])
+    assert 0 <= busy <= whole

@@ -1,0 +1,184 @@
+"""Ops that change rank while a job trains: to the bit what one process computes."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from distributed.ranks import Ranks
+from distributed.stages.moving import divided_by, moves_after, planted, rank_of_moves, saved_after
+from distributed.stages.trained import alone, flat, same, work_of
+from distributed.training import tensors_of
+from hocket import distribute
+from hocket.adaptation.assistants import OpMove
+from hocket.distributed.stages import rebalancing
+from hocket.distributed.state import ShardState
+from hocket.errors import InputError
+
+STEPS = 10
+TIMEOUT_S = 4.0
+
+
+def check_moves(name, optimizer, ranks, seed, executor, times=2, every=3, has_values=True):
+    results, checkpoint, random_state = alone(name, optimizer, STEPS)
+    with Ranks(rank_of_moves, ranks, name, optimizer, STEPS, seed, executor, times, every, has_values) as job:
+        found = job.returned(200)
+    for rank, (mine, _, state, _, plan, *_) in enumerate(found):
+        assert plan == found[0][4]
+        for step, (one, other) in enumerate(zip(results, mine, strict=True)):
+            assert all(same(a, b) for a, b in zip(one, other, strict=True)), (rank, step)
+        assert same(state, random_state), rank
+    assert found[0][1].keys() == checkpoint.keys()
+    for key, value in checkpoint.items():
+        assert same(found[0][1][key], value), key
+    _, saved, _ = alone(name, optimizer, saved_after(times, every))
+    for rank, (*_, meanwhile) in enumerate(found):
+        assert meanwhile[0] == "moved"  # and then only
+        assert rank or all(same(meanwhile[1][key], value) for key, value in saved.items())
+    ops = [op for _, _, _, mine, *_ in found for op in mine]
+    assert len(ops) == len(set(ops))
+    migrations, _ = found[0][4]
+    assert [step for step, *_ in migrations] == list(itertools.islice(moves_after(every), times))
+    assert all(moved and size_bytes > 0 and not refused for _, moved, size_bytes, refused in migrations)
+    last = {op: target for _, moved, _, _ in migrations for names, _, target in moved for op in names}
+    assert all(op in found[rank][3] for op, rank in last.items())
+    return found
+
+
+def test_a_net_with_a_norm_and_dropout_trains_the_same_while_ops_move():
+    found = check_moves("mixed", "adam", 2, 1, "native")
+    told = [told for *_, told, _, _ in found]
+    assert told[0] == told[1]  # every rank decides by the same numbers
+    assert all(share.slowdown > 0 and 0 < share.compute <= 1 for shares in told[0] for share in shares)
+    assert "after step 6: " in found[0][6]
+    assert "bytes of state" in found[0][6]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "optimizer", "ranks", "executor", "times", "every"),
+    [
+        ("mlp", "adam", 2, "python", 2, 3),
+        ("mixed", "sgd", 3, "python", 3, 2),
+        ("mixed", "adam", 3, "native", 4, 1),
+        ("transformer", "adam", 3, "auto", 2, 3),
+        ("resnet20", "sgd", 2, "auto", 2, 3),
+        ("lstm-cells", "adam", 2, "auto", 2, 2),
+    ],
+)
+def test_models_train_the_same_while_ops_move(name, optimizer, ranks, executor, times, every):
+    check_moves(name, optimizer, ranks, 3, executor, times, every)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["mixed", "transformer"])
+def test_ranks_that_begin_without_values_take_ops_over(name):
+    check_moves(name, "adam", 3, 2, "auto", 3, 2, has_values=False)
+
+
+def test_where_the_new_division_cannot_run_all_ranks_go_on_as_they_are():
+    wanted, *_ = alone("mixed", "adam", STEPS)
+    with Ranks(rank_that_refuses, 2) as job:
+        found = job.returned(100)
+    for mine, words in found:
+        for one, other in zip(wanted, mine, strict=True):
+            assert all(same(a, b) for a, b in zip(one, other, strict=True))
+        (line,) = words.splitlines()[1:]  # and is not tried again
+        assert line.startswith("after step 4: not moved: ")
+        assert line.endswith("have to share a rank: planted")
+
+
+def rank_that_refuses(rank, say):
+    def refuse(job, rank_of, order):
+        raise InputError("have to share a rank: planted")
+
+    torch.set_num_threads(1)
+    rebalancing.divided_anew = refuse
+    rebalancing.decide = always_the_first_unit
+    work = work_of("mixed", "adam")
+    torch.manual_seed(21)
+    settings = {"partition": divided_by(work, rank, 1), "rebalance": 2, "executor": "python", "timeout_s": 30.0}
+    rebalancing.SAME = 1e9  # what is measured does not matter here
+    with distribute.stages(work.step, work.model, work.optimizer, **settings) as fast:
+        found = [flat(fast(work.batches[number % len(work.batches)])) for number in range(STEPS)]
+        return found, str(fast)
+
+
+def always_the_first_unit(shares, rules, assignment):
+    return (OpMove(0, assignment[0], 1 - assignment[0]),)
+
+
+def rank_that_is_lost(rank, say, victim, place, file):
+    torch.set_num_threads(1)
+    planted(1)
+    work = work_of("mixed", "adam")
+    torch.manual_seed(21)
+
+    def stop(*_):
+        say("here")
+        threading.Event().wait(30)
+
+    if rank == victim:
+        setattr(*{"before": (rebalancing, "migrated"), "within": (ShardState, "post")}[place], stop)
+    settings = {"partition": divided_by(work, rank, 1), "rebalance": 2, "executor": "python", "timeout_s": TIMEOUT_S}
+    with distribute.stages(work.step, work.model, work.optimizer, **settings) as fast:
+        for number in range(5):
+            fast(work.batches[number % len(work.batches)])
+            if number == 0:
+                fast.gather()
+                if rank == 0:
+                    np.savez(file, **tensors_of(work))
+
+
+@pytest.mark.parametrize(
+    ("count", "victim", "place", "number"),
+    [
+        (2, 1, "within", signal.SIGKILL),
+        pytest.param(3, 1, "before", signal.SIGKILL, marks=pytest.mark.slow),
+        pytest.param(3, 0, "within", signal.SIGKILL, marks=pytest.mark.slow),
+        pytest.param(3, 2, "within", signal.SIGSTOP, marks=pytest.mark.slow),
+        pytest.param(3, 2, "before", signal.SIGSTOP, marks=pytest.mark.slow),
+    ],
+)
+def test_ranks_end_and_name_who_is_lost_while_ops_move(tmp_path, count, victim, place, number):
+    _, wanted, _ = alone("mixed", "adam", 1)
+    with Ranks(rank_that_is_lost, count, victim, place, tmp_path / "checkpoint.npz") as ranks:
+        ranks.heard(victim, "here")
+        ranks.signal(victim, number)
+        for rank in set(range(count)) - {victim}:
+            kind, text = ranks.end(rank, 30)
+            assert kind == "raised"
+            assert text.startswith(f"PeerError: rank {rank}"), text
+            assert f"lost rank {victim}" in text, text
+    with np.load(tmp_path / "checkpoint.npz") as saved:  # of before
+        assert set(saved) == set(wanted)
+        assert all(same(saved[key], value) for key, value in wanted.items())
+
+
+def rank_of_another_mind(rank, say):
+    torch.set_num_threads(1)
+    decide = planted(1)
+    decide.told += [()] * rank  # ranks that decide otherwise, as if their numbers were others
+    decide.times += rank
+    work = work_of("mixed", "adam")
+    settings = {"partition": divided_by(work, rank, 1), "rebalance": 2, "executor": "python", "timeout_s": 10.0}
+    with distribute.stages(work.step, work.model, work.optimizer, **settings) as fast:
+        for number in range(5):
+            fast(work.batches[number % len(work.batches)])
+
+
+def test_ranks_that_decide_otherwise_are_named_before_anything_moves():
+    with Ranks(rank_of_another_mind, 2) as ranks:
+        kind, text = ranks.end(1, 40)
+        assert kind == "raised"
+        assert "moves ops to other places than rank" in text, text
+
+
+def test_a_negative_number_of_steps_is_refused():
+    with pytest.raises(InputError, match="expected rebalance to be a number of steps, or 0"):
+        distribute.stages(lambda: None, torch.nn.Linear(1, 1), None, rebalance=-1)

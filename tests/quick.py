@@ -1,0 +1,39 @@
+"""Tables of tests whose every entry is worth running, and whose quick ones have every name of either axis once."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+
+def covering(names: Iterable[Any], *others: Iterable[Any]) -> list[Any]:
+    """All of the table; slow but for the n-th name with the n-th column, round and round.
+
+    Args:
+        names: the rows; values, tuples of values, or `pytest.param`.
+        others: further axes of the same; a column has one of each.
+    """
+    rows = [_parts(name) for name in names]
+    columns = [_joined(each) for each in itertools.product(*(map(_parts, axis) for axis in others))]
+    quick = {(n % len(rows), n % len(columns)) for n in range(max(len(rows), len(columns)))}
+    found = []
+    for (row, one), (column, other) in itertools.product(enumerate(rows), enumerate(columns)):
+        values, marks = _joined((one, other))
+        slow = () if (row, column) in quick else (pytest.mark.slow,)
+        found.append(pytest.param(*values, marks=(*marks, *slow)))
+    return found
+
+
+def _parts(entry: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """The values and the marks of an entry."""
+    if isinstance(entry, type(pytest.param())):
+        return tuple(entry.values), tuple(entry.marks)
+    return (entry if isinstance(entry, tuple) else (entry,)), ()
+
+
+def _joined(parts: Iterable[tuple[tuple[Any, ...], tuple[Any, ...]]]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    values, marks = zip(*parts, strict=True)
+    return sum(values, ()), sum(marks, ())
