@@ -3,7 +3,7 @@
 Fusing all B models makes every activation B times as large. Where one model's fill the caches already, B models' do not
 fit any more, and what is larger than 32 MiB costs page faults too, because malloc gives it back to the system every
 time. So it is all models or one at a time, the plain model. Groups of half of them were the fastest of one zoo entry, 8
-digits CNNs, and not in every run (docs/log.md, 2026-11-22 and 23): too little for a mechanism of its own.
+digits CNNs, and not in every run (docs/research, 2026-11-22 and 23): too little for a mechanism of its own.
 
     array(x), then loss, then backward          each model to the end of its backward
     forward 0, forward 1, ... forward B-1       forward 0, loss 0, backward 0
