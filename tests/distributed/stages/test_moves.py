@@ -103,7 +103,7 @@ def rank_that_refuses(rank, say):
     work = work_of("mixed", "adam")
     torch.manual_seed(21)
     settings = {"partition": divided_by(work, rank, 1), "rebalance": 2, "executor": "python", "timeout_s": 30.0}
-    rebalancing.SAME = 1e9  # what is measured does not matter here
+    rebalancing.Rebalancer._is_like = lambda look, before: True  # what is measured does not matter here
     with distribute.stages(work.step, work.model, work.optimizer, **settings) as fast:
         found = [flat(fast(work.batches[number % len(work.batches)])) for number in range(STEPS)]
         return found, str(fast)
