@@ -28,8 +28,8 @@ from hocket.fusion.stacked import Stacked, unwrap
 __all__ = ["FAILURES", "Choice", "Copies", "choose", "make_pass", "restored"]
 
 BLOCK = 3  # counted passes of a plan, fewer if they take longer than this:
-BLOCK_S = 0.01
-CLOSE = 1.5  # times the fastest pass: what stays
+BLOCK_S = 0.03
+CLOSE = 2.0  # times the fastest pass: what stays
 LARGE_S = 0.2  # a pass of one model on a CPU, from which models are not fused: nothing around its ops is left to save
 FAILURES = (HocketError, RuntimeError, ValueError, TypeError, NotImplementedError)  # out of memory is a RuntimeError
 
