@@ -25,7 +25,10 @@ def prefer(monkeypatch: pytest.MonkeyPatch, step: str = ALL, forward: str = ALL)
         size = max(plan.group_size for plan in racing)
         of_losses = any(plan.per_group_backward for plan in racing)
         wanted = {step} if of_losses else {forward, step} if size == 1 else {forward}
-        return {plan: 1.0 if name_of(plan, size) in wanted else 2.0 + place for place, plan in enumerate(racing)}
+        return {
+            plan: 1.0 if name_of(plan, size) in wanted else 2 * choose.CLOSE + place
+            for place, plan in enumerate(racing)
+        }
 
     monkeypatch.setattr(choose, "_in_turns", in_turns)
     monkeypatch.setattr(choose, "LARGE_S", float("inf"))  # however slow the machine is
