@@ -25,7 +25,7 @@ from hocket.fusion.writes import find_writes
 __all__ = ["FusedProgram"]
 
 CANNOT = (RuntimeError, ValueError, TypeError, NotImplementedError, AssertionError, AttributeError)
-SKIPPED = ("_assert", "_assert_is_none", "_assert_async", "_assert_tensor_metadata", "_assert_scalar")
+SKIPPED = ("_assert", "_assert_is_none", "_assert_async")
 
 
 class FusedProgram:
@@ -34,6 +34,9 @@ class FusedProgram:
     Args:
         models: some of the models, or all.
         traced: the graph of one.
+
+    Raises:
+        ValueError: the graph does what a fused one cannot.
 
     Attributes:
         inputs: places of inputs, and which leaf of the arguments each is.
@@ -51,6 +54,9 @@ class FusedProgram:
         places = {node: place for place, node in enumerate(nodes)}
         self.inputs = [(places[node], number) for node, number in traced.inputs.items()]
         self.tensors = [(places[node], name) for node, name in traced.tensors.items()]
+        for _, name in self.tensors:
+            if name not in models.store.places:
+                raise ValueError(f"{name} is read outside of its block, which stays separate")
         self.constants = [(places[node], models.of_models(value)) for node, value in traced.constants.items()]
         known = {name: place for place, name in self.tensors}  # those that layers ask for have places behind the nodes
 

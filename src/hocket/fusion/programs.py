@@ -7,17 +7,18 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils import _pytree as pytree
 
 from hocket.errors import InputError
 from hocket.fusion import trace
 from hocket.fusion.bounded import Bounded
 from hocket.fusion.call_spec import CallSpec
-from hocket.fusion.choose import restored
 from hocket.fusion.merge import is_alike, merged
 from hocket.fusion.model_slice import ModelSlice
 from hocket.fusion.program import FusedProgram
 from hocket.fusion.python_state import Globals, attributes, has_own_code
+from hocket.fusion.record import recorded
 from hocket.fusion.rules.base import is_watched
 from hocket.fusion.stacked import Stacked, unwatched
 
@@ -37,7 +38,6 @@ class Programs:
         self._models = models
         self._kept: Bounded[FusedProgram | None] = Bounded(MAX_PROGRAMS)
         self._globals: Globals | None = None  # what the traced forwards read outside of the models
-        self._why_not = ""
 
     def made(self) -> list[FusedProgram]:
         """Those that are kept, the one that was used last first."""
@@ -53,7 +53,7 @@ class Programs:
         Args:
             call: the tree of arguments, and the constants in it.
             values: the leaves at hand, `Stacked` where models have their own.
-            kinds: shapes and types of the leaves, and which are of each model: an exported graph holds for these.
+            kinds: shapes and types of the leaves, and which are of each model: a recorded graph holds for these.
 
         Raises:
             InputError: the models' graphs differ.
@@ -67,33 +67,35 @@ class Programs:
             return program
         key = (*key, kinds)
         if key not in self._kept and not is_watched():
-            self._kept[key] = self._made(self._exported, values, call.spec)
+            self._kept[key] = self._made(self._recorded, values, call.spec)
         return self._kept.get(key)
 
     def _symbolic(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[trace.Traced]:
         store = self._models.store
         separate = frozenset(store.separate_index)
         traces: list[trace.Traced] = []
-        # What only torch's own layers compute is the same for the same layers, which `compare` has seen to.
-        for template in store.templates if any(map(has_own_code, store.templates)) else store.templates[:1]:
+        for template in self._different():
             model = copy.deepcopy(template)
             traces.append(trace.symbolic(model, args, kwargs, separate))
             if traces[-1].keeps_values and not is_alike(traces[-1], trace.symbolic(model, args, kwargs, separate)):
                 raise torch.fx.proxy.TraceError("the forward reads what an earlier call left behind")
         return traces
 
-    def _exported(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[trace.Traced]:
+    def _recorded(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[trace.Traced]:
         store = self._models.store
-        if store.separate_index:
-            raise InputError(
-                "blocks stay separate, and torch.fx cannot trace the model around them: "
-                f"{self._why_not.splitlines()[0]}; use backend='loop', or models that agree in every layer"
-            )
-        traces: list[trace.Traced] = []
-        for index in range(store.num_models):
-            with restored(store.buffers(), store.generators):
-                traces.append(trace.exported(store.plain(index), args, kwargs))
-        return traces
+        separate = frozenset(store.separate_index)
+        return [
+            recorded(template, store.tensors_of(index), args, kwargs, separate)
+            for index, template in enumerate(self._different())
+        ]
+
+    def _different(self) -> list[nn.Module]:
+        """The models that may have a graph of their own.
+
+        What only torch's own layers compute is the same for the same layers, which `compare` has seen to.
+        """
+        templates = self._models.store.templates
+        return templates if any(map(has_own_code, templates)) else templates[:1]
 
     def _made(self, trace_all: Callable[..., list[trace.Traced]], values: list[Any], spec: Any) -> FusedProgram | None:
         """A program from traces of all models, or None where these fail."""
@@ -104,8 +106,7 @@ class Programs:
                 raise torch.fx.proxy.TraceError(f"the forward changes {path}")
         except InputError as error:
             raise InputError(f"{error}{self._hint()}") from error
-        except (torch.fx.proxy.TraceError, torch._dynamo.exc.TorchDynamoException, *trace.FAILURES) as error:
-            self._why_not = f"{type(error).__name__}: {error}"
+        except (torch.fx.proxy.TraceError, *trace.FAILURES):
             return None
         self._globals = known
         return program

@@ -1,8 +1,8 @@
 """A model becomes a graph of ops, each with the layer it belongs to.
 
 torch.fx first: its symbolic trace keeps batch sizes open and whole modules whole. Where a forward branches on shapes or
-unpacks them, torch.export on the input at hand: its graphs hold for these shapes only, so they are made again for
-others. Where neither can follow, the model as a whole goes by ``vmap`` or model by model.
+unpacks them, `hocket.fusion.record` on the input at hand: its graphs hold for these shapes only, so they are made again
+for others. Where neither can follow, the models go one by one.
 
 Transformer layers are traced through forwards without a fast path (`transformer_forwards`), because torch's own choose
 one by looking at values.
@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import functools
 import inspect
-import io
 import operator
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import BuiltinFunctionType
 from typing import Any
@@ -34,7 +33,7 @@ from hocket.fusion.store import named_tensors
 from hocket.fusion.transformer_forwards import TRACEABLE_FORWARDS
 from hocket.fusion.writes import written_by
 
-__all__ = ["Traced", "exported", "symbolic"]
+__all__ = ["Traced", "autograd_functions_by", "mode_of_torch", "symbolic"]
 
 FAILURES = (RuntimeError, TypeError, ValueError, AttributeError, NameError, LookupError, AssertionError)
 
@@ -71,7 +70,7 @@ class Traced:
             return str(node.target)
         stack = node.meta.get("nn_module_stack") or {}
         last = next(reversed(stack.values()), ("", None))
-        return str(last[0] if isinstance(last, tuple) else last).removeprefix("L['self'].")
+        return str(last[0] if isinstance(last, tuple) else last)
 
 
 class _Proxy(fx.Proxy):
@@ -111,13 +110,13 @@ class _Tracer(fx.Tracer):
         self.proxy_buffer_attributes = True
         self._known = {id(each): (name, each) for name, each in (*model.named_buffers(), *model.named_parameters())}
         self._whole = separate
-        self._mode = _mode()
+        self._mode = mode_of_torch()
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         return _Proxy(node, self)
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
-        if _mode() != self._mode:  # a graph of ops would not know
+        if mode_of_torch() != self._mode:  # a graph of ops would not know
             raise fx.proxy.TraceError("a part of the forward runs in a grad mode or autocast of its own")
         return super().create_node(*args, **kwargs)
 
@@ -151,18 +150,16 @@ class _Tracer(fx.Tracer):
 
 
 @contextmanager
-def _functions_as_ops() -> Iterator[None]:
-    """While this is open, a `torch.autograd.Function` is one op: the ops of its forward have another backward."""
+def autograd_functions_by(record: Callable[..., Any]) -> Iterator[None]:
+    """While this is open, a `torch.autograd.Function` is one op: the ops of its forward have another backward.
+
+    Args:
+        record: takes a function's `apply`, its arguments and those by name, and gives its result.
+    """
     usual = torch.autograd.Function.__dict__["apply"]
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        proxies: list[fx.Proxy] = []
-        fx.node.map_aggregate((args, kwargs), lambda leaf: proxies.append(leaf) if isinstance(leaf, fx.Proxy) else leaf)
-        if not proxies and torch.compiler.is_exporting() and not cls.__module__.startswith("torch."):
-            raise ValueError(f"torch.export loses the backward of {cls.__name__}")
-        if proxies:
-            return proxies[0].tracer.create_proxy("call_function", usual.__get__(None, cls), args, kwargs)
-        return usual.__get__(None, cls)(*args, **kwargs)
+        return record(usual.__get__(None, cls), args, kwargs)
 
     torch.autograd.Function.apply = classmethod(apply)  # type: ignore[method-assign, assignment]
     try:
@@ -172,7 +169,15 @@ def _functions_as_ops() -> Iterator[None]:
         torch.autograd.Function.apply = usual  # type: ignore[method-assign]
 
 
-def _mode() -> tuple[bool, ...]:
+def _by_proxy(apply: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    proxies: list[fx.Proxy] = []
+    fx.node.map_aggregate((args, kwargs), lambda leaf: proxies.append(leaf) if isinstance(leaf, fx.Proxy) else leaf)
+    if proxies:
+        return proxies[0].tracer.create_proxy("call_function", apply, args, kwargs)
+    return apply(*args, **kwargs)
+
+
+def mode_of_torch() -> tuple[bool, ...]:
     """What a ``with`` inside of a forward may change."""
     found = [torch.is_grad_enabled(), torch.is_inference_mode_enabled()]
     return (*found, *(torch.is_autocast_enabled(device) for device in ("cpu", "cuda")))
@@ -221,7 +226,7 @@ def symbolic(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], se
         plain = TRACEABLE_FORWARDS[type(model)]
         model.__class__ = type(type(model).__name__, (type(model),), {"forward": plain})
     before = [*attributes(model), *generators()]
-    with warnings.catch_warnings(), torch.inference_mode(False), torch.enable_grad(), _functions_as_ops():
+    with warnings.catch_warnings(), torch.inference_mode(False), torch.enable_grad(), autograd_functions_by(_by_proxy):
         warnings.simplefilter("ignore")
         graph = _Tracer(model, separate).trace(model, concrete_args=concrete)
     changed = changes(before, [*attributes(model), *generators()])
@@ -259,46 +264,3 @@ def _one_op(arguments: dict[str, Any], order: list[int | None]) -> Traced:
     own = {name: pytree.tree_map(place, value) for name, value in arguments.items()}
     graph.output(graph.call_module("", (), own))
     return Traced(graph, inputs, {}, {}, None)
-
-
-def exported(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced:
-    """Trace with torch.export, for the shapes of this input.
-
-    Raises:
-        Exception: whatever export raises when it cannot follow; see `FAILURES`.
-    """
-    from torch.export.graph_signature import InputKind
-
-    usual, state = model.forward, generators()
-
-    @functools.wraps(usual)
-    def forward(*args: Any, **kwargs: Any) -> Any:  # export itself puts attributes back, so they are compared in here
-        before = attributes(model)
-        out = usual(*args, **kwargs)
-        for path, _ in changes(before, attributes(model)):
-            raise ValueError(f"the forward changes {path}")
-        return out
-
-    model.forward = forward
-    quiet = redirect_stdout(io.StringIO())  # where export cannot follow, it prints its graph
-    with warnings.catch_warnings(), torch.enable_grad(), _functions_as_ops(), quiet:
-        warnings.simplefilter("ignore")
-        program = torch.export.export(model, args, kwargs, strict=False)
-    for path, _ in changes(state, generators()):
-        raise ValueError(f"the forward changes {path}")
-    graph, signature = program.graph_module.graph, program.graph_signature
-    specs = {spec.arg.name: spec for spec in signature.input_specs}
-    owned = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
-    places = [node for node in graph.nodes if node.op == "placeholder"]
-    given = [node for node in places if specs[node.name].kind == InputKind.USER_INPUT]
-    leaves = pytree.tree_leaves((args, kwargs))
-    inputs = {node: number for number, node in enumerate(given) if isinstance(leaves[number], Tensor)}
-    tensors = {node: owned[node.name] for node in places if node.name in owned}
-    read = [node for node in graph.nodes if node.op == "get_attr"]
-    constants = {node: getattr(program.graph_module, str(node.target)) for node in read}
-    lifted = [node for node in places if node not in given and node not in tensors]
-    constants |= {node: program.constants[str(specs[node.name].target)] for node in lifted}
-    out_spec = program.call_spec.out_spec
-    if len(signature.output_specs) != out_spec.num_leaves:
-        raise ValueError("the forward gives more than its output")
-    return Traced(graph, inputs, tensors, constants, out_spec)

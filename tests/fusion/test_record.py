@@ -1,0 +1,248 @@
+"""Graphs by a forward on tensors without data: what they hold, and what is refused."""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import pytest
+import torch
+from tests.fusion.oracle import check, made
+from torch import nn
+from torch.fx.proxy import TraceError
+from torch.nn.functional import cross_entropy, softmax
+
+import hocket
+from hocket.errors import InputError
+from hocket.fusion.record import recorded
+
+D = torch.float64
+
+
+class Layer(nn.Module):
+    """Runs a function of itself and its input, behind an unpacked shape, which torch.fx cannot follow."""
+
+    def __init__(self, function, number=1.0):
+        super().__init__()
+        self.function, self.number = function, number
+        self.a, self.b = nn.Linear(4, 4).double(), nn.Linear(4, 4).double()
+        self.register_buffer("mean", torch.zeros(4, dtype=D))
+        self.table = torch.arange(4.0, dtype=D)  # belongs to no layer
+
+    def forward(self, x):
+        rows, columns = x.shape
+        assert rows
+        assert columns == 4
+        return self.function(self, x)
+
+
+class Pair(NamedTuple):
+    first: torch.Tensor
+    second: torch.Tensor
+
+
+class Cube(torch.autograd.Function):
+    """Has twice the gradient that its ops have."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x * x
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return 6 * x * x * grad
+
+
+def reflected(m, x):
+    return 2 - m.a(x), 1 / (m.b(x).square() + 1), 2 ** (0.1 * x), 5 * x + 3 // (x.detach().abs() + 1)
+
+
+def indexed(m, x):
+    h = m.a(x)
+    return h[:, 1:3], h[torch.tensor([2, 0])], h[..., None], h[h.shape[0] - 1]
+
+
+def written(m, x):
+    h = m.a(x)
+    h += 1
+    h[:, 0] = x[:, 0]
+    h.mul_(m.number)
+    return h
+
+
+def several(m, x):
+    values, places = m.a(x).max(1)
+    first, second = m.b(x).split(2, dim=1)
+    return {
+        "values": values,
+        "places": places,
+        "pair": Pair(first, second),
+        "rows": torch.ones(len(x), dtype=x.dtype) + values,
+    }
+
+
+def attributes(m, x):
+    return m.a(x).T.mT + x.type(m.b.weight.dtype).data
+
+
+def table(m, x):
+    return m.a(x) * m.table + torch.arange(4, dtype=x.dtype, device=x.device)
+
+
+def factories(m, x):
+    return m.a(x) + torch.zeros_like(x).fill_(m.number) + x.new_ones(4) + torch.tensor([1.0, 2.0, 3.0, 4.0])
+
+
+def function(m, x):
+    return Cube.apply(m.a(x)) if x.is_floating_point() else x
+
+
+def iterated(m, x):
+    return torch.stack([m.a(row) for row in x])
+
+
+def averaged(m, x):
+    h = m.a(x)
+    with torch.no_grad():
+        m.mean.lerp_(h.mean(0), 0.1)
+        scale = h.abs().max() + 1
+    return h / scale + m.mean
+
+
+def weight_without_gradient(m, x):
+    with torch.no_grad():
+        fixed = m.b(x)
+    return softmax(m.a(x), dim=-1) * fixed + m.b(x)
+
+
+def written_without_gradient(m, x):
+    h = m.a(x)
+    with torch.no_grad():
+        h.clamp_(min=0)
+    return h * 2
+
+
+FOLLOWED = [indexed, written, several, attributes, table, factories, function, iterated, averaged]
+FOLLOWED += [weight_without_gradient, written_without_gradient, reflected]
+
+
+@pytest.mark.parametrize("act", FOLLOWED, ids=lambda act: act.__name__)
+def test_followed_and_the_same_as_alone(act, recwarn):
+    models = made(lambda: Layer(act), 3)
+    check(models, torch.randn(5, 4, dtype=D), shared=True, backend="rule", steps=3)
+    assert not [each for each in recwarn if "Layer has no rule" in str(each.message)]
+
+
+def test_numbers_that_differ_are_each_models_own():
+    numbers = iter([0.5, 1.0, 2.0])
+    check(made(lambda: Layer(written, next(numbers)), 3), torch.randn(5, 4, dtype=D), shared=True, backend="rule")
+
+
+def test_blocks_stay_separate_behind_shapes():  # with all others around them fused
+    models = made(lambda: Layer(written), 3)
+    array = hocket.fuse(models, backend="rule", shared=True, separate=["a"])
+    x = torch.randn(5, 4, dtype=D)
+    out = array(x)
+    for index, model in enumerate(array.unfuse()):
+        torch.testing.assert_close(out[index], model(x))
+
+
+@pytest.mark.filterwarnings("ignore:hocket.fuse")
+@pytest.mark.parametrize("act", [lambda m, x: m.a(x) + m.a.weight.sum(), lambda m, x: m.a(x) + m.a.weight[x.shape[0]]])
+def test_a_parameter_of_a_separate_block_that_is_read_elsewhere(act):
+    models = made(lambda: Layer(act), 2)
+    array = hocket.fuse(models, backend="rule", shared=True, separate=["a"])
+    x = torch.randn(3, 4, dtype=D)
+    torch.testing.assert_close(array(x), torch.stack([model(x) for model in models]))
+
+
+def reads(name):
+    return lambda m, x: m.a(x) * getattr(m.a(x).sum(), name)()
+
+
+def branches(m, x):
+    return m.a(x) if x.sum() > 0 else x
+
+
+def hooks(m, x):
+    h = m.a(x)
+    h.register_hook(lambda grad: grad * 2)
+    return h
+
+
+def prints(m, x):
+    return m.a(x) * len(repr(x))
+
+
+def lists(m, x):
+    return m.a(x) * x.tolist()[0][0]
+
+
+def own_autocast(m, x):
+    with torch.autocast("cpu", torch.bfloat16):
+        return m.a(x)
+
+
+def differentiates(m, x):
+    with torch.enable_grad():
+        x = x.detach().requires_grad_()
+        (grad,) = torch.autograd.grad(m.a(x).square().sum(), x)
+    return grad
+
+
+def assigns(m, x):
+    m.mean = m.mean + 1
+    return m.a(x) + m.mean
+
+
+def remembers(m, x):
+    m.last = m.a(x)
+    return m.last
+
+
+def chooses(m, x):
+    return m.a(x)[x > 0]
+
+
+REFUSED = [branches, hooks, prints, lists, own_autocast, differentiates, assigns, remembers, chooses]
+REFUSED += [functools.partial(act) for act in map(reads, ("item", "__float__", "__bool__", "numpy", "__int__"))]
+
+
+@pytest.mark.parametrize("act", REFUSED, ids=lambda act: getattr(act, "__name__", "reads"))
+def test_refused_where_a_graph_would_lose_something(act):
+    layer = Layer(act)
+    values = dict([*layer.named_parameters(), *layer.named_buffers()])
+    with pytest.raises((TraceError, RuntimeError)):
+        recorded(layer, values, (torch.ones(3, 4, dtype=D),), {}, frozenset())
+
+
+@pytest.mark.filterwarnings("ignore:hocket.fuse")
+@pytest.mark.parametrize("act", [branches, hooks, lists, own_autocast, differentiates, assigns, remembers])
+def test_what_is_refused_goes_model_by_model(act):
+    models = made(lambda: Layer(act), 2)
+    array = hocket.fuse(models, backend="rule", shared=True)
+    x = torch.rand(5, 4, dtype=D)
+    expected = [model(x) for model in models]
+    torch.testing.assert_close(array(x), torch.stack(expected))
+
+
+def test_another_graph_for_other_shapes():
+    models = made(lambda: Layer(lambda m, x: m.a(x) if x.shape[0] > 3 else m.b(x)), 2)
+    array = hocket.fuse(models, backend="rule", shared=True)
+    for rows in (2, 5, 2):
+        x = torch.randn(rows, 4, dtype=D)
+        torch.testing.assert_close(array(x), torch.stack([model(x) for model in models]))
+
+
+def test_models_whose_graphs_differ_are_refused_by_layer_and_op():
+    functions = iter([torch.sin, torch.cos])
+    models = made(lambda: Layer(functools.partial(lambda act, m, x: act(m.a(x)), next(functions))), 2)
+    with pytest.raises(InputError, match="the model itself: sin in model 0, the model itself: cos in model 1"):
+        hocket.fuse(models, backend="rule", shared=True)(torch.ones(5, 4, dtype=D))
+
+
+def test_a_model_that_computes_its_own_loss():
+    models = made(lambda: Layer(lambda m, x: cross_entropy(m.a(x), x.argmax(1))), 3)
+    check(models, torch.randn(5, 4, dtype=D), shared=True, backend="rule")
