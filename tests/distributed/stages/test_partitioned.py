@@ -166,6 +166,9 @@ def differs(rank, say, what):
         partition[name] = 1 - partition[name]
     with stages_of(work, partition=partition) as fast:
         fast(batch)
+        if what in ("save", "gather"):
+            torch.distributed.init_process_group("gloo")
+            (fast.state_dict if (what == "save") == (rank == 0) else fast.gather)()
         if what == "order" and rank == 1:
             fast.gather()
         if what == "second shape":
@@ -186,6 +189,8 @@ def differs(rank, say, what):
             "rank 1 stops: rank 0",
         ),
         ("order", "lost rank 1", "rank 1 does something else than rank 0"),
+        ("save", "lost rank 1", "rank 1 does something else than rank 0"),
+        ("gather", "lost rank 1", "rank 1 does something else than rank 0"),
         ("second shape", "StaleCaptureError: .* not like the first one", "not like the first one"),
     ],
 )
