@@ -25,6 +25,7 @@ PRELOADED = [
     "distributed.agents",
     "distributed.faulty",
     "tests.search.killed",
+    "preloaded",  # the last one
 ]
 
 
