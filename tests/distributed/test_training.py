@@ -17,8 +17,13 @@ def near(one, other) -> bool:
 
 @pytest.mark.parametrize(
     ("servers", "optimizer", "clip"),
-    [(1, "sgd", False), (2, "adam", True)],
-    ids=["sgd", "clipped, adam on two servers"],
+    [
+        (1, "sgd", False),
+        (2, "adam", True),
+        pytest.param(2, "adam", False, marks=pytest.mark.slow),
+        pytest.param(1, "adam", True, marks=pytest.mark.slow),
+    ],
+    ids=["sgd", "clipped, adam on two servers", "adam on two servers", "clipped"],
 )
 def test_fifty_steps_are_those_of_one_process(servers, optimizer, clip):
     one = training(optimizer, clip=clip)
