@@ -42,6 +42,12 @@ def context() -> Any:
     return made
 
 
+def in_place_of_spawn(monkeypatch: Any) -> None:
+    """Have code that starts processes anew fork them for the rest of a test: they have loaded torch then."""
+    made = context()
+    monkeypatch.setattr(multiprocessing, "get_context", lambda method=None: made)
+
+
 def run(code: str, *words: str, timeout_s: float = 120.0, warn: str = "ignore") -> subprocess.CompletedProcess[str]:
     """What ``python -W warn -c code words`` does; the interpreter ends as that one does."""
     with tempfile.TemporaryDirectory() as folder:

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+import forked
 from benchmarks import fuse as bench
 from benchmarks.budget import Budget
 from benchmarks.fuse import beside, counters, targets, timing
@@ -231,6 +232,7 @@ def test_fused_steps_train_as_serial_ones_do(monkeypatch, name, training):
 )
 def test_jax_trains_as_torch_does(monkeypatch, training):
     pytest.importorskip("jax")
+    forked.in_place_of_spawn(monkeypatch)
     nets: list[nn.Module] = []
     right = targets.Net
     monkeypatch.setattr(targets, "Net", lambda model, *rest: nets.append(model) or right(model, *rest))

@@ -20,8 +20,7 @@ def dies(params):
 
 
 def test_trials_in_processes_are_as_here(monkeypatch):
-    context = forked.context()  # in the slow test they are started anew
-    monkeypatch.setattr(multiprocessing, "get_context", lambda method: context)
+    forked.in_place_of_spawn(monkeypatch)  # not in the slow test
     options = {"trials": 5, "epochs": 4, "halving": Halving(eta=2)}
     beside, record = searched(train, SPACE, executor="processes", processes=2, **options)
     here, _ = searched(train, SPACE, executor="serial", **options)
