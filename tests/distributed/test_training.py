@@ -43,7 +43,10 @@ def test_fifty_steps_are_those_of_one_process(servers, optimizer, clip):
     assert found[0][2] == found[1][2]
 
 
-@pytest.mark.parametrize(("order", "executor"), [("layer", "native"), ("reverse", "python"), ("random", "python")])
+@pytest.mark.parametrize(
+    ("order", "executor"),
+    [("layer", "native"), ("reverse", "python"), pytest.param("random", "python", marks=pytest.mark.slow)],
+)
 def test_parameters_arrive_in_the_order_of_the_plan_in_every_step(order, executor):
     with Ranks(rank_of_job, 3, 1, 6, "sgd", False, order, executor) as ranks:
         first, second, steps = ranks.returned(120)
