@@ -81,7 +81,7 @@ def test_a_loop_with_channels_last_is_a_contender_where_there_are_images():
             for target in TINY
         ),
         ("lanes", TINY["mlp-32"]),
-        ("lanes", TINY["dcgan"]),
+        pytest.param("lanes", TINY["dcgan"], marks=pytest.mark.slow),
         pytest.param("close", TINY["mlp-32"], marks=pytest.mark.slow),
         pytest.param("scheduled", targets.TARGETS["mobilenet-v2"], marks=pytest.mark.slow),
         pytest.param("scheduled", targets.TARGETS["digits-cnn"], marks=pytest.mark.slow),
