@@ -25,6 +25,7 @@ PRELOADED = [
     "distributed.agents",
     "distributed.faulty",
     "tests.search.killed",
+    "preloaded",  # the last one
 ]
 
 
@@ -39,6 +40,12 @@ def context() -> Any:
     finally:
         os.environ.pop("PYTHONPATH") if before is None else os.environ.update(PYTHONPATH=before)
     return made
+
+
+def in_place_of_spawn(monkeypatch: Any) -> None:
+    """Have code that starts processes anew fork them for the rest of a test: they have loaded torch then."""
+    made = context()
+    monkeypatch.setattr(multiprocessing, "get_context", lambda method=None: made)
 
 
 def run(code: str, *words: str, timeout_s: float = 120.0, warn: str = "ignore") -> subprocess.CompletedProcess[str]:

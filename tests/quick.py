@@ -13,12 +13,14 @@ def covering(names: Iterable[Any], *others: Iterable[Any]) -> list[Any]:
     """All of the table; slow but for the n-th name with the n-th column, round and round.
 
     Args:
-        names: the rows; values, tuples of values, or `pytest.param`.
+        names: the rows; values, tuples of values, or `pytest.param`; one that is slow is slow in every column.
         others: further axes of the same; a column has one of each.
     """
     rows = [_parts(name) for name in names]
     columns = [_joined(each) for each in itertools.product(*(map(_parts, axis) for axis in others))]
-    quick = {(n % len(rows), n % len(columns)) for n in range(max(len(rows), len(columns)))}
+    fast, fast_columns = _not_slow(rows), _not_slow(columns)
+    turns = range(max(len(fast), len(fast_columns)) if fast and fast_columns else 0)
+    quick = {(fast[n % len(fast)], fast_columns[n % len(fast_columns)]) for n in turns}
     found = []
     for (row, one), (column, other) in itertools.product(enumerate(rows), enumerate(columns)):
         values, marks = _joined((one, other))
@@ -32,6 +34,11 @@ def _parts(entry: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     if isinstance(entry, type(pytest.param())):
         return tuple(entry.values), tuple(entry.marks)
     return (entry if isinstance(entry, tuple) else (entry,)), ()
+
+
+def _not_slow(entries: list[tuple[tuple[Any, ...], tuple[Any, ...]]]) -> list[int]:
+    """The places of those that are not marked slow."""
+    return [place for place, (_, marks) in enumerate(entries) if all(mark.name != "slow" for mark in marks)]
 
 
 def _joined(parts: Iterable[tuple[tuple[Any, ...], tuple[Any, ...]]]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+import forked
 from benchmarks import fuse as bench
 from benchmarks.budget import Budget
 from benchmarks.fuse import beside, counters, targets, timing
@@ -80,7 +81,7 @@ def test_a_loop_with_channels_last_is_a_contender_where_there_are_images():
             for target in TINY
         ),
         ("lanes", TINY["mlp-32"]),
-        ("lanes", TINY["dcgan"]),
+        pytest.param("lanes", TINY["dcgan"], marks=pytest.mark.slow),
         pytest.param("close", TINY["mlp-32"], marks=pytest.mark.slow),
         pytest.param("scheduled", targets.TARGETS["mobilenet-v2"], marks=pytest.mark.slow),
         pytest.param("scheduled", targets.TARGETS["digits-cnn"], marks=pytest.mark.slow),
@@ -231,6 +232,7 @@ def test_fused_steps_train_as_serial_ones_do(monkeypatch, name, training):
 )
 def test_jax_trains_as_torch_does(monkeypatch, training):
     pytest.importorskip("jax")
+    forked.in_place_of_spawn(monkeypatch)
     nets: list[nn.Module] = []
     right = targets.Net
     monkeypatch.setattr(targets, "Net", lambda model, *rest: nets.append(model) or right(model, *rest))

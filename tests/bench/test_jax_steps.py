@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import forked
 from benchmarks.call import gpt2
 from benchmarks.jax_process import jax_missing
 from benchmarks.jax_steps import JaxStep
@@ -26,7 +27,8 @@ def job_of(name):
 @pytest.mark.parametrize(
     "name", ["mlp", *(pytest.param(name, marks=pytest.mark.slow) for name in ("lstm-cells", "gpt2"))]
 )
-def test_losses_are_those_of_the_torch_job(name):
+def test_losses_are_those_of_the_torch_job(name, monkeypatch):
+    forked.in_place_of_spawn(monkeypatch)
     job, twin = job_of(name), job_of(name)
     number_of_batches = 4
     step = JaxStep(name, twin, heads=HEADS)

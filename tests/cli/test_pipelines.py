@@ -1,13 +1,17 @@
-"""`hocket run --ranks`: real ranks, started by torchrun; and targets that cannot be pipelines, each in one line."""
+"""`hocket run --ranks`: real ranks; and targets that cannot be pipelines, each in one line."""
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
+from contextlib import redirect_stdout
 
 import pytest
 
+from distributed.ranks import Ranks
+from hocket.cli import main, pipelines
 from hocket.distributed.pipelines.step import micro_batches_of
 from hocket.errors import InputError
 
@@ -100,10 +104,26 @@ def ran(*words):
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
-def test_a_step_runs_in_stages_with_eagers_gradients():
-    outcome = ran(*TINY, "--set", "depth=4", "--ranks", 2, "--microbatches", 4, "--runs", 2, "--format", "json")
-    assert outcome.returncode == 0, outcome.stderr
-    found = json.loads(outcome.stdout)
+def printed_by(rank, say, words):
+    """What a rank prints that is started with these words of a command line."""
+    with redirect_stdout(io.StringIO()) as out:
+        assert main(words) == 0
+    return out.getvalue()
+
+
+def test_a_step_runs_in_stages_with_eagers_gradients(hocket, monkeypatch):
+    """Its ranks are forked; torchrun starts them in the slow test, and for `hocket ps`."""
+    printed = []
+
+    def start_ranks(target, count, words):
+        with Ranks(printed_by, count, list(words)) as ranks:
+            printed.extend(ranks.returned(120))
+
+    monkeypatch.setattr(pipelines, "start_ranks", start_ranks)
+    words = (*TINY, "--set", "depth=4", "--ranks", 2, "--microbatches", 4, "--runs", 2, "--format", "json")
+    assert hocket("run", *words).status == 0
+    assert printed[1:] == [""]
+    found = json.loads(printed[0])
     assert (found["ranks"], found["microbatches"], found["schedule"]) == (2, 4, "1f1b")
     assert found["gradient_error"] <= 1e-6
     assert [stage["rank"] for stage in found["stages"]] == [0, 1]

@@ -17,8 +17,13 @@ def near(one, other) -> bool:
 
 @pytest.mark.parametrize(
     ("servers", "optimizer", "clip"),
-    [(1, "sgd", False), (2, "adam", False), (1, "adam", True)],
-    ids=["sgd", "adam on two servers", "clipped"],
+    [
+        (1, "sgd", False),
+        (2, "adam", True),
+        pytest.param(2, "adam", False, marks=pytest.mark.slow),
+        pytest.param(1, "adam", True, marks=pytest.mark.slow),
+    ],
+    ids=["sgd", "clipped, adam on two servers", "adam on two servers", "clipped"],
 )
 def test_fifty_steps_are_those_of_one_process(servers, optimizer, clip):
     one = training(optimizer, clip=clip)
@@ -38,7 +43,10 @@ def test_fifty_steps_are_those_of_one_process(servers, optimizer, clip):
     assert found[0][2] == found[1][2]
 
 
-@pytest.mark.parametrize(("order", "executor"), [("layer", "native"), ("reverse", "python"), ("random", "python")])
+@pytest.mark.parametrize(
+    ("order", "executor"),
+    [("layer", "native"), ("reverse", "python"), pytest.param("random", "python", marks=pytest.mark.slow)],
+)
 def test_parameters_arrive_in_the_order_of_the_plan_in_every_step(order, executor):
     with Ranks(rank_of_job, 3, 1, 6, "sgd", False, order, executor) as ranks:
         first, second, steps = ranks.returned(120)

@@ -172,6 +172,24 @@ def test_who_flushes_a_wire_leaves_when_all_has_arrived():
         assert ranks.returned() == [True, 3.0]
 
 
+def leave_without_it(rank, say):
+    wire = wire_of(rank, VALUE)
+    if rank == 1:
+        wire.close()
+        return None
+    wire.post("value", torch.tensor(3.0).double())
+    with pytest.raises(PeerError) as found:
+        wire.flush()
+    wire.close()
+    return str(found.value)
+
+
+def test_who_flushes_a_wire_is_told_that_the_peer_left_without_what_was_posted():
+    with Ranks(leave_without_it, 2) as ranks:
+        text, _ = ranks.returned()
+        assert text in ("rank 0 lost rank 1: it has left", "rank 0: rank 1 has left")
+
+
 def call_out(rank, say, record):
     wire = wire_of(rank, VALUE)
     if rank == 0:

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 import hocket
 from hocket.errors import InputError
 from hocket.fusion import calls, choose
+from quick import covering
 
 
 def whole_cases() -> list[Any]:
@@ -82,10 +83,8 @@ LOSSES: dict[str, tuple[Any, str]] = {
 }
 
 
-@pytest.mark.parametrize("own", [False, True], ids=["shared targets", "own targets"])
-@pytest.mark.parametrize("num_models", [3, 4])  # 4 is also the number of examples
-@pytest.mark.parametrize("way", [ALL, GO])
-@pytest.mark.parametrize("name", LOSSES)
+# Four models are also the number of examples.
+@pytest.mark.parametrize(("name", "way", "num_models", "own"), covering(LOSSES, [ALL, GO], [3, 4], [False, True]))
 def test_any_loss_function(name, way, num_models, own, monkeypatch):
     prefer(monkeypatch, way)
     make_fn, kind = LOSSES[name]

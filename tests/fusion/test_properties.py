@@ -16,6 +16,7 @@ from torch.nn import functional as F
 import hocket
 from hocket.fusion.rules import base
 from hocket.fusion.stacked import Stacked
+from quick import covering
 
 BACKENDS = ["rule", "vmap", "loop", "auto"]
 
@@ -56,10 +57,10 @@ def target_for(out: torch.Tensor) -> torch.Tensor:
     return torch.arange(out.shape[0] * out.shape[1]).view(out.shape[:2]) % out.shape[-1]
 
 
-@pytest.mark.parametrize("spoiled", ["nan", "weight", "input"])
-@pytest.mark.parametrize("backend", ["rule", "vmap", "loop"])
+@pytest.mark.parametrize(
+    ("name", "backend", "spoiled"), covering(NETS, ["rule", "vmap", "loop"], ["nan", "weight", "input"])
+)
 @pytest.mark.filterwarnings("ignore:hocket.fuse")
-@pytest.mark.parametrize("name", NETS)
 def test_a_spoiled_model_leaves_the_others_bit_identical(name, backend, spoiled):
     make, given = NETS[name]
     models = made(make, 4)

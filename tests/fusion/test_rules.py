@@ -125,9 +125,7 @@ MODULES = {
 }
 
 
-@pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
-@pytest.mark.parametrize("num_models", SIZES)
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize(("name", "num_models", "shared"), covering(MODULES, SIZES, [False, True]))
 def test_modules(name, num_models, shared):
     make, shape = MODULES[name]
     x = torch.randn(shape if shared else (num_models, *shape), dtype=torch.float64)
@@ -144,8 +142,7 @@ def test_modules_in_eval(name):
     check(made(make, 3, training=False), x, shared=False, expect=BY_RULE, strict=True)
 
 
-@pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize(("name", "shared"), covering(MODULES, [False, True]))
 def test_modules_take_inputs_of_any_strides(name, shared):
     """Elements with gaps between them, and axes in reverse order in memory."""
     make, shape = MODULES[name]
@@ -291,8 +288,7 @@ WITHOUT_A_RULE = {
 }
 
 
-@pytest.mark.parametrize("num_models", [1, 3, 5])
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize(("name", "num_models"), covering(FUNCTIONS, [1, 3, 5]))
 def test_functions_and_methods(name, num_models):
     x = torch.randn(num_models, 5, 4, dtype=torch.float64)
     check(made(lambda: Apply(FUNCTIONS[name]), num_models), x, shared=False, expect=BY_RULE, strict=True)

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 import hocket
 from hocket.fusion import single_model
 from hocket.fusion.single_model import CHANNELS_LAST
+from quick import covering
 
 D = torch.float64
 NONE: frozenset[str] = frozenset()
@@ -100,9 +101,7 @@ WAYS = ["1 at a time", "1 at a time, channels last"]
 
 
 @pytest.mark.filterwarnings("ignore:hocket.fuse")  # a convolution without a batch has no rule
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
-@pytest.mark.parametrize("name", IMAGES)
+@pytest.mark.parametrize(("name", "shared", "way"), covering(IMAGES, [False, True], WAYS))
 def test_convolutions(name, shared, way, monkeypatch):
     prefer(monkeypatch, forward=way)
     make, shape = IMAGES[name]

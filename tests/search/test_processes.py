@@ -8,6 +8,7 @@ import os
 import pytest
 from tests.search.pieces import LR, SPACE, assert_same, random_study, searched, train
 
+import forked
 from hocket import Halving
 from hocket.errors import InputError
 
@@ -18,7 +19,8 @@ def dies(params):
     return train(params)
 
 
-def test_trials_in_processes_are_as_here():
+def test_trials_in_processes_are_as_here(monkeypatch):
+    forked.in_place_of_spawn(monkeypatch)  # not in the slow test
     options = {"trials": 5, "epochs": 4, "halving": Halving(eta=2)}
     beside, record = searched(train, SPACE, executor="processes", processes=2, **options)
     here, _ = searched(train, SPACE, executor="serial", **options)

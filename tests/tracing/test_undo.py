@@ -19,6 +19,7 @@ from hocket.errors import CaptureError
 from hocket.job import Job
 from hocket.tracing import capture
 from hocket.tracing.program import compile_action
+from quick import covering
 
 
 class FailsError(RuntimeError):
@@ -79,9 +80,7 @@ def hooks(job: Job) -> list[int]:
     return [len(table) for table in tables]
 
 
-@pytest.mark.parametrize("fresh", [True, False], ids=["before the first step", "after a step"])
-@pytest.mark.parametrize("name", JOBS)
-@pytest.mark.parametrize("fails", [False, True], ids=["captured", "failed"])
+@pytest.mark.parametrize(("name", "fresh", "fails"), covering(JOBS, [True, False], [False, True]))
 def test_everything_is_as_it_was(name, fresh, fails):
     job = JOBS[name]()
     if not fresh:

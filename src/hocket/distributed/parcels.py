@@ -8,14 +8,16 @@ cut in chunks: whatever becomes urgent waits for the chunks under way and for no
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import torch
 
 from hocket.errors import InputError
+from hocket.execution.channels import Done
 
-__all__ = ["CHUNK_BYTES", "Parcel", "WireLayout", "bytes_of", "is_direct", "packed", "packed_bytes", "unpack"]
+__all__ = ["CHUNK_BYTES", "Moving", "Parcel", "WireLayout", "bytes_of", "is_direct", "packed", "packed_bytes", "unpack"]
 
 CHUNK_BYTES = 128 * 1024
 # Values up to the first are packed, into parcels up to the second.
@@ -84,6 +86,17 @@ def packed(values: Iterable[tuple[str, int]]) -> tuple[Parcel, ...]:
         else:
             found.append(Parcel((name,), (size,)))
     return tuple(found)
+
+
+@dataclass
+class Moving:
+    """A parcel that is being sent or received, with the values in it."""
+
+    epoch: int
+    values: dict[str, tuple[torch.Tensor, Done]] = field(default_factory=dict)
+    memory: torch.Tensor | None = None
+    works: list[Any] = field(default_factory=list)
+    next_chunk: int = 0
 
 
 class WireLayout:

@@ -34,6 +34,7 @@ __all__ = [
     "PROBE",
     "PROBE_BYTES",
     "PUBLISH",
+    "SAVE",
     "STEP",
     "Setup",
     "captured_for",
@@ -44,8 +45,8 @@ __all__ = [
     "take_rates",
 ]
 
-# What worker 0 orders; the numbers of its optimizers come with it.
-STEP, GATHER, CLOSE, PUBLISH, LET_IN = range(5)
+# What rank 0 orders, or all ranks agree on; the numbers of its optimizers come with it.
+STEP, GATHER, CLOSE, PUBLISH, LET_IN, SAVE = range(6)
 ORDERS, PROBE = "orders", "probe"
 PROBE_BYTES = 4 << 20
 

@@ -18,13 +18,12 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from time import perf_counter_ns
 from typing import Any
 
 import torch
 
-from hocket.distributed.parcels import Parcel, WireLayout, bytes_of, is_direct, packed_bytes, unpack
+from hocket.distributed.parcels import Moving, Parcel, WireLayout, bytes_of, is_direct, packed_bytes, unpack
 from hocket.distributed.records import ACK, ALIVE, CHUNK, FAILED, LEAVE, REQUEST, Records, reason_in_words
 from hocket.errors import PeerError
 from hocket.execution.channels import Done
@@ -32,17 +31,6 @@ from hocket.execution.channels import Done
 __all__ = ["Wire"]
 
 MAX_UNACKNOWLEDGED = 2
-
-
-@dataclass
-class _Moving:
-    """A parcel that is being sent or received, with the values in it."""
-
-    epoch: int
-    values: dict[str, tuple[torch.Tensor, Done]] = field(default_factory=dict)
-    memory: torch.Tensor | None = None
-    works: list[Any] = field(default_factory=list)
-    next_chunk: int = 0
 
 
 class Wire:
@@ -67,15 +55,16 @@ class Wire:
         self._group, self._other = group, 1 - place
         self._records = Records(group, 1 - place, timeout_s)
         self._outgoing, self._incoming = WireLayout(), WireLayout()
-        self._sending: dict[tuple[int, int], _Moving] = {}  # by number and epoch, until they have arrived
-        self._receiving: dict[tuple[int, int], _Moving] = {}
+        self._sending: dict[tuple[int, int], Moving] = {}  # by number and epoch, until they have arrived
+        self._receiving: dict[tuple[int, int], Moving] = {}
         self._requested: set[tuple[int, int]] = set()
-        self._ready: dict[int, _Moving] = {}  # by number: requested, and all values are there
+        self._ready: dict[int, Moving] = {}  # by number: requested, and all values are there
         self._order: list[int] = []
         self._turn = self._posted = 0
+        self._lost: BaseException | None = None  # why something that was posted has not arrived
         self._ordered_out: set[int] = set()
         self._ordered_in: set[int] = set()
-        self._on_the_way: deque[tuple[int, _Moving, Any]] = deque()
+        self._on_the_way: deque[tuple[int, Moving, Any]] = deque()
         self._count: dict[str, int] = {}
         self._said_goodbye = self._closed = False
         self._changed = threading.Condition()
@@ -153,9 +142,15 @@ class Wire:
         _waited(self.receive, name, tensor, self._counted(f"<{name}"), timeout_s)
 
     def flush(self) -> None:
-        """Wait until all that was posted has arrived, or the peer is gone; who takes leave before takes it away."""
+        """Wait until all that was posted has arrived, as long as the peer lives; who takes leave before takes it away.
+
+        Raises:
+            PeerError: the peer is gone or silent, and has not taken everything.
+        """
         with self._changed:
-            self._changed.wait_for(lambda: self.failure is not None or not self._posted)
+            self._changed.wait_for(lambda: not self._posted)
+            if self._lost is not None:
+                raise self._lost
 
     def close(self, reason: str = "", timeout_s: float = 5.0) -> None:
         """Take leave; with a `reason`, the peer fails."""
@@ -173,6 +168,7 @@ class Wire:
     def _delivered(self, error: BaseException | None) -> None:
         with self._changed:
             self._posted -= 1
+            self._lost = self._lost or error
             self._changed.notify_all()
 
     def _counted(self, name: str) -> int:
@@ -181,19 +177,19 @@ class Wire:
 
     def _joined(
         self,
-        moving: dict[tuple[int, int], _Moving],
+        moving: dict[tuple[int, int], Moving],
         layout: WireLayout,
         number: int,
         epoch: int,
         name: str,
         tensor: torch.Tensor,
         done: Done,
-    ) -> _Moving | None:
+    ) -> Moving | None:
         """The parcel that a value completes; None if others are missing, or the wire has failed."""
         with self._changed:
             failure = self.failure
             if failure is None:
-                found = moving.setdefault((number, epoch), _Moving(epoch))
+                found = moving.setdefault((number, epoch), Moving(epoch))
                 found.values[name] = (tensor, done)
                 return found if len(found.values) == len(layout.parcels[number].members) else None
         done(failure)
@@ -251,13 +247,12 @@ class Wire:
                 kind, number, chunk, epoch = self._records.next()
                 if kind in (LEAVE, FAILED):
                     self._say_goodbye(LEAVE)
-                    failed = kind == FAILED or self._sending or self._receiving
-                    if failed:
-                        raise PeerError("it has failed" if kind == FAILED else "it has left")
-                    with self._changed:
-                        self.failure = PeerError(f"{self.me}: {self.peer} has left")
-                        self._changed.notify_all()
-                    return
+                    with self._changed:  # nothing can begin to move in between
+                        if kind == LEAVE and not (self._sending or self._receiving):
+                            self.failure = PeerError(f"{self.me}: {self.peer} has left")
+                            self._changed.notify_all()
+                            return
+                    raise PeerError("it has failed" if kind == FAILED else "it has left")
                 self._follow(kind, number, chunk, epoch)
         except Exception as error:  # noqa: BLE001 (told to whoever waits for a transfer)
             self._fail(error)
@@ -299,7 +294,7 @@ class Wire:
         if moving.next_chunk == parcel.num_chunks:
             self._finish(self._receiving, number, moving)
 
-    def _finish(self, of: dict[tuple[int, int], _Moving], number: int, moving: _Moving) -> None:
+    def _finish(self, of: dict[tuple[int, int], Moving], number: int, moving: Moving) -> None:
         with self._changed:
             of.pop((number, moving.epoch), None)
         for _, done in moving.values.values():

@@ -9,13 +9,14 @@ from typing import Any
 
 from hocket.arguments import packed, spreading
 from hocket.distributed.channels import PullChannel
+from hocket.distributed.job_step import JobStep
 from hocket.distributed.membership import DEFAULT_TIMEOUT_S, Membership, join
 from hocket.distributed.parts import server_name, worker_part
 from hocket.distributed.plans import link_rates, profiled, worker_lanes, worker_plan
 from hocket.distributed.returning import READY, Announcements, come_again, let_in, take_part
 from hocket.distributed.setup import CLOSE, GATHER, LET_IN, PUBLISH, STEP, Setup, set_up
 from hocket.distributed.watched import StepGuard
-from hocket.errors import ExecutionError, InputError, PeerError
+from hocket.errors import ExecutionError, InputError
 from hocket.execution import EXECUTORS
 from hocket.execution.base import Executor
 from hocket.ir import Costs, Machine, Plan, Timeline
@@ -29,7 +30,7 @@ __all__ = ["DistributedStep", "worker"]
 LOOK_EVERY_S = 0.1
 
 
-class DistributedStep:
+class DistributedStep(JobStep):
     """A worker's training step; call it as you would call the step. See `worker`.
 
     Attributes:
@@ -44,6 +45,7 @@ class DistributedStep:
     def __init__(
         self, step: Callable[..., Any], model: Any, optimizer: Any, membership: Membership, order: str, kind: str
     ) -> None:
+        super().__init__()
         self.steps = 0
         self.setup: Setup | None = None
         self.plan: Plan | None = None
@@ -56,8 +58,6 @@ class DistributedStep:
         self._executor: Executor | None = None
         self._pulls: list[PullChannel] = []
         self._guard: StepGuard | None = None
-        self._failure: PeerError | None = None
-        self._closed = False
         self._published: int | None = None
         self._since = 0
         self._ready = Announcements(membership.store, READY)
@@ -74,8 +74,7 @@ class DistributedStep:
             StaleCaptureError: the batch, or a mode of a module, is not as in the first call, or a number that the step
                 branches on; nothing was run, and the next call may go on.
         """
-        if self._closed or self._failure is not None:
-            raise self._failure or ExecutionError("distribute: the step was closed")
+        self._check_open()
         batch = packed(args, kwargs)
         if self.setup is None:
             self._start(batch)
@@ -108,8 +107,7 @@ class DistributedStep:
         Raises:
             PeerError: as a call.
         """
-        if self._closed or self._failure is not None:
-            raise self._failure or ExecutionError("distribute: the step was closed")
+        self._check_open()
         if self.setup is None:
             self._start(packed(args, kwargs))
         return self.steps
@@ -125,11 +123,9 @@ class DistributedStep:
         Raises:
             PeerError: a server is gone.
         """
-        try:
+        with self._exchanging():
             for channel in self._pulls:
                 channel.wait(self.steps - self._since + 1)
-        except PeerError as error:
-            raise self._failed(error) from error
 
     def gather(self) -> None:
         """Make model and optimizer what they are where one process trains; on rank 0 the optimizer's state comes, too.
@@ -139,12 +135,10 @@ class DistributedStep:
         self.synchronize()
         if self._membership.rank != 0 or self.setup is None:
             return
-        try:
+        with self._exchanging():
             self.setup.order(GATHER)
             for number, wire in enumerate(self.setup.wires):
                 self.setup.shard(number).receive(wire)
-        except PeerError as error:
-            raise self._failed(error) from error
 
     def publish(self) -> int:
         """Let agents have the parameters and buffers as they are after the last step, as one version.
@@ -182,27 +176,20 @@ class DistributedStep:
             for number, wire in enumerate(wires)
         }
 
-    def close(self) -> None:
-        """Take leave; rank 0 ends the servers. Parameters are those after the last step."""
-        if self._closed:
-            return
-        if self.setup is not None and self._failure is None:
-            self.synchronize()
-            if self._membership.rank == 0:
-                self.setup.order(CLOSE)
-                self._membership.is_over()
-            self.setup.close()
+    def _joined(self) -> Setup | None:
+        return self.setup
+
+    def _take_leave(self) -> None:
+        """Rank 0 ends the servers."""
+        assert self.setup is not None
+        if self._membership.rank == 0:
+            self.setup.order(CLOSE)
+            self._membership.is_over()
+        self.setup.close()
+
+    def _release(self) -> None:
         if self._executor is not None:
             self._executor.close()
-        self._closed = True
-
-    def __enter__(self) -> DistributedStep:
-        return self
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if error is not None and self.setup is not None and self._failure is None:
-            self._failed(error)
-        self.close()
 
     def _start(self, batch: Any) -> None:
         try:
@@ -245,12 +232,6 @@ class DistributedStep:
         assert self.setup is not None
         assert self._guard is not None
         self._guard.check_call(self.setup.captured, batch)
-
-    def _failed(self, error: BaseException) -> PeerError:
-        assert self.setup is not None
-        if self._failure is None:
-            self._failure = self.setup.failed(error)
-        return self._failure
 
 
 def worker(

@@ -15,7 +15,18 @@ import torch
 from torch import nn
 
 from distributed.ranks import Ranks
-from distributed.stages.trained import Work, alone, mixed, rank_of_stages, same, scattered
+from distributed.stages.trained import (
+    Work,
+    alone,
+    check_as_alone,
+    first_blocks,
+    mixed,
+    rank_of_stages,
+    same,
+    scattered,
+    squared,
+    wide,
+)
 from hocket import distribute
 from hocket.distributed.setup import captured_for
 from hocket.distributed.stages.crossings import Borders
@@ -25,17 +36,11 @@ TIMEOUT_S = 4.0
 
 
 def check_job(name, optimizer, ranks, division, steps, executor="python"):
-    results, checkpoint, random_state = alone(name, optimizer, steps)
+    expected = alone(name, optimizer, steps)
     with Ranks(rank_of_stages, ranks, name, optimizer, steps, division, executor) as job:
         found = job.returned(150)
-    for rank, (mine, _, state, _, plan) in enumerate(found):
-        assert plan == found[0][4]
-        for step, (one, other) in enumerate(zip(results, mine, strict=True)):
-            assert all(same(a, b) for a, b in zip(one, other, strict=True)), (rank, step)
-        assert same(state, random_state), rank
-    assert found[0][1].keys() == checkpoint.keys()
-    for key, value in checkpoint.items():
-        assert same(found[0][1][key], value), key
+    check_as_alone(found, expected)
+    assert all(plan == found[0][4] for *_, plan in found)
     ops = [op for _, _, _, mine, _ in found for op in mine]
     assert len(ops) == len(set(ops))
     return found
@@ -102,15 +107,7 @@ def plain() -> Work:
     torch.manual_seed(5)
     model = nn.Sequential(OrderedDict(first=nn.Linear(4, 5), relu=nn.ReLU(), last=nn.Linear(5, 2)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-
-    def step(batch):
-        optimizer.zero_grad()
-        loss = model(batch).square().mean()
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    return Work(model, optimizer, step, [torch.ones(3, 4), torch.zeros(3, 4)])
+    return squared(model, optimizer, [torch.ones(3, 4), torch.zeros(3, 4)])
 
 
 def until_lost(rank, say, victim):
@@ -166,6 +163,9 @@ def differs(rank, say, what):
         partition[name] = 1 - partition[name]
     with stages_of(work, partition=partition) as fast:
         fast(batch)
+        if what in ("save", "gather"):
+            torch.distributed.init_process_group("gloo")
+            (fast.state_dict if (what == "save") == (rank == 0) else fast.gather)()
         if what == "order" and rank == 1:
             fast.gather()
         if what == "second shape":
@@ -186,6 +186,8 @@ def differs(rank, say, what):
             "rank 1 stops: rank 0",
         ),
         ("order", "lost rank 1", "rank 1 does something else than rank 0"),
+        ("save", "lost rank 1", "rank 1 does something else than rank 0"),
+        ("gather", "lost rank 1", "rank 1 does something else than rank 0"),
         ("second shape", "StaleCaptureError: .* not like the first one", "not like the first one"),
     ],
 )
@@ -269,30 +271,6 @@ def test_a_rank_holds_its_part_and_checkpoints_are_those_of_the_whole_model():
     assert all(same(again[0][1][name], value.numpy()) for name, value in work.model.state_dict().items())
 
 
-def wide(width: int = 1536, depth: int = 8) -> Work:
-    torch.manual_seed(1)
-    layers = [layer for _ in range(depth) for layer in (nn.Linear(width, width), nn.ReLU())]
-    model = nn.Sequential(*layers)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
-
-    def step(batch):
-        optimizer.zero_grad()
-        loss = model(batch).square().mean()
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    return Work(model, optimizer, step, [torch.randn(32, width)])
-
-
-def by_layer(work) -> dict[str, int]:
-    """The ops of the first half of the layers, and their updates, on rank 0."""
-    captured = captured_for(work.step, work.model, work.optimizer, work.batches[0])
-    half = len(work.model) // 2
-    layers = {op.name: op.layer.partition(".")[0] for op in captured.graph.ops}
-    return {name: int(not layer.isdecimal() or int(layer) >= half) for name, layer in layers.items()}
-
-
 def status_mib(key: str) -> float:
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key))
     return int(line.split()[1]) / 1024
@@ -301,10 +279,13 @@ def status_mib(key: str) -> float:
 def peak_of_steps(rank, say, whole):
     """MiB beyond those of a process without a model, at the peak of three steps, after two."""
     torch.set_num_threads(1)
-    before, work = status_mib("VmRSS"), wide()
+    before, work = status_mib("VmRSS"), wide(width=1536, depth=8, rows=32)
     found = nullcontext(work.step)
     if not whole:
-        found = stages_of(work, partition=by_layer(work) if rank == 0 else {}, executor="auto", timeout_s=120.0)
+        partition = {}
+        if rank == 0:
+            partition = first_blocks(captured_for(work.step, work.model, work.optimizer, work.batches[0]), 4)
+        found = stages_of(work, partition=partition, executor="auto", timeout_s=120.0)
     with found as step:
         for number in range(5):
             if number == 2:

@@ -14,6 +14,7 @@ from distributed.training import tensors_of
 from hocket import distribute, zoo
 from hocket.distributed.setup import captured_for
 from hocket.distributed.stages.crossings import Borders
+from hocket.tracing.captured import Captured
 
 
 class Mixed(nn.Module):
@@ -69,6 +70,34 @@ def mixed(optimizer: str = "adam", count: int = 4) -> Work:
     return Work(model, optim, step, batches)
 
 
+def squared(model: nn.Module, optimizer: torch.optim.Optimizer, batches: list) -> Work:
+    """Trains the mean of the squares of what a model returns."""
+
+    def step(batch):
+        optimizer.zero_grad()
+        loss = model(batch).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return Work(model, optimizer, step, batches)
+
+
+def wide(width: int, depth: int, rows: int, device: str = "cpu") -> Work:
+    """Blocks of one linear layer, with Adam: little to compute, and much to keep."""
+    with torch.device(device):
+        torch.manual_seed(1)
+        model = nn.Sequential(*(nn.Sequential(nn.Linear(width, width), nn.ReLU()) for _ in range(depth)))
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
+    return squared(model, optimizer, [torch.ones(rows, width)])
+
+
+def first_blocks(captured: Captured, count: int) -> dict[str, int]:
+    """The first blocks of a `wide` model, and their updates, on rank 0; all else on rank 1."""
+    block_of = {op.name: op.layer.partition(".")[0] for op in captured.graph.ops}
+    return {name: int(not block.isdecimal() or int(block) >= count) for name, block in block_of.items()}
+
+
 SIZES: dict[str, dict[str, Any]] = {
     "mlp": {"depth": 4, "width": 64},
     "resnet20": {"batch_size": 4},
@@ -119,6 +148,24 @@ def alone(name: str, optimizer: str, count: int) -> tuple[list, dict[str, Any], 
     torch.manual_seed(21)
     found = [flat(work.step(work.batches[number % len(work.batches)])) for number in range(count)]
     return found, tensors_of(work), torch.get_rng_state().numpy().copy()
+
+
+def check_as_alone(ends: list, expected: tuple[list, dict[str, Any], Any]) -> None:
+    """Each rank returned what `alone` did, to the bit, and rank 0 its checkpoint.
+
+    Args:
+        ends: of each rank what its steps returned, (rank 0) all of a checkpoint, the random state; and more.
+        expected: what `alone` returns.
+    """
+    results, checkpoint, random_state = expected
+    for rank, (mine, _, state, *_) in enumerate(ends):
+        for step, (one, other) in enumerate(zip(results, mine, strict=True)):
+            assert all(same(a, b) for a, b in zip(one, other, strict=True)), (rank, step)
+        assert same(state, random_state), rank
+    found = ends[0][1]
+    assert found.keys() == checkpoint.keys()
+    for key, value in checkpoint.items():
+        assert same(found[key], value), key
 
 
 def scattered(work: Work, ranks: int, seed: int) -> dict[str, int]:

@@ -10,10 +10,10 @@ from tests.fusion.oracle import SIZES
 
 from fusion.optim.twins import CASES, EACH, Twins, fused_parameters, gradient, of_model, options_of, set_gradients
 from hocket.fusion import optim
+from quick import covering
 
 
-@pytest.mark.parametrize("num_models", SIZES)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "num_models"), covering(CASES, SIZES))
 def test_one_step_and_fifty_are_those_of_single_optimizers(case, num_models):
     twins = Twins(case, num_models)
     twins.step()
@@ -151,9 +151,10 @@ def test_a_parameter_that_has_a_gradient_only_now_and_then_counts_its_own_steps(
     twins.check(1e-11)
 
 
-@pytest.mark.parametrize("nonfinite", ["step", "freeze"])
-@pytest.mark.parametrize("chunk_bytes", [1, 300])
-@pytest.mark.parametrize("case", [*EACH, "sgd-nesterovs", "rmsprop-momentum", "adam-amsgrads"])
+@pytest.mark.parametrize(
+    ("case", "chunk_bytes", "nonfinite"),
+    covering([*EACH, "sgd-nesterovs", "rmsprop-momentum", "adam-amsgrads"], [1, 300], ["step", "freeze"]),
+)
 def test_no_matter_how_the_parameters_are_cut_into_chunks(case, chunk_bytes, nonfinite, monkeypatch):
     """One model at a time, or a few."""
     whole, cut = (Twins(case, 7, nonfinite=nonfinite) for _ in range(2))

@@ -8,6 +8,7 @@ import torch
 from fusion.optim.twins import CASES, EACH, Twins, fused_parameters, of_model, options_of, same_bits, snapshot
 from hocket.errors import InputError
 from hocket.fusion import optim
+from quick import covering
 
 
 def taken(twins, models):
@@ -20,8 +21,7 @@ def taken(twins, models):
     twins.models = [twins.models[model] for model in models]
 
 
-@pytest.mark.parametrize("models", [[0, 2], [2, 0, 1], [1]])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "models"), covering(CASES, [[0, 2], [2, 0, 1], [1]]))
 def test_the_models_that_are_kept_go_on(case, models):
     twins = Twins(case, 3)
     twins.step(3)
@@ -71,8 +71,7 @@ def test_a_refilled_slot_begins_anew_and_its_neighbours_never_know(case):
         )
 
 
-@pytest.mark.parametrize("begun", [False, True])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "begun"), covering(CASES, [False, True]))
 def test_refilled_with_a_model_that_has_a_state(case, begun):
     """A model that trained elsewhere moves in, with its options."""
     twins = Twins(case, 3)

@@ -12,6 +12,7 @@ import torch
 from fusion.optim.twins import CASES, EACH, Twins, fused_parameters, options_of, same_bits, same_state, set_gradients
 from hocket.errors import InputError
 from hocket.fusion import optim
+from quick import covering
 
 
 def trained(case, num_models=3, steps=4, **more):
@@ -31,8 +32,7 @@ def go_on(params, optimizer, steps=3):
     return [p.detach().clone() for p in params]
 
 
-@pytest.mark.parametrize("num_models", [1, 3])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "num_models"), covering(CASES, [1, 3]))
 def test_torch_goes_on_where_the_fused_optimizer_stopped(case, num_models):
     """Unfuse in mid-training, load into torch.optim, and train both on: they stay together."""
     twins = Twins(case, num_models)

@@ -5,6 +5,7 @@ A gradient is made from the parameter itself and from noise, so that an error fe
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -170,8 +171,13 @@ def fused_parameters(num_models: int, dtype: torch.dtype = torch.float64, seed: 
 
 def gradient(p: torch.Tensor, step: int, place: int, model: int) -> torch.Tensor:
     """The gradient of one model's parameter, the same in whatever company it is."""
-    generator = torch.Generator().manual_seed(1000 * step + 10 * place + model)
-    return 0.3 * p.detach() + torch.randn(p.shape, dtype=p.dtype, generator=generator)
+    return 0.3 * p.detach() + _noise(p.shape, p.dtype, 1000 * step + 10 * place + model)
+
+
+@functools.cache
+def _noise(shape: torch.Size, dtype: torch.dtype, seed: int) -> torch.Tensor:
+    """Drawn once for all tests, which add it to something of theirs."""
+    return torch.randn(shape, dtype=dtype, generator=torch.Generator().manual_seed(seed))
 
 
 def set_gradients(params: Sequence[torch.Tensor], step: int, models: Sequence[int], nan: Sequence[int] = ()) -> None:

@@ -13,8 +13,9 @@ import torch
 
 from hocket.adaptation import DeviceShare
 from hocket.arguments import packed, spreading
+from hocket.distributed.job_step import JobStep
 from hocket.distributed.membership import DEFAULT_TIMEOUT_S, job_store
-from hocket.distributed.setup import GATHER, STEP
+from hocket.distributed.setup import GATHER, SAVE, STEP
 from hocket.distributed.stages.checkpoint import load_part_state, part_state
 from hocket.distributed.stages.job import begun_job
 from hocket.distributed.stages.migration import Migration
@@ -25,7 +26,7 @@ from hocket.distributed.stages.rebalancing import Rebalancer, rebalanced
 from hocket.distributed.stages.running import RunningPart
 from hocket.distributed.stages.stage_job import StageJob
 from hocket.distributed.watched import StepGuard
-from hocket.errors import ExecutionError, InputError, PeerError
+from hocket.errors import ExecutionError, InputError
 from hocket.execution import EXECUTORS
 from hocket.heap import trim_heap
 from hocket.ir import Costs, Machine, Plan, Timeline
@@ -37,7 +38,7 @@ __all__ = ["PartitionedStep", "stages"]
 log = logging.getLogger(__name__)
 
 
-class PartitionedStep:
+class PartitionedStep(JobStep):
     """A rank's part of a training step; call it as you would call the step. See `stages`.
 
     Attributes:
@@ -59,6 +60,7 @@ class PartitionedStep:
         kind: str,
         rebalance: int,
     ) -> None:
+        super().__init__()
         self.steps = 0
         self.plan: Plan | None = None
         self.part: Captured | None = None
@@ -73,8 +75,7 @@ class PartitionedStep:
         self._running: RunningPart | None = None
         self._every_steps = rebalance
         self._rebalancer: Rebalancer | None = None
-        self._failure: PeerError | None = None
-        self._gathered = self._closed = False
+        self._gathered = False
         self._turn = threading.RLock()  # of a step, and of a checkpoint: neither sees half of a migration
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -85,8 +86,7 @@ class PartitionedStep:
             StaleCaptureError: the batch, or a mode of a module, is not as in the first call; nothing was run.
         """
         with self._turn:
-            if self._closed or self._failure is not None:
-                raise self._failure or ExecutionError("distribute: the step was closed")
+            self._check_open()
             batch = packed(args, kwargs)
             if self._job is None:
                 self._start(batch)
@@ -121,12 +121,9 @@ class PartitionedStep:
         Raises:
             PeerError: a rank is gone.
         """
-        with self._turn:
-            try:
-                if self._running is not None:
-                    self._running.synchronize(self.steps)
-            except PeerError as error:
-                raise self._failed(error) from error
+        with self._turn, self._exchanging():
+            if self._running is not None:
+                self._running.synchronize(self.steps)
 
     def gather(self) -> None:
         """Make model and optimizer of rank 0 what they are where one process trains; save their ``state_dict()`` then.
@@ -138,7 +135,7 @@ class PartitionedStep:
             self.synchronize()
             if self._job is None:
                 return
-            try:
+            with self._exchanging():
                 self._job.agree(GATHER)
                 if self.rank != 0:
                     self._job.homed_at(self.rank).send(self._job.wires[0])
@@ -147,8 +144,6 @@ class PartitionedStep:
                     self._gathered = True
                 for rank, wire in self._job.wires.items() if self.rank == 0 else ():
                     self._job.homed_at(rank).receive(wire)
-            except PeerError as error:
-                raise self._failed(error) from error
 
     def state_dict(self) -> dict[str, Any]:
         """What this rank has of model and optimizer: ``torch.distributed.checkpoint.save({"train": fast}, ...)``.
@@ -171,10 +166,8 @@ class PartitionedStep:
             )
         with self._turn:
             self.synchronize()
-            try:
-                self._job.agree(GATHER)
-            except PeerError as error:
-                raise self._failed(error) from error
+            with self._exchanging():
+                self._job.agree(SAVE)
             return part_state(self._model, self._optimizer, self._job.entries, self._job.kept)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -205,24 +198,17 @@ class PartitionedStep:
         ops = [f"{lane.name} {len(lane.ops)} ops" for lane in self.plan.lanes if lane.kind == "cores"]
         return "\n".join([f"{self.steps} steps, {', '.join(ops)}", *map(str, self.migrations)])
 
-    def close(self) -> None:
-        """Take leave of the other ranks."""
-        if self._closed:
-            return
-        if self._job is not None and self._failure is None:
-            self.synchronize()
+    def _joined(self) -> StageJob | None:
+        return self._job
+
+    def _take_leave(self) -> None:
+        assert self._job is not None
+        with self._exchanging():
             self._job.close()
+
+    def _release(self) -> None:
         if self._running is not None:
             self._running.executor.close()
-        self._closed = True
-
-    def __enter__(self) -> PartitionedStep:
-        return self
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if error is not None and self._job is not None and self._failure is None:
-            self._failed(error)
-        self.close()
 
     def _start(self, batch: Any) -> None:
         try:
@@ -279,12 +265,6 @@ class PartitionedStep:
         if self._running is not None:
             self._running.executor.close()
 
-    def _failed(self, error: BaseException) -> PeerError:
-        assert self._job is not None
-        if self._failure is None:
-            self._failure = self._job.failed(error)
-        return self._failure
-
 
 def stages(
     step: Callable[..., Any],
@@ -321,7 +301,8 @@ def stages(
         executor: ``native`` lanes, ``python`` threads, or ``auto``.
         rebalance: after every so many steps ranks tell each other how busy they are, and ops may move from one that
             is overloaded to one that is not, with their parameters and state (``docs/partition.md``); 0: never.
-        timeout_s: how long another rank is waited for, in a step as well.
+        timeout_s: how long another rank is waited for at the beginning; later on, one that is silent for so long is
+            lost, and one that lives is waited for.
 
     Returns:
         A `PartitionedStep`. Its first call captures the step, and on rank 0 divides it.

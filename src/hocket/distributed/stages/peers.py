@@ -39,7 +39,11 @@ class Peers(Membership):
         return found
 
     def leave(self, wires: Mapping[int, Wire], error: BaseException | None) -> None:
-        """Take leave of all ranks, when they have what they were told; with an error, they fail, and can read why."""
+        """Take leave of all ranks, when they have what they were told; with an error, they fail, and can read why.
+
+        Raises:
+            PeerError: without an error, a rank is gone that does not have it.
+        """
         if error is not None:
             self.fail(error)
         for wire in wires.values() if error is None else ():

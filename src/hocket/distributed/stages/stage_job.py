@@ -150,7 +150,7 @@ class StageJob:
                 self.wires[each.to].send(each.recv, value, 1, lambda error: None)
 
     def close(self, error: BaseException | None = None) -> None:
-        """Take leave of all ranks; with an error, they fail, and every rank can read why."""
+        """Take leave of all ranks; with an error, they fail, and every rank can read why; raises as `Peers.leave`."""
         self.peers.leave(self.wires, error)
 
     def failed(self, error: BaseException) -> PeerError:

@@ -1,0 +1,11 @@
+"""Loaded last where processes are forked from: what is there by now is left out of every collection of garbage.
+
+A process that looks through it has to copy it all, once while it runs, and once more where the interpreter ends.
+"""
+
+from __future__ import annotations
+
+import gc
+
+gc.collect()
+gc.freeze()
