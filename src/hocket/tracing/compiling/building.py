@@ -1,8 +1,8 @@
 """Kernels as they are written by Inductor, compiled to an object, and objects linked to a library.
 
-In the compiling process only. The kernels of a precision stand in few C++ files, since what a file includes takes longer
-to read than a kernel to compile: in one, or where there are many kernels, in one for each core. A kernel uses at most as many threads as it was written for (its buffers for partial
-sums have that size), and no more than its lane has.
+In the compiling process only. The kernels of a precision stand in few C++ files, since what a file includes takes
+longer to read than a kernel to compile: in one, or where there are many kernels, in one for each core. A kernel uses at
+most as many threads as it was written for (its buffers for partial sums have that size), and no more than its lane has.
 """
 
 from __future__ import annotations

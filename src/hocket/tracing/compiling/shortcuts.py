@@ -64,7 +64,7 @@ def linear_stride(index: Any, var: Any) -> Any:
         >>> linear_stride(84 * x + y + 7, x), linear_stride(y, x), linear_stride(x * y, x)
         (84, 0, None)
     """
-    import sympy
+    import sympy  # type: ignore[import-untyped]
 
     terms = index.as_coefficients_dict()
     if all(term.is_Symbol or term.is_Number for term in terms):
