@@ -99,6 +99,36 @@ def test_a_short_lived_step_is_not_compiled(monkeypatch: pytest.MonkeyPatch, tmp
     assert begun.is_started
 
 
+@pytest.mark.parametrize(
+    ("step_ms", "left"),
+    [
+        ({"": 3.0, "+fused-update": 2.5, "+channels-last+fused-update": 2.0}, ["+channels-last+compiled"]),
+        ({"": 3.0, "+fused-update": 1.5, "+channels-last+fused-update": 2.0}, ["+compiled"]),
+        ({"+channels-last+fused-norm": 2.0}, ["+channels-last+compiled"]),
+        ({"rule+fused-update": 2.0}, ["+compiled", "+channels-last+compiled"]),
+    ],
+)
+def test_of_two_layouts_the_faster_one_is_compiled(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, step_ms: dict[str, float], left: list[str]
+) -> None:
+    monkeypatch.setattr(compiling, "Compiling", Begun)
+    compiler = FormCompiler(tmp_path)
+    step = captured(job())
+    for form in ("+compiled", "+channels-last+compiled"):
+        compiler.offered(form, step)
+    compiler.only_fastest_layout(step_ms)
+    assert list(compiler._left) == left
+
+
+def test_what_is_being_compiled_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(compiling, "Compiling", Begun)
+    compiler = FormCompiler(tmp_path)
+    compiler.offered("+compiled", captured(job()))
+    compiler.start()
+    compiler.only_fastest_layout({"": 3.0, "+channels-last": 2.0})
+    assert list(compiler._left) == ["+compiled"]
+
+
 def failure_of(compiler: FormCompiler, caplog: pytest.LogCaptureFixture) -> str:
     with caplog.at_level(logging.INFO, "hocket"):
         compiler.offered("+compiled", captured(job()))

@@ -32,6 +32,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten
 
+from hocket.autotune.room import expect_room
 from hocket.autotune.verification import distance, largest
 from hocket.errors import CaptureError
 from hocket.tracing.captured import Captured
@@ -174,9 +175,10 @@ def sample(
         By form a sample, or what it raised; and what `eager` returned.
 
     Raises:
-        CaptureError: there is no float64 step (see `float64_step`); nothing was run.
+        CaptureError: there is no float64 step (see `float64_step`), or no memory for it; nothing was run.
         Exception: whatever eager raises; the state is then as it left it.
     """
+    expect_room(captured)
     places, lists = captured.trace.places.again(), captured.trace.appended
     before, contents = Saved(places, captured.written()), [each.content() for each in lists]
 

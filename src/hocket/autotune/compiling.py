@@ -8,9 +8,11 @@ doubles what was spent (the argument of ski rental), and a short-lived step is l
 from __future__ import annotations
 
 import logging
+import math
 import shutil
 import tempfile
 import weakref
+from collections.abc import Mapping
 from pathlib import Path
 from uuid import uuid4
 
@@ -21,6 +23,7 @@ from hocket.errors import CaptureError
 from hocket.tracing.captured import Captured
 from hocket.tracing.compiling.folder import Compiling
 from hocket.tracing.compiling.process import CompilingProcess
+from hocket.tracing.variants import has_channels_last, plain_of
 
 __all__ = ["FormCompiler"]
 
@@ -57,6 +60,22 @@ class FormCompiler:
         if found is None:
             self._left[form] = compiling
         return found
+
+    def only_fastest_layout(self, step_ms: Mapping[str, float]) -> None:
+        """Leave out forms in a layout that is the slower one where nothing is compiled: convolutions stay as they are.
+
+        Args:
+            step_ms: what a step takes in each form that was measured.
+        """
+        for form, compiling in list(self._left.items()):
+            last, plain = has_channels_last(form), plain_of(form)
+            known = {other: ms for other, ms in step_ms.items() if plain_of(other) == plain}
+            own, others = (
+                min((ms for other, ms in known.items() if (has_channels_last(other) == last) is same), default=math.inf)
+                for same in (True, False)
+            )
+            if others < own and not compiling.is_started:
+                del self._left[form]
 
     def note(self, step_ms: float) -> bool:
         """A step of the decided variant took so long; whether forms have been compiled by now."""

@@ -80,6 +80,8 @@ class Tuner:
         yield from self.admission.capture()
         recalled = yield from self.recall.search()
         if isinstance(recalled, Decision):
+            if self.compiler is not None and recalled.candidate is not None:
+                self.compiler.only_fastest_layout({recalled.candidate.form: recalled.candidate.rank_ms})
             return recalled
         if recalled is not None:
             return self._decided(recalled, None, None)
@@ -133,6 +135,8 @@ class Tuner:
         profiles: list[Profile] = []
         for form, captured in forms.items():
             profiles.append((yield from self._profiled(form, captured)))
+        if self.compiler is not None:
+            self.compiler.only_fastest_layout({profile.form: profile.fastest_ms for profile in profiles})
         fastest_ms: dict[str, float] = {}
         for profile in profiles:
             plain = plain_of(profile.form)

@@ -38,6 +38,7 @@ __all__ = [
     "compiled_rewrites_of",
     "forms_of",
     "fuses_norms",
+    "has_channels_last",
     "in_form",
     "plain_of",
     "reference_of",
@@ -115,6 +116,16 @@ def plain_of(form: str) -> str:
         ('rule', '')
     """
     return form.partition("+")[0]
+
+
+def has_channels_last(form: str) -> bool:
+    """Whether a form computes images with their channels last.
+
+    Example:
+        >>> has_channels_last("+channels-last+compiled"), has_channels_last("rule+fused-update")
+        (True, False)
+    """
+    return CHANNELS_LAST in form.split("+")
 
 
 def reference_of(form: str, forms: Mapping[str, _Step]) -> _Step | None:

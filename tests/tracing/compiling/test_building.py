@@ -9,6 +9,7 @@ import torch
 
 from hocket import native
 from hocket.errors import CaptureError
+from hocket.tracing.compiling import building
 from hocket.tracing.compiling.building import compile_kernels, link
 from hocket.tracing.compiling.wrapper import WrittenKernel
 
@@ -24,8 +25,7 @@ def sums(count: int) -> WrittenKernel:
 
 
 def test_a_kernel_may_have_hundreds_of_arguments(tmp_path: Path) -> None:
-    made = compile_kernels(tmp_path / "own.cpp", {"own_sums": sums(300)}, 2, is_timed=False)
-    link(tmp_path / "kernels.so", [made])
+    link(tmp_path / "kernels.so", compile_kernels(tmp_path / "own.cpp", {"own_sums": sums(300)}, 2, is_timed=False))
     native.load()
     layout, out = ([1], [1], torch.float32), ([1], [1], torch.float64)
     order = [*range(300), -1]
@@ -34,8 +34,24 @@ def test_a_kernel_may_have_hundreds_of_arguments(tmp_path: Path) -> None:
     assert found.item() == sum(range(300))
 
 
+def test_many_kernels_are_compiled_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(building, "_MIN_PART_CHARS", 100)
+    monkeypatch.setattr(building, "num_cores", lambda: 2)
+    kernels = {f"own_sums{n}": sums(n) for n in (1, 2, 3)}
+    objects = compile_kernels(tmp_path / "own.cpp", kernels, 2, is_timed=False)
+    assert len(objects) == 2
+    link(tmp_path / "kernels.so", objects)
+    native.load()
+    layout, out = ([1], [1], torch.float32), ([1], [1], torch.float64)
+    for n in (1, 2, 3):
+        order, symbol = [*range(n), -1], f"own_sums{n}"
+        kernel = torch.classes.hocket.Kernel(str(tmp_path / "kernels.so"), symbol, order, [layout] * n, [out], [])
+        (found,) = torch.ops.hocket.kernel(kernel, [torch.ones(1)] * n)
+        assert found.item() == n
+
+
 def test_a_library_stays_loaded_as_long_as_its_kernels(tmp_path: Path) -> None:
-    link(tmp_path / "kernels.so", [compile_kernels(tmp_path / "own.cpp", {"own_sums": sums(2)}, 2, is_timed=False)])
+    link(tmp_path / "kernels.so", compile_kernels(tmp_path / "own.cpp", {"own_sums": sums(2)}, 2, is_timed=False))
     native.load()
     layout, out = ([1], [1], torch.float32), ([1], [1], torch.float64)
     kernel = torch.classes.hocket.Kernel(str(tmp_path / "kernels.so"), "own_sums", [0, 1, -1], [layout] * 2, [out], [])

@@ -58,6 +58,20 @@ def test_what_is_not_known_is_refused(body: str, problem: str) -> None:
         notes_of(body)
 
 
+@pytest.mark.parametrize("bias", ["bias=b", "b"])
+def test_a_convolution_may_be_given_its_bias_by_position(bias: str) -> None:
+    options = "stride=(1,), padding=(0,), dilation=(1,), transposed=False, output_padding=(0,), groups=1"
+    options = f"{bias}, {options}"
+    notes = notes_of(
+        "x = empty_strided_cpu((1, 2, 5), (10, 5, 1), torch.float32)\n"
+        "w = empty_strided_cpu((3, 2, 1), (2, 1, 1), torch.float32)\n"
+        "b = empty_strided_cpu((3, ), (1, ), torch.float32)\n"
+        f"c = extern_kernels.convolution(x, w, {options})\nreturn (c, )"
+    )
+    assert notes.events[-1]["op"] == "aten.convolution.default"
+    assert notes.events[-1]["given"] == [1, 2, 3]
+
+
 def test_there_is_one_call() -> None:
     with pytest.raises(CaptureError, match="2 functions named call"):
         notes_of("return (a, )", head="def call(args):\n    pass\n")

@@ -1,12 +1,13 @@
 """Kernels as they are written by Inductor, compiled to an object, and objects linked to a library.
 
-In the compiling process only. All kernels of a precision stand in one C++ file, since what a file includes takes longer
-to read than a kernel to compile. A kernel uses at most as many threads as it was written for (its buffers for partial
-sums have that size), and no more than its lane has.
+In the compiling process only. The kernels of a precision stand in few C++ files, since what a file includes takes
+longer to read than a kernel to compile: in one, or where there are many kernels, in one for each core. A kernel uses at
+most as many threads as it was written for (its buffers for partial sums have that size), and no more than its lane has.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -18,20 +19,22 @@ import torch
 from hocket.errors import CaptureError
 from hocket.tracing.compiling.wrapper import WrittenKernel
 
-__all__ = ["compile_kernels", "link"]
+__all__ = ["compile_kernels", "link", "num_cores"]
 
 # Of Inductor's flags those that say nothing about what is computed.
 _USELESS = ("Wall", "pedantic", "g1", "shared")
 _INCLUDE = re.compile(r"^\s*#include .*$", re.MULTILINE)
 _ENTRY = re.compile(r'extern "C"\s+(?:__declspec\(dllexport\)\s+)?void\s+kernel\(')
+# A file is divided if each part has so much to compile: some four seconds, against two for what it includes.
+_MIN_PART_CHARS = 200_000
 _PARALLEL = re.compile(r"#pragma omp parallel(?! num_threads\(\d+\))")
 
 
-def compile_kernels(file: Path, kernels: Mapping[str, WrittenKernel], threads: int, *, is_timed: bool) -> Path:
-    """Compile kernels to an object with one function for each, of its name, that takes an array of pointers.
+def compile_kernels(file: Path, kernels: Mapping[str, WrittenKernel], threads: int, *, is_timed: bool) -> list[Path]:
+    """Compile kernels to objects with one function for each, of its name, that takes an array of pointers.
 
     Args:
-        file: the C++ file to be written.
+        file: the C++ file to be written; its parts have a number behind its name.
         kernels: by name.
         threads: for which they were written.
         is_timed: they run in training; others only in a few steps to be compared, and are compiled in less time.
@@ -41,15 +44,28 @@ def compile_kernels(file: Path, kernels: Mapping[str, WrittenKernel], threads: i
     """
     texts = [_text(name, kernel, threads) for name, kernel in kernels.items()]
     includes = dict.fromkeys(line for _, found in texts for line in found)
-    file.write_text("\n".join([*includes, *(text for text, _ in texts)]))
     compiler, flags = _compiler(with_vectors=is_timed)
     if not is_timed:
         flags.append("-O1")  # the last one counts
     # What a header defines is each library's own: one that shares it is never unloaded.
     flags.append("-fvisibility=hidden")
-    made = file.with_suffix(".o")
-    _run([*compiler, *flags, "-c", str(file), "-o", str(made)])
+    commands, made = [], []
+    for number, part in enumerate(_parts([text for text, _ in texts])):
+        source = file.with_name(f"{file.stem}{number}.cpp")
+        source.write_text("\n".join([*includes, *part]))
+        made.append(source.with_suffix(".o"))
+        commands.append([*compiler, *flags, "-c", str(source), "-o", str(made[-1])])
+    _run(commands)
     return made
+
+
+def _parts(texts: Sequence[str]) -> list[list[str]]:
+    """The texts in parts of about the same size, at most one for each core; one where they are short."""
+    total = sum(map(len, texts))
+    parts: list[list[str]] = [[] for _ in range(max(1, min(num_cores(), total // _MIN_PART_CHARS)))]
+    for text in sorted(texts, key=len, reverse=True):
+        min(parts, key=lambda part: sum(map(len, part))).append(text)
+    return parts
 
 
 def link(library: Path, objects: Sequence[Path]) -> None:
@@ -61,15 +77,25 @@ def link(library: Path, objects: Sequence[Path]) -> None:
     compiler, _ = _compiler(with_vectors=False)
     # OpenMP is not linked: it is torch's own, found in the library that it has loaded.
     linked = ["-L" + str(Path(torch.__file__).parent / "lib"), "-ltorch", "-ltorch_cpu", "-lc10"]
-    _run([*compiler, "-shared", "-o", str(library), *map(str, objects), *linked])
+    _run([[*compiler, "-shared", "-o", str(library), *map(str, objects), *linked]])
 
 
-def _run(command: Sequence[str]) -> None:
-    process = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    if process.returncode:
-        message = process.stderr.decode(errors="replace")
-        first = next((line for line in message.splitlines() if "error" in line), message[:200])
-        raise CaptureError(f"the kernels do not compile: {first}")
+def num_cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _run(commands: Sequence[Sequence[str]]) -> None:
+    """Run the compiler, side by side."""
+    running = [
+        subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace")
+        for command in commands
+    ]
+    said = [process.communicate()[1] for process in running]
+    for process, message in zip(running, said, strict=True):
+        if process.returncode:
+            first = next((line for line in message.splitlines() if "error" in line), message[:200])
+            raise CaptureError(f"the kernels do not compile: {first}")
 
 
 def _text(name: str, kernel: WrittenKernel, threads: int) -> tuple[str, list[str]]:

@@ -12,7 +12,7 @@ what the step was given is written once, at the end. Three things are done on th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -138,6 +138,8 @@ def _called(func: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         if mean is None:
             return _aten._native_batch_norm_legit.no_stats(x, weight, bias, training, momentum, eps)
         return _aten._native_batch_norm_legit.default(x, weight, bias, mean, var, training, momentum, eps)
+    if func is _aten.cat.default and (only := _only_part(args[0])) is not None:
+        return only.clone(memory_format=torch.contiguous_format)
     declared = [a for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
     if len(list(written_arguments(func, args, kwargs))) > len(declared):
         raise CaptureError(f"{func} writes what it does not declare")
@@ -149,6 +151,17 @@ def _called(func: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     if len(declared) > 1 or functional is None:
         raise CaptureError(f"{func} may raise, and has no form that writes nothing")
     return args[0].copy_(_opaque(functional)(*args, **kwargs))
+
+
+def _only_part(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """What is left of tensors to be joined without those of shape (0,), if it is one (the first step of a cache).
+
+    Torch's decomposition gives the result the strides of that one, its kernel makes it contiguous.
+    """
+    parts = [each for each in tensors if each.shape != (0,)]
+    if len(parts) != 1 or len(tensors) == 1 or parts[0].is_contiguous(memory_format=torch.channels_last):
+        return None
+    return parts[0]
 
 
 def _without_write(func: Any) -> Any:

@@ -10,6 +10,7 @@ that kernels wait for each other only where data flows.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -26,9 +27,10 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hocket.errors import CaptureError
-from hocket.tracing.compiling.building import compile_kernels, link
+from hocket.tracing.compiling.building import compile_kernels, link, num_cores
 from hocket.tracing.compiling.functional import functional_graph
 from hocket.tracing.compiling.listing import FORMAT
+from hocket.tracing.compiling.shortcuts import patched, shortcuts
 from hocket.tracing.compiling.wrapper import Recorded, kernels_of, recorded
 
 __all__ = ["compiled_to", "main"]
@@ -56,7 +58,7 @@ _PRECISIONS = ("own", "wide")
 
 
 def compiled_to(folder: Path, document: dict[str, Any], *, wide: bool) -> None:
-    """Compile a request in one precision; write its part of the listing, and the object of its kernels.
+    """Compile a request in one precision; write its part of the listing, and the objects of its kernels.
 
     Raises:
         CaptureError: the step cannot be compiled; says why.
@@ -80,12 +82,12 @@ def joined(folder: Path) -> None:
     Raises:
         CaptureError: they cannot be linked.
     """
-    link(folder / "kernels.so", [folder / f"{precision}.o" for precision in _PRECISIONS])
+    link(folder / "kernels.so", [each for precision in _PRECISIONS for each in sorted(folder.glob(f"{precision}*.o"))])
     listings = {precision: json.loads((folder / f"{precision}.json").read_text()) for precision in _PRECISIONS}
     found = {"format": FORMAT, "torch": torch.__version__, "library": "kernels.so", **listings}
     for precision in _PRECISIONS:
-        for suffix in ("cpp", "o", "json"):
-            (folder / f"{precision}.{suffix}").unlink()
+        for each in folder.glob(f"{precision}*.*"):
+            each.unlink()
     (folder / "listing.json").write_text(json.dumps(found))
 
 
@@ -109,9 +111,9 @@ def _written(document: dict[str, Any], wide: bool) -> tuple[str, list[torch.Tens
     sources: list[str] = []
     module, given = functional_graph(document, select_decomp_table(), wide=wide)
     _mark_outputs(module)
-    unbuilt = _patched(AsyncCompile, "cpp_pybinding", lambda *_, **__: None)
-    kept = _patched(GraphLowering, "save_output_code", staticmethod(sources.append))
-    with unbuilt, kept, torch.no_grad():
+    unbuilt = patched(AsyncCompile, "cpp_pybinding", lambda *_, **__: None)
+    kept = patched(GraphLowering, "save_output_code", staticmethod(sources.append))
+    with unbuilt, kept, shortcuts(), torch.no_grad():
         compile_fx.compile_fx_inner(module, given)
     if len(sources) != 1:
         raise CaptureError(f"Inductor wrote {len(sources)} wrappers")
@@ -124,16 +126,6 @@ def _has(config: Any, name: str) -> bool:
             return False
         config = getattr(config, part)
     return True
-
-
-@contextmanager
-def _patched(owner: Any, name: str, value: Any) -> Iterator[None]:
-    before = vars(owner)[name]
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)
 
 
 def _mark_outputs(module: fx.GraphModule) -> None:
@@ -200,10 +192,9 @@ def _beside(tasks: Sequence[Callable[[], int]], asked_by: int) -> int:
 
     This process and all that it has started end when the training that asked for it has ended.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     waiting, running, worst = list(tasks), set[int](), 0
     while waiting or running:
-        while waiting and len(running) < cores:
+        while waiting and len(running) < num_cores():
             task = waiting.pop(0)
             if child := os.fork():
                 running.add(child)
@@ -238,6 +229,10 @@ def main(arguments: Sequence[str]) -> int:
     asked_by = os.getppid()
     os.nice(19)
     from torch._inductor import compile_fx  # noqa: F401  # once, for all forks
+
+    # A fork lives for seconds: it looks for nothing to collect, which takes a seventh of Inductor's time.
+    gc.freeze()
+    gc.disable()
 
     folders = list(map(Path, arguments))
     tasks = [partial(_compile_one, folder, wide) for folder in folders for wide in (False, True)]

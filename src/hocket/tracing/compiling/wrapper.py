@@ -202,7 +202,7 @@ class _Products:
 
         return product
 
-    def _convolution(self, x: Any, weight: Any, *, bias: Any = None, **options: Any) -> torch.Tensor:
+    def _convolution(self, x: Any, weight: Any, bias: Any = None, **options: Any) -> torch.Tensor:
         names = ("stride", "padding", "dilation", "transposed", "output_padding", "groups")
         if set(options) != set(names):
             raise CaptureError(f"the wrapper calls a convolution with {sorted(options)}")

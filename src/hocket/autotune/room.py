@@ -1,0 +1,53 @@
+"""Is there memory for a step in float64, which forms that are not bitwise are held against?
+
+It is the plain step's peak, with every float as large as float64: twice eager's memory in float32, beside the
+training's own. A training that just fits must not be ended by a comparison, so where that is more than half of what is
+free, the forms are refused by name.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from hocket.errors import CaptureError
+from hocket.planning.critical_path import serial_peak_bytes
+from hocket.tracing.captured import Captured
+
+__all__ = ["available_bytes", "expect_room", "float64_peak_bytes"]
+
+# The share of the free memory that a step in float64 may take.
+MAX_SHARE = 0.5
+_LARGEST = 8
+
+
+def expect_room(captured: Captured) -> None:
+    """Return if a step in float64 has its place in memory.
+
+    Raises:
+        CaptureError: it would take more than half of what is free; says both.
+    """
+    free_bytes, needed_bytes = available_bytes(), float64_peak_bytes(captured)
+    if free_bytes is not None and needed_bytes > MAX_SHARE * free_bytes:
+        needed, free = needed_bytes / 2**20, free_bytes / 2**20
+        raise CaptureError(
+            f"a step in float64 to compare with would take {needed:,.0f} MiB, and {free:,.0f} MiB are free"
+        )
+
+
+def float64_peak_bytes(captured: Captured) -> float:
+    """The most bytes that a step in float64 holds at once; tensors of integers count as if they grew, too."""
+    values = (node.meta.get("val") for node in captured.lowered.slot_of)
+    floats = (v.element_size() for v in values if isinstance(v, torch.Tensor) and v.is_floating_point())
+    return serial_peak_bytes(captured.graph) * _LARGEST / min(floats, default=_LARGEST)
+
+
+def available_bytes(meminfo: Path = Path("/proc/meminfo")) -> int | None:
+    """The memory that can be had without swapping; None where the system does not say."""
+    try:
+        lines = meminfo.read_text().splitlines()
+    except OSError:
+        return None
+    found = [line.split() for line in lines if line.startswith("MemAvailable:")]
+    return int(found[0][1]) * 2**10 if found else None

@@ -1,0 +1,83 @@
+"""What Inductor works out again and again, worked out once; in the compiling process only.
+
+Two of its functions took a fifth of the seconds in which it wrote the kernels of a DenseNet:
+
+- by how much an index moves with one variable of a loop: it substitutes and simplifies, for every access and every
+  variable. Nearly all indices are sums of variables with constant factors, where the answer is the factor.
+- a table of the dtypes that ops make, which it fills each time it is asked for.
+
+What is not there in another torch is left as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+__all__ = ["linear_stride", "patched", "shortcuts"]
+
+
+@contextmanager
+def shortcuts() -> Iterator[None]:
+    """Within this, Inductor takes the shortcuts."""
+    from torch._inductor import dtype_propagation, utils
+    from torch._inductor.codegen import cpp
+
+    with ExitStack() as all_of_them:
+        usual_stride = getattr(cpp, "stride_at_vec_range", None)
+        if usual_stride is not None:
+
+            def stride(index: Any, var: Any, *rest: Any, **named: Any) -> Any:
+                found = linear_stride(index, var)
+                return usual_stride(index, var, *rest, **named) if found is None else found
+
+            all_of_them.enter_context(patched(cpp, "stride_at_vec_range", stride))
+        table = getattr(dtype_propagation, "DtypePropagationOpsHandler", None)
+        rules = getattr(utils, "op_dtype_propagation_rules", None)
+        if table is not None and rules is not None and "_instance" in vars(table):
+            fill, num_filled = table.__init__, -1
+
+            def fill_once(self: Any) -> None:
+                nonlocal num_filled
+                if num_filled != len(rules):
+                    num_filled = len(rules)
+                    fill(self)
+
+            all_of_them.enter_context(patched(table, "__init__", fill_once))
+        yield
+
+
+def linear_stride(index: Any, var: Any) -> Any:
+    """By how much a sum of variables with constant factors grows when this variable grows by one.
+
+    Args:
+        index: an expression of sympy.
+        var: a symbol.
+
+    Returns:
+        The factor; None for an expression that is no such sum.
+
+    Example:
+        >>> import sympy
+        >>> x, y = sympy.symbols("x y", integer=True)
+        >>> linear_stride(84 * x + y + 7, x), linear_stride(y, x), linear_stride(x * y, x)
+        (84, 0, None)
+    """
+    import sympy  # type: ignore[import-untyped]
+
+    terms = index.as_coefficients_dict()
+    if all(term.is_Symbol or term.is_Number for term in terms):
+        return terms.get(var, sympy.S.Zero)
+    return None
+
+
+@contextmanager
+def patched(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Within this, an attribute of a class or a module has another value."""
+    before = vars(owner)[name]
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)

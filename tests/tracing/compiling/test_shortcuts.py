@@ -1,0 +1,40 @@
+"""Shortcuts in Inductor give what it works out itself, and do not outlive their context."""
+
+from __future__ import annotations
+
+import pytest
+import sympy
+from torch._inductor import compile_fx  # noqa: F401  # before what depends on it
+from torch._inductor.codegen import cpp
+from torch._inductor.dtype_propagation import DtypePropagationOpsHandler
+from torch._inductor.sizevars import stride_at_vec_range
+from torch.utils._sympy.functions import FloorDiv
+
+from hocket.tracing.compiling.shortcuts import linear_stride, shortcuts
+
+X, Y = (sympy.Symbol(name, integer=True, nonnegative=True) for name in "xy")
+
+
+@pytest.mark.parametrize("index", [X, 84 * X + Y + 7, Y + 3, sympy.Integer(5), 2 * X + 3 * (X + Y)])
+def test_a_linear_index_moves_as_inductor_says(index: sympy.Expr) -> None:
+    found = linear_stride(index, X)
+    assert found == stride_at_vec_range(index, X, 8)
+    assert found.is_number
+
+
+@pytest.mark.parametrize("index", [X * Y, X**2, FloorDiv(X, 2) + Y, 4 * sympy.Max(X, Y)])
+def test_any_other_index_is_left_to_inductor(index: sympy.Expr) -> None:
+    assert linear_stride(index, X) is None
+    with shortcuts():
+        assert cpp.stride_at_vec_range(index, X, 8) == stride_at_vec_range(index, X, 8)
+
+
+def test_the_table_of_dtypes_is_filled_once_and_complete() -> None:
+    usual = DtypePropagationOpsHandler()
+    ops = dict(vars(usual))
+    with shortcuts():
+        first = vars(DtypePropagationOpsHandler())["add"]
+        assert vars(DtypePropagationOpsHandler())["add"] is first
+        assert vars(DtypePropagationOpsHandler()).keys() == ops.keys()
+    assert vars(DtypePropagationOpsHandler())["add"] is not first
+    assert cpp.stride_at_vec_range is stride_at_vec_range
