@@ -1,18 +1,16 @@
 """How much memory each rank of a partitioned step holds at the most, and partitions that keep it within limits.
 
-The partitioner adds up what ops keep on their device. What a rank holds beyond that depends on the partition: values
-that live for a moment, and copies of what it sends and receives, which stay until the step ends. So a partition is
-judged by the peak of each rank's own part, bounded over all runs that its plan allows (`peak_bytes`), and where that is
-too much, searched for again with as much less for the partitioner to give away::
-
-    limit 100   search within 100 --> kept 98, peak 109 --> search within 89 --> kept 88, peak 97
+The partitioner adds up what ops keep on their device. What a rank holds depends on more: on when values are there, and
+on copies of what it sends and receives, which stay until the step ends. So a partition is judged by the peak of each
+rank's own part, bounded over all runs that its plan allows (`peak_bytes`). Where that is too much, others are tried:
+with less for the partitioner to give each rank, and with the fewest bytes moved, which are the fewest copies.
 
 Memory that is not the step's (code, the Python objects of the whole graph) is not counted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,12 +23,14 @@ from hocket.planning.critical_path import peak_bytes
 from hocket.planning.partition import Partition, PartitionProblem, partitioned
 from hocket.tracing.captured import Captured
 
-__all__ = ["DEFAULT_SHARE", "check_peaks", "limits_of", "partitioned_within", "peaks_of"]
+__all__ = ["DEFAULT_SHARE", "check_fits", "check_peaks", "limits_of", "partitioned_within", "peaks_of"]
 
 # Of an equal share of what one process holds: what a rank may hold where nobody sets a limit and it can be kept.
 DEFAULT_SHARE = 1.3
-# How often a partition is searched for again with less memory to give away.
-ROUNDS = 4
+# What the partitioner may give a rank, as a share of all, over the rank's share of the limits.
+ROOMS = (1.2, 1.04)
+# How far the work of a rank may be from its share where few bytes are moved and nothing was said of balance.
+EPSILON = 0.5
 
 
 def limits_of(given: float | Sequence[float] | None, num_ranks: int) -> tuple[float, ...] | None:
@@ -76,32 +76,63 @@ def partitioned_within(
     Args:
         problem: ops and ranks.
         search: arguments of the partitioner.
-        limits: of each rank; None: `fair_bytes` for all, where such a partition is found, or else the nearest.
+        limits: of each rank; None: `fair_bytes` for all, where such a partition is found, or else the nearest
+            by the same objective.
         fair_bytes: what a rank should hold where no limit was set.
         peaks: what each rank holds by a partition.
 
     Raises:
-        InputError: no partition within the limits was found (or an op fits nowhere: named, with its bytes).
+        InputError: no partition within the limits was found; names the rank and its bytes in the nearest one.
     """
     wanted = np.full(problem.num_parts, fair_bytes) if limits is None else np.asarray(limits, np.float64)
-    found = partitioned(problem if limits is None else replace(problem, memory_limit_bytes=wanted), **search)
-    best, best_peaks = found, np.asarray(peaks(found))
-    nearest = best_peaks
-    for _ in range(ROUNDS):
-        if np.all(best_peaks <= wanted):
-            return best
-        kept = np.bincount(found.part, problem.memory_bytes, problem.num_parts)
-        room = np.maximum(wanted - np.maximum(nearest - kept, 0.0), 0.0)
-        try:
-            found = partitioned(replace(problem, memory_limit_bytes=room), **search)
-        except InputError:
-            break  # not with so little: what was nearest is reported
-        nearest = np.asarray(peaks(found))
-        if (nearest / wanted).max() < (best_peaks / wanted).max():
-            best, best_peaks = found, nearest
+    nearest = partitioned(problem, **search)
+    nearest_peaks = np.asarray(peaks(nearest))
+    for again in _searches(search) if np.any(nearest_peaks > wanted) else ():
+        for room in ROOMS:
+            held = room * problem.memory_bytes.sum() * wanted / wanted.sum()
+            try:
+                found = partitioned(replace(problem, memory_limit_bytes=held), **again)
+            except InputError:
+                continue  # there is none with so little room; the next one, or the nearest so far
+            found_peaks = np.asarray(peaks(found))
+            if np.all(found_peaks <= wanted):
+                return found
+            if limits is None and again["objective"] != search["objective"]:
+                continue  # another objective is only worth it where that keeps the limit
+            if (found_peaks / wanted).max() < (nearest_peaks / wanted).max():
+                nearest, nearest_peaks = found, found_peaks
     if limits is not None:
-        check_peaks(best_peaks.tolist(), limits)
-    return best
+        check_peaks(nearest_peaks.tolist(), limits)
+    return nearest
+
+
+def _searches(search: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    short = {**search, "budget_s": search["budget_s"] / 4}
+    yield short
+    yield {**short, "objective": "cut", "epsilon": EPSILON if search["epsilon"] is None else search["epsilon"]}
+
+
+def check_fits(graph: Graph, limits: Sequence[float]) -> None:
+    """Return if each op could run somewhere, with the memory that it touches.
+
+    Raises:
+        InputError: an op that could not; names it, with its bytes.
+
+    Example:
+        >>> from hocket.ir import Buffer, Op
+        >>> check_fits(Graph((Op("mm", writes=("y",)),), buffers=(Buffer("y", 64.0),)), (32.0, 48.0))
+        Traceback (most recent call last):
+        ...
+        hocket.errors.InputError: distribute: op 'mm' needs 64 bytes to run, and no rank may hold more than 48
+    """
+    size = {buffer.name: buffer.size_bytes for buffer in graph.buffers}
+    for op in graph.ops:
+        needed = sum(size.get(name, 0.0) for name in {*op.reads, *op.writes})
+        if needed > max(limits):
+            raise InputError(
+                f"distribute: op {op.name!r} needs {needed:,.0f} bytes to run, and no rank may hold more than "
+                f"{max(limits):,.0f}"
+            )
 
 
 def check_peaks(peaks: Sequence[float], limits: Sequence[float]) -> None:
@@ -114,7 +145,7 @@ def check_peaks(peaks: Sequence[float], limits: Sequence[float]) -> None:
     if peaks[rank] > limits[rank]:
         raise InputError(
             f"distribute: rank {rank} would hold {peaks[rank]:,.0f} bytes at its peak, and may hold "
-            f"{limits[rank]:,.0f}; no division of the step that was looked at needs less"
+            f"{limits[rank]:,.0f}; no division that was looked at needs less"
         )
 
 

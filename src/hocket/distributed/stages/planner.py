@@ -12,7 +12,13 @@ from hocket.adaptation import AssistantRules
 from hocket.distributed.plans import LATENCY_US, PROFILE_RUNS
 from hocket.distributed.stages.crossings import Borders, rank_name
 from hocket.distributed.stages.joined import joined_plan, ranks_of
-from hocket.distributed.stages.memory_limits import DEFAULT_SHARE, check_peaks, partitioned_within, peaks_of
+from hocket.distributed.stages.memory_limits import (
+    DEFAULT_SHARE,
+    check_fits,
+    check_peaks,
+    partitioned_within,
+    peaks_of,
+)
 from hocket.distributed.stages.rebalancing import rules_read, rules_told, written_rules
 from hocket.distributed.stages.stage_job import StageJob
 from hocket.ir import Costs, Device, Graph, Link, Machine, Plan
@@ -59,6 +65,8 @@ class StagePlanner:
         Raises:
             InputError: the division that was given cannot be run, or a rank would hold more than it may.
         """
+        if self.limits is not None:
+            check_fits(captured.graph, self.limits)
         threads = torch.get_num_threads()
         order: tuple[str, ...] = captured.graph.order
         if self.given is None or self.profiles:
