@@ -159,7 +159,7 @@ class PartitionedStep:
         Raises:
             ExecutionError: before the first step (load into model and optimizer themselves), or without a process
                 group, where each rank would save its part as if it were all there is.
-            InputError: several models or optimizers.
+            InputError: two optimizers keep state of one parameter.
             PeerError: a rank is gone, or does something else.
         """
         if self._job is None:
