@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -66,7 +67,7 @@ def test_a_partition_keeps_limits_that_its_objective_alone_does_not():
 def test_what_cannot_be_kept_is_an_error_only_where_it_was_asked_for():
     with pytest.raises(InputError, match=r"rank \d would hold \d bytes at its peak, and may hold 3; no division"):
         partitioned_within(chain(), SEARCH, (3.0, 3.0), 8.0, counts)
-    assert sorted(counts(partitioned_within(chain(), SEARCH, None, 3.0, counts))) == [4, 4]
+    assert sorted(counts(partitioned_within(chain(), SEARCH, None, 3.0, counts))) == [0, 8]
 
 
 def test_the_peak_of_one_rank_alone_is_that_of_the_whole_and_copies_stay():
@@ -111,6 +112,7 @@ def trained(rank, say, name, share):
         return found, fast.peaks_bytes, limit
 
 
+@pytest.mark.slow
 def test_ranks_within_limits_train_as_one_process_does():
     with Ranks(trained, 2, "mlp", 0.65) as ranks:
         (found, peaks, limit), (of_rank_1, none, _) = ranks.returned(100)
@@ -122,9 +124,8 @@ def test_ranks_within_limits_train_as_one_process_does():
 
 
 def test_a_step_that_fits_nowhere_ends_all_ranks_with_the_bytes():
-    with Ranks(trained, 2, "mlp", 0.3) as ranks:
+    with Ranks(trained, 2, "mlp", 0.02) as ranks:
         for rank in range(2):
             kind, text = ranks.end(rank)
             assert kind == "raised"
-            assert "bytes" in text
-            assert "may hold" in text
+            assert re.search(r"op '.*' needs [\d,]+ bytes to run, and no rank may hold more than", text)

@@ -76,8 +76,8 @@ def partitioned_within(
     Args:
         problem: ops and ranks.
         search: arguments of the partitioner.
-        limits: of each rank; None: `fair_bytes` for all, where such a partition is found, or else the nearest
-            by the same objective.
+        limits: of each rank; None: `fair_bytes` for all, where such a partition is found, or else what
+            was asked for.
         fair_bytes: what a rank should hold where no limit was set.
         peaks: what each rank holds by a partition.
 
@@ -85,7 +85,7 @@ def partitioned_within(
         InputError: no partition within the limits was found; names the rank and its bytes in the nearest one.
     """
     wanted = np.full(problem.num_parts, fair_bytes) if limits is None else np.asarray(limits, np.float64)
-    nearest = partitioned(problem, **search)
+    first = nearest = partitioned(problem, **search)
     nearest_peaks = np.asarray(peaks(nearest))
     for again in _searches(search) if np.any(nearest_peaks > wanted) else ():
         for room in ROOMS:
@@ -97,12 +97,11 @@ def partitioned_within(
             found_peaks = np.asarray(peaks(found))
             if np.all(found_peaks <= wanted):
                 return found
-            if limits is None and again["objective"] != search["objective"]:
-                continue  # another objective is only worth it where that keeps the limit
             if (found_peaks / wanted).max() < (nearest_peaks / wanted).max():
                 nearest, nearest_peaks = found, found_peaks
-    if limits is not None:
-        check_peaks(nearest_peaks.tolist(), limits)
+    if limits is None:
+        return first  # less of the objective is only paid for what was wanted
+    check_peaks(nearest_peaks.tolist(), limits)
     return nearest
 
 
