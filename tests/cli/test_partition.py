@@ -89,3 +89,12 @@ def test_what_cannot_be_is_said(hocket, files):
         json.dumps({"format": "hocket-machine/1", "devices": [{"name": "x", "flops_per_s": 0}]})
     )
     assert "flops_per_s: expected a finite number > 0" in hocket(*words, "--machine", "slow.json").error
+
+
+def test_devices_keep_no_more_than_they_may(hocket, files):
+    words = ("partition", *TINY, "--devices", 2, "--epsilon", 0.9, "--budget-s", 1, "--format", "json")
+    found = hocket(*words, "--memory-bytes", 10**9)
+    assert found.status == 0, found.error
+    refused = hocket(*words, "--memory-bytes", 16)
+    assert refused.status == 1
+    assert "bytes, and no device has more than 16" in refused.error

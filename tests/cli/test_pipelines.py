@@ -173,6 +173,7 @@ def test_what_cannot_be_a_pipeline_is_refused_in_one_line(hocket, tmp_path, name
     [
         (("--ranks", 2, "--microbatches", 1), "1 for 2 ranks: fewer than one for each"),
         (("--ranks", 2, "--planner", "list"), "--planner: not with --ranks"),
+        (("--memory-bytes", 1000), "--memory-bytes are of a pipeline: add --ranks"),
         (("--microbatches", 2), "add --ranks"),
         (("--schedule", "gpipe"), "add --ranks"),
     ],
@@ -186,6 +187,11 @@ def test_words_that_do_not_go_together(hocket, words, message):
 def test_schedules_that_cannot_run_here(hocket):
     assert "gloo sends nothing to itself" in hocket("run", *TINY, "--ranks", 2, "--schedule", "zbvzerobubble").error
     assert "unknown schedule 'zigzag'; one of 1f1b" in hocket("run", *TINY, "--ranks", 2, "--schedule", "zigzag").error
+
+
+def test_stages_that_fit_into_no_process_are_refused(hocket):
+    words = ("run", *TINY, "--ranks", 2, "--memory-bytes", 64)
+    assert "fit into 64 bytes each" in hocket(*words).error
 
 
 def test_batches_are_divided_by_their_rows():

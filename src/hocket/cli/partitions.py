@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,9 @@ def add_options(partition: ArgumentParser, file: Callable[[str], Path]) -> None:
     devices = partition.add_mutually_exclusive_group()
     devices.add_argument("--devices", type=count, default=2, metavar="K", help="so many like this machine (2)")
     devices.add_argument("--machine", type=file, metavar="FILE", help="its devices and links")
+    partition.add_argument(
+        "--memory-bytes", type=count, metavar="N", help="what each device may keep (what the machine has)"
+    )
     partition.add_argument("--costs", type=file, metavar="FILE", help="of a GRAPH (estimated)")
     partition.add_argument(
         "--objective", choices=OBJECTIVES, default="cut", metavar="NAME", help=f"{', '.join(OBJECTIVES)} (cut)"
@@ -51,6 +55,9 @@ def partition_verb(args: Namespace) -> None:
     if args.costs is not None and not _is_graph(args.target):
         raise UsageError("--costs: a target is measured or estimated; costs go with a graph")
     machine = Machine.load(args.machine) if args.machine else equal_devices(Machine.here(), args.devices)
+    if args.memory_bytes is not None:
+        limited = tuple(replace(device, memory_bytes=float(args.memory_bytes)) for device in machine.devices)
+        machine = replace(machine, devices=limited)
     graph, costs, machine, captured = _step(args, machine)
     with Bar("partition", moving=True):
         problem = problem_of(graph, costs, machine, twins=args.twins)

@@ -38,6 +38,7 @@ def add_options(run: ArgumentParser) -> None:
     group = run.add_argument_group("as a pipeline over processes")
     group.add_argument("--ranks", type=count, metavar="K", help="cut the model into stages, for K processes")
     group.add_argument("--microbatches", type=count, metavar="M", help="parts of a batch (K)")
+    group.add_argument("--memory-bytes", type=count, metavar="N", help="what a process may hold (any amount)")
     group.add_argument("--schedule", metavar="NAME", help="torch's: 1f1b, gpipe, interleaved1f1b, ... (1f1b)")
 
 
@@ -45,8 +46,8 @@ def run_or_pipeline(args: Namespace) -> None:
     """``hocket run``, with ``--ranks`` or without."""
     if args.ranks is not None:
         _pipeline(args)
-    elif args.microbatches or args.schedule:
-        raise UsageError("--microbatches and --schedule are of a pipeline: add --ranks")
+    elif args.microbatches or args.schedule or args.memory_bytes:
+        raise UsageError("--microbatches, --schedule and --memory-bytes are of a pipeline: add --ranks")
     else:
         run_verb(args)
 
@@ -81,7 +82,13 @@ def _check(args: Namespace, microbatches: int) -> None:
     with working(args, "load the step", moving=True) as (target, job, bar):
         bar.update("trace the model")
         with target.blamed("the step as a pipeline"):
-            check_pipeline(job, ranks=args.ranks, microbatches=microbatches, schedule=args.schedule or "1f1b")
+            check_pipeline(
+                job,
+                ranks=args.ranks,
+                microbatches=microbatches,
+                schedule=args.schedule or "1f1b",
+                memory_bytes=args.memory_bytes,
+            )
 
 
 def _words(args: Namespace) -> list[str]:
@@ -89,6 +96,7 @@ def _words(args: Namespace) -> list[str]:
     given = {
         "--ranks": args.ranks,
         "--microbatches": args.microbatches,
+        "--memory-bytes": args.memory_bytes,
         "--schedule": args.schedule,
         "--runs": args.runs,
         "--threads": args.threads,
@@ -112,7 +120,13 @@ def _run(args: Namespace, target: Target, microbatches: int) -> PipelineRun:
     dist.init_process_group("gloo")
     try:
         with target.blamed("the step as a pipeline"):
-            return run_pipeline(job, microbatches=microbatches, schedule=args.schedule or "1f1b", runs=args.runs)
+            return run_pipeline(
+                job,
+                microbatches=microbatches,
+                schedule=args.schedule or "1f1b",
+                runs=args.runs,
+                memory_bytes=args.memory_bytes,
+            )
     finally:
         dist.destroy_process_group()
 

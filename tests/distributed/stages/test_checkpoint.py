@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from torch import distributed
+from torch import distributed, nn
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
@@ -16,7 +16,11 @@ from distributed.ranks import Ranks
 from distributed.stages.trained import flat, mixed, same, scattered
 from distributed.training import tensors_of
 from hocket import distribute
+from hocket.distributed.setup import captured_for
+from hocket.distributed.stages.checkpoint import part_state
+from hocket.distributed.stages.crossings import Borders
 from hocket.errors import ExecutionError, InputError
+from hocket.tracing.state import inventory
 
 RATE = 0.013
 
@@ -149,3 +153,91 @@ def broken(rank, say):
 def test_what_is_not_of_this_model_is_named():
     with Ranks(broken, 2) as ranks:
         assert ranks.returned(120) == [2, 2]
+
+
+def rivals():
+    """Two models, an optimizer each, one step: as a GAN trains."""
+    torch.manual_seed(5)
+    maker, judge = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 4)), nn.Linear(4, 1)
+    of_maker = torch.optim.Adam(maker.parameters(), lr=0.01)
+    of_judge = torch.optim.SGD(judge.parameters(), lr=0.1, momentum=0.9)
+
+    def step(batch):
+        of_judge.zero_grad()
+        made = maker(batch)
+        loss = judge(made.detach()).square().mean() - judge(batch).mean()
+        loss.backward()
+        of_judge.step()
+        of_maker.zero_grad()
+        other = judge(made).mean() + made.square().mean()
+        other.backward()
+        of_maker.step()
+        return loss, other
+
+    return [maker, judge], [of_maker, of_judge], step
+
+
+BATCHES = [torch.randn(6, 4, generator=torch.Generator().manual_seed(n)) for n in range(4)]
+
+
+def whole_of(models, optimizers):
+    return get_state_dict(nn.ModuleDict({f"model{n}": each for n, each in enumerate(models)}), optimizers)
+
+
+def of_both(rank, say, path):
+    torch.set_num_threads(1)
+    models, optimizers, step = rivals()
+    captured = captured_for(step, models, optimizers, BATCHES[0])
+    partition = {op.name: int(op.layer.startswith("model1")) for op in captured.graph.ops}
+    for ops, _ in Borders(captured).together:
+        partition |= dict.fromkeys(ops, partition[ops[0]])
+    distributed.init_process_group("gloo")
+    with distribute.stages(
+        step, models, optimizers, partition=partition if rank == 0 else {}, executor="python", timeout_s=60.0
+    ) as fast:
+        for batch in BATCHES[:2]:
+            fast(batch)
+        dcp.save({"train": fast}, checkpoint_id=path)
+        after = [float(each.detach()) for each in fast(BATCHES[2])]
+        dcp.load({"train": fast}, checkpoint_id=path)
+        again = [float(each.detach()) for each in fast(BATCHES[2])]
+    distributed.destroy_process_group()
+    return after, again
+
+
+@pytest.mark.slow
+def test_several_models_and_optimizers_are_saved_by_parts_too(tmp_path):
+    with Ranks(of_both, 2, tmp_path / "saved") as ranks:
+        ends = ranks.returned(120)
+    torch.set_num_threads(1)
+    models, optimizers, step = rivals()
+    for batch in BATCHES[:2]:
+        step(batch)
+    expected = whole_of(models, optimizers)
+    others, of_others, _ = rivals()
+    model_state, optimizer_state = whole_of(others, of_others)
+    state = {"train": {"model": model_state, "optimizer": optimizer_state}}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # it says that it does what it is told to
+        dcp.load(state, checkpoint_id=tmp_path / "saved", no_dist=True)
+    assert state["train"]["model"].keys() == expected[0].keys()
+    for name, value in expected[0].items():
+        assert torch.equal(state["train"]["model"][name], value), name
+    for name, values in expected[1]["state"].items():
+        for key, value in values.items():
+            assert torch.equal(state["train"]["optimizer"]["state"][name][key], value), (name, key)
+    wanted = [float(each.detach()) for each in step(BATCHES[2])]
+    for after, again in ends:
+        assert after == again == wanted
+
+
+def test_two_optimizers_of_one_parameter_are_refused():
+    model = nn.Linear(2, 1)
+    both = [torch.optim.Adam(model.parameters()), torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)]
+    model(torch.ones(1, 2)).sum().backward()
+    for each in both:
+        each.step()
+    places = inventory(model, both)
+    entries = {entry.name: entry for entry in (*places.parameters, *places.tensors)}
+    with pytest.raises(InputError, match="two optimizers keep state of 'weight'"):
+        part_state(model, both, entries, [])

@@ -63,7 +63,9 @@ class PipelineRun:
         return median(self.steps_us)
 
 
-def check_pipeline(job: Job, *, ranks: int, microbatches: int, schedule: str = "1f1b") -> None:
+def check_pipeline(
+    job: Job, *, ranks: int, microbatches: int, schedule: str = "1f1b", memory_bytes: float | None = None
+) -> None:
     """Whether a job's step can be a pipeline, in this process alone; its parameters are left alone, nothing is timed.
 
     Args:
@@ -71,6 +73,7 @@ def check_pipeline(job: Job, *, ranks: int, microbatches: int, schedule: str = "
         ranks: how many there will be.
         microbatches: equal parts of the job's first batch.
         schedule: torch's name.
+        memory_bytes: of a rank, as `split_policy` takes it.
 
     Raises:
         InputError: a step, a model or a schedule that cannot be a pipeline; says why.
@@ -82,7 +85,14 @@ def check_pipeline(job: Job, *, ranks: int, microbatches: int, schedule: str = "
     def policy(traced: fx.GraphModule) -> fx.GraphModule:
         inline_grad_modes(traced)
         costs = {node.name: 1.0 for node in traced.graph.nodes}  # where it may be cut does not depend on them
-        chosen = split_policy(stages, microbatches=microbatches, schedule=schedule, ranks=ranks, costs=costs)
+        chosen = split_policy(
+            stages,
+            microbatches=microbatches,
+            schedule=schedule,
+            ranks=ranks,
+            costs=costs,
+            memory_bytes=memory_bytes,
+        )
         return chosen(traced)
 
     step = PipelinedStep(job, microbatches)
@@ -95,7 +105,9 @@ def check_pipeline(job: Job, *, ranks: int, microbatches: int, schedule: str = "
     _piped(step, policy)
 
 
-def run_pipeline(job: Job, *, microbatches: int, schedule: str = "1f1b", runs: int = 10) -> PipelineRun:
+def run_pipeline(
+    job: Job, *, microbatches: int, schedule: str = "1f1b", runs: int = 10, memory_bytes: float | None = None
+) -> PipelineRun:
     """Run a job's forward and backward as a pipeline over the ranks of the process group; nothing is updated.
 
     Args:
@@ -103,6 +115,7 @@ def run_pipeline(job: Job, *, microbatches: int, schedule: str = "1f1b", runs: i
         microbatches: equal parts of the job's first batch.
         schedule: torch's name.
         runs: how many steps are timed.
+        memory_bytes: of a rank, as `split_policy` takes it.
 
     Raises:
         InputError: what `check_pipeline` raises.
@@ -114,7 +127,9 @@ def run_pipeline(job: Job, *, microbatches: int, schedule: str = "1f1b", runs: i
     _agree(step)
     expected = step.eager_gradients()
     link = measured_link()
-    policy = split_policy(stages, microbatches=microbatches, schedule=schedule, ranks=ranks, links=link)
+    policy = split_policy(
+        stages, microbatches=microbatches, schedule=schedule, ranks=ranks, links=link, memory_bytes=memory_bytes
+    )
     eager_us = made_by_first_rank(lambda: _eager_us(step))
     pipe = _piped(step, policy)
     mine = [number for number, home in enumerate(policy.order.rank_of) if home == rank]

@@ -3,7 +3,9 @@
 The form is that of ``torch.distributed.checkpoint.state_dict.get_state_dict``: parameters and buffers by the names of
 ``model.state_dict()``, optimizer state by the name of its parameter. A rank gives what its part uses, without copies;
 of what several ranks have, all have the same between two steps, and one of them writes it. So the parts of all ranks
-make up the whole, whatever the number of ranks, and a plain model and optimizer read it back.
+make up the whole, whatever the number of ranks, and a plain model and optimizer read it back. Of several models the
+names are those of ``nn.ModuleDict({"model0": ..., "model1": ...})``, and several optimizers are what `get_state_dict`
+makes of a list of them: states by parameter, groups one after another.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from typing import Any
 import torch
 
 from hocket.errors import InputError
-from hocket.tracing.state import Entry, inventory
+from hocket.tracing.state import Entry, Inventory, inventory
 
 __all__ = ["load_part_state", "part_state"]
 
@@ -25,30 +27,36 @@ def part_state(
     """What a rank has of model and optimizer: live tensors, and options of the optimizer.
 
     Args:
-        model: the module, or a list of one.
+        model: the module, or a list.
         optimizer: as well.
         entries: the places of all that outlives a step, by name.
         kept: the names of those that have their memory here.
 
     Raises:
-        InputError: several models or optimizers.
+        InputError: two optimizers keep state of one parameter; names it.
     """
-    models, optimizers = _only("model", model), _only("optimizer", optimizer)
+    places = inventory(model, optimizer)
     here = {id(entries[name].get()) for name in kept}
 
     def has(value: Any) -> bool:
         return not isinstance(value, torch.Tensor) or id(value) in here
 
     names = {id(entry.get()): entry.name for entry in entries.values() if entry.kind == "parameter"}
-    state = {
-        names[id(parameter)]: {key: value for key, value in values.items() if has(value)}
-        for parameter, values in optimizers.state.items()
-    }
+    state: dict[str, dict[str, Any]] = {}
+    for each in places.optimizers:
+        for parameter, values in each.state.items():
+            name = names[id(parameter)]
+            if name in state:
+                raise InputError(f"distribute: two optimizers keep state of {name!r}; a checkpoint has room for one")
+            state[name] = {key: value for key, value in values.items() if has(value)}
     groups = [
         {key: [names[id(each)] for each in value] if key == "params" else value for key, value in group.items()}
-        for group in optimizers.param_groups
+        for group in _groups(places)
     ]
-    whole = models.state_dict(keep_vars=True)
+    whole: dict[str, Any] = {}
+    for number, each_model in enumerate(places.models):
+        prefix = f"model{number}." if len(places.models) > 1 else ""
+        whole |= each_model.state_dict(keep_vars=True, prefix=prefix)
     return {
         "model": {
             key: value.detach() if isinstance(value, torch.Tensor) else value
@@ -73,7 +81,7 @@ def load_part_state(
     given = state.get("optimizer") or {}
     for name, values in mine["optimizer"]["state"].items():
         pairs += _pairs(f"optimizer state of {name}", values, given.get("state", {}).get(name))
-    groups, new_groups = _only("optimizer", optimizer).param_groups, given.get("param_groups", ())
+    groups, new_groups = _groups(inventory(model, optimizer)), given.get("param_groups", ())
     if len(groups) != len(new_groups):
         raise InputError(f"distribute: expected {len(groups)} groups of the optimizer, got {len(new_groups)}")
     with torch.no_grad():
@@ -100,9 +108,5 @@ def _pairs(what: str, own: Mapping[str, Any], new: Mapping[str, Any] | None) -> 
     return found
 
 
-def _only(what: str, given: Any) -> Any:
-    places = inventory(given, ()) if what == "model" else inventory((), given)
-    found: tuple[Any, ...] = places.models if what == "model" else places.optimizers
-    if len(found) != 1:
-        raise InputError(f"distribute: a checkpoint by parts is of one {what}, got {len(found)}; use gather()")
-    return found[0]
+def _groups(places: Inventory) -> list[dict[str, Any]]:
+    return [group for each in places.optimizers for group in each.param_groups]

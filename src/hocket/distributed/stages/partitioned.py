@@ -1,4 +1,4 @@
-"""`hocket.distribute.stages`: one training step over the ranks of a job, each of which runs its part of the graph."""
+"""`PartitionedStep`: one training step over the ranks of a job, each of which runs its part of the graph."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import torch
 from hocket.adaptation import DeviceShare
 from hocket.arguments import packed, spreading
 from hocket.distributed.job_step import JobStep
-from hocket.distributed.membership import DEFAULT_TIMEOUT_S, job_store
 from hocket.distributed.setup import GATHER, SAVE, STEP
 from hocket.distributed.stages.checkpoint import load_part_state, part_state
 from hocket.distributed.stages.job import begun_job
@@ -26,14 +25,13 @@ from hocket.distributed.stages.rebalancing import Rebalancer, rebalanced
 from hocket.distributed.stages.running import RunningPart
 from hocket.distributed.stages.stage_job import StageJob
 from hocket.distributed.watched import StepGuard
-from hocket.errors import ExecutionError, InputError
-from hocket.execution import EXECUTORS
+from hocket.errors import ExecutionError
 from hocket.heap import trim_heap
 from hocket.ir import Costs, Machine, Plan, Timeline
-from hocket.planning.partition import OBJECTIVES, Partition
+from hocket.planning.partition import Partition
 from hocket.tracing.captured import Captured
 
-__all__ = ["PartitionedStep", "stages"]
+__all__ = ["PartitionedStep"]
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +45,7 @@ class PartitionedStep(JobStep):
         part: what this rank runs of the captured step.
         partition: how rank 0 divided it, there, unless that was given.
         costs, machine: what rank 0 has profiled, there.
+        peaks_bytes: how much each rank holds at the most in a step, as rank 0 predicts it, there.
         migrations: what has moved between ranks since, and why; alike on all ranks but for how long it took.
     """
 
@@ -67,6 +66,7 @@ class PartitionedStep(JobStep):
         self.partition: Partition | None = None
         self.costs: Costs | None = None
         self.machine: Machine | None = None
+        self.peaks_bytes: tuple[float, ...] = ()
         self.migrations: tuple[Migration, ...] = ()
         self._step, self._model, self._optimizer = spreading(step), model, optimizer
         self._peers, self._planner, self._kind = peers, planner, kind
@@ -154,7 +154,7 @@ class PartitionedStep(JobStep):
         Raises:
             ExecutionError: before the first step (load into model and optimizer themselves), or without a process
                 group, where each rank would save its part as if it were all there is.
-            InputError: several models or optimizers.
+            InputError: two optimizers keep state of one parameter.
             PeerError: a rank is gone, or does something else.
         """
         if self._job is None:
@@ -222,7 +222,7 @@ class PartitionedStep(JobStep):
         )
         self._job, self.plan, self.part = job, job.plan, job.part
         self.partition, self.costs = self._planner.partition, self._planner.costs
-        self.machine = self._planner.machine
+        self.machine, self.peaks_bytes = self._planner.machine, self._planner.peaks_bytes
         try:
             if self._every_steps:
                 self._rebalancer = Rebalancer(self._planner.rules(job), self.rank, self._every_steps)
@@ -264,68 +264,3 @@ class PartitionedStep(JobStep):
         self.synchronize()
         if self._running is not None:
             self._running.executor.close()
-
-
-def stages(
-    step: Callable[..., Any],
-    model: Any,
-    optimizer: Any,
-    *,
-    partition: Plan | Mapping[str, int] | None = None,
-    objective: str = "load",
-    epsilon: float | None = None,
-    budget_s: float = 5.0,
-    seed: int = 0,
-    executor: str = "auto",
-    rebalance: int = 0,
-    timeout_s: float = DEFAULT_TIMEOUT_S,
-) -> PartitionedStep:
-    """Train one model over all ranks of a torchrun job: each runs its part of the captured step.
-
-    Every rank calls this, and then the result with the same batches. Ops go to ranks by the partitioner (Tavarageri et
-    al., "Automatic Model Parallelism for Deep Neural Networks with Compiler and Hardware Support"). Each parameter,
-    running statistic and optimizer state has one home, where it is updated; other ranks that read it get a copy in
-    each step. The step computes what it computes in one process, to the bit where ranks use as many threads.
-
-    Args:
-        step: the user's own, unchanged; it zeroes gradients, computes them, and updates.
-        model: the module it trains, or a list of them. The parameters and buffers of rank 0 count; on other ranks the
-            model may be on the meta device, and gets memory for what its part uses.
-        optimizer: the optimizer it steps, or a list. State and rates are those of rank 0.
-        partition: a rank for each op, or a plan of `hocket partition` with a lane for each rank; on rank 0. None: ops
-            are profiled and partitioned.
-        objective: of the partitioner: ``load``, ``time`` or ``cut`` (``docs/partition.md``).
-        epsilon: how far the work of a rank may be from its share.
-        budget_s: how long a partition is searched for.
-        seed: of that search.
-        executor: ``native`` lanes, ``python`` threads, or ``auto``.
-        rebalance: after every so many steps ranks tell each other how busy they are, and ops may move from one that
-            is overloaded to one that is not, with their parameters and state (``docs/partition.md``); 0: never.
-        timeout_s: how long another rank is waited for at the beginning; later on, one that is silent for so long is
-            lost, and one that lives is waited for.
-
-    Returns:
-        A `PartitionedStep`. Its first call captures the step, and on rank 0 divides it.
-
-    Raises:
-        InputError: an unknown objective or executor, a negative `rebalance`, or torchrun has not started this process.
-        PeerError: the job's store does not answer.
-
-    Example:
-        >>> fast = hocket.distribute.stages(step, model, optimizer)  # doctest: +SKIP
-        >>> with fast:  # doctest: +SKIP
-        ...     for batch in my_batches:  # the same on every rank
-        ...         loss = fast(batch)
-        ...     fast.gather()
-    """
-    if objective not in OBJECTIVES[:3]:
-        raise InputError(f"distribute: unknown objective {objective!r}; one of {', '.join(OBJECTIVES[:3])}")
-    if executor not in EXECUTORS:
-        raise InputError(f"distribute: unknown executor {executor!r}; available: {', '.join(EXECUTORS)}")
-    if rebalance < 0:
-        raise InputError(f"distribute: expected rebalance to be a number of steps, or 0 for never, got {rebalance}")
-    store, rank, world = job_store(timeout_s)
-    peers = Peers(rank, world, 0, store, timeout_s)
-    search = {"objective": objective, "epsilon": epsilon, "budget_s": budget_s, "seed": seed}
-    planner = StagePlanner(partition, search, profiles=rebalance > 0)
-    return PartitionedStep(step, model, optimizer, peers, planner, executor, rebalance)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,10 +12,18 @@ from hocket.adaptation import AssistantRules
 from hocket.distributed.plans import LATENCY_US, PROFILE_RUNS
 from hocket.distributed.stages.crossings import Borders, rank_name
 from hocket.distributed.stages.joined import joined_plan, ranks_of
+from hocket.distributed.stages.memory_limits import (
+    DEFAULT_SHARE,
+    check_fits,
+    check_peaks,
+    partitioned_within,
+    peaks_of,
+)
 from hocket.distributed.stages.rebalancing import rules_read, rules_told, written_rules
 from hocket.distributed.stages.stage_job import StageJob
-from hocket.ir import Costs, Device, Link, Machine, Plan
-from hocket.planning.partition import Partition, partitioned, problem_of
+from hocket.ir import Costs, Device, Graph, Link, Machine, Plan
+from hocket.planning.critical_path import serial_peak_bytes
+from hocket.planning.partition import Partition, problem_of
 from hocket.profiling import profile
 from hocket.tracing.captured import Captured
 
@@ -32,6 +40,8 @@ class StagePlanner:
         profiles: whether ops are profiled whatever is given: who may move them has to know their costs.
         partition: what was found, where it was searched for.
         costs, machine: what it was made from.
+        limits: bytes that each rank may hold; None: none was set.
+        peaks_bytes: how much each rank holds at the most, as predicted.
     """
 
     given: Plan | Mapping[str, int] | None
@@ -40,6 +50,8 @@ class StagePlanner:
     partition: Partition | None = None
     costs: Costs | None = None
     machine: Machine | None = None
+    limits: tuple[float, ...] | None = None
+    peaks_bytes: tuple[float, ...] = ()
 
     def plan(self, captured: Captured, borders: Borders, num_ranks: int, bytes_per_s: float) -> Plan:
         """The plan of all ranks.
@@ -51,27 +63,40 @@ class StagePlanner:
             bytes_per_s: between any two of them.
 
         Raises:
-            InputError: the division that was given cannot be run.
+            InputError: the division that was given cannot be run, or a rank would hold more than it may.
         """
+        if self.limits is not None:
+            check_fits(captured.graph, self.limits)
         threads = torch.get_num_threads()
         order: tuple[str, ...] = captured.graph.order
         if self.given is None or self.profiles:
             self.machine = machine_of_ranks(num_ranks, threads, bytes_per_s)
             self.costs = profile(captured, widths=[threads], runs=PROFILE_RUNS, machine=Machine.of(cores=threads))
         if self.given is None:
-            assert self.costs is not None
-            assert self.machine is not None
-            together = [ops for ops, _ in borders.together]
-            problem = problem_of(captured.graph, self.costs, self.machine, together=together)
-            self.partition = partitioned(problem, **self.search)
+            self.partition = self._searched(captured.graph, borders, num_ranks)
             order = self.partition.names_in_order
-            rank_of = dict(zip(problem.names, self.partition.part, strict=True))
+            rank_of = _ranks_by(self.partition)
         elif isinstance(self.given, Plan):
             rank_of = ranks_of(self.given)
         else:
             rank_of = dict(self.given)
         borders.check(rank_of, num_ranks)
-        return joined_plan(captured.graph, order, rank_of, borders.crossings(rank_of, num_ranks), threads)
+        plan, self.peaks_bytes = _joined_with_peaks(borders, order, rank_of, num_ranks, threads)
+        if self.limits is not None:
+            check_peaks(self.peaks_bytes, self.limits)
+        return plan
+
+    def _searched(self, graph: Graph, borders: Borders, num_ranks: int) -> Partition:
+        assert self.costs is not None
+        assert self.machine is not None
+        together = [ops for ops, _ in borders.together]
+        problem = problem_of(graph, self.costs, self.machine, together=together)
+
+        def peaks(found: Partition) -> tuple[float, ...]:
+            return _joined_with_peaks(borders, found.names_in_order, _ranks_by(found), num_ranks, 1)[1]
+
+        fair_bytes = DEFAULT_SHARE * serial_peak_bytes(graph) / num_ranks
+        return partitioned_within(problem, self.search, self.limits, fair_bytes, peaks)
 
     def rules(self, job: StageJob) -> AssistantRules:
         """The rules by which ops of a job may move, those that rank 0 writes; every rank asks for them.
@@ -86,6 +111,20 @@ class StagePlanner:
             together = [ops for ops, _ in Borders(job.captured).together]
             peers.tell("rules", rules_told(written_rules(graph, self.costs, self.machine, together, job.dividing_us)))
         return rules_read(peers.told("rules", by=0), graph, peers.num_workers)
+
+
+def _ranks_by(found: Partition) -> dict[str, int]:
+    return dict(zip(found.problem.names, found.part, strict=True))
+
+
+def _joined_with_peaks(
+    borders: Borders, order: Sequence[str], rank_of: Mapping[str, int], num_ranks: int, threads: int
+) -> tuple[Plan, tuple[float, ...]]:
+    """The plan of all ranks, and what each holds at the most."""
+    crossings = borders.crossings(rank_of, num_ranks)
+    plan = joined_plan(borders.captured.graph, order, rank_of, crossings, threads)
+    parts = [borders.part(rank_of, crossings, rank) for rank in range(num_ranks)]
+    return plan, peaks_of(parts, plan)
 
 
 def machine_of_ranks(num_ranks: int, threads: int, bytes_per_s: float) -> Machine:

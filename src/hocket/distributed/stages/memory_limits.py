@@ -1,0 +1,155 @@
+"""How much memory each rank of a partitioned step holds at the most, and partitions that keep it within limits.
+
+The partitioner adds up what ops keep on their device. What a rank holds depends on more: on when values are there, and
+on copies of what it sends and receives, which stay until the step ends. So a partition is judged by the peak of each
+rank's own part, bounded over all runs that its plan allows (`peak_bytes`). Where that is too much, others are tried:
+with less for the partitioner to give each rank, and with the fewest bytes moved, which are the fewest copies.
+
+Memory that is not the step's (code, the Python objects of the whole graph) is not counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from hocket.distributed.stages.joined import plan_of_rank
+from hocket.errors import InputError
+from hocket.ir import Graph, Plan
+from hocket.planning.critical_path import peak_bytes
+from hocket.planning.partition import Partition, PartitionProblem, partitioned
+from hocket.tracing.captured import Captured
+
+__all__ = ["DEFAULT_SHARE", "check_fits", "check_peaks", "limits_of", "partitioned_within", "peaks_of"]
+
+# Of an equal share of what one process holds: what a rank may hold where nobody sets a limit and it can be kept.
+DEFAULT_SHARE = 1.3
+# What the partitioner may give a rank, as a share of all, over the rank's share of the limits.
+ROOMS = (1.2, 1.04)
+# How far the work of a rank may be from its share where few bytes are moved and nothing was said of balance.
+EPSILON = 0.5
+
+
+def limits_of(given: float | Sequence[float] | None, num_ranks: int) -> tuple[float, ...] | None:
+    """A limit for each rank, in bytes; None: none was set.
+
+    Raises:
+        InputError: a limit that is not above 0, or not one for each rank.
+
+    Example:
+        >>> limits_of(1e9, 2), limits_of(None, 2)
+        ((1000000000.0, 1000000000.0), None)
+    """
+    if given is None:
+        return None
+    limits = tuple(map(float, given)) if isinstance(given, Sequence) else (float(given),) * num_ranks
+    if len(limits) != num_ranks or not all(limit > 0 for limit in limits):
+        raise InputError(
+            f"distribute: expected memory_bytes to be a number above 0, or one for each of {num_ranks} ranks, "
+            f"got {given}"
+        )
+    return limits
+
+
+def peaks_of(parts: Sequence[Captured], plan: Plan) -> tuple[float, ...]:
+    """The most bytes that each rank holds in any run that the joined plan allows.
+
+    Args:
+        parts: what each rank runs.
+        plan: of all ranks.
+    """
+    return tuple(peak_bytes(_held(part.graph), plan_of_rank(plan, rank)) for rank, part in enumerate(parts))
+
+
+def partitioned_within(
+    problem: PartitionProblem,
+    search: Mapping[str, Any],
+    limits: Sequence[float] | None,
+    fair_bytes: float,
+    peaks: Callable[[Partition], Sequence[float]],
+) -> Partition:
+    """A partition of which no rank's peak is above its limit.
+
+    Args:
+        problem: ops and ranks.
+        search: arguments of the partitioner.
+        limits: of each rank; None: `fair_bytes` for all, where such a partition is found, or else what
+            was asked for.
+        fair_bytes: what a rank should hold where no limit was set.
+        peaks: what each rank holds by a partition.
+
+    Raises:
+        InputError: no partition within the limits was found; names the rank and its bytes in the nearest one.
+    """
+    wanted = np.full(problem.num_parts, fair_bytes) if limits is None else np.asarray(limits, np.float64)
+    first = nearest = partitioned(problem, **search)
+    nearest_peaks = np.asarray(peaks(nearest))
+    for again in _searches(search) if np.any(nearest_peaks > wanted) else ():
+        for room in ROOMS:
+            held = room * problem.memory_bytes.sum() * wanted / wanted.sum()
+            try:
+                found = partitioned(replace(problem, memory_limit_bytes=held), **again)
+            except InputError:
+                continue  # there is none with so little room; the next one, or the nearest so far
+            found_peaks = np.asarray(peaks(found))
+            if np.all(found_peaks <= wanted):
+                return found
+            if (found_peaks / wanted).max() < (nearest_peaks / wanted).max():
+                nearest, nearest_peaks = found, found_peaks
+    if limits is None:
+        return first  # less of the objective is only paid for what was wanted
+    check_peaks(nearest_peaks.tolist(), limits)
+    return nearest
+
+
+def _searches(search: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    short = {**search, "budget_s": search["budget_s"] / 4}
+    yield short
+    yield {**short, "objective": "cut", "epsilon": EPSILON if search["epsilon"] is None else search["epsilon"]}
+
+
+def check_fits(graph: Graph, limits: Sequence[float]) -> None:
+    """Return if each op could run somewhere, with the memory that it touches.
+
+    Raises:
+        InputError: an op that could not; names it, with its bytes.
+
+    Example:
+        >>> from hocket.ir import Buffer, Op
+        >>> check_fits(Graph((Op("mm", writes=("y",)),), buffers=(Buffer("y", 64.0),)), (32.0, 48.0))
+        Traceback (most recent call last):
+        ...
+        hocket.errors.InputError: distribute: op 'mm' needs 64 bytes to run, and no rank may hold more than 48
+    """
+    size = {buffer.name: buffer.size_bytes for buffer in graph.buffers}
+    for op in graph.ops:
+        needed = sum(size.get(name, 0.0) for name in {*op.reads, *op.writes})
+        if needed > max(limits):
+            raise InputError(
+                f"distribute: op {op.name!r} needs {needed:,.0f} bytes to run, and no rank may hold more than "
+                f"{max(limits):,.0f}"
+            )
+
+
+def check_peaks(peaks: Sequence[float], limits: Sequence[float]) -> None:
+    """Return if no rank holds more than its limit.
+
+    Raises:
+        InputError: one does; names it, with both numbers of bytes.
+    """
+    rank = int(np.argmax(np.asarray(peaks) / np.asarray(limits)))
+    if peaks[rank] > limits[rank]:
+        raise InputError(
+            f"distribute: rank {rank} would hold {peaks[rank]:,.0f} bytes at its peak, and may hold "
+            f"{limits[rank]:,.0f}; no division that was looked at needs less"
+        )
+
+
+def _held(graph: Graph) -> Graph:
+    """With what is sent and received there until the step ends, as executors keep it."""
+    moved = {name for op in graph.ops if op.role in ("recv", "send") for name in (*op.reads, *op.writes)}
+    buffers = tuple(b._replace(life="kept") if b.name in moved and b.life == "step" else b for b in graph.buffers)
+    return replace(graph, buffers=buffers)
