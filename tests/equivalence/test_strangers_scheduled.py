@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from equivalence.compare import bits, everything
+from equivalence.compare import everything
 from equivalence.test_strangers import language_job, vision_job
 from hocket import native
 from hocket.autotune.verification import TOLERANCE
@@ -102,7 +102,7 @@ def gaps(fast: Schedule, job: Job, twin: Job) -> dict[str, float]:
 
 
 def all_rounding(job: Job) -> list[str]:
-    """Names of parameters whose gradient is zero but for rounding, as of a bias before a norm, or of attention's keys."""
+    """Names of parameters whose gradient is zero but for rounding: a bias before a norm, that of attention's keys."""
     params = [param for model in job.models for param in model.parameters() if param.grad is not None]
     largest = max(float(param.grad.abs().max()) for param in params)
     small = {id(param) for param in params if float(param.grad.abs().max()) < 1e-5 * largest}
