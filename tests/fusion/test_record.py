@@ -180,6 +180,10 @@ def lists(m, x):
     return m.a(x) * x.tolist()[0][0]
 
 
+def asks_for_gradients(m, x):
+    return m.a(x) if m.a(x).requires_grad else m.b(x)
+
+
 def own_autocast(m, x):
     with torch.autocast("cpu", torch.bfloat16):
         return m.a(x)
@@ -206,7 +210,18 @@ def chooses(m, x):
     return m.a(x)[x > 0]
 
 
-REFUSED = [branches, hooks, prints, lists, own_autocast, differentiates, assigns, remembers, chooses]
+REFUSED = [
+    asks_for_gradients,
+    branches,
+    hooks,
+    prints,
+    lists,
+    own_autocast,
+    differentiates,
+    assigns,
+    remembers,
+    chooses,
+]
 REFUSED += [functools.partial(act) for act in map(reads, ("item", "__float__", "__bool__", "numpy", "__int__"))]
 
 
@@ -226,6 +241,16 @@ def test_what_is_refused_goes_model_by_model(act):
     x = torch.rand(5, 4, dtype=D)
     expected = [model(x) for model in models]
     torch.testing.assert_close(array(x), torch.stack(expected))
+
+
+@pytest.mark.filterwarnings("ignore:hocket.fuse")
+def test_a_forward_that_asks_for_gradients_is_asked_in_each_call():
+    models = made(lambda: Layer(asks_for_gradients), 2)
+    array = hocket.fuse(models, backend="rule", shared=True)
+    x = torch.rand(5, 4, dtype=D)
+    for with_gradients in (True, False, True):
+        with torch.set_grad_enabled(with_gradients):
+            torch.testing.assert_close(array(x), torch.stack([model(x) for model in models]))
 
 
 def test_another_graph_for_other_shapes():

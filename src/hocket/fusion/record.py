@@ -41,10 +41,11 @@ KNOWN = frozenset(
     is_tensor element_size get_device result_type promote_types can_cast __len__ is_inference is_same_size type
     """.split()  # noqa: SIM905  (a list of quoted names says no more, and is longer)
 )
+# Not whether a tensor has gradients: that is another thing under `torch.no_grad()`, where the same graph runs.
 KNOWN_ATTRIBUTES = frozenset(
     """
-    shape dtype device ndim layout requires_grad is_leaf is_cuda is_cpu is_meta is_sparse is_quantized is_mkldnn is_xpu
-    is_mps is_nested itemsize nbytes names
+    shape dtype device ndim layout is_cuda is_cpu is_meta is_sparse is_quantized is_mkldnn is_xpu is_mps is_nested
+    itemsize nbytes names
     """.split()  # noqa: SIM905
 )
 REFLECTED = {f"__r{name}__": getattr(operator, name) for name in ("sub", "truediv", "floordiv", "mod", "pow")}
