@@ -243,14 +243,30 @@ def test_what_is_refused_goes_model_by_model(act):
     torch.testing.assert_close(array(x), torch.stack(expected))
 
 
+class AsksForTheMode(Layer):
+    """Branches on the grad mode, where torch.fx can follow."""
+
+    def forward(self, x):
+        return self.a(x) if torch.is_grad_enabled() else self.b(x)
+
+
+def asks_for_the_mode(m, x):
+    return m.a(x) if torch.is_grad_enabled() else m.b(x)
+
+
 @pytest.mark.filterwarnings("ignore:hocket.fuse")
-def test_a_forward_that_asks_for_gradients_is_asked_in_each_call():
-    models = made(lambda: Layer(asks_for_gradients), 2)
+@pytest.mark.parametrize(
+    ("kind", "act"), [(Layer, asks_for_gradients), (Layer, asks_for_the_mode), (AsksForTheMode, asks_for_the_mode)]
+)
+def test_a_forward_that_asks_for_gradients_is_asked_in_each_call(kind, act):
+    models = made(lambda: kind(act), 2)
     array = hocket.fuse(models, backend="rule", shared=True)
     x = torch.rand(5, 4, dtype=D)
     for with_gradients in (True, False, True):
         with torch.set_grad_enabled(with_gradients):
             torch.testing.assert_close(array(x), torch.stack([model(x) for model in models]))
+    with torch.inference_mode():
+        torch.testing.assert_close(array(x), torch.stack([model(x) for model in models]))
 
 
 def test_another_graph_for_other_shapes():

@@ -58,16 +58,16 @@ class Programs:
         Raises:
             InputError: the models' graphs differ.
         """
-        key: Any = (call, self._models.store.templates[0].training)
+        has_gradients = torch.is_grad_enabled()  # which a forward may ask for
+        key: Any = (call, self._models.store.templates[0].training, has_gradients)
         if key not in self._kept:
-            with unwatched():
-                self._kept[key] = self._made(self._symbolic, values, call.spec)
+            self._kept[key] = self._made(self._symbolic, values, call.spec, has_gradients)
         program = self._kept.get(key)
         if program is not None:
             return program
         key = (*key, kinds)
         if key not in self._kept and not is_watched():
-            self._kept[key] = self._made(self._recorded, values, call.spec)
+            self._kept[key] = self._made(self._recorded, values, call.spec, has_gradients)
         return self._kept.get(key)
 
     def _symbolic(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[trace.Traced]:
@@ -97,11 +97,14 @@ class Programs:
         templates = self._models.store.templates
         return templates if any(map(has_own_code, templates)) else templates[:1]
 
-    def _made(self, trace_all: Callable[..., list[trace.Traced]], values: list[Any], spec: Any) -> FusedProgram | None:
+    def _made(
+        self, trace_all: Callable[..., list[trace.Traced]], values: list[Any], spec: Any, has_gradients: bool
+    ) -> FusedProgram | None:
         """A program from traces of all models, or None where these fail."""
         known = Globals(self._models.store.templates)
         try:
-            program = FusedProgram(self._models, merged(trace_all(*_sample(values, spec))))
+            with unwatched(), torch.set_grad_enabled(has_gradients):
+                program = FusedProgram(self._models, merged(trace_all(*_sample(values, spec))))
             if (path := known.changed()) is not None:
                 raise torch.fx.proxy.TraceError(f"the forward changes {path}")
         except InputError as error:

@@ -82,7 +82,7 @@ def recorded(
     before = [*attributes(model), *generators()]
     tensors_before = [(name, id(tensor)) for name, tensor in named_tensors(model)]
     recorder = _Recorder(model, separate, given)
-    with warnings.catch_warnings(), torch.inference_mode(False), torch.enable_grad(), fakes:
+    with warnings.catch_warnings(), fakes:
         warnings.simplefilter("ignore")
         with _layers_by(recorder.layer), autograd_functions_by(recorder.function), recorder:
             out = model(*args, **kwargs)
@@ -119,7 +119,7 @@ class _Recorder(TorchFunctionMode):
         self._inputs: dict[fx.Node, int] = {}
         self._tensors: dict[fx.Node, str] = {}
         self._constants: dict[fx.Node, Any] = {}
-        _, *self._mode = mode_of_torch()
+        self._trains, *self._mode = mode_of_torch()
         for number, leaf in enumerate(leaves):
             if isinstance(leaf, Tensor):
                 if id(leaf) in self._nodes:
@@ -204,10 +204,11 @@ class _Recorder(TorchFunctionMode):
         has_gradients, *mode = mode_of_torch()
         if mode != self._mode:
             raise TraceError("a part of the forward runs in inference mode, or in an autocast of its own")
-        argument = self._argument if has_gradients else self._detached
+        is_detached = self._trains and not has_gradients
+        argument = self._detached if is_detached else self._argument
         own_args, own_kwargs = fx.node.map_aggregate(args, argument), fx.node.map_aggregate(kwargs, argument)
         node = self._placed(self._graph.create_node(op, target, own_args, own_kwargs))
-        if has_gradients or not any(result is leaf for leaf in pytree.tree_leaves((args, kwargs))):
+        if not is_detached or not any(result is leaf for leaf in pytree.tree_leaves((args, kwargs))):
             self._name_parts(node, result)  # else written over without gradients: its own go where they went before
         return result
 

@@ -226,7 +226,7 @@ def symbolic(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], se
         plain = TRACEABLE_FORWARDS[type(model)]
         model.__class__ = type(type(model).__name__, (type(model),), {"forward": plain})
     before = [*attributes(model), *generators()]
-    with warnings.catch_warnings(), torch.inference_mode(False), torch.enable_grad(), autograd_functions_by(_by_proxy):
+    with warnings.catch_warnings(), autograd_functions_by(_by_proxy):
         warnings.simplefilter("ignore")
         graph = _Tracer(model, separate).trace(model, concrete_args=concrete)
     changed = changes(before, [*attributes(model), *generators()])
