@@ -26,7 +26,6 @@ from hocket.distributed.setup import CLOSE, STEP, Setup, lay_wires, set_up
 from hocket.distributed.versions import Versions
 from hocket.ir import Costs, Plan
 from hocket.planning import bounds
-from hocket.simulation import simulate
 from hocket.tracing.captured import Captured
 from hocket.zoo import load
 
@@ -92,8 +91,10 @@ def _turn(made: Setup, part: Captured, costs: Costs, order: str, steps: int, lef
     """Steps of one order: so many, or two and what there is time for."""
     begin_s = time.monotonic()
     rates = link_rates(made)
-    plan, all_costs, machine = worker_plan(made, part, costs, rates, "layer" if order == ALL_FIRST else order)
-    plan = pulls_first(plan) if order == ALL_FIRST else plan
+    plan, cycle, predicted_us = worker_plan(made, part, costs, rates, "layer" if order == ALL_FIRST else order)
+    if order == ALL_FIRST:
+        plan = pulls_first(plan)
+        predicted_us = cycle.step_us(plan)
     made.membership.tell("plan", str(plan))
     lanes, pulls = worker_lanes(made, part, plan, "auto")
     planned = [op for lane in plan.lanes if lane.device == "server0->cpu0" for op in lane.ops]
@@ -111,8 +112,7 @@ def _turn(made: Setup, part: Captured, costs: Costs, order: str, steps: int, lef
         channel.wait(len(times_us) + 1)
     made.order(CLOSE)
     lanes.close()
-    limits = bounds(part.graph, all_costs, machine)
-    predicted_us = simulate(part.graph, plan, all_costs, machine).makespan_us
+    limits = bounds(part.graph, cycle.costs, cycle.machine)
     return Turn(order, times_us[WARM_UP_STEPS:], predicted_us, limits.lower_us, limits.upper_us, in_order)
 
 

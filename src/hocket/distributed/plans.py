@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any
 
@@ -15,13 +16,14 @@ import torch
 
 from hocket.checking import check
 from hocket.distributed.channels import PullChannel, PushChannel
+from hocket.distributed.cycle import Cycle, cycle_of, in_order_of_arrival
 from hocket.distributed.parcels import Parcel, packed
 from hocket.distributed.parts import WORKERS, Assignment, Exchanged, server_name
 from hocket.distributed.setup import PROBE, PROBE_BYTES, Setup
 from hocket.execution import executor
 from hocket.execution.base import Executor
 from hocket.execution.channels import Channel
-from hocket.ir import Costs, Graph, Lane, Link, Machine, Plan
+from hocket.ir import Costs, Lane, Link, Machine, Plan
 from hocket.planning import plan
 from hocket.profiling import profile
 from hocket.tracing.captured import Captured
@@ -53,8 +55,11 @@ def profiled(made: Setup) -> Costs:
 
 def worker_plan(
     made: Setup, part: Captured, costs: Costs, rates: Sequence[float], order: str
-) -> tuple[Plan, Costs, Machine]:
-    """Rank 0's plan of what workers run, with what it stands on.
+) -> tuple[Plan, Cycle, float]:
+    """Rank 0's plan of what workers run, the cycle that it stands on, and what a step takes by that, in microseconds.
+
+    With the order ``auto``, the plans of the planner ``transfers``, made for one step alone, are compared as steps in a
+    row with one whose pulls come as they are ready.
 
     Args:
         made: the job.
@@ -65,7 +70,14 @@ def worker_plan(
     """
     machine = machine_of(torch.get_num_threads(), rates)
     costs = costs.merged(transfer_costs(made.assignment.pulls, made.assignment.pushes, machine))
-    return plan(part.graph, costs, machine, planner="transfers", order=order), costs, machine
+    cycle = cycle_of(made.captured, part, made.assignment, costs, machine)
+    plans = [plan(part.graph, costs, machine, planner="transfers", order=order)]
+    if order == "auto":
+        layer = plan(part.graph, costs, machine, planner="transfers", order="layer")
+        plans += [layer, replace(cycle.by_readiness(layer), planner="transfers-readiness")]
+    steps_us = [cycle.step_us(each) for each in plans]
+    shortest = min(range(len(plans)), key=steps_us.__getitem__)
+    return plans[shortest], cycle, steps_us[shortest]
 
 
 def worker_lanes(made: Setup, part: Captured, plan: Plan, kind: str) -> tuple[Executor, list[PullChannel]]:
@@ -121,14 +133,9 @@ def server_plan(part: Captured, workers_plan: Plan, assignment: Assignment, serv
     """A server's plan: updates on one lane, in the order in which the gradients arrive."""
     pulls = [each.name for each in _on_link(workers_plan, assignment, f"{server_name(server)}->{WORKER_DEVICE}")]
     pushes = [each.name for each in _on_link(workers_plan, assignment, f"{WORKER_DEVICE}->{server_name(server)}")]
-    place = {name: at for at, name in enumerate(pushes)}
-    last = _last_arrival(part.graph, place)
-    computing = [op.name for op in part.graph.ops if op.role not in ("recv", "send")]
-    order = [name for name in part.graph.order if name in set(computing)]
+    updates = in_order_of_arrival(part.graph, assignment.server_ops[server], pushes)
     lanes = [
-        Lane(
-            "updates", tuple(sorted(order, key=last.__getitem__)), device=SERVER_DEVICE, width=torch.get_num_threads()
-        ),
+        Lane("updates", updates, device=SERVER_DEVICE, width=torch.get_num_threads()),
         Lane("gradients", tuple(pushes), "channel", f"{WORKERS}->{SERVER_DEVICE}"),
         Lane("parameters", tuple(pulls), "channel", f"{SERVER_DEVICE}->{WORKERS}"),
     ]
@@ -167,11 +174,3 @@ def _wait_for_all(moves: Sequence[tuple[Any, torch.Tensor]], epoch: int) -> list
 
 def _on_link(plan: Plan, assignment: Assignment, link: str) -> list[Exchanged]:
     return [assignment.by_name[op] for lane in plan.lanes if lane.device == link for op in lane.ops]
-
-
-def _last_arrival(graph: Graph, place: dict[str, int]) -> dict[str, int]:
-    """For each op the place of the last arrival that it waits for; -1: it waits for none."""
-    found: dict[str, int] = {}
-    for name in graph.order:
-        found[name] = max([found[before] for before in graph.predecessors[name]], default=place.get(name, -1))
-    return found

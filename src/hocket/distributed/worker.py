@@ -22,7 +22,6 @@ from hocket.execution.base import Executor
 from hocket.ir import Costs, Machine, Plan, Timeline
 from hocket.planning import Bounds, bounds
 from hocket.planning.transfers import ORDERS
-from hocket.simulation import simulate
 
 __all__ = ["DistributedStep", "worker"]
 
@@ -39,7 +38,7 @@ class DistributedStep(JobStep):
         plan: what all workers run, made by rank 0.
         costs, machine: what rank 0 made it from, there.
         bounds: between which times any order lies, there.
-        predicted_us: what a step takes by these, there: one worker's, all servers being as fast as the wire.
+        predicted_us: what a step takes by these in a row of steps, there: servers compute as fast as rank 0.
     """
 
     def __init__(
@@ -210,9 +209,9 @@ class DistributedStep(JobStep):
         part = worker_part(made.captured, made.assignment)
         rates = [] if made.membership.coming else link_rates(made)
         if made.membership.rank == 0:
-            plan, self.costs, self.machine = worker_plan(made, part, profiled(made), rates, self._order)
+            plan, cycle, self.predicted_us = worker_plan(made, part, profiled(made), rates, self._order)
+            self.costs, self.machine = cycle.costs, cycle.machine
             self.bounds = bounds(part.graph, self.costs, self.machine)
-            self.predicted_us = simulate(part.graph, plan, self.costs, self.machine).makespan_us
             made.membership.tell("plan", str(plan))
             made.membership.tell_agents([value.told for value, _ in made.values.values()])
         self.plan = Plan.parse(made.membership.told("plan", by=0))

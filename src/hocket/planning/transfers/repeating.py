@@ -1,0 +1,115 @@
+r"""Orders of parameters for steps in a row: what is free first may come first.
+
+TicTac orders the parameters of one step as if all of them were at the sender when it begins. In a row of steps a
+parameter is free when the step before has used it for the last time, and was updated. The backward goes from the last
+layer to the first, so the one that is needed first is free last, and whoever waits for it leaves the wire idle
+meanwhile::
+
+    compute          [ f1 ][ f2 ][ f3 ][  b3  ][  b2  ][  b1  ][ f1 ][ f2 ][ f3 ]
+    by first use     1, 2, 3 are free after          b3     b2     b1 [ w1 ][ w2 ][ w3 ]
+    as they are free                                  [ w3 ] [ w2 ] [ w1 ]
+
+What a wire would do that always sends the most urgent of what is free (ByteScheduler: Peng et al., SOSP 2019) is found
+by simulation, and read off as an order: a fixed one, which every step repeats and a counter at the sender can enforce.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from heapq import heappop, heappush
+
+from hocket.ir import Costs, Graph, Machine, Plan
+from hocket.simulation.durations import durations
+from hocket.simulation.steps import unrolled
+
+__all__ = ["in_order_of_readiness"]
+
+# Steps until the order of one is that of the next; the order is read off the last but one.
+STEPS = 5
+
+
+def in_order_of_readiness(
+    graph: Graph, plan: Plan, costs: Costs, machine: Machine, lanes: Collection[str], urgency: Mapping[str, float]
+) -> Plan:
+    """`plan` with the ops of some channels in the order in which they go if the most urgent of what is ready goes next.
+
+    Args:
+        graph: one step; its carried edges say when a transfer is ready for the next one.
+        plan: its plan; the other lanes stay as they are.
+        costs: what its ops take.
+        machine: what it runs on.
+        lanes: names of the channels.
+        urgency: of each of their ops; the lowest number goes first, and those of an earlier step before all others.
+
+    Raises:
+        InputError: as `hocket.simulate`.
+
+    Example:
+        >>> from hocket.ir import Carried, Edge, Lane, Link, Op
+        >>> ops = (Op("w1", role="recv"), Op("w2", role="recv"), Op("f1"), Op("f2"), Op("b2"), Op("b1"))
+        >>> edges = (("w1", "f1"), ("f1", "f2"), ("w2", "f2"), ("f2", "b2"), ("b2", "b1"))
+        >>> carried = (Carried("b1", "w1"), Carried("b2", "w2"))
+        >>> graph = Graph(ops, tuple(Edge(*ends) for ends in edges), carried)
+        >>> plan = Plan((Lane("x", ("f1", "f2", "b2", "b1")), Lane("wire", ("w1", "w2"), "channel", "server->cpu0")))
+        >>> costs = Costs({op.name: {"1": 1.0} for op in ops[2:]})
+        >>> machine = Machine(Machine.of(cores=1).devices, (Link("server", "cpu0", 1e9, latency_us=1.0),))
+        >>> in_order_of_readiness(graph, plan, costs, machine, ["wire"], {"w1": 0, "w2": 1}).lanes[1].ops
+        ('w2', 'w1')
+    """
+    longer, row, more = unrolled(graph, plan, costs, STEPS)
+    took_us = dict(zip((op.name for op in longer.ops), durations(longer, row, more, machine).tolist(), strict=True))
+    waits = {op.name: {*longer.predecessors[op.name], *row.after.get(op.name, ())} for op in longer.ops}
+    for lane in row.lanes:
+        for before, op in zip(lane.ops, lane.ops[1:], strict=False):
+            if lane.name not in lanes:
+                waits[op].add(before)
+    waiting: dict[str, list[str]] = {name: [] for name in waits}
+    for name, others in waits.items():
+        for other in others:
+            waiting[other].append(name)
+    urgent = {f"{op}@{step}": (step, urgency[op], op) for step in range(STEPS) for op in urgency}
+    left = {name: len(others) for name, others in waits.items()}
+    channel_of = {op: lane.name for lane in row.lanes if lane.name in lanes for op in lane.ops}
+    ready: dict[str, list[tuple[tuple[int, float, str], str]]] = {name: [] for name in lanes}
+    busy: set[str] = set()
+    went: dict[str, list[str]] = {name: [] for name in lanes}
+    over: list[tuple[float, int, str]] = []
+    now_us = 0.0
+
+    def begin(name: str) -> None:
+        heappush(over, (now_us + took_us[name], longer.index[name], name))
+
+    def carry() -> None:
+        for channel, of_channel in ready.items():
+            if of_channel and channel not in busy:
+                name = heappop(of_channel)[1]
+                busy.add(channel)
+                went[channel].append(name)
+                begin(name)
+
+    def may_begin(name: str) -> None:
+        if name in channel_of:
+            heappush(ready[channel_of[name]], (urgent[name], name))
+        else:
+            begin(name)
+
+    for name in longer.order:
+        if not left[name]:
+            may_begin(name)
+    carry()
+    while over:
+        now_us, _, ended = heappop(over)
+        busy.discard(channel_of.get(ended, ""))
+        for name in waiting[ended]:
+            left[name] -= 1
+            if not left[name]:
+                may_begin(name)
+        if not over or over[0][0] > now_us:  # all that ends at one moment, before anything is sent
+            carry()
+    suffix = f"@{STEPS - 2}"
+    order = {channel: [op.removesuffix(suffix) for op in ops if op.endswith(suffix)] for channel, ops in went.items()}
+    return replace(
+        plan,
+        lanes=tuple(replace(lane, ops=tuple(order[lane.name])) if lane.name in order else lane for lane in plan.lanes),
+    )
