@@ -20,6 +20,7 @@ from torch._C._distributed_c10d import TCPStore
 from benchmarks.namespaces import switched, unavailable_reason
 from benchmarks.paced.ranks import Place, StepRecord, run_rank
 from benchmarks.paced.workload import Workload, recorded
+from hocket.distributed.parcels import chunk_bytes_for
 from hocket.errors import InputError
 
 __all__ = ["CLUSTERS", "run"]
@@ -78,6 +79,7 @@ def run(
 def _cluster(work: Workload, workers: int, servers: int, mbit: int, steps: int) -> dict[str, Any]:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["benchmarks.paced.ranks"])
+    chunk_bytes = chunk_bytes_for(mbit * 1e6 / 8 / servers)
     rates = [mbit] * workers + [max(1, mbit * workers // servers)] * servers
     with switched(rates) as (address, ends):
         store = TCPStore(address, 0, None, is_master=True, timeout=timedelta(seconds=60))
@@ -86,7 +88,7 @@ def _cluster(work: Workload, workers: int, servers: int, mbit: int, steps: int) 
         try:
             for rank, end in enumerate(ends):
                 ours, theirs = context.Pipe()
-                place = Place(rank, workers, servers, (address, store.port), end)
+                place = Place(rank, workers, servers, chunk_bytes, (address, store.port), end)
                 processes.append(context.Process(target=run_rank, args=(theirs, place, work, steps), daemon=True))
                 processes[-1].start()
                 theirs.close()

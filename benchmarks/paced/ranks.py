@@ -40,6 +40,7 @@ class Place:
     rank: int
     workers: int
     servers: int
+    chunk_bytes: int
     store: tuple[str, int]
     end: Namespace
 
@@ -82,8 +83,8 @@ def _wires(place: Place, work: Workload) -> list[Wire]:
         key, end = f"paced/{worker}/{server}", 0 if is_worker else 1
         wire = connected(store, key, end, f"rank {place.rank}", f"rank {other}", TIMEOUT_S)
         mine = [index for index in work.planned if work.receives.links[index] == server - place.workers]
-        planned = [Parcel((_name(index, True),), (work.sizes[index],)) for index in mine]
-        free = [Parcel((_name(index, False),), (work.sizes[index],)) for index in mine]
+        planned = [Parcel((_name(index, True),), (work.sizes[index],), place.chunk_bytes) for index in mine]
+        free = [Parcel((_name(index, False),), (work.sizes[index],), place.chunk_bytes) for index in mine]
         down, up = [Parcel((GO,), (8,)), *free], [Parcel((FINISHED,), (8,))]
         wire.add(*((up, down) if is_worker else (down, up)))
         wire.add(*(((), planned) if is_worker else (planned, ())), ordered=True)

@@ -17,9 +17,24 @@ import torch
 from hocket.errors import InputError
 from hocket.execution.channels import Done
 
-__all__ = ["CHUNK_BYTES", "Moving", "Parcel", "WireLayout", "bytes_of", "is_direct", "packed", "packed_bytes", "unpack"]
+__all__ = [
+    "MAX_CHUNK_BYTES",
+    "MIN_CHUNK_BYTES",
+    "Moving",
+    "Parcel",
+    "WireLayout",
+    "bytes_of",
+    "chunk_bytes_for",
+    "is_direct",
+    "packed",
+    "packed_bytes",
+    "unpack",
+]
 
-CHUNK_BYTES = 128 * 1024
+# What a link carries in this time is a chunk, within these bounds: smaller ones cost more work than they are worth, and
+# of larger ones a fast link takes no more in the same time.
+CHUNK_US = 8000.0
+MIN_CHUNK_BYTES, MAX_CHUNK_BYTES = 16 * 1024, 128 * 1024
 # Values up to the first are packed, into parcels up to the second.
 SMALL_BYTES = 16 * 1024
 MAX_PACK_BYTES = 64 * 1024
@@ -36,6 +51,7 @@ class Parcel:
     Attributes:
         members: names of the values.
         sizes: bytes of each.
+        chunk_bytes: the size of its chunks, but for the last one.
 
     Example:
         >>> Parcel(("a", "b"), (20, 8)).offsets, Parcel(("a", "b"), (20, 8)).size_bytes
@@ -47,6 +63,7 @@ class Parcel:
 
     members: tuple[str, ...]
     sizes: tuple[int, ...]
+    chunk_bytes: int = MAX_CHUNK_BYTES
 
     @cached_property
     def offsets(self) -> tuple[int, ...]:
@@ -63,14 +80,28 @@ class Parcel:
     @property
     def num_chunks(self) -> int:
         """One, an empty one, where there is nothing to carry. No list of them: the size may be what a peer says."""
-        return max(1, -(-self.size_bytes // CHUNK_BYTES))
+        return max(1, -(-self.size_bytes // self.chunk_bytes))
 
     def chunk(self, number: int) -> tuple[int, int]:
         """Begin and end of a chunk."""
-        return number * CHUNK_BYTES, min((number + 1) * CHUNK_BYTES, self.size_bytes)
+        return number * self.chunk_bytes, min((number + 1) * self.chunk_bytes, self.size_bytes)
 
 
-def packed(values: Iterable[tuple[str, int]]) -> tuple[Parcel, ...]:
+def chunk_bytes_for(bytes_per_s: float) -> int:
+    """The size of chunks for a link of this rate, as one of those that share it sees it.
+
+    A switch drops what does not fit its buffer, and of many workers those wait that lose; and whatever is urgent waits
+    for the chunks under way.
+
+    Example:
+        >>> chunk_bytes_for(1e9), chunk_bytes_for(4e6), chunk_bytes_for(1e5)
+        (131072, 28672, 16384)
+    """
+    fitting = int(bytes_per_s * CHUNK_US / 1e6) // 4096 * 4096
+    return min(max(fitting, MIN_CHUNK_BYTES), MAX_CHUNK_BYTES)
+
+
+def packed(values: Iterable[tuple[str, int]], chunk_bytes: int = MAX_CHUNK_BYTES) -> tuple[Parcel, ...]:
     """Values with their sizes in bytes, in the order of a wire, as parcels in this order.
 
     Example:
@@ -82,9 +113,9 @@ def packed(values: Iterable[tuple[str, int]]) -> tuple[Parcel, ...]:
         last = found[-1] if found else None
         fits = last is not None and max(*last.sizes, size) <= SMALL_BYTES and last.size_bytes + size <= MAX_PACK_BYTES
         if last is not None and fits:
-            found[-1] = Parcel((*last.members, name), (*last.sizes, size))
+            found[-1] = Parcel((*last.members, name), (*last.sizes, size), chunk_bytes)
         else:
-            found.append(Parcel((name,), (size,)))
+            found.append(Parcel((name,), (size,), chunk_bytes))
     return tuple(found)
 
 
