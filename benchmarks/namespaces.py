@@ -17,7 +17,7 @@ from pathlib import Path
 __all__ = ["Namespace", "enter", "linked", "switched", "unavailable_reason"]
 
 # What may leave at once, and how long a packet may wait in the queue: a switch with a shallow buffer.
-BURST_BYTES = 64 * 1024
+BURST_BYTES = 96 * 1024
 QUEUE_MS = 50
 CLONE_NEWNET = 0x40000000  # sched.h
 

@@ -19,7 +19,7 @@ from torch._C._distributed_c10d import PrefixStore
 from hocket.cli.steps import wait_policy
 from hocket.distributed.membership import join
 from hocket.distributed.parts import worker_part
-from hocket.distributed.plans import link_rates, profiled, worker_lanes, worker_plan
+from hocket.distributed.plans import link_rates, profiled, tell_plan, told_plan, worker_lanes, worker_plan
 from hocket.distributed.present import PresentWorkers
 from hocket.distributed.server import follow_orders
 from hocket.distributed.setup import CLOSE, STEP, Setup, lay_wires, set_up
@@ -95,8 +95,8 @@ def _turn(made: Setup, part: Captured, costs: Costs, order: str, steps: int, lef
     if order == ALL_FIRST:
         plan = pulls_first(plan)
         predicted_us = cycle.step_us(plan)
-    made.membership.tell("plan", str(plan))
-    lanes, pulls = worker_lanes(made, part, plan, "auto")
+    tell_plan(made, plan, rates)
+    lanes, pulls = worker_lanes(made, part, told_plan(made), "auto")
     planned = [op for lane in plan.lanes if lane.device == "server0->cpu0" for op in lane.ops]
     times_us, in_order = [], 0
     for step in range(1, WARM_UP_STEPS + steps + 1):

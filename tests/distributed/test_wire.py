@@ -34,8 +34,9 @@ SIZES = {name: value.numel() * value.element_size() for name, value in VALUES.it
 def wire_of(rank: int, *parcels: Parcel, ordered: tuple[Parcel, ...] = (), timeout_s: float = 20.0) -> Wire:
     """A wire on which rank 0 sends these; returns when both ends know them."""
     store = TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), timeout=timedelta(seconds=20))
-    group = ProcessGroupGloo(PrefixStore("pair", store), rank, 2, timedelta(seconds=timeout_s))
-    wire = Wire(group, rank, f"rank {rank}", f"rank {1 - rank}", timeout_s)
+    timeout = timedelta(seconds=timeout_s)
+    group, records = (ProcessGroupGloo(PrefixStore(of, store), rank, 2, timeout) for of in ("bytes", "records"))
+    wire = Wire(group, records, rank, f"rank {rank}", f"rank {1 - rank}", timeout_s)
     for some, in_order in ((ordered, True), (parcels, False)):
         wire.add(*((some, ()) if rank == 0 else ((), some)), ordered=in_order)
     store.set(f"added {rank}", "")

@@ -195,11 +195,14 @@ def connected(store: Any, key: str, place: int, me: str, peer: str, timeout_s: f
     Raises:
         PeerError: it does not answer within the timeout.
     """
+    timeout = timedelta(seconds=timeout_s)
     try:
-        group = ProcessGroupGloo(PrefixStore(key, store), place, 2, timedelta(seconds=timeout_s))
+        group, records = (
+            ProcessGroupGloo(PrefixStore(f"{key}/{of}", store), place, 2, timeout) for of in ("bytes", "records")
+        )
     except RuntimeError as error:
         raise PeerError(f"{me} found no way to {peer}: {error}") from error
-    return Wire(group, place, me, peer, timeout_s)
+    return Wire(group, records, place, me, peer, timeout_s)
 
 
 def waited(store: Any, key: str, who: str, timeout_s: float) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from queue import SimpleQueue
 from typing import Any
 
@@ -17,9 +17,10 @@ import torch
 from hocket.checking import check
 from hocket.distributed.channels import PullChannel, PushChannel
 from hocket.distributed.cycle import Cycle, cycle_of, in_order_of_arrival
-from hocket.distributed.parcels import Parcel, packed
+from hocket.distributed.parcels import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES, Parcel, chunk_bytes_for, packed
 from hocket.distributed.parts import WORKERS, Assignment, Exchanged, server_name
 from hocket.distributed.setup import PROBE, PROBE_BYTES, Setup
+from hocket.errors import PeerError
 from hocket.execution import executor
 from hocket.execution.base import Executor
 from hocket.execution.channels import Channel
@@ -31,11 +32,14 @@ from hocket.tracing.captured import Captured
 __all__ = [
     "SERVER_DEVICE",
     "WORKER_DEVICE",
+    "JobPlan",
     "link_rates",
     "machine_of",
     "parcels_of",
     "profiled",
     "server_plan",
+    "tell_plan",
+    "told_plan",
     "transfer_costs",
     "worker_lanes",
     "worker_plan",
@@ -45,6 +49,19 @@ WORKER_DEVICE = "cpu0"
 SERVER_DEVICE = "server"
 LATENCY_US = 100.0
 PROFILE_RUNS = 3
+
+
+@dataclass(frozen=True)
+class JobPlan:
+    """What all ranks have to know of how a job runs.
+
+    Attributes:
+        plan: of each worker.
+        chunk_bytes: for each server the size of the chunks in which values go.
+    """
+
+    plan: Plan
+    chunk_bytes: tuple[int, ...]
 
 
 def profiled(made: Setup) -> Costs:
@@ -80,24 +97,44 @@ def worker_plan(
     return plans[shortest], cycle, steps_us[shortest]
 
 
-def worker_lanes(made: Setup, part: Captured, plan: Plan, kind: str) -> tuple[Executor, list[PullChannel]]:
+def tell_plan(made: Setup, plan: Plan, rates: Sequence[float]) -> None:
+    """Rank 0 says what workers run, and in chunks of which size values go; see `told_plan`."""
+    made.membership.tell("plan", {"plan": str(plan), "chunk_bytes": [chunk_bytes_for(rate) for rate in rates]})
+
+
+def told_plan(made: Setup) -> JobPlan:
+    """What rank 0 says that workers run.
+
+    Raises:
+        PeerError: it says something else than a size of chunks for each server; or it has failed.
+    """
+    told = made.membership.told("plan", by=0)
+    sizes = tuple(told["chunk_bytes"])
+    if len(sizes) != made.membership.num_servers or not all(
+        isinstance(size, int) and MIN_CHUNK_BYTES <= size <= MAX_CHUNK_BYTES for size in sizes
+    ):
+        raise PeerError(f"{made.membership.name(0)} says chunks of {sizes} bytes")
+    return JobPlan(Plan.parse(told["plan"]), sizes)
+
+
+def worker_lanes(made: Setup, part: Captured, job_plan: JobPlan, kind: str) -> tuple[Executor, list[PullChannel]]:
     """What runs a worker's part by a plan that all ranks have; servers lay their ends at the same time.
 
     Raises:
         PlanError: it is no plan for this part.
         PeerError: another rank has failed.
     """
-    check(part.graph, plan)
+    check(part.graph, job_plan.plan)
     pulls: list[PullChannel] = []
     channels: dict[str, Channel] = {}
     for number, wire in enumerate(made.wires):
-        down, up = parcels_of(plan, made.assignment, number)
+        down, up = parcels_of(job_plan, made.assignment, number)
         wire.add(up, down, ordered=True)
         pulls.append(PullChannel(wire, [each.name for each in made.assignment.pulls if each.server == number]))
         channels[f"{server_name(number)}->{WORKER_DEVICE}"] = pulls[-1]
         channels[f"{WORKER_DEVICE}->{server_name(number)}"] = PushChannel(wire)
     made.membership.meet("planned")
-    return executor(part, plan, kind=kind, channels=channels), pulls
+    return executor(part, job_plan.plan, kind=kind, channels=channels), pulls
 
 
 def machine_of(threads: int, rates: Sequence[float]) -> Machine:
@@ -122,11 +159,17 @@ def transfer_costs(pulls: Sequence[Exchanged], pushes: Sequence[Exchanged], mach
     return Costs(durations)
 
 
-def parcels_of(plan: Plan, assignment: Assignment, server: int) -> tuple[tuple[Parcel, ...], tuple[Parcel, ...]]:
+def parcels_of(job_plan: JobPlan, assignment: Assignment, server: int) -> tuple[tuple[Parcel, ...], tuple[Parcel, ...]]:
     """What goes between a worker and a server in a step, in the order of the plan: pulls, and pushes."""
-    pulls = _on_link(plan, assignment, f"{server_name(server)}->{WORKER_DEVICE}")
-    pushes = _on_link(plan, assignment, f"{WORKER_DEVICE}->{server_name(server)}")
-    return tuple(packed((each.name, each.size_bytes) for each in ordered) for ordered in (pulls, pushes))  # type: ignore[return-value]
+    down, up = (f"{server_name(server)}->{WORKER_DEVICE}", f"{WORKER_DEVICE}->{server_name(server)}")
+    pulls, pushes = (
+        packed(
+            ((each.name, each.size_bytes) for each in _on_link(job_plan.plan, assignment, link)),
+            job_plan.chunk_bytes[server],
+        )
+        for link in (down, up)
+    )
+    return pulls, pushes
 
 
 def server_plan(part: Captured, workers_plan: Plan, assignment: Assignment, server: int) -> Plan:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["ACK", "ALIVE", "CHUNK", "FAILED", "LEAVE", "REQUEST", "Records", "reason_in_words"]
+__all__ = ["ACK", "ALIVE", "CHUNK", "FAILED", "LEAVE", "REQUEST", "Records", "reason_in_words", "wait_for"]
 
 REQUEST, CHUNK, ACK, LEAVE, FAILED, ALIVE = range(6)
 
@@ -87,3 +87,23 @@ class Records:
             kind, number, chunk, epoch = message.tolist()
             if kind != ALIVE:
                 return kind, number, chunk, epoch
+
+
+def wait_for(move: Any, name: str, tensor: torch.Tensor, epoch: int, timeout_s: float | None) -> None:
+    """Begin a move, and wait until it is over: as long as the peer lives, or so many seconds.
+
+    Raises:
+        TimeoutError: it is not over by then; or what the move failed with.
+    """
+    over = threading.Event()
+    found: list[BaseException] = []
+
+    def done(error: BaseException | None) -> None:
+        found.extend([error] if error is not None else [])
+        over.set()
+
+    move(name, tensor, epoch, done)
+    if not over.wait(timeout_s):
+        raise TimeoutError(f"{name!r} has not come for {timeout_s:g} s")
+    if found:
+        raise found[0]

@@ -13,7 +13,7 @@ from hocket.distributed.channels import ServingChannel, SummingChannel
 from hocket.distributed.desk import Desk
 from hocket.distributed.membership import DEFAULT_TIMEOUT_S, join
 from hocket.distributed.parts import WORKERS, server_part
-from hocket.distributed.plans import SERVER_DEVICE, link_rates, parcels_of, server_plan
+from hocket.distributed.plans import SERVER_DEVICE, JobPlan, link_rates, parcels_of, server_plan, told_plan
 from hocket.distributed.present import PresentWorker, PresentWorkers
 from hocket.distributed.returning import SURVIVES, ReturningWorkers, come_again
 from hocket.distributed.setup import CLOSE, GATHER, LET_IN, PUBLISH, Setup, lay_wire, set_up
@@ -23,7 +23,6 @@ from hocket.errors import ExecutionError, InputError
 from hocket.execution import EXECUTORS, executor
 from hocket.execution.base import Executor
 from hocket.execution.channels import Channel
-from hocket.ir import Plan
 
 __all__ = ["follow_orders", "server"]
 
@@ -137,29 +136,29 @@ def _publish(made: Setup, versions: Versions, steps: int) -> None:
     )
 
 
-def _executor(made: Setup, kind: str, serving: ServingChannel, workers: PresentWorkers) -> tuple[Executor, Plan]:
+def _executor(made: Setup, kind: str, serving: ServingChannel, workers: PresentWorkers) -> tuple[Executor, JobPlan]:
     """What runs this server's part, and the plan of the workers."""
     number, assignment = made.membership.number, made.assignment
     part = server_part(made.captured, assignment, number)
     link_rates(made)
-    plan = Plan.parse(made.membership.told("plan", by=0))
+    told = told_plan(made)
     for wire in made.wires:
-        _lay_transfers(made, plan, wire)
+        _lay_transfers(made, told, wire)
     made.membership.meet("planned")
     averaged = frozenset(each.name for each in assignment.pushes if each.averaged)
     channels: dict[str, Channel] = {
         f"{WORKERS}->{SERVER_DEVICE}": SummingChannel(workers, averaged),
         f"{SERVER_DEVICE}->{WORKERS}": serving,
     }
-    return executor(part, server_plan(part, plan, assignment, number), kind=kind, channels=channels), plan
+    return executor(part, server_plan(part, told.plan, assignment, number), kind=kind, channels=channels), told
 
 
-def _lay_transfers(made: Setup, plan: Plan, wire: Wire) -> None:
+def _lay_transfers(made: Setup, plan: JobPlan, wire: Wire) -> None:
     pulls, pushes = parcels_of(plan, made.assignment, made.membership.number)
     wire.add(pulls, pushes, ordered=True)
 
 
-def _lay_returning(made: Setup, plan: Plan, worker: int, wire: Wire) -> None:
+def _lay_returning(made: Setup, plan: JobPlan, worker: int, wire: Wire) -> None:
     """What the wire to a worker that comes again carries, as at its other end."""
     lay_wire(made, wire, worker)
     _lay_transfers(made, plan, wire)

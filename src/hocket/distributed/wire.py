@@ -2,13 +2,14 @@ r"""`Wire`: one end of the connection between a worker and a server, which carri
 
 A connection is a gloo process group of two; a peer that dies takes nothing else along. Gloo delivers a message straight
 into the memory of a receive that was posted beforehand, but "sent" does not mean "delivered", and what was sent first
-overtakes nothing. So the receiver says when it is ready, the sender when it sends, and the receiver what has arrived::
+overtakes nothing. So the receiver says when it is ready, the sender when it sends, and the receiver what has arrived,
+over a second connection, where what they say does not wait behind bytes that go the other way::
 
     receiver   post receives, REQUEST w ------.                     .--> ACK       .--> ACK, w is there
     sender     w is ready ...... its turn ....'--> CHUNK w, 0 ------'  CHUNK w, 1 -'
 
 A parcel leaves when its value is ready, its memory at the other end is, and all before it in the order have left: a
-counter at the sender. No more than two chunks are on their way, so that what is not part of the order (`put`) goes out
+counter at the sender. No more than four chunks are on their way, so that what is not part of the order (`put`) goes out
 between two chunks of whatever is being sent. Records are four numbers; nothing else from the peer is interpreted, and
 memory is only ever of the size that this end knows. A peer that is silent for the timeout is lost (`records.py`).
 """
@@ -18,58 +19,59 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Sequence
+from queue import SimpleQueue
 from time import perf_counter_ns
 from typing import Any
 
 import torch
 
 from hocket.distributed.parcels import Moving, Parcel, WireLayout, bytes_of, is_direct, packed_bytes, unpack
-from hocket.distributed.records import ACK, ALIVE, CHUNK, FAILED, LEAVE, REQUEST, Records, reason_in_words
+from hocket.distributed.records import ACK, ALIVE, CHUNK, FAILED, LEAVE, REQUEST, Records, reason_in_words, wait_for
+from hocket.distributed.turns import MAX_ON_THE_WAY, Turns
 from hocket.errors import PeerError
 from hocket.execution.channels import Done
 
 __all__ = ["Wire"]
 
-MAX_UNACKNOWLEDGED = 2
-
 
 class Wire:
-    """One end of a connection; threads of its own send, and listen to the peer.
+    """One end of a connection; threads of its own send, receive, and listen to what the peer says.
 
     Args:
-        group: a process group of two.
+        group: a process group of two, for the bytes.
+        records: another one, for what the ends say of them.
         place: this end's rank in it, 0 or 1.
         me: what this process is called in errors, such as ``worker 0 (rank 0)``.
         peer: what the other one is called.
-        timeout_s: that of the group: a peer that is silent for so long is lost.
+        timeout_s: that of both groups: a peer that is silent for so long is lost.
 
     Attributes:
         failure: why nothing can be moved any more.
         arrived: for each epoch the names of ordered values, with the clock (ns) when each had arrived here.
     """
 
-    def __init__(self, group: Any, place: int, me: str, peer: str, timeout_s: float) -> None:
+    def __init__(self, group: Any, records: Any, place: int, me: str, peer: str, timeout_s: float) -> None:
         self.me, self.peer = me, peer
         self.failure: PeerError | None = None
         self.arrived: dict[int, list[tuple[str, int]]] = {}
         self._group, self._other = group, 1 - place
-        self._records = Records(group, 1 - place, timeout_s)
+        self._records = Records(records, 1 - place, timeout_s)
         self._outgoing, self._incoming = WireLayout(), WireLayout()
         self._sending: dict[tuple[int, int], Moving] = {}  # by number and epoch, until they have arrived
         self._receiving: dict[tuple[int, int], Moving] = {}
         self._requested: set[tuple[int, int]] = set()
-        self._ready: dict[int, Moving] = {}  # by number: requested, and all values are there
-        self._order: list[int] = []
-        self._turn = self._posted = 0
+        self._turns = Turns()
+        self._posted = 0
         self._lost: BaseException | None = None  # why something that was posted has not arrived
-        self._ordered_out: set[int] = set()
         self._ordered_in: set[int] = set()
-        self._on_the_way: deque[tuple[int, Moving, Any]] = deque()
+        self._coming: SimpleQueue[tuple[int, int, Moving | None]] = SimpleQueue()  # chunks, and at last a farewell
         self._count: dict[str, int] = {}
         self._said_goodbye = self._closed = False
         self._changed = threading.Condition()
         name = f"hocket-wire-{peer}"
-        self._threads = [threading.Thread(target=work, name=name, daemon=True) for work in (self._listen, self._send)]
+        self._threads = [
+            threading.Thread(target=work, name=name, daemon=True) for work in (self._listen, self._take, self._send)
+        ]
         for thread in self._threads:
             thread.start()
 
@@ -88,8 +90,7 @@ class Wire:
             numbers = self._outgoing.add(outgoing)
             received = self._incoming.add(incoming)
             if ordered:
-                self._order += numbers
-                self._ordered_out.update(numbers)
+                self._turns.add(numbers)
                 self._ordered_in.update(received)
 
     def send(self, name: str, tensor: torch.Tensor, epoch: int, done: Done) -> None:
@@ -124,7 +125,7 @@ class Wire:
         Raises:
             PeerError: the peer is gone or silent.
         """
-        _waited(self.send, name, tensor, self._counted(f">{name}"), None)
+        wait_for(self.send, name, tensor, self._counted(f">{name}"), None)
 
     def post(self, name: str, tensor: torch.Tensor) -> None:
         """Send a value that is not in the order, and do not wait; if it fails, so does all that follows."""
@@ -139,7 +140,7 @@ class Wire:
             PeerError: the peer is gone or silent.
             TimeoutError: it lives, and the value has not come.
         """
-        _waited(self.receive, name, tensor, self._counted(f"<{name}"), timeout_s)
+        wait_for(self.receive, name, tensor, self._counted(f"<{name}"), timeout_s)
 
     def flush(self) -> None:
         """Wait until all that was posted has arrived, as long as the peer lives; who takes leave before takes it away.
@@ -159,11 +160,13 @@ class Wire:
                 self._say_goodbye(FAILED if reason else LEAVE)
             except RuntimeError as error:  # the connection broke a moment ago
                 self._fail(error)
-        self._threads[0].join(timeout_s)
+        *receiving, sending = self._threads
+        for thread in receiving:
+            thread.join(timeout_s)
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        self._threads[1].join(timeout_s)
+        sending.join(timeout_s)
 
     def _delivered(self, error: BaseException | None) -> None:
         with self._changed:
@@ -200,43 +203,35 @@ class Wire:
         moving = self._sending.get((number, epoch))
         if moving is not None and moving.memory is not None and (number, epoch) in self._requested:
             self._requested.discard((number, epoch))
-            self._ready[number] = moving
+            self._turns.ready[number] = moving
             self._changed.notify_all()
 
-    def _next(self) -> int | None:
-        """Under the lock: the parcel whose next chunk goes out now, what has no turn first."""
-        if len(self._on_the_way) >= MAX_UNACKNOWLEDGED:
-            return None
-        free = next((number for number in self._ready if number not in self._ordered_out), None)
-        if free is not None or not self._order:
-            return free
-        number = self._order[self._turn]
-        return number if number in self._ready else None
-
     def _send(self) -> None:
+        unsent: deque[Any] = deque()
         try:
             while True:
                 with self._changed:
-                    while (number := self._next()) is None and not (self._closed or self.failure):
+                    while (number := self._turns.next()) is None and not (self._closed or self.failure):
                         self._changed.wait(self._records.silence_s)
                         self._say_alive()
                     if number is None:
                         return
-                    moving = self._ready[number]
+                    moving = self._turns.ready[number]
                     chunk = moving.next_chunk
                     moving.next_chunk += 1
                     parcel = self._outgoing.parcels[number]
                     if moving.next_chunk == parcel.num_chunks:
-                        del self._ready[number]
-                        if number in self._ordered_out:
-                            self._turn = (self._turn + 1) % len(self._order)
-                    begin, end = parcel.chunk(chunk)
-                    assert moving.memory is not None
-                    piece = moving.memory[begin:end]
-                    self._tell(CHUNK, number, chunk, moving.epoch)
+                        self._turns.has_left(number)
+                    self._turns.on_the_way.append((number, moving))
+                # Without the lock: a send takes as long as the system takes to copy, and the peer answers meanwhile.
+                begin, end = parcel.chunk(chunk)
+                assert moving.memory is not None
+                self._tell(CHUNK, number, chunk, moving.epoch)
+                if end > begin:
                     tag = self._outgoing.first_tag[number] + chunk
-                    work = self._group.send([piece], self._other, tag) if end > begin else None
-                    self._on_the_way.append((number, moving, work))
+                    unsent.append(self._group.send([moving.memory[begin:end]], self._other, tag))
+                if len(unsent) > MAX_ON_THE_WAY:  # it has arrived
+                    unsent.popleft().wait()
         except Exception as error:  # noqa: BLE001 (told to whoever waits for a transfer)
             self._fail(error)
 
@@ -246,13 +241,8 @@ class Wire:
             while True:
                 kind, number, chunk, epoch = self._records.next()
                 if kind in (LEAVE, FAILED):
-                    self._say_goodbye(LEAVE)
-                    with self._changed:  # nothing can begin to move in between
-                        if kind == LEAVE and not (self._sending or self._receiving):
-                            self.failure = PeerError(f"{self.me}: {self.peer} has left")
-                            self._changed.notify_all()
-                            return
-                    raise PeerError("it has failed" if kind == FAILED else "it has left")
+                    self._coming.put((kind, 0, None))  # after all that it has sent
+                    return
                 self._follow(kind, number, chunk, epoch)
         except Exception as error:  # noqa: BLE001 (told to whoever waits for a transfer)
             self._fail(error)
@@ -266,32 +256,57 @@ class Wire:
                 self._requested.add((number, epoch))
                 self._make_ready(number, epoch)
         elif kind == CHUNK:
-            self._take(number, chunk, epoch)
+            moving = self._receiving.get((number, epoch))
+            if moving is None or moving.memory is None or chunk != moving.next_chunk:
+                name = layout.parcels[number].members[0]
+                raise PeerError(f"it sends {name!r} for step {epoch}, and nobody asked for it")
+            moving.next_chunk += 1
+            self._coming.put((number, chunk, moving))
         else:
             with self._changed:
-                sent, moving, work = self._on_the_way.popleft()
+                sent, moving = self._turns.on_the_way.popleft()
                 self._changed.notify_all()
-            if work is not None:
-                work.wait()
             if chunk + 1 == layout.parcels[sent].num_chunks:
                 self._finish(self._sending, sent, moving)
 
-    def _take(self, number: int, chunk: int, epoch: int) -> None:
+    def _take(self) -> None:
+        """Wait for the chunks that the peer has announced, in this order, until it leaves or the wire fails."""
+        try:
+            while True:
+                number, chunk, moving = self._coming.get()
+                if self.failure is not None:
+                    return
+                if moving is not None:
+                    self._arrive(number, chunk, moving)
+                elif self._left(number):
+                    return
+        except Exception as error:  # noqa: BLE001 (told to whoever waits for a transfer)
+            self._fail(error)
+
+    def _left(self, kind: int) -> bool:
+        """Take leave of a peer that has; whether nothing was missing."""
+        self._say_goodbye(LEAVE)
+        with self._changed:  # nothing can begin to move in between
+            if kind == LEAVE and not (self._sending or self._receiving):
+                self.failure = PeerError(f"{self.me}: {self.peer} has left")
+                self._changed.notify_all()
+                return True
+        raise PeerError("it has failed" if kind == FAILED else "it has left")
+
+    def _arrive(self, number: int, chunk: int, moving: Moving) -> None:
         parcel = self._incoming.parcels[number]
-        moving = self._receiving.get((number, epoch))
-        if moving is None or moving.memory is None or chunk != moving.next_chunk:
-            raise PeerError(f"it sends {parcel.members[0]!r} for step {epoch}, and nobody asked for it")
-        moving.next_chunk += 1
         if moving.works:
             moving.works[chunk].wait()
-        if moving.next_chunk == parcel.num_chunks:
+        is_last = chunk + 1 == parcel.num_chunks
+        if is_last:
+            assert moving.memory is not None
             unpack(parcel, moving.memory, [moving.values[member][0] for member in parcel.members])
             if number in self._ordered_in:
                 now_ns = perf_counter_ns()
-                self.arrived.setdefault(epoch, []).extend((member, now_ns) for member in parcel.members)
-                self.arrived.pop(epoch - 3, None)
-        self._tell(ACK, number, chunk, epoch)
-        if moving.next_chunk == parcel.num_chunks:
+                self.arrived.setdefault(moving.epoch, []).extend((member, now_ns) for member in parcel.members)
+                self.arrived.pop(moving.epoch - 3, None)
+        self._tell(ACK, number, chunk, moving.epoch)
+        if is_last:
             self._finish(self._receiving, number, moving)
 
     def _finish(self, of: dict[tuple[int, int], Moving], number: int, moving: Moving) -> None:
@@ -326,20 +341,6 @@ class Wire:
             waiting = [done for each in moving for _, done in each.values.values()]
             self._sending, self._receiving = {}, {}
             self._changed.notify_all()
+        self._coming.put((FAILED, 0, None))
         for done in waiting:
             done(failure)
-
-
-def _waited(move: Any, name: str, tensor: torch.Tensor, epoch: int, timeout_s: float | None) -> None:
-    over = threading.Event()
-    found: list[BaseException] = []
-
-    def done(error: BaseException | None) -> None:
-        found.extend([error] if error is not None else [])
-        over.set()
-
-    move(name, tensor, epoch, done)
-    if not over.wait(timeout_s):
-        raise TimeoutError(f"{name!r} has not come for {timeout_s:g} s")
-    if found:
-        raise found[0]

@@ -12,7 +12,7 @@ from hocket.distributed.channels import PullChannel
 from hocket.distributed.job_step import JobStep
 from hocket.distributed.membership import DEFAULT_TIMEOUT_S, Membership, join
 from hocket.distributed.parts import server_name, worker_part
-from hocket.distributed.plans import link_rates, profiled, worker_lanes, worker_plan
+from hocket.distributed.plans import link_rates, profiled, tell_plan, told_plan, worker_lanes, worker_plan
 from hocket.distributed.returning import READY, Announcements, come_again, let_in, take_part
 from hocket.distributed.setup import CLOSE, GATHER, LET_IN, PUBLISH, STEP, Setup, set_up
 from hocket.distributed.watched import StepGuard
@@ -212,10 +212,11 @@ class DistributedStep(JobStep):
             plan, cycle, self.predicted_us = worker_plan(made, part, profiled(made), rates, self._order)
             self.costs, self.machine = cycle.costs, cycle.machine
             self.bounds = bounds(part.graph, self.costs, self.machine)
-            made.membership.tell("plan", str(plan))
+            tell_plan(made, plan, rates)
             made.membership.tell_agents([value.told for value, _ in made.values.values()])
-        self.plan = Plan.parse(made.membership.told("plan", by=0))
-        self._executor, self._pulls = worker_lanes(made, part, self.plan, self._kind)
+        told = told_plan(made)
+        self.plan = told.plan
+        self._executor, self._pulls = worker_lanes(made, part, told, self._kind)
 
     def _let_in(self, made: Setup) -> None:
         """Between two steps, have servers let in the workers that have come again."""
