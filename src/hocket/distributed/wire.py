@@ -237,6 +237,7 @@ class Wire:
                     tag = self._outgoing.first_tag[number] + chunk
                     work = self._group.send([piece], self._other, tag) if end > begin else None
                     self._on_the_way.append((number, moving, work))
+                    del moving, piece, work  # what was delivered is nobody's but its owner's, however long this waits
         except Exception as error:  # noqa: BLE001 (told to whoever waits for a transfer)
             self._fail(error)
 
@@ -273,6 +274,7 @@ class Wire:
                 self._changed.notify_all()
             if work is not None:
                 work.wait()
+                work = None
             if chunk + 1 == layout.parcels[sent].num_chunks:
                 self._finish(self._sending, sent, moving)
 
@@ -297,7 +299,9 @@ class Wire:
     def _finish(self, of: dict[tuple[int, int], Moving], number: int, moving: Moving) -> None:
         with self._changed:
             of.pop((number, moving.epoch), None)
-        for _, done in moving.values.values():
+        waiting = [done for _, done in moving.values.values()]
+        moving.values, moving.memory, moving.works = {}, None, []  # whoever is told may free it
+        for done in waiting:
             done(None)
 
     def _tell(self, *record: int) -> None:

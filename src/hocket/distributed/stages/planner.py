@@ -11,11 +11,12 @@ import torch
 from hocket.adaptation import AssistantRules
 from hocket.distributed.plans import LATENCY_US, PROFILE_RUNS
 from hocket.distributed.stages.crossings import Borders, rank_name
-from hocket.distributed.stages.joined import joined_plan, ranks_of
+from hocket.distributed.stages.joined import joined_order, joined_plan, ranks_of
 from hocket.distributed.stages.memory_limits import (
     DEFAULT_SHARE,
     check_fits,
     check_peaks,
+    held_within,
     partitioned_within,
     peaks_of,
 )
@@ -67,13 +68,15 @@ class StagePlanner:
         """
         if self.limits is not None:
             check_fits(captured.graph, self.limits)
+        fair_bytes = DEFAULT_SHARE * serial_peak_bytes(captured.graph) / num_ranks
+        wanted = (fair_bytes,) * num_ranks if self.limits is None else self.limits
         threads = torch.get_num_threads()
         order: tuple[str, ...] = captured.graph.order
         if self.given is None or self.profiles:
             self.machine = machine_of_ranks(num_ranks, threads, bytes_per_s)
             self.costs = profile(captured, widths=[threads], runs=PROFILE_RUNS, machine=Machine.of(cores=threads))
         if self.given is None:
-            self.partition = self._searched(captured.graph, borders, num_ranks)
+            self.partition = self._searched(captured.graph, borders, wanted)
             order = self.partition.names_in_order
             rank_of = _ranks_by(self.partition)
         elif isinstance(self.given, Plan):
@@ -81,22 +84,24 @@ class StagePlanner:
         else:
             rank_of = dict(self.given)
         borders.check(rank_of, num_ranks)
-        plan, self.peaks_bytes = _joined_with_peaks(borders, order, rank_of, num_ranks, threads)
+        joined = _Joined(borders, order, rank_of, num_ranks, threads)
+        plan, self.peaks_bytes = joined.held(wanted)
         if self.limits is not None:
             check_peaks(self.peaks_bytes, self.limits)
+        elif max(self.peaks_bytes) > fair_bytes:  # waits are only paid for where they are enough
+            plan, self.peaks_bytes = joined.plan, joined.peaks
         return plan
 
-    def _searched(self, graph: Graph, borders: Borders, num_ranks: int) -> Partition:
+    def _searched(self, graph: Graph, borders: Borders, wanted: Sequence[float]) -> Partition:
         assert self.costs is not None
         assert self.machine is not None
         together = [ops for ops, _ in borders.together]
         problem = problem_of(graph, self.costs, self.machine, together=together)
 
         def peaks(found: Partition) -> tuple[float, ...]:
-            return _joined_with_peaks(borders, found.names_in_order, _ranks_by(found), num_ranks, 1)[1]
+            return _Joined(borders, found.names_in_order, _ranks_by(found), len(wanted), 1).held(wanted)[1]
 
-        fair_bytes = DEFAULT_SHARE * serial_peak_bytes(graph) / num_ranks
-        return partitioned_within(problem, self.search, self.limits, fair_bytes, peaks)
+        return partitioned_within(problem, self.search, wanted, peaks, is_promise=self.limits is not None)
 
     def rules(self, job: StageJob) -> AssistantRules:
         """The rules by which ops of a job may move, those that rank 0 writes; every rank asks for them.
@@ -117,14 +122,25 @@ def _ranks_by(found: Partition) -> dict[str, int]:
     return dict(zip(found.problem.names, found.part, strict=True))
 
 
-def _joined_with_peaks(
-    borders: Borders, order: Sequence[str], rank_of: Mapping[str, int], num_ranks: int, threads: int
-) -> tuple[Plan, tuple[float, ...]]:
+class _Joined:
     """The plan of all ranks, and what each holds at the most."""
-    crossings = borders.crossings(rank_of, num_ranks)
-    plan = joined_plan(borders.captured.graph, order, rank_of, crossings, threads)
-    parts = [borders.part(rank_of, crossings, rank) for rank in range(num_ranks)]
-    return plan, peaks_of(parts, plan)
+
+    def __init__(
+        self, borders: Borders, order: Sequence[str], rank_of: Mapping[str, int], num_ranks: int, threads: int
+    ) -> None:
+        graph = borders.captured.graph
+        crossings = borders.crossings(rank_of, num_ranks)
+        self.plan = joined_plan(graph, order, rank_of, crossings, threads)
+        self._parts = [borders.part(rank_of, crossings, rank) for rank in range(num_ranks)]
+        self._order = joined_order(graph, order, crossings)
+
+    @property
+    def peaks(self) -> tuple[float, ...]:
+        return peaks_of(self._parts, self.plan, self._order)
+
+    def held(self, limits: Sequence[float]) -> tuple[Plan, tuple[float, ...]]:
+        """With the waits that keep limits; see `held_within`."""
+        return held_within(self._parts, self.plan, self._order, limits)
 
 
 def machine_of_ranks(num_ranks: int, threads: int, bytes_per_s: float) -> Machine:
