@@ -22,27 +22,11 @@ from hocket.distributed.stages.memory_limits import (
     check_peaks,
     held_within,
     limits_of,
-    partitioned_within,
     peaks_of,
 )
 from hocket.errors import InputError
 from hocket.ir import Plan
 from hocket.planning.critical_path import serial_peak_bytes
-from hocket.planning.partition import PartitionProblem, Tensor
-
-SEARCH = {"objective": "load", "epsilon": None, "budget_s": 0.4, "rounds": 20, "seed": 0}
-
-
-def chain(ops: int = 8) -> PartitionProblem:
-    tensors = tuple(Tensor(op, (op + 1,), 8.0, 50.0) for op in range(ops - 1))
-    waits = tuple((op, op + 1) for op in range(ops - 1))
-    return PartitionProblem(
-        tuple(f"op{at}" for at in range(ops)), np.ones((ops, 2)), tensors, waits, memory_bytes=np.ones(ops)
-    )
-
-
-def counts(found) -> list[float]:
-    return np.bincount(found.part, minlength=2).tolist()
 
 
 def test_limits_are_one_number_or_one_for_each_rank():
@@ -54,24 +38,6 @@ def test_limits_are_one_number_or_one_for_each_rank():
             InputError, match="expected memory_bytes to be a number above 0, or one for each of 2 ranks"
         ):
             limits_of(wrong, 2)
-
-
-def test_a_partition_keeps_limits_that_its_objective_alone_does_not():
-    alone_on_one = partitioned_within(chain(), SEARCH, (8.0, 8.0), counts, is_promise=True)
-    assert sorted(counts(alone_on_one)) == [0, 8]  # moving a tensor takes longer than all ops
-    found = partitioned_within(chain(), SEARCH, (5.0, 5.0), counts, is_promise=True)
-    assert max(counts(found)) <= 5
-    uneven = partitioned_within(chain(), SEARCH, (7.0, 2.0), counts, is_promise=True)
-    assert counts(uneven)[0] <= 7
-    assert counts(uneven)[1] <= 2
-    fair = partitioned_within(chain(), SEARCH, (5.0, 5.0), counts, is_promise=False)
-    assert max(counts(fair)) <= 5
-
-
-def test_what_cannot_be_kept_is_an_error_only_where_it_was_asked_for():
-    with pytest.raises(InputError, match=r"rank \d would hold \d bytes at its peak, and may hold 3; no division"):
-        partitioned_within(chain(), SEARCH, (3.0, 3.0), counts, is_promise=True)
-    assert sorted(counts(partitioned_within(chain(), SEARCH, (3.0, 3.0), counts, is_promise=False))) == [0, 8]
 
 
 class Halves:

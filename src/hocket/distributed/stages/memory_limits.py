@@ -1,21 +1,18 @@
 """How much memory each rank of a partitioned step holds at the most, and partitions that keep it within limits.
 
-The partitioner adds up what ops keep on their device. What a rank holds depends on more: on when values are there, and
-on copies of what it sends and receives, which stay until they are delivered and read. So a partition is judged by the
-peak of each rank's own part, bounded over all runs that its plan allows (`peak_bytes`). Nothing in a step waits for a
-delivery, and what is received has its memory from the step's beginning on; where that is too much, ops wait, and
-receives begin later, for as much as has to be freed for them (`held_back`). Where no waits are enough, other
-partitions are tried: with less for the partitioner to give each rank, and with the fewest bytes moved, which are the
-fewest copies.
+What a rank holds depends on when values are there, and on copies of what it sends and receives, which stay until they
+are delivered and read. So a partition is judged by the peak of each rank's own part, bounded over all runs that its
+plan allows (`peak_bytes`). Nothing in a step waits for a delivery, and what is received has its memory from the step's
+beginning on; where that is too much, ops wait, and receives begin later, for as much as has to be freed for them
+(`held_back`). Where no waits are enough, other partitions are looked for (`hocket.planning.partition.within_memory`).
 
 Memory that is not the step's (code, the Python objects of the whole graph) is not counted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -24,17 +21,12 @@ from hocket.errors import InputError
 from hocket.execution.base import arrivals_apart
 from hocket.ir import Graph, Plan
 from hocket.planning.critical_path import held_back, peak_bytes, serial_peak_bytes
-from hocket.planning.partition import Partition, PartitionProblem, partitioned
 from hocket.tracing.captured import Captured
 
-__all__ = ["DEFAULT_SHARE", "check_fits", "check_peaks", "held_within", "limits_of", "partitioned_within", "peaks_of"]
+__all__ = ["DEFAULT_SHARE", "check_fits", "check_peaks", "held_within", "limits_of", "peaks_of"]
 
 # Of an equal share of what one process holds: what a rank may hold where nobody sets a limit and it can be kept.
 DEFAULT_SHARE = 1.3
-# What the partitioner may give a rank, as a share of all, over the rank's share of the limits.
-ROOMS = (1.2, 1.04)
-# How far the work of a rank may be from its share where few bytes are moved and nothing was said of balance.
-EPSILON = 0.5
 
 
 def limits_of(given: float | Sequence[float] | None, num_ranks: int) -> tuple[float, ...] | None:
@@ -98,54 +90,6 @@ def held_within(
             after |= held.after
         peaks.append(peak)
     return replace(plan, after=after), tuple(peaks)
-
-
-def partitioned_within(
-    problem: PartitionProblem,
-    search: Mapping[str, Any],
-    limits: Sequence[float],
-    peaks: Callable[[Partition], Sequence[float]],
-    *,
-    is_promise: bool,
-) -> Partition:
-    """A partition of which no rank's peak is above its limit.
-
-    Args:
-        problem: ops and ranks.
-        search: arguments of the partitioner.
-        limits: of each rank, in bytes.
-        peaks: what each rank holds by a partition.
-        is_promise: limits have to be kept; otherwise the partition by the search is returned where none keeps them.
-
-    Raises:
-        InputError: no partition within limits that are a promise was found; names the rank and its bytes in the
-            nearest one.
-    """
-    wanted = np.asarray(limits, np.float64)
-    first = nearest = partitioned(problem, **search)
-    nearest_peaks = np.asarray(peaks(nearest))
-    for again in _searches(search) if np.any(nearest_peaks > wanted) else ():
-        for room in ROOMS:
-            held = room * problem.memory_bytes.sum() * wanted / wanted.sum()
-            try:
-                found = partitioned(replace(problem, memory_limit_bytes=held), **again)
-            except InputError:
-                continue  # there is none with so little room; the next one, or the nearest so far
-            found_peaks = np.asarray(peaks(found))
-            if np.all(found_peaks <= wanted):
-                return found
-            if (found_peaks / wanted).max() < (nearest_peaks / wanted).max():
-                nearest, nearest_peaks = found, found_peaks
-    if not is_promise:
-        return first  # less of the objective is only paid for what was wanted
-    check_peaks(nearest_peaks.tolist(), limits)
-    return nearest
-
-
-def _searches(search: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    short = {**search, "budget_s": search["budget_s"] / 4}
-    yield short
-    yield {**short, "objective": "cut", "epsilon": EPSILON if search["epsilon"] is None else search["epsilon"]}
 
 
 def check_fits(graph: Graph, limits: Sequence[float]) -> None:

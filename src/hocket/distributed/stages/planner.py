@@ -17,15 +17,15 @@ from hocket.distributed.stages.memory_limits import (
     check_fits,
     check_peaks,
     held_within,
-    partitioned_within,
     peaks_of,
 )
 from hocket.distributed.stages.rebalancing import rules_read, rules_told, written_rules
 from hocket.distributed.stages.stage_job import StageJob
 from hocket.ir import Costs, Device, Graph, Link, Machine, Plan
 from hocket.planning.critical_path import serial_peak_bytes
-from hocket.planning.partition import Partition, problem_of
+from hocket.planning.partition import Partition, PartPeaks, partitioned_within, problem_of
 from hocket.profiling import profile
+from hocket.profiling.analytic import estimate, measure_rates
 from hocket.tracing.captured import Captured
 
 __all__ = ["StagePlanner", "machine_of_ranks"]
@@ -38,6 +38,7 @@ class StagePlanner:
     Attributes:
         given: a rank for each op, or a plan with a lane for each rank; None: ops are profiled and partitioned.
         search: how, as arguments of the partitioner.
+        estimates: costs are estimated in place of it: nobody has all values.
         profiles: whether ops are profiled whatever is given: who may move them has to know their costs.
         partition: what was found, where it was searched for.
         costs, machine: what it was made from.
@@ -52,6 +53,7 @@ class StagePlanner:
     costs: Costs | None = None
     machine: Machine | None = None
     limits: tuple[float, ...] | None = None
+    estimates: bool = False
     peaks_bytes: tuple[float, ...] = ()
 
     def plan(self, captured: Captured, borders: Borders, num_ranks: int, bytes_per_s: float) -> Plan:
@@ -74,7 +76,13 @@ class StagePlanner:
         order: tuple[str, ...] = captured.graph.order
         if self.given is None or self.profiles:
             self.machine = machine_of_ranks(num_ranks, threads, bytes_per_s)
-            self.costs = profile(captured, widths=[threads], runs=PROFILE_RUNS, machine=Machine.of(cores=threads))
+            machine = Machine.of(cores=threads)
+            if self.estimates:
+                with torch.random.fork_rng(devices=[]):  # it draws what it computes with
+                    machine = measure_rates(machine)
+                self.costs = estimate(captured.graph, machine)
+            else:
+                self.costs = profile(captured, widths=[threads], runs=PROFILE_RUNS, machine=machine)
         if self.given is None:
             self.partition = self._searched(captured.graph, borders, wanted)
             order = self.partition.names_in_order
@@ -101,7 +109,8 @@ class StagePlanner:
         def peaks(found: Partition) -> tuple[float, ...]:
             return _Joined(borders, found.names_in_order, _ranks_by(found), len(wanted), 1).held(wanted)[1]
 
-        return partitioned_within(problem, self.search, wanted, peaks, is_promise=self.limits is not None)
+        held = PartPeaks(graph, graph.order, len(wanted))
+        return partitioned_within(problem, self.search, wanted, held, peaks, is_promise=self.limits is not None)
 
     def rules(self, job: StageJob) -> AssistantRules:
         """The rules by which ops of a job may move, those that rank 0 writes; every rank asks for them.
