@@ -44,6 +44,11 @@ def wire_of(rank: int, *parcels: Parcel, ordered: tuple[Parcel, ...] = (), timeo
     return wire
 
 
+def holders(tensor: torch.Tensor) -> int:
+    """How many tensors share its memory."""
+    return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+
+
 def num_sockets() -> int:
     links = [os.path.realpath(entry.path) for entry in os.scandir("/proc/self/fd")]
     return sum("socket:" in link for link in links)
@@ -69,9 +74,12 @@ def carry(rank, say, order, steps):
     for step in range(1, steps + 1):
         done, wait = all_done(len(VALUES))
         if rank == 0:
-            for name in sorted(VALUES):
-                wire.send(name, VALUES[name], step, done)
+            sent = {name: value.clone() for name, value in VALUES.items()}
+            held = holders(sent["weight"])
+            for name in sorted(sent):
+                wire.send(name, sent[name], step, done)
             assert wait()
+            assert held == holders(sent["weight"]), "what was delivered is the sender's alone"
         else:
             memory = {name: torch.zeros_like(value) for name, value in VALUES.items()}
             for name in sorted(VALUES, reverse=True):

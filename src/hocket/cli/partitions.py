@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,8 +13,19 @@ from hocket.cli.arguments import add_output, count
 from hocket.cli.console import Bar, UsageError, print_json, print_tables, table
 from hocket.cli.files import output_file, output_folder, written
 from hocket.cli.steps import wait_policy, working
+from hocket.errors import InputError
 from hocket.ir import Costs, Graph, Machine
-from hocket.planning.partition import OBJECTIVES, Partition, equal_devices, partitioned, plan_of, problem_of
+from hocket.planning.partition import (
+    OBJECTIVES,
+    Partition,
+    PartitionProblem,
+    PartPeaks,
+    equal_devices,
+    partitioned,
+    partitioned_within,
+    plan_of,
+    problem_of,
+)
 from hocket.reporting import write_parts, write_report
 from hocket.reporting._files import write_text
 from hocket.reporting.words import duration_text, percent_text, quantity_text
@@ -24,6 +35,9 @@ if TYPE_CHECKING:
 
 __all__ = ["add_options", "partition_verb"]
 
+# What stands for a device's memory where nobody says how much it has; shares of it can be told.
+NO_LIMIT_BYTES = 1e18
+
 
 def add_options(partition: ArgumentParser, file: Callable[[str], Path]) -> None:
     """The options of the verb; `file` is the type of one that is a file to read."""
@@ -31,7 +45,7 @@ def add_options(partition: ArgumentParser, file: Callable[[str], Path]) -> None:
     devices.add_argument("--devices", type=count, default=2, metavar="K", help="so many like this machine (2)")
     devices.add_argument("--machine", type=file, metavar="FILE", help="its devices and links")
     partition.add_argument(
-        "--memory-bytes", type=count, metavar="N", help="what each device may keep (what the machine has)"
+        "--memory-bytes", type=count, metavar="N", help="what each device may hold at its peak (what the machine has)"
     )
     partition.add_argument("--costs", type=file, metavar="FILE", help="of a GRAPH (estimated)")
     partition.add_argument(
@@ -61,15 +75,19 @@ def partition_verb(args: Namespace) -> None:
     graph, costs, machine, captured = _step(args, machine)
     with Bar("partition", moving=True):
         problem = problem_of(graph, costs, machine, twins=args.twins)
-        found = partitioned(
-            problem,
-            objective=args.objective,
-            epsilon=args.epsilon,
-            acyclic=args.acyclic,
-            micro_batches=args.microbatches,
-            budget_s=args.budget_s,
-            seed=args.seed or 0,
-        )
+        search = {
+            "objective": args.objective,
+            "epsilon": args.epsilon,
+            "acyclic": args.acyclic,
+            "micro_batches": args.microbatches,
+            "budget_s": args.budget_s,
+            "seed": args.seed or 0,
+        }
+        peaks_bytes: list[float] = []
+        if graph.buffers:
+            found, peaks_bytes = _within_memory(graph, problem, search)
+        else:
+            found = partitioned(problem, **search)
         plan = plan_of(found, machine)
         check(graph, plan, machine)
         if captured is not None:
@@ -86,11 +104,11 @@ def partition_verb(args: Namespace) -> None:
         page = paths["index.html"]
     if args.format == "json":
         files = {name: str(path) for name, path in (("path", target), ("report", page)) if path is not None}
-        print_json({**_document(found), **files, "plan": str(plan)})
+        print_json({**_document(found, peaks_bytes), **files, "plan": str(plan)})
         return
     if target is None:
         print(plan, end="", flush=True)
-    print_tables(*_tables(found), *written(target, page), to_stderr=target is None)
+    print_tables(*_tables(found, peaks_bytes), *written(target, page), to_stderr=target is None)
 
 
 def _is_graph(words: str) -> bool:
@@ -130,10 +148,34 @@ def _step(args: Namespace, machine: Machine) -> tuple[Graph, Costs, Machine, Cap
     return graph, costs, machine, captured
 
 
-def _document(found: Partition) -> dict[str, Any]:
+def _within_memory(graph: Graph, problem: PartitionProblem, search: dict[str, Any]) -> tuple[Partition, list[float]]:
+    """A partition whose peaks the devices have room for, and the peaks.
+
+    Raises:
+        InputError: none was found; names the device.
+    """
+    limits, held = problem.memory_limit_bytes, PartPeaks(graph, graph.order, problem.num_parts)
+    bounded = [min(limit, NO_LIMIT_BYTES) for limit in limits.tolist()]
+    found = partitioned_within(problem, search, bounded, held, is_promise=True)
+    peaks = held.of(found.part)
+    for device, peak, limit in zip(problem.devices, peaks, limits.tolist(), strict=True):
+        if peak > limit:
+            raise InputError(
+                f"partition: device {device!r} would hold {peak:,.0f} bytes at its peak, and has {limit:,.0f}; no "
+                "partition that was looked at needs less"
+            )
+    return found, peaks
+
+
+def _document(found: Partition, peaks_bytes: Sequence[float]) -> dict[str, Any]:
     problem = found.problem
     parts = [
-        {"device": device, "ops": found.part.count(number), "load_us": found.loads_us[number]}
+        {
+            "device": device,
+            "ops": found.part.count(number),
+            "load_us": found.loads_us[number],
+            **({"peak_bytes": peaks_bytes[number]} if peaks_bytes else {}),
+        }
         for number, device in enumerate(problem.devices)
     ]
     return {
@@ -148,11 +190,15 @@ def _document(found: Partition) -> dict[str, Any]:
     }
 
 
-def _tables(found: Partition) -> tuple[Any, Any]:
+def _tables(found: Partition, peaks_bytes: Sequence[float]) -> tuple[Any, Any]:
     problem = found.problem
     work = sum(found.loads_us)
     rows = [
-        (device, str(found.part.count(number)), duration_text(load_us), percent_text(load_us / work if work else 0.0))
+        (
+            *(device, str(found.part.count(number)), duration_text(load_us)),
+            percent_text(load_us / work if work else 0.0),
+            *([quantity_text(peaks_bytes[number], "B")] if peaks_bytes else []),
+        )
         for number, (device, load_us) in enumerate(zip(problem.devices, found.loads_us, strict=True))
     ]
     cycle = "none" if found.cycle is None else ", ".join(problem.devices[part] for part in found.cycle)
@@ -165,4 +211,5 @@ def _tables(found: Partition) -> tuple[Any, Any]:
     ]
     made = table(f"parts by {found.objective}", ("", ""), facts)
     made.show_header = False
-    return table("devices", ("device", "ops", "load with transfers", "share"), rows), made
+    heads = ("device", "ops", "load with transfers", "share", *(["memory at its peak"] if peaks_bytes else []))
+    return table("devices", heads, rows), made

@@ -30,6 +30,7 @@ __all__ = [
     "CLOSE",
     "GATHER",
     "LET_IN",
+    "LOAD",
     "ORDERS",
     "PROBE",
     "PROBE_BYTES",
@@ -46,7 +47,7 @@ __all__ = [
 ]
 
 # What rank 0 orders, or all ranks agree on; the numbers of its optimizers come with it.
-STEP, GATHER, CLOSE, PUBLISH, LET_IN, SAVE = range(6)
+STEP, GATHER, CLOSE, PUBLISH, LET_IN, SAVE, LOAD = range(7)
 ORDERS, PROBE = "orders", "probe"
 PROBE_BYTES = 4 << 20
 

@@ -9,12 +9,24 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
 
 from hocket.distributed.parcels import Moving
 
-__all__ = ["MAX_ON_THE_WAY", "Turns"]
+__all__ = ["Leaving", "Turns"]
 
 MAX_ON_THE_WAY = 4
+
+
+@dataclass
+class Leaving:
+    """A chunk on its way: of which parcel, what the process group has of it once it was sent, and whether it is there."""
+
+    number: int
+    moving: Moving
+    work: Any = None
+    has_arrived: bool = False
 
 
 class Turns:
@@ -22,7 +34,7 @@ class Turns:
 
     Attributes:
         ready: parcels by their number: asked for, and all values are there.
-        on_the_way: the parcels of chunks that have left and not arrived, with their numbers.
+        on_the_way: chunks that have left and not arrived.
 
     Example:
         >>> turns = Turns()
@@ -37,7 +49,7 @@ class Turns:
 
     def __init__(self) -> None:
         self.ready: dict[int, Moving] = {}
-        self.on_the_way: deque[tuple[int, Moving]] = deque()
+        self.on_the_way: deque[Leaving] = deque()
         self._order: list[int] = []
         self._has_turns: set[int] = set()
         self._turn = 0

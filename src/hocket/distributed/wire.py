@@ -17,7 +17,6 @@ memory is only ever of the size that this end knows. A peer that is silent for t
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Sequence
 from queue import SimpleQueue
 from time import perf_counter_ns
@@ -27,7 +26,7 @@ import torch
 
 from hocket.distributed.parcels import Moving, Parcel, WireLayout, bytes_of, is_direct, packed_bytes, unpack
 from hocket.distributed.records import ACK, ALIVE, CHUNK, FAILED, LEAVE, REQUEST, Records, reason_in_words, wait_for
-from hocket.distributed.turns import MAX_ON_THE_WAY, Turns
+from hocket.distributed.turns import Leaving, Turns
 from hocket.errors import PeerError
 from hocket.execution.channels import Done
 
@@ -117,7 +116,7 @@ class Wire:
                 self._group.recv([moving.memory[begin:end]], self._other, tag + chunk)
                 for chunk, (begin, end) in enumerate(map(parcel.chunk, range(parcel.num_chunks)))
             ]
-        self._tell(REQUEST, number, 0, epoch)
+        self._records.tell(REQUEST, number, 0, epoch)
 
     def put(self, name: str, tensor: torch.Tensor) -> None:
         """Send a value that is not in the order, and wait until it has arrived.
@@ -207,7 +206,6 @@ class Wire:
             self._changed.notify_all()
 
     def _send(self) -> None:
-        unsent: deque[Any] = deque()
         try:
             while True:
                 with self._changed:
@@ -222,16 +220,18 @@ class Wire:
                     parcel = self._outgoing.parcels[number]
                     if moving.next_chunk == parcel.num_chunks:
                         self._turns.has_left(number)
-                    self._turns.on_the_way.append((number, moving))
+                    leaving = Leaving(number, moving)
+                    self._turns.on_the_way.append(leaving)
                 # Without the lock: a send takes as long as the system takes to copy, and the peer answers meanwhile.
                 begin, end = parcel.chunk(chunk)
                 assert moving.memory is not None
-                self._tell(CHUNK, number, chunk, moving.epoch)
+                self._records.tell(CHUNK, number, chunk, moving.epoch)
                 if end > begin:
                     tag = self._outgoing.first_tag[number] + chunk
-                    unsent.append(self._group.send([moving.memory[begin:end]], self._other, tag))
-                if len(unsent) > MAX_ON_THE_WAY:  # it has arrived
-                    unsent.popleft().wait()
+                    leaving.work = self._group.send([moving.memory[begin:end]], self._other, tag)
+                    if leaving.has_arrived:
+                        leaving.work.wait()
+                del moving, leaving  # what was delivered is nobody's but its owner's, however long this waits
         except Exception as error:  # noqa: BLE001 (told to whoever waits for a transfer)
             self._fail(error)
 
@@ -264,10 +264,14 @@ class Wire:
             self._coming.put((number, chunk, moving))
         else:
             with self._changed:
-                sent, moving = self._turns.on_the_way.popleft()
+                left = self._turns.on_the_way.popleft()
+                left.has_arrived = True
                 self._changed.notify_all()
-            if chunk + 1 == layout.parcels[sent].num_chunks:
-                self._finish(self._sending, sent, moving)
+            if left.work is not None:
+                left.work.wait()
+                left.work = None
+            if chunk + 1 == layout.parcels[left.number].num_chunks:
+                self._finish(self._sending, left.number, left.moving)
 
     def _take(self) -> None:
         """Wait for the chunks that the peer has announced, in this order, until it leaves or the wire fails."""
@@ -305,30 +309,29 @@ class Wire:
                 now_ns = perf_counter_ns()
                 self.arrived.setdefault(moving.epoch, []).extend((member, now_ns) for member in parcel.members)
                 self.arrived.pop(moving.epoch - 3, None)
-        self._tell(ACK, number, chunk, moving.epoch)
+        self._records.tell(ACK, number, chunk, moving.epoch)
         if is_last:
             self._finish(self._receiving, number, moving)
 
     def _finish(self, of: dict[tuple[int, int], Moving], number: int, moving: Moving) -> None:
         with self._changed:
             of.pop((number, moving.epoch), None)
-        for _, done in moving.values.values():
+        waiting = [done for _, done in moving.values.values()]
+        moving.values, moving.memory, moving.works = {}, None, []  # whoever is told may free it
+        for done in waiting:
             done(None)
-
-    def _tell(self, *record: int) -> None:
-        self._records.tell(*record)
 
     def _say_alive(self) -> None:
         """Under the lock: unless this end has said something lately, or takes leave."""
         if self._records.is_silent and not (self._said_goodbye or self._closed or self.failure):
-            self._tell(ALIVE, 0, 0, 0)
+            self._records.tell(ALIVE, 0, 0, 0)
 
     def _say_goodbye(self, kind: int) -> None:
         with self._changed:
             if self._said_goodbye:
                 return
             self._said_goodbye = True
-        self._tell(kind, 0, 0, 0)
+        self._records.tell(kind, 0, 0, 0)
 
     def _fail(self, error: Exception) -> None:
         reason = reason_in_words(error)

@@ -54,9 +54,10 @@ def arrivals_apart(plan: Plan) -> Plan:
 
 
 def releases(program: Program, sync: Synchronisation) -> Releases:
-    """Work out, from what happens before what, who frees which slot; channels free none before the step's end."""
-    transfers = [action for action in program.actions if action.transfer is not None]
-    moved = {slot for action in transfers for slot in (*action.reads, *action.fills)}
+    """Work out, from what happens before what, who frees which slot.
+
+    A channel op is over when it has arrived or was delivered. What was sent is freed then, or by its last reader here.
+    """
     readers = program.readers()
     frees: dict[str, list[int]] = {}
     shared: dict[int, tuple[str, ...]] = {}
@@ -65,7 +66,7 @@ def releases(program: Program, sync: Synchronisation) -> Releases:
             users = tuple(dict.fromkeys([action.name, *readers.get(slot, ())]))
             if action is program.prologue:  # comes before all others
                 users = users[1:]
-            if slot in program.kept or slot in moved or not users:
+            if slot in program.kept or not users:
                 continue
             last = sync.last_of(users)
             if last is None:

@@ -62,7 +62,7 @@ class Host(Protocol):
         """Put the memory of a received value into its slot."""
 
     def has_arrived(self, op: str, epoch: int) -> None:
-        """An op has arrived; called from any thread."""
+        """An op has arrived: free what it was the last to need; called from any thread, before the step may end."""
 
     def channel_failed(self, error: BaseException) -> None:
         """A channel has failed; called from any thread."""
@@ -88,6 +88,7 @@ class ChannelOps:
         self._views = {op: compile_action(captured.program.by_name[op]) for op in self._transfers}
         self._changed = threading.Condition()
         self._begun = dict.fromkeys(self._channels, 0)
+        self._done_for = dict.fromkeys(self._channels, 0)
         self._arrived = dict.fromkeys(self._channels, 0)
         self._times: dict[tuple[str, int], list[int]] = {}
         self.failure: BaseException | None = None
@@ -174,12 +175,12 @@ class ChannelOps:
 
     def _done(self, op: str, epoch: int, host: Host, error: BaseException | None) -> None:
         with self._changed:
-            if self.failure is not None or self._arrived[op] >= epoch:
+            if self.failure is not None or self._done_for[op] >= epoch:
                 return
             if error is None:
                 self._times[op, epoch][1] = perf_counter_ns()
                 self._times.pop((op, epoch - 2), None)
-                self._arrived[op] = epoch
+                self._done_for[op] = epoch
             else:
                 transfer = self._transfers[op]
                 way = "to" if transfer.sends else "from"
@@ -193,6 +194,8 @@ class ChannelOps:
             assert self.failure is not None
             host.channel_failed(self.failure)
         with self._changed:
+            if error is None:
+                self._arrived[op] = epoch  # not before: the step's end waits for it, and it frees values of this step
             self._changed.notify_all()
 
 

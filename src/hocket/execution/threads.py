@@ -34,7 +34,8 @@ __all__ = ["ThreadLanes"]
 class _Action:
     """One op on its lane: what it waits for, what it does, whom it wakes, what it leaves to be freed.
 
-    `gates` is what a channel op waits for before it begins for the next step.
+    `gates` is what a channel op waits for before it begins for the next step. What an op of a lane of cores always is
+    the last to need, it frees in `run`; a channel op `frees` it when it is over.
     """
 
     name: str
@@ -43,6 +44,7 @@ class _Action:
     waits: list[Any] = field(default_factory=list)
     wakes: list[Any] = field(default_factory=list)
     gates: list[Any] = field(default_factory=list)
+    frees: tuple[int, ...] = ()
     shared: tuple[tuple[int, int], ...] = ()
 
 
@@ -154,6 +156,7 @@ class ThreadLanes(Executor):
                 name,
                 compile_action(program.by_name[name], release.frees.get(name, ())),
                 program.by_name[name].grad_mode,
+                frees=release.frees.get(name, ()),
                 shared=tuple(shared.get(name, ())),
             )
             for lane in self._lanes
@@ -238,9 +241,15 @@ class ThreadLanes(Executor):
         self._values[slot] = value
 
     def has_arrived(self, op: str, epoch: int) -> None:
-        for lock in self._by_name[op].wakes:
+        action, values = self._by_name[op], self._values
+        for slot in action.frees if values else ():  # none: the step was left at this moment
+            values[slot] = None
+        for lock in action.wakes:
             with suppress(RuntimeError):  # the step was left at this moment
                 lock.release()
+        for slot, users in action.shared if values else ():
+            if next(self._counters[slot]) == users:
+                values[slot] = None
 
     def channel_failed(self, error: BaseException) -> None:
         self._abort("", error)

@@ -8,7 +8,7 @@
 //   caller  ---run---> worker 0 ............................ join ---> kept slots
 //                 \--> worker 1 (a thread that sleeps between steps) /
 //
-// Who waits for whom, and how a step is left in the middle: steps.h. Words of channel ops are set from outside (`signal`).
+// Who waits for whom, and how a step is left in the middle: steps.h. Words of channel ops are set from outside (`arrived`).
 
 #include <torch/csrc/utils/pybind.h>
 #include <torch/extension.h>
@@ -97,8 +97,13 @@ class Core : public hocket::Slots, public std::enable_shared_from_this<Core> {
     return steps_.await(word, epoch);
   }
 
-  // A channel op of a step has arrived.
-  void signal(int word, uint32_t epoch) { steps_.done(word, epoch); }
+  // A channel op of a step has arrived: who waits for it may go on, and what it was the last to need is freed. Under
+  // the interpreter's lock, as `clear` is: a step may be left at this moment.
+  void arrived(int word, uint32_t epoch, const std::vector<int>& frees, const std::vector<std::pair<int, int>>& shared) {
+    for (int slot : frees) slots_[slot] = IValue();
+    steps_.done(word, epoch);
+    for (auto [counter, slot] : shared) count_off(counter, slot);
+  }
 
   // Leaves the step in progress, from outside; no further one is run.
   void abort(const std::string& why) { steps_.abort(std::make_exception_ptr(std::runtime_error(why))); }
@@ -117,6 +122,7 @@ class Core : public hocket::Slots, public std::enable_shared_from_this<Core> {
 
   void fill(const py::list& values, const py::list& numbers, const std::vector<int>& inputs) {
     is_taken_ = true;
+    reset_counters();
     for (int slot : inputs) {
       PyObject* value = values[slot].ptr();
       if (THPVariable_Check(value)) slots_[slot] = THPVariable_Unpack(value);
@@ -141,6 +147,7 @@ class Core : public hocket::Slots, public std::enable_shared_from_this<Core> {
   }
 
   void run_begun() override {
+    reset_counters();
     try {
       step();
     } catch (...) {
@@ -167,8 +174,17 @@ class Core : public hocket::Slots, public std::enable_shared_from_this<Core> {
   std::pair<int, int> failed() const { return failed_; }
 
  private:
-  void run_step() {
+  // Before anything of a step begins: a transfer may be over before the first op.
+  void reset_counters() {
     for (size_t i = 0; i < users_.size(); ++i) counters_[i].store(users_[i], std::memory_order_relaxed);
+  }
+
+  // Of the users of a slot one is done; who comes last frees it.
+  void count_off(int counter, int slot) {
+    if (counters_[counter].fetch_sub(1, std::memory_order_acq_rel) == 1) slots_[slot] = IValue();
+  }
+
+  void run_step() {
     const Usual usual(workers_[0]->cpus);
     const int spins = workers_[0]->actions.size() > 1 ? kSpins : 0;  // who only waits needs no core
     began_ns_ = last_poll_ns_ = now_ns();
@@ -230,9 +246,7 @@ class Core : public hocket::Slots, public std::enable_shared_from_this<Core> {
         const int64_t end = now_ns();
         worker.times[2 * at + 1] = end;
         if (action.word >= 0) steps_.done(action.word, epoch);
-        for (auto [counter, slot] : action.shared) {
-          if (counters_[counter].fetch_sub(1, std::memory_order_acq_rel) == 1) slots_[slot] = IValue();
-        }
+        for (auto [counter, slot] : action.shared) count_off(counter, slot);
         if (on_caller) poll(epoch, end);
       }
     } catch (...) {
@@ -299,7 +313,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def("fill", torch::wrap_pybind_function(&Core::fill))
       .def("take", torch::wrap_pybind_function(&Core::take))
       .def("await_", &Core::await)
-      .def("signal", &Core::signal)
+      .def("arrived", &Core::arrived)
       .def("abort", &Core::abort)
       .def("slot", &Core::slot)
       .def("put", &Core::put)

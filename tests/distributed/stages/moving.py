@@ -6,7 +6,7 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -57,13 +57,15 @@ def divided_by(work: Work, rank: int, seed: int) -> dict[str, int]:
 class Saver:
     """A thread that wants a checkpoint while ops move, and has to wait until they have moved.
 
+    The checkpoint is gathered, or what `save` makes of the step.
+
     Attributes:
         found: what happened, in order; on rank 0 with the checkpoint.
     """
 
-    def __init__(self, work: Work, rank: int) -> None:
+    def __init__(self, work: Work, rank: int, save: Callable[[Any], None] | None = None) -> None:
         self.found: list[Any] = []
-        self._work, self._rank = work, rank
+        self._work, self._rank, self._by_parts = work, rank, save
         self._begun, self._asked = threading.Event(), threading.Event()
         self._move, rebalancing.migrated = rebalancing.migrated, self._slowly
 
@@ -91,6 +93,10 @@ class Saver:
     def _save(self) -> None:
         assert self._begun.wait(30)
         self._asked.set()
+        if self._by_parts is not None:
+            self._by_parts(self._fast)
+            self.found.append("saved")
+            return
         self._fast.gather()
         self.found.append(tensors_of(self._work) if self._rank == 0 else "saved")
 

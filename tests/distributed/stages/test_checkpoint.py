@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 
 import numpy as np
@@ -129,30 +130,77 @@ def test_another_number_of_ranks_goes_on_from_it(tmp_path):
 
 
 def broken(rank, say):
+    """Loads what is not of the model, at rank 1; what is of another checkpoint; and what is right."""
+    torch.set_num_threads(1)
+    work = mixed()
+    found = []
+
+    def loading(given):
+        try:
+            fast.load_state_dict(given)
+        except InputError as error:
+            found.append(str(error))
+
+    distributed.init_process_group("gloo")
+    with stages_of(work, rank, 2, 1) as fast:
+        fast(work.batches[0])
+        state = fast.state_dict()
+        before = tensors_of(work)
+        name = next(iter(state["model"]))
+        lacks = {**state, "model": {key: value for key, value in state["model"].items() if key != name}}
+        other = {**state, "model": {**state["model"], name: torch.zeros(7, 7, dtype=torch.float64)}}
+        moved = {key: value + 1.0 for key, value in state["model"].items()}
+        for wrong in (lacks, other, {**state, "optimizer": {**state["optimizer"], "param_groups": []}}, None):
+            loading(wrong if rank == 1 else {**state, "model": moved})
+        groups = [{**group, "lr": group["lr"] * (1 + rank)} for group in state["optimizer"]["param_groups"]]
+        loading({**state, "optimizer": {**state["optimizer"], "param_groups": groups}})
+        bias = torch.full((2,), float(rank))  # of which one of the two keeps no part
+        loading({**state, "model": {**state["model"], "last.bias": bias}})
+        assert all(same(value, before[key]) for key, value in tensors_of(work).items())
+        halves = {key: value * 0.5 if value.is_floating_point() else value for key, value in state["model"].items()}
+        loading({**state, "model": halves})
+        changed = [key for key, value in tensors_of(work).items() if not same(value, before[key])]
+        fast(work.batches[1])
+    distributed.destroy_process_group()
+    return name, found, changed, fast.steps
+
+
+def test_all_ranks_load_one_checkpoint_or_none_does():
+    with Ranks(broken, 2) as ranks:
+        (_, at_0, changed, steps), (name, at_1, _, _) = ranks.returned(120)
+    assert len(at_0) == len(at_1) == 6
+    assert at_0[:4] == ["distribute: rank 1 cannot load what it was given, so no rank does; its error says why"] * 4
+    assert f"model: '{name}' is missing in what is loaded" in at_1[0]
+    assert re.search(rf"'{name}' is .* here, and torch.float64 \(7, 7\) in what is loaded", at_1[1])
+    assert "expected 1 groups of the optimizer, got 0" in at_1[2]
+    assert "expected a mapping" in at_1[3]
+    assert at_0[4] == at_1[4]
+    assert "rank 0 and rank 1 load different checkpoints: 'options of the optimizer' differs" in at_0[4]
+    assert "rank 0 and rank 1 load different checkpoints: 'last.bias' differs" in at_0[5]
+    assert changed
+    assert steps == 2
+
+
+def loads_alone(rank, say, who):
     torch.set_num_threads(1)
     work = mixed()
     distributed.init_process_group("gloo")
     with stages_of(work, rank, 2, 1) as fast:
         fast(work.batches[0])
         state = fast.state_dict()
-        name = next(iter(state["model"]))
-        lacks = {**state, "model": {key: value for key, value in state["model"].items() if key != name}}
-        with pytest.raises(InputError, match=f"model: '{name}' is missing in what is loaded"):
-            fast.load_state_dict(lacks)
-        other = {**state, "model": {**state["model"], name: torch.zeros(7, 7, dtype=torch.float64)}}
-        with pytest.raises(InputError, match=rf"'{name}' is .* here, and torch.float64 \(7, 7\) in what is loaded"):
-            fast.load_state_dict(other)
-        with pytest.raises(InputError, match="expected 1 groups of the optimizer, got 0"):
-            fast.load_state_dict({**state, "optimizer": {**state["optimizer"], "param_groups": []}})
-        fast(work.batches[1])
-    distributed.destroy_process_group()
-    return fast.steps
+        if rank == who:
+            fast.load_state_dict(state)
+        for batch in work.batches[:3]:
+            fast(batch)
 
 
-@pytest.mark.slow
-def test_what_is_not_of_this_model_is_named():
-    with Ranks(broken, 2) as ranks:
-        assert ranks.returned(120) == [2, 2]
+@pytest.mark.parametrize("who", [0, 1])
+def test_a_rank_that_loads_alone_is_an_error_of_all(who):
+    with Ranks(loads_alone, 2, who) as ranks:
+        ends = [ranks.end(rank, 60) for rank in range(2)]
+    assert all(kind == "raised" for kind, _ in ends), ends
+    assert "rank 1 does something else than rank 0" in ends[1][1]
+    assert "lost rank 1" in ends[0][1]
 
 
 def rivals():

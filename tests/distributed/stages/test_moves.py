@@ -9,9 +9,12 @@ import threading
 import numpy as np
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
+from torch import distributed
 
 from distributed.ranks import Ranks
-from distributed.stages.moving import divided_by, moves_after, planted, rank_of_moves, saved_after
+from distributed.stages.moving import Saver, divided_by, moves_after, planted, rank_of_moves, saved_after
+from distributed.stages.test_checkpoint import loaded
 from distributed.stages.trained import alone, check_as_alone, flat, same, work_of
 from distributed.training import tensors_of
 from hocket import distribute
@@ -51,6 +54,42 @@ def test_a_net_with_a_norm_and_dropout_trains_the_same_while_ops_move():
     assert all(share.slowdown > 0 and 0 < share.compute <= 1 for shares in told[0] for share in shares)
     assert "after step 6: " in found[0][6]
     assert "bytes of state" in found[0][6]
+
+
+def rank_that_saves_by_parts(rank, say, path):
+    """A checkpoint by parts is asked for by another thread while ops move."""
+    torch.set_num_threads(1)
+    planted(1)
+    work = work_of("mixed", "adam")
+    distributed.init_process_group("gloo")
+    saver = Saver(work, rank, lambda fast: dcp.save({"train": fast}, checkpoint_id=path))
+    torch.manual_seed(21)
+    settings = {"partition": divided_by(work, rank, 1), "rebalance": 3, "executor": "python", "timeout_s": 60.0}
+    with distribute.stages(work.step, work.model, work.optimizer, **settings) as fast:
+        for number in range(saved_after(1, 3)):
+            if number == saved_after(1, 3) - 1:
+                saver.start(fast)
+            fast(work.batches[number % len(work.batches)])
+        saver.join()
+        moved = [migration.step for migration in fast.migrations]
+    distributed.destroy_process_group()
+    return saver.found, moved
+
+
+def test_a_checkpoint_that_is_asked_for_during_a_migration_is_that_of_after_it(tmp_path):
+    with Ranks(rank_that_saves_by_parts, 2, tmp_path / "saved") as ranks:
+        for found, moved in ranks.returned(100):
+            assert found == ["moved", "saved"]
+            assert moved == [saved_after(1, 3) - 1]
+    read = work_of("mixed", "adam")
+    with torch.no_grad():
+        for parameter in read.model.parameters():
+            parameter.add_(1.0)
+    loaded(read, tmp_path / "saved")
+    _, wanted, _ = alone("mixed", "adam", saved_after(1, 3))
+    found = tensors_of(read)
+    assert found.keys() == wanted.keys()
+    assert all(same(found[name], value) for name, value in wanted.items())
 
 
 @pytest.mark.slow

@@ -10,15 +10,20 @@ makes of a list of them: states by parameter, groups one after another.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import hashlib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from hocket.distributed.description import digest
 from hocket.errors import InputError
 from hocket.tracing.state import Entry, Inventory, inventory
 
-__all__ = ["load_part_state", "part_state"]
+__all__ = ["LOADED", "PartToLoad", "check_alike", "part_state", "part_to_load", "told_of"]
+
+LOADED = "loaded"
 
 
 def part_state(
@@ -67,15 +72,37 @@ def part_state(
     }
 
 
-def load_part_state(
+@dataclass(frozen=True)
+class PartToLoad:
+    """What a rank takes from a checkpoint, once all ranks can.
+
+    Attributes:
+        tensors: pairs of a tensor here, and of one that it becomes equal to.
+        groups: pairs of a group of an optimizer, and of one whose options it takes.
+    """
+
+    tensors: tuple[tuple[torch.Tensor, torch.Tensor], ...]
+    groups: tuple[tuple[dict[str, Any], Mapping[str, Any]], ...]
+
+    def take(self) -> None:
+        """Take it, into the memory that is there."""
+        with torch.no_grad():
+            for own, new in self.tensors:
+                own.copy_(new)  # of what was loaded in place it is the same memory
+        for group, new in self.groups:
+            group.update({key: value for key, value in new.items() if key != "params"})
+
+
+def part_to_load(
     model: Any, optimizer: Any, entries: Mapping[str, Entry], kept: Collection[str], state: Mapping[str, Any]
-) -> None:
-    """Take what `part_state` gives: into the memory that is there, and the options into their groups.
+) -> PartToLoad:
+    """What a rank takes of what `part_state` gives; nothing is changed yet.
 
     Raises:
-        InputError: a tensor or a group is missing, or is not like the one that is here; names it, and nothing has
-            changed.
+        InputError: a tensor or a group is missing, or is not like the one that is here; names it.
     """
+    if not isinstance(state, Mapping):
+        raise InputError(f"distribute: expected a mapping, as state_dict() gives it, got {type(state).__name__}")
     mine = part_state(model, optimizer, entries, kept)
     pairs = [*_pairs("model", mine["model"], state.get("model"))]
     given = state.get("optimizer") or {}
@@ -84,11 +111,71 @@ def load_part_state(
     groups, new_groups = _groups(inventory(model, optimizer)), given.get("param_groups", ())
     if len(groups) != len(new_groups):
         raise InputError(f"distribute: expected {len(groups)} groups of the optimizer, got {len(new_groups)}")
-    with torch.no_grad():
-        for own, new in pairs:
-            own.copy_(new)  # of what was loaded in place it is the same memory
-    for group, new in zip(groups, new_groups, strict=True):
-        group.update({key: value for key, value in new.items() if key != "params"})
+    return PartToLoad(tuple(pairs), tuple(zip(groups, new_groups, strict=True)))
+
+
+def told_of(entries: Mapping[str, Entry], state: Mapping[str, Any], fails: bool) -> list[int]:
+    """What a rank tells the others of what it is about to load: digests that tell other contents, below 2^63.
+
+    The first says whether it can be loaded, the second is of the options, and then there is one for each place; 0 where
+    nothing is given.
+
+    Args:
+        entries: the places of all that outlives a step, by name; alike on all ranks.
+        state: what is given.
+        fails: it cannot be loaded.
+    """
+    if fails:
+        return [1] + [0] * (len(entries) + 1)
+    of_model, of_optimizer = state.get("model") or {}, state.get("optimizer") or {}
+    options = [
+        sorted((key, repr(value)) for key, value in group.items() if key != "params")
+        for group in of_optimizer.get("param_groups", ())
+    ]
+    found = [0, _number(hashlib.sha256(repr(options).encode()).hexdigest())]
+    for entry in entries.values():
+        given = of_model.get(entry.name)
+        if entry.kind == "state":
+            given = of_optimizer.get("state", {}).get(entry.owner, {}).get(entry.key)
+        found.append(_number(digest(given)) if isinstance(given, torch.Tensor) else 0)
+    return found
+
+
+def check_alike(told: Mapping[int, Sequence[int]], names: Sequence[str]) -> None:
+    """Return if all ranks can load what they were given, and it is one checkpoint as far as two of them have the same.
+
+    Args:
+        told: for each rank what `told_of` says.
+        names: of the places.
+
+    Raises:
+        InputError: names the ranks, and what differs.
+
+    Example:
+        >>> check_alike({0: [0, 7, 5, 0], 1: [0, 7, 6, 9]}, ["w", "b"])
+        Traceback (most recent call last):
+        ...
+        hocket.errors.InputError: distribute: rank 0 and rank 1 load different checkpoints: 'w' differs
+    """
+    for rank, values in told.items():
+        if values[0]:
+            raise InputError(
+                f"distribute: rank {rank} cannot load what it was given, so no rank does; its error says why"
+            )
+    for at, name in enumerate(("options of the optimizer", *names), 1):
+        first: tuple[int, int] | None = None
+        for rank, values in told.items():
+            if not values[at]:
+                continue
+            if first is not None and values[at] != first[1]:
+                raise InputError(
+                    f"distribute: rank {first[0]} and rank {rank} load different checkpoints: {name!r} differs"
+                )
+            first = first or (rank, values[at])
+
+
+def _number(digest_in_hex: str) -> int:
+    return int(digest_in_hex[:15], 16) or 1
 
 
 def _pairs(what: str, own: Mapping[str, Any], new: Mapping[str, Any] | None) -> list[tuple[Any, Any]]:

@@ -7,6 +7,7 @@ Nothing of a peer is believed before: sizes, names and dtypes are those that thi
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -18,14 +19,16 @@ from hocket.distributed.description import described, difference, digest, kind_i
 from hocket.distributed.parcels import Parcel
 from hocket.distributed.parts import check_exchangeable
 from hocket.distributed.setup import ORDERS, PROBE, PROBE_BYTES, rates_of
+from hocket.distributed.stages.checkpoint import LOADED
 from hocket.distributed.stages.crossings import Borders
+from hocket.distributed.stages.from_file import ModelFile, check_fresh, check_optimizers_begin_from_zeros
 from hocket.distributed.stages.migration import READY
 from hocket.distributed.stages.on_meta import captured_at, given_memory
 from hocket.distributed.stages.part_memory import PartMemory
 from hocket.distributed.stages.peers import Peers
 from hocket.distributed.stages.rebalancing import NUM_SHARES, SHARES
 from hocket.distributed.stages.stage_job import RANDOM, StageJob, divided, places_of, relieved, step_parcels
-from hocket.distributed.state import begin_from_zeros, has_state, make_state
+from hocket.distributed.state import ShardState, begin_from_zeros, has_state, make_state
 from hocket.distributed.wire import Wire
 from hocket.errors import PeerError
 from hocket.ir import Plan
@@ -34,7 +37,7 @@ from hocket.tracing.captured import Captured
 __all__ = ["begun_job"]
 
 # What every two ranks tell each other where ops may move: their shares, and a digest of the plan that they have made.
-NOTES = (Parcel((SHARES,), (8 * NUM_SHARES,)), Parcel((READY,), (8,)))
+MOVE_NOTES = (Parcel((SHARES,), (8 * NUM_SHARES,)), Parcel((READY,), (8,)))
 
 
 def begun_job(
@@ -45,8 +48,9 @@ def begun_job(
     peers: Peers,
     planned: Callable[[Captured, Borders, int, float], Plan],
     rebalance: int = 0,
+    weights: str | os.PathLike[str] | None = None,
 ) -> StageJob:
-    """Capture, compare, connect, divide; and all ranks get the state that rank 0 has.
+    """Capture, compare, connect, divide; and all ranks get the state that rank 0 has, or that is in a file.
 
     Args:
         step: the user's own.
@@ -57,26 +61,33 @@ def begun_job(
         planned: makes the joined plan, on rank 0; it is told the whole step, its borders, how many ranks there are,
             and bytes per second between them.
         rebalance: after how many steps ranks look whether ops should move; 0: never.
+        weights: the file that has the model's values; None: rank 0 has them.
 
     Raises:
         CaptureError, InputError: the step cannot be captured, or divided; says why.
         PeerError: another rank trains something else, has failed, or does not come.
     """
     wires: dict[int, Wire] = {}
+    file: ModelFile | None = None
     try:
-        captured = captured_at(peers.rank, step, model, optimizer, batch)
-        _agree(captured, batch, peers, rebalance)
+        if weights is not None:
+            file = ModelFile(model, weights)
+            check_fresh(model, optimizer)
+        in_file = {} if file is None else file.stored
+        captured = captured_at(peers.rank, step, model, optimizer, batch, in_file)
+        _agree(captured, batch, peers, rebalance, file)
         captured = given_memory(captured)
         check_exchangeable(captured, 1)
         wires.update(zip(peers.others, peers.wires(), strict=True))
         borders = Borders(captured)
-        rate = _rate(captured, peers, wires, NOTES if rebalance else ())
+        loaded = Parcel((LOADED,), (8 * (2 + len(places_of(captured))),))
+        rate = _rate(captured, peers, wires, [loaded, *(MOVE_NOTES if rebalance else ())])
         if peers.rank == 0:
             peers.tell("plan", str(planned(captured, borders, peers.num_workers, rate)))
         plan = Plan.parse(peers.told("plan", by=0))
         all_parts = peers.rank == 0 or rebalance > 0
         job = divided(captured, borders, peers, wires, plan, PartMemory(places_of(captured)), all_parts=all_parts)
-        _lay_wires(job)
+        _lay_wires(job, file)
         if rebalance:  # ops may come here with their state, which has to have a place
             make_state(captured, job.entries)
         job.memory.keep(job.kept)
@@ -86,12 +97,17 @@ def begun_job(
             raise peers.failed(wires, error) from error
         peers.leave(wires, error)
         raise
+    finally:
+        if file is not None:
+            file.close()
     return job
 
 
-def _agree(captured: Captured, batch: Any, peers: Peers, rebalance: int) -> None:
+def _agree(captured: Captured, batch: Any, peers: Peers, rebalance: int, file: ModelFile | None) -> None:
     mine = described(captured, peers.num_workers, 0)
-    mine["job"] |= {"rebalance": str(rebalance)}
+    mine["job"] |= {"rebalance": str(rebalance), "weights": "of rank 0" if file is None else f"a file {file.digest}"}
+    for name in mine["constant"].keys() & (() if file is None else file.stored):
+        del mine["constant"][name]
     of_graph = {kind: mine.pop(kind) for kind in ("op", "constant")}
     mine |= {"batch": _batch_described(batch)} | of_graph
     if peers.rank == 0:
@@ -131,13 +147,17 @@ def _rate(captured: Captured, peers: Peers, wires: Mapping[int, Wire], notes: Se
     return PROBE_BYTES * len(wires) / (time.perf_counter() - began)
 
 
-def _lay_wires(job: StageJob) -> None:
-    """What wires carry in a step, and once; then every rank takes the state that rank 0 has."""
+def _lay_wires(job: StageJob, file: ModelFile | None) -> None:
+    """What wires carry in a step, and once; then every rank takes the state that rank 0 has, or that is in a file."""
     here = job.peers.rank
-    if here == 0 and not has_state(job.captured):
+    if file is not None:
+        if here == 0:
+            check_optimizers_begin_from_zeros(job.captured)
+        make_state(job.captured, job.kept)
+    elif here == 0 and not has_state(job.captured):
         begin_from_zeros(job.captured)
-    of_others = {rank: job.used_at(rank) for rank in job.peers.others} if here == 0 else {}
-    mine = job.used_at(here)
+    of_others = {rank: _taken_at(job, rank, file) for rank in job.peers.others} if here == 0 else {}
+    mine = _taken_at(job, here, file)
     for rank, wire in job.wires.items():
         outgoing, incoming = step_parcels(job, here, rank), step_parcels(job, rank, here)
         if here == 0:
@@ -151,5 +171,15 @@ def _lay_wires(job: StageJob) -> None:
         state.send(job.wires[rank])
     if here != 0:
         mine.receive(job.wires[0])
+    if file is not None:
+        file.read(job.entries[name] for name in sorted(job.kept))
     job.share_random_state(by=0)
     job.peers.meet("begun")
+
+
+def _taken_at(job: StageJob, rank: int, file: ModelFile | None) -> ShardState:
+    """What a rank takes from rank 0: all that its part uses; or, of that, what no file has, and no state."""
+    if file is None:
+        return job.used_at(rank)
+    entries = [entry for name, entry in job.entries.items() if name in job.used[rank] and name not in file.stored]
+    return ShardState(rank, tuple(entry for entry in entries if entry.kind != "state"))

@@ -17,7 +17,16 @@ from hocket.distributed.stages.crossings import Borders, Crossing, rank_name
 from hocket.ir import Buffer, Carried, Edge, Graph, Lane, Op, Plan
 from hocket.tracing.captured import Captured
 
-__all__ = ["check_runs", "checked_parts", "joined_graph", "joined_plan", "link_name", "plan_of_rank", "ranks_of"]
+__all__ = [
+    "check_runs",
+    "checked_parts",
+    "joined_graph",
+    "joined_order",
+    "joined_plan",
+    "link_name",
+    "plan_of_rank",
+    "ranks_of",
+]
 
 SENDS, RECEIVES = "out", "in"
 
@@ -39,11 +48,7 @@ def joined_plan(
         crossings: what they exchange.
         width: threads of each rank.
     """
-    place = {name: at for at, name in enumerate(order)}
-    written: dict[str, int] = {}
-    for op in graph.ops:
-        for buffer in op.writes:
-            written[buffer] = max(written.get(buffer, -1), place[op.name])
+    written = _written(graph, order)
     lanes = []
     for rank in sorted(set(rank_of.values())):
         ops = tuple(name for name in order if rank_of[name] == rank)
@@ -59,6 +64,28 @@ def joined_plan(
     return Plan(tuple(lanes), planner="stages")
 
 
+def joined_order(graph: Graph, order: Sequence[str], crossings: Sequence[Crossing]) -> tuple[str, ...]:
+    """All ops in one order: a send follows the last op that writes what it carries, and its receive follows the send.
+
+    What was sent in the step before is received first. Whatever else waits for ops before it in this order, no circle
+    of waits comes of that, though a send is over only when its receive has begun.
+
+    Args:
+        graph: the whole step.
+        order: its ops, in a topological order.
+        crossings: what ranks exchange.
+    """
+    written = _written(graph, order)
+    of_place: dict[int, list[str]] = {}
+    for each in crossings:
+        for name, place in ((each.send, written[each.buffer]), (each.recv, -1 if each.lasts else written[each.buffer])):
+            of_place.setdefault(place, []).append(name)
+    found = list(of_place.get(-1, ()))
+    for at, name in enumerate(order):
+        found += [name, *of_place.get(at, ())]
+    return tuple(found)
+
+
 def plan_of_rank(plan: Plan, rank: int) -> Plan:
     """The lanes of the joined plan that one rank runs."""
     name = rank_name(rank)
@@ -68,7 +95,9 @@ def plan_of_rank(plan: Plan, rank: int) -> Plan:
             return lane.device == name
         return lane.ends[0 if lane.name.endswith(f".{SENDS}") else 1] == name
 
-    return Plan(tuple(lane for lane in plan.lanes if is_here(lane)), planner=plan.planner)
+    lanes = tuple(lane for lane in plan.lanes if is_here(lane))
+    here = {op for lane in lanes for op in lane.ops}
+    return Plan(lanes, {op: waits for op, waits in plan.after.items() if op in here}, planner=plan.planner)
 
 
 def joined_graph(parts: Sequence[Captured], crossings: Sequence[Crossing]) -> Graph:
@@ -110,6 +139,16 @@ def checked_parts(
     check(joined, plan)
     hazards(joined, plan)
     return parts
+
+
+def _written(graph: Graph, order: Sequence[str]) -> dict[str, int]:
+    """For each buffer that is written the place of the last op that does."""
+    place = {name: at for at, name in enumerate(order)}
+    written: dict[str, int] = {}
+    for op in graph.ops:
+        for buffer in op.writes:
+            written[buffer] = max(written.get(buffer, -1), place[op.name])
+    return written
 
 
 def ranks_of(plan: Plan) -> dict[str, int]:

@@ -1,36 +1,32 @@
 """How much memory each rank of a partitioned step holds at the most, and partitions that keep it within limits.
 
-The partitioner adds up what ops keep on their device. What a rank holds depends on more: on when values are there, and
-on copies of what it sends and receives, which stay until the step ends. So a partition is judged by the peak of each
-rank's own part, bounded over all runs that its plan allows (`peak_bytes`). Where that is too much, others are tried:
-with less for the partitioner to give each rank, and with the fewest bytes moved, which are the fewest copies.
+What a rank holds depends on when values are there, and on copies of what it sends and receives, which stay until they
+are delivered and read. So a partition is judged by the peak of each rank's own part, bounded over all runs that its
+plan allows (`peak_bytes`). Nothing in a step waits for a delivery, and what is received has its memory from the step's
+beginning on; where that is too much, ops wait, and receives begin later, for as much as has to be freed for them
+(`held_back`). Where no waits are enough, other partitions are looked for (`hocket.planning.partition.within_memory`).
 
 Memory that is not the step's (code, the Python objects of the whole graph) is not counted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from hocket.distributed.stages.joined import plan_of_rank
 from hocket.errors import InputError
+from hocket.execution.base import arrivals_apart
 from hocket.ir import Graph, Plan
-from hocket.planning.critical_path import peak_bytes
-from hocket.planning.partition import Partition, PartitionProblem, partitioned
+from hocket.planning.critical_path import held_back, peak_bytes, serial_peak_bytes
 from hocket.tracing.captured import Captured
 
-__all__ = ["DEFAULT_SHARE", "check_fits", "check_peaks", "limits_of", "partitioned_within", "peaks_of"]
+__all__ = ["DEFAULT_SHARE", "check_fits", "check_peaks", "held_within", "limits_of", "peaks_of"]
 
 # Of an equal share of what one process holds: what a rank may hold where nobody sets a limit and it can be kept.
 DEFAULT_SHARE = 1.3
-# What the partitioner may give a rank, as a share of all, over the rank's share of the limits.
-ROOMS = (1.2, 1.04)
-# How far the work of a rank may be from its share where few bytes are moved and nothing was said of balance.
-EPSILON = 0.5
 
 
 def limits_of(given: float | Sequence[float] | None, num_ranks: int) -> tuple[float, ...] | None:
@@ -54,61 +50,46 @@ def limits_of(given: float | Sequence[float] | None, num_ranks: int) -> tuple[fl
     return limits
 
 
-def peaks_of(parts: Sequence[Captured], plan: Plan) -> tuple[float, ...]:
+def peaks_of(parts: Sequence[Captured], plan: Plan, order: Sequence[str]) -> tuple[float, ...]:
     """The most bytes that each rank holds in any run that the joined plan allows.
 
     Args:
         parts: what each rank runs.
         plan: of all ranks.
+        order: of all ops, transfers too (`joined_order`).
     """
-    return tuple(peak_bytes(_held(part.graph), plan_of_rank(plan, rank)) for rank, part in enumerate(parts))
+    return tuple(
+        peak_bytes(part.graph, arrivals_apart(plan_of_rank(plan, rank)), _kept_order(part, order))
+        for rank, part in enumerate(parts)
+    )
 
 
-def partitioned_within(
-    problem: PartitionProblem,
-    search: Mapping[str, Any],
-    limits: Sequence[float] | None,
-    fair_bytes: float,
-    peaks: Callable[[Partition], Sequence[float]],
-) -> Partition:
-    """A partition of which no rank's peak is above its limit.
+def held_within(
+    parts: Sequence[Captured], plan: Plan, order: Sequence[str], limits: Sequence[float]
+) -> tuple[Plan, tuple[float, ...]]:
+    """The joined plan with the waits that keep ranks within their limits, and what each then holds at the most.
+
+    A rank that no waits keep so gets those with which it holds the least that this order allows.
 
     Args:
-        problem: ops and ranks.
-        search: arguments of the partitioner.
-        limits: of each rank; None: `fair_bytes` for all, where such a partition is found, or else what
-            was asked for.
-        fair_bytes: what a rank should hold where no limit was set.
-        peaks: what each rank holds by a partition.
-
-    Raises:
-        InputError: no partition within the limits was found; names the rank and its bytes in the nearest one.
+        parts: what each rank runs.
+        plan: of all ranks.
+        order: of all ops, transfers too (`joined_order`).
+        limits: of each rank, in bytes.
     """
-    wanted = np.full(problem.num_parts, fair_bytes) if limits is None else np.asarray(limits, np.float64)
-    first = nearest = partitioned(problem, **search)
-    nearest_peaks = np.asarray(peaks(nearest))
-    for again in _searches(search) if np.any(nearest_peaks > wanted) else ():
-        for room in ROOMS:
-            held = room * problem.memory_bytes.sum() * wanted / wanted.sum()
-            try:
-                found = partitioned(replace(problem, memory_limit_bytes=held), **again)
-            except InputError:
-                continue  # there is none with so little room; the next one, or the nearest so far
-            found_peaks = np.asarray(peaks(found))
-            if np.all(found_peaks <= wanted):
-                return found
-            if (found_peaks / wanted).max() < (nearest_peaks / wanted).max():
-                nearest, nearest_peaks = found, found_peaks
-    if limits is None:
-        return first  # less of the objective is only paid for what was wanted
-    check_peaks(nearest_peaks.tolist(), limits)
-    return nearest
-
-
-def _searches(search: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    short = {**search, "budget_s": search["budget_s"] / 4}
-    yield short
-    yield {**short, "objective": "cut", "epsilon": EPSILON if search["epsilon"] is None else search["epsilon"]}
+    peaks = []
+    after = dict(plan.after)
+    for rank, (part, limit) in enumerate(zip(parts, limits, strict=True)):
+        kept, apart = _kept_order(part, order), arrivals_apart(plan_of_rank(plan, rank))
+        peak = peak_bytes(part.graph, apart, kept)
+        if peak > limit:
+            least = serial_peak_bytes(part.graph, kept)
+            found = held_back(part.graph, apart, kept, max(limit, least))
+            assert found is not None  # the order itself keeps that
+            held, peak = found
+            after |= held.after
+        peaks.append(peak)
+    return replace(plan, after=after), tuple(peaks)
 
 
 def check_fits(graph: Graph, limits: Sequence[float]) -> None:
@@ -148,8 +129,5 @@ def check_peaks(peaks: Sequence[float], limits: Sequence[float]) -> None:
         )
 
 
-def _held(graph: Graph) -> Graph:
-    """With what is sent and received there until the step ends, as executors keep it."""
-    moved = {name for op in graph.ops if op.role in ("recv", "send") for name in (*op.reads, *op.writes)}
-    buffers = tuple(b._replace(life="kept") if b.name in moved and b.life == "step" else b for b in graph.buffers)
-    return replace(graph, buffers=buffers)
+def _kept_order(part: Captured, order: Sequence[str]) -> list[str]:
+    return [name for name in order if name in part.graph.by_name]

@@ -8,12 +8,13 @@ real. Then they are the same objects with memory of the CPU, of which no page is
 
 Whether a fake tensor takes the same path through torch as a real one is not for torch to promise. So rank 0 captures on
 real tensors, and every call of the two captures, with the layout of what it makes, is compared before anything runs
-(`hocket.distributed.description`): a model for which they differ is refused by the name of the op.
+(`hocket.distributed.description`): a model for which they differ is refused by the name of the op. Only where all
+values are in a file (`from_file.py`), rank 0 has none, either, and nobody captures on real tensors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -31,18 +32,22 @@ from hocket.tracing.state import inventory
 __all__ = ["captured_at", "given_memory", "standing_for_cpu"]
 
 
-def captured_at(rank: int, step: Callable[[Any], Any], model: Any, optimizer: Any, batch: Any) -> Captured:
+def captured_at(
+    rank: int, step: Callable[[Any], Any], model: Any, optimizer: Any, batch: Any, in_file: Collection[str] = ()
+) -> Captured:
     """The step as a rank captures it: on what it has, or on fake tensors where that is on the meta device.
+
+    `in_file` are the names of tensors whose values all ranks read from a file.
 
     Raises:
         InputError: rank 0 has no values; those that it has are everyone's.
         CaptureError: as `hocket.capture`.
     """
-    on_meta = _of_meta(model, optimizer)
-    if on_meta and rank == 0:
+    nowhere = [name for name in _of_meta(model, optimizer) if name not in in_file] if rank == 0 else []
+    if nowhere:
         raise InputError(
-            f"distribute: {next(iter(on_meta))!r} of rank 0 is on the meta device; all ranks take their values from "
-            "rank 0, so load the model there"
+            f"distribute: {nowhere[0]!r} of rank 0 is on the meta device; all ranks take their values from "
+            f"{'weights= or, of what is not in that file, from ' if in_file else ''}rank 0, so load it there"
         )
     with standing_for_cpu(model, optimizer):
         return captured_for(step, model, optimizer, batch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -14,8 +15,8 @@ import torch
 from hocket.adaptation import DeviceShare
 from hocket.arguments import packed, spreading
 from hocket.distributed.job_step import JobStep
-from hocket.distributed.setup import GATHER, SAVE, STEP
-from hocket.distributed.stages.checkpoint import load_part_state, part_state
+from hocket.distributed.setup import GATHER, LOAD, SAVE, STEP
+from hocket.distributed.stages.checkpoint import LOADED, check_alike, part_state, part_to_load, told_of
 from hocket.distributed.stages.job import begun_job
 from hocket.distributed.stages.migration import Migration
 from hocket.distributed.stages.on_meta import standing_for_cpu
@@ -58,6 +59,7 @@ class PartitionedStep(JobStep):
         planner: StagePlanner,
         kind: str,
         rebalance: int,
+        weights: str | os.PathLike[str] | None = None,
     ) -> None:
         super().__init__()
         self.steps = 0
@@ -74,6 +76,7 @@ class PartitionedStep(JobStep):
         self._guard: StepGuard | None = None
         self._running: RunningPart | None = None
         self._every_steps = rebalance
+        self._weights = weights
         self._rebalancer: Rebalancer | None = None
         self._gathered = False
         self._turn = threading.RLock()  # of a step, and of a checkpoint: neither sees half of a migration
@@ -173,17 +176,33 @@ class PartitionedStep(JobStep):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take what `state_dict` gives, as ``torch.distributed.checkpoint.load({"train": fast}, ...)`` does.
 
-        Every rank calls it, between the same two steps; each needs what its own part uses.
+        Every rank calls it, between the same two steps; each needs what its own part uses. All ranks take what they are
+        given, or none does (but for what was loaded in place, as torch does).
 
         Raises:
             ExecutionError: before the first step.
-            InputError: something is missing, or not like what is here; names it, and nothing has changed.
+            InputError: something is missing, or not like what is here, or another rank cannot load, or has been given
+                another checkpoint, as far as two ranks were given the same; names it, on every rank.
+            PeerError: a rank is gone, or does something else.
         """
         if self._job is None:
             raise ExecutionError("distribute: before the first step, save and load model and optimizer themselves")
         with self._turn:
             self.synchronize()
-            load_part_state(self._model, self._optimizer, self._job.entries, self._job.kept, state)
+            entries, error, part = self._job.entries, None, None
+            try:
+                part = part_to_load(self._model, self._optimizer, entries, self._job.kept, state)
+            except Exception as found:  # noqa: BLE001 (raised below: the other ranks have to know first)
+                error = found
+            with self._exchanging():
+                self._job.agree(LOAD)
+                mine = torch.tensor(told_of(entries, state, fails=error is not None))
+                told = {rank: values.tolist() for rank, values in self._job.exchanged(LOADED, mine).items()}
+            if error is not None:
+                raise error
+            check_alike(told, list(entries))
+            assert part is not None
+            part.take()
 
     def timeline(self) -> Timeline:
         """When each op and each transfer of this rank's last step ran."""
@@ -217,9 +236,8 @@ class PartitionedStep(JobStep):
         except BaseException as error:
             self._peers.fail(error)
             raise
-        job = begun_job(
-            self._step, self._model, self._optimizer, batch, self._peers, self._planner.plan, self._every_steps
-        )
+        plan, every_steps = self._planner.plan, self._every_steps
+        job = begun_job(self._step, self._model, self._optimizer, batch, self._peers, plan, every_steps, self._weights)
         self._job, self.plan, self.part = job, job.plan, job.part
         self.partition, self.costs = self._planner.partition, self._planner.costs
         self.machine, self.peaks_bytes = self._planner.machine, self._planner.peaks_bytes

@@ -11,20 +11,21 @@ import torch
 from hocket.adaptation import AssistantRules
 from hocket.distributed.plans import LATENCY_US, PROFILE_RUNS
 from hocket.distributed.stages.crossings import Borders, rank_name
-from hocket.distributed.stages.joined import joined_plan, ranks_of
+from hocket.distributed.stages.joined import joined_order, joined_plan, ranks_of
 from hocket.distributed.stages.memory_limits import (
     DEFAULT_SHARE,
     check_fits,
     check_peaks,
-    partitioned_within,
+    held_within,
     peaks_of,
 )
 from hocket.distributed.stages.rebalancing import rules_read, rules_told, written_rules
 from hocket.distributed.stages.stage_job import StageJob
 from hocket.ir import Costs, Device, Graph, Link, Machine, Plan
 from hocket.planning.critical_path import serial_peak_bytes
-from hocket.planning.partition import Partition, problem_of
+from hocket.planning.partition import Partition, PartPeaks, partitioned_within, problem_of
 from hocket.profiling import profile
+from hocket.profiling.analytic import estimate, measure_rates
 from hocket.tracing.captured import Captured
 
 __all__ = ["StagePlanner", "machine_of_ranks"]
@@ -37,6 +38,7 @@ class StagePlanner:
     Attributes:
         given: a rank for each op, or a plan with a lane for each rank; None: ops are profiled and partitioned.
         search: how, as arguments of the partitioner.
+        estimates: costs are estimated in place of it: nobody has all values.
         profiles: whether ops are profiled whatever is given: who may move them has to know their costs.
         partition: what was found, where it was searched for.
         costs, machine: what it was made from.
@@ -51,6 +53,7 @@ class StagePlanner:
     costs: Costs | None = None
     machine: Machine | None = None
     limits: tuple[float, ...] | None = None
+    estimates: bool = False
     peaks_bytes: tuple[float, ...] = ()
 
     def plan(self, captured: Captured, borders: Borders, num_ranks: int, bytes_per_s: float) -> Plan:
@@ -67,13 +70,21 @@ class StagePlanner:
         """
         if self.limits is not None:
             check_fits(captured.graph, self.limits)
+        fair_bytes = DEFAULT_SHARE * serial_peak_bytes(captured.graph) / num_ranks
+        wanted = (fair_bytes,) * num_ranks if self.limits is None else self.limits
         threads = torch.get_num_threads()
         order: tuple[str, ...] = captured.graph.order
         if self.given is None or self.profiles:
             self.machine = machine_of_ranks(num_ranks, threads, bytes_per_s)
-            self.costs = profile(captured, widths=[threads], runs=PROFILE_RUNS, machine=Machine.of(cores=threads))
+            machine = Machine.of(cores=threads)
+            if self.estimates:
+                with torch.random.fork_rng(devices=[]):  # it draws what it computes with
+                    machine = measure_rates(machine)
+                self.costs = estimate(captured.graph, machine)
+            else:
+                self.costs = profile(captured, widths=[threads], runs=PROFILE_RUNS, machine=machine)
         if self.given is None:
-            self.partition = self._searched(captured.graph, borders, num_ranks)
+            self.partition = self._searched(captured.graph, borders, wanted)
             order = self.partition.names_in_order
             rank_of = _ranks_by(self.partition)
         elif isinstance(self.given, Plan):
@@ -81,22 +92,25 @@ class StagePlanner:
         else:
             rank_of = dict(self.given)
         borders.check(rank_of, num_ranks)
-        plan, self.peaks_bytes = _joined_with_peaks(borders, order, rank_of, num_ranks, threads)
+        joined = _Joined(borders, order, rank_of, num_ranks, threads)
+        plan, self.peaks_bytes = joined.held(wanted)
         if self.limits is not None:
             check_peaks(self.peaks_bytes, self.limits)
+        elif max(self.peaks_bytes) > fair_bytes:  # waits are only paid for where they are enough
+            plan, self.peaks_bytes = joined.plan, joined.peaks
         return plan
 
-    def _searched(self, graph: Graph, borders: Borders, num_ranks: int) -> Partition:
+    def _searched(self, graph: Graph, borders: Borders, wanted: Sequence[float]) -> Partition:
         assert self.costs is not None
         assert self.machine is not None
         together = [ops for ops, _ in borders.together]
         problem = problem_of(graph, self.costs, self.machine, together=together)
 
         def peaks(found: Partition) -> tuple[float, ...]:
-            return _joined_with_peaks(borders, found.names_in_order, _ranks_by(found), num_ranks, 1)[1]
+            return _Joined(borders, found.names_in_order, _ranks_by(found), len(wanted), 1).held(wanted)[1]
 
-        fair_bytes = DEFAULT_SHARE * serial_peak_bytes(graph) / num_ranks
-        return partitioned_within(problem, self.search, self.limits, fair_bytes, peaks)
+        held = PartPeaks(graph, graph.order, len(wanted))
+        return partitioned_within(problem, self.search, wanted, held, peaks, is_promise=self.limits is not None)
 
     def rules(self, job: StageJob) -> AssistantRules:
         """The rules by which ops of a job may move, those that rank 0 writes; every rank asks for them.
@@ -117,14 +131,25 @@ def _ranks_by(found: Partition) -> dict[str, int]:
     return dict(zip(found.problem.names, found.part, strict=True))
 
 
-def _joined_with_peaks(
-    borders: Borders, order: Sequence[str], rank_of: Mapping[str, int], num_ranks: int, threads: int
-) -> tuple[Plan, tuple[float, ...]]:
+class _Joined:
     """The plan of all ranks, and what each holds at the most."""
-    crossings = borders.crossings(rank_of, num_ranks)
-    plan = joined_plan(borders.captured.graph, order, rank_of, crossings, threads)
-    parts = [borders.part(rank_of, crossings, rank) for rank in range(num_ranks)]
-    return plan, peaks_of(parts, plan)
+
+    def __init__(
+        self, borders: Borders, order: Sequence[str], rank_of: Mapping[str, int], num_ranks: int, threads: int
+    ) -> None:
+        graph = borders.captured.graph
+        crossings = borders.crossings(rank_of, num_ranks)
+        self.plan = joined_plan(graph, order, rank_of, crossings, threads)
+        self._parts = [borders.part(rank_of, crossings, rank) for rank in range(num_ranks)]
+        self._order = joined_order(graph, order, crossings)
+
+    @property
+    def peaks(self) -> tuple[float, ...]:
+        return peaks_of(self._parts, self.plan, self._order)
+
+    def held(self, limits: Sequence[float]) -> tuple[Plan, tuple[float, ...]]:
+        """With the waits that keep limits; see `held_within`."""
+        return held_within(self._parts, self.plan, self._order, limits)
 
 
 def machine_of_ranks(num_ranks: int, threads: int, bytes_per_s: float) -> Machine:

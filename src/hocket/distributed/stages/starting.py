@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -31,6 +32,7 @@ def stages(
     executor: str = "auto",
     rebalance: int = 0,
     memory_bytes: float | Sequence[float] | None = None,
+    weights: str | os.PathLike[str] | None = None,
     timeout_s: float = DEFAULT_TIMEOUT_S,
 ) -> PartitionedStep:
     """Train one model over all ranks of a torchrun job: each runs its part of the captured step.
@@ -57,6 +59,10 @@ def stages(
         memory_bytes: what a rank may hold in a step at the most, or a number for each rank: parameters, gradients,
             optimizer state, activations and copies of what ranks exchange. A promise, of what is predicted; on rank 0.
             None: where such a partition is found, 1.3 times an equal share of what one process holds.
+        weights: a safetensors file, the index of several, or a folder with either, that has the values of all
+            parameters and buffers. Each rank reads what its part uses, and the model may be on the meta device at every
+            rank. Optimizers begin without a state, and costs are estimated, since no rank has all values. None: the
+            values of rank 0 count.
         timeout_s: how long another rank is waited for at the beginning; later on, one that is silent for so long is
             lost, and one that lives is waited for.
 
@@ -65,7 +71,7 @@ def stages(
 
     Raises:
         InputError: an unknown objective or executor, a negative `rebalance`, a wrong limit of memory, or one that
-            moves would not keep, or torchrun has not started this process.
+            moves would not keep, moves with `weights`, or torchrun has not started this process.
         PeerError: the job's store does not answer.
 
     Example:
@@ -83,9 +89,11 @@ def stages(
         raise InputError(f"distribute: expected rebalance to be a number of steps, or 0 for never, got {rebalance}")
     if rebalance and memory_bytes is not None:
         raise InputError("distribute: memory_bytes is of the division at the beginning; rebalance=0 keeps that")
+    if rebalance and weights is not None:
+        raise InputError("distribute: who moves ops has to measure them, and with weights= nobody has all values")
     store, rank, world = job_store(timeout_s)
     limits = limits_of(memory_bytes, world)
     peers = Peers(rank, world, 0, store, timeout_s)
     search = {"objective": objective, "epsilon": epsilon, "budget_s": budget_s, "seed": seed}
-    planner = StagePlanner(partition, search, profiles=rebalance > 0, limits=limits)
-    return PartitionedStep(step, model, optimizer, peers, planner, executor, rebalance)
+    planner = StagePlanner(partition, search, profiles=rebalance > 0, limits=limits, estimates=weights is not None)
+    return PartitionedStep(step, model, optimizer, peers, planner, executor, rebalance, weights)

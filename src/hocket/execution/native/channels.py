@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from queue import SimpleQueue
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, TypeAlias
 
 from hocket.errors import ExecutionError
 from hocket.execution.base import Synchronisation
@@ -23,6 +23,8 @@ from hocket.ir import Plan
 from hocket.tracing.captured import Captured
 
 __all__ = ["NativeChannels"]
+
+_Frees: TypeAlias = "tuple[list[int], list[tuple[int, int]]]"
 
 # How long the interpreter's end waits for a channel that does not return from `begin`.
 EXIT_S = 5.0
@@ -47,6 +49,7 @@ class NativeChannels:
         self._core: Any = None
         self._words: dict[str, int] = {}
         self._sync: Synchronisation | None = None
+        self._frees: dict[str, _Frees] = {}
         self._todo: list[SimpleQueue[int | None]] = []
         self._threads: list[threading.Thread] = []
         self._pid = 0
@@ -57,8 +60,14 @@ class NativeChannels:
         behind = {before for op in moved for before in self._gates(op, sync)}
         return behind.union(moved) if moved else set()
 
-    def start(self, core: Any, words: Mapping[str, int], sync: Synchronisation) -> None:
+    def start(self, core: Any, words: Mapping[str, int], sync: Synchronisation, frees: Mapping[str, _Frees]) -> None:
         """A thread for each channel lane.
+
+        Args:
+            core: runs the other lanes.
+            words: of the ops that anybody waits for.
+            sync: who waits for whom.
+            frees: what channel ops free when they are over: slots, and counters with their slots.
 
         Raises:
             ExecutionError: the lanes were closed before: what was under way then is lost.
@@ -67,7 +76,7 @@ class NativeChannels:
             return
         if self.epoch:
             raise ExecutionError("native lanes with channels cannot go on once they were closed; make a new executor")
-        self._core, self._words, self._sync = core, dict(words), sync
+        self._core, self._words, self._sync, self._frees = core, dict(words), sync, dict(frees)
         self._todo = [SimpleQueue() for _ in self.ops.lanes]
         for number, lane in enumerate(self.ops.lanes):
             arguments = (number, self._todo[number])
@@ -127,7 +136,7 @@ class NativeChannels:
         self._core.put(slot, value)
 
     def has_arrived(self, op: str, epoch: int) -> None:
-        self._core.signal(self._words[op], epoch)
+        self._core.arrived(self._words[op], epoch, *self._frees[op])
 
     def channel_failed(self, error: BaseException) -> None:
         self._core.abort(str(error))

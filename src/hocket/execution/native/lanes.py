@@ -232,7 +232,8 @@ class NativeLanes(Executor):
                 core.add_action(lane.width, cpus, action.grad_mode, sleeps, waits, own, frees, counted.get(name, []))
                 _add_calls(core, action)
         core.start()
-        self._channels.start(core, words, sync)
+        freed = {op: (list(release.frees.get(op, ())), counted.get(op, [])) for op in moved}
+        self._channels.start(core, words, sync, freed)
         self._core, self._pid = core, os.getpid()
 
 
