@@ -22,6 +22,7 @@ def survive(rank, say, victim_stops_at, steps, wait_s=30.0):
     with work(of) as fast:
         for step, batch in enumerate(batches(rank, steps)):
             if step == 2:
+                fast.synchronize()  # the gradients of its second step have arrived
                 stops.at("before its request")
                 if victim_stops_at == "in mid-transfer" and rank == 1:
                     stop_in_mid_transfer(stops)

@@ -202,7 +202,7 @@ def test_who_flushes_a_wire_is_told_that_the_peer_left_without_what_was_posted()
 def call_out(rank, say, record):
     wire = wire_of(rank, VALUE)
     if rank == 0:
-        wire._tell(*record)
+        wire._records.tell(*record)
         time.sleep(2)
         return None
     with pytest.raises(PeerError) as found:

@@ -45,6 +45,7 @@ class Exchange:
     """
 
     runs_ahead = True
+    runs_behind = False
 
     def __init__(self, for_the_next: set[str]) -> None:
         self.for_the_next = for_the_next

@@ -46,7 +46,7 @@ class RandomChannel:
     """Transfers arrive after a random time, some at once and on the thread that begins them; some fail."""
 
     def __init__(self, whole: Whole, seed: int, runs_ahead: bool) -> None:
-        self.whole, self.runs_ahead = whole, runs_ahead
+        self.whole, self.runs_ahead, self.runs_behind = whole, runs_ahead, False
         self.problems: list[str] = []
         self.has_failed = False
         self._chance = random.Random(seed)

@@ -42,8 +42,8 @@ def worker():
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("adam", [False, True], ids=["sgd", "adam"])
-@pytest.mark.parametrize("runs_ahead", [False, True], ids=["step by step", "ahead"])
-def test_two_parts_train_as_the_whole_step_does(kind, adam, runs_ahead):
+@pytest.mark.parametrize("runs", [(False, False), (True, False), (True, True)], ids=["step by step", "ahead", "behind"])
+def test_two_parts_train_as_the_whole_step_does(kind, adam, runs):
     eager = training(adam)
     eager.step(BATCHES[0])
     (_, work), (at_server, serve) = part_of(adam, worker_of), part_of(adam, server_of)
@@ -51,7 +51,7 @@ def test_two_parts_train_as_the_whole_step_does(kind, adam, runs_ahead):
     for part, plan in ((work, plans[0]), (serve, plans[1])):
         check(part.graph, plan)
         hazards(part.graph, plan)
-    mine, its = connection(runs_ahead)
+    mine, its = connection(*runs)
     working = executor(work, plans[0], kind=kind, channels=both_ways("worker0", "server", mine))
     serving = executor(serve, plans[1], kind=kind, channels=both_ways("worker0", "server", its))
     for entry in serve.trace.places.parameters:
@@ -110,10 +110,10 @@ def test_two_halves_of_a_model_train_as_the_whole_does(kind):
         end.close()
 
 
-def begun_executor(worker, kind, runs_ahead=False):
+def begun_executor(worker, kind, runs_ahead=False, runs_behind=False):
     """An executor whose arrivals the test decides about, and the parameters that it waits for."""
     _, part = worker
-    channel = ManualChannel(runs_ahead)
+    channel = ManualChannel(runs_ahead, runs_behind)
     plan = plan_of(part, "worker0", "server")
     return executor(part, plan, kind=kind, channels=both_ways("worker0", "server", channel)), channel, part
 
@@ -144,6 +144,42 @@ def arrive(channel, part, epoch, role):
     for op in part.graph.ops:
         if op.role == role:
             channel.arrive(op.name, epoch)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_gradient_may_be_delivered_one_step_behind_and_no_later(worker, kind):
+    planned, channel, part = begun_executor(worker, kind, runs_behind=True)
+    sends = [op.name for op in part.graph.ops if op.role == "send"]
+    thread, found = in_thread(lambda: planned(BATCHES[0]))
+    arrive(channel, part, 1, "recv")
+    thread.join(20)
+    assert isinstance(found[0], torch.Tensor), "the step ends, and nothing was delivered"
+    thread, found = in_thread(lambda: planned(BATCHES[1]))
+    arrive(channel, part, 2, "recv")
+    for op in sends:
+        channel.wait_for(op, 2)
+    thread.join(0.1)  # a step that does not wait has the time to end
+    assert thread.is_alive()
+    arrive(channel, part, 1, "send")
+    thread.join(20)
+    assert isinstance(found[0], torch.Tensor)
+    arrive(channel, part, 2, "send")
+    assert {span.op for span in planned.timeline().spans} == set(part.graph.by_name)
+    planned.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_send_that_fails_behind_its_step_ends_the_next_one(worker, kind):
+    planned, channel, part = begun_executor(worker, kind, runs_behind=True)
+    send = next(op.name for op in part.graph.ops if op.role == "send")
+    thread, found = in_thread(lambda: planned(BATCHES[0]))
+    arrive(channel, part, 1, "recv")
+    thread.join(20)
+    assert isinstance(found[0], torch.Tensor)
+    channel.fail(send, 1, ConnectionResetError("the peer is gone"))
+    with pytest.raises(ExecutionError, match=rf"channel op '{send}' to 'server' failed: .*the peer is gone"):
+        planned(BATCHES[1])
+    planned.close()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -240,6 +276,7 @@ def test_a_channel_that_refuses_to_begin(worker, kind):
 
     class Refuses:
         runs_ahead = False
+        runs_behind = False
 
         def begin(self, op, tensor, epoch, done):
             raise OSError("no route")

@@ -12,8 +12,8 @@ import torch
 class SocketEnd:
     """One end of a connection: sends and receives tensors in the order in which they are begun, each with its name."""
 
-    def __init__(self, end: socket.socket, runs_ahead: bool = False) -> None:
-        self.runs_ahead = runs_ahead
+    def __init__(self, end: socket.socket, runs_ahead: bool = False, runs_behind: bool = False) -> None:
+        self.runs_ahead, self.runs_behind = runs_ahead, runs_behind
         self.begun: list[tuple[str, int]] = []
         self._socket = end
         self._out: SimpleQueue = SimpleQueue()
@@ -65,16 +65,16 @@ class SocketEnd:
         return memory
 
 
-def connection(runs_ahead: bool = False) -> tuple[SocketEnd, SocketEnd]:
+def connection(runs_ahead: bool = False, runs_behind: bool = False) -> tuple[SocketEnd, SocketEnd]:
     one, other = socket.socketpair()
-    return SocketEnd(one, runs_ahead), SocketEnd(other, runs_ahead)
+    return SocketEnd(one, runs_ahead, runs_behind), SocketEnd(other, runs_ahead, runs_behind)
 
 
 class ManualChannel:
     """Nothing arrives before the test says so."""
 
-    def __init__(self, runs_ahead: bool = False) -> None:
-        self.runs_ahead = runs_ahead
+    def __init__(self, runs_ahead: bool = False, runs_behind: bool = False) -> None:
+        self.runs_ahead, self.runs_behind = runs_ahead, runs_behind
         self.begun: dict[tuple[str, int], tuple] = {}
         self.changed = threading.Condition()
 

@@ -10,21 +10,35 @@ import torch
 
 from hocket.distributed.present import PresentWorker, PresentWorkers
 from hocket.distributed.wire import Wire
+from hocket.errors import ExecutionError
 from hocket.execution.channels import Done
 
 __all__ = ["PullChannel", "PushChannel", "ServingChannel", "SummingChannel"]
 
 
 class PushChannel:
-    """A worker's gradients on their way to one server."""
+    """A worker's gradients on their way to one server, which the next step does not wait for.
+
+    A gradient that is written before it was delivered is an error.
+    """
 
     runs_ahead = False
+    runs_behind = True
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
 
     def begin(self, op: str, tensor: torch.Tensor, epoch: int, done: Done) -> None:
-        self._wire.send(op, tensor, epoch, done)
+        version = tensor._version
+
+        def delivered(error: BaseException | None) -> None:
+            if error is None and tensor._version != version:
+                error = ExecutionError(
+                    f"{op!r}: somebody has written the gradient between two steps, while it was sent"
+                )
+            done(error)
+
+        self._wire.send(op, tensor, epoch, delivered)
 
 
 class PullChannel:
@@ -38,6 +52,7 @@ class PullChannel:
     """
 
     runs_ahead = True
+    runs_behind = False
 
     def __init__(self, wire: Wire, names: Sequence[str]) -> None:
         self._wire = wire
@@ -78,6 +93,7 @@ class ServingChannel:
     """
 
     runs_ahead = False
+    runs_behind = False
 
     def __init__(self, workers: PresentWorkers) -> None:
         self._workers = workers
@@ -108,6 +124,7 @@ class SummingChannel:
     """
 
     runs_ahead = False
+    runs_behind = False
 
     def __init__(self, workers: PresentWorkers, averaged: frozenset[str]) -> None:
         self._workers = workers

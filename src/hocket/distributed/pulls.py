@@ -50,6 +50,7 @@ class Pulls:
     """
 
     runs_ahead = True
+    runs_behind = False
 
     def __init__(self, links: AgentLinks, places: Mapping[str, Entry], ahead: bool, every_call: bool) -> None:
         self.held: int | None = None

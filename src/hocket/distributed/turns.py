@@ -21,7 +21,7 @@ MAX_ON_THE_WAY = 4
 
 @dataclass
 class Leaving:
-    """A chunk on its way: of which parcel, what the process group has of it once it was sent, and whether it is there."""
+    """A chunk on its way: of which parcel, what the process group has of it once sent, and whether it is there."""
 
     number: int
     moving: Moving

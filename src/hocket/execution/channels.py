@@ -10,6 +10,9 @@ soon as all that it waits for is done. It does not wait for an arrival itself; w
 So what is received into memory that outlives the step may run one step ahead. Arrivals are counted, and a step waits
 until each of its own has come: for a count that is *at least* its number, since the next one may be there already.
 
+And what is sent from memory that the step has made (a gradient) may run one step behind: for the step it is over once
+it has begun, since the channel holds the memory, and the next step makes its own. That step ends when it was delivered.
+
 Once a channel has failed, or a step was left in the middle, what is under way is anybody's guess: the executor runs no
 further step.
 """
@@ -37,9 +40,14 @@ Done = Callable[[BaseException | None], None]
 
 
 class Channel(Protocol):
-    """What moves the values of a channel lane. `runs_ahead`: what it receives may be begun one step ahead."""
+    """What moves the values of a channel lane.
+
+    `runs_ahead`: what it receives may be begun one step ahead; `runs_behind`: what it sends may be delivered one step
+    behind.
+    """
 
     runs_ahead: bool
+    runs_behind: bool
 
     def begin(self, op: str, tensor: torch.Tensor, epoch: int, done: Done) -> None:
         """Begin to send `tensor`, or to receive into it; returns at once.
@@ -47,7 +55,8 @@ class Channel(Protocol):
         Args:
             op: the ``send`` or ``recv`` op.
             tensor: left alone by everybody else until `done`.
-            epoch: number of the step it is for, from 1 on; of one op they come one by one.
+            epoch: number of the step it is for, from 1 on; of one op they come one by one, and where it runs behind,
+                the one before may not have been delivered yet.
             done: to be called when it has arrived or failed.
         """
 
@@ -88,7 +97,7 @@ class ChannelOps:
         self._views = {op: compile_action(captured.program.by_name[op]) for op in self._transfers}
         self._changed = threading.Condition()
         self._begun = dict.fromkeys(self._channels, 0)
-        self._done_for = dict.fromkeys(self._channels, 0)
+        self._delivered = dict.fromkeys(self._channels, 0)
         self._arrived = dict.fromkeys(self._channels, 0)
         self._times: dict[tuple[str, int], list[int]] = {}
         self.failure: BaseException | None = None
@@ -101,6 +110,13 @@ class ChannelOps:
             for op, transfer in self._transfers.items()
             if self._channels[op].runs_ahead and not transfer.sends and transfer.new is None
         }
+
+        lasting = {before for before, _ in captured.graph.carried}
+        self._behind = frozenset(
+            op
+            for op, transfer in self._transfers.items()
+            if self._channels[op].runs_behind and transfer.sends and op not in lasting
+        )
 
     def gates(self, op: str) -> tuple[str, ...] | None:
         """The ops of a step that must be over before `op` may begin for the next one; None: it waits for that step."""
@@ -117,18 +133,26 @@ class ChannelOps:
             self._channels[op].begin(op, self._tensor(op, host), epoch, partial(self._done, op, epoch, host))
         except Exception as error:  # noqa: BLE001 (of the channel: the step ends with it)
             self._done(op, epoch, host, error)
+        if op in self._behind and self.failure is None:
+            self._is_over(op, epoch, host)
 
     def wait(self, epoch: int) -> None:
-        """Sleep until all ops of a step have arrived.
+        """Sleep until all ops of a step are over, and those that may run behind were delivered for the one before.
 
         Raises:
             ExecutionError: a channel has failed; names op and peer.
         """
+        self._wait(lambda: self._reached(self._arrived, epoch) and self._reached(self._delivered, epoch - 1))
+
+    def _wait(self, is_over: Callable[[], bool]) -> None:
         with self._changed:
-            while self.failure is None and any(count < epoch for count in self._arrived.values()):
-                self._changed.wait()
+            self._changed.wait_for(lambda: self.failure is not None or is_over())
             if self.failure is not None:
                 raise self.failure
+
+    @staticmethod
+    def _reached(counts: Mapping[str, int], epoch: int) -> bool:
+        return all(count >= epoch for count in counts.values())
 
     def stop(self, error: BaseException) -> None:
         """A step was left: no further one can be run, where there are channels."""
@@ -143,8 +167,10 @@ class ChannelOps:
     def spans(self, epoch: int, began_ns: int) -> Iterator[Span]:
         """When each op of a step was on its way: from its begin, or the arrival before it on its lane, to its arrival.
 
-        What was begun one step ahead begins with the step that `began_ns` says.
+        What was begun one step ahead begins with the step that `began_ns` says; what runs behind is waited for.
         """
+        if self.failure is None:
+            self._wait(lambda: self._reached(self._delivered, epoch))
         for lane in self.lanes:
             free_us = 0.0
             for op in lane.ops:
@@ -175,12 +201,12 @@ class ChannelOps:
 
     def _done(self, op: str, epoch: int, host: Host, error: BaseException | None) -> None:
         with self._changed:
-            if self.failure is not None or self._done_for[op] >= epoch:
+            if self.failure is not None or self._delivered[op] >= epoch:
                 return
             if error is None:
                 self._times[op, epoch][1] = perf_counter_ns()
                 self._times.pop((op, epoch - 2), None)
-                self._done_for[op] = epoch
+                self._delivered[op] = epoch
             else:
                 transfer = self._transfers[op]
                 way = "to" if transfer.sends else "from"
@@ -188,14 +214,19 @@ class ChannelOps:
                     f"channel op {op!r} {way} {transfer.peer!r} failed: {type(error).__name__}: {error}"
                 )
                 self.failure.__cause__ = error
-        if error is None:
-            host.has_arrived(op, epoch)
-        else:
+        if error is not None:
             assert self.failure is not None
             host.channel_failed(self.failure)
+        elif op not in self._behind:
+            self._is_over(op, epoch, host)
         with self._changed:
-            if error is None:
-                self._arrived[op] = epoch  # not before: the step's end waits for it, and it frees values of this step
+            self._changed.notify_all()
+
+    def _is_over(self, op: str, epoch: int, host: Host) -> None:
+        """For the step; not after its end, which waits for that, since this frees values of the step."""
+        host.has_arrived(op, epoch)
+        with self._changed:
+            self._arrived[op] = epoch
             self._changed.notify_all()
 
 

@@ -49,6 +49,7 @@ class StageSends:
     """Values on their way to one other rank; what outlives the step is for its next one."""
 
     runs_ahead = False
+    runs_behind = False
 
     def __init__(self, wire: Wire, job: StageJob, to: int) -> None:
         self._wire = wire
