@@ -1,8 +1,8 @@
 """Many workers on few cores: computing is slept as it was recorded, transport is real. ``transfers --paced``.
 
 Of each cluster of W workers and S servers, in one run: how well the order alone predicts the step (R^2 of TicTac's E,
-of the slowest worker's order by simulation, against the measured step time), how even planned steps are (the shortest
-over the 95th percentile), and which part of a step the first worker waits for the last, planned and not.
+of the slowest worker by simulation of all of them, against the measured step time), how even planned steps are (the
+shortest over the 95th percentile), and which part of a step the first worker waits for the last, planned and not.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 from torch._C._distributed_c10d import TCPStore
 
 from benchmarks.namespaces import switched, unavailable_reason
+from benchmarks.paced.prediction import predicted_us
 from benchmarks.paced.ranks import Place, StepRecord, run_rank
 from benchmarks.paced.workload import Workload, recorded
 from hocket.distributed.parcels import chunk_bytes_for
@@ -103,13 +104,15 @@ def _cluster(work: Workload, workers: int, servers: int, mbit: int, steps: int) 
     for each in found:
         if isinstance(each, str):
             raise InputError(f"paced workers: {each}")
-    return _summary(work, [list(records) for records in zip(*found[:workers], strict=True)][WARM_UP_STEPS:])
+    card_bytes_per_s = (mbit * 1e6 / 8, rates[-1] * 1e6 / 8)
+    records = [list(of_step) for of_step in zip(*found[:workers], strict=True)][WARM_UP_STEPS:]
+    return _summary(work, records, card_bytes_per_s)
 
 
-def _summary(work: Workload, steps: list[list[StepRecord]]) -> dict[str, Any]:
-    """Of the steps, each with a record of every worker."""
+def _summary(work: Workload, steps: list[list[StepRecord]], card_bytes_per_s: tuple[float, float]) -> dict[str, Any]:
+    """Of the steps, each with a record of every worker, and the rates of a worker's and a server's card."""
     takes_us = [(max(r.end_ns for r in step) - min(r.begin_ns for r in step)) / 1e3 for step in steps]
-    predicted_us = [max(work.receives.makespan_us(record.order) for record in step) for step in steps]
+    ends_us = [predicted_us(work, [record.order for record in step], *card_bytes_per_s) for step in steps]
     shares = [
         (max(r.end_ns for r in step) - min(r.end_ns for r in step)) / 1e3 / us
         for step, us in zip(steps, takes_us, strict=True)
@@ -118,9 +121,7 @@ def _summary(work: Workload, steps: list[list[StepRecord]]) -> dict[str, Any]:
     shortest_us = min(takes_us)
     row: dict[str, Any] = {
         "steps": len(steps),
-        "r2_of_efficiency": correlation(
-            [work.efficiency(us) for us in predicted_us], [shortest_us / t for t in takes_us]
-        )
+        "r2_of_efficiency": correlation([work.efficiency(us) for us in ends_us], [shortest_us / t for t in takes_us])
         ** 2,
     }
     for label, wanted in (("planned", True), ("random", False)):
@@ -129,7 +130,7 @@ def _summary(work: Workload, steps: list[list[StepRecord]]) -> dict[str, Any]:
         p95_us = quantiles(times_us, n=20)[-1]
         row[label] = {
             "step_us": median(times_us),
-            "predicted_us": median(predicted_us[at] for at in chosen),
+            "predicted_us": median(ends_us[at] for at in chosen),
             "normalised_p95": shortest_us / p95_us,
             "straggler_share": mean(shares[at] for at in chosen),
         }

@@ -36,7 +36,7 @@ def test_what_is_said_of_steps():
         *(step(True, (0, 1), 3.0, 3.0), step(True, (0, 1), 3.0, 3.0)),
         *(step(False, (1, 0), 4.0, 3.0), step(False, (1, 0), 4.0, 2.0)),
     ]
-    row = _summary(work, steps)
+    row = _summary(work, steps, (1.0, 2.0))
     assert row["r2_of_efficiency"] == pytest.approx(1.0)
     assert row["planned"]["predicted_us"] == row["planned"]["step_us"] == 3e6
     assert row["random"]["predicted_us"] == row["random"]["step_us"] == 4e6

@@ -99,7 +99,14 @@ class Receives:
 
         The second is when the last recv has arrived, where the step ends with that.
         """
-        arrived = np.array(self.arrivals_us(order))
+        return self._critical(self.arrivals_us(order))
+
+    def ends_us(self, arrived_us: Sequence[float]) -> float:
+        """When the step ends, if each recv has arrived when this says."""
+        return self._critical(arrived_us)[0]
+
+    def _critical(self, arrived_us: Sequence[float]) -> tuple[float, float]:
+        arrived = np.array(arrived_us)
         last_us = float(arrived.max(initial=0.0))
         starts = np.where(self.members, arrived, 0.0).max(axis=1, initial=0.0)
         by_start = np.argsort(starts, kind="stable")
