@@ -1,7 +1,7 @@
 """A small value that becomes urgent while a large one is on its way, over a link of a given rate.
 
 In turns: the large value alone as one message of gloo, with the small one sent right behind it; and over a wire, in
-chunks of which two are on their way, while small ones are sent now and then. The small one's delay is from its send to
+chunks of which four are on their way, while small ones are sent now and then. The small one's delay is from its send to
 its arrival, by the clock that both processes share; throughput is the large one's size over its time.
 """
 
@@ -22,7 +22,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 
 from benchmarks.namespaces import Namespace, enter, linked, unavailable_reason
 from hocket.distributed.membership import connected, meet_at
-from hocket.distributed.parcels import Parcel
+from hocket.distributed.parcels import Parcel, chunk_bytes_for
 from hocket.distributed.wire import Wire
 from hocket.errors import InputError
 
@@ -50,7 +50,7 @@ def run(mbit: int = 200, rounds: int = 5) -> dict[str, Any]:
         pipes, processes = [], []
         for place, end in enumerate(ends):
             ours, theirs = context.Pipe()
-            arguments = (theirs, place, end, ends[0].address, rounds)
+            arguments = (theirs, place, end, ends[0].address, rounds, mbit)
             processes.append(context.Process(target=_rank, args=arguments, daemon=True))
             processes[-1].start()
             theirs.close()
@@ -82,14 +82,15 @@ def _summary(sent: list[list[int]], arrived: list[list[int]]) -> dict[str, float
     }
 
 
-def _rank(pipe: Any, place: int, end: Namespace, address: str, rounds: int) -> None:
+def _rank(pipe: Any, place: int, end: Namespace, address: str, rounds: int, mbit: int) -> None:
     enter(end.name)
     os.environ["GLOO_SOCKET_IFNAME"] = end.interface
     timeout = timedelta(seconds=TIMEOUT_S)
     store = TCPStore(address, PORT, None, is_master=place == 0, timeout=timeout)
     wire = connected(store, "wire", place, f"rank {place}", f"rank {1 - place}", TIMEOUT_S)
     group = ProcessGroupGloo(PrefixStore("gloo", store), place, 2, timeout)
-    large, small = [Parcel((LARGE,), (LARGE_BYTES,))], [Parcel((SMALL,), (SMALL_BYTES,))]
+    chunk_bytes = chunk_bytes_for(mbit * 1e6 / 8)
+    large, small = [Parcel((LARGE,), (LARGE_BYTES,), chunk_bytes)], [Parcel((SMALL,), (SMALL_BYTES,))]
     said = [Parcel((NEXT,), (8,))]
     wire.add(*((small, said) if place == 0 else (said, small)))
     wire.add(*((large, ()) if place == 0 else ((), large)), ordered=True)
