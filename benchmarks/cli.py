@@ -242,6 +242,9 @@ def _add_transfers(names: Verbs) -> None:
         metavar="N",
         help="measured instead: a worker and a server, over a link of so many Mbit/s; may be given again; needs root",
     )
+    transfers.add_argument(
+        "--order", action="append", default=[], metavar="ORDER", help="measured: only this one; may be given again"
+    )
     transfers.add_argument("--rounds", type=count, default=2, metavar="N", help="turns of each order, measured (2)")
     transfers.add_argument("--steps", type=count, default=10, metavar="N", help="steps of a turn, at the most (10)")
     transfers.add_argument(

@@ -49,9 +49,13 @@ def transfers_bench(args: Namespace) -> None:
 
 def _measured(args: Namespace) -> None:
     if args.agents:
-        from benchmarks.transfers_agents import run
+        from benchmarks.transfers_agents import ORDERS, run
     else:
-        from benchmarks.transfers_real import run
+        from benchmarks.transfers_real import ORDERS, run
+    if unknown := set(args.order) - set(ORDERS):
+        raise UsageError(f"--order: expected one of {', '.join(ORDERS)}, got {unknown.pop()!r}")
+    if args.order and "layer" not in args.order:
+        raise UsageError("--order: layer has to be among them, which all others are compared with")
     bench = "transfers-agents" if args.agents else "transfers-real"
 
     target = output_file(args.output)
@@ -59,6 +63,7 @@ def _measured(args: Namespace) -> None:
         result = run(
             tuple(args.target) or ("alexnet", "vgg16", "inception-v3"),
             mbits=args.mbit,
+            orders=args.order or ORDERS,
             rounds=args.rounds,
             steps=args.steps,
             batch_size=args.batch_size,

@@ -32,8 +32,8 @@ from hocket.zoo import load
 __all__ = ["ALL_FIRST", "Turn", "pulls_first"]
 
 ALL_FIRST = "all-first"
-# A turn's first step waits for what the run before left undone.
-WARM_UP_STEPS = 1
+# In a turn's first step all parameters are there at once; in the second one gradients are not late yet.
+WARM_UP_STEPS = 2
 
 
 @dataclass(frozen=True)
