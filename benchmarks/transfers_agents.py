@@ -27,7 +27,7 @@ from hocket.zoo import load
 
 __all__ = ["ORDERS", "run"]
 
-ORDERS = ("auto", "tac", "layer", "random", "reverse")
+ORDERS: tuple[str, ...] = ("auto", "tac", "layer", "random", "reverse")
 PORT = "29575"
 TIMEOUT_S = 300.0
 

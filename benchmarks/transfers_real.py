@@ -25,14 +25,14 @@ import torch
 
 from benchmarks.budget import Budget
 from benchmarks.namespaces import Namespace, linked, unavailable_reason
-from benchmarks.transfers_rank import ALL_FIRST
+from benchmarks.transfers_rank import ALL_FIRST, WARM_UP_STEPS
 from hocket.errors import InputError
 from hocket.job import Job
 from hocket.zoo import load
 
 __all__ = ["IMAGE_SIZES", "ORDERS", "fitting_batch", "run"]
 
-ORDERS = ("auto", "tac", "layer", "random", "reverse", ALL_FIRST)
+ORDERS: tuple[str, ...] = ("auto", "tac", "layer", "random", "reverse", ALL_FIRST)
 IMAGE_SIZES = {"alexnet": 67, "inception-v3": 75, "vgg16": 32}
 MAX_BATCH = 1024
 PORT = "29571"
@@ -59,7 +59,7 @@ def run(
         mbits: rates of the link, in Mbit/s each way.
         orders: of the planner ``transfers``, and ``all-first``.
         rounds: turns of each order.
-        steps: of a turn, at the most; the first one of each does not count.
+        steps: of a turn, at the most; the first two of each do not count.
         batch_size: of all models; None: such that computing takes as long as receiving.
         seconds: for all of it, about; what there is no time for is named.
         save: told the result so far, after each model and rate.
@@ -179,6 +179,6 @@ def _by_order(turns: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
             "efficiency_measured": (upper_us - step_us) / room_us if room_us else 1.0,
             "potential": room_us / lower_us,
             "steps_in_order": sum(turn["in_order"] for turn in mine),
-            "steps": len(times) + len(mine),
+            "steps": len(times) + WARM_UP_STEPS * len(mine),
         }
     return found
