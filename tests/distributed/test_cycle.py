@@ -80,6 +80,13 @@ def test_pulls_come_as_they_are_ready_where_the_wire_is_what_counts():
     assert pulls_of(auto) != pulls_of(layer)
 
 
+def test_nothing_is_ordered_where_no_order_can_gain():
+    """The wire takes next to no time."""
+    _, auto, cycle, step_us = planned("auto", 1e12, op_us=1e6)
+    assert auto.planner == "transfers-unordered"
+    assert step_us == cycle.step_us(auto)
+
+
 def test_one_shard_of_everything_keeps_the_order_of_first_use():
     """Clipping by the norm of all gradients: nothing can be pulled before the last gradient is there."""
     _, _, _, step_us = planned("auto", 1e6, clip=True)

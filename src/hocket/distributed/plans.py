@@ -26,6 +26,7 @@ from hocket.execution.base import Executor
 from hocket.execution.channels import Channel
 from hocket.ir import Costs, Lane, Link, Machine, Plan
 from hocket.planning import plan
+from hocket.planning.transfers.planner import UNORDERED
 from hocket.profiling import profile
 from hocket.tracing.captured import Captured
 
@@ -76,7 +77,7 @@ def worker_plan(
     """Rank 0's plan of what workers run, the cycle that it stands on, and what a step takes by that, in microseconds.
 
     With the order ``auto``, the plans of the planner ``transfers``, made for one step alone, are compared as steps in a
-    row with one whose pulls come as they are ready.
+    row with one whose pulls come as they are ready; but where no order can gain anything, nothing is ordered.
 
     Args:
         made: the job.
@@ -89,7 +90,7 @@ def worker_plan(
     costs = costs.merged(transfer_costs(made.assignment.pulls, made.assignment.pushes, machine))
     cycle = cycle_of(made.captured, part, made.assignment, costs, machine)
     plans = [plan(part.graph, costs, machine, planner="transfers", order=order)]
-    if order == "auto":
+    if order == "auto" and plans[0].planner != UNORDERED:
         layer = plan(part.graph, costs, machine, planner="transfers", order="layer")
         plans += [layer, replace(cycle.by_readiness(layer), planner="transfers-readiness")]
     steps_us = [cycle.step_us(each) for each in plans]

@@ -36,10 +36,13 @@ from hocket.planning.transfers.orders import Order, exact_order, random_order, t
 from hocket.planning.transfers.receives import Receives, receives_of
 from hocket.simulation import simulate
 
-__all__ = ["MIN_POTENTIAL", "ORDERS", "Transfers"]
+__all__ = ["MIN_POTENTIAL", "ORDERS", "UNORDERED", "Transfers"]
 
 # Below this potential nothing is ordered: the best order is at most so much faster than the worst.
 MIN_POTENTIAL = 0.02
+
+# What plans are called in which nothing is ordered.
+UNORDERED = "transfers-unordered"
 
 _ORDERS: dict[str, Callable[[Receives], Order]] = {
     "tic": tic_order,
@@ -125,7 +128,7 @@ class Transfers(Planner):
             gain = potential(bounds(graph, costs, machine))
             if gain < MIN_POTENTIAL:
                 _log.info("transfers are not ordered: no order can gain more than %.1f%% over another", 100 * gain)
-                yield f"{self.name}-unordered", _ORDERS["fifo"](receives)
+                yield UNORDERED, _ORDERS["fifo"](receives)
                 return
             yield from (
                 (self.name, order) for order in dict.fromkeys((searched_order(receives), receives.by_first_use))
