@@ -149,7 +149,7 @@ def broken(rank, say):
         name = next(iter(state["model"]))
         lacks = {**state, "model": {key: value for key, value in state["model"].items() if key != name}}
         other = {**state, "model": {**state["model"], name: torch.zeros(7, 7, dtype=torch.float64)}}
-        moved = {key: value + 1.0 for key, value in state["model"].items()}
+        moved = {key: value + 1 for key, value in state["model"].items()}
         for wrong in (lacks, other, {**state, "optimizer": {**state["optimizer"], "param_groups": []}}, None):
             loading(wrong if rank == 1 else {**state, "model": moved})
         groups = [{**group, "lr": group["lr"] * (1 + rank)} for group in state["optimizer"]["param_groups"]]

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hocket.planning.partition import PartitionProblem
+from hocket.planning.partition.constraints import acyclic_by_constraints
+from hocket.planning.partition.evaluation import part_cycle
+from hocket.planning.partition.search import Wanted, keeps_limits, limits
+
+from .cases import all_partitions, random_problem
+
+pytest.importorskip("ortools")
+
+
+@pytest.mark.parametrize("parts", [2, 3])
+@pytest.mark.parametrize("two_sided", [False, True])
+def test_it_decides_as_trying_all_does(parts, two_sided):
+    decided = set()
+    for seed in range(8):
+        problem = random_problem(seed, ops=8, parts=parts, density=0.3)
+        wanted = Wanted("cut", (0.02, 0.1, 0.3)[seed % 3], two_sided, acyclic=True)
+        exists, part = acyclic_by_constraints(problem, *limits(problem, wanted), 20.0)
+        assert exists == any(True for _ in all_partitions(problem, wanted))
+        decided.add(exists)
+        if part is not None:
+            assert keeps_limits(problem, wanted, part)
+            assert part_cycle(problem, part.tolist()) is None
+    assert decided == {True, False}
+
+
+def test_groups_circles_and_memory_count():
+    takes = np.ones((4, 2))
+    ring = PartitionProblem(tuple("abcd"), takes, waits=((0, 1), (1, 0), (1, 2), (2, 3)))
+    exists, part = acyclic_by_constraints(ring, np.full(2, 2.0), np.full(2, 2.0), 5.0)
+    assert exists is True
+    assert part.tolist() == [0, 0, 1, 1]
+    small = PartitionProblem(
+        tuple("abcd"),
+        takes,
+        waits=((0, 1), (1, 2), (2, 3)),
+        memory_bytes=np.array([1.0, 1.0, 5.0, 1.0]),
+        memory_limit_bytes=np.full(2, 5.0),
+    )
+    assert acyclic_by_constraints(small, np.full(2, 2.0), np.full(2, 2.0), 5.0) == (False, None)
+
+
+def test_what_is_not_decided():
+    uneven = PartitionProblem(("a", "b"), np.ones((2, 2)))
+    assert acyclic_by_constraints(uneven, np.zeros(2), np.array([1.0, 2.0]), 5.0) == (None, None)
+    many = PartitionProblem(tuple(f"op{n}" for n in range(20_001)), np.ones((20_001, 2)))
+    assert acyclic_by_constraints(many, np.zeros(2), np.full(2, 1e5), 5.0) == (None, None)
