@@ -272,7 +272,7 @@ class Calls:
         whole = ExecutionPlan(self.store.num_models)
         if not with_losses:  # groups that wait for each other are of one model, or of all
             plan = replace(plan, per_group_backward=False) if plan.group_size == 1 else whole
-        if plan.group_size == whole.group_size:
+        if plan.group_size == whole.group_size and not plan.channels_last:
             return self._by(program, whole, with_losses)
         executor = SingleExecutor(program, plan)
         copies = Copies(values)
