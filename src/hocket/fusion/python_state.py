@@ -163,9 +163,13 @@ class Globals:
             self._place(cell, None, depth, is_installed)
         for name in names & function.__globals__.keys():
             value = function.__globals__[name]
+            if is_installed and id(value) in self._seen:
+                continue
             if not isinstance(value, ModuleType):
                 self._place(function.__globals__, name, depth, is_installed)
-            elif not _is_left_out(value.__name__, file := getattr(value, "__file__", None)):
+            elif _is_left_out(value.__name__, file := getattr(value, "__file__", None)):
+                self._seen.add(id(value))
+            else:
                 of_library = is_installed or _is_installed(file)
                 for inner in names & vars(value).keys():
                     self._place(vars(value), inner, depth, of_library)

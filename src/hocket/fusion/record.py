@@ -50,6 +50,7 @@ KNOWN_ATTRIBUTES = frozenset(
 )
 REFLECTED = {f"__r{name}__": getattr(operator, name) for name in ("sub", "truediv", "floordiv", "mod", "pow")}
 REFLECTED |= {"__rdiv__": operator.truediv, "__rmatmul__": operator.matmul}
+DEVICE = torch.ops.prim.device.default
 WITHOUT_RESULT = ("__setitem__", "_assert", "_assert_async")  # and yet ops
 
 
@@ -69,7 +70,7 @@ def recorded(
         TraceError: the forward looks at values, or does what a graph would lose.
         Exception: whatever the forward raises.
     """
-    fakes = FakeTensorMode(allow_non_fake_inputs=True)  # tensors that belong to no layer have their data
+    fakes = _Fakes(allow_non_fake_inputs=True)  # tensors that belong to no layer have their data
     known = {
         id(hollow): _fake(fakes, values[name], isinstance(hollow, nn.Parameter))
         for name, hollow in named_tensors(model)
@@ -91,6 +92,19 @@ def recorded(
     if tensors_before != [(name, id(tensor)) for name, tensor in named_tensors(model)]:
         raise TraceError("the forward assigns a parameter or buffer anew")
     return recorder.traced(out)
+
+
+class _Fakes(FakeTensorMode):
+    """Torch's mode, which takes a fifth longer: it guards each op against its compiler, and most ask for a device."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is DEVICE and not args[0].fake_mode.in_kernel_invocation:
+            return args[0].fake_device
+        return self.dispatch(func, types, args, kwargs or {})
 
 
 def _fake(fakes: FakeTensorMode, tensor: Tensor, is_parameter: bool = False) -> Tensor:
