@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional
 
 import hocket
+from hocket.fusion import calls
 from hocket.fusion.calls import run_by
 from hocket.fusion.plan import ExecutionPlan, plans_for
 
@@ -43,6 +44,22 @@ def test_a_plan_that_is_asked_for_runs_and_gives_the_same(plan):
     with torch.no_grad():
         array(X)
     assert len(array.choices) == 1
+
+
+def test_one_model_may_be_asked_for_channels_last(monkeypatch):
+    plans, usual = [], calls.SingleExecutor
+
+    def executor(program, plan):
+        plans.append(plan)
+        return usual(program, plan)
+
+    monkeypatch.setattr(calls, "SingleExecutor", executor)
+    array, own = hocket.fuse(models()[:1], shared=True), models()[0]
+    run_by(array, ExecutionPlan(1, channels_last=True))
+    array.losses(functional.cross_entropy, X, Y).backward()
+    functional.cross_entropy(own(X), Y).backward()
+    assert [plan.channels_last for plan in plans][-1]
+    assert torch.allclose(array.all_tensors()["0.weight"].grad[0], own[0].weight.grad, rtol=1e-12, atol=1e-14)
 
 
 class Overwriting(nn.Module):

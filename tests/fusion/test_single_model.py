@@ -288,3 +288,12 @@ def test_errors_name_the_layer(num_models, way, monkeypatch):
     assert winner(array) == way
     with pytest.raises(hocket.errors.InputError, match="layer table: embedding: index out of range"):
         array(tokens + 3)
+
+
+@pytest.mark.parametrize("shape", [(2, 1, 6, 5), (2, 3, 1, 1)], ids=["one channel", "one pixel"])
+def test_images_that_lie_both_ways_go_on_channels_last(shape):
+    """An image of one channel is contiguous in either layout; what came out of a convolution was in the wrong one."""
+    weight = torch.randn(shape[1], 4, 3, 3)
+    out = single_model._channels_last(F.conv_transpose2d, torch.channels_last)(torch.randn(shape), weight)
+    assert out.is_contiguous(memory_format=torch.channels_last)
+    assert not out.is_contiguous()

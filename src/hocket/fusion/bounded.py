@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 __all__ = ["Bounded"]
 
 V = TypeVar("V")
+_NOTHING: Any = object()
 
 
 class Bounded(dict[Any, V]):
@@ -28,9 +29,9 @@ class Bounded(dict[Any, V]):
 
     def get(self, key: Any, default: Any = None) -> Any:
         """The value of a key, which is the last one that was used now, or the default."""
-        if key not in self:
+        value = self.pop(key, _NOTHING)  # a key of a call takes as long to hash as a small op
+        if value is _NOTHING:
             return default
-        value = self.pop(key)
         super().__setitem__(key, value)
         return value
 

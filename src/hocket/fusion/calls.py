@@ -272,9 +272,9 @@ class Calls:
         whole = ExecutionPlan(self.store.num_models)
         if not with_losses:  # groups that wait for each other are of one model, or of all
             plan = replace(plan, per_group_backward=False) if plan.group_size == 1 else whole
-        if plan.group_size == whole.group_size:
+        if plan.group_size == whole.group_size and not plan.channels_last:
             return self._by(program, whole, with_losses)
-        executor = SingleExecutor(self.models, program.traced, plan)
+        executor = SingleExecutor(program, plan)
         copies = Copies(values)
         try:
             with restored(self.store.buffers(), self.store.generators):
@@ -288,7 +288,7 @@ class Calls:
     def _by(self, program: FusedProgram, plan: ExecutionPlan, with_losses: bool) -> Callable[..., Any]:
         if plan.group_size == self.store.num_models > 1:
             return partial(self._losses_of_all, program) if with_losses else program.run
-        executor = SingleExecutor(self.models, program.traced, plan)
+        executor = SingleExecutor(program, plan)
         return executor.losses if with_losses else executor.forward
 
     def _losses_of_all(

@@ -27,7 +27,7 @@ from hocket.fusion.stacked import Stacked, unwrap
 
 __all__ = ["FAILURES", "Choice", "Copies", "choose", "make_pass", "restored"]
 
-BLOCK = 3  # counted passes of a plan, fewer if they take longer than this:
+BLOCK = 2  # counted passes of a plan, one if they take longer than this:
 BLOCK_S = 0.03
 CLOSE = 2.0  # times the fastest pass: what stays
 LARGE_S = 0.2  # a pass of one model on a CPU, from which models are not fused: nothing around its ops is left to save
@@ -142,19 +142,11 @@ def choose(
 
 
 def _in_turns(racing: dict[ExecutionPlan, Callable[[], None]], fastest_s: float) -> dict[ExecutionPlan, float]:
-    """Seconds of each plan's fastest pass.
-
-    The first one of several finds the caches and the heap as another plan left them, and does not count.
-    """
+    """Seconds of each plan's fastest pass, of a few: the first one finds the caches as another plan left them."""
     if len(racing) == 1:
         return dict.fromkeys(racing, fastest_s)
     block = max(1, min(BLOCK, int(BLOCK_S / fastest_s)))
-    times: dict[ExecutionPlan, float] = {}
-    for plan, run in racing.items():
-        if block > 1:
-            run()
-        times[plan] = min(_took_s(run) for _ in range(block))
-    return times
+    return {plan: min(_took_s(run) for _ in range(block)) for plan, run in racing.items()}
 
 
 def _took_s(run: Callable[[], None]) -> float:

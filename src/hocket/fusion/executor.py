@@ -21,13 +21,11 @@ from hocket.errors import InputError
 from hocket.fusion import fallback
 from hocket.fusion.gradients import LARGE_BYTES, Gather, Parts, leaf_parts, linked_parts
 from hocket.fusion.loss import Losses, first_tensor, loss_of_one
-from hocket.fusion.model_slice import ModelSlice
 from hocket.fusion.plan import ExecutionPlan
 from hocket.fusion.program import FusedProgram
 from hocket.fusion.rules.base import is_watched
 from hocket.fusion.single_model import SingleModel
 from hocket.fusion.stacked import Stacked
-from hocket.fusion.trace import Traced
 
 __all__ = ["LeadsElsewhereError", "SingleExecutor"]
 
@@ -40,18 +38,17 @@ class SingleExecutor:
     """A traced model, run model after model.
 
     Args:
-        models: all of them.
-        traced: the model.
+        program: of all models.
         plan: how far, and in which layout.
     """
 
-    def __init__(self, models: ModelSlice, traced: Traced, plan: ExecutionPlan) -> None:
-        self._models = models
+    def __init__(self, program: FusedProgram, plan: ExecutionPlan) -> None:
+        self._models = models = program.models
         self._plan = plan
-        self._single = [
-            SingleModel(FusedProgram(models.alone(index), traced), plan.channels_last)
-            for index in range(models.num_models)
-        ]
+        alone = [program]
+        if models.num_models > 1:
+            alone = [FusedProgram(models.alone(index), program.traced) for index in range(models.num_models)]
+        self._single = [SingleModel(each, plan.channels_last) for each in alone]
         self._gather: Gather | None = None  # of the step at hand
         self._leaves_of: Mapping[int, tuple[Tensor, ...]] = {}
         self._parts = Parts(self._watched_leaves if plan.per_group_backward else linked_parts)

@@ -60,14 +60,18 @@ class Programs:
         """
         has_gradients = torch.is_grad_enabled()  # which a forward may ask for
         key: Any = (call, self._models.store.templates[0].training, has_gradients)
+        known = None
         if key not in self._kept:
-            self._kept[key] = self._made(self._symbolic, values, call.spec, has_gradients)
+            known = Globals(self._models.store.templates)
+            self._kept[key] = self._made(self._symbolic, values, call.spec, has_gradients, known)
         program = self._kept.get(key)
         if program is not None:
             return program
         key = (*key, kinds)
         if key not in self._kept and not is_watched():
-            self._kept[key] = self._made(self._recorded, values, call.spec, has_gradients)
+            if known is None or known.changed() is not None:
+                known = Globals(self._models.store.templates)
+            self._kept[key] = self._made(self._recorded, values, call.spec, has_gradients, known)
         return self._kept.get(key)
 
     def _symbolic(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[trace.Traced]:
@@ -98,10 +102,14 @@ class Programs:
         return templates if any(map(has_own_code, templates)) else templates[:1]
 
     def _made(
-        self, trace_all: Callable[..., list[trace.Traced]], values: list[Any], spec: Any, has_gradients: bool
+        self,
+        trace_all: Callable[..., list[trace.Traced]],
+        values: list[Any],
+        spec: Any,
+        has_gradients: bool,
+        known: Globals,
     ) -> FusedProgram | None:
-        """A program from traces of all models, or None where these fail."""
-        known = Globals(self._models.store.templates)
+        """A program from traces of all models, or None where these fail, or change what was known before."""
         try:
             with unwatched(), torch.set_grad_enabled(has_gradients):
                 program = FusedProgram(self._models, merged(trace_all(*_sample(values, spec))))

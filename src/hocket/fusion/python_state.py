@@ -99,6 +99,7 @@ class Globals:
 
     def __init__(self, models: list[nn.Module]) -> None:
         self._seen: set[int] = set()
+        self._watched: set[tuple[int, Any]] = set()
         self._places: list[tuple[Any, Any]] = []
         self._numbers: list[tuple[Any, Any, Any]] = []  # places of numbers and the like, and what is there
         for kind in {type(module): None for model in models for module in model.modules()}:
@@ -131,9 +132,10 @@ class Globals:
 
     def _visit_class(self, kind: type) -> None:
         for base in kind.__mro__:
-            if base.__module__.split(".")[0] not in ("torch", "builtins") and id(base) not in self._seen:
+            file = getattr(sys.modules.get(base.__module__), "__file__", None)
+            if not _is_left_out(base.__module__, file) and id(base) not in self._seen:
                 self._seen.add(id(base))
-                is_installed = _is_installed(getattr(sys.modules.get(base.__module__), "__file__", None))
+                is_installed = _is_installed(file)
                 for key, value in list(vars(base).items()):
                     if isinstance(value, (PLAIN, Tensor, list, dict, set)) and not key.startswith("__"):
                         self._watch(base, key, value, is_installed)
@@ -146,7 +148,8 @@ class Globals:
             self._visit(value.__func__, depth)
         elif isinstance(value, FunctionType):
             self._seen.add(id(value))
-            if value.__module__ is not None and value.__module__.split(".")[0] != "torch":
+            # What wraps a function may hold it in its closure.
+            if value.__closure__ or not _is_left_out(value.__module__, value.__code__.co_filename):
                 self._visit_function(value, depth)
         elif isinstance(value, partial):
             self._visit(value.func, depth - 1)
@@ -160,10 +163,14 @@ class Globals:
             self._place(cell, None, depth, is_installed)
         for name in names & function.__globals__.keys():
             value = function.__globals__[name]
+            if is_installed and id(value) in self._seen:
+                continue
             if not isinstance(value, ModuleType):
                 self._place(function.__globals__, name, depth, is_installed)
-            elif value.__name__.split(".")[0] not in sys.stdlib_module_names | {"torch", "numpy"}:
-                of_library = is_installed or _is_installed(getattr(value, "__file__", None))
+            elif _is_left_out(value.__name__, file := getattr(value, "__file__", None)):
+                self._seen.add(id(value))
+            else:
+                of_library = is_installed or _is_installed(file)
                 for inner in names & vars(value).keys():
                     self._place(vars(value), inner, depth, of_library)
 
@@ -173,10 +180,23 @@ class Globals:
         self._watch(holder, key, value, is_installed)
 
     def _watch(self, holder: Any, key: Any, value: Any, is_installed: bool) -> None:
+        if (id(holder), key) in self._watched:
+            return
+        self._watched.add((id(holder), key))
         if not is_installed or (key is None and isinstance(value, PLAIN)):
             self._places.append((holder, key))
         elif key is not None and isinstance(value, PLAIN):
             self._numbers.append((holder if isinstance(holder, dict) else vars(holder), key, value))
+
+
+def _is_left_out(module: str | None, file: str | None) -> bool:
+    """Whether code is of Python itself, torch or numpy, in which nobody sets numbers to change a model.
+
+    A module of the user's own may be called like one of Python's, so its file counts.
+    """
+    name = (module or "torch").split(".")[0]
+    is_of_python = name in sys.stdlib_module_names and (file is None or _is_installed(file))
+    return is_of_python or name in ("torch", "numpy")
 
 
 def _is_installed(file: str | None) -> bool:

@@ -83,7 +83,8 @@ def _channels_last(function: Callable[..., Any], layout: torch.memory_format) ->
     dims = 4 if layout is torch.channels_last else 5
 
     def run(input: Tensor, *args: Any, **kwargs: Any) -> Any:
-        return function(input.contiguous(memory_format=layout) if input.ndim == dims else input, *args, **kwargs)
+        # `contiguous` leaves one channel, or one pixel, as it is, and what follows would lie plane by plane again.
+        return function(input.to(memory_format=layout) if input.ndim == dims else input, *args, **kwargs)
 
     return run
 

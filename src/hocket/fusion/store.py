@@ -133,7 +133,10 @@ class Store:
 
     def all_tensors(self) -> dict[str, Tensor]:
         """Every stacked parameter and buffer, by each of its names."""
-        return {name: self.whole(name) for name in self.places}
+        return {  # in each step: written out, it takes half as long
+            name: store._parameters[leaf] if leaf in store._parameters else store._buffers[leaf]  # type: ignore[misc]
+            for name, (store, leaf) in self.places.items()
+        }
 
     def tensors_of(self, model: int) -> dict[str, Tensor]:
         """Every parameter and buffer of one model, by each of its names: views of the stacked ones."""
