@@ -93,7 +93,7 @@ STEPS: dict[str, tuple[Callable[[], Job], str]] = {
     "autocast": (autocast, "+channels-last"),
     "integers": (integers, ""),
     "complex inside": (complex_inside, ""),
-    "batch of one": (lambda: job(convolutions().eval(), images(1)), "+channels-last"),
+    "batch of one": (lambda: job(convolutions(), images(1)), "+channels-last"),
 }
 
 
