@@ -315,6 +315,5 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   hocket::bind_interrupts(module);
   hocket::bind_signature(module);
   hocket::bind_binding(module);
-  module.def("release_kept", [] { hocket::KeptMemory::instance().close(); });
   module.def("kept_bytes", [] { return hocket::KeptMemory::instance().size_bytes(); });
 }
