@@ -274,6 +274,21 @@ def test_what_only_one_form_reads_is_as_it_was_after_the_other() -> None:
     assert "constant is off by 1" in closeness._wide_problem(written, Left((), ()))
 
 
+def test_memory_that_is_kept_is_given_back_before_each_float64_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, order = case(), []
+    wide = replace(found.plain)
+
+    def noted(*args: Any, **options: Any) -> Left:
+        order.append("float64")
+        return float64_step(*args, **options)
+
+    monkeypatch.setattr(closeness, "float64_step", noted)
+    monkeypatch.setattr(closeness, "trim_heap", lambda: order.append("heap"))
+    monkeypatch.setattr("hocket.native.release_kept_memory", lambda: order.append("lanes"))
+    sample(found.plain, found.step, {"form": found.step}, found.batch, wide={"form": wide})
+    assert order == ["lanes", "heap", "float64", "lanes", "heap", "float64", "lanes", "heap"]
+
+
 def test_tensors_that_share_memory_have_no_float64_step() -> None:
     base = torch.zeros(6)
     model = nn.Linear(2, 2, bias=False)

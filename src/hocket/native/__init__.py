@@ -6,6 +6,6 @@ False and says why in one line; lanes and guards then run in Python.
 
 from __future__ import annotations
 
-from hocket.native.build import Availability, available, load
+from hocket.native.build import Availability, available, load, release_kept_memory
 
-__all__ = ["Availability", "available", "load"]
+__all__ = ["Availability", "available", "load", "release_kept_memory"]

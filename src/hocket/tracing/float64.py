@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from hocket.errors import CaptureError
 from hocket.tracing.captured import Captured
+from hocket.tracing.convolution_parts import convolution_in_parts
 from hocket.tracing.program import Call, Slot
 from hocket.tracing.recording.recorder import written_arguments
 from hocket.tracing.scalars.tape import TapeRef
@@ -123,7 +124,8 @@ def _run(call: Call, values: dict[int, Any], numbers: Sequence[Any], dtypes: dic
 
     args = tuple(argument(value) for value in call.args)
     kwargs = {key: argument(value) for key, value in call.kwargs.items()}
-    result = call.func(*args, **kwargs)
+    run = None if kwargs else convolution_in_parts(call.func)
+    result = (run or call.func)(*args, **kwargs)
     if is_random:
         result = tree_map(_wide, result)
         slots = written_arguments(call.func, call.args, call.kwargs)

@@ -114,6 +114,50 @@ def test_a_rate_of_the_past_is_caught(case: Case) -> None:
     assert not case.closeness(stale).holds
 
 
+def test_a_changed_dropout_is_caught(case: Case) -> None:
+    def rarer(form: Captured) -> Captured:
+        found = [call for action in form.program.actions for call in action.calls]
+        assert any(call.func is torch.ops.aten.bernoulli.p for call in found)
+        actions = tuple(replace(action, calls=tuple(map(changed, action.calls))) for action in form.program.actions)
+        wide = None if form.wide is None else rarer(form.wide)
+        return replace(form, program=replace(form.program, actions=actions), wide=wide)
+
+    def changed(call: Call) -> Call:
+        return replace(call, args=(call.args[0], 0.6)) if call.func is torch.ops.aten.bernoulli.p else call
+
+    seen = case.closeness(rarer(case.form))
+    assert not seen.holds
+    assert "in float64" in seen.why
+    assert not case.closeness(replace(rarer(case.form), wide=None)).holds
+
+
+@pytest.mark.slow  # compiles another step
+def test_a_wrong_running_mean_is_caught(case: Case, tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(16, 24), nn.BatchNorm1d(24), nn.ReLU(), nn.Linear(24, 8))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(batch: Any) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(batch[0]), batch[1])
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    def momentum(call: Call) -> Call:
+        if call.func is not torch.ops.aten.native_batch_norm.default:
+            return call
+        return replace(call, args=(*call.args[:6], 0.1001, *call.args[7:]))
+
+    step(case.batch)
+    plain = capture_step(step, model, optimizer, case.batch, split=False)
+    actions = tuple(replace(each, calls=tuple(map(momentum, each.calls))) for each in plain.program.actions)
+    wrong = replace(plain, program=replace(plain.program, actions=actions))
+    own = Case(step, model, optimizer, case.batch, plain, tmp_path, compiled_step(wrong, tmp_path, threads=2))
+    seen = own.closeness(own.form)
+    assert not seen.holds
+    assert "in float64, 1.running_" in seen.why
+
+
 def test_float64_finds_what_float32_hides(case: Case) -> None:
     """Every number off by a millionth part: less than float32's rounding allows, of one step."""
     now = _rates(case)

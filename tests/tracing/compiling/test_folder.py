@@ -100,6 +100,18 @@ def test_another_torch_whose_wrapper_is_not_known_is_one_line(
     assert failure_of(captured, folder) == said
 
 
+def test_an_inductor_that_raises_is_one_line(
+    captured: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def raising(*_: Any) -> Any:
+        raise AttributeError("module 'torch._inductor' has no attribute 'x'\nand a second line")
+
+    monkeypatch.setattr(inductor, "_written", raising)
+    (tmp_path / "request.json").write_text(Compiling(captured, tmp_path, threads=2)._request.text)
+    assert inductor._compile_one(tmp_path, wide=True) == 1
+    assert (tmp_path / "failure").read_text() == "AttributeError: module 'torch._inductor' has no attribute 'x'"
+
+
 def test_no_room_is_one_line(captured: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full() -> None:
         raise OSError(28, "No space left on device")

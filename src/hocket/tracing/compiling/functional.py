@@ -1,12 +1,14 @@
 """A requested step as a functional graph for Inductor; in the compiling process only.
 
 The calls are run once on fake tensors, below `torch.func.functionalize`: what they write in place becomes values, and
-what the step was given is written once, at the end. Three things are done on the way:
+what the step was given is written once, at the end. Four things are done on the way:
 
 - *Numbers that change* are elements of one float64 vector. Ops that take numbers only are written as others that take
   tensors, ``addcmul_(a, b, c, value=v)`` as ``a + v * b * c``; as a number, Inductor drops one silently in places.
 - *Ops that may raise for their values* (a label that does not exist) stay torch's: a compiled kernel that finds one
   ends the process. They get names that Inductor has no kernels for, so it calls them.
+- *Random numbers that are drawn in place* are drawn into a tensor of their own, by such an op. Inductor 2.13 keeps
+  ``bernoulli_`` in place, and at times computes with the tensor before that: a dropout behind a softmax was NaN.
 - *Running statistics*, which a batch norm writes without saying so, are told.
 """
 
@@ -19,7 +21,7 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from hocket.errors import CaptureError
 from hocket.tracing.compiling.arguments import decoded, dtype_of, op_named
@@ -143,14 +145,39 @@ def _called(func: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     declared = [a for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
     if len(list(written_arguments(func, args, kwargs))) > len(declared):
         raise CaptureError(f"{func} writes what it does not declare")
-    if not may_raise(func._schema.name.partition("::")[2]) or torch.Tag.nondeterministic_seeded in func.tags:
+    raises, is_random = may_raise(func._schema.name.partition("::")[2]), torch.Tag.nondeterministic_seeded in func.tags
+    if func is _aten.empty_strided.default:
+        # Inductor fills it, which takes as long as a kernel; where random numbers are drawn into it, it is only read
+        # for its layout.
+        return _opaque(func)(*args, **kwargs)
+    if not raises and not (is_random and declared):
         return func(*args, **kwargs)
     if not declared:
         return _opaque(func)(*args, **kwargs)
     functional = _without_write(func)
     if len(declared) > 1 or functional is None:
+        if is_random:
+            return func(*args, **kwargs)
         raise CaptureError(f"{func} may raise, and has no form that writes nothing")
+    if is_random:
+        return _drawn_apart(func, functional, args, kwargs)
     return args[0].copy_(_opaque(functional)(*args, **kwargs))
+
+
+def _drawn_apart(func: Any, functional: Any, args: list[Any], kwargs: dict[str, Any]) -> torch.Tensor:
+    """Random numbers as an op draws them into its first argument, drawn into a new tensor and then put there.
+
+    They are drawn in the order of memory, and the new tensor may be a contiguous one whatever was given.
+    """
+    into = args[0]
+    order = sorted(range(into.dim()), key=into.stride, reverse=True)
+    turned = into.permute(order)
+    positional = [argument for argument in func._schema.arguments if not argument.kwarg_only]
+    further = [*args[1:], *(a.default_value for a in positional[len(args) :] if a.name not in kwargs)]
+    if not turned.is_contiguous() or any(isinstance(each, torch.Tensor) for each in tree_leaves((further, kwargs))):
+        raise CaptureError(f"{func} draws random numbers by other tensors, or into a part of one")
+    drawn = _opaque(functional)(turned, *further, **kwargs)
+    return into.copy_(drawn.permute([order.index(n) for n in range(into.dim())]))
 
 
 def _only_part(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
@@ -168,9 +195,12 @@ def _without_write(func: Any) -> Any:
     """The op of the same arguments that makes a new tensor in place of writing its first one."""
     name = func._schema.name.partition("::")[2]
     packet = getattr(_aten, name.removesuffix("_"), None) if name.endswith("_") else None
-    found = getattr(packet, func._overloadname, None)
-    names = [argument.name for argument in func._schema.arguments]
-    return found if found is not None and [a.name for a in found._schema.arguments] == names else None
+    own = [(a.name, str(a.type)) for a in func._schema.arguments]
+    for overload in packet.overloads() if packet is not None else ():
+        found = getattr(packet, overload)
+        if [(a.name, str(a.type)) for a in found._schema.arguments] == own:
+            return found
+    return None
 
 
 def _opaque(func: Any) -> Any:

@@ -30,6 +30,9 @@ __all__ = ["FORMAT", "CompileRequest", "request_of"]
 
 FORMAT = "hocket-compile/2"
 
+# Releases of torch whose Inductor writes wrappers that are known. With any other one a step keeps its other forms.
+KNOWN_TORCH = ((2, 11), (2, 12), (2, 13))
+
 # Torch's kernels that make the update of a group of parameters.
 _UPDATES = frozenset(f"aten::_fused_{name}_" for name in ("sgd", "adam", "adamw", "adagrad"))
 
@@ -71,6 +74,7 @@ def request_of(captured: Captured, *, threads: int) -> CompileRequest:
     Raises:
         CaptureError: the step cannot be compiled; says why.
     """
+    _expect_known_torch(torch.__version__)
     program, slot_of = captured.program, captured.lowered.slot_of
     layouts = {
         slot: node.meta["val"] for node, slot in slot_of.items() if isinstance(node.meta.get("val"), torch.Tensor)
@@ -103,12 +107,16 @@ def request_of(captured: Captured, *, threads: int) -> CompileRequest:
     left = [root for slot, root in made_roots.items() if slot in outputs]
     if len({*left, *read}) < len(left) + len(read):
         raise CaptureError("what the step leaves shares memory with what it is given, or with itself")
-    for slot in {*inputs, *outputs}:
-        value = layouts.get(slot)
-        if value is None or value.device.type != "cpu" or value.layout is not torch.strided or value.is_complex():
-            raise CaptureError("the step holds a tensor that is not a strided one on the CPU, or a complex one")
-    call_texts, update_texts = ([text(call) for call in each] for each in (calls, updates))
     used = {*inputs, *made, *(slot for call in calls for slot in slots_in((call.args, call.kwargs)))}
+    for slot in used:
+        value = layouts.get(slot)
+        if value is not None and (value.device.type != "cpu" or value.layout is not torch.strided):
+            raise CaptureError(
+                f"the step holds a tensor on {value.device}, {value.layout}, and not a strided one on the CPU"
+            )
+        if slot in {*inputs, *outputs} and (value is None or value.is_complex()):
+            raise CaptureError("the step is given, or leaves, what is no tensor, or a complex one")
+    call_texts, update_texts = ([text(call) for call in each] for each in (calls, updates))
     document = {
         "format": FORMAT,
         "threads": threads,
@@ -157,6 +165,13 @@ def _roots(captured: Captured) -> dict[int, int]:
             slots = [captured.lowered.slot_of[each] for each in (own, *taken) if each in captured.lowered.slot_of]
             found.update({slot: root for slot in slots if root is not None})
     return found
+
+
+def _expect_known_torch(version: str) -> None:
+    major, minor = (int(part) for part in version.split(".")[:2])
+    if (major, minor) not in KNOWN_TORCH:
+        (first, *_, last) = (".".join(map(str, each)) for each in KNOWN_TORCH)
+        raise CaptureError(f"what Inductor of torch {version} writes is not known, that of {first} to {last} is")
 
 
 def _layout(value: torch.Tensor) -> tuple[list[int], list[int], str]:
