@@ -75,7 +75,7 @@ def partition_verb(args: Namespace) -> None:
     graph, costs, machine, captured = _step(args, machine)
     with Bar("partition", moving=True):
         problem = problem_of(graph, costs, machine, twins=args.twins)
-        search = {
+        search: dict[str, Any] = {
             "objective": args.objective,
             "epsilon": args.epsilon,
             "acyclic": args.acyclic,

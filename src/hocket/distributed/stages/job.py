@@ -73,7 +73,7 @@ def begun_job(
         if weights is not None:
             file = ModelFile(model, weights)
             check_fresh(model, optimizer)
-        in_file = {} if file is None else file.stored
+        in_file: Mapping[str, Any] = {} if file is None else file.stored
         captured = captured_at(peers.rank, step, model, optimizer, batch, in_file)
         _agree(captured, batch, peers, rebalance, file)
         captured = given_memory(captured)

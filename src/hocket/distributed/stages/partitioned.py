@@ -189,7 +189,8 @@ class PartitionedStep(JobStep):
             raise ExecutionError("distribute: before the first step, save and load model and optimizer themselves")
         with self._turn:
             self.synchronize()
-            entries, error, part = self._job.entries, None, None
+            entries, part = self._job.entries, None
+            error: Exception | None = None
             try:
                 part = part_to_load(self._model, self._optimizer, entries, self._job.kept, state)
             except Exception as found:  # noqa: BLE001 (raised below: the other ranks have to know first)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import importlib.util
 import math
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,7 +77,7 @@ def acyclic_by_constraints(
         unit = of_group.sum() / UNITS
         sizes = np.rint(of_group / unit).astype(np.int64).tolist()
         rounding = count / 2 + 1
-        sums: list[cp_model.LinearExprT] = [0]
+        sums: list[Any] = [0]
         sums += [cp_model.LinearExpr.weighted_sum([y[j] for y in within], sizes) for j in range(parts - 1)]
         sums.append(sum(sizes))
         for before, after in pairwise(sums):

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from hocket.errors import InputError, MissingDependencyError
 from hocket.planning.partition import compiled, starts
+from hocket.planning.partition.constraints import acyclic_by_constraints
 from hocket.planning.partition.contiguous import contiguous_start
 from hocket.planning.partition.evaluation import bytes_moved, imbalance, loads_us, part_cycle, pipeline_us
 from hocket.planning.partition.ideals import acyclic_by_ideals
@@ -29,6 +30,8 @@ OBJECTIVES = ("cut", "load", "pipeline")
 TOLERANCE = 1e-6
 # How many nodes of the tree of all partitions are looked at where the search found none that keeps the limits.
 EXHAUSTIVE_NODES = 5_000_000
+# Constraint programming may take so many times the budget to decide the same.
+PROOF_SHARE = 4.0
 # Above so many ops there is one start, and the search has the rest of the time.
 LARGE = 20_000
 
@@ -71,7 +74,7 @@ def search(
     part, violation, _ = hypergraph.search(given, seed, rounds, budget_s)
     if violation > TOLERANCE:
         _refuse_circles(problem, wanted)
-        exists, example = _exists(problem, wanted, hypergraph)
+        exists, example = _exists(problem, wanted, hypergraph, budget_s)
         if exists is not True or example is None:
             raise InputError(_refusal(problem, wanted, part, proved=exists is False))
         part, violation, _ = hypergraph.search([example, *given], seed, rounds, budget_s)
@@ -158,12 +161,12 @@ def _refusal(problem: PartitionProblem, wanted: Wanted, part: NDArray[np.int32],
     what = " and ".join(kept)
     near = f"the nearest that was found is {imbalance(problem, part.tolist()):.3g} off"
     if proved:
-        return f"partition: no partition of {parts} {what} (all were tried); {near}"
+        return f"partition: no partition of {parts} {what} (all were tried or ruled out); {near}"
     return f"partition: none was found of {parts} that {what}; {near}"
 
 
 def _exists(
-    problem: PartitionProblem, wanted: Wanted, hypergraph: Hypergraph
+    problem: PartitionProblem, wanted: Wanted, hypergraph: Hypergraph, budget_s: float
 ) -> tuple[bool | None, NDArray[np.int32] | None]:
     """Whether any partition keeps the limits, and one that does; None: that was not decided."""
     if wanted.acyclic and wanted.epsilon is not None:
@@ -171,6 +174,9 @@ def _exists(
         slack = TOLERANCE / 2 * problem.work_us.sum()
         decided, example = acyclic_by_ideals(problem, low - slack, high + slack)
         if decided is not None:
+            return decided, example
+        decided, example = acyclic_by_constraints(problem, low - slack, high + slack, PROOF_SHARE * budget_s)
+        if decided is False or (decided and example is not None and keeps_limits(problem, wanted, example)):
             return decided, example
     return hypergraph.feasible(EXHAUSTIVE_NODES)
 
