@@ -232,6 +232,8 @@ def _truth(captured: Captured, batch: Any) -> Left:
         return float64_step(captured, batch)
     except Exception as error:  # whatever an op says that has no kernel for float64
         raise CaptureError(f"there is no float64 step to compare with: {error}") from error
+    finally:
+        trim_heap()
 
 
 def _release_memory() -> None:

@@ -15,6 +15,7 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
 from hocket.errors import CaptureError
+from hocket.heap import trim_heap
 from hocket.tracing.captured import Captured
 from hocket.tracing.convolution_parts import convolution_in_parts
 from hocket.tracing.program import Call, Slot
@@ -31,6 +32,9 @@ WIDE = {
     torch.complex32: torch.complex128,
     torch.complex64: torch.complex128,
 }
+
+# The heap keeps what was freed between values that live: without being trimmed it holds twice what the step does.
+TRIM_EVERY_BYTES = 32 * 2**20
 
 
 @dataclass(frozen=True)
@@ -76,10 +80,15 @@ def float64_step(captured: Captured, batch: Any, *, is_wide: bool = False) -> Le
     random = torch.get_rng_state()
     try:
         with torch.no_grad():
+            untrimmed_bytes = 0
             for call, unneeded in _with_last_uses(captured):
                 _run(call, values, numbers, None if is_wide else dtypes)
+                untrimmed_bytes += sum(v.nbytes for s in call.outs.values() if isinstance(v := values[s], torch.Tensor))
                 for slot in unneeded:
                     del values[slot]
+                if untrimmed_bytes > TRIM_EVERY_BYTES:
+                    trim_heap()
+                    untrimmed_bytes = 0
     finally:
         torch.set_rng_state(random)
     places = {source: values[slot] for slot, source in captured.inputs if type(source) is not BatchLeaf}

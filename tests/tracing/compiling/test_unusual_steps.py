@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._inductor.decomposition import select_decomp_table
 
 from hocket import native
 from hocket.autotune.closeness import Closeness, sample
@@ -19,6 +20,7 @@ from hocket.ir import Lane, Plan
 from hocket.job import Job
 from hocket.tracing.captured import Captured, capture_step
 from hocket.tracing.compiling.folder import compiled_step
+from hocket.tracing.compiling.functional import functional_graph
 from hocket.tracing.compiling.request import request_of
 from hocket.tracing.state import inventory
 from hocket.tracing.variants import rewritten
@@ -90,7 +92,6 @@ STEPS: dict[str, tuple[Callable[[], Job], str]] = {
     "half channels last, all last": (half_channels_last, "+channels-last"),
     "float64": (float64, ""),
     "bfloat16": (bfloat16, ""),
-    "autocast": (autocast, "+channels-last"),
     "integers": (integers, ""),
     "complex inside": (complex_inside, ""),
     "batch of one": (lambda: job(convolutions(), images(1)), "+channels-last"),
@@ -124,6 +125,15 @@ def test_its_compiled_form_is_close(name: str, tmp_path: Path) -> None:
             seen = seen.and_sample(found["form"])
             made.step(made.batch(0))
     assert seen.holds, seen.why
+
+
+def test_a_batch_norm_under_autocast_is_refused_by_name() -> None:
+    """Inductor's statistics of it would be bfloat16, those of torch's kernel are float32."""
+    document = request_of(captured(autocast(), "+channels-last"), threads=2).document
+    with pytest.raises(
+        CaptureError, match=r"native_batch_norm.default would make torch.bfloat16 instead of torch.float32"
+    ):
+        functional_graph(document, select_decomp_table(), wide=False)
 
 
 def test_a_complex_parameter_is_refused_by_name() -> None:
