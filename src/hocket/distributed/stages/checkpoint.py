@@ -89,8 +89,8 @@ class PartToLoad:
         with torch.no_grad():
             for own, new in self.tensors:
                 own.copy_(new)  # of what was loaded in place it is the same memory
-        for group, new in self.groups:
-            group.update({key: value for key, value in new.items() if key != "params"})
+        for group, options in self.groups:
+            group.update({key: value for key, value in options.items() if key != "params"})
 
 
 def part_to_load(

@@ -134,7 +134,8 @@ def check_optimizers_begin_from_zeros(captured: Captured) -> None:
         options = [{key: group[key] for key in optimizer.defaults if key in group} for group in optimizer.param_groups]
         groups = [{"params": list(m.parameters()), **given} for m, given in zip(models, options, strict=True)]
         try:
-            tried = type(optimizer)(groups)
+            kind: Any = type(optimizer)
+            tried = kind(groups)
         except Exception as error:
             raise InputError(
                 f"distribute: whether {type(optimizer).__name__} begins from zeros cannot be tried: {error}; let "
