@@ -45,8 +45,34 @@ def test_groups_circles_and_memory_count():
     assert acyclic_by_constraints(small, np.full(2, 2.0), np.full(2, 2.0), 5.0) == (False, None)
 
 
+def test_both_passes_may_be_crossed_in_orders_of_their_own():
+    decided = set()
+    for seed in range(16):
+        draw = np.random.default_rng(seed)
+        forward = [(a, b) for a in range(4) for b in range(a + 1, 4) if draw.random() < 0.6]
+        backward = [(4 + a, 4 + b) for a in range(4) for b in range(4) if a > b and draw.random() < 0.6]
+        if seed % 2:  # not the other way round, but in an order of its own
+            backward = [(4 + (a - 4) % 3, 4 + (b - 4) % 3) for a, b in backward if (a - b) % 3]
+            backward = [(a, b) for a, b in backward if a > b]
+        problem = PartitionProblem(
+            tuple(f"op{n}" for n in range(8)),
+            np.repeat(draw.integers(1, 5, 8).astype(float)[:, None], 3, axis=1),
+            waits=(*forward, (3, 4), *backward),
+            group=np.array([0, 1, 2, 3, 0, 1, 2, 3]),
+            backward=np.arange(8) >= 4,
+        )
+        assert problem.two_passes
+        wanted = Wanted("cut", (0.1, 0.3, 0.5)[seed % 3], True, acyclic=True)
+        exists, part = acyclic_by_constraints(problem, *limits(problem, wanted), 20.0)
+        assert exists == any(True for _ in all_partitions(problem, wanted)), seed
+        decided.add(exists)
+        if part is not None:
+            assert keeps_limits(problem, wanted, part)
+    assert decided == {True, False}
+
+
 def test_what_is_not_decided():
     uneven = PartitionProblem(("a", "b"), np.ones((2, 2)))
     assert acyclic_by_constraints(uneven, np.zeros(2), np.array([1.0, 2.0]), 5.0) == (None, None)
-    many = PartitionProblem(tuple(f"op{n}" for n in range(20_001)), np.ones((20_001, 2)))
+    many = PartitionProblem(tuple(f"op{n}" for n in range(60_000)), np.ones((60_000, 2)))
     assert acyclic_by_constraints(many, np.zeros(2), np.full(2, 1e5), 5.0) == (None, None)

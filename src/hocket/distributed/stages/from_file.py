@@ -133,9 +133,9 @@ def check_optimizers_begin_from_zeros(captured: Captured) -> None:
         models = [_small_model() for _ in optimizer.param_groups]
         options = [{key: group[key] for key in optimizer.defaults if key in group} for group in optimizer.param_groups]
         groups = [{"params": list(m.parameters()), **given} for m, given in zip(models, options, strict=True)]
-        optimizer_class: Any = type(optimizer)
         try:
-            tried = optimizer_class(groups)
+            kind: Any = type(optimizer)
+            tried = kind(groups)
         except Exception as error:
             raise InputError(
                 f"distribute: whether {type(optimizer).__name__} begins from zeros cannot be tried: {error}; let "
