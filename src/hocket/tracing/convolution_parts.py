@@ -80,4 +80,4 @@ def _put(whole: Any, part: torch.Tensor, begin: int, num_images: int) -> torch.T
         strides = (math.prod(part.shape[1:]), *part.stride()[1:])
         whole = torch.empty_strided(shape, strides, dtype=part.dtype, device=part.device)
     whole.narrow(0, begin, len(part)).copy_(part)
-    return whole  # type: ignore[no-any-return]
+    return whole
