@@ -61,7 +61,8 @@ def partitioned_within(
 
     tried = [(distance(first), first)]
     for found in (first, *_others(free, search, wanted)) if tried[0][0] > 1.0 else ():
-        for each in (found, _moved(found, search, wanted, held)):
+        # Moves cost balance and bytes moved: only a promise is worth that.
+        for each in (found, _moved(found, search, wanted, held)) if is_promise else (found,):
             tried.append((distance(each), each))
             if tried[-1][0] <= 1.0:
                 return each
