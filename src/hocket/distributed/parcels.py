@@ -33,7 +33,7 @@ __all__ = [
 
 # What a link carries in this time is a chunk, within these bounds: smaller ones cost more work than they are worth, and
 # of larger ones a fast link takes no more in the same time.
-CHUNK_US = 2500.0
+CHUNK_US = 2000.0
 MIN_CHUNK_BYTES, MAX_CHUNK_BYTES = 16 * 1024, 128 * 1024
 # Values up to the first are packed, into parcels up to the second.
 SMALL_BYTES = 16 * 1024
@@ -95,7 +95,7 @@ def chunk_bytes_for(bytes_per_s: float) -> int:
 
     Example:
         >>> chunk_bytes_for(1e9), chunk_bytes_for(2.5e7), chunk_bytes_for(1e5)
-        (131072, 61440, 16384)
+        (131072, 49152, 16384)
     """
     fitting = int(bytes_per_s * CHUNK_US / 1e6) // 4096 * 4096
     return min(max(fitting, MIN_CHUNK_BYTES), MAX_CHUNK_BYTES)
