@@ -32,7 +32,10 @@ MODELS = {
 CLOSE = 1e-3
 STEPS, MAX_AUDITED = 5, 30
 # Those whose compiled form is known to be made and close. Of the others some lose it, and keep their other forms.
-COMPILED = {"AlbertForMaskedLM", "LlamaForCausalLM", "ViTForImageClassification"}
+COMPILED = {
+    *("AlbertForMaskedLM", "DistilBertForMaskedLM", "GPT2LMHeadModel", "LlamaForCausalLM"),
+    *("T5ForConditionalGeneration", "ViTForImageClassification"),
+}
 MAX_STEPS = 600
 
 

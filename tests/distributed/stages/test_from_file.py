@@ -48,6 +48,10 @@ def train(rank, say, name, optimizer, steps, path, settings):
     usual = ModelFile.read
     ModelFile.read = lambda file, entries: read.append(usual(file, entries))
     work = on_meta(name, optimizer)
+    if rank == 0:  # it has what no file has
+        for module, real in zip(work.model.modules(), work_of(name, optimizer).model.modules(), strict=True):
+            for buffer in module._non_persistent_buffers_set:
+                module._buffers[buffer] = real._buffers[buffer]
     torch.manual_seed(21)
     with distribute.stages(
         work.step, work.model, work.optimizer, weights=path, executor="python", timeout_s=60.0, **settings
