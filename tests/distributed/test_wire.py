@@ -246,3 +246,26 @@ def test_what_was_posted_is_delivered_before_its_sender_leaves():
         ranks.heard(0, "posted")
         ranks.store.set("ask", "")
         assert ranks.returned() == [None, 4.0]
+
+
+class Broken:
+    """A process group whose connection has just broken, and nobody has noticed yet."""
+
+    def recv(self, *args):
+        raise RuntimeError("[/gloo/pair.cc:553] Connection closed by peer [10.0.0.1]:5. This is typically caused by")
+
+
+def ask_over_a_broken_connection(rank, say):
+    wire, errors = wire_of(rank, VALUE), []
+    if rank == 1:
+        wire._group = Broken()
+        wire.receive("value", torch.empty(1, dtype=torch.int64), 1, errors.append)
+    else:
+        wire._threads[0].join(20)  # until the other one is gone
+    wire.close()
+    return [f"{type(error).__name__}: {error}" for error in errors]
+
+
+def test_a_connection_that_broke_a_moment_ago_is_a_lost_peer():
+    with Ranks(ask_over_a_broken_connection, 2) as ranks:
+        assert ranks.end(1) == ("returned", ["PeerError: rank 1 lost rank 0: Connection closed by peer [10.0.0.1]:5"])

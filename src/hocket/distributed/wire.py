@@ -67,10 +67,8 @@ class Wire:
         self._count: dict[str, int] = {}
         self._said_goodbye = self._closed = False
         self._changed = threading.Condition()
-        name = f"hocket-wire-{peer}"
-        self._threads = [
-            threading.Thread(target=work, name=name, daemon=True) for work in (self._listen, self._take, self._send)
-        ]
+        work = (self._listen, self._take, self._send)
+        self._threads = [threading.Thread(target=each, name=f"hocket-wire-{peer}", daemon=True) for each in work]
         for thread in self._threads:
             thread.start()
 
@@ -111,12 +109,15 @@ class Wire:
         tensors = [moving.values[member][0] for member in parcel.members]
         direct = is_direct(parcel, tensors)
         moving.memory = bytes_of(tensors[0]) if direct else torch.empty(parcel.size_bytes, dtype=torch.uint8)
-        if parcel.size_bytes:
+        try:
             moving.works = [
                 self._group.recv([moving.memory[begin:end]], self._other, tag + chunk)
                 for chunk, (begin, end) in enumerate(map(parcel.chunk, range(parcel.num_chunks)))
+                if end > begin
             ]
-        self._records.tell(REQUEST, number, 0, epoch)
+            self._records.tell(REQUEST, number, 0, epoch)
+        except RuntimeError as error:  # the connection broke a moment ago
+            self._fail(error)
 
     def put(self, name: str, tensor: torch.Tensor) -> None:
         """Send a value that is not in the order, and wait until it has arrived.
@@ -159,13 +160,12 @@ class Wire:
                 self._say_goodbye(FAILED if reason else LEAVE)
             except RuntimeError as error:  # the connection broke a moment ago
                 self._fail(error)
-        *receiving, sending = self._threads
-        for thread in receiving:
+        for thread in self._threads[:2]:  # that receive
             thread.join(timeout_s)
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        sending.join(timeout_s)
+        self._threads[2].join(timeout_s)
 
     def _delivered(self, error: BaseException | None) -> None:
         with self._changed:
