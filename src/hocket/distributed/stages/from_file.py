@@ -124,7 +124,7 @@ def check_fresh(model: Any, optimizer: Any) -> None:
 def check_optimizers_begin_from_zeros(captured: Captured) -> None:
     """Return if the captured step makes of a state of zeros what each optimizer makes in its first step.
 
-    Nobody has the values of the model, so optimizers of the same class and options are tried on a small one.
+    No rank has the values of the model, so optimizers of the same class and options are tried on a small one.
 
     Raises:
         InputError: it does not, or no other optimizer can be made of these options.

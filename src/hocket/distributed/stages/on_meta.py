@@ -9,7 +9,7 @@ real. Then they are the same objects with memory of the CPU, of which no page is
 Whether a fake tensor takes the same path through torch as a real one is not for torch to promise. So rank 0 captures on
 real tensors, and every call of the two captures, with the layout of what it makes, is compared before anything runs
 (`hocket.distributed.description`): a model for which they differ is refused by the name of the op. Only where all
-values are in a file (`from_file.py`), rank 0 has none, either, and nobody captures on real tensors.
+values are in a file (`from_file.py`), rank 0 has none, either, and no rank captures on real tensors.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class StagePlanner:
     Attributes:
         given: a rank for each op, or a plan with a lane for each rank; None: ops are profiled and partitioned.
         search: how, as arguments of the partitioner.
-        estimates: costs are estimated in place of it: nobody has all values.
+        estimates: whether costs are estimated, not profiled: where no rank has all values.
         profiles: whether ops are profiled whatever is given: who may move them has to know their costs.
         partition: what was found, where it was searched for.
         costs, machine: what it was made from.
