@@ -28,6 +28,19 @@ class Leaving:
     work: Any = None
     has_arrived: bool = False
 
+    def sent(self, work: Any) -> Any:
+        """The group has sent it: what the sender has to wait for. A work is waited for once, by who comes second."""
+        if self.has_arrived:
+            return work
+        self.work = work
+        return None
+
+    def arrived(self) -> Any:
+        """The peer has it: what whoever heard of that has to wait for."""
+        self.has_arrived = True
+        work, self.work = self.work, None
+        return work
+
 
 class Turns:
     """Of one end of a wire; whoever calls this holds that wire's lock.

@@ -226,12 +226,13 @@ class Wire:
                 begin, end = parcel.chunk(chunk)
                 assert moving.memory is not None
                 self._records.tell(CHUNK, number, chunk, moving.epoch)
-                if end > begin:
-                    tag = self._outgoing.first_tag[number] + chunk
-                    leaving.work = self._group.send([moving.memory[begin:end]], self._other, tag)
-                    if leaving.has_arrived:
-                        leaving.work.wait()
-                del moving, leaving  # what was delivered is nobody's but its owner's, however long this waits
+                tag = self._outgoing.first_tag[number] + chunk
+                work = self._group.send([moving.memory[begin:end]], self._other, tag) if end > begin else None
+                with self._changed:
+                    work = leaving.sent(work)
+                if work is not None:
+                    work.wait()
+                del moving, leaving, work  # what was delivered is nobody's but its owner's, however long this waits
         except Exception as error:  # noqa: BLE001 (told to whoever waits for a transfer)
             self._fail(error)
 
@@ -265,11 +266,11 @@ class Wire:
         else:
             with self._changed:
                 left = self._turns.on_the_way.popleft()
-                left.has_arrived = True
+                work = left.arrived()
                 self._changed.notify_all()
-            if left.work is not None:
-                left.work.wait()
-                left.work = None
+            if work is not None:
+                work.wait()
+                work = None
             if chunk + 1 == layout.parcels[left.number].num_chunks:
                 self._finish(self._sending, left.number, left.moving)
 
