@@ -25,6 +25,7 @@ def train(rank, say, servers=1, wait_s=30.0):
     with work(of, num_servers=servers) as fast:
         for step, batch in enumerate(batches(rank, STEPS)):
             if step == 2:
+                fast.synchronize()  # the gradients of its second step have arrived; else they count where they have
                 stops.at("before its request")
             if step > 2 and not fast._membership.store.check(["there"]):
                 time.sleep(0.1)
