@@ -241,27 +241,33 @@ class _PacedModule(nn.Module):
 
 
 class _Pace:
-    """Sleeps; what a sleep took too long is made up for by the next one, as a core that computes would not lose it."""
+    """Sleeps until a recorded duration is over; what a sleep took too long is made up for by the next one.
+
+    What was recorded had allocated its results: making the zeros in their place is part of the duration.
+    """
 
     def __init__(self) -> None:
         self._late_us = 0.0
 
-    def sleep(self, takes_us: float) -> None:
-        begin_s = time.perf_counter()
-        wanted_us = takes_us - self._late_us
-        if wanted_us > 0:
-            time.sleep(wanted_us / 1e6)
-        self._late_us = (time.perf_counter() - begin_s) * 1e6 - wanted_us
+    def sleep(self, takes_us: float, begin_s: float) -> None:
+        end_s = begin_s + (takes_us - self._late_us) / 1e6
+        if (left_s := end_s - time.perf_counter()) > 0:
+            time.sleep(left_s)
+        self._late_us = (time.perf_counter() - end_s) * 1e6
 
 
 class _Slept(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor, weight: torch.Tensor, times: PacedTimes, pace: _Pace) -> torch.Tensor:
+        begin_s = time.perf_counter()
         ctx.times, ctx.pace, ctx.size = times, pace, value.shape
-        pace.sleep(times.forward_us)
-        return torch.zeros(value.shape[0], times.sent)
+        result = torch.zeros(value.shape[0], times.sent)
+        pace.sleep(times.forward_us, begin_s)
+        return result
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        ctx.pace.sleep(ctx.times.backward_us)
-        return torch.zeros(ctx.size), torch.zeros(1), None, None
+        begin_s = time.perf_counter()
+        result = torch.zeros(ctx.size)
+        ctx.pace.sleep(ctx.times.backward_us, begin_s)
+        return result, torch.zeros(1), None, None

@@ -8,6 +8,8 @@ import pytest
 
 from hocket.distributed import plans
 from hocket.distributed.setup import PROBE_BYTES
+from hocket.errors import PeerError
+from hocket.ir import Plan
 
 
 class SlowWire:
@@ -29,3 +31,33 @@ def test_a_server_that_is_late_does_not_count_as_a_slow_link(late_s, monkeypatch
     made = SimpleNamespace(membership=SimpleNamespace(is_worker=True), wires=[wire])
     assert plans.link_rates(made) == [PROBE_BYTES / 0.5]
     assert not wire.left_s
+
+
+def told(says):
+    membership = SimpleNamespace(num_servers=2, name="worker {}".format, told=lambda key, by: says)
+    return plans.told_plan(SimpleNamespace(membership=membership))
+
+
+def test_what_rank_0_says_is_looked_at():
+    job = told({"plan": str(Plan(())), "chunk_bytes": [16384, 131072]})
+    assert job.chunk_bytes == (16384, 131072)
+    assert job.plan == Plan(())
+
+
+@pytest.mark.parametrize(
+    "says",
+    [
+        [],
+        "plan",
+        {"chunk_bytes": [16384, 16384]},
+        {"plan": "", "chunk_bytes": 16384},
+        {"plan": "", "chunk_bytes": [16384]},
+        {"plan": "", "chunk_bytes": [16384, 1]},
+        {"plan": "", "chunk_bytes": [16384, 16384.0]},
+        {"plan": 7, "chunk_bytes": [16384, 16384]},
+    ],
+    ids=str,
+)
+def test_what_is_no_plan_is_a_fault_of_rank_0(says):
+    with pytest.raises(PeerError, match="worker 0 says no plan with sizes of chunks for 2 servers"):
+        told(says)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from dataclasses import dataclass
 
 import torch
@@ -46,6 +47,9 @@ def batches(count: int) -> list:
         (torch.randn(6, 4, generator=generator).double(), torch.randn(6, 2, generator=generator).double())
         for _ in range(count)
     ]
+
+
+BATCHES = batches(6)
 
 
 def captured_of(of: Training, batch) -> Captured:
@@ -106,3 +110,42 @@ def plan_of(captured: Captured, me: str, peer: str, cores: int = 1) -> Plan:
     lanes.append(Lane("in", of_role["recv"], "channel", f"{peer}->{me}"))
     lanes.append(Lane("out", of_role["send"], "channel", f"{me}->{peer}"))
     return Plan(tuple(lanes))
+
+
+def part_of(adam: bool, make):
+    """A twin's part of the step, captured after one step."""
+    found = training(adam)
+    found.step(BATCHES[0])
+    return found, make(captured_of(found, BATCHES[0]))
+
+
+def both_ways(one: str, other: str, channel) -> dict:
+    return {f"{one}->{other}": channel, f"{other}->{one}": channel}
+
+
+def in_thread(step):
+    found = []
+
+    def run():
+        try:
+            found.append(step())
+        except BaseException as error:  # noqa: BLE001 (looked at by the test)
+            found.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)  # a test that fails leaves it waiting
+    thread.start()
+    return thread, found
+
+
+def all_begun(channel, part) -> list[str]:
+    """The recvs of the first step, once each has been begun."""
+    found = [op.name for op in part.graph.ops if op.role == "recv"]
+    for op in found:
+        channel.wait_for(op, 1)
+    return found
+
+
+def arrive(channel, part, epoch, role):
+    for op in part.graph.ops:
+        if op.role == role:
+            channel.arrive(op.name, epoch)

@@ -11,27 +11,26 @@ from pathlib import Path
 import pytest
 import torch
 
-from execution.parted import batches, captured_of, half_of, parameters_of, plan_of, server_of, training, twin, worker_of
+from execution.parted import (
+    BATCHES,
+    all_begun,
+    arrive,
+    both_ways,
+    half_of,
+    in_thread,
+    part_of,
+    plan_of,
+    server_of,
+    training,
+    twin,
+    worker_of,
+)
 from execution.probe import KINDS
 from execution.wires import ManualChannel, connection
 from hocket.checking import check, hazards
 from hocket.errors import ExecutionError
 from hocket.execution import executor
-from hocket.execution.threads import ThreadLanes
 from hocket.ir import Lane, Plan
-
-BATCHES = batches(6)
-
-
-def part_of(adam: bool, make):
-    """A twin's part of the step, captured after one step."""
-    found = training(adam)
-    found.step(BATCHES[0])
-    return found, make(captured_of(found, BATCHES[0]))
-
-
-def both_ways(one: str, other: str, channel) -> dict:
-    return {f"{one}->{other}": channel, f"{other}->{one}": channel}
 
 
 @pytest.fixture
@@ -116,34 +115,6 @@ def begun_executor(worker, kind, runs_ahead=False, runs_behind=False):
     channel = ManualChannel(runs_ahead, runs_behind)
     plan = plan_of(part, "worker0", "server")
     return executor(part, plan, kind=kind, channels=both_ways("worker0", "server", channel)), channel, part
-
-
-def in_thread(step):
-    found = []
-
-    def run():
-        try:
-            found.append(step())
-        except BaseException as error:  # noqa: BLE001 (looked at by the test)
-            found.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)  # a test that fails leaves it waiting
-    thread.start()
-    return thread, found
-
-
-def all_begun(channel, part) -> list[str]:
-    """The recvs of the first step, once each has been begun."""
-    found = [op.name for op in part.graph.ops if op.role == "recv"]
-    for op in found:
-        channel.wait_for(op, 1)
-    return found
-
-
-def arrive(channel, part, epoch, role):
-    for op in part.graph.ops:
-        if op.role == role:
-            channel.arrive(op.name, epoch)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -338,103 +309,3 @@ def test_lanes_and_channels_that_do_not_fit(worker, kind):
     everything = Plan((Lane("lane", part.graph.order),))
     with pytest.raises(ExecutionError, match=r"'recv:0\.weight' is a transfer, and lane 'lane' is of kind cores"):
         executor(part, everything, kind=kind)
-
-
-def test_parameters_arrive_in_their_own_memory():
-    found, part = part_of(False, worker_of)
-    channel = ManualChannel()
-    planned = ThreadLanes(part, plan_of(part, "w", "s"), channels=both_ways("w", "s", channel))
-    thread, _ = in_thread(lambda: planned(BATCHES[0]))
-    named = dict(found.model.named_parameters())
-    other = twin(found)
-    for parameter in other.model.parameters():
-        parameter.data.mul_(0.5)
-    for name, value in other.model.named_parameters():
-        channel.arrive(f"recv:{name}", 1, value.detach())
-        assert channel.begun[f"recv:{name}", 1][0].data_ptr() == named[name].data_ptr()
-    arrive(channel, part, 1, "send")
-    thread.join(20)
-    other.optimizer.zero_grad()
-    torch.nn.functional.mse_loss(other.model(BATCHES[0][0]), BATCHES[0][1]).backward()
-    for name in parameters_of(part):
-        assert torch.equal(named[name].grad, dict(other.model.named_parameters())[name].grad)
-    planned.close()
-
-
-def memory_of(channel, op) -> torch.UntypedStorage:
-    """The memory that a transfer of the first step moves."""
-    channel.wait_for(op, 1)
-    return channel.begun[op, 1][0].untyped_storage()
-
-
-def holders(memory: torch.UntypedStorage) -> int:
-    """How many hold it, who asks included."""
-    return torch._C._storage_Use_Count(memory._cdata)
-
-
-def until(is_so) -> bool:
-    deadline = time.monotonic() + 20
-    while not is_so() and time.monotonic() < deadline:
-        time.sleep(0.002)
-    return is_so()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_values_go_back_when_they_were_delivered_or_read_and_not_at_the_end(kind):
-    _, part = part_of(False, lambda captured: half_of(captured, {"0", "2", ""}, "second"))
-    channel = ManualChannel()
-    planned = executor(
-        part, plan_of(part, "first", "second"), kind=kind, channels=both_ways("first", "second", channel)
-    )
-    sends, recvs = ([op.name for op in part.graph.ops if op.role == role] for role in ("send", "recv"))
-    thread, found = in_thread(lambda: planned(BATCHES[0]))
-    sent, received = memory_of(channel, sends[0]), memory_of(channel, recvs[0])
-    assert min(holders(sent), holders(received)) > 1
-    channel.arrive(sends[0], 1)  # nobody here reads it
-    channel.begun.pop((sends[0], 1))
-    assert until(lambda: holders(sent) == 1)
-    channel.arrive(recvs[0], 1, torch.zeros(6, 5).double())
-    channel.begun.pop((recvs[0], 1))
-    channel.wait_for(sends[1], 1)
-    assert until(lambda: holders(received) == 1)
-    assert thread.is_alive(), "the step has not ended"
-    channel.arrive(sends[1], 1)
-    channel.arrive(recvs[1], 1)
-    thread.join(20)
-    assert isinstance(found[0], torch.Tensor)
-    planned.close()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("is_delivered_first", [True, False])
-def test_a_value_that_was_sent_stays_for_its_readers_here_and_for_the_transfer(kind, is_delivered_first):
-    alone = training()
-    alone.step(BATCHES[0])
-    mine, part = part_of(False, lambda captured: half_of(captured, {"0", "1"}, "second"))
-    channel = ManualChannel()
-    planned = executor(
-        part, plan_of(part, "first", "second"), kind=kind, channels=both_ways("first", "second", channel)
-    )
-    (send,), (recv,) = ([op.name for op in part.graph.ops if op.role == role] for role in ("send", "recv"))
-    thread, found = in_thread(lambda: planned(BATCHES[0]))
-    sent = memory_of(channel, send)
-    held, value = holders(sent), channel.begun[send, 1][0].clone()
-    gradient = torch.full_like(channel.begun[recv, 1][0], 0.25)
-    if is_delivered_first:
-        channel.arrive(send, 1)
-        time.sleep(0.02)  # who frees too early has the time to
-        assert holders(sent) == held, "the backward op reads it"
-        channel.arrive(recv, 1, gradient)
-    else:
-        channel.arrive(recv, 1, gradient)
-        time.sleep(0.02)
-        assert holders(sent) == held, "it is on its way"
-        channel.arrive(send, 1)
-    thread.join(20)
-    assert found == [None]
-    assert torch.equal(channel.begun[send, 1][0], value)
-    alone.optimizer.zero_grad()
-    alone.model[:2](BATCHES[0][0]).backward(gradient)
-    for parameter, other in zip(mine.model[0].parameters(), alone.model[0].parameters(), strict=True):
-        assert torch.equal(parameter.grad, other.grad)
-    planned.close()

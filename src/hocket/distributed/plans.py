@@ -107,15 +107,19 @@ def told_plan(made: Setup) -> JobPlan:
     """What rank 0 says that workers run.
 
     Raises:
-        PeerError: it says something else than a size of chunks for each server; or it has failed.
+        PeerError: it says something else than a plan, and a size of chunks for each server; or it has failed.
+        PlanError: what it says is no plan.
     """
     told = made.membership.told("plan", by=0)
-    sizes = tuple(told["chunk_bytes"])
-    if len(sizes) != made.membership.num_servers or not all(
-        isinstance(size, int) and MIN_CHUNK_BYTES <= size <= MAX_CHUNK_BYTES for size in sizes
-    ):
-        raise PeerError(f"{made.membership.name(0)} says chunks of {sizes} bytes")
-    return JobPlan(Plan.parse(told["plan"]), sizes)
+    match told:
+        case {"plan": str(plan), "chunk_bytes": [*sizes]} if len(sizes) == made.membership.num_servers and all(
+            isinstance(size, int) and MIN_CHUNK_BYTES <= size <= MAX_CHUNK_BYTES for size in sizes
+        ):
+            return JobPlan(Plan.parse(plan), tuple(sizes))
+    raise PeerError(
+        f"{made.membership.name(0)} says no plan with sizes of chunks for {made.membership.num_servers} servers"
+        f" ({MIN_CHUNK_BYTES} to {MAX_CHUNK_BYTES}), but {told!r:.200}"
+    )
 
 
 def worker_lanes(made: Setup, part: Captured, job_plan: JobPlan, kind: str) -> tuple[Executor, list[PullChannel]]:
