@@ -147,6 +147,9 @@ def _add_concurrency(names: Verbs) -> None:
     )
     concurrency.add_argument("--quick", action="store_true", help="only the steps of small ops")
     concurrency.add_argument("--no-compile", action="store_true", help="leave torch.compile out (it takes minutes)")
+    concurrency.add_argument(
+        "--no-plans", action="store_true", help="only what a user would choose from, no single plans"
+    )
     concurrency.add_argument("--rounds", type=count, metavar="N", help="blocks of steps of each contender")
     concurrency.add_argument("--report", metavar="DIR", help="draw how many ops run side by side, one picture a step")
     add_output(concurrency, "the result, after each target, as JSON")

@@ -31,7 +31,8 @@ __all__ = [
 ]
 
 # Contenders of the concurrency bench: what a user would choose from, and native lanes by one plan each.
-CHOICES = ("compile", "compile_update", "compile_last", "compile_last_update", "all", "close", "close_compiled", "jax")
+COMPILED = ("compile", "compile_update", "compile_last", "compile_last_update", "compile_autotune")
+CHOICES = (*COMPILED, "all", "close", "close_compiled", "jax")
 PLANS = ("serial", "s1", "s12", "s123", "lookahead", "phases")
 
 
@@ -52,6 +53,7 @@ def concurrency_bench(args: Namespace) -> None:
             quick=args.quick,
             save=partial(write_so_far, file, "concurrency", complete=False),
             compiled=not args.no_compile,
+            planned=not args.no_plans,
             rounds=args.rounds,
             targets=tuple(args.target),
             report=args.report,
@@ -62,10 +64,10 @@ def concurrency_bench(args: Namespace) -> None:
         return
     choices, plans = [], []
     for target, row in (item for group in ("small", "large") for item in result[group].items()):
-        uniform = row["speedup"][row["uniform_best"]]
+        uniform = f"{row['speedup'][row['uniform_best']]:.2f}" if row["uniform_best"] else "-"
         to_bound = f"{row['to_bound']['all']:.2f}" if row["to_bound"] else "-"
         choices.append((target, *_speedups(row, CHOICES), to_bound, f"{100 * row['faults_to_eager']:.1f}%"))
-        plans.append((target, *_speedups(row, PLANS), f"{uniform:.2f}"))
+        plans.append((target, *_speedups(row, PLANS), uniform))
     title = f"speedup over eager, {result['cores']} cores, torch {result['torch']}, medians of interleaved steps"
     print_tables(
         table(f"{title}: what a user would choose from", ("target", *CHOICES, "to bound", "page faults"), choices),

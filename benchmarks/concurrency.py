@@ -5,7 +5,8 @@ Contenders, all in one process, each on a twin of the same job, in turns (`bench
 - ``eager``: torch as recommended, threads = cores; ``eager_1`` and so on: the same with fewer threads;
 - ``compile``: `torch.compile` of the model, with what it really compiled: graphs, breaks, recompiles;
   ``compile_update``: of the model and of the optimizer's step; ``compile_last`` and ``compile_last_update``: the same
-  with model and images in channels last, where there are images;
+  with model and images in channels last, where there are images; ``compile_autotune``: all of these, in its mode
+  ``max-autotune``;
 - ``uniform_2x1`` and so on: every inter x intra combination (lanes by threads each), ops in program order on equal
   native lanes, too many threads for the cores included (the paper's manual optimisation);
 - ``serial``: native lanes, one lane of all cores, program order;
@@ -66,6 +67,7 @@ LARGE: dict[str, dict[str, Any]] = {
     "densenet40": {"batch_size": 32},
     "inception-v3": {"batch_size": 4},
     "resnet50": {"batch_size": 8},
+    "vgg16": {"batch_size": 2},
     "dcgan": {"batch_size": 64},
 }
 GPT2_WIDTH, GPT2_HEADS = 64, 4
@@ -77,6 +79,7 @@ def run(
     *,
     quick: bool = False,
     compiled: bool = True,
+    planned: bool = True,
     rounds: int | None = None,
     targets: tuple[str, ...] = (),
     report: str | os.PathLike[str] | None = None,
@@ -88,6 +91,7 @@ def run(
     Args:
         quick: leave out the large-op steps.
         compiled: measure `torch.compile` and compiled forms too (they take minutes on large models).
+        planned: measure native lanes by one plan each too, and fewer threads, which `schedule` chooses from.
         rounds: blocks of steps for each contender; by default 12 for small steps and 4 for large ones.
         targets: only these, by name or label (``resnet20`` or ``resnet20/64``).
         report: a directory for pictures of how many ops run side by side (Figure 4 of the paper), one a target.
@@ -120,6 +124,7 @@ def run(
                 name,
                 size,
                 compiled=compiled,
+                planned=planned,
                 rounds=rounds or blocks,
                 block=block,
                 report=Path(report) if report else None,
@@ -147,6 +152,7 @@ def measure(
     size: dict[str, Any],
     *,
     compiled: bool = True,
+    planned: bool = True,
     rounds: int = 12,
     block: int = 8,
     report: Path | None = None,
@@ -157,35 +163,25 @@ def measure(
     contenders: dict[str, Callable[[Any], Any]] = {}
     eager = _load(name, size)
     contenders["eager"] = eager.step
-    for threads in range(1, machine.cores):
+    for threads in range(1, machine.cores if planned else 1):
         contenders[f"eager_{threads}"] = _at_width(_load(name, size).step, threads, usual)
     notes: dict[str, Any] = {}
     if compiled:
         torch._dynamo.reset()
-        ways = [("compile", False, False), ("compile_update", True, False)]
-        if any(map(is_image, tree_leaves(eager.batch(0)))):
-            ways += [("compile_last", False, True), ("compile_last_update", True, True)]
-        for label, update, last in ways:
-            step, notes[label] = compiled_step(_load(name, size), update, last)
+        ways: list[tuple[str, bool, bool, str | None]] = [
+            ("compile", False, False, None),
+            ("compile_update", True, False, None),
+        ]
+        has_images = any(map(is_image, tree_leaves(eager.batch(0))))
+        if has_images:
+            ways += [("compile_last", False, True, None), ("compile_last_update", True, True, None)]
+        ways.append(("compile_autotune", True, has_images, "max-autotune"))
+        for label, update, last, mode in ways:
+            step, notes[label] = compiled_step(_load(name, size), update, last, mode)
             if step is not None:
                 contenders[label] = step
     captured = _captured(name, size)
-    costs = profile(captured, machine=machine, runs=5)
-    plans = {
-        f"uniform_{lanes}x{width}": _in_program_order(captured, lanes, width, machine.cores)
-        for lanes in _halvings(machine.cores)
-        for width in _halvings(machine.cores)
-    }
-    plans["serial"] = serial_plan(captured, machine.cores, machine)
-    strategies = [(1,), (1, 2), (1, 2, 3)]
-    if machine.devices[0].smt > 1:
-        strategies.append((1, 2, 3, 4))
-    for added in strategies:
-        options: dict[str, Any] = {"strategies": added, "lookahead_ms": 0.0}
-        label = "s" + "".join(map(str, added))
-        plans[label] = plan(captured.graph, costs, machine, planner="concurrency", **options)
-    plans["lookahead"] = plan(captured.graph, costs, machine, planner="concurrency")
-    plans["phases"] = plan(captured.graph, costs, machine, planner="phases")
+    plans = _plans(captured, machine) if planned else {}
     lanes_of = {label: executor(captured, made, machine) for label, made in plans.items()}
     contenders |= lanes_of
     fast = decided(_load(name, size), "bitwise")
@@ -206,7 +202,7 @@ def measure(
         jax.close()
     corunning: dict[str, Timeline] = {}
     for label in ("s123", "lookahead", "all"):
-        step = contenders[label]
+        step = contenders.get(label)
         if isinstance(step, Executor) or (step is fast and fast.verdict == "planned"):
             step(eager.batch(0))
             corunning[label] = step.timeline()
@@ -224,17 +220,38 @@ def measure(
     return row
 
 
+def _plans(captured: Captured, machine: Machine) -> dict[str, Plan]:
+    """What native lanes run, one plan each: uniform ones, program order, and the paper's strategies added in turn."""
+    costs = profile(captured, machine=machine, runs=5)
+    plans = {
+        f"uniform_{lanes}x{width}": _in_program_order(captured, lanes, width, machine.cores)
+        for lanes in _halvings(machine.cores)
+        for width in _halvings(machine.cores)
+    }
+    plans["serial"] = serial_plan(captured, machine.cores, machine)
+    strategies = [(1,), (1, 2), (1, 2, 3)]
+    if machine.devices[0].smt > 1:
+        strategies.append((1, 2, 3, 4))
+    for added in strategies:
+        options: dict[str, Any] = {"strategies": added, "lookahead_ms": 0.0}
+        label = "s" + "".join(map(str, added))
+        plans[label] = plan(captured.graph, costs, machine, planner="concurrency", **options)
+    plans["lookahead"] = plan(captured.graph, costs, machine, planner="concurrency")
+    plans["phases"] = plan(captured.graph, costs, machine, planner="phases")
+    return plans
+
+
 def _summary(found: dict[str, Turns], fast: Schedule, machine: Machine, ops: int) -> dict[str, Any]:
     medians = {label: turns.median_ms for label, turns in found.items()}
     eager = medians["eager"]
     uniform = {label: value for label, value in medians.items() if label.startswith("uniform_")}
-    best = min(uniform, key=uniform.__getitem__)
+    best = min(uniform, key=uniform.__getitem__, default=None)
     row: dict[str, Any] = {
         "ops": ops,
         "contenders": {label: turns.summary() for label, turns in found.items()},
         "speedup": {label: eager / value for label, value in medians.items()},
         "uniform_best": best,
-        "uniform_over_all": uniform[best] / medians["all"],
+        "uniform_over_all": uniform[best] / medians["all"] if best else None,
         "faults_to_eager": found["all"].summary()["page_faults"] / max(1.0, found["eager"].summary()["page_faults"]),
         "verdict": str(fast.verdict),
         "why": fast.why,

@@ -15,14 +15,34 @@ def test_a_target_that_it_does_not_have_is_named_before_anything_is_measured():
         concurrency.run(targets=("mlp", "lenet"))
 
 
+def test_without_single_plans_their_table_has_dashes(monkeypatch, capsys):
+    row = {"speedup": {"compile_autotune": 1.5, "all": 2.0}, "uniform_best": None, "to_bound": {}, "faults_to_eager": 0}
+    asked = {}
+    monkeypatch.setattr(
+        concurrency,
+        "run",
+        lambda **given: asked.update(given) or {"cores": 2, "torch": "2", "small": {"mlp": row}, "large": {}},
+    )
+    monkeypatch.setenv("COLUMNS", "200")
+    given = Namespace(quick=True, no_compile=False, no_plans=True, rounds=2, target=["mlp"], report=None, output=None)
+    given.format = "table"
+    commands.concurrency_bench(given)
+    assert (asked["planned"], asked["compiled"], asked["rounds"]) == (False, True, 2)
+    words = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("mlp")]
+    assert words[0][5:7] == ["1.50", "2.00"]
+    assert set(words[1][1:]) == {"-"}
+
+
 def test_the_tables_have_a_row_for_each_target_and_a_dash_for_what_was_left_out(monkeypatch, capsys):
     speedup = dict.fromkeys(("compile", "all", "close", *commands.PLANS), 1.25) | {"uniform_2x1": 1.5}
     row = {"speedup": speedup, "uniform_best": "uniform_2x1", "to_bound": {}, "faults_to_eager": 0.5}
     found = {"cores": 2, "torch": "2", "small": {"mlp": row}, "large": {}}
     monkeypatch.setattr(concurrency, "run", lambda **_: found)
     monkeypatch.setenv("COLUMNS", "200")
-    given = Namespace(quick=True, no_compile=True, rounds=None, target=[], report=None, output=None, format="table")
+    given = Namespace(
+        quick=True, no_compile=True, no_plans=False, rounds=None, target=[], report=None, output=None, format="table"
+    )
     commands.concurrency_bench(given)
     words = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("mlp")]
-    assert words[0] == ["mlp", "1.25", "-", "-", "-", "1.25", "1.25", "-", "-", "-", "50.0%"]
+    assert words[0] == ["mlp", "1.25", "-", "-", "-", "-", "1.25", "1.25", "-", "-", "-", "50.0%"]
     assert words[1] == ["mlp", *["1.25"] * len(commands.PLANS), "1.50"]
