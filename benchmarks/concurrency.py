@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -37,16 +37,16 @@ from benchmarks.call import gpt2
 from benchmarks.contenders import compiled_step, decided, is_image
 from benchmarks.jax_process import IN_A_ROW, jax_missing
 from benchmarks.jax_steps import MODELS, JaxStep
+from benchmarks.single_plans import single_plans
 from benchmarks.turns import Turns, in_turns
 from hocket import zoo
 from hocket.errors import InputError
 from hocket.execution import executor
 from hocket.execution.base import Executor
-from hocket.ir import Costs, Lane, Machine, Plan, Timeline
+from hocket.ir import Costs, Machine, Timeline
 from hocket.job import Job
-from hocket.planning import bounds, plan
+from hocket.planning import bounds
 from hocket.profiling import profile
-from hocket.profiling.tracer import serial_plan
 from hocket.reporting import corunning_of, write_corunning
 from hocket.session import Schedule
 from hocket.tracing.captured import Captured, capture_step
@@ -93,7 +93,8 @@ def run(
         compiled: measure `torch.compile` and compiled forms too (they take minutes on large models).
         planned: measure native lanes by one plan each too, and fewer threads, which `schedule` chooses from.
         rounds: blocks of steps for each contender; by default 12 for small steps and 4 for large ones.
-        targets: only these, by name or label (``resnet20`` or ``resnet20/64``).
+        targets: only these, by name or label (``resnet20`` or ``resnet20/64``); of the large ones, ``resnet50/2`` is
+            one with another batch.
         report: a directory for pictures of how many ops run side by side (Figure 4 of the paper), one a target.
         progress: called with each target's label before it is measured.
         save: called with the result so far after each target.
@@ -110,14 +111,9 @@ def run(
         "small": {},
         "large": {},
     }
-    known = {word for item in (*SMALL.items(), *LARGE.items()) for word in (item[0], _label(*item))}
-    if unknown := sorted(set(targets) - known):
-        raise InputError(f"bench concurrency: expected some of {', '.join(sorted(known))}, got {unknown[0]!r}")
-    for group, entries in (("small", SMALL), ("large", {} if quick else LARGE)):
-        for name, size in entries.items():
+    for group, entries in _chosen(targets, quick).items():
+        for name, size in entries:
             label = _label(name, size)
-            if targets and not {name, label} & set(targets):
-                continue
             progress(label)
             blocks, block = ROUNDS[group]
             result[group][label] = measure(
@@ -137,6 +133,28 @@ def run(
                 "to_bound": _geomean(row["to_bound"]["all"] for row in rows),
             }
     return result
+
+
+def _chosen(targets: Sequence[str], quick: bool) -> dict[str, list[tuple[str, dict[str, Any]]]]:
+    """The name and size of each target, by group."""
+    found: dict[str, list[tuple[str, dict[str, Any]]]] = {
+        "small": list(SMALL.items()),
+        "large": [] if quick else list(LARGE.items()),
+    }
+    known = {word for item in (*SMALL.items(), *LARGE.items()) for word in (item[0], _label(*item))}
+    others = []
+    for target in sorted(set(targets) - known):
+        name, _, batch_size = target.partition("/")
+        if name not in LARGE or not batch_size.isdecimal() or not int(batch_size):
+            raise InputError(f"bench concurrency: expected some of {', '.join(sorted(known))}, got {target!r}")
+        others.append((name, LARGE[name] | {"batch_size": int(batch_size)}))
+    if targets:
+        found = {
+            group: [item for item in entries if {item[0], _label(*item)} & set(targets)]
+            for group, entries in found.items()
+        }
+    found["large"] += others
+    return found
 
 
 def _load(name: str, size: dict[str, Any]) -> Job:
@@ -181,7 +199,7 @@ def measure(
             if step is not None:
                 contenders[label] = step
     captured = _captured(name, size)
-    plans = _plans(captured, machine) if planned else {}
+    plans = single_plans(captured, machine) if planned else {}
     lanes_of = {label: executor(captured, made, machine) for label, made in plans.items()}
     contenders |= lanes_of
     fast = decided(_load(name, size), "bitwise")
@@ -218,27 +236,6 @@ def measure(
     for each in scheduled.values():
         each.close()
     return row
-
-
-def _plans(captured: Captured, machine: Machine) -> dict[str, Plan]:
-    """What native lanes run, one plan each: uniform ones, program order, and the paper's strategies added in turn."""
-    costs = profile(captured, machine=machine, runs=5)
-    plans = {
-        f"uniform_{lanes}x{width}": _in_program_order(captured, lanes, width, machine.cores)
-        for lanes in _halvings(machine.cores)
-        for width in _halvings(machine.cores)
-    }
-    plans["serial"] = serial_plan(captured, machine.cores, machine)
-    strategies = [(1,), (1, 2), (1, 2, 3)]
-    if machine.devices[0].smt > 1:
-        strategies.append((1, 2, 3, 4))
-    for added in strategies:
-        options: dict[str, Any] = {"strategies": added, "lookahead_ms": 0.0}
-        label = "s" + "".join(map(str, added))
-        plans[label] = plan(captured.graph, costs, machine, planner="concurrency", **options)
-    plans["lookahead"] = plan(captured.graph, costs, machine, planner="concurrency")
-    plans["phases"] = plan(captured.graph, costs, machine, planner="phases")
-    return plans
 
 
 def _summary(found: dict[str, Turns], fast: Schedule, machine: Machine, ops: int) -> dict[str, Any]:
@@ -283,14 +280,6 @@ def _geomean(values: Any) -> float:
     return math.exp(sum(map(math.log, found)) / len(found)) if found else float("nan")
 
 
-def _halvings(cores: int) -> list[int]:
-    """All cores, half of them, and so on down to one."""
-    found = [cores]
-    while found[-1] > 1:
-        found.append(found[-1] // 2)
-    return found[::-1]
-
-
 def _processor() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -314,25 +303,3 @@ def _captured(name: str, size: dict[str, Any]) -> Captured:
     job = _load(name, size)
     job.step(job.batch(0))
     return capture_step(job.step, job.model, job.optimizer, job.batch(0), split=False)
-
-
-def _in_program_order(captured: Captured, lanes: int, width: int, cores: int) -> Plan:
-    """The ops in program order, each to the lane of what it waits for if that is one lane, else to the shortest queue.
-
-    Lanes that want more cores than there are share them all, as a framework's pools would.
-    """
-    dealt: list[list[str]] = [[] for _ in range(lanes)]
-    place: dict[str, int] = {}
-    for op in captured.graph.order:
-        before = {place[other] for other in captured.graph.predecessors[op]}
-        lane = before.pop() if len(before) == 1 else min(range(lanes), key=lambda number: len(dealt[number]))
-        dealt[lane].append(op)
-        place[op] = lane
-    pinned = lanes * width <= cores
-    return Plan(
-        tuple(
-            Lane(f"lane{n}", tuple(ops), width=width, cores=tuple(range(n * width, (n + 1) * width)) if pinned else ())
-            for n, ops in enumerate(dealt)
-        ),
-        planner="uniform",
-    )

@@ -15,6 +15,18 @@ def test_a_target_that_it_does_not_have_is_named_before_anything_is_measured():
         concurrency.run(targets=("mlp", "lenet"))
 
 
+def test_a_large_target_is_measured_with_another_batch(monkeypatch):
+    measured = []
+    row = {"speedup": {"all": 2.0}, "to_bound": {"all": 1.0}}
+    monkeypatch.setattr(concurrency, "measure", lambda name, size, **_: measured.append((name, size)) or row)
+    found = concurrency.run(targets=("resnet20/64", "mlp", "resnet50/2"))
+    assert measured == [("mlp", {}), ("resnet20", {"batch_size": 64}), ("resnet50", {"batch_size": 2})]
+    assert list(found["large"]) == ["resnet20/64", "resnet50/2"]
+    for wrong in ("resnet50/0", "resnet50/", "mlp/2", "resnet50/x"):
+        with pytest.raises(InputError, match=f"got '{wrong}'"):
+            concurrency.run(targets=(wrong,))
+
+
 def test_without_single_plans_their_table_has_dashes(monkeypatch, capsys):
     row = {"speedup": {"compile_autotune": 1.5, "all": 2.0}, "uniform_best": None, "to_bound": {}, "faults_to_eager": 0}
     asked = {}
