@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 import hocket
 from hocket.fusion import choose, contest
+from hocket.fusion.choose import Choice
 from hocket.fusion.contest import CALL_RATIOS, ContestedCall, Intervals, PlanContest, contestants
 from hocket.fusion.plan import ExecutionPlan
 
@@ -44,6 +45,18 @@ def test_a_layout_has_to_win_clearly(faster, wins):
     while not among.is_over:
         among.took(1.0 if among.plan is last else faster)
     assert (among.plan is last) is wins
+
+
+@pytest.mark.parametrize(
+    ("times_us", "finalists"),
+    [
+        ({ONE: 1.0, ALL: 1.1}, [ONE, ALL]),
+        ({ONE: 1.1, ALL: 1.0}, [ALL]),  # behind in passes, so calls need not be tried
+        ({ONE: 1.0, ALL: 2.1}, [ONE]),
+    ],
+)
+def test_other_plans_than_the_usual_one_have_to_be_ahead_in_passes_too(times_us, finalists):
+    assert Choice(("losses",), ONE, times_us).finalists == finalists
 
 
 @pytest.mark.parametrize(("faster", "wins"), [(1.04, False), (1.06, True)])
@@ -103,7 +116,9 @@ def test_calls_of_two_kinds_are_each_judged_by_their_own_time(monkeypatch):
 
 def test_a_loser_is_let_go_of(monkeypatch):
     clock = Clock(monkeypatch)
-    call = ContestedCall({ONE: clock.taking(2.0, [], ONE), ALL: clock.taking(1.0, [], ALL)}, lambda plan: None, Intervals())
+    call = ContestedCall(
+        {ONE: clock.taking(2.0, [], ONE), ALL: clock.taking(1.0, [], ALL)}, lambda plan: None, Intervals()
+    )
     for _ in range(4 * CALL_ROUNDS):
         call()
     assert not call._runs

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hocket.fusion.plan import ExecutionPlan, plans_for
+from hocket.fusion.plan import ExecutionPlan, plans_for, usual_of
 
 __all__ = ["ContestedCall", "Intervals", "PlanContest", "contestants"]
 
@@ -97,8 +97,8 @@ class PlanContest:
         self._turn = self._random.sample(list(self._fastest_s), len(self._fastest_s))
 
     def _handicapped_s(self) -> dict[ExecutionPlan, float]:
-        """Of each plan that is left; the usual one has most models at a time, and their images as they come."""
-        usual = max(self._fastest_s, key=lambda plan: (plan.group_size, not plan.channels_last))
+        """Of each plan that is left."""
+        usual = usual_of(self._fastest_s)
         return {plan: own_s * (1.0 if plan is usual else HANDICAP) for plan, own_s in self._fastest_s.items()}
 
 
