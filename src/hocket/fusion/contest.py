@@ -9,6 +9,9 @@ not passes of its own. In a search that is short, or of large models, those woul
 The second step of a turn counts; the first one finds caches and heap as another plan left them. From the second round
 on the order is drawn: a call that comes several times in a step, or two contests side by side, would otherwise put each
 plan to the same test every time, and another plan to another one.
+
+Noise must not decide, and a step whose calls go in several ways adds up gradients that lie in several ways. So one plan
+is the usual one (`plan.usual_of`), and another has to be clearly faster.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ TURN = 2
 # Times the fastest step so far: what is slower leaves, after one round and another, until the leader has won.
 RATIOS = (1.5, 1.2, 1.2)
 CALL_RATIOS = (math.inf, 1.5, 1.3, 1.2, 1.1, 1.1, 1.1, 1.1)  # where anything may happen between two calls
-HANDICAP = 1.05  # of all plans but the usual one: noise must not decide, and mixed layouts cost in other calls
+HANDICAP = 1.05  # times what a plan took that is not the usual one
 
 CONVOLUTIONS = (nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
