@@ -13,7 +13,8 @@ from torch.nn import functional as F
 
 import hocket
 from hocket.fusion import choose, contest
-from hocket.fusion.contest import CALL_RATIOS, ContestedCall, PlanContest, contestants
+from hocket.fusion.choose import Choice
+from hocket.fusion.contest import CALL_RATIOS, ContestedCall, Intervals, PlanContest, contestants
 from hocket.fusion.plan import ExecutionPlan
 
 CALL_ROUNDS = len(CALL_RATIOS)
@@ -46,6 +47,26 @@ def test_a_layout_has_to_win_clearly(faster, wins):
     assert (among.plan is last) is wins
 
 
+@pytest.mark.parametrize(
+    ("times_us", "finalists"),
+    [
+        ({ONE: 1.0, ALL: 1.1}, [ONE, ALL]),
+        ({ONE: 1.1, ALL: 1.0}, [ALL]),  # behind in passes, so calls need not be tried
+        ({ONE: 1.0, ALL: 2.1}, [ONE]),
+    ],
+)
+def test_other_plans_than_the_usual_one_have_to_be_ahead_in_passes_too(times_us, finalists):
+    assert Choice(("losses",), ONE, times_us).finalists == finalists
+
+
+@pytest.mark.parametrize(("faster", "wins"), [(1.04, False), (1.06, True)])
+def test_models_one_at_a_time_have_to_be_clearly_faster_than_all_at_once(faster, wins):
+    among = PlanContest([ONE, ALL], CALL_RATIOS)
+    while not among.is_over:
+        among.took(1.0 if among.plan is ONE else faster)
+    assert (among.plan is ONE) is wins
+
+
 class Clock:
     """A time of day that calls of a plan and what follows them take."""
 
@@ -65,8 +86,8 @@ class Clock:
 @pytest.mark.parametrize("faster", [ALL, ONE])
 def test_calls_run_by_each_plan_in_turns_and_then_by_the_faster_one(faster, monkeypatch):
     clock, log, won = Clock(monkeypatch), [], []
-    runs = {plan: clock.taking(1.0 if plan is faster else 1.15, log, plan) for plan in (ONE, ALL)}
-    call = ContestedCall(runs, won.append)
+    runs = {plan: clock.taking(1.0 if plan is faster else 1.18, log, plan) for plan in (ONE, ALL)}
+    call = ContestedCall(runs, won.append, Intervals())
     for number in range(8 * CALL_ROUNDS):
         assert call(number)[1] == number, "each call runs once, whoever's turn it is"
         clock.now_s += 100.0 * (number % 7 == 3)  # now and then somebody evaluates the models
@@ -76,9 +97,28 @@ def test_calls_run_by_each_plan_in_turns_and_then_by_the_faster_one(faster, monk
     assert max(others) < 4 * CALL_ROUNDS, "the winner alone from then on"
 
 
+def test_calls_of_two_kinds_are_each_judged_by_their_own_time(monkeypatch):
+    """In a step with both, by the whole step neither plan of the short call would be 5% ahead."""
+    clock, won, intervals = Clock(monkeypatch), {}, Intervals()
+    runs = {
+        "long": {ALL: clock.taking(100.0, [], ALL), ONE: clock.taking(120.0, [], ONE)},
+        "short": {ALL: clock.taking(2.0, [], ALL), ONE: clock.taking(1.0, [], ONE)},
+    }
+    calls = {
+        name: ContestedCall(own, lambda plan, name=name: won.setdefault(name, plan), intervals)
+        for name, own in runs.items()
+    }
+    for _ in range(4 * CALL_ROUNDS):
+        for call in calls.values():
+            call()
+    assert won == {"long": ALL, "short": ONE}
+
+
 def test_a_loser_is_let_go_of(monkeypatch):
     clock = Clock(monkeypatch)
-    call = ContestedCall({ONE: clock.taking(2.0, [], ONE), ALL: clock.taking(1.0, [], ALL)}, lambda plan: None)
+    call = ContestedCall(
+        {ONE: clock.taking(2.0, [], ONE), ALL: clock.taking(1.0, [], ALL)}, lambda plan: None, Intervals()
+    )
     for _ in range(4 * CALL_ROUNDS):
         call()
     assert not call._runs

@@ -23,7 +23,7 @@ from hocket.errors import InputError
 from hocket.fusion.bounded import Bounded
 from hocket.fusion.call_spec import CallSpec
 from hocket.fusion.choose import FAILURES, Choice, Copies, choose, make_pass, restored
-from hocket.fusion.contest import ContestedCall
+from hocket.fusion.contest import ContestedCall, Intervals
 from hocket.fusion.executor import LeadsElsewhereError, SingleExecutor
 from hocket.fusion.gradients import GradientMemory
 from hocket.fusion.loss import per_model_loss, stand_in
@@ -85,6 +85,7 @@ class Calls:
         self.models = ModelSlice(self.store, self.settings, self.memory)
         self.programs = Programs(self.models)
         self._calls: Bounded[KnownCall] = Bounded(MAX_CALLS)
+        self._intervals = Intervals()
         self._counted_from = len(self.choices)  # earlier choices say nothing of later calls
 
     def __getstate__(self) -> dict[str, Any]:
@@ -238,9 +239,9 @@ class Calls:
         with_losses, total = kind[0] == "losses", self.store.num_models
         if self.plan is not None:
             return self._asked(self.plan, program, values, with_losses)
-        won = [choice.winner for choice in self.choices[self._counted_from :] if choice.kind == kind]
-        if len(won) >= MAX_TIMED:
-            return self._by(program, Counter(won).most_common(1)[0][0], with_losses)
+        winners = [choice.winner for choice in self.choices[self._counted_from :] if choice.kind == kind]
+        if len(winners) >= MAX_TIMED:
+            return self._by(program, Counter(winners).most_common(1)[0][0], with_losses)
         plans = plans_for(total, with_losses=with_losses, has_images=has_images(program))
         runs = {plan: self._by(program, plan, with_losses) for plan in plans}
         if len(plans) == 1:
@@ -259,7 +260,8 @@ class Calls:
         self.choices.append(replace(choice, is_settled=len(finalists) == 1))
         if len(finalists) == 1:
             return runs[choice.winner]
-        return ContestedCall({plan: runs[plan] for plan in finalists}, partial(self._won, len(self.choices) - 1))
+        won = partial(self._won, len(self.choices) - 1)
+        return ContestedCall({plan: runs[plan] for plan in finalists}, won, self._intervals)
 
     def _won(self, number: int, plan: ExecutionPlan) -> None:
         """Real calls have shown which plan is the fastest for those of this choice."""

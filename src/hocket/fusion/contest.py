@@ -9,6 +9,9 @@ not passes of its own. In a search that is short, or of large models, those woul
 The second step of a turn counts; the first one finds caches and heap as another plan left them. From the second round
 on the order is drawn: a call that comes several times in a step, or two contests side by side, would otherwise put each
 plan to the same test every time, and another plan to another one.
+
+Noise must not decide, and a step whose calls go in several ways adds up gradients that lie in several ways. So one plan
+is the usual one (`plan.usual_of`), and another has to be clearly faster.
 """
 
 from __future__ import annotations
@@ -22,15 +25,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from hocket.fusion.plan import ExecutionPlan, plans_for
+from hocket.fusion.plan import ExecutionPlan, plans_for, usual_of
 
-__all__ = ["ContestedCall", "PlanContest", "contestants"]
+__all__ = ["ContestedCall", "Intervals", "PlanContest", "contestants"]
 
 TURN = 2
 # Times the fastest step so far: what is slower leaves, after one round and another, until the leader has won.
 RATIOS = (1.5, 1.2, 1.2)
 CALL_RATIOS = (math.inf, 1.5, 1.3, 1.2, 1.1, 1.1, 1.1, 1.1)  # where anything may happen between two calls
-HANDICAP = 1.05  # of channels last, which has to win clearly
+HANDICAP = 1.05  # times what a plan took that is not the usual one
 
 CONVOLUTIONS = (nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
@@ -65,8 +68,8 @@ class PlanContest:
 
     @property
     def leader(self) -> ExecutionPlan:
-        """The plan of the fastest step so far."""
-        return min(self._fastest_s, key=self._handicapped_s)
+        """The plan of the fastest step so far, where another one than the usual has to be clearly faster."""
+        return min(self._fastest_s, key=self._handicapped_s().__getitem__)
 
     @property
     def is_over(self) -> bool:
@@ -90,43 +93,70 @@ class PlanContest:
             self._end_round()
 
     def _end_round(self) -> None:
-        limit_s = self._ratios[self._rounds] * min(self._fastest_s.values())
-        self._fastest_s = {plan: own_s for plan, own_s in self._fastest_s.items() if own_s <= limit_s}
+        compared_s = self._handicapped_s()
+        limit_s = self._ratios[self._rounds] * min(compared_s.values())
+        self._fastest_s = {plan: own_s for plan, own_s in self._fastest_s.items() if compared_s[plan] <= limit_s}
         self._rounds += 1
         self._turn = self._random.sample(list(self._fastest_s), len(self._fastest_s))
 
-    def _handicapped_s(self, plan: ExecutionPlan) -> float:
-        return self._fastest_s[plan] * (HANDICAP if plan.channels_last else 1.0)
+    def _handicapped_s(self) -> dict[ExecutionPlan, float]:
+        """Of each plan that is left."""
+        usual = usual_of(self._fastest_s)
+        return {plan: own_s * (1.0 if plan is usual else HANDICAP) for plan, own_s in self._fastest_s.items()}
+
+
+class Intervals:
+    """The time from each call of an array to the next one, of whatever kind.
+
+    So a call's time has its own backward and update in it, and of other calls, which may have turns of their own, as
+    little as can be.
+    """
+
+    def __init__(self) -> None:
+        self._contest: PlanContest | None = None
+        self._began_s = 0.0
+
+    def begin(self, contest: PlanContest | None) -> None:
+        """A call begins, which may be one of a contest."""
+        if self._contest is None and contest is None:
+            return
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        now_s = perf_counter()
+        if self._contest is not None and not self._contest.is_over:
+            self._contest.took(now_s - self._began_s)
+        self._contest, self._began_s = contest, now_s
 
 
 class ContestedCall:
     """Calls of one kind, which run by several plans in turns until one has won.
 
-    What counts is the time from one call to the next: with the backward and the update that follow, and whatever else
+    What counts is the time from a call to the next one: with the backward and the update that follow, and whatever else
     the user does, which is the same for all plans; the fastest of several times is one without a rare guest in it.
 
     Args:
         runs: what runs by each plan.
         won: is told the winner.
+        intervals: of all calls of an array.
     """
 
-    def __init__(self, runs: Mapping[ExecutionPlan, Callable[..., Any]], won: Callable[[ExecutionPlan], None]) -> None:
+    def __init__(
+        self,
+        runs: Mapping[ExecutionPlan, Callable[..., Any]],
+        won: Callable[[ExecutionPlan], None],
+        intervals: Intervals,
+    ) -> None:
         self._runs = dict(runs)
         self._won = won
+        self._intervals = intervals
         self._contest = PlanContest(list(runs), CALL_RATIOS)
-        self._began_s: float | None = None
         self._winner: Callable[..., Any] | None = None
 
     def __call__(self, *args: Any) -> Any:
         """Run the call, by whose turn it is."""
+        self._intervals.begin(self._contest if self._winner is None else None)
         if self._winner is not None:
             return self._winner(*args)
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        now_s = perf_counter()
-        if self._began_s is not None:
-            self._contest.took(now_s - self._began_s)
-        self._began_s = now_s
         run = self._runs[self._contest.plan]
         if self._contest.is_over:
             self._winner = run

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -28,6 +29,8 @@ from hocket.fusion.single_model import SingleModel
 from hocket.fusion.stacked import Stacked
 
 __all__ = ["LeadsElsewhereError", "SingleExecutor"]
+
+IS_LEAF = attrgetter("is_leaf")
 
 
 class LeadsElsewhereError(InputError):
@@ -124,7 +127,7 @@ class SingleExecutor:
         """Each model's tensors, whose gradients lead back to the stacked ones."""
         wholes = self._models.store.all_tensors()
         watched = is_watched() or torch._C._are_functorch_transforms_active() or torch.is_inference_mode_enabled()
-        if not watched and all(whole.is_leaf for whole in wholes.values()):
+        if not watched and all(map(IS_LEAF, wholes.values())):
             return self._parts.of(wholes)
         of = {id(whole): whole.unbind(0) for whole in wholes.values()}
         return [{name: of[id(whole)][index] for name, whole in wholes.items()} for index in range(len(self._single))]

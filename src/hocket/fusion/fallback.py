@@ -112,6 +112,8 @@ def stack_parts(outs: Sequence[Any], where: str) -> Any:
     Raises:
         InputError: the models' tensors differ in shape, or are in objects.
     """
+    if set(map(type, outs)) == {Tensor}:
+        return _stacked(outs, where)
     flat = [pytree.tree_flatten(out) for out in outs]
     spec = flat[0][1]
     if any(other != spec for _, other in flat):
@@ -126,12 +128,19 @@ def stack_parts(outs: Sequence[Any], where: str) -> Any:
         if not isinstance(leaves[0], Tensor):
             columns.append(joined(leaves))
             continue
-        shapes = {tuple(leaf.shape): index for index, leaf in reversed(list(enumerate(leaves)))}
-        if len(shapes) > 1:
-            listed = ", ".join(f"{shape} in model {index}" for shape, index in shapes.items())
-            raise InputError(f"{where}: its output differs in shape: {listed}; name a larger block in separate=[...]")
-        columns.append(Stacked(torch.stack(leaves) if len(leaves) > 1 else leaves[0].unsqueeze(0)))
+        columns.append(_stacked(leaves, where))
     return pytree.tree_unflatten(columns, spec)
+
+
+def _stacked(leaves: Sequence[Tensor], where: str) -> Stacked:
+    """One tensor of each model."""
+    if len(leaves) == 1:
+        return Stacked(leaves[0].unsqueeze(0))
+    shapes = {tuple(leaf.shape): index for index, leaf in reversed(list(enumerate(leaves)))}
+    if len(shapes) > 1:
+        listed = ", ".join(f"{shape} in model {index}" for shape, index in shapes.items())
+        raise InputError(f"{where}: its output differs in shape: {listed}; name a larger block in separate=[...]")
+    return Stacked(torch.stack(list(leaves)))
 
 
 def _holds_tensors(value: Any) -> bool:

@@ -69,9 +69,11 @@ def per_model_loss(
         InputError: `outputs` has no models' axis, or `fn` fails; restates the shapes.
     """
     if num_models == 1 and len(targets) == 1 and _are_plain(outputs, *targets) and outputs.shape[:1] == (1,):
-        alone = _alone(fn, (Stacked(outputs), *axis.targets(fn, targets, outputs[0], outputs.shape, 1)))
-        if alone is not None:
-            return alone if alone.ndim == 1 else alone.flatten(1).sum(1)
+        out = outputs.squeeze(0)
+        [own] = axis.targets(fn, targets, out, outputs.shape, 1)
+        loss = fn(out, own.tensor.squeeze(0) if isinstance(own, Stacked) else own)
+        if isinstance(loss, Tensor):
+            return loss.unsqueeze(0) if loss.ndim == 0 else loss.sum().unsqueeze(0)
     leaves, spec = pytree.tree_flatten(outputs)
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     if not tensors or any(leaf.ndim == 0 or leaf.shape[0] != num_models for leaf in tensors):

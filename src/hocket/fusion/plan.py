@@ -14,11 +14,12 @@ digits CNNs, and not in every run (docs/research, 2026-11-22 and 23): too little
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hocket.errors import InputError
 
-__all__ = ["ExecutionPlan", "plans_for"]
+__all__ = ["ExecutionPlan", "plans_for", "usual_of"]
 
 
 @dataclass(frozen=True)
@@ -63,3 +64,8 @@ def plans_for(num_models: int, *, with_losses: bool, has_images: bool) -> list[E
     if has_images:
         plans.append(ExecutionPlan(1, backward, channels_last=True))
     return plans if num_models == 1 else [*plans, ExecutionPlan(num_models)]
+
+
+def usual_of(plans: Iterable[ExecutionPlan]) -> ExecutionPlan:
+    """The plan that others have to beat: that of the most models at a time, with images as they come."""
+    return max(plans, key=lambda plan: (plan.group_size, not plan.channels_last))

@@ -33,6 +33,8 @@ def test_hooks_closure_and_zero_grad():
     loss = optimizer.step(closure)
     assert loss.requires_grad
     assert seen == ["before", "after"]
+    optimizer.zero_grad(set_to_none=False)
+    assert all(p.grad is not None and not p.grad.any() for p in params)
     optimizer.zero_grad()
     assert all(p.grad is None for p in params)
     assert "lr: PerModel([0.1000, 0.2000]" in repr(optimizer)
