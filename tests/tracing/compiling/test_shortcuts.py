@@ -22,7 +22,9 @@ from hocket.tracing.compiling.shortcuts import linear_stride, shortcuts
 X, Y = (sympy.Symbol(name, integer=True, nonnegative=True) for name in "xy")
 
 
-@pytest.mark.parametrize("index", [X, 84 * X + Y + 7, Y + 3, sympy.Integer(5), 2 * X + 3 * (X + Y), 6 * X + FloorDiv(Y, 2)])
+@pytest.mark.parametrize(
+    "index", [X, 84 * X + Y + 7, Y + 3, sympy.Integer(5), 2 * X + 3 * (X + Y), 6 * X + FloorDiv(Y, 2)]
+)
 def test_a_linear_index_moves_as_inductor_says(index: sympy.Expr) -> None:
     found = linear_stride(index, X)
     assert found == stride_at_vec_range(index, X, 8)
