@@ -14,8 +14,8 @@ from hocket.errors import CaptureError
 
 __all__ = ["CompilingProcess"]
 
-# Compiling that takes longer is given up.
-MAX_COMPILE_S = 300.0
+# Compiling that takes longer is given up. Beside a training that leaves it a tenth of a core, a large step takes minutes.
+MAX_COMPILE_S = 1800.0
 
 
 class CompilingProcess:
