@@ -14,7 +14,7 @@ from hocket.errors import CaptureError
 
 __all__ = ["CompilingProcess"]
 
-# Compiling that takes longer is given up. Beside a training that leaves it a tenth of a core, a large step takes minutes.
+# Compiling that takes longer is given up; beside a training that leaves it a tenth of a core, it takes minutes.
 MAX_COMPILE_S = 1800.0
 
 
