@@ -40,6 +40,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_overhead(names)
     _add_guards(names)
     _add_decision(names)
+    _add_compiling(names)
     _add_call(names)
     _add_versions(names)
     _add_concurrency(names)
@@ -102,6 +103,18 @@ def _add_decision(names: Verbs) -> None:
     )
     add_output(decision, "the result, after each target, as JSON")
     decision.add_argument("target", nargs="*", metavar="TARGET", help="zoo names (all of them)")
+
+
+def _add_compiling(names: Verbs) -> None:
+    compiling = add_verb(
+        names,
+        "compiling",
+        schedule_commands.compiling_bench,
+        "what compiling a step takes, and eager steps beside it",
+        "python -m benchmarks compiling mlp densenet40/32 -o compiling.json",
+    )
+    add_output(compiling, "the result, after each target, as JSON")
+    compiling.add_argument("target", nargs="*", metavar="TARGET", help="zoo names, or NAME/BATCH (a selection)")
 
 
 def _add_call(names: Verbs) -> None:

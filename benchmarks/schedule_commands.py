@@ -9,7 +9,7 @@ from benchmarks.commands import write_so_far
 from hocket.cli.console import Bar, print_json, print_tables, table
 from hocket.cli.files import output_file, written
 
-__all__ = ["call_bench", "decision_bench", "guards_bench", "strangers_bench", "versions_bench"]
+__all__ = ["call_bench", "compiling_bench", "decision_bench", "guards_bench", "strangers_bench", "versions_bench"]
 
 
 def call_bench(args: Namespace) -> None:
@@ -56,6 +56,25 @@ def decision_bench(args: Namespace) -> None:
         rows.append((name, *times, row["verdict"], str(warm["calls"]), f"{warm['seconds']:.1f}", str(warm["recalled"])))
     columns = ("target", "eager ms", "calls", "seconds", "within", "verdict", "warm calls", "seconds", "recalled")
     print_tables(table("what it takes until a schedule has decided", columns, rows), *written(target))
+
+
+def compiling_bench(args: Namespace) -> None:
+    """What compiling takes, and what it costs the steps beside it."""
+    from benchmarks.compiling import BAR, TARGETS, run
+
+    target = output_file(args.output)
+    with Bar("compile each target beside eager steps"):
+        result = run(tuple(args.target) or TARGETS, save=partial(write_so_far, target, "compiling", complete=False))
+    write_so_far(target, "compiling", result)
+    if args.format == "json":
+        print_json({"bench": "compiling", **result})
+        return
+    rows = []
+    for name, row in result["targets"].items():
+        times = (f"{row['alone_ms']:.2f}", f"{row['beside_ms']:.2f}", f"{row['ratio']:.2f}", f"{row['mean_ratio']:.2f}")
+        rows.append((name, *times, "yes" if row["within"] else "no", f"{row['compile_s']:.1f}"))
+    columns = ("target", "alone ms", "beside ms", "ratio", "of means", f"within {BAR}", "compiling s")
+    print_tables(table("eager steps beside the compiler, in turns with steps alone", columns, rows), *written(target))
 
 
 def guards_bench(args: Namespace) -> None:

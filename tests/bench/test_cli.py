@@ -19,6 +19,7 @@ NAMES = (
     "overhead",
     "guards",
     "decision",
+    "compiling",
     "call",
     "versions",
     "concurrency",

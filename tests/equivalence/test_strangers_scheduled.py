@@ -105,7 +105,11 @@ def gaps(fast: Schedule, job: Job, twin: Job) -> dict[str, float]:
 
 
 def all_rounding(job: Job) -> list[str]:
-    """Names of parameters whose gradient is zero but for rounding: a bias before a norm, that of attention's keys."""
+    """Names of what is zero but for rounding, and so has no digit in common with another form's.
+
+    Parameters, by their gradients: a bias before a norm, that of attention's keys. Running means, by the deviation of
+    what they are the mean of: a norm of what another norm made without a bias, as in ShuffleNet.
+    """
     params = [param for model in job.models for param in model.parameters() if param.grad is not None]
     largest = max(float(param.grad.abs().max()) for param in params)
     small = {id(param) for param in params if float(param.grad.abs().max()) < 1e-5 * largest}
@@ -115,6 +119,12 @@ def all_rounding(job: Job) -> list[str]:
         for name, param in model.named_parameters()
         if id(param) in small
     ]
+    for number, model in enumerate(job.models):
+        for name, norm in model.named_modules():
+            if isinstance(norm, torch.nn.BatchNorm2d):
+                deviation = float(norm.running_var.max().sqrt())
+                if float(norm.running_mean.abs().max()) < 1e-5 * deviation:
+                    names.append(f"model {number}: {name}.running_mean")
     for number, optimizer in enumerate(job.optimizers):
         for at, group in enumerate(optimizer.param_groups):
             for place, param in enumerate(group["params"]):

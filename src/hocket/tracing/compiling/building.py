@@ -1,8 +1,9 @@
 """Kernels as they are written by Inductor, compiled to an object, and objects linked to a library.
 
 In the compiling process only. The kernels of a precision stand in few C++ files, since what a file includes takes
-longer to read than a kernel to compile: in one, or where there are many kernels, in one for each core. A kernel uses at
-most as many threads as it was written for (its buffers for partial sums have that size), and no more than its lane has.
+longer to read than a kernel to compile: in one, or where there are many kernels that run in training, in one for each
+core. A kernel uses at most as many threads as it was written for (its buffers for partial sums have that size), and no
+more than its lane has.
 """
 
 from __future__ import annotations
@@ -46,11 +47,11 @@ def compile_kernels(file: Path, kernels: Mapping[str, WrittenKernel], threads: i
     includes = dict.fromkeys(line for _, found in texts for line in found)
     compiler, flags = _compiler(with_vectors=is_timed)
     if not is_timed:
-        flags.append("-O1")  # the last one counts
+        flags.append("-Og")  # the last one counts; less is not inlined, and a step takes longer than is saved
     # What a header defines is each library's own: one that shares it is never unloaded.
     flags.append("-fvisibility=hidden")
     commands, made = [], []
-    for number, part in enumerate(_parts([text for text, _ in texts])):
+    for number, part in enumerate(_parts([text for text, _ in texts], num_cores() if is_timed else 1)):
         source = file.with_name(f"{file.stem}{number}.cpp")
         source.write_text("\n".join([*includes, *part]))
         made.append(source.with_suffix(".o"))
@@ -59,10 +60,10 @@ def compile_kernels(file: Path, kernels: Mapping[str, WrittenKernel], threads: i
     return made
 
 
-def _parts(texts: Sequence[str]) -> list[list[str]]:
-    """The texts in parts of about the same size, at most one for each core; one where they are short."""
+def _parts(texts: Sequence[str], most: int) -> list[list[str]]:
+    """The texts in at most so many parts of about the same size; one where they are short."""
     total = sum(map(len, texts))
-    parts: list[list[str]] = [[] for _ in range(max(1, min(num_cores(), total // _MIN_PART_CHARS)))]
+    parts: list[list[str]] = [[] for _ in range(max(1, min(most, total // _MIN_PART_CHARS)))]
     for text in sorted(texts, key=len, reverse=True):
         min(parts, key=lambda part: sum(map(len, part))).append(text)
     return parts

@@ -65,7 +65,7 @@ def compiled_to(folder: Path, document: dict[str, Any], *, wide: bool) -> None:
         Exception: whatever Inductor or the compiler raise.
     """
     precision = _PRECISIONS[wide]
-    with _configured(document["threads"], wide):
+    with _configured(document["threads"], wide), shortcuts():
         source, given = _written(document, wide)
         kernels = {f"{precision}_{name}": kernel for name, kernel in kernels_of(source).items()}
         with FakeTensorMode():
@@ -113,7 +113,7 @@ def _written(document: dict[str, Any], wide: bool) -> tuple[str, list[torch.Tens
     _mark_outputs(module)
     unbuilt = patched(AsyncCompile, "cpp_pybinding", lambda *_, **__: None)
     kept = patched(GraphLowering, "save_output_code", staticmethod(sources.append))
-    with unbuilt, kept, shortcuts(), torch.no_grad():
+    with unbuilt, kept, torch.no_grad():
         compile_fx.compile_fx_inner(module, given)
     if len(sources) != 1:
         raise CaptureError(f"Inductor wrote {len(sources)} wrappers")

@@ -14,8 +14,8 @@ from hocket.errors import CaptureError
 
 __all__ = ["CompilingProcess"]
 
-# Compiling that takes longer is given up.
-MAX_COMPILE_S = 300.0
+# Compiling that takes longer is given up; beside a training that leaves it a tenth of a core, it takes minutes.
+MAX_COMPILE_S = 1800.0
 
 
 class CompilingProcess:
@@ -47,7 +47,9 @@ class CompilingProcess:
                     stdout=words,
                     stderr=words,
                     env=environment,
-                    start_new_session=True,
+                    # A group, so that its compilers can be ended, and no session: of sessions Linux gives each the
+                    # same share of the cores (autogroups), whatever the priority of what is in them.
+                    process_group=0,
                 )
         except OSError as error:
             raise CaptureError(f"the compiling process cannot be started: {error.strerror}") from None

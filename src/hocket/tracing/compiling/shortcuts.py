@@ -1,10 +1,13 @@
 """What Inductor works out again and again, worked out once; in the compiling process only.
 
-Two of its functions took a fifth of the seconds in which it wrote the kernels of a DenseNet:
+Two of its functions took a fifth of the seconds in which it wrote the kernels of a DenseNet, and a third one compiles:
 
 - by how much an index moves with one variable of a loop: it substitutes and simplifies, for every access and every
   variable. Nearly all indices are sums of variables with constant factors, where the answer is the factor.
 - a table of the dtypes that ops make, which it fills each time it is asked for.
+- what the compiler knows of the processor: on one with AVX-512 it builds three programs in each process, and starts an
+  interpreter to load each. What the processor has is used (compilers that read C++20 know it), but for instructions on
+  matrices: only newer compilers know all of those, and no kernel has any.
 
 What is not there in another torch is left as it is.
 """
@@ -21,7 +24,7 @@ __all__ = ["linear_stride", "patched", "shortcuts"]
 @contextmanager
 def shortcuts() -> Iterator[None]:
     """Within this, Inductor takes the shortcuts."""
-    from torch._inductor import dtype_propagation, utils
+    from torch._inductor import cpu_vec_isa, dtype_propagation, utils
     from torch._inductor.codegen import cpp
 
     with ExitStack() as all_of_them:
@@ -45,6 +48,9 @@ def shortcuts() -> Iterator[None]:
                     fill(self)
 
             all_of_them.enter_context(patched(table, "__init__", fill_once))
+        instructions = getattr(cpu_vec_isa, "VecISA", None)
+        if instructions is not None and "check_build" in vars(instructions):
+            all_of_them.enter_context(patched(instructions, "check_build", lambda self, _: "amx" not in str(self)))
         yield
 
 
@@ -56,18 +62,18 @@ def linear_stride(index: Any, var: Any) -> Any:
         var: a symbol.
 
     Returns:
-        The factor; None for an expression that is no such sum.
+        The factor; None for an expression in which the variable is elsewhere, too.
 
     Example:
         >>> import sympy
         >>> x, y = sympy.symbols("x y", integer=True)
-        >>> linear_stride(84 * x + y + 7, x), linear_stride(y, x), linear_stride(x * y, x)
+        >>> linear_stride(84 * x + y + 7, x), linear_stride(y // 2, x), linear_stride(x * y, x)
         (84, 0, None)
     """
     import sympy  # type: ignore[import-untyped]
 
     terms = index.as_coefficients_dict()
-    if all(term.is_Symbol or term.is_Number for term in terms):
+    if all(term.is_Symbol or term.is_Number or var not in term.free_symbols for term in terms):
         return terms.get(var, sympy.S.Zero)
     return None
 

@@ -1,0 +1,128 @@
+"""What the compiling process takes, and what it costs the training beside which it runs.
+
+    python -m benchmarks compiling mlp resnet20 -o compiling.json
+
+The step is compiled as a schedule compiles it, in a process of the lowest priority, while eager steps run. In turns
+that process is stopped for a while, so that steps beside it and steps alone are of the same minutes.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from hocket import zoo
+from hocket.errors import CaptureError, HocketError
+from hocket.ir import Machine
+from hocket.job import Job
+from hocket.tracing.captured import Captured, capture_step
+from hocket.tracing.compiling.folder import Compiling
+from hocket.tracing.state import inventory
+from hocket.tracing.variants import compiled_from, compiled_rewrites_of, in_form, rewritten
+
+__all__ = ["BAR", "TARGETS", "measure", "run"]
+
+TARGETS = ("mlp", "lstm-cells", "resnet20", "densenet40")
+# Steps may take so many times eager's time beside the compiler.
+BAR = 1.3
+# A turn takes so long, or five steps.
+TURN_S, TURN_STEPS = 1.0, 5
+
+
+def run(targets: tuple[str, ...], save: Callable[[dict[str, Any]], object] = lambda result: None) -> dict[str, Any]:
+    """Measure each target (see `measure`); `save` gets the result so far."""
+    result: dict[str, Any] = {
+        "cores": Machine.here().cores,
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "targets": {},
+    }
+    for target in targets:
+        result["targets"][target] = measure(target)
+        save(result)
+    return result
+
+
+def measure(target: str) -> dict[str, Any]:
+    """One target, in the last of its forms that are compiled: of images, with channels last.
+
+    Returns:
+        ``alone_ms`` and ``beside_ms``, medians of eager steps while the compiler is stopped and while it runs;
+        ``ratio`` of the second to the first, and ``mean_ratio`` of the means, which single long steps move;
+        ``within``: whether the latter is at most `BAR`; ``compile_s``, for which the compiler ran, and ``turns``.
+
+    Raises:
+        HocketError: the step cannot be compiled.
+    """
+    name, _, batch_size = target.partition("/")
+    job = zoo.load(name, batch_size=int(batch_size)) if batch_size else zoo.load(name)
+    for number in range(3):
+        job.step(job.batch(number))
+    captured = _to_compile(job)
+    times: dict[bool, list[float]] = {False: [], True: []}
+    compile_s, turns = 0.0, 0
+    with tempfile.TemporaryDirectory() as folder:
+        compiling = Compiling(captured, Path(folder), threads=torch.get_num_threads())
+        try:
+            compiling.start()
+            group = compiling._process._process.pid  # type: ignore[union-attr]
+            while not compiling.is_done:
+                compile_s += _turn(job, times[True], lambda: compiling.is_done)
+                turns += 1
+                if not compiling.is_done:
+                    os.killpg(group, signal.SIGSTOP)
+                    _turn(job, times[False], lambda: False)
+                    os.killpg(group, signal.SIGCONT)
+            if not times[False]:
+                _turn(job, times[False], lambda: False)
+            compiling.result()
+        finally:
+            compiling.close()
+    alone, beside = ([1e3 * seconds for seconds in times[is_beside]] for is_beside in (False, True))
+    mean_ratio = (sum(beside) / len(beside)) / (sum(alone) / len(alone))
+    return {
+        "alone_ms": median(alone),
+        "beside_ms": median(beside),
+        "ratio": median(beside) / median(alone),
+        "mean_ratio": mean_ratio,
+        "within": mean_ratio <= BAR,
+        "compile_s": compile_s,
+        "turns": turns,
+    }
+
+
+def _turn(job: Job, times: list[float], is_over: Callable[[], bool]) -> float:
+    """Make and time steps for a while, and return for how long."""
+    start = perf_counter()
+    number = 0
+    while (perf_counter() - start < TURN_S or number < TURN_STEPS) and not is_over():
+        begun = perf_counter()
+        job.step(job.batch(number))
+        times.append(perf_counter() - begun)
+        number += 1
+    return perf_counter() - start
+
+
+def _to_compile(job: Job) -> Captured:
+    """The step as it is given to the compiler."""
+    batch = job.batch(0)
+    places = inventory(job.model, job.optimizer)
+    failure: CaptureError | None = None
+    for form in reversed(compiled_rewrites_of("", places, batch)):
+        for source in compiled_from(form, places):
+            try:
+                with in_form(places, source):
+                    step = rewritten(job.step, source, places)
+                    return replace(capture_step(step, job.model, job.optimizer, batch, split=False), step=job.step)
+            except CaptureError as error:
+                failure = failure or error
+    raise HocketError(f"{job.name} has no compiled form: {failure}")
