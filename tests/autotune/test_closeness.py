@@ -204,19 +204,29 @@ def test_a_form_that_fails_is_not_close_and_says_why() -> None:
     assert Closeness().and_sample(seen["form"]).why == "RuntimeError: no such kernel"
 
 
-def test_the_least_distance_of_several_steps_counts_on_both_sides() -> None:
+def in_steps(*distances: tuple[float, float]) -> Closeness:
+    """Of one gradient: eager's distance and the form's, step by step."""
+    seen = Closeness()
+    for eager, form in distances:
+        seen = seen.and_sample({"w.grad": Distance("gradient", 1.0, 1e-7, eager, form)})
+    return seen
+
+
+def test_a_form_has_to_be_near_once_and_an_error_never_is() -> None:
     near, far = 1e-6, 1e-2
+    assert not in_steps((near, far)).holds
+    assert in_steps((near, far), (far, near)).holds
+    assert not in_steps(*[(near, far)] * MAX_SAMPLES).holds
 
-    def one(eager: float, form: float) -> dict[str, Distance]:
-        return {"w.grad": Distance("gradient", 1.0, 1e-7, eager, form)}
 
-    seen = Closeness().and_sample(one(near, far))
-    assert not seen.holds
-    assert seen.and_sample(one(far, near)).holds
-    always = Closeness()
-    for _ in range(MAX_SAMPLES):
-        always = always.and_sample(one(near, far))
-    assert not always.holds
+def test_one_step_in_which_eager_was_lucky_says_nothing() -> None:
+    near, usual = 1e-8, 2e-5
+    jumps = [(usual, usual), (usual, usual / 2), (near, usual), (usual / 2, usual), (usual, usual), (usual, usual)]
+    assert in_steps(*jumps).holds
+    assert not in_steps(*((near, form) for _, form in jumps)).holds
+    assert not in_steps(*((eager, 10 * form) for eager, form in jumps)).holds
+    mostly_near = [(near, usual)] * 3 + [(usual, usual)] * 3
+    assert not in_steps(*mostly_near).holds, "half of eager's steps have no jump"
 
 
 def test_a_group_says_what_rounding_does_to_a_value_where_eager_was_lucky() -> None:

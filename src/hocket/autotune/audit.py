@@ -120,7 +120,7 @@ class Auditor:
             except CaptureError as error:
                 return eager(batch), self._problem(str(error))
         self._seen = seen = self._seen.and_sample(found[best.form])
-        if not seen.holds and not seen.error and seen.num_samples < MAX_SAMPLES:
+        if not seen.holds and not seen.error and len(seen.samples) < MAX_SAMPLES:
             self.audit.due = self.audit.num_steps + 1
             return result, ""
         self._seen = Closeness()
