@@ -26,6 +26,7 @@ from hocket.ir import Machine
 from hocket.job import Job
 from hocket.tracing.captured import Captured, capture_step
 from hocket.tracing.compiling.folder import Compiling
+from hocket.tracing.compiling.process import CompilingProcess
 from hocket.tracing.state import inventory
 from hocket.tracing.variants import compiled_from, compiled_rewrites_of, in_form, rewritten
 
@@ -72,9 +73,12 @@ def measure(target: str) -> dict[str, Any]:
     compile_s, turns = 0.0, 0
     with tempfile.TemporaryDirectory() as folder:
         compiling = Compiling(captured, Path(folder), threads=torch.get_num_threads())
+        process = CompilingProcess()
         try:
-            compiling.start()
-            group = compiling._process._process.pid  # type: ignore[union-attr]
+            compiling.start(process)
+            process.begin()
+            group = process.group
+            assert group is not None
             while not compiling.is_done:
                 compile_s += _turn(job, times[True], lambda: compiling.is_done)
                 turns += 1

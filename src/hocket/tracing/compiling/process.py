@@ -55,6 +55,11 @@ class CompilingProcess:
             raise CaptureError(f"the compiling process cannot be started: {error.strerror}") from None
 
     @property
+    def group(self) -> int | None:
+        """The process group that it and its compilers are; None where nothing was to be compiled."""
+        return None if self._process is None else self._process.pid
+
+    @property
     def is_done(self) -> bool:
         """Whether it was started, and has ended; one that takes too long is ended."""
         if time.monotonic() > self._give_up_at:
