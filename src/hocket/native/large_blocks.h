@@ -53,8 +53,8 @@ class LargeBlocks {
     }
     if (piece->size_bytes > wanted) {
       Tag* rest = new (reinterpret_cast<char*>(piece) + wanted) Tag{piece->size_bytes - wanted, wanted, true};
+      if (last_ == piece) last_ = rest;  // first: behind the last piece there is no tag to write
       if (char* next = after(rest)) reinterpret_cast<Tag*>(next)->before_bytes = rest->size_bytes;
-      if (last_ == piece) last_ = rest;
       piece->size_bytes = wanted;
       free_.insert({rest->size_bytes, rest});
     }

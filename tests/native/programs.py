@@ -1,0 +1,28 @@
+"""C++ programs of the tests, built against the headers of the native extension that need no torch."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+__all__ = ["built", "needs_compiler"]
+
+_HERE = Path(__file__).parent
+_INCLUDE = _HERE.parents[1] / "src" / "hocket" / "native"
+_COMPILER = shutil.which("g++") or shutil.which("clang++")
+
+needs_compiler = pytest.mark.skipif(_COMPILER is None, reason="needs a C++ compiler")
+
+
+def built(name: str, folder: Path, *flags: str) -> Path:
+    """The program of `name`.cpp beside this file, in that folder; skips the test where a sanitizer is missing."""
+    program = folder / name
+    command = [str(_COMPILER), "-std=c++20", "-g", "-pthread", *flags, f"-I{_INCLUDE}", str(_HERE / f"{name}.cpp")]
+    made = subprocess.run([*command, "-o", str(program)], capture_output=True, text=True, timeout=240)
+    if "tsan" in made.stderr and "cannot find" in made.stderr:
+        pytest.skip("the compiler has no ThreadSanitizer library")
+    assert made.returncode == 0, made.stderr
+    return program
