@@ -18,9 +18,10 @@ needs_compiler = pytest.mark.skipif(_COMPILER is None, reason="needs a C++ compi
 
 
 def built(name: str, folder: Path, *flags: str) -> Path:
-    """The program of `name`.cpp beside this file, in that folder; skips the test where a sanitizer is missing."""
-    program = folder / name
-    command = [str(_COMPILER), "-std=c++20", "-g", "-pthread", *flags, f"-I{_INCLUDE}", str(_HERE / f"{name}.cpp")]
+    """The program or library of a source beside this file, in that folder; skips where a sanitizer is missing."""
+    program = folder / Path(name).stem
+    compiler = ["gcc"] if name.endswith(".c") else [str(_COMPILER), "-std=c++20"]
+    command = [*compiler, "-g", "-pthread", *flags, f"-I{_INCLUDE}", str(_HERE / name)]
     made = subprocess.run([*command, "-o", str(program)], capture_output=True, text=True, timeout=240)
     if "tsan" in made.stderr and "cannot find" in made.stderr:
         pytest.skip("the compiler has no ThreadSanitizer library")

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.slow, needs_compiler]
     ids=["plain", "sanitized"],
 )
 def test_random_steps_end_as_they_should(tmp_path, flags, steps):
-    program = built("steps_stress", tmp_path, *flags)
+    program = built("steps_stress.cpp", tmp_path, *flags)
     for seed in range(3):
         ran = subprocess.run([str(program), str(seed), str(steps)], capture_output=True, text=True, timeout=280)
         if "unexpected memory mapping" in ran.stderr:
