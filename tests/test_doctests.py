@@ -1,4 +1,4 @@
-"""The examples in the docstrings of the modules that need no torch, and of loading."""
+"""The examples in the docstrings of the modules that need no torch, and of the public functions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,13 @@ def modules(*packages: str) -> list[str]:
     "name",
     [
         "hocket.errors",
+        "hocket.distributed.pipelines.split",
+        "hocket.fusion",
+        "hocket.profiling",
         "hocket.profiling.gpu",
+        "hocket.session",
+        "hocket.tracing",
+        "hocket.zoo",
         *modules("hocket.loading"),
         *modules("hocket.ir", "hocket.planning", "hocket.checking", "hocket.simulation", "hocket.adaptation"),
     ],
