@@ -127,7 +127,7 @@ class Hyperband(Rungs):
 
 @dataclass(frozen=True)
 class Asha(Rungs):
-    """Asynchronous halving (Li et al., MLSys 2020, Algorithm 2): a trial goes on as soon as it is among the best that have
+    """Asynchronous halving (Li et al., MLSys 2020, Algorithm 2): a trial goes on once it is among the best that have
     reached its rung. `eta` and `min_epochs` are those of `Halving`.
 
     Example:
