@@ -8,6 +8,7 @@ from pathlib import Path
 
 from benchmarks import (
     commands,
+    fuse_commands,
     loading_commands,
     partition_commands,
     schedule_commands,
@@ -46,12 +47,12 @@ def make_parser() -> argparse.ArgumentParser:
     _add_concurrency(names)
     _add_strangers(names)
     _add_manycore(names)
-    _add_fuse(names)
+    fuse_commands.add_fuse(names)
     _add_critical_path(names)
-    _add_transfers(names)
-    _add_loading(names)
-    _add_partition(names)
-    _add_tune(names)
+    transfer_commands.add_transfers(names)
+    loading_commands.add_loading(names)
+    partition_commands.add_partition(names)
+    search_commands.add_tune(names)
     _add_gpu(names)
     return parser
 
@@ -195,34 +196,7 @@ def _add_manycore(names: Verbs) -> None:
     )
     manycore.add_argument("--quick", action="store_true", help="only two of the four networks, nothing assumed anew")
     manycore.add_argument("--measured", action="store_true", help="run on this machine's own cores, if more than 2")
-    _add_budget(manycore)
-
-
-def _add_fuse(names: Verbs) -> None:
-    fuse = add_verb(
-        names,
-        "fuse",
-        commands.fuse_bench,
-        "training B models at once, against one after another",
-        "python -m benchmarks fuse mlp-32 --device cpu --models 8 --models 64",
-    )
-    fuse.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where to train (cpu)")
-    fuse.add_argument("--models", type=count, action="append", default=[], metavar="B", help="models (1, 2, 4, 8)")
-    fuse.add_argument(
-        "--contender", action="append", default=[], metavar="NAME", help="serial and this one only (all but close)"
-    )
-    fuse.add_argument("--steps", type=count, default=7, metavar="N", help="steps of each contender, at least (7)")
-    precisions = ("float32", "bfloat16", "float16")
-    fuse.add_argument(
-        "--precision", choices=precisions, action="append", default=[], help="also several (float32); others: autocast"
-    )
-    fuse.add_argument("--optimizer", choices=("sgd", "adam"), default="sgd", help="what updates (sgd, with momentum)")
-    fuse.add_argument("--own-rates", action="store_true", help="each model has a rate and a weight decay of its own")
-    fuse.add_argument("--own-batches", action="store_true", help="each model has a batch of its own")
-    fuse.add_argument("--partial", action="append", default=[], metavar="TARGET", help="fuse it block by block, too")
-    fuse.add_argument("--no-memory", action="store_true", help="leave the measurement of memory out")
-    _add_budget(fuse)
-    fuse.add_argument("target", nargs="*", metavar="TARGET", help="such as mlp-128 or pointnet-cls (a selection)")
+    commands.add_budget(manycore)
 
 
 def _add_critical_path(names: Verbs) -> None:
@@ -236,107 +210,7 @@ def _add_critical_path(names: Verbs) -> None:
     critical.add_argument("--quick", action="store_true", help="fewer networks and batch sizes")
     critical.add_argument("--device", choices=("cpu", "cuda", "sim"), default="sim", help="what to run on (sim)")
     critical.add_argument("--machine", default="p100", metavar="NAME", help="the GPU to simulate (p100)")
-    _add_budget(critical)
-
-
-def _add_transfers(names: Verbs) -> None:
-    transfers = add_verb(
-        names,
-        "transfers",
-        transfer_commands.transfers_bench,
-        "orders of received parameters: simulated, to 1,024 workers; or measured",
-        "python -m benchmarks transfers --workers 1024 resnet152",
-    )
-    transfers.add_argument("--workers", type=count, default=1024, metavar="N", help="workers of the cluster (1024)")
-    transfers.add_argument("--ratio", type=float, default=1.0, metavar="R", help="communication over computation (1)")
-    transfers.add_argument("--seed", type=int, default=0, metavar="N", help="draws other random orders (0)")
-    transfers.add_argument(
-        "--mbit",
-        type=count,
-        action="append",
-        default=[],
-        metavar="N",
-        help="measured instead: a worker and a server, over a link of so many Mbit/s; may be given again; needs root",
-    )
-    transfers.add_argument(
-        "--order", action="append", default=[], metavar="ORDER", help="measured: only this one; may be given again"
-    )
-    transfers.add_argument("--rounds", type=count, default=2, metavar="N", help="turns of each order, measured (2)")
-    transfers.add_argument("--steps", type=count, default=10, metavar="N", help="steps of a turn, at the most (10)")
-    transfers.add_argument(
-        "--batch-size", type=count, metavar="N", help="of the measured models (what takes as long as receiving)"
-    )
-    transfers.add_argument("--agents", action="store_true", help="with --mbit: forwards that pull in every call")
-    transfers.add_argument(
-        "--paced", action="store_true", help="many workers whose computing is slept, over real links; needs root"
-    )
-    transfers.add_argument(
-        "--urgent", action="store_true", help="a small value behind a large one, over a link; needs root"
-    )
-    transfers.add_argument("--seconds", type=float, metavar="S", help="about how long to measure (paced: 240)")
-    add_output(transfers, "the result, after each model, as JSON")
-    transfers.add_argument("target", nargs="*", metavar="MODEL", help="zoo models (those of TicTac that the zoo has)")
-
-
-def _add_loading(names: Verbs) -> None:
-    loading = add_verb(
-        names,
-        "loading",
-        loading_commands.loading_bench,
-        "from a file to the first output: load then run, and streamed in several orders",
-        "python -m benchmarks loading resnet50 --rounds 3 -o loading.json",
-    )
-    loading.add_argument("--gbit", type=float, default=1.0, metavar="R", help="rate of the link in Gbit/s (1)")
-    loading.add_argument("--rounds", type=count, default=5, metavar="N", help="runs of each contender (5)")
-    loading.add_argument("--batch-size", type=count, metavar="N", help="of the forward (as long as reading takes)")
-    add_output(loading, "the result, after each model, as JSON")
-    loading.add_argument(
-        "target", nargs="*", metavar="MODEL", help="resnet50, vgg16, bert-base, gpt2, inception-v3 (the first four)"
-    )
-
-
-def _add_partition(names: Verbs) -> None:
-    partition = add_verb(
-        names,
-        "partition",
-        partition_commands.partition_bench,
-        "parts of a step against METIS, Mt-KaHyPar, dynamic programming and HEFT",
-        "python -m benchmarks partition Layer-gnmt_training resnet20 --parts 4 -o partition.json",
-    )
-    partition.add_argument(
-        "--parts", type=count, action="append", default=[], metavar="K", help="devices (2, 4, 8; paced 2, 3, 4)"
-    )
-    partition.add_argument(
-        "--paced", action="store_true", help="pipelines of GPT-2, Llama, ResNet-18 and a U-Net, computing slept"
-    )
-    partition.add_argument(
-        "--hog", action="store_true", help="two ranks, one of them beside a program that takes its core; ops move"
-    )
-    partition.add_argument("--search-s", type=float, default=5.0, metavar="S", help="seconds of each search (5)")
-    add_output(partition, "the result, after each graph, as JSON")
-    partition.add_argument("target", nargs="*", metavar="GRAPH", help="workloads and zoo models (16 of them)")
-
-
-def _add_tune(names: Verbs) -> None:
-    tune = add_verb(
-        names,
-        "tune",
-        search_commands.tune_bench,
-        "whole searches for hyper-parameters: serial, in processes, fused, auto, fused and scheduled",
-        "python -m benchmarks tune mlp-32 --algorithm random -o tune.json",
-    )
-    tune.add_argument("--contender", action="append", default=[], metavar="NAME", help="serial and this one only (all)")
-    tune.add_argument(
-        "--algorithm",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="random or hyperband only (what the target has)",
-    )
-    tune.add_argument("--trials", type=count, metavar="N", help="trials of random search (60, of MobileNet 8)")
-    tune.add_argument("--quick", action="store_true", help="few trials and epochs, to see that it works")
-    _add_budget(tune)
-    tune.add_argument("target", nargs="*", metavar="TARGET", help="such as mlp-128 or pointnet (all)")
+    commands.add_budget(critical)
 
 
 def _add_gpu(names: Verbs) -> None:
@@ -351,8 +225,3 @@ def _add_gpu(names: Verbs) -> None:
     gpu.add_argument("--device", choices=("cpu", "cuda"), default="cuda", help="what to measure (cuda)")
     gpu.add_argument("--budget-s", type=count, default=360, metavar="S", help="seconds for all of it (360)")
     add_output(gpu, "all results")
-
-
-def _add_budget(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--budget-s", type=count, metavar="S", help="seconds; what they do not suffice for is left out")
-    add_output(parser, "the result, after each item, as JSON")

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hocket.cli.arguments import add_output, count
 from hocket.cli.console import Bar, UsageError, print_json, print_tables, table
 from hocket.cli.files import output_file, written
-from hocket.cli.steps import wait_policy
 from hocket.errors import ExecutionError
 from hocket.reporting._files import write_text
 from hocket.reporting.words import count_text
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 __all__ = [
+    "add_budget",
     "concurrency_bench",
     "critical_path_bench",
-    "fuse_bench",
     "gpu_bench",
     "manycore_bench",
     "overhead_bench",
@@ -41,6 +41,12 @@ def write_so_far(target: Path | None, bench: str, result: dict[str, Any], *, com
     if target is not None:
         document = {"bench": bench, "complete": complete, **result}
         write_text(target, json.dumps(document, indent=2, allow_nan=False) + "\n")
+
+
+def add_budget(parser: ArgumentParser) -> None:
+    """``--budget-s`` and ``-o``, of a bench that may be stopped after any item."""
+    parser.add_argument("--budget-s", type=count, metavar="S", help="seconds; what they do not suffice for is left out")
+    add_output(parser, "the result, after each item, as JSON")
 
 
 def concurrency_bench(args: Namespace) -> None:
@@ -146,88 +152,6 @@ def _measured_table(result: dict[str, Any]) -> Table:
         rows.append((target, *speedups, row["uniform_best"]))
     title = f"speedup over eager, measured on {result['cores']} cores, torch {result['torch']}"
     return table(title, ("target", *labels, "which"), rows)
-
-
-def fuse_bench(args: Namespace) -> None:
-    """Training B models at once, every way there is."""
-    policy = wait_policy()
-    from benchmarks.fuse import CONTENDERS, Training, run
-    from benchmarks.fuse.partial import partial as partly
-
-    sizes, precisions = tuple(args.models) or (1, 2, 4, 8), tuple(args.precision) or ("float32",)
-    target = output_file(args.output)
-    with Bar("every way of training B models in turn"):
-        result = run(
-            tuple(args.target),
-            device=args.device,
-            sizes=sizes,
-            steps=args.steps,
-            precisions=precisions,
-            optimizer=args.optimizer,
-            own_rates=args.own_rates,
-            own_batches=args.own_batches,
-            memory=not args.no_memory,
-            contenders=tuple(args.contender) or tuple(name for name in CONTENDERS if name != "close"),
-            budget_s=args.budget_s,
-            save=partial(write_so_far, target, "fuse", complete=False),
-        )
-        if args.partial:
-            result["partial"] = {
-                name: partly(
-                    name, device=args.device, size=max(sizes), steps=args.steps, training=Training(precisions[0])
-                )
-                for name in args.partial
-            }
-    result["wait_policy"] = policy
-    write_so_far(target, "fuse", result)
-    if args.format == "json":
-        print_json({"bench": "fuse", **result})
-        return
-    where = f"{result['device']} ({result['machine']}), torch {result['torch']}"
-    tables: list[Any] = [_fused_table(f"training B models, {where}: speedup over serial", result["targets"])]
-    tables += [_fused_table(f"the same in {each}", result[f"targets_{each}"]) for each in precisions[1:]]
-    for name, rows in result.get("partial", {}).items():
-        shown = [(str(row["fused"]), f"{row['to_serial']:.2f}", ", ".join(row["separate"])) for row in rows]
-        title = f"{name}, {max(sizes)} models, fused block by block: speedup over serial"
-        tables.append(table(title, ("fused blocks", "speedup", "separate"), shown))
-    for target, found in result["crossover"].items():
-        pays = [f"{name} {_range(size)}" for name, size in found.items()]
-        tables.append(f"no slower than serial: {target}: {', '.join(pays)}")
-    print_tables(*tables, *(f"left out: {why}" for why in result["left_out"].values()))
-
-
-def _range(found: dict[str, int | None]) -> str:
-    if found["pays_from"] is None:
-        return "nowhere"
-    return f"from B = {found['pays_from']}" + (f", not at {found['stops_at']}" if found["stops_at"] else "")
-
-
-def _fused_table(title: str, targets: dict[str, Any]) -> Table:
-    """A row for each target and B."""
-    from benchmarks.fuse import CONTENDERS
-
-    everybody = {name for by_size in targets.values() for found in by_size.values() for name in found}
-    names = [name for name in CONTENDERS[1:] if name in everybody]
-    rows = []
-    for target, by_size in targets.items():
-        for size, found in by_size.items():
-            ratios = [_ratio(found[name]) if name in found else "-" for name in names]
-            grown = [
-                f"{found[name]['memory_bytes'] / 2**20:,.0f}" if "memory_bytes" in found.get(name, {}) else "-"
-                for name in ("serial", "auto")
-            ]
-            to_singles = found.get("auto", {}).get("memory_to_singles")
-            share = "-" if to_singles is None else f"{to_singles:.2f}"
-            first = f"{found['auto']['first_steps']:.0f}" if "auto" in found else "-"
-            rows.append((target, size, f"{found['serial']['models_per_s']:,.1f}", *ratios, first, *grown, share))
-    memory = ("serial MiB", "auto MiB", "auto to singles")
-    columns = ("target", "B", "serial, models/s", *names, "auto's first, steps", *memory)
-    return table(f"{title} (over its own B = 1)", columns, rows)
-
-
-def _ratio(row: dict[str, Any]) -> str:
-    own = f" ({row['to_own_one']:.2f})" if "to_own_one" in row else ""
-    return f"{row['to_serial']:.2f}{own}"
 
 
 def critical_path_bench(args: Namespace) -> None:

@@ -6,11 +6,30 @@ from argparse import Namespace
 from functools import partial
 
 from benchmarks.commands import write_so_far
+from hocket.cli.arguments import Verbs, add_output, add_verb, count
 from hocket.cli.console import Bar, UsageError, print_json, print_tables, table
 from hocket.cli.files import output_file
 from hocket.cli.steps import wait_policy
 
-__all__ = ["loading_bench"]
+__all__ = ["add_loading", "loading_bench"]
+
+
+def add_loading(names: Verbs) -> None:
+    """The parser of the bench of loading."""
+    loading = add_verb(
+        names,
+        "loading",
+        loading_bench,
+        "from a file to the first output: load then run, and streamed in several orders",
+        "python -m benchmarks loading resnet50 --rounds 3 -o loading.json",
+    )
+    loading.add_argument("--gbit", type=float, default=1.0, metavar="R", help="rate of the link in Gbit/s (1)")
+    loading.add_argument("--rounds", type=count, default=5, metavar="N", help="runs of each contender (5)")
+    loading.add_argument("--batch-size", type=count, metavar="N", help="of the forward (as long as reading takes)")
+    add_output(loading, "the result, after each model, as JSON")
+    loading.add_argument(
+        "target", nargs="*", metavar="MODEL", help="resnet50, vgg16, bert-base, gpt2, inception-v3 (the first four)"
+    )
 
 
 def loading_bench(args: Namespace) -> None:

@@ -8,11 +8,35 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.commands import write_so_far
+from hocket.cli.arguments import Verbs, add_output, add_verb, count
 from hocket.cli.console import Bar, print_json, print_tables, table
 from hocket.cli.files import output_file
 from hocket.reporting.words import duration_text, quantity_text
 
-__all__ = ["partition_bench"]
+__all__ = ["add_partition", "partition_bench"]
+
+
+def add_partition(names: Verbs) -> None:
+    """The parser of the bench of partitions."""
+    partition = add_verb(
+        names,
+        "partition",
+        partition_bench,
+        "parts of a step against METIS, Mt-KaHyPar, dynamic programming and HEFT",
+        "python -m benchmarks partition Layer-gnmt_training resnet20 --parts 4 -o partition.json",
+    )
+    partition.add_argument(
+        "--parts", type=count, action="append", default=[], metavar="K", help="devices (2, 4, 8; paced 2, 3, 4)"
+    )
+    partition.add_argument(
+        "--paced", action="store_true", help="pipelines of GPT-2, Llama, ResNet-18 and a U-Net, computing slept"
+    )
+    partition.add_argument(
+        "--hog", action="store_true", help="two ranks, one of them beside a program that takes its core; ops move"
+    )
+    partition.add_argument("--search-s", type=float, default=5.0, metavar="S", help="seconds of each search (5)")
+    add_output(partition, "the result, after each graph, as JSON")
+    partition.add_argument("target", nargs="*", metavar="GRAPH", help="workloads and zoo models (16 of them)")
 
 
 def partition_bench(args: Namespace) -> None:

@@ -6,12 +6,36 @@ from argparse import Namespace
 from functools import partial
 from statistics import median
 
-from benchmarks.commands import write_so_far
+from benchmarks.commands import add_budget, write_so_far
+from hocket.cli.arguments import Verbs, add_verb, count
 from hocket.cli.console import Bar, print_json, print_tables, table
 from hocket.cli.files import output_file
 from hocket.cli.steps import wait_policy
 
-__all__ = ["tune_bench"]
+__all__ = ["add_tune", "tune_bench"]
+
+
+def add_tune(names: Verbs) -> None:
+    """The parser of the bench of searches."""
+    tune = add_verb(
+        names,
+        "tune",
+        tune_bench,
+        "whole searches for hyper-parameters: serial, in processes, fused, auto, fused and scheduled",
+        "python -m benchmarks tune mlp-32 --algorithm random -o tune.json",
+    )
+    tune.add_argument("--contender", action="append", default=[], metavar="NAME", help="serial and this one only (all)")
+    tune.add_argument(
+        "--algorithm",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="random or hyperband only (what the target has)",
+    )
+    tune.add_argument("--trials", type=count, metavar="N", help="trials of random search (60, of MobileNet 8)")
+    tune.add_argument("--quick", action="store_true", help="few trials and epochs, to see that it works")
+    add_budget(tune)
+    tune.add_argument("target", nargs="*", metavar="TARGET", help="such as mlp-128 or pointnet (all)")
 
 
 def tune_bench(args: Namespace) -> None:

@@ -6,10 +6,51 @@ from argparse import Namespace
 from functools import partial
 
 from benchmarks.commands import write_so_far
+from hocket.cli.arguments import Verbs, add_output, add_verb, count
 from hocket.cli.console import Bar, UsageError, print_json, print_tables, table
 from hocket.cli.files import output_file
 
-__all__ = ["transfers_bench"]
+__all__ = ["add_transfers", "transfers_bench"]
+
+
+def add_transfers(names: Verbs) -> None:
+    """The parser of the bench of transfers."""
+    transfers = add_verb(
+        names,
+        "transfers",
+        transfers_bench,
+        "orders of received parameters: simulated, to 1,024 workers; or measured",
+        "python -m benchmarks transfers --workers 1024 resnet152",
+    )
+    transfers.add_argument("--workers", type=count, default=1024, metavar="N", help="workers of the cluster (1024)")
+    transfers.add_argument("--ratio", type=float, default=1.0, metavar="R", help="communication over computation (1)")
+    transfers.add_argument("--seed", type=int, default=0, metavar="N", help="draws other random orders (0)")
+    transfers.add_argument(
+        "--mbit",
+        type=count,
+        action="append",
+        default=[],
+        metavar="N",
+        help="measured instead: a worker and a server, over a link of so many Mbit/s; may be given again; needs root",
+    )
+    transfers.add_argument(
+        "--order", action="append", default=[], metavar="ORDER", help="measured: only this one; may be given again"
+    )
+    transfers.add_argument("--rounds", type=count, default=2, metavar="N", help="turns of each order, measured (2)")
+    transfers.add_argument("--steps", type=count, default=10, metavar="N", help="steps of a turn, at the most (10)")
+    transfers.add_argument(
+        "--batch-size", type=count, metavar="N", help="of the measured models (what takes as long as receiving)"
+    )
+    transfers.add_argument("--agents", action="store_true", help="with --mbit: forwards that pull in every call")
+    transfers.add_argument(
+        "--paced", action="store_true", help="many workers whose computing is slept, over real links; needs root"
+    )
+    transfers.add_argument(
+        "--urgent", action="store_true", help="a small value behind a large one, over a link; needs root"
+    )
+    transfers.add_argument("--seconds", type=float, metavar="S", help="about how long to measure (paced: 240)")
+    add_output(transfers, "the result, after each model, as JSON")
+    transfers.add_argument("target", nargs="*", metavar="MODEL", help="zoo models (those of TicTac that the zoo has)")
 
 
 def transfers_bench(args: Namespace) -> None:

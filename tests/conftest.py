@@ -84,3 +84,14 @@ def seeded() -> None:
     if torch := sys.modules.get("torch"):
         # Where there is no GPU, `manual_seed` writes down for one that may come who has called, which takes 1 ms.
         (torch if torch.cuda.is_available() else torch.default_generator).manual_seed(0)
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Eager, the serial plan and every lane are one thread wide: then they take the same kernels."""
+    import torch
+
+    usual = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(usual)

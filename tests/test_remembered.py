@@ -12,7 +12,7 @@ import hocket
 from hocket import zoo
 from hocket.errors import InputError, PlanError
 from hocket.ir import Lane, Plan
-from test_session import decide, state, twin
+from support.schedules import decide, state, twin
 
 OPTIONS = {"planner": "serial", "guard": False}
 

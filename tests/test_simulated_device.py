@@ -21,7 +21,7 @@ from hocket.errors import InputError
 from hocket.ir import Device, Machine
 from hocket.session import Schedule
 from hocket.simulation import simulate
-from test_session import decide, state, twin
+from support.schedules import decide, state, twin
 
 A100 = Machine.preset("a100")
 LABEL = "simulated NVIDIA A100 SXM4 40 GB"

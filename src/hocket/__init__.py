@@ -1,4 +1,4 @@
-"""Hocket: fills the rests in a PyTorch training step, without changing what it computes.
+"""Hocket schedules the ops of a PyTorch training step into idle time, without changing what the step computes.
 
 ``import hocket`` is light: torch is loaded by the first call that needs it.
 """

@@ -42,7 +42,7 @@ NUMERICS = ("bitwise", "close")
 class Schedule:
     """A training step that finds its own plan; call it as you would call the step. See `schedule`.
 
-    Beyond the arguments of `schedule`:
+    `graph`, `costs`, `plan` and `captured` are those of the last call's shape; `InputError` before there is a plan.
 
     Args:
         clock: counts seconds, as `time.perf_counter` does; every decision rests on it.
@@ -302,7 +302,7 @@ def schedule(
     cache: bool | str | os.PathLike[str] = True,
     on_progress: Callable[[str, int], object] | None = None,
 ) -> Schedule:
-    """Make a training step use everything the machine has, without changing what it computes.
+    """Schedule a training step's ops into the machine's idle time, without changing what the step computes.
 
     Args:
         step: the user's own, unchanged, with any arguments and any result. One that writes Python state, prints or asks
@@ -317,23 +317,23 @@ def schedule(
         strict: raise `CaptureError` where a step cannot be captured, instead of staying eager.
         machine: what to run on; `Machine.here()` when not given.
         executor: ``native`` lanes, ``python`` threads, or ``auto``: native where they can be built.
-        cache: whether decisions are remembered in the user's cache folder, or the folder for them. A step that is met
-            again on the same machine runs its plan from the fifth call on.
+        cache: remember decisions in the user's cache folder, or in this one: met again, a plan runs from call 5 on.
         on_progress: called after each step of a search with its stage (``watch``, ``verify``, ``profile`` or
             ``compare``) and how many there were. One that raises is named in the log and not called again.
 
     Returns:
-        A `Schedule`, called like the step. The first calls (about 40 to 60, twice as many where fused models may go by
-        rules or one by one) are ordinary training steps that capture, verify, profile and try; ``verdict`` then says
-        what runs and why. When the step time later drifts, the step is profiled and tried again; ``history`` has all
-        verdicts.
+        A `Schedule`, called like the step. The first 60 to 200 calls are ordinary training steps that are captured,
+        verified, profiled and compared; ``verdict`` then says what runs and why, ``history`` has all verdicts.
+
+    Raises:
+        InputError: an argument that cannot be used; names it. Calls raise what the step raises.
 
     Example:
-        >>> fast = hocket.schedule(step, model, optimizer)  # doctest: +SKIP
-        >>> for batch in batches:  # doctest: +SKIP
-        ...     loss = fast(batch)
-        >>> fast.verdict  # doctest: +SKIP
-        'planned', because plan 'list' on 2 lane(s) takes 0.91x of eager's time (lower quartiles of 9 steps each, ...)
+        >>> from hocket import zoo
+        >>> job = zoo.load("mlp", depth=2, width=16)
+        >>> fast = schedule(job.step, job.model, job.optimizer, cache=False)
+        >>> _ = fast(job.batch(0)); str(fast.verdict), fast.why
+        ('eager', 'not decided yet')
     """
     advise_spinning()
     return Schedule(

@@ -11,6 +11,8 @@ from execution.probe import KINDS
 from hocket.autotune import pool
 from hocket.autotune.pool import MAX_EASY, MIN_REPEATS
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 # Calls until a shape is decided, where only the serial planner is tried and nothing compared.
 ENOUGH = 15
 
@@ -47,14 +49,6 @@ def made(**options):
 
 def batches(size: int, count: int):
     return [torch.randn(size, 4) for _ in range(count)]
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def test_more_shapes_than_are_searched_at_once_are_all_planned():

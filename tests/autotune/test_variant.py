@@ -16,7 +16,7 @@ from hocket.adaptation import DriftLimits
 from hocket.autotune.verification import differ
 from hocket.execution.base import synchronisation
 from hocket.session import Schedule
-from test_session import MANY, decide, state
+from support.schedules import MANY, decide, state
 
 LIMITS = DriftLimits(factor=1.3, window=5, patience=2, rest_steps=30, max_share=1.0)
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from equivalence.compare import assert_same, everything, named_leaves, serial
-from equivalence.test_lanes import CASES, JOBS, KINDS, _one_thread, cached_twins, captured_twins
+from equivalence.test_lanes import CASES, JOBS, cached_twins, captured_twins
+from execution.probe import KINDS
 from hocket.checking import check, hazards
 from hocket.execution import executor
 from hocket.execution.threads import ThreadLanes
@@ -20,7 +21,7 @@ from hocket.planning.critical_path.priority_levels import METHODS
 from hocket.tracing.captured import Captured, Frame
 from quick import covering
 
-__all__ = ["_one_thread"]  # a fixture of this module too
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def on_cores(captured: Captured, **options) -> Plan:

@@ -12,11 +12,11 @@ from torch import nn
 
 from equivalence.compare import Twins, assert_same, copied, everything, named_leaves, twins
 from equivalence.test_zoo import load
+from execution.probe import KINDS
 from hocket.checking import check
 from hocket.execution import executor
 from hocket.ir import Graph, Lane, Plan
 from hocket.job import Job
-from hocket.native import available
 from hocket.tracing import capture
 from hocket.tracing.captured import Captured
 from quick import covering
@@ -50,19 +50,7 @@ JOBS = {
 }
 # Each with the joint backward; those with convolutions also with the split one.
 CASES = [(name, split) for name in JOBS for split in (False, True) if not split or name in ("small net", "dcgan")]
-KINDS = [
-    "python",
-    pytest.param("native", marks=pytest.mark.skipif(not available(), reason="native lanes cannot be built here")),
-]
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """The serial plan, eager and every lane are one thread wide: then they take the same kernels."""
-    usual = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(usual)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def random_order(graph: Graph, chance: random.Random) -> list[str]:

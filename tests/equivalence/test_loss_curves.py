@@ -7,13 +7,13 @@ import torch
 
 from equivalence.compare import assert_same, everything, twins
 from equivalence.test_critical_path import on_cores
-from equivalence.test_lanes import KINDS, _one_thread
+from execution.probe import KINDS
 from hocket.execution import executor
 from hocket.tracing.captured import capture_step
 from hocket.zoo import load
 from quick import covering
 
-__all__ = ["_one_thread"]  # a fixture of this module too
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 STEPS = 200
 

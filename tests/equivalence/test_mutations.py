@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from equivalence.compare import Twins, assert_same, copied, difference, named_leaves
-from equivalence.test_lanes import CASES, JOBS, _one_thread, captured_twins, random_order
+from equivalence.test_lanes import CASES, JOBS, captured_twins, random_order
 from hocket.checking import check
 from hocket.errors import PlanError
 from hocket.execution.threads import ThreadLanes
@@ -23,7 +23,7 @@ from hocket.tracing.saved_state import Saved
 from hocket.tracing.state import inventory
 from tracing.observe import Seen, observe
 
-__all__ = ["_one_thread"]  # a fixture of this module too
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def needed_edges(graph: Graph) -> list[tuple[str, str]]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from tests.fusion.oracle import check, made
-from tests.fusion.test_rules import Apply
 from torch import nn
 from torch.nn import functional as F
 
 import hocket
+from fusion.rules.layers import Apply
 from hocket.fusion import fallback
 from hocket.fusion.rules import mapped
 from hocket.fusion.stacked import Stacked

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from hocket.errors import InputError
 from hocket.loading import finish, first_use, load, open_weights, recorded_first_use, reorder
 from loading.files import Failing, Memory, OneWay, laid_out, stored, untied
-from loading.test_loader import TOKENS, Net, nothing_remains, output
+from loading.nets import TOKENS, Net, nothing_remains, output
 
 
 def test_first_use_is_seen_wherever_it_is_and_nothing_changes():

@@ -21,6 +21,7 @@ KINDS = (
     "batches",
     "callables",
     "changes",
+    "class_counters",
     "counters",
     "draws",
     "history",

@@ -1,20 +1,10 @@
 from __future__ import annotations
 
-import doctest
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hocket.reporting import comparison, drawing, markup, merge, summary, trace, words
 from hocket.reporting.words import duration_text, percent_text, plain, quantity_text, shorten
-
-
-@pytest.mark.parametrize("module", [comparison, drawing, markup, merge, summary, trace, words])
-def test_examples_in_docstrings(module) -> None:
-    found = doctest.testmod(module)
-    assert found.attempted > 0
-    assert found.failed == 0
 
 
 @pytest.mark.parametrize(

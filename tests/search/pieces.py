@@ -13,6 +13,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from hocket import Training
 from hocket.search.record import Record
+from hocket.search.run import Run
+from hocket.search.serial import SerialTrainer
 from hocket.search.tune import SearchConfig, search
 
 generator = torch.Generator().manual_seed(0)
@@ -98,3 +100,14 @@ def assert_same(first: optuna.Study, second: optuna.Study, tolerance: float = 1e
         assert own.keys() == its[number].keys(), number
         for epoch, value in own.items():
             assert abs(value - its[number][epoch]) <= tolerance * max(1.0, abs(value)), (number, epoch)
+
+
+def alone(function, params: dict[str, Any], epochs: int) -> list[float]:
+    """The values of a trial that trains by itself."""
+    run = Run(0, params, seed=0)
+    trainer = SerialTrainer(function, 0)
+    trainer.put(0, run)
+    for _ in range(epochs):
+        [(_, result)] = trainer.advance()
+        run.values.append(result.value)
+    return run.values

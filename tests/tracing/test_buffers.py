@@ -9,13 +9,13 @@ from itertools import combinations
 import pytest
 
 from equivalence.compare import Twins
-from equivalence.test_lanes import JOBS, _one_thread, captured_twins, on_lanes, random_order
+from equivalence.test_lanes import JOBS, captured_twins, on_lanes, random_order
 from hocket.checking import events_of, hazards, needed_events
 from hocket.errors import PlanError
 from hocket.tracing.captured import Captured
 from tracing.observe import observe
 
-__all__ = ["_one_thread"]  # a fixture of this module too
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @functools.cache

@@ -35,7 +35,7 @@ def make_parser() -> argparse.ArgumentParser:
         description="Schedules the ops of a PyTorch training step into the time that its hardware is idle, "
         "without changing\nwhat the step computes.",
         epilog="start with:\n  hocket run mlp\n\n`hocket VERB --help` has an example for each verb.\n"
-        "Exit status: 0 done, 1 the work failed, 2 the words were wrong.",
+        "Exit status: 0 done, 1 the work failed, 2 a usage error.",
     )
     # Only this way: a plain import would make the command line one of the modules that the package stands on.
     version = import_module("hocket").__version__

@@ -1,4 +1,4 @@
-"""Runs any plan: on native lanes, on Python threads (the reference that stays forever), or on CUDA streams."""
+"""Runs any plan: on native lanes, on Python threads (the reference), or on CUDA streams."""
 
 from __future__ import annotations
 

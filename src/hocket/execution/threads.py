@@ -1,4 +1,4 @@
-"""Lanes as Python threads: the reference executor, which stays forever.
+"""Lanes as Python threads: the reference executor.
 
 Each lane is a thread of fixed width, pinned to its cores, with a queue of one step at a time. A plan with one lane
 that is as wide as the caller runs on the caller's own thread. Torch gives the interpreter lock back inside an op, so

@@ -25,6 +25,8 @@ def fuse(
 ) -> Array:
     """Fuse models of one class into one module that trains them all; the models themselves are not touched.
 
+    Source: Wang et al., *Horizontally Fused Training Array*, MLSys 2021, section 3.
+
     Every parameter of the fused module is an ``nn.Parameter`` of shape ``(B, *shape)``, the models first. An input is
     ``(B, N, ...)``, one batch for each model, or ``(N, ...)``, one batch for all; the output is ``(B, N, ...)``.
 

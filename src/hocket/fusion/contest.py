@@ -132,7 +132,7 @@ class ContestedCall:
     """Calls of one kind, which run by several plans in turns until one has won.
 
     What counts is the time from a call to the next one: with the backward and the update that follow, and whatever else
-    the user does, which is the same for all plans; the fastest of several times is one without a rare guest in it.
+    the user does, which is the same for all plans; the fastest of several times has no rare interruption in it.
 
     Args:
         runs: what runs by each plan.

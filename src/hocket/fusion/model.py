@@ -132,7 +132,7 @@ class Array(nn.Module):
             InputError: an op or `fn` fails, or a shape fits no model; names the layer.
 
         Example:
-            >>> array = hocket.fuse([nn.Linear(3, 2), nn.Linear(3, 2)])
+            >>> array = Array([nn.Linear(3, 2), nn.Linear(3, 2)])
             >>> losses = array.losses(nn.functional.mse_loss, torch.ones(5, 3), torch.zeros(5, 2))
             >>> losses.shape
             torch.Size([2])

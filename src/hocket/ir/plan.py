@@ -34,7 +34,7 @@ LANE_KINDS = ("cores", "stream", "channel")
 
 @dataclass(frozen=True)
 class Lane:
-    """One voice of a plan: ops that run one after another.
+    """Ops of a plan that run one after another, and where.
 
     Attributes:
         name: unique in its plan.
@@ -71,7 +71,7 @@ class Plan:
     """Lanes with their ops in order, and orders beyond the graph's edges.
 
     Attributes:
-        lanes: the voices.
+        lanes: each with its ops in order.
         after: op -> ops it waits for in addition to the graph's edges.
         planner: who made it.
         peak_bytes: how much memory a step holds at the most, by its planner's prediction; None: not known.

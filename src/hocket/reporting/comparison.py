@@ -26,8 +26,8 @@ VERDICTS = ("planned", "eager")
 def lower_quartile(values: Sequence[float]) -> float:
     """A quarter of these times are no longer: the statistic of decisions and of what is told of them.
 
-    On a shared machine somebody else's work makes whole blocks of steps slower, and nothing makes one faster. A median
-    of a few steps then says who was unlucky.
+    On a shared machine other programs make whole blocks of steps slower, and nothing makes one faster. A median of a
+    few steps then reflects interference; the lower quartile does not.
     """
     return sorted(values)[(len(values) - 1) // 4]
 

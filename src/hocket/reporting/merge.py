@@ -1,4 +1,4 @@
-"""Spans of one lane as shapes of at least about a pixel, honest about how busy the lane was."""
+"""Spans of one lane as shapes of at least about a pixel, as wide as their spans were busy."""
 
 from __future__ import annotations
 

@@ -59,7 +59,14 @@ class Rungs(Schedules):
 
 @dataclass(frozen=True)
 class Halving(Rungs):
-    """Successive halving: all trials begin, and at each rung the best of all go on.
+    """Successive halving (Jamieson and Talwalkar, AISTATS 2016): at each rung the best of all trials go on.
+
+    Attributes:
+        eta: at each rung one trial of so many goes on, for so many times the epochs.
+        min_epochs: the epoch of the first rung.
+
+    Raises:
+        InputError: `eta` below 2, or `min_epochs` below 1.
 
     Example:
         >>> Halving(eta=3, min_epochs=1).rungs(9, 1, 9)
@@ -72,7 +79,8 @@ class Halving(Rungs):
 
 @dataclass(frozen=True)
 class Hyperband(Rungs):
-    """Hyperband: several brackets of halving, from many short trials to few long ones, all of which train side by side.
+    """Hyperband (Li et al., JMLR 2018, Algorithm 1): brackets of halving, from many short trials to few long ones, all
+    of which train side by side. `eta` and `min_epochs` are those of `Halving`.
 
     Attributes:
         skip_last: how many of a bracket's last rungs are left out, as in HFHT (Wang et al., Table 11).
@@ -119,7 +127,13 @@ class Hyperband(Rungs):
 
 @dataclass(frozen=True)
 class Asha(Rungs):
-    """Asynchronous halving: a trial goes on as soon as it is among the best of those that have reached its rung."""
+    """Asynchronous halving (Li et al., MLSys 2020, Algorithm 2): a trial goes on once it is among the best that have
+    reached its rung. `eta` and `min_epochs` are those of `Halving`.
+
+    Example:
+        >>> [rung.epoch for rung in Asha(eta=2).rungs(4, 1, 8)]
+        [1, 2, 8]
+    """
 
     def policy(self, trials: int, epochs: int, maximize: bool) -> Policy:
         return Asynchronous(epochs, maximize, self)

@@ -31,7 +31,7 @@ __all__ = ["Generations", "Population"]
 
 @dataclass(frozen=True)
 class Population(Schedules):
-    """Population-based training, in lock-step.
+    """Population-based training (Jaderberg et al., 2017, Algorithm 1), in lock-step.
 
     Attributes:
         interval: after how many epochs the population is decided on, again and again.

@@ -75,12 +75,15 @@ def load(
 
     ``batch_size``, ``optimizer`` ("sgd", "adam" or "adamw"), ``lr`` (the learning rate) and ``num_batches``
     default to the entry's own. ``size`` takes the entry's own options, such as ``image_size`` in pixels.
+    Raises `InputError` for an unknown entry or option, or a number out of bounds.
 
     The same arguments give the same initial parameters and batches, bit for bit, on every device, and the
     caller's random numbers go on as if nothing had happened. A step that draws random numbers (dropout, a
     GAN's noise) draws them from torch's global generator, as any training step does.
 
-        load("mlp", depth=4, width=64, optimizer="adam", seed=7)
+        >>> job = load("mlp", depth=4, width=64, optimizer="adam", seed=7)
+        >>> job.step(job.batch(0)).shape
+        torch.Size([])
     """
     from hocket.zoo import optimizers
 

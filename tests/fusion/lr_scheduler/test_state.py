@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.optim import lr_scheduler as torch_schedulers
 
-from fusion.lr_scheduler.test_oracle import CASES, COMPOSITES, PLATEAUS, composites, cut, rates
+from fusion.lr_scheduler.cases import CASES, COMPOSITES, PLATEAUS, composites, cut, rates
 from fusion.optim.twins import Twins, of_model, options_of
 from hocket.errors import InputError
 from hocket.fusion import lr_scheduler

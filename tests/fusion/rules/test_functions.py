@@ -1,0 +1,130 @@
+"""Functions, methods and operators between two layers of parameters, and what has no rule."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.fusion.oracle import check, made
+from torch.nn import functional as F
+
+import hocket
+from fusion.rules.layers import BY_RULE, Apply
+from quick import covering
+
+FUNCTIONS = {
+    "add a tensor of lower rank": lambda x: x + x[0],
+    "add its own scale": lambda x: x + x.mean(0) * 2,
+    "shared on the left": lambda x: torch.arange(4, dtype=x.dtype) - x,
+    "shared of higher rank": lambda x: torch.ones(2, 1, 1, dtype=x.dtype) * x,
+    "reverse operators": lambda x: 1 - 2 / (3 + x * x) ** 2,
+    "power of a number": lambda x: 2**x,
+    "relu_": lambda x: (x * 1).relu_(),
+    "in place": lambda x: (x * 2).add_(1).mul_(x),
+    "view": lambda x: x.view(x.size(0), -1, 2).sum(1),
+    "view by shape": lambda x: x.view(x.shape[0], x.shape[1] * 1),
+    "reshape, tuple": lambda x: x.reshape((-1, 2)),
+    "transpose": lambda x: x.transpose(0, 1).contiguous(),
+    "T": lambda x: x.T @ x,
+    "t": lambda x: x.t().mm(x),
+    "permute": lambda x: x.unsqueeze(-1).permute(2, 0, -2),
+    "permute, function": lambda x: torch.permute(x, (1, 0)),
+    "squeeze": lambda x: x.unsqueeze(1).squeeze(),
+    "squeeze one": lambda x: x.unsqueeze(0).squeeze(0),
+    "unsqueeze to the front": lambda x: x.unsqueeze(-3),
+    "chunk": lambda x: torch.cat(x.chunk(2, dim=1)[::-1], dim=1),
+    "chunk by 0": lambda x: x.chunk(2)[0],
+    "split": lambda x: x.split([1, 3], -1)[1],
+    "split, function": lambda x: torch.split(x, 2, dim=1)[1] * 2,
+    "unbind": lambda x: x.unbind(1)[2],
+    "stack": lambda x: torch.stack([x, 2 * x], dim=1),
+    "stack, last": lambda x: torch.stack([x, 2 * x], -1),
+    "cat with shared": lambda x: torch.cat([x, torch.ones(5, 1, dtype=x.dtype)], 1),
+    "cat, batch": lambda x: torch.cat((x, x)),
+    "expand": lambda x: x[:, None].expand(-1, 3, -1),
+    "expand, new axis": lambda x: x.expand(2, 5, 4),
+    "expand_as": lambda x: x[:1].expand_as(x),
+    "repeat": lambda x: x.repeat(2, 1, 3),
+    "flip": lambda x: x.flip(0) + x.flip((0, 1)),
+    "getitem": lambda x: x[1:, ::2],
+    "getitem, ellipsis": lambda x: x[..., 0],
+    "getitem, none": lambda x: x[None, :, 1],
+    "getitem, number": lambda x: x[2],
+    "select": lambda x: x.select(1, -1),
+    "narrow": lambda x: x.narrow(1, 1, 2),
+    "sum": lambda x: x.sum(),
+    "sum over axes": lambda x: x.sum((0, 1)),
+    "sum, keepdim": lambda x: x.sum(-1, keepdim=True),
+    "sum, axis": lambda x: torch.sum(x, axis=0),
+    "mean": lambda x: x.mean(dim=0) - x.mean(),
+    "max over axis": lambda x: x.max(1)[0],
+    "max, keepdim": lambda x: torch.max(x, 1, keepdim=True)[0],
+    "max over all": lambda x: x.max(),
+    "max of two": lambda x: torch.max(x, 0 * x),
+    "amax": lambda x: x.amax((0, 1)) + x.amin(0),
+    "prod": lambda x: x.prod(1),
+    "var": lambda x: x.var(0) + x.std(1).sum(),
+    "var over all": lambda x: x.var(),
+    "logsumexp": lambda x: torch.logsumexp(x, 1),
+    "norm": lambda x: x.norm(2, 1),
+    "normalize": lambda x: F.normalize(x, dim=1),
+    "cumsum": lambda x: x.cumsum(0),
+    "topk": lambda x: x.topk(2)[0],
+    "sort": lambda x: x.sort(0)[0],
+    "argmax": lambda x: x.argmax(1),
+    "gather": lambda x: x.gather(1, x.argmax(1, keepdim=True)),
+    "where": lambda x: torch.where(x > 0, x, x.mean(0)),
+    "clamp": lambda x: x.clamp(min=-0.5) + torch.clamp(x, -1, 1),
+    "masked_fill": lambda x: x.masked_fill(x < 0, 0.5),
+    "matmul": lambda x: x @ x.transpose(0, 1),
+    "bmm": lambda x: torch.bmm(x[None], x[None].transpose(1, 2)),
+    "matmul by shared": lambda x: x @ torch.ones(4, 2, dtype=x.dtype),
+    "shared by matmul": lambda x: torch.ones(2, 5, dtype=x.dtype) @ x,
+    "einsum": lambda x: torch.einsum("ni,mi->nm", x, x),
+    "baddbmm": lambda x: torch.baddbmm(x[None], x[None, :, :1], x[None, :1], beta=0.5, alpha=2),
+    "addmm": lambda x: torch.addmm(x[0, :1], x, x.t()),
+    "softmax": lambda x: F.softmax(x, dim=1) + torch.softmax(x, 0) + x.softmax(-1),
+    "zeros_like": lambda x: torch.zeros_like(x) + x,
+    "new_zeros": lambda x: torch.cat([x, x.new_zeros(1, 4)]),
+    "type and device": lambda x: x.to(torch.float64).to(x.device).type_as(x),
+    "layer_norm": lambda x: F.layer_norm(x, (4,)),
+    "pad": lambda x: F.pad(x, (1, 2)),
+    "interpolate": lambda x: F.interpolate(x[None, None], scale_factor=2),
+    "max_pool": lambda x: F.max_pool2d(x[None, None], 2),
+    "avg_pool": lambda x: F.avg_pool1d(x[None], 2),
+    "adaptive": lambda x: F.adaptive_avg_pool2d(x[None, None], 1),
+    "one_of_two": lambda x: x if x.dim() == 2 else x[0],
+    "functional linear": lambda x: F.linear(x, torch.ones(2, 4, dtype=x.dtype)),
+}
+WITHOUT_A_RULE = {
+    "outer of vectors": lambda x: torch.outer(x[0], x[1]),
+    "advanced index": lambda x: x[:, [0, 2]],
+    "boolean diagonal": lambda x: torch.tril(x),
+    "norm of all": lambda x: x.norm(),
+    "cdist": lambda x: torch.cdist(x, x + 1),
+    "matrix and vector": lambda x: x @ x[0],
+    "roll": lambda x: x.roll(1, 0),
+    "einsum without arrow": lambda x: torch.einsum("ij,jk", x, x.t()),
+}
+
+
+@pytest.mark.parametrize(("name", "num_models"), covering(FUNCTIONS, [1, 3, 5]))
+def test_functions_and_methods(name, num_models):
+    x = torch.randn(num_models, 5, 4, dtype=torch.float64)
+    check(made(lambda: Apply(FUNCTIONS[name]), num_models), x, shared=False, expect=BY_RULE, strict=True)
+
+
+@pytest.mark.parametrize("name", WITHOUT_A_RULE)
+def test_what_has_no_rule_says_so_and_is_right(name):
+    x = torch.randn(3, 5, 4, dtype=torch.float64)
+    with pytest.warns(UserWarning, match="has no rule"):
+        check(made(lambda: Apply(WITHOUT_A_RULE[name]), 3), x, shared=False, expect={"rule", "shared", "vmap", "loop"})
+
+
+def test_what_has_no_rule_says_so_once():
+    models = made(lambda: Apply(lambda x: torch.roll(x, 1, 0)), 2)
+    array = hocket.fuse(models, backend="rule", shared=False)
+    with pytest.warns(UserWarning, match="hocket.fuse: .*roll has no rule") as told:
+        array(torch.randn(2, 5, 4).double())
+    assert len(told) == 1
+    array(torch.randn(2, 5, 4).double())
+    array(torch.randn(2, 6, 4).double())  # a warning would be an error here

@@ -1,0 +1,128 @@
+"""Files, readers and arguments that do not fit are told, by name, and nothing is half loaded."""
+
+from __future__ import annotations
+
+import copy
+import threading
+
+import pytest
+import torch
+
+from hocket.errors import ExecutionError, FormatError, InputError
+from hocket.loading import finish, load
+from loading.files import Failing, Memory, stored, untied
+from loading.nets import Net, nothing_remains, output, threads
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda state: state.pop("conv.weight"),
+        lambda state: state.update(more=torch.ones(1)),
+        lambda state: state.update({"conv.weight": torch.ones(8, 8, 2)}),
+        lambda state: (state.pop("shift"), state.update({"a.b": torch.ones(2), "scale": torch.ones(2)})),
+    ],
+)
+def test_a_file_of_another_model_is_told_as_torch_tells_it(change):
+    model = Net(1)
+    state = dict(Net(2).state_dict())
+    change(state)
+    with pytest.raises(RuntimeError) as theirs:
+        Net(1).load_state_dict(state)
+    before = copy.deepcopy(model.state_dict())
+    state.pop("words.weight")
+    with pytest.raises(InputError) as ours:
+        load(model, Memory(stored(state)))
+    told = {line.strip() for line in str(theirs.value).splitlines()}
+    assert told == {line.strip() for line in str(ours.value).removeprefix("memory: ").splitlines()}
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert threads() == []
+
+
+def test_not_strict_loads_what_is_on_both_sides():
+    trained, model = Net(1), Net(2)
+    state = untied(trained)
+    del state["shift"]
+    kept = model.shift.clone()
+    load(model, Memory(stored({**state, "more": torch.ones(2)})), strict=False)
+    finish(model)
+    assert torch.equal(model.conv.weight, trained.conv.weight)
+    assert torch.equal(model.shift, kept)
+
+
+def test_a_dtype_that_cannot_become_the_models_is_named():
+    model = torch.nn.Module()
+    model.register_buffer("running_count", torch.zeros((), dtype=torch.int64))
+    with pytest.raises(InputError, match=r"dtype mismatch for running_count: F32 in memory cannot become torch.int64"):
+        load(model, Memory(stored({"running_count": torch.zeros(())})))
+
+
+@pytest.mark.parametrize("after", [0, 4, 300, 1000])
+def test_a_reader_that_fails_is_told_by_the_forward_each_time(after):
+    trained, model = Net(1), Net(2)
+    data = stored(untied(trained))
+    reader = Failing(data, after)
+    load(model, reader, order=["other.weight", "conv.weight"])
+    for _ in range(2):
+        with pytest.raises(ExecutionError, match=r"'[a-z._]+' has not arrived: memory: ConnectionResetError: the peer"):
+            output(model)
+    with pytest.raises(ExecutionError):
+        finish(model)
+    assert threads() == []
+    load(model, Memory(data))
+    assert torch.equal(output(model), output(trained))
+    nothing_remains(model)
+
+
+def test_what_has_arrived_before_a_failure_can_be_used(monkeypatch):
+    monkeypatch.setattr("hocket.loading.stream.MAX_TOGETHER", 1)
+    model = torch.nn.Linear(2, 3)
+    load(model, Failing(stored({"weight": torch.ones(3, 2), "bias": torch.ones(3)}), 24), order=["weight"])
+    assert model.weight.sum() == 6
+    with pytest.raises(ExecutionError, match="'bias' has not arrived"):
+        model(torch.ones(2))
+
+
+def test_a_file_that_turns_out_to_be_truncated_is_told_with_the_tensor():
+    data = stored({"weight": torch.ones(3, 2), "bias": torch.ones(3)})
+    reader = Memory(data[:-4])
+    del reader.size
+    reader.size = None
+    model = torch.nn.Linear(2, 3)
+    load(model, reader)
+    with pytest.raises(ExecutionError, match=r"has not arrived: memory: FormatError: .* truncated: 4 more bytes"):
+        model(torch.ones(2))
+    with pytest.raises(FormatError, match="truncated"):
+        load(model, Memory(data[:-4]))
+
+
+def test_a_stream_that_cannot_start_is_told(monkeypatch):
+    def start(thread):
+        raise RuntimeError("can't start new thread")
+
+    model = torch.nn.Linear(2, 3)
+    data = stored({"weight": torch.ones(3, 2), "bias": torch.ones(3)})
+    with monkeypatch.context() as changed:
+        changed.setattr(threading.Thread, "start", start)
+        with pytest.raises(RuntimeError, match="can't start"):
+            load(model, Memory(data))
+    with pytest.raises(ExecutionError, match="'weight' has not arrived: memory: RuntimeError: can't start"):
+        model(torch.ones(2))
+    load(model, Memory(data))
+    assert model(torch.ones(2)).tolist() == [3, 3, 3]
+
+
+def test_arguments_are_checked():
+    model = Net(1)
+    data = stored(untied(model))
+    with pytest.raises(InputError, match=r"expected a torch.nn.Module, got list"):
+        load([model], Memory(data))
+    with pytest.raises(InputError, match="order: expected one of auto, registration, file"):
+        load(model, Memory(data), order="best")
+    with pytest.raises(InputError, match="order: not in the model and the file: nothing"):
+        load(model, Memory(data), order=["shift", "nothing"])
+    with pytest.raises(InputError, match="device: 'abacus'"):
+        load(model, Memory(data), device="abacus")
+    with pytest.raises(InputError, match="one that has memory"):
+        load(model, Memory(data), device="meta")
+    nothing_remains(model)

@@ -1,0 +1,91 @@
+"""A trial that diverges or raises ends alone, and the others go on as alone."""
+
+from __future__ import annotations
+
+import pytest
+from optuna.distributions import CategoricalDistribution
+from tests.search.pieces import (
+    accuracy,
+    alone,
+    assert_same,
+    searched,
+    train,
+)
+from torch.nn import functional
+
+from hocket import Training
+
+
+def test_a_trial_that_diverges_ends_alone():
+    def some_diverge(params):
+        made = train(params)
+        if params["lr"] > 0.05:
+            made.optimizer.param_groups[0]["lr"] = 1e200
+        return made
+
+    space = {"lr": CategoricalDistribution([0.01, 0.06])}
+    together, _ = searched(some_diverge, space, trials=8, epochs=3, executor="fused")
+    serial, _ = searched(some_diverge, space, trials=8, epochs=3, executor="serial")
+    assert_same(serial, together)
+    failed = [trial for trial in together.trials if trial.state.name == "FAIL"]
+    assert failed
+    assert all(trial.params["lr"] == 0.06 for trial in failed)
+    assert all("its loss is" in trial.user_attrs["hocket:error"] for trial in failed)
+    assert together.best_trial.params["lr"] < 0.05
+
+
+def test_a_trial_whose_metric_raises_or_is_nan_ends_alone():
+    def troubled(params):
+        def metric(outputs, target):
+            if params["lr"] == 0.02:
+                raise RuntimeError("this one breaks")
+            return float("nan") if params["lr"] == 0.03 else accuracy(outputs, target)
+
+        made = train(params)
+        return Training(made.model, made.optimizer, made.loss, made.batches, metric)
+
+    space = {"lr": CategoricalDistribution([0.01, 0.02, 0.03])}
+    study, _ = searched(troubled, space, trials=9, epochs=2, executor="fused")
+    by_rate = {trial.params["lr"]: trial for trial in study.trials}
+    assert {rate: trial.state.name for rate, trial in by_rate.items()} == {0.01: "COMPLETE", 0.02: "FAIL", 0.03: "FAIL"}
+    assert "this one breaks" in by_rate[0.02].user_attrs["hocket:error"]
+    assert "its metric is nan in epoch 1" in by_rate[0.03].user_attrs["hocket:error"]
+
+
+def test_a_loss_that_raises_for_one_trial_ends_that_one():
+    def breaking(params):
+        def loss(outputs, target):
+            if params["lr"] == 0.02:
+                raise RuntimeError("no such loss")
+            return functional.cross_entropy(outputs, target)
+
+        made = train(params)
+        return Training(made.model, made.optimizer, loss, made.batches, accuracy)
+
+    space = {"lr": CategoricalDistribution([0.01, 0.02, 0.03])}
+    study, record = searched(breaking, space, trials=9, epochs=2, executor="fused")
+    assert {trial.params["lr"] for trial in study.trials if trial.state.name == "FAIL"} == {0.02}
+    assert {each.kind for each in record.epochs} == {"fused"}
+
+
+def test_a_loss_that_raises_later_ends_that_trial_and_the_others_go_on_as_alone():
+    def breaking(params):
+        made = train(params)
+        calls = 0
+
+        def loss(outputs, target):
+            nonlocal calls
+            calls += 1
+            if params["lr"] == 0.02 and calls > 12:  # in the second epoch, also after a few steps on copies
+                raise RuntimeError("no more")
+            return functional.cross_entropy(outputs, target)
+
+        return Training(made.model, made.optimizer, loss, made.batches, accuracy, made.scheduler)
+
+    space = {"lr": CategoricalDistribution([0.01, 0.02, 0.03])}
+    together, record = searched(breaking, space, trials=6, epochs=6, executor="fused")
+    assert {each.kind for each in record.epochs} == {"fused", "serial"}
+    for trial in together.trials:
+        assert trial.state.name == ("FAIL" if trial.params["lr"] == 0.02 else "COMPLETE")
+        epochs = list(trial.intermediate_values.values())
+        assert epochs == pytest.approx(alone(breaking, {"lr": trial.params["lr"]}, len(epochs)), rel=1e-9)

@@ -1,0 +1,169 @@
+"""Which trials share a fused model, when it is given up, and what trains one at a time."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from optuna.distributions import CategoricalDistribution, FloatDistribution
+from tests.search.pieces import (
+    BATCHES,
+    LR,
+    accuracy,
+    alone,
+    assert_same,
+    classifier,
+    searched,
+    train,
+)
+from torch import nn
+from torch.nn import functional
+
+from hocket import Training
+from hocket.search.fused import FusedTrainer
+from hocket.search.group import TrialGroup, Ways
+from hocket.search.probe import alone_s
+from hocket.search.run import Run
+from hocket.search.split import Split
+from hocket.search.trainer import CannotFuseError
+
+
+def test_slots_are_given_up_when_that_saves_time():
+    runs = [Run(number, {"lr": 0.02 * (number + 1)}, seed=0, until=1000) for number in range(4)]
+    trainer = FusedTrainer(train, runs, 0)
+    for _ in range(3):
+        for run, result in trainer.advance():
+            run.values.append(result.value)
+    runs[0].status = runs[2].status = type(runs[0].status).COMPLETE
+    trainer._first_s = trainer._epoch_s
+    trainer.shrink()
+    assert trainer.slots == [runs[1], runs[3]]
+    for run, result in trainer.advance():
+        run.values.append(result.value)
+    for run in (runs[1], runs[3]):
+        assert run.values == pytest.approx(alone(train, run.params, 4), rel=1e-9)
+
+
+def test_slots_stay_where_beginning_anew_costs_more():
+    runs = [Run(number, {"lr": 0.02}, seed=0, until=4) for number in range(3)]
+    trainer = FusedTrainer(train, runs, 0)
+    for run, result in trainer.advance():
+        run.values.append(result.value)
+    runs[0].status = type(runs[0].status).COMPLETE
+    trainer._first_s = trainer._epoch_s * 100
+    trainer.shrink()
+    assert trainer.slots == runs
+
+
+def test_trials_go_on_alone_where_that_was_faster(monkeypatch):
+    monkeypatch.setattr("hocket.search.group.alone_s", lambda training, num_steps: 0.0)
+    serial, _ = searched(train, {"lr": LR}, trials=4, epochs=5, executor="serial")
+    chosen, record = searched(train, {"lr": LR}, trials=4, epochs=5, executor="auto")
+    assert [each.kind for each in record.epochs] == ["fused"] * 8 + ["serial"] * 12
+    assert record.groups[0][1].startswith("a fused step takes ")
+    assert_same(serial, chosen)
+    _, record = searched(train, {"lr": LR}, trials=4, epochs=5, executor="fused")
+    assert {each.kind for each in record.epochs} == {"fused"}
+
+
+def test_the_time_alone_leaves_a_trial_as_it_is():
+    run = Run(0, {"lr": 0.02, "rate": 0.2}, seed=0)
+    made = run.build(train)
+    before = [each.clone() for each in made.model.parameters()]
+    drawn = torch.get_rng_state()
+    assert alone_s(made, 3) > 0
+    assert torch.equal(drawn, torch.get_rng_state())
+    assert all(map(torch.equal, before, made.model.parameters()))
+    assert not made.optimizer.state
+
+
+def test_trials_that_went_on_alone_fuse_again_when_more_come(monkeypatch):
+    times_s = iter([0.0])  # when the group is judged first, steps alone take no time
+    monkeypatch.setattr("hocket.search.group.alone_s", lambda training, num_steps: next(times_s, math.inf))
+    ways = Ways(train, Split(("lr",), (), options=frozenset({"lr"})), max_slots=8)
+    group = TrialGroup((), ways)
+    kinds = []
+
+    def epoch():
+        assert group.fill() == []
+        kinds.append((group.trainer.kind, len(group.trainer.active)))
+        for run, result in group.trainer.advance():
+            run.values.append(result.value)
+
+    runs = [Run(number, {"lr": 0.01 * (number + 1)}, seed=0, until=9) for number in range(6)]
+    group.waiting = runs[:2]
+    for _ in range(3):  # each plan has had its turn after the second epoch
+        epoch()
+    group.waiting += runs[2:]
+    for _ in range(2):
+        epoch()
+    group.close()
+    assert kinds == [("fused", 2), ("fused", 2), ("serial", 1), ("fused", 6), ("fused", 6)]
+    for run in runs:
+        assert run.values == pytest.approx(alone(train, run.params, run.epochs), rel=1e-9)
+
+
+def test_an_optimizer_that_cannot_fuse_trains_one_at_a_time_and_says_so(caplog):
+    class Own(torch.optim.SGD):
+        pass
+
+    def own(params):
+        model = classifier()
+        return Training(model, Own(model.parameters(), lr=params["lr"]), nn.CrossEntropyLoss(), BATCHES, accuracy)
+
+    study, record = searched(own, {"lr": LR}, trials=3, epochs=2, executor="fused")
+    assert {each.kind for each in record.epochs} == {"serial"}
+    assert "optimizer: Own has no fused form" in caplog.text
+    assert all(trial.state.name == "COMPLETE" for trial in study.trials)
+
+
+def test_another_optimizer_inside_a_group_sets_trials_apart():
+    def either(params):
+        model = classifier()
+        kind = torch.optim.SGD if params["lr"] < 0.02 else torch.optim.Adam
+        optimizer = kind(model.parameters(), lr=params["lr"])
+        return Training(model, optimizer, functional.cross_entropy, BATCHES, accuracy)
+
+    space = {"lr": FloatDistribution(0.001, 0.04), "unused": FloatDistribution(0, 1)}
+    together, record = searched(either, space, trials=12, epochs=2, executor="fused", fusible=None)
+    alone_, _ = searched(either, space, trials=12, epochs=2, executor="serial")
+    assert_same(alone_, together)
+    assert record.split == (("unused",), ("lr",))
+
+
+def test_data_that_differs_is_never_shared():
+    def own_data(params):
+        made = train({"lr": 0.01})
+        batches = [(inputs * params["scale"], target) for inputs, target in BATCHES]
+        return Training(made.model, made.optimizer, made.loss, batches, made.metric)
+
+    space = {"scale": CategoricalDistribution([1.0, 2.0])}
+    together, record = searched(own_data, space, trials=6, epochs=2, executor="fused")
+    alone_, _ = searched(own_data, space, trials=6, epochs=2, executor="serial")
+    assert_same(alone_, together)
+    assert len(record.groups) == 2
+
+
+@pytest.mark.parametrize("field", ["loss", "metric"])
+def test_a_loss_or_metric_that_holds_the_model_trains_one_at_a_time(field, caplog):
+    def decayed(params):
+        made = train(params)
+
+        def own(outputs, target):
+            return functional.cross_entropy(outputs, target) + 0.1 * made.model[0].weight.square().sum()
+
+        functions = {"loss": made.loss, "metric": made.metric, field: own}
+        return Training(made.model, made.optimizer, functions["loss"], BATCHES, functions["metric"], made.scheduler)
+
+    together, record = searched(decayed, {"lr": LR}, trials=4, epochs=2, executor="fused")
+    alone_, _ = searched(decayed, {"lr": LR}, trials=4, epochs=2, executor="serial")
+    assert_same(alone_, together)
+    assert {each.kind for each in record.epochs} == {"serial"}
+    assert f"{field}: it holds the trial's own model" in caplog.text
+
+
+def test_a_refused_trial_is_named():
+    first, second = Run(0, {"width": 8}, 0), Run(1, {"width": 12}, 0)
+    with pytest.raises(CannotFuseError, match=r"model.0.weight: \(8, 6\)"):
+        FusedTrainer(train, [first, second], 0)

@@ -1,0 +1,15 @@
+"""What a probing op does meanwhile is forgotten after each test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from execution.probe import forget
+
+
+@pytest.fixture(autouse=True)
+def _nothing_meanwhile() -> Iterator[None]:
+    yield
+    forget()

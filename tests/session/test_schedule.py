@@ -1,0 +1,157 @@
+"""`hocket.schedule`: every call is a training step, the result is eager's, and the verdict says why."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import re
+
+import pytest
+import torch
+from torch import nn
+
+import hocket
+from hocket.autotune.admission import WATCHED_STEPS
+from hocket.autotune.verification import differ
+from hocket.errors import CaptureError, InputError
+from support.schedules import decide, state, twin
+
+
+@pytest.mark.parametrize("planner", ["auto", "serial", "list"])
+def test_every_call_is_a_training_step_and_none_is_lost(planner: str) -> None:
+    eager, planned = twin()
+    fast = hocket.schedule(planned.step, planned.model, planned.optimizer, planner=planner, guard=False)
+    rates = [torch.optim.lr_scheduler.StepLR(job.optimizers[0], 3, 0.9) for job in (eager, planned)]
+    for number in range(45):
+        first, second = eager.step(eager.batch(number)), fast(planned.batch(number))
+        assert first.item() == pytest.approx(second.item(), rel=1e-3)
+        for rate in rates:
+            rate.step()
+    assert fast.decided
+    assert fast.verdict == "planned"
+    assert differ(state(eager), state(planned)).relative < 1e-2
+
+
+def test_a_serial_plan_is_bitwise_eager_through_the_whole_life() -> None:
+    eager, planned = twin()
+    fast = hocket.schedule(planned.step, planned.model, planned.optimizer, planner="serial", guard=False)
+    width = torch.get_num_threads()
+    machine = hocket.Machine.of(cores=width)
+    fast = hocket.schedule(
+        planned.step, planned.model, planned.optimizer, planner="serial", guard=False, machine=machine
+    )
+    for number in range(12):
+        eager.step(eager.batch(number))
+        fast(planned.batch(number))
+    found = differ(state(eager), state(planned))
+    # Profiling runs real steps at one thread, too; this model is too small for torch to split its sums.
+    assert found.bitwise, found
+
+
+def test_the_guard_decides_by_measurement_and_says_so() -> None:
+    _, job = twin()
+    fast = hocket.schedule(job.step, job.model, job.optimizer)
+    assert fast.verdict == "eager"
+    assert fast.why == "not decided yet"
+    assert decide(fast, job) > 10
+    assert fast.verdict in ("planned", "eager")
+    assert "of eager's time" in fast.why
+    comparison = fast.comparison()
+    assert (fast.verdict == "planned") == (comparison.speedup > 1)
+
+
+def test_what_cannot_be_captured_stays_eager_with_a_reason() -> None:
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(batch: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(batch).pow(2).mean()
+        if loss > 1e9:
+            loss = loss * 2
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    fast = hocket.schedule(step, model, optimizer)
+    for number in range(1, 7):
+        before = model.weight.detach().clone()
+        fast(torch.randn(8, 4))
+        assert not torch.equal(before, model.weight)
+        assert fast.decided == (number > WATCHED_STEPS)
+        assert fast.verdict == "eager"
+    assert re.search(r"could not be captured: .*test_schedule\.py:\d+ .*data-dependent", fast.why)
+    with pytest.raises(InputError, match="there is no plan"):
+        _ = fast.plan
+    strict = hocket.schedule(step, model, optimizer, strict=True)
+    for _ in range(WATCHED_STEPS):
+        strict(torch.randn(8, 4))
+    before = model.weight.detach().clone()
+    with pytest.raises(CaptureError, match=r"test_schedule\.py:\d+ .*data-dependent"):
+        strict(torch.randn(8, 4))
+    assert torch.equal(before, model.weight), "it was not made, and can be made otherwise"
+
+
+def test_report_writes_page_and_trace(tmp_path) -> None:
+    _, job = twin()
+    fast = hocket.schedule(job.step, job.model, job.optimizer, planner="serial")
+    decide(fast, job)
+    fast(job.batch(0))
+    files = fast.report(tmp_path / "report")
+    assert (tmp_path / "report" / "index.html").exists()
+    assert {"trace.json", "plan.txt", "graph.json"} <= set(files)
+    assert fast.timeline().makespan_us > 0
+
+
+def test_bad_arguments_are_named() -> None:
+    _, job = twin()
+    with pytest.raises(InputError, match="unknown planner 'fastest'"):
+        hocket.schedule(job.step, job.model, job.optimizer, planner="fastest")
+    with pytest.raises(InputError, match="expected a step to call"):
+        hocket.schedule(None, job.model, job.optimizer)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="optimizer: expected"):
+        hocket.schedule(job.step, job.model, job.model)
+
+
+def test_a_schedule_is_a_context_and_says_what_it_is():
+    _, job = twin()
+    with hocket.schedule(job.step, job.model, job.optimizer, planner="serial") as fast:
+        assert "not decided yet" in repr(fast)
+        decide(fast, job)
+        assert str(fast.verdict) in repr(fast)
+        assert fast.decision.kind == fast.verdict
+        assert fast.decision.low <= fast.decision.speedup <= fast.decision.high
+    fast(job.batch(0))  # closed lanes begin anew
+
+
+def test_a_copy_of_its_owner_shares_it_and_it_is_never_pickled():
+    _, job = twin()
+    fast = hocket.schedule(job.step, job.model, job.optimizer)
+    assert copy.deepcopy({"step": fast})["step"] is fast
+    with pytest.raises(TypeError, match="belongs to its process"):
+        pickle.dumps(fast)
+
+
+def test_parameters_for_a_model_are_refused_with_a_hint():
+    _, job = twin()
+    with pytest.raises(InputError, match=r"expected a torch.nn.Module, got generator; give the model itself"):
+        hocket.schedule(job.step, job.model.parameters(), job.optimizer)
+
+
+def test_progress_is_told_stage_by_stage_and_a_callback_may_raise(caplog):
+    _, job = twin()
+    told: list[tuple[str, int]] = []
+    fast = hocket.schedule(
+        job.step, job.model, job.optimizer, planner="serial", on_progress=lambda *news: told.append(news)
+    )
+    calls = decide(fast, job)
+    assert len(told) == calls
+    assert [number for _, number in told[1:]] == list(range(1, calls)), "counted anew where there is a new variant"
+    assert list(dict.fromkeys(stage for stage, _ in told)) == ["watch", "verify", "profile", "compare"]
+
+    def fail(stage, number):
+        raise ValueError(f"no more after {number}")
+
+    fast = hocket.schedule(job.step, job.model, job.optimizer, planner="serial", on_progress=fail)
+    decide(fast, job)
+    assert caplog.text.count("on_progress raised ValueError: no more after 1") == 1

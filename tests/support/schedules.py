@@ -1,0 +1,43 @@
+"""Twin jobs of a small model, and calls of a schedule until it has decided."""
+
+from __future__ import annotations
+
+import torch
+
+import hocket
+from hocket import zoo
+
+# More calls than any variant takes until its verdict.
+MANY = 200
+
+
+def twin(**size: int) -> tuple[hocket.Job, hocket.Job]:
+    made = [zoo.load("mlp", depth=2, width=16, batch_size=4, optimizer="adam", **size) for _ in range(2)]
+    return made[0], made[1]
+
+
+def state(job: hocket.Job) -> list[tuple[str, torch.Tensor]]:
+    (model,), (optimizer,) = job.models, job.optimizers
+    found = list(model.state_dict().items())
+    for number, values in enumerate(optimizer.state.values()):
+        found += [(f"{number}.{key}", value) for key, value in values.items()]
+    return found
+
+
+def decide(fast: hocket.Schedule, job: hocket.Job) -> int:
+    """Call until there is a verdict; how many calls that took."""
+    for number in range(MANY):
+        fast(job.batch(number))
+        if fast.decided:
+            return number + 1
+    raise AssertionError(f"no verdict after {MANY} steps")
+
+
+def pass_audits(fast: hocket.Schedule, job: hocket.Job) -> None:
+    """Call until the next planned step is not compared with eager (see `hocket.autotune.audit`)."""
+    for _ in range(MANY):
+        audit = fast._pool.current._auditor.audit
+        if not fast.decided or audit.num_steps + 1 < audit.due:
+            return
+        fast(job.batch(0))
+    raise AssertionError(f"each of {MANY} steps was audited")

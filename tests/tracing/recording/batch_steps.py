@@ -1,0 +1,40 @@
+"""Steps whose loss depends on the batch as a body says, and their batches."""
+
+from __future__ import annotations
+
+import torch
+
+from equivalence.test_steps import adam, mlp
+from hocket.job import Job
+
+
+def job_of(body, batches, model=None) -> Job:
+    """A step whose loss is ``body(model, batch)``."""
+    model = model or mlp()
+    optimizer = adam(model)
+
+    def step(batch):
+        optimizer.zero_grad()
+        loss = body(model, batch)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return Job(step, model, optimizer, batches)
+
+
+def batch_of(seed: int, **further):
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(4, 6, generator=generator)
+    return {"inputs": inputs, "targets": torch.randn(4, 3, generator=generator)} | further
+
+
+def loss_of(model, batch):
+    return (model(batch["inputs"]) - batch["targets"]).square().mean()
+
+
+def mask(*, hole: bool) -> torch.Tensor:
+    ones = torch.ones(4, 6, dtype=torch.int64)
+    if hole:
+        ones[:, -1] = 0
+    return ones

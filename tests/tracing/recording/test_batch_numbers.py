@@ -1,0 +1,91 @@
+"""A number of the batch that is computed with is read anew in every step."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from equivalence.compare import check_twins, serial
+from equivalence.test_steps import mlp
+from hocket.execution.threads import ThreadLanes
+from hocket.tracing import capture
+from tracing.recording.batch_steps import batch_of, job_of, loss_of
+
+
+def by_weight(model, batch):
+    return loss_of(model, batch) * batch["weight"].item()
+
+
+def by_function_of_weight(model, batch):
+    weight = batch["weight"].item()
+    return loss_of(model, batch) * (weight**2 if weight > 0.1 else weight) / (1 + batch["count"].item())
+
+
+def by_tensor_of_weight(model, batch):
+    return loss_of(model, batch) * torch.tensor([batch["weight"].item(), 2.0]).sum()
+
+
+def by_list_of_tensors(model, batch):
+    weights = torch.tensor([batch["mask"].min(), 2.0, batch["weight"]])
+    return loss_of(model, batch) * weights.sum()
+
+
+def by_sum_of_mask(model, batch):
+    return (model(batch["inputs"]) - batch["targets"]).square().sum() / batch["mask"].sum().item()
+
+
+def by_loss_and_weight(model, batch):
+    loss = loss_of(model, batch)
+    return nn.functional.huber_loss(model(batch["inputs"]), batch["targets"], delta=batch["weight"].item()) + loss
+
+
+NUMBERS = [
+    by_list_of_tensors,
+    by_weight,
+    by_function_of_weight,
+    by_tensor_of_weight,
+    by_sum_of_mask,
+    by_loss_and_weight,
+]
+
+
+def weighted(seed: int):
+    generator = torch.Generator().manual_seed(seed + 50)
+    further = {
+        "weight": torch.rand((), generator=generator) + 0.5,
+        "count": torch.tensor(seed),
+        "mask": (torch.rand(4, 6, generator=generator) > 0.3).long(),
+    }
+    return batch_of(seed, **further)
+
+
+@pytest.mark.parametrize("body", NUMBERS, ids=lambda body: body.__name__)
+def test_a_number_of_the_batch_is_read_anew_in_every_step(body):
+    check_twins(lambda: job_of(body, [weighted(seed) for seed in range(4)]))
+
+
+def test_a_number_of_the_batch_can_be_returned():
+    model = mlp()
+
+    def step(batch):
+        loss = loss_of(model, batch)
+        return {"loss": loss, "weight": batch["weight"].item(), "whole": int(batch["mask"].sum() * 0)}
+
+    captured = capture(step, model, None, weighted(0))
+    lanes = ThreadLanes(captured, serial(captured))
+    for seed in range(3):
+        expected, found = step(weighted(seed)), lanes(weighted(seed))
+        assert found["weight"] == expected["weight"]
+        assert found["whole"] == expected["whole"]
+        assert torch.equal(found["loss"], expected["loss"])
+    lanes.close()
+
+
+def test_a_number_that_a_branch_asks_for_exactly_is_not_moved():
+    def body(model, batch):
+        return loss_of(model, batch) * (2 if batch["weight"].item() == 0.5 else 3)
+
+    batches = [batch_of(seed, weight=torch.tensor(0.5)) for seed in range(3)]
+    captured = check_twins(lambda: job_of(body, batches))
+    assert not captured.holds(batch_of(0, weight=torch.tensor(0.25)))

@@ -1,0 +1,186 @@
+"""A branch on more than the batch is refused, also where the step swallows the refusal."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from equivalence.compare import assert_same, copied, twins
+from equivalence.test_steps import mlp
+from hocket.errors import CaptureError
+from hocket.tracing import capture
+from tracing.recording.batch_steps import batch_of, job_of, loss_of, mask
+
+
+def with_buffer() -> nn.Module:
+    model = mlp()
+    model.register_buffer("limit", torch.tensor(1.0))
+    return model
+
+
+def on_a_buffer(model, batch):
+    return loss_of(model, batch) * (2 if (batch["mask"] < model.limit).any() else 3)
+
+
+def on_a_parameter(model, batch):
+    return loss_of(model, batch) * (2 if model[0].weight.sum() > 0 else 3)
+
+
+def on_randomness(model, batch):
+    return loss_of(model, batch) * (2 if torch.rand(()) < batch["mask"].min() else 3)
+
+
+def on_what_dropout_leaves(model, batch):
+    return loss_of(model, batch) * (2 if nn.functional.dropout(batch["inputs"]).sum() > 0 else 3)
+
+
+def on_a_tensor_written_from_the_model(model, batch):
+    scratch = torch.zeros(4, 3)
+    view = scratch[1:]
+    scratch.add_(model(batch["inputs"]).detach())
+    return loss_of(model, batch) * (2 if view.sum() > 0 else 3)
+
+
+def on_a_batch_that_the_step_writes(model, batch):
+    batch["mask"].add_(1)
+    return loss_of(model, batch) * (2 if batch["mask"].min() > 1 else 3)
+
+
+def on_a_number_of_the_optimizer(model, batch, optimizer=None):
+    return loss_of(model, batch) * (2 if (batch["inputs"] * OPTIMIZERS[-1].param_groups[0]["lr"]).sum() > 0 else 3)
+
+
+OPTIMIZERS: list[torch.optim.Optimizer] = []
+IMPURE = [
+    *(on_a_buffer, on_a_parameter, on_randomness, on_what_dropout_leaves, on_a_tensor_written_from_the_model),
+    *(on_a_batch_that_the_step_writes, on_a_number_of_the_optimizer),
+]
+
+
+@pytest.mark.parametrize("body", IMPURE, ids=lambda body: body.__name__)
+def test_a_branch_on_anything_else_is_refused(body):
+    job = job_of(body, [batch_of(0, mask=mask(hole=False))], with_buffer())
+    OPTIMIZERS.append(job.optimizer)
+    job.step(job.batch(0))
+    before = copied(job)
+    with pytest.raises(CaptureError, match=r"test_batch_refusals\.py:\d+ .*reads a tensor's value"):
+        capture(job.step, job.model, job.optimizer, job.batch(0))
+    assert_same(before, copied(job))
+
+
+def shape_of_the_batch(model, batch):
+    return model(batch["inputs"][batch["mask"][:, 0].bool()]).square().mean()
+
+
+def places_in_the_batch(model, batch):
+    return model(batch["inputs"])[batch["mask"][:, 0].nonzero()[:, 0]].square().mean()
+
+
+def many_values(model, batch):
+    return loss_of(model, batch) * len(batch["inputs"].repeat(50, 1).tolist())
+
+
+@pytest.mark.parametrize("body", [shape_of_the_batch, places_in_the_batch, many_values])
+def test_shapes_and_data_stay_refused(body):
+    job = job_of(body, [batch_of(0, mask=mask(hole=False))])
+    job.step(job.batch(0))
+    with pytest.raises(CaptureError, match="depends on values"):
+        capture(job.step, job.model, job.optimizer, job.batch(0))
+
+
+def test_a_batch_that_shares_memory_with_a_parameter_is_no_batch():
+    model = mlp()
+    batch = batch_of(0, mask=model[0].weight.detach()[:2])
+    job = job_of(lambda model, batch: loss_of(model, batch) * (2 if batch["mask"].sum() > 0 else 3), [batch], model)
+    job.step(batch)
+    with pytest.raises(CaptureError, match="reads a tensor's value"):
+        capture(job.step, job.model, job.optimizer, batch)
+
+
+# --- Refusals that the step swallows ---
+
+
+def swallowed_float(model, batch):
+    loss = loss_of(model, batch)
+    try:
+        value = float(loss)
+    except Exception:  # noqa: BLE001
+        value = 0.0
+    return loss * (1 + value)
+
+
+def swallowed_late(model, batch):
+    loss = loss_of(model, batch)
+    value = loss.item()
+    try:
+        sys.stdout.write(f"{value:.2f}")
+    except Exception:  # noqa: BLE001
+        return loss * 2
+    return loss
+
+
+def swallowed_everything(model, batch):
+    loss = loss_of(model, batch)
+    try:
+        if loss > 1:
+            return loss * 2
+    except BaseException:  # noqa: BLE001
+        pass
+    return loss
+
+
+@pytest.mark.parametrize("body", [swallowed_float, swallowed_late, swallowed_everything])
+def test_a_refusal_that_the_step_swallows_is_raised_all_the_same(body):
+    pair = twins(lambda: job_of(body, [batch_of(0)]))
+    pair.planned.step(pair.planned.batch(0))
+    before = copied(pair.planned)
+    with pytest.raises(CaptureError, match=r"test_batch_refusals\.py:\d+"):
+        capture(pair.planned.step, pair.planned.model, pair.planned.optimizer, pair.planned.batch(0))
+    assert_same(before, copied(pair.planned))
+
+
+def test_a_refusal_after_the_last_op_is_raised():
+    job = job_of(loss_of, [batch_of(0)])
+
+    def step(batch):
+        loss = job.step(batch)
+        try:
+            return float(loss)
+        except CaptureError:
+            return 0.0
+
+    step(job.batch(0))
+    with pytest.raises(CaptureError, match=r"test_batch_refusals\.py:\d+"):
+        capture(step, job.model, job.optimizer, job.batch(0))
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+def test_a_scheduler_that_the_step_tries_to_step_is_refused(fresh):
+    job = job_of(loss_of, [batch_of(0)])
+    scheduler = torch.optim.lr_scheduler.StepLR(job.optimizer, 1)
+
+    def step(batch):
+        loss = job.step(batch)
+        try:
+            scheduler.step()
+        except Exception:  # noqa: BLE001
+            return loss * 2
+        return loss
+
+    if not fresh:
+        step(job.batch(0))
+    with pytest.raises(CaptureError, match="scheduler"):
+        capture(step, job.model, job.optimizer, job.batch(0))
+
+
+def test_a_step_without_a_refusal_is_captured_after_one_with_it():
+    job = job_of(swallowed_float, [batch_of(0)])
+    job.step(job.batch(0))
+    with pytest.raises(CaptureError):
+        capture(job.step, job.model, job.optimizer, job.batch(0))
+    other = job_of(loss_of, [batch_of(0)])
+    other.step(other.batch(0))
+    assert len(capture(other.step, other.model, other.optimizer, other.batch(0)).graph)

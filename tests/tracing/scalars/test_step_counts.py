@@ -1,0 +1,125 @@
+"""Numbers that an optimizer counts, in a captured step: followed, guarded, and plain afterwards."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from equivalence.compare import Planned, Twins, assert_same, check_twins, everything, twins
+from hocket.job import Job
+from hocket.tracing import capture
+
+# --- Live numbers inside a step ---
+
+
+class Scheduled(torch.optim.Optimizer):
+    """An optimizer whose step does with its count whatever `use` says."""
+
+    def __init__(self, params, use):
+        self.use = use
+        super().__init__(params, {"lr": 0.01, "decay": 0.5})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                state.setdefault("count", 0)
+                state["count"] += 1
+                p.add_(self.use(p, state["count"], group), alpha=-group["lr"])
+
+
+def scheduled_job(use) -> Job:
+    model = torch.nn.Linear(4, 3)
+    optimizer = Scheduled(model.parameters(), use)
+
+    def step(batch):
+        optimizer.zero_grad()
+        loss = model(batch).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return Job(step, model, optimizer, [torch.randn(5, 4) for _ in range(3)])
+
+
+# The captures that six steps may need: a guard on a count fails in every step.
+USES = {
+    "as a factor": (lambda p, count, group: p.grad * count, 1),
+    "of whole tensors": (lambda p, count, group: p.grad + torch.arange(3).sum() * count, 1),
+    "made a tensor": (lambda p, count, group: p.grad * torch.tensor(count), 1),
+    "in a list": (lambda p, count, group: p.grad * torch.tensor([count, 2])[0], 5),
+    "as a size": (lambda p, count, group: p.grad * torch.ones(count).sum(), 5),
+    "as a range": (lambda p, count, group: p.grad * torch.arange(count).sum(), 5),
+    "as a slice": (lambda p, count, group: p.grad * p.flatten()[: min(count, 2)].sum(), 2),
+    "as a place": (lambda p, count, group: p.grad * p.flatten()[count % 2], 5),
+    "put somewhere": (lambda p, count, group: torch.zeros_like(p.grad).index_fill_(0, torch.tensor([0]), count), 1),
+    "as a dimension": (lambda p, count, group: p.grad * p.softmax(count - count), 1),
+    "a branch": (lambda p, count, group: p.grad if count % 3 else -p.grad, 4),
+    "in a hook": (lambda p, count, group: with_hook(p, count), 1),
+}
+
+
+def with_hook(p, count):
+    with torch.enable_grad():
+        leaf = torch.ones(3, requires_grad=True)
+        leaf.register_hook(lambda gradient: gradient * count)
+        (leaf * 2).sum().backward()
+    return p.grad * leaf.grad[0]
+
+
+@pytest.mark.parametrize("name", USES)
+def test_a_count_in_a_step_is_followed_or_guarded(name):
+    use, captures = USES[name]
+    check_twins(functools.partial(scheduled_job, use), captures=captures)
+
+
+def test_a_branch_that_a_moved_number_would_not_take_is_traced_again():
+    def use(p, count, group):
+        assert group["decay"] == 0.5
+        return p.grad * group["decay"]
+
+    check_twins(functools.partial(scheduled_job, use))
+
+
+def test_a_number_is_moved_where_no_branch_asks_for_it():
+    pair: Twins = twins(functools.partial(scheduled_job, lambda p, count, group: p.grad * group["decay"]))
+    pair.planned.step(pair.planned.batch(0))
+    captured = Planned(pair.planned).capture(pair.planned.batch(0))
+    moved = {leaf.name: value for leaf, value in zip(captured.trace.tape.leaves, captured.trace.tape.stand_ins)}  # noqa: B905
+    assert moved["optimizer.group0.decay"] == 0.5 * 0.96875
+
+
+def test_nothing_of_a_trace_stays_in_the_optimizer():
+    job = scheduled_job(lambda p, count, group: p.grad * count)
+    job.step(job.batch(0))
+    before = [(n, copy.deepcopy(v)) for n, v in everything(job)]
+    capture(job.step, job.model, job.optimizer, job.batch(0))
+    assert_same(before, list(everything(job)))
+
+
+def test_what_the_step_keeps_of_its_numbers_is_plain_afterwards():
+    kept = SimpleNamespace(losses=[], table={}, last=None)
+
+    def use(p, count, group):
+        kept.table["count"] = count
+        kept.last = group["lr"] * 2
+        return p.grad
+
+    job = scheduled_job(use)
+
+    def step(batch):
+        loss = job.step(batch)
+        kept.losses.append(loss.item())
+        return loss
+
+    step(job.batch(0))
+    capture(step, job.model, job.optimizer, job.batch(0))
+    assert [type(loss) for loss in kept.losses] == [float, float]
+    assert kept.losses[0] != kept.losses[1]
+    assert type(kept.table["count"]) is int
+    assert type(kept.last) is float
