@@ -320,3 +320,27 @@ def test_tensors_that_share_memory_have_no_float64_step() -> None:
     captured = capture_step(step, model, optimizer, x)
     with pytest.raises(CaptureError, match="share memory"):
         float64_step(captured, x)
+
+
+def test_in_float64_a_value_that_is_all_rounding_passes_and_a_wrong_tiny_one_does_not() -> None:
+    @dataclass(frozen=True)
+    class Gradient:
+        name: str
+        kind: str = "gradient"
+
+        def get(self) -> torch.Tensor:
+            return torch.ones(1)
+
+    def left(**values: float) -> Left:
+        return Left(tuple((Gradient(name), torch.tensor([v], dtype=torch.float64)) for name, v in values.items()), ())
+
+    truth = {"first": 0.3, "second": 0.2, "bias_before_norm": 2e-17, "tiny": 3e-7}
+
+    def problem(**changed: float) -> str:
+        return closeness._wide_problem(left(**truth), left(**{**truth, **changed}))
+
+    assert not problem(bias_before_norm=-7e-17)
+    assert not problem(tiny=3e-7 * (1 + 1e-9))
+    assert "tiny is off" in problem(tiny=3e-7 * 1.01)
+    assert "first is off" in problem(first=0.3 * (1 + 1e-8))
+    assert "bias_before_norm is off" in problem(bias_before_norm=1e-8)
