@@ -16,9 +16,7 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from hocket import native
-
-__all__ = ["collections_held", "release_memory", "trim_heap"]
+__all__ = ["collections_held", "trim_heap"]
 
 
 @contextmanager
@@ -51,9 +49,3 @@ def trim_heap() -> bool:
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     return bool(trim(0)) if trim is not None else False
-
-
-def release_memory() -> None:
-    """Give back what lanes keep between steps, and what the heap does; the next step faults it in again."""
-    native.release_kept_memory()
-    trim_heap()

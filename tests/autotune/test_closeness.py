@@ -293,7 +293,7 @@ def test_memory_that_is_kept_is_given_back_before_each_float64_step(monkeypatch:
         return float64_step(*args, **options)
 
     monkeypatch.setattr(closeness, "float64_step", noted)
-    monkeypatch.setattr("hocket.heap.trim_heap", lambda: order.append("heap"))
+    monkeypatch.setattr("hocket.autotune.room.trim_heap", lambda: order.append("heap"))
     monkeypatch.setattr(closeness, "trim_heap", lambda: order.append("heap"))
     monkeypatch.setattr("hocket.native.release_kept_memory", lambda: order.append("lanes"))
     sample(found.plain, found.step, {"form": found.step}, found.batch, wide={"form": wide})

@@ -34,10 +34,10 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten
 
-from hocket.autotune.room import expect_room, float64_limit_bytes
+from hocket.autotune.room import expect_room, float64_limit_bytes, release_memory
 from hocket.autotune.verification import distance, largest
 from hocket.errors import CaptureError
-from hocket.heap import release_memory, trim_heap
+from hocket.heap import trim_heap
 from hocket.tracing.captured import Captured
 from hocket.tracing.float64 import Left, float64_step
 from hocket.tracing.saved_state import Saved

@@ -12,11 +12,13 @@ from pathlib import Path
 
 import torch
 
+from hocket import native
 from hocket.errors import CaptureError
+from hocket.heap import trim_heap
 from hocket.planning.critical_path import serial_peak_bytes
 from hocket.tracing.captured import Captured
 
-__all__ = ["available_bytes", "expect_room", "float64_limit_bytes", "float64_peak_bytes"]
+__all__ = ["available_bytes", "expect_room", "float64_limit_bytes", "float64_peak_bytes", "release_memory"]
 
 # The share of the free memory that a step in float64 may take.
 MAX_SHARE = 0.5
@@ -62,3 +64,9 @@ def available_bytes(meminfo: Path = Path("/proc/meminfo")) -> int | None:
         return None
     found = [line.split() for line in lines if line.startswith("MemAvailable:")]
     return int(found[0][1]) * 2**10 if found else None
+
+
+def release_memory() -> None:
+    """Give back what lanes keep between steps, and what the heap does; the next step faults it in again."""
+    native.release_kept_memory()
+    trim_heap()

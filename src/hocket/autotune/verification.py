@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten
 
+from hocket.autotune.room import release_memory
 from hocket.errors import StaleCaptureError
-from hocket.heap import release_memory, trim_heap
+from hocket.heap import trim_heap
 from hocket.tracing.captured import Captured
 from hocket.tracing.saved_state import Saved
 
