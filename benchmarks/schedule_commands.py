@@ -80,10 +80,10 @@ def compiling_bench(args: Namespace) -> None:
     rows = []
     for name, row in result["targets"].items():
         times = (f"{row['alone_ms']:.2f}", f"{row['beside_ms']:.2f}", f"{row['ratio']:.2f}", f"{row['mean_ratio']:.2f}")
-        rows.append((name, *times, "yes" if row["within"] else "no", f"{row['compile_s']:.1f}"))
-        rows[-1] += (f"{row['compile_cores']:.2f}", f"{row['cached_s']:.2f}")
-    columns = ("target", "alone ms", "beside ms", "ratio", "of means", f"within {BAR}")
-    columns += ("compiling s", "by cores", "kept: s")
+        compiling = (f"{row['compile_s']:.1f}", f"{row['compile_cores']:.2f}", f"{row['cached_s']:.2f}")
+        rows.append((name, *times, "yes" if row["within"] else "no", *compiling))
+    beside = ("target", "alone ms", "beside ms", "ratio", "of means", f"within {BAR}")
+    columns = (*beside, "compiling s", "by cores", "kept: s")
     print_tables(table("eager steps beside the compiler, in turns with steps alone", columns, rows), *written(target))
 
 

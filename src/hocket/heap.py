@@ -16,7 +16,7 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["collections_held", "trim_heap"]
+__all__ = ["HeapTrimmer", "collections_held", "trim_heap"]
 
 
 @contextmanager
@@ -38,6 +38,25 @@ def collections_held() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
+
+
+class HeapTrimmer:
+    """Trims the heap each time so much was made: what was freed between values that live adds up otherwise.
+
+    Args:
+        every_bytes: so much.
+    """
+
+    def __init__(self, every_bytes: int = 32 * 2**20) -> None:
+        self._every_bytes = every_bytes
+        self._made_bytes = 0
+
+    def made(self, size_bytes: int) -> None:
+        """So many bytes were made."""
+        self._made_bytes += size_bytes
+        if self._made_bytes > self._every_bytes:
+            trim_heap()
+            self._made_bytes = 0
 
 
 def trim_heap() -> bool:

@@ -16,7 +16,7 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
 from hocket.errors import CaptureError
-from hocket.heap import trim_heap
+from hocket.heap import HeapTrimmer
 from hocket.tracing.captured import Captured
 from hocket.tracing.convolution_parts import convolution_in_parts
 from hocket.tracing.program import Call, Slot
@@ -34,9 +34,6 @@ WIDE = {
     torch.complex32: torch.complex128,
     torch.complex64: torch.complex128,
 }
-
-# The heap keeps what was freed between values that live: without being trimmed it holds twice what the step does.
-TRIM_EVERY_BYTES = 32 * 2**20
 
 
 @dataclass(frozen=True)
@@ -82,26 +79,24 @@ def float64_step(captured: Captured, batch: Any, *, is_wide: bool = False, limit
     dtypes = {slot: v.dtype for n, slot in slot_of.items() if isinstance(v := n.meta.get("val"), torch.Tensor)}
     random = torch.get_rng_state()
     calls, uses, kept = _uses(captured)
-    memory = ValueMemory(limit_bytes, uses)
+    memory, heap = ValueMemory(limit_bytes, uses), HeapTrimmer()
     for slot, value in values.items():
         memory.add(slot, value)
     try:
         with torch.no_grad():
-            untrimmed_bytes = 0
             for at, call in enumerate(calls):
                 memory.load(call.reads)
                 _run(call, values, numbers, None if is_wide else dtypes)
+                made_bytes = 0
                 for slot in call.outs.values():
                     memory.add(slot, values[slot])
-                    untrimmed_bytes += values[slot].nbytes if isinstance(values[slot], torch.Tensor) else 0
+                    made_bytes += values[slot].nbytes if isinstance(values[slot], torch.Tensor) else 0
                 for slot in {*call.reads, *call.outs.values()} - kept:
                     if uses[slot][-1] == at:
                         memory.drop(slot)
                         del values[slot]
                 memory.spill(at)
-                if untrimmed_bytes > TRIM_EVERY_BYTES:
-                    trim_heap()
-                    untrimmed_bytes = 0
+                heap.made(made_bytes)
             memory.load(kept)
     finally:
         torch.set_rng_state(random)
