@@ -42,6 +42,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_guards(names)
     _add_decision(names)
     _add_compiling(names)
+    _add_memory(names)
     _add_call(names)
     _add_versions(names)
     _add_concurrency(names)
@@ -116,6 +117,22 @@ def _add_compiling(names: Verbs) -> None:
     )
     add_output(compiling, "the result, after each target, as JSON")
     compiling.add_argument("target", nargs="*", metavar="TARGET", help="zoo names, or NAME/BATCH (a selection)")
+
+
+def _add_memory(names: Verbs) -> None:
+    memory = add_verb(
+        names,
+        "memory",
+        schedule_commands.memory_bench,
+        "what a process holds at most while a step is searched, and by its plan",
+        "python -m benchmarks memory mlp resnet20/64 -o memory.json",
+    )
+    memory.add_argument("--numerics", choices=("bitwise", "close"), default="close", help="of the schedule (close)")
+    memory.add_argument(
+        "--no-compile", dest="compile", action="store_false", help="leave the search with compiled forms out"
+    )
+    add_output(memory, "the result, after each target, as JSON")
+    memory.add_argument("target", nargs="*", metavar="TARGET", help="zoo names, gpt2, or NAME/BATCH (a selection)")
 
 
 def _add_call(names: Verbs) -> None:

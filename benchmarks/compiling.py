@@ -9,6 +9,7 @@ that process is stopped for a while, so that steps beside it and steps alone are
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import tempfile
 from collections.abc import Callable
@@ -59,7 +60,9 @@ def measure(target: str) -> dict[str, Any]:
     Returns:
         ``alone_ms`` and ``beside_ms``, medians of eager steps while the compiler is stopped and while it runs;
         ``ratio`` of the second to the first, and ``mean_ratio`` of the means, which single long steps move;
-        ``within``: whether the latter is at most `BAR`; ``compile_s``, for which the compiler ran, and ``turns``.
+        ``within``: whether the latter is at most `BAR`; ``compile_s``, for which the compiler ran, and ``turns``;
+        ``compile_cores``, what it had of the cores in that time; ``cached_s``, what a process takes to have the
+        compiled form of what is kept.
 
     Raises:
         HocketError: the step cannot be compiled.
@@ -70,7 +73,7 @@ def measure(target: str) -> dict[str, Any]:
         job.step(job.batch(number))
     captured = _to_compile(job)
     times: dict[bool, list[float]] = {False: [], True: []}
-    compile_s, turns = 0.0, 0
+    compile_s, turns, spent_s = 0.0, 0, _children_s()
     with tempfile.TemporaryDirectory() as folder:
         compiling = Compiling(captured, Path(folder), threads=torch.get_num_threads())
         process = CompilingProcess()
@@ -89,6 +92,10 @@ def measure(target: str) -> dict[str, Any]:
             if not times[False]:
                 _turn(job, times[False], lambda: False)
             compiling.result()
+            start = perf_counter()
+            if Compiling(captured, Path(folder), threads=torch.get_num_threads()).found() is None:
+                raise HocketError(f"{target}: what was compiled is not kept")
+            cached_s = perf_counter() - start
         finally:
             compiling.close()
     alone, beside = ([1e3 * seconds for seconds in times[is_beside]] for is_beside in (False, True))
@@ -101,7 +108,15 @@ def measure(target: str) -> dict[str, Any]:
         "within": mean_ratio <= BAR,
         "compile_s": compile_s,
         "turns": turns,
+        "compile_cores": (_children_s() - spent_s) / compile_s,
+        "cached_s": cached_s,
     }
+
+
+def _children_s() -> float:
+    """What processes that this one has waited for have used of the cores, theirs included, in seconds."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def _turn(job: Job, times: list[float], is_over: Callable[[], bool]) -> float:

@@ -9,7 +9,15 @@ from benchmarks.commands import write_so_far
 from hocket.cli.console import Bar, print_json, print_tables, table
 from hocket.cli.files import output_file, written
 
-__all__ = ["call_bench", "compiling_bench", "decision_bench", "guards_bench", "strangers_bench", "versions_bench"]
+__all__ = [
+    "call_bench",
+    "compiling_bench",
+    "decision_bench",
+    "guards_bench",
+    "memory_bench",
+    "strangers_bench",
+    "versions_bench",
+]
 
 
 def call_bench(args: Namespace) -> None:
@@ -72,9 +80,37 @@ def compiling_bench(args: Namespace) -> None:
     rows = []
     for name, row in result["targets"].items():
         times = (f"{row['alone_ms']:.2f}", f"{row['beside_ms']:.2f}", f"{row['ratio']:.2f}", f"{row['mean_ratio']:.2f}")
-        rows.append((name, *times, "yes" if row["within"] else "no", f"{row['compile_s']:.1f}"))
-    columns = ("target", "alone ms", "beside ms", "ratio", "of means", f"within {BAR}", "compiling s")
+        compiling = (f"{row['compile_s']:.1f}", f"{row['compile_cores']:.2f}", f"{row['cached_s']:.2f}")
+        rows.append((name, *times, "yes" if row["within"] else "no", *compiling))
+    beside = ("target", "alone ms", "beside ms", "ratio", "of means", f"within {BAR}")
+    columns = (*beside, "compiling s", "by cores", "kept: s")
     print_tables(table("eager steps beside the compiler, in turns with steps alone", columns, rows), *written(target))
+
+
+def memory_bench(args: Namespace) -> None:
+    """What a process holds at most while a step is searched, and by its plan."""
+    from benchmarks.memory import BAR, TARGETS, run
+
+    target = output_file(args.output)
+    with Bar("schedule each target in a process of its own"):
+        result = run(
+            tuple(args.target) or TARGETS,
+            numerics=args.numerics,
+            compiled=args.compile,
+            save=partial(write_so_far, target, "memory", complete=False),
+        )
+    write_so_far(target, "memory", result)
+    if args.format == "json":
+        print_json({"bench": "memory", **result})
+        return
+    figures = ("search", "planned", "compiled_search", "compiled_planned")
+    rows = []
+    for name, row in result["targets"].items():
+        sizes = [f"{row[each] / 2**20:.0f}" for each in ("bare_bytes", "eager_bytes")]
+        ratios = [f"{row[f'{each}_ratio']:.2f}" if f"{each}_ratio" in row else "-" for each in figures]
+        rows.append((name, *sizes, *ratios, "yes" if row["within"] else "no"))
+    columns = ("target", "bare MiB", "eager MiB", *(each.replace("_", " ") for each in figures), f"within {BAR}")
+    print_tables(table("peak of the process, over that of eager steps", columns, rows), *written(target))
 
 
 def guards_bench(args: Namespace) -> None:

@@ -1,5 +1,9 @@
 """The process's heap: what was freed goes back to the operating system, and Python's collector waits.
 
+Eager steps and planned ones keep memory apart: glibc what eager ops have freed, lanes what theirs have (`memory.h`).
+Whoever changes from one to the other gives back what was kept, or the process holds both: 1.35 times eager's peak on
+ResNet-20 at batch 64, and for good once a single eager step has been made between planned ones.
+
 A capture runs the step with copies of all that it changes; glibc keeps such memory for the process when it is freed in
 the wrong order (a ResNet-18 at batch 2: 130 MiB, a third of the process, and 45 MiB more when a planned step has
 replaced the gradients). Nobody wants those pages again: a planned step has memory of its own.
@@ -12,7 +16,7 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["collections_held", "trim_heap"]
+__all__ = ["HeapTrimmer", "collections_held", "trim_heap"]
 
 
 @contextmanager
@@ -34,6 +38,25 @@ def collections_held() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
+
+
+class HeapTrimmer:
+    """Trims the heap each time so much was made: what was freed between values that live adds up otherwise.
+
+    Args:
+        every_bytes: so much.
+    """
+
+    def __init__(self, every_bytes: int = 32 * 2**20) -> None:
+        self._every_bytes = every_bytes
+        self._made_bytes = 0
+
+    def made(self, size_bytes: int) -> None:
+        """So many bytes were made."""
+        self._made_bytes += size_bytes
+        if self._made_bytes > self._every_bytes:
+            trim_heap()
+            self._made_bytes = 0
 
 
 def trim_heap() -> bool:

@@ -293,11 +293,37 @@ def test_memory_that_is_kept_is_given_back_before_each_float64_step(monkeypatch:
         return float64_step(*args, **options)
 
     monkeypatch.setattr(closeness, "float64_step", noted)
+    monkeypatch.setattr("hocket.autotune.room.trim_heap", lambda: order.append("heap"))
     monkeypatch.setattr(closeness, "trim_heap", lambda: order.append("heap"))
     monkeypatch.setattr("hocket.native.release_kept_memory", lambda: order.append("lanes"))
     sample(found.plain, found.step, {"form": found.step}, found.batch, wide={"form": wide})
-    before = ["lanes", "heap", "float64"]
-    assert order == [*before, "heap", *before, "lanes", "heap"]
+    kept, step = ["lanes", "heap"], ["float64"]
+    assert order == [*kept, *step, "heap", *kept, *step, *kept, *kept], "the last ones are before and after eager's"
+
+
+def test_a_float64_step_whose_values_lie_in_a_file_leaves_the_same_bits() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        *(nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(inplace=True), nn.Dropout(0.25)),
+        *(nn.Conv2d(16, 16, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 256, 10)),
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    batch = (torch.randn(8, 3, 16, 16), torch.randint(0, 10, (8,)))
+
+    def step(batch: Any) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(batch[0]), batch[1])
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    step(batch)
+    captured = capture_step(step, model, optimizer, batch, split=False)
+    held = float64_step(captured, batch)
+    out = float64_step(captured, batch, limit_bytes=0)
+    values = ([*(value for _, value in left.places), *left.result] for left in (held, out))
+    for first, second in zip(*values, strict=True):
+        assert torch.equal(first, second) if isinstance(first, torch.Tensor) else first == second
 
 
 def test_tensors_that_share_memory_have_no_float64_step() -> None:
@@ -320,3 +346,27 @@ def test_tensors_that_share_memory_have_no_float64_step() -> None:
     captured = capture_step(step, model, optimizer, x)
     with pytest.raises(CaptureError, match="share memory"):
         float64_step(captured, x)
+
+
+def test_in_float64_a_value_that_is_all_rounding_passes_and_a_wrong_tiny_one_does_not() -> None:
+    @dataclass(frozen=True)
+    class Gradient:
+        name: str
+        kind: str = "gradient"
+
+        def get(self) -> torch.Tensor:
+            return torch.ones(1)
+
+    def left(**values: float) -> Left:
+        return Left(tuple((Gradient(name), torch.tensor([v], dtype=torch.float64)) for name, v in values.items()), ())
+
+    truth = {"first": 0.3, "second": 0.2, "bias_before_norm": 2e-17, "tiny": 3e-7}
+
+    def problem(**changed: float) -> str:
+        return closeness._wide_problem(left(**truth), left(**{**truth, **changed}))
+
+    assert not problem(bias_before_norm=-7e-17)
+    assert not problem(tiny=3e-7 * (1 + 1e-9))
+    assert "tiny is off" in problem(tiny=3e-7 * 1.01)
+    assert "first is off" in problem(first=0.3 * (1 + 1e-8))
+    assert "bias_before_norm is off" in problem(bias_before_norm=1e-8)

@@ -20,6 +20,7 @@ NAMES = (
     "guards",
     "decision",
     "compiling",
+    "memory",
     "call",
     "versions",
     "concurrency",

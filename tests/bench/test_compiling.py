@@ -30,6 +30,8 @@ def test_steps_beside_the_compiler_and_alone_are_of_one_run():
     row = found["targets"]["digits-cnn/8"]
     assert row["ratio"] == row["beside_ms"] / row["alone_ms"]
     assert row["turns"] > 1
+    assert 0 < row["compile_cores"] <= found["cores"]
+    assert row["cached_s"] > 0
     assert row["compile_s"] > compiling.TURN_S
     assert row["within"] is (row["mean_ratio"] <= compiling.BAR)
     assert saved

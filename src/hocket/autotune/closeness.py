@@ -34,8 +34,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten
 
-from hocket import native
-from hocket.autotune.room import expect_room
+from hocket.autotune.room import expect_room, float64_limit_bytes, release_memory
 from hocket.autotune.verification import distance, largest
 from hocket.errors import CaptureError
 from hocket.heap import trim_heap
@@ -217,15 +216,16 @@ def sample(
                 if wide and form in wide:
                     back()
                     moved()
-                    _release_memory()
-                    found[form] = _wide_problem(truth, float64_step(wide[form], batch, is_wide=True)) or found[form]
+                    release_memory()
+                    found[form] = _wide_problem(truth, _wide_step(wide[form], batch, captured)) or found[form]
             except Exception as error:  # noqa: BLE001  # whatever it is, the form is left out
                 found[form] = f"{type(error).__name__}: {error}"
     finally:
         back()
-    _release_memory()
+    release_memory()
     moved()
     returned = eager(batch)
+    release_memory()
     own = _gaps(truth, returned)
     if number is not None:
         back()
@@ -235,19 +235,17 @@ def sample(
 
 
 def _truth(captured: Captured, batch: Any) -> Left:
-    _release_memory()
+    release_memory()  # a step in float64 comes on top of what is kept of earlier steps
     try:
-        return float64_step(captured, batch)
+        return float64_step(captured, batch, limit_bytes=float64_limit_bytes(captured))
     except Exception as error:  # whatever an op says that has no kernel for float64
         raise CaptureError(f"there is no float64 step to compare with: {error}") from error
     finally:
         trim_heap()
 
 
-def _release_memory() -> None:
-    """Give back what lanes, and the heap, keep of earlier steps: a step in float64 comes on top of it."""
-    native.release_kept_memory()
-    trim_heap()
+def _wide_step(compiled: Captured, batch: Any, captured: Captured) -> Left:
+    return float64_step(compiled, batch, is_wide=True, limit_bytes=float64_limit_bytes(captured))
 
 
 def _wide_problem(truth: Left, compiled: Left) -> str:

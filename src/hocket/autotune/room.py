@@ -1,8 +1,9 @@
-"""Is there memory for a step in float64, which forms that are not bitwise are held against?
+"""Is there memory for a step in float64, which forms that are not bitwise are held against, and how much of it?
 
 It is the plain step's peak, with every float as large as float64: twice eager's memory in float32, beside the
 training's own. A training that just fits must not be ended by a comparison, so where that is more than half of what is
-free, the forms are refused by name.
+free, the forms are refused by name. Between two ops it holds less than eager's activations are; the rest of its values
+lie in a file (`hocket.tracing.spill`), so that the process's peak stays near eager's.
 """
 
 from __future__ import annotations
@@ -11,15 +12,20 @@ from pathlib import Path
 
 import torch
 
+from hocket import native
 from hocket.errors import CaptureError
+from hocket.heap import trim_heap
 from hocket.planning.critical_path import serial_peak_bytes
 from hocket.tracing.captured import Captured
 
-__all__ = ["available_bytes", "expect_room", "float64_peak_bytes"]
+__all__ = ["available_bytes", "expect_room", "float64_limit_bytes", "float64_peak_bytes", "release_memory"]
 
 # The share of the free memory that a step in float64 may take.
 MAX_SHARE = 0.5
 _LARGEST = 8
+# What a step in float64 may hold between two ops, of what the plain step holds beyond its parameters and state: an op
+# has its arguments and its results on top of it, and so has a plan what it keeps. Less than this is not worth a file.
+LIMIT_SHARE, LEAST_LIMIT_BYTES = 0.5, 64 * 2**20
 
 
 def expect_room(captured: Captured) -> None:
@@ -43,6 +49,13 @@ def float64_peak_bytes(captured: Captured) -> float:
     return serial_peak_bytes(captured.graph) * _LARGEST / min(floats, default=_LARGEST)
 
 
+def float64_limit_bytes(captured: Captured) -> float:
+    """What a step in float64 may hold between two ops."""
+    graph = captured.graph
+    lasting = sum(buffer.size_bytes for buffer in graph.buffers if buffer.life in ("lasting", "input"))
+    return max(LEAST_LIMIT_BYTES, LIMIT_SHARE * (serial_peak_bytes(graph) - lasting))
+
+
 def available_bytes(meminfo: Path = Path("/proc/meminfo")) -> int | None:
     """The memory that can be had without swapping; None where the system does not say."""
     try:
@@ -51,3 +64,9 @@ def available_bytes(meminfo: Path = Path("/proc/meminfo")) -> int | None:
         return None
     found = [line.split() for line in lines if line.startswith("MemAvailable:")]
     return int(found[0][1]) * 2**10 if found else None
+
+
+def release_memory() -> None:
+    """Give back what lanes keep between steps, and what the heap does; the next step faults it in again."""
+    native.release_kept_memory()
+    trim_heap()

@@ -18,6 +18,7 @@ from hocket.autotune.verification import verify
 from hocket.backends import Backend
 from hocket.errors import CaptureError, HocketError, StaleCaptureError
 from hocket.execution.base import Executor
+from hocket.heap import trim_heap
 from hocket.tracing.saved_state import Saved
 from hocket.tracing.variants import in_form
 
@@ -48,6 +49,7 @@ class StepRunner:
         self._config = config
         self._backend = backend
         self._proven: WeakSet[Executor] = WeakSet()
+        self._was_eager = True
 
     def start(self) -> None:
         """A call begins."""
@@ -81,6 +83,7 @@ class StepRunner:
 
     def eager(self, batch: Any) -> Any:
         """The user's own step."""
+        self._was_eager = True
         try:
             self.result = self._config.step(batch)
         except BaseException:
@@ -101,6 +104,9 @@ class StepRunner:
         return found
 
     def _timed(self, executor: Executor | None, batch: Any) -> float:
+        if executor is not None and self._was_eager:
+            trim_heap()
+            self._was_eager = False
         clock: Callable[[], float] = self._config.clock
         self._backend.synchronize()
         start = clock()

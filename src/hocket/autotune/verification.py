@@ -15,7 +15,9 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten
 
+from hocket.autotune.room import release_memory
 from hocket.errors import StaleCaptureError
+from hocket.heap import trim_heap
 from hocket.tracing.captured import Captured
 from hocket.tracing.saved_state import Saved
 
@@ -75,9 +77,11 @@ def verify(
     places, lists = captured.trace.places.again(), captured.trace.appended
     contents = [each.content() for each in lists]
     further = captured.written()
+    release_memory()
     before = Saved(places, further)
     with _threads(width):
         returned = [(eager or captured.step)(batch) for batch in batches]
+    trim_heap()
     returned_values = [(f"result of step {n}", _detached(result)) for n, result in enumerate(returned, 1)]
     after = Saved(places, further)
     grown = [each.content() for each in lists]

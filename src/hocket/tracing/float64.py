@@ -7,7 +7,8 @@ that a dropout leaves out the same elements.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,12 +16,13 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
 from hocket.errors import CaptureError
-from hocket.heap import trim_heap
+from hocket.heap import HeapTrimmer
 from hocket.tracing.captured import Captured
 from hocket.tracing.convolution_parts import convolution_in_parts
 from hocket.tracing.program import Call, Slot
 from hocket.tracing.recording.recorder import written_arguments
 from hocket.tracing.scalars.tape import TapeRef
+from hocket.tracing.spill import ValueMemory
 from hocket.tracing.state import BatchLeaf
 
 __all__ = ["WIDE", "Left", "float64_step"]
@@ -32,9 +34,6 @@ WIDE = {
     torch.complex32: torch.complex128,
     torch.complex64: torch.complex128,
 }
-
-# The heap keeps what was freed between values that live: without being trimmed it holds twice what the step does.
-TRIM_EVERY_BYTES = 32 * 2**20
 
 
 @dataclass(frozen=True)
@@ -50,13 +49,14 @@ class Left:
     result: tuple[Any, ...]
 
 
-def float64_step(captured: Captured, batch: Any, *, is_wide: bool = False) -> Left:
+def float64_step(captured: Captured, batch: Any, *, is_wide: bool = False, limit_bytes: float = math.inf) -> Left:
     """Make one step in float64 from what model and optimizer hold now; they and the random state stay as they are.
 
     Args:
         captured: the step.
         batch: of the step, in its own dtypes.
         is_wide: the captured ops are those of a step in float64 already.
+        limit_bytes: what may be held between two ops; the rest lies in a temporary file (see `spill`).
 
     Raises:
         CaptureError: the capture does not stand for this step; two tensors of it share memory; or an op draws random
@@ -78,19 +78,29 @@ def float64_step(captured: Captured, batch: Any, *, is_wide: bool = False) -> Le
     }
     dtypes = {slot: v.dtype for n, slot in slot_of.items() if isinstance(v := n.meta.get("val"), torch.Tensor)}
     random = torch.get_rng_state()
+    calls, uses, kept = _uses(captured)
+    memory, heap = ValueMemory(limit_bytes, uses), HeapTrimmer()
+    for slot, value in values.items():
+        memory.add(slot, value)
     try:
         with torch.no_grad():
-            untrimmed_bytes = 0
-            for call, unneeded in _with_last_uses(captured):
+            for at, call in enumerate(calls):
+                memory.load(call.reads)
                 _run(call, values, numbers, None if is_wide else dtypes)
-                untrimmed_bytes += sum(v.nbytes for s in call.outs.values() if isinstance(v := values[s], torch.Tensor))
-                for slot in unneeded:
-                    del values[slot]
-                if untrimmed_bytes > TRIM_EVERY_BYTES:
-                    trim_heap()
-                    untrimmed_bytes = 0
+                made_bytes = 0
+                for slot in call.outs.values():
+                    memory.add(slot, values[slot])
+                    made_bytes += values[slot].nbytes if isinstance(values[slot], torch.Tensor) else 0
+                for slot in {*call.reads, *call.outs.values()} - kept:
+                    if uses[slot][-1] == at:
+                        memory.drop(slot)
+                        del values[slot]
+                memory.spill(at)
+                heap.made(made_bytes)
+            memory.load(kept)
     finally:
         torch.set_rng_state(random)
+        memory.close()
     places = {source: values[slot] for slot, source in captured.inputs if type(source) is not BatchLeaf}
     places |= {entry: values[slot] for entry, slot in captured.rebound}
     places |= {gradient: None if slot is None else values[slot] for gradient, slot in captured.gradients}
@@ -100,18 +110,16 @@ def float64_step(captured: Captured, batch: Any, *, is_wide: bool = False) -> Le
     return Left(tuple(places.items()), tuple(result))
 
 
-def _with_last_uses(captured: Captured) -> Iterator[tuple[Call, list[int]]]:
-    """Each call of the step, with the slots that nothing needs after it."""
+def _uses(captured: Captured) -> tuple[list[Call], dict[int, list[int]], set[int]]:
+    """The calls of the step; for each slot those that read or fill it, in order; and the slots needed afterwards."""
     program = captured.program
     calls = [call for action in (program.prologue, *program.actions) for call in action.calls]
-    kept = {*program.kept, *(slot for slot, source in captured.inputs if type(source) is not BatchLeaf)}
-    last = {slot: at for at, call in enumerate(calls) for slot in (*call.reads, *call.outs.values())}
-    done: dict[int, list[int]] = {}
-    for slot, at in last.items():
-        if slot not in kept:
-            done.setdefault(at, []).append(slot)
+    uses: dict[int, list[int]] = {}
     for at, call in enumerate(calls):
-        yield call, done.get(at, [])
+        for slot in {*call.reads, *call.outs.values()}:
+            uses.setdefault(slot, []).append(at)
+    kept = {*program.kept, *(slot for slot, source in captured.inputs if type(source) is not BatchLeaf)}
+    return calls, uses, kept
 
 
 def _run(call: Call, values: dict[int, Any], numbers: Sequence[Any], dtypes: dict[int, torch.dtype] | None) -> None:

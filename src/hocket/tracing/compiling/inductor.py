@@ -28,6 +28,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hocket.errors import CaptureError
 from hocket.tracing.compiling.building import compile_kernels, link, num_cores
+from hocket.tracing.compiling.decompositions import decompositions
 from hocket.tracing.compiling.functional import functional_graph
 from hocket.tracing.compiling.listing import FORMAT
 from hocket.tracing.compiling.shortcuts import patched, shortcuts
@@ -105,11 +106,10 @@ def _written(document: dict[str, Any], wide: bool) -> tuple[str, list[torch.Tens
     """The wrapper that Inductor writes, and fake tensors for its arguments. Nothing is compiled yet."""
     from torch._inductor import compile_fx
     from torch._inductor.async_compile import AsyncCompile
-    from torch._inductor.decomposition import select_decomp_table
     from torch._inductor.graph import GraphLowering
 
     sources: list[str] = []
-    module, given = functional_graph(document, select_decomp_table(), wide=wide)
+    module, given = functional_graph(document, decompositions(), wide=wide)
     _mark_outputs(module)
     unbuilt = patched(AsyncCompile, "cpp_pybinding", lambda *_, **__: None)
     kept = patched(GraphLowering, "save_output_code", staticmethod(sources.append))

@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_iter
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from hocket.heap import HeapTrimmer
 from hocket.tracing.recording.batch_reads import LIFTING, BatchReads
 from hocket.tracing.recording.data_reads import reads_value, shaped_by_values
 from hocket.tracing.recording.module_tracker import ModuleTracker
@@ -101,6 +102,7 @@ class OpRecorder(TorchDispatchMode):
         self._outside: dict[int, tuple[int, torch.Tensor]] = {}
         self._count = 0
         self._random_state = _random_state()
+        self._heap = HeapTrimmer()
 
     def root(self, tensor: torch.Tensor) -> int:
         """The root of a tensor; one that was not seen before comes from outside the trace."""
@@ -169,6 +171,7 @@ class OpRecorder(TorchDispatchMode):
         if phase == "forward":
             self.where.ran(layer)
         returns = tuple(self._returned(value, storages) for value in tree_iter(result))
+        self._heap.made(sum(value.nbytes for value in tree_iter(result) if isinstance(value, torch.Tensor)))
         self.batch.ran((func, args, kwargs), result, reads, writes, returns, random)
         # A number that becomes a tensor is recorded as an attribute and as the op that copies it.
         recorded = [

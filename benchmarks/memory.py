@@ -1,0 +1,147 @@
+"""What a scheduled step holds at most, by stage: ``python -m benchmarks memory resnet20/64 -o memory.json``.
+
+Each target in a process of its own. First eager steps; then the same job through `hocket.schedule`, searched, and on
+Linux the peak of the process's resident memory is set back after each step, so that it is known which stage made it.
+Then planned steps, and with `compiled` the search that follows once compiled forms are there. Figures are those of the
+whole process, which torch alone makes some 200 MB large; so ratios say what a user sees, and bytes the rest.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.call import gpt2
+from hocket import zoo
+from hocket.errors import InputError
+from hocket.ir import Machine
+from hocket.job import Job
+from hocket.session import Schedule
+
+__all__ = ["BAR", "TARGETS", "is_measurable", "measure", "peak_bytes", "resident_bytes", "run", "set_back_peak"]
+
+TARGETS = ("mlp", "gpt2", "resnet20/4", "resnet20/64")
+# What a scheduled step may hold at most, of eager's peak.
+BAR = 1.1
+EAGER_STEPS, PLANNED_STEPS = 6, 30
+MAX_STEPS = 4000
+TIMEOUT_S = 1200
+_PEAK, _STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
+
+
+def run(
+    targets: tuple[str, ...],
+    *,
+    numerics: str = "close",
+    compiled: bool = True,
+    save: Callable[[dict[str, Any]], object] = lambda result: None,
+) -> dict[str, Any]:
+    """Measure each target (see `measure`) in a process of its own; `save` gets the result so far.
+
+    Raises:
+        InputError: the system does not tell what a process has held.
+    """
+    if not is_measurable():
+        raise InputError("what a process held at most is only known on Linux (/proc/self/clear_refs)")
+    result: dict[str, Any] = {
+        "cores": Machine.here().cores,
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "numerics": numerics,
+        "targets": {},
+    }
+    for target in targets:
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            result["targets"][target] = pool.apply_async(measure, (target, numerics, compiled)).get(TIMEOUT_S)
+        save(result)
+    return result
+
+
+def measure(target: str, numerics: str = "close", compiled: bool = True) -> dict[str, Any]:
+    """One target, in this process.
+
+    Returns:
+        ``bare_bytes``, resident before there is a model; ``eager_bytes``, the peak of eager steps; ``stages``, peaks by
+        stage; ``search_bytes``, ``planned_bytes``: the peaks of the search, and of steps by its plan; with `compiled`,
+        ``compiled_search_bytes`` and ``compiled_planned_bytes``, of the second search. Each of these has a ``_ratio``,
+        over eager's peak. ``form`` is the form that was taken at last, ``verdict`` whether it is a plan.
+    """
+    job = _job(target)
+    bare = resident_bytes()
+    set_back_peak()
+    for number in range(EAGER_STEPS):
+        job.step(job.batch(number))
+    row: dict[str, Any] = {"bare_bytes": bare, "eager_bytes": peak_bytes(), "stages": {}}
+    with tempfile.TemporaryDirectory() as folder:
+        stages: dict[str, float] = row["stages"]
+
+        def note(stage: str, _: int) -> None:
+            stages[stage] = max(stages.get(stage, 0.0), peak_bytes())
+            set_back_peak()
+
+        fast = Schedule(job.step, job.model, job.optimizer, numerics=numerics, cache=Path(folder), on_progress=note)
+        row |= _peaks("", fast, job, stages)
+        if compiled and fast.compile():
+            stages = row["compiled_stages"] = {}
+            row |= _peaks("compiled_", fast, job, stages)
+        best = fast.decision.best
+        row |= {"verdict": str(fast.verdict), "form": None if best is None else best.form}
+        fast.close()
+    for name in [name for name in row if name.endswith("_bytes") and name not in ("bare_bytes", "eager_bytes")]:
+        row[name.replace("_bytes", "_ratio")] = row[name] / row["eager_bytes"]
+    row["within"] = all(row[name] <= BAR for name in row if name.endswith("_ratio"))
+    return row
+
+
+def _peaks(prefix: str, fast: Schedule, job: Job, stages: dict[str, float]) -> dict[str, float]:
+    """The peak of a search and of planned steps after it."""
+    set_back_peak()
+    number = 0
+    fast(job.batch(0))
+    while not fast.decided and number < MAX_STEPS:
+        number += 1
+        fast(job.batch(number))
+    search = max(stages.values(), default=0.0)
+    for further in range(PLANNED_STEPS):
+        if further == PLANNED_STEPS // 3:  # the first ones are audited
+            set_back_peak()
+        fast(job.batch(number + further))
+    return {f"{prefix}search_bytes": search, f"{prefix}planned_bytes": peak_bytes()}
+
+
+def _job(target: str) -> Job:
+    name, _, batch_size = target.partition("/")
+    if name == "gpt2":
+        return gpt2(64)
+    return zoo.load(name, batch_size=int(batch_size)) if batch_size else zoo.load(name)
+
+
+def is_measurable() -> bool:
+    """Whether the system tells what a process has held at most since a moment."""
+    return os.access(_PEAK, os.W_OK)
+
+
+def set_back_peak() -> None:
+    """The peak is from now on."""
+    _PEAK.write_text("5")
+
+
+def peak_bytes() -> float:
+    """The most that the process has had in memory since `set_back_peak`."""
+    return _field_bytes("VmHWM")
+
+
+def resident_bytes() -> float:
+    """What the process has in memory now."""
+    return _field_bytes("VmRSS")
+
+
+def _field_bytes(field: str) -> float:
+    line = next(line for line in _STATUS.read_text().splitlines() if line.startswith(f"{field}:"))
+    return float(line.split()[1]) * 1024

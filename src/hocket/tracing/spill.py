@@ -1,0 +1,172 @@
+"""Values of a step of which the larger part lies in a file: those that are needed last go out first (Belady 1966).
+
+A step in float64 holds twice what the training's own step does. What it makes in the forward is wanted again in the
+backward, in reverse order, and the order of all ops is known; so whenever more bytes are held than are allowed, the
+values whose next reader is farthest away are written to a temporary file, and read again before that reader runs. The
+file's pages are the kernel's, which drops them where others need memory.
+
+Memory is that of storages, since views share it: a storage that is out has no bytes, and its tensors stay as they are.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import math
+import os
+import tempfile
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+__all__ = ["ValueMemory"]
+
+log = logging.getLogger(__name__)
+
+# A storage that is smaller stays.
+MIN_STORAGE_BYTES = 2**16
+# A folder that is on a disk: the usual one for temporary files may be memory itself.
+_ON_DISK = Path("/var/tmp")
+
+
+@dataclass(eq=False)
+class _Block:
+    """A storage, the slots whose values are in it, and where in the file it has a place."""
+
+    storage: torch.UntypedStorage
+    size_bytes: int
+    slots: set[int] = field(default_factory=set)
+    offset: int | None = None
+    is_out: bool = False
+
+
+class ValueMemory:
+    """Keeps the values of a step's slots within a limit.
+
+    Args:
+        limit_bytes: what may be held between two calls; one call may need more.
+        uses: for each slot the calls that read or fill it, by their number, in order.
+
+    Example:
+        >>> memory = ValueMemory(2**20, {0: [0, 9], 1: [1, 2]})
+        >>> first, second = torch.ones(2**18), torch.ones(2**18)
+        >>> memory.add(0, first), memory.add(1, second)
+        (None, None)
+        >>> memory.spill(1), first.untyped_storage().nbytes()
+        (None, 0)
+        >>> memory.load([0]), first.sum().item()
+        (None, 262144.0)
+        >>> memory.close()
+    """
+
+    def __init__(self, limit_bytes: float, uses: Mapping[int, Sequence[int]]) -> None:
+        self.held_bytes = 0
+        self._limit_bytes = limit_bytes
+        self._uses = uses
+        self._blocks: dict[int, _Block] = {}
+        self._block_of: dict[int, _Block] = {}
+        self._places: dict[int, list[int]] = {}  # places in the file that are free, by their size
+        self._end = 0
+        self._file: Any = None
+
+    def add(self, slot: int, value: Any) -> None:
+        """A slot has this value from now on."""
+        self.drop(slot)
+        if not isinstance(value, torch.Tensor) or value.device.type != "cpu" or value.layout is not torch.strided:
+            return
+        storage = value.untyped_storage()
+        if storage.nbytes() < MIN_STORAGE_BYTES or not storage.resizable():
+            return
+        block = self._blocks.get(storage._cdata)
+        if block is None:
+            block = self._blocks[storage._cdata] = _Block(storage, storage.nbytes())
+            self.held_bytes += block.size_bytes
+        block.slots.add(slot)
+        self._block_of[slot] = block
+
+    def drop(self, slot: int) -> None:
+        """Nothing needs the value of this slot any more."""
+        block = self._block_of.pop(slot, None)
+        if block is None:
+            return
+        block.slots.discard(slot)
+        if not block.slots:
+            del self._blocks[block.storage._cdata]
+            self.held_bytes -= 0 if block.is_out else block.size_bytes
+            if block.offset is not None:
+                self._places.setdefault(block.size_bytes, []).append(block.offset)
+
+    def load(self, slots: Iterable[int]) -> None:
+        """Have the values of these slots in memory."""
+        for slot in slots:
+            block = self._block_of.get(slot)
+            if block is not None and block.is_out:
+                block.storage.resize_(block.size_bytes)
+                self._file.seek(block.offset)
+                _all(self._file.readinto, block)
+                block.is_out = False
+                self.held_bytes += block.size_bytes
+
+    def spill(self, at: int) -> None:
+        """Be within the limit after the call of this number; where the file cannot be written, what is held stays."""
+        if self.held_bytes <= self._limit_bytes:
+            return
+        inside = [block for block in self._blocks.values() if not block.is_out]
+        for block in sorted(inside, key=lambda block: self._next_use(block, at), reverse=True):
+            if self.held_bytes <= self._limit_bytes:
+                return
+            try:
+                self._write(block)
+            except OSError as error:
+                log.info("hocket: values of a step in float64 stay in memory: %s", error.strerror)
+                self._limit_bytes = math.inf
+                return
+
+    def close(self) -> None:
+        """Delete the file; values that are out then are lost."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _next_use(self, block: _Block, at: int) -> float:
+        """The first call after this one that needs a storage; what is only needed at the end is needed last."""
+        found = math.inf
+        for slot in block.slots:
+            uses = self._uses.get(slot, ())
+            place = bisect_right(uses, at)
+            if place < len(uses):
+                found = min(found, uses[place])
+        return found
+
+    def _write(self, block: _Block) -> None:
+        if self._file is None:
+            folder = _ON_DISK if os.access(_ON_DISK, os.W_OK) else None
+            self._file = tempfile.TemporaryFile(buffering=0, dir=folder)  # noqa: SIM115  # until `close`
+        if block.offset is None:
+            free = self._places.get(block.size_bytes)
+            block.offset = free.pop() if free else self._end
+            self._end = max(self._end, block.offset + block.size_bytes)
+        self._file.seek(block.offset)
+        _all(self._file.write, block)
+        block.storage.resize_(0)
+        block.is_out = True
+        self.held_bytes -= block.size_bytes
+
+
+def _all(move: Any, block: _Block) -> None:
+    """Read or write all bytes of a storage.
+
+    Raises:
+        OSError: there is no room, or the file is shorter than it was.
+    """
+    view = memoryview((ctypes.c_char * block.size_bytes).from_address(block.storage.data_ptr())).cast("B")
+    done = 0
+    while done < block.size_bytes:
+        moved = move(view[done:])
+        if not moved:
+            raise OSError(0, "a temporary file has not what was written")
+        done += moved

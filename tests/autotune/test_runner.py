@@ -1,0 +1,85 @@
+"""Steps as a tuner asks for them: what eager ones have left in the heap is given back before planned ones run."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from time import perf_counter
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import nn
+
+import hocket
+from hocket.autotune import runner, verification
+from hocket.autotune.items import TimedStep
+from hocket.autotune.runner import StepRunner
+from hocket.autotune.verification import verify
+from hocket.backends import CpuBackend
+from hocket.execution.threads import ThreadLanes
+from hocket.ir import Lane, Plan
+from hocket.tracing.captured import Captured, capture_step
+
+
+@pytest.fixture
+def captured() -> Captured:
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(batch: Any) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(batch).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    step(torch.ones(2, 4))
+    return capture_step(step, model, optimizer, torch.ones(2, 4))
+
+
+def lanes(captured: Captured) -> closing[ThreadLanes]:
+    return closing(ThreadLanes(captured, Plan((Lane("main", captured.graph.order, width=1),))))
+
+
+def test_the_heap_is_trimmed_when_turns_change_and_not_between_eager_steps(
+    captured: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+    monkeypatch.setattr(runner, "trim_heap", lambda: order.append("trimmed"))
+
+    def step(batch: Any) -> Any:
+        order.append("eager")
+        return captured.step(batch)
+
+    config = cast("Any", SimpleNamespace(step=step, clock=perf_counter))
+    made = StepRunner(config, CpuBackend(hocket.Machine.of(cores=1), "auto"))
+    with lanes(captured) as executor:
+        for planned in (False, False, True, True, False, True):
+            made.start()
+            made.perform(TimedStep(executor if planned else None), torch.ones(2, 4))
+            order += ["planned"] if planned else []
+            assert made.is_done
+    assert order == ["eager", "eager", "trimmed", "planned", "planned", "eager", "trimmed", "planned"]
+
+
+def test_a_verified_step_holds_no_memory_of_lanes_beside_eagers(
+    captured: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+    monkeypatch.setattr(verification, "trim_heap", lambda: order.append("heap"))
+    monkeypatch.setattr(verification, "release_memory", lambda: order.append("lanes and heap"))
+
+    def eager(batch: Any) -> Any:
+        order.append("eager")
+        return captured.step(batch)
+
+    with lanes(captured) as executor:
+
+        def planned(batch: Any) -> Any:
+            order.append("planned")
+            return executor(batch)
+
+        found, _ = verify(captured, planned, [torch.ones(2, 4)], eager=eager)
+    assert found.equal
+    assert order == ["lanes and heap", "eager", "heap", "planned"]
