@@ -12,7 +12,7 @@ What a step lays out the next one finds again: as long as parameters, states and
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from operator import attrgetter, is_
 from typing import Any
 
@@ -21,14 +21,43 @@ import torch
 from hocket.fusion.optim.arithmetic import Factor, Tensors, add
 from hocket.fusion.optim.hyper import Number
 from hocket.fusion.optim.slots import Slots
+from hocket.fusion.rules.base import is_watched
 
-__all__ = ["Bucket", "Chunk", "Columns", "Layout", "Pieces", "lay_out"]
+__all__ = ["Bucket", "Chunk", "Columns", "Layout", "Pieces", "Scratch", "lay_out"]
 
 GRAD, GRAD_DTYPE = attrgetter("grad"), attrgetter("grad.dtype")
 LINE_BYTES = 64
-# Parameters of one chunk on a CPU; an update reads and writes a few times as much. Results of this size also stay in
-# the heap, where larger ones cost a page fault for every 4 KiB: two to four times as long for 64 MLPs of width 512.
-CHUNK_BYTES = 1 << 20
+# Parameters of one chunk on a CPU; an update reads and writes a few times as much. Half of it costs twice the calls,
+# and twice of it leaves the cache.
+CHUNK_BYTES = 1 << 21
+
+
+class Scratch:
+    """Memory for what an update computes for one chunk after the other, kept from step to step.
+
+    Fresh memory of a chunk's size costs a page fault for every 4 KiB whenever malloc has given it back to the system.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[Any, torch.Tensor] = {}
+
+    def like(self, name: str, tensors: Tensors) -> Tensors:
+        """Tensors of these shapes, their content undefined, in the memory of that name."""
+        sizes = list(map(torch.Tensor.numel, tensors))
+        key = (name, tensors[0].device, tensors[0].dtype)
+        kept = self._kept.get(key)
+        if kept is None or kept.numel() < sum(sizes):
+            kept = self._kept[key] = tensors[0].new_empty(sum(sizes))
+        parts = kept[: sum(sizes)].split(sizes)
+        return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
+
+    def zeros(self, name: str, tensors: Tensors) -> Tensors:
+        """As `like`, of zeros; fresh ones in a capture, which plans the memory itself."""
+        if is_watched():
+            return list(map(torch.zeros_like, tensors))
+        found = self.like(name, tensors)
+        torch._foreach_zero_(found)
+        return found
 
 
 @dataclass(frozen=True)
@@ -45,11 +74,16 @@ class Chunk:
         found = [state[key] for state in self.states]
         return [torch.view_as_real(tensor) for tensor in found] if found[0].is_complex() else found
 
-    def decayed(self, weight_decay: Factor) -> Chunk:
-        """With `weight_decay` times the parameters added to the gradients."""
+    def decayed(self, weight_decay: Factor, scratch: Scratch | None = None) -> Chunk:
+        """With `weight_decay` times the parameters added to the gradients, in memory that is kept if there is any."""
         if not isinstance(weight_decay, list) and weight_decay == 0:
             return self
-        return replace(self, grads=add(self.grads, self.params, weight_decay))
+        if scratch is None or not isinstance(weight_decay, list) or is_watched():
+            return replace(self, grads=add(self.grads, self.params, weight_decay))
+        grads = scratch.like("gradients", self.grads)
+        for out, grad, p, factor in zip(grads, self.grads, self.params, weight_decay, strict=True):
+            torch.addcmul(grad, p, factor, out=out)
+        return replace(self, grads=grads)
 
 
 class Columns:
@@ -93,6 +127,7 @@ class Pieces:
     states: Sequence[dict[str, Any]]
     begin: int = 0
     end: int | None = None
+    kept: dict[str, Any] = field(default_factory=dict)  # parts of the large one and of its state, and where they lie
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
         """These models' part of a tensor whose first dimension is B."""
@@ -103,11 +138,23 @@ class Pieces:
         params, states = self.params, self.states
         grads: Tensors = list(map(GRAD, params))
         if self.end is not None:
-            params, grads = list(map(self.of, params)), list(map(self.of, grads))
-            states = [{key: self.of(value) for key, value in own.items() if key != "step"} for own in states]
+            (params, states), grads = self._parts(), list(map(self.of, grads))
         if params[0].is_complex():
             params, grads = list(map(torch.view_as_real, params)), list(map(torch.view_as_real, grads))
         return Chunk(params, list(torch._foreach_neg(grads)) if maximize else grads, states, count)
+
+    def _parts(self) -> tuple[Tensors, Sequence[dict[str, Any]]]:
+        """Parts of the large parameter and of its state: views, made once for as long as these lie where they lay."""
+        [p], [state] = self.params, self.states
+        # What is kept holds on to its memory: another tensor in the same place has another address.
+        places = [p.data_ptr(), *[value.data_ptr() for value in state.values()]]
+        if is_watched() or self.kept.get("places") != places:
+            parts = [self.of(p)], [{key: self.of(value) for key, value in state.items() if key != "step"}]
+            if is_watched():  # a capture has to see that they are parts
+                return parts
+            self.kept.update(places=places, parts=parts)
+        found: tuple[Tensors, Sequence[dict[str, Any]]] = self.kept["parts"]
+        return found
 
 
 def cut(params: Tensors, states: Sequence[dict[str, Any]], slots: Slots) -> Iterator[Pieces]:
