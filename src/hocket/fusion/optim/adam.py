@@ -104,7 +104,7 @@ class Adam(MovingAverages):
                 chunk = chunk.decayed(decay, self._scratch)
             decay = 0.0
         if isinstance(rate, list):
-            params = self._scratch.zeros("directions", params)
+            params = self._scratch.zeros(params)
         (beta1, beta2), amsgrad = group["betas"], group["amsgrad"]
         kernel: Any = torch._fused_adamw_ if decoupled else torch._fused_adam_
         kernel(

@@ -283,12 +283,8 @@ class FusedOptimizer(Options, ABC):
 
     def __getstate__(self) -> dict[str, Any]:
         own = ("nonfinite", "_slots", "_frozen", "_per_model_steps", "_hocket_version")
-        return {
-            **super().__getstate__(),
-            **{key: getattr(self, key) for key in own},
-            "_layouts": {},
-            "_scratch": Scratch(),
-        }
+        kept = {key: getattr(self, key) for key in own}
+        return {**super().__getstate__(), **kept, "_layouts": {}, "_scratch": Scratch()}
 
     def unfuse(self) -> list[dict[str, Any]]:
         """B plain state dicts, one for each model, that `torch_class` over that model's parameters loads.

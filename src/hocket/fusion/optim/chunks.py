@@ -33,31 +33,26 @@ CHUNK_BYTES = 1 << 21
 
 
 class Scratch:
-    """Memory for what an update computes for one chunk after the other, kept from step to step.
+    """Memory for what an update computes for one large piece after the other, kept from step to step.
 
-    Fresh memory of a chunk's size costs a page fault for every 4 KiB whenever malloc has given it back to the system.
+    Fresh memory of that size costs a page fault for every 4 KiB whenever malloc has given it back to the system.
     """
 
     def __init__(self) -> None:
         self._kept: dict[Any, torch.Tensor] = {}
 
-    def like(self, name: str, tensors: Tensors) -> Tensors:
-        """Tensors of these shapes, their content undefined, in the memory of that name."""
-        sizes = list(map(torch.Tensor.numel, tensors))
-        key = (name, tensors[0].device, tensors[0].dtype)
-        kept = self._kept.get(key)
-        if kept is None or kept.numel() < sum(sizes):
-            kept = self._kept[key] = tensors[0].new_empty(sum(sizes))
-        parts = kept[: sum(sizes)].split(sizes)
-        return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
+    def like(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor of this shape, its content undefined, in the memory of that name."""
+        key, size = (name, tensor.device, tensor.dtype), tensor.numel()
+        if key not in self._kept or self._kept[key].numel() < size:
+            self._kept[key] = tensor.new_empty(size)
+        return self._kept[key][:size].view(tensor.shape)
 
-    def zeros(self, name: str, tensors: Tensors) -> Tensors:
-        """As `like`, of zeros; fresh ones in a capture, which plans the memory itself."""
-        if is_watched():
+    def zeros(self, tensors: Tensors) -> Tensors:
+        """Zeros of these shapes; fresh ones for small tensors, and in a capture, which plans the memory itself."""
+        if len(tensors) > 1 or is_watched():
             return list(map(torch.zeros_like, tensors))
-        found = self.like(name, tensors)
-        torch._foreach_zero_(found)
-        return found
+        return [self.like("zeros", tensors[0]).zero_()]
 
 
 @dataclass(frozen=True)
@@ -75,15 +70,13 @@ class Chunk:
         return [torch.view_as_real(tensor) for tensor in found] if found[0].is_complex() else found
 
     def decayed(self, weight_decay: Factor, scratch: Scratch | None = None) -> Chunk:
-        """With `weight_decay` times the parameters added to the gradients, in memory that is kept if there is any."""
-        if not isinstance(weight_decay, list) and weight_decay == 0:
-            return self
-        if scratch is None or not isinstance(weight_decay, list) or is_watched():
+        """With `weight_decay` times the parameters added to the gradients; of a large piece in scratch memory."""
+        if not isinstance(weight_decay, list):
+            return self if weight_decay == 0 else replace(self, grads=add(self.grads, self.params, weight_decay))
+        if scratch is None or len(self.params) > 1 or is_watched():
             return replace(self, grads=add(self.grads, self.params, weight_decay))
-        grads = scratch.like("gradients", self.grads)
-        for out, grad, p, factor in zip(grads, self.grads, self.params, weight_decay, strict=True):
-            torch.addcmul(grad, p, factor, out=out)
-        return replace(self, grads=grads)
+        [grad], [p], [decay] = self.grads, self.params, weight_decay
+        return replace(self, grads=[torch.addcmul(grad, p, decay, out=scratch.like("decayed", grad))])
 
 
 class Columns:
@@ -147,10 +140,10 @@ class Pieces:
         """Parts of the large parameter and of its state: views, made once for as long as these lie where they lay."""
         [p], [state] = self.params, self.states
         # What is kept holds on to its memory: another tensor in the same place has another address.
-        places = [p.data_ptr(), *[value.data_ptr() for value in state.values()]]
-        if is_watched() or self.kept.get("places") != places:
+        places = None if is_watched() else [p.data_ptr(), *[value.data_ptr() for value in state.values()]]
+        if places is None or self.kept.get("places") != places:
             parts = [self.of(p)], [{key: self.of(value) for key, value in state.items() if key != "step"}]
-            if is_watched():  # a capture has to see that they are parts
+            if places is None:  # a capture has to see that they are parts
                 return parts
             self.kept.update(places=places, parts=parts)
         found: tuple[Tensors, Sequence[dict[str, Any]]] = self.kept["parts"]
