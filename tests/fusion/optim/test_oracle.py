@@ -184,13 +184,13 @@ def test_large_parameters_go_in_chunks(monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])  # by torch's kernel, and op by op
-@pytest.mark.parametrize("moved", ["parameter", "exp_avg", "exp_avg_sq", "all"])
+@pytest.mark.parametrize("moved", ["parameter", "strides", "exp_avg", "exp_avg_sq", "all"])
 def test_large_parameters_that_move_in_memory(moved, dtype, monkeypatch):
     """Parts of what lies elsewhere by now are made anew."""
     monkeypatch.setattr(import_module("hocket.fusion.optim.chunks"), "CHUNK_BYTES", 1 << 9)
     options = {"lr": [0.1, 0.03, 0.2], "weight_decay": [0.01, 0.0, 0.1]}
     torch.manual_seed(0)
-    one, other = (torch.nn.Parameter(torch.ones(3, 8, 16, dtype=dtype)) for _ in range(2))
+    one, other = (torch.nn.Parameter(torch.ones(3, 16, 16, dtype=dtype)) for _ in range(2))
     optimizers = [optim.Adam([p], **options, num_models=3) for p in (one, other)]
     kept = []
     for _ in range(4):
@@ -201,7 +201,10 @@ def test_large_parameters_that_move_in_memory(moved, dtype, monkeypatch):
         if moved in ("parameter", "all"):
             kept.append(other.data)
             other.data = other.data.clone()
-        for key in {"exp_avg", "exp_avg_sq"} if moved == "all" else {moved} - {"parameter"}:
+        if moved == "strides":
+            kept.append(one.data)
+            one.data, other.data = one.data.clone().transpose(1, 2), other.data.transpose(1, 2)
+        for key in {"exp_avg", "exp_avg_sq"} if moved == "all" else {moved} - {"parameter", "strides"}:
             kept.append(optimizers[1].state[other][key])
             optimizers[1].state[other][key] = kept[-1].clone()
     assert kept

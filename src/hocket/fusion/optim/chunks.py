@@ -140,7 +140,7 @@ class Pieces:
         """Parts of the large parameter and of its state: views, made once for as long as these lie where they lay."""
         [p], [state] = self.params, self.states
         # What is kept holds on to its memory: another tensor in the same place has another address.
-        places = None if is_watched() else [p.data_ptr(), *[value.data_ptr() for value in state.values()]]
+        places = None if is_watched() else [(each.data_ptr(), each.stride()) for each in (p, *state.values())]
         if places is None or self.kept.get("places") != places:
             parts = [self.of(p)], [{key: self.of(value) for key, value in state.items() if key != "step"}]
             if places is None:  # a capture has to see that they are parts
