@@ -168,7 +168,7 @@ def test_no_matter_how_the_parameters_are_cut_into_chunks(case, chunk_bytes, non
 
 def test_large_parameters_go_in_chunks(monkeypatch):
     """More than a chunk's bytes in one bucket, and one parameter that is larger than a chunk by itself."""
-    monkeypatch.setattr(import_module("hocket.fusion.optim.chunks"), "CHUNK_BYTES", 1 << 20)
+    monkeypatch.setattr(import_module("hocket.fusion.optim.chunks"), "CHUNK_BYTES", 1 << 19)
     params = [torch.nn.Parameter(torch.randn(2, n, dtype=torch.float64)) for n in (70_000, 30_000, 40_000, 5)]
     singles = [torch.nn.Parameter(p[1].detach().clone()) for p in params]
     fused = optim.Adam(params, lr=[0.1, 0.2], num_models=2)
