@@ -72,7 +72,7 @@ LARGE: dict[str, dict[str, Any]] = {
 }
 GPT2_WIDTH, GPT2_HEADS = 64, 4
 # Blocks per contender, and counted steps in each.
-ROUNDS = {"small": (12, 8), "large": (4, 2)}
+ROUNDS = {"small": (12, 8), "large": (12, 2)}
 
 
 def run(
@@ -92,7 +92,7 @@ def run(
         quick: leave out the large-op steps.
         compiled: measure `torch.compile` and compiled forms too (they take minutes on large models).
         planned: measure native lanes by one plan each too, and fewer threads, which `schedule` chooses from.
-        rounds: blocks of steps for each contender; by default 12 for small steps and 4 for large ones.
+        rounds: blocks of steps for each contender; by default 12 (of 8 steps each, of large steps 2).
         targets: only these, by name or label (``resnet20`` or ``resnet20/64``); of the large ones, ``resnet50/2`` is
             one with another batch.
         report: a directory for pictures of how many ops run side by side (Figure 4 of the paper), one a target.

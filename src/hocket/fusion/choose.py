@@ -121,7 +121,7 @@ def choose(
         The choice (all at once if models write over their input), or None if no plan ran.
     """
     racing = dict(passes)
-    fastest_s = float("inf")
+    firsts_s: dict[ExecutionPlan, float] = {}
     for plan in passes:
         if plan not in racing:
             continue
@@ -132,24 +132,30 @@ def choose(
             continue
         if copies.are_written():  # then models cannot read one input in turn
             return Choice(kind, ExecutionPlan(num_models), {})
-        fastest_s = min(fastest_s, first_s)
+        firsts_s[plan] = first_s
         is_large = plan.group_size == 1 and on_cpu and num_models > 1 and first_s / num_models >= LARGE_S
         # The fastest of a few counts: neighbours can hold up any one of them.
         if is_large and all(_took_s(passes[plan]) / num_models >= LARGE_S for _ in range(2)):
             racing = {each: run for each, run in racing.items() if each.group_size == 1}
     if not racing:
         return None
-    times_s = _in_turns(racing, fastest_s)
+    times_s = _in_turns(racing, firsts_s)
     winner = min(times_s, key=times_s.__getitem__)
     return Choice(kind, winner, {plan: took_s * 1e6 for plan, took_s in times_s.items()})
 
 
-def _in_turns(racing: dict[ExecutionPlan, Callable[[], None]], fastest_s: float) -> dict[ExecutionPlan, float]:
-    """Seconds of each plan's fastest pass, of a few: the first one finds the caches as another plan left them."""
+def _in_turns(
+    racing: dict[ExecutionPlan, Callable[[], None]], firsts_s: dict[ExecutionPlan, float]
+) -> dict[ExecutionPlan, float]:
+    """Seconds of each plan's fastest pass, of a few.
+
+    The first one finds the caches as another plan left them. It counts as well: of long passes there is but one more,
+    and one that a neighbour holds up must not decide.
+    """
     if len(racing) == 1:
-        return dict.fromkeys(racing, fastest_s)
-    block = max(1, min(BLOCK, int(BLOCK_S / fastest_s)))
-    return {plan: min(_took_s(run) for _ in range(block)) for plan, run in racing.items()}
+        return {plan: firsts_s[plan] for plan in racing}
+    block = max(1, min(BLOCK, int(BLOCK_S / min(firsts_s.values()))))
+    return {plan: min(firsts_s[plan], *[_took_s(run) for _ in range(block)]) for plan, run in racing.items()}
 
 
 def _took_s(run: Callable[[], None]) -> float:

@@ -1,8 +1,10 @@
 // Batch norm of images that have their channels last, with its neighbours: forward with an addition and a ReLU, backward
 // with the ReLU's mask and the sum of two gradients. Torch runs these as three or four passes over memory each.
 //
-// A tensor is a matrix of rows (pixels) and channels. Sums over rows are taken in float over blocks of rows, of values
-// less the channel's first one (so that no variance is lost to a large mean), and added up in double.
+// A tensor is a matrix of rows (pixels) and channels, read row by row in the order of memory: several rows at a time, or
+// some channels of many rows, take up to twice as long where they do not lie in the cache. Sums over rows are taken in
+// float over blocks of rows, of values less the channel's first one (so that no variance is lost to a large mean), and
+// added up in double.
 
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
@@ -12,6 +14,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <optional>
 #include <tuple>
 #include <vector>
@@ -19,8 +22,10 @@
 #define HOCKET_INLINE inline __attribute__((always_inline))
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #define HOCKET_CLONES __attribute__((target_clones("arch=skylake-avx512", "arch=haswell", "default"), optimize("O3")))
+#define HOCKET_APART _Pragma("GCC ivdep")  // what the loop writes, it does not read by another name
 #else
 #define HOCKET_CLONES
+#define HOCKET_APART
 #endif
 
 namespace {
@@ -28,147 +33,173 @@ namespace {
 constexpr int64_t kBlockRows = 64;       // summed in float
 constexpr int64_t kGrainValues = 32768;  // for one thread at least
 
-// The gradient of the norm's result: the sum of up to two, where the ReLU let the value through.
-template <typename T>
+HOCKET_INLINE float widened(float value) { return value; }
+HOCKET_INLINE float widened(c10::BFloat16 value) {
+  return __builtin_bit_cast(float, static_cast<uint32_t>(value.x) << 16);
+}
+
+HOCKET_INLINE void put(float value, float& to) { to = value; }
+HOCKET_INLINE void put(float value, c10::BFloat16& to) {  // to the nearest, of two to the even one
+  const auto bits = __builtin_bit_cast(uint32_t, value);
+  to.x = value != value ? 0x7fc0 : static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+// The gradient of the norm's result: the sum of up to two, where the ReLU let the value through. Without a branch, which
+// half of the values would be mispredicted at.
+template <typename T, bool kAdds, bool kMasks>
 struct Gradient {
   const T *first, *second, *result;
 
   HOCKET_INLINE float at(int64_t i) const {
-    float value = static_cast<float>(first[i]);
-    if (second) value += static_cast<float>(second[i]);
-    return result && static_cast<float>(result[i]) <= 0.f ? 0.f : value;
+    float value = widened(first[i]);
+    if constexpr (kAdds) value += widened(second[i]);
+    if constexpr (!kMasks) return value;
+    const uint32_t all_bits = static_cast<uint32_t>(widened(result[i]) <= 0.f) - 1u;
+    return __builtin_bit_cast(float, __builtin_bit_cast(uint32_t, value) & all_bits);
   }
 };
 
-// Calls `work(c, integral_constant N)` for channels in pieces of N, so that accumulators stay in registers.
-template <typename Work>
-HOCKET_INLINE void in_pieces(int64_t channels, const Work& work) {
-  int64_t c = 0;
-  for (; c + 32 <= channels; c += 32) work(c, std::integral_constant<int, 32>{});
-  for (; c + 8 <= channels; c += 8) work(c, std::integral_constant<int, 8>{});
-  for (; c + 4 <= channels; c += 4) work(c, std::integral_constant<int, 4>{});
-  for (; c < channels; ++c) work(c, std::integral_constant<int, 1>{});
-}
-
-// Adds to `sums` and `squares` of each channel those of (x - shift), over some rows.
-template <typename T>
-HOCKET_INLINE void add_moments(const T* x, const float* shift, int64_t rows, int64_t channels, double* sums,
-                               double* squares) {
+// Adds to `sums` and `others` of each channel what `add(i, channel, sum, other)` adds for its values. `own`: memory
+// of two floats for each channel.
+template <typename Add>
+HOCKET_INLINE void add_rows(int64_t rows, int64_t channels, float* __restrict own, double* sums, double* others,
+                            const Add& add) {
+  float* __restrict sum = own;
+  float* __restrict other = own + channels;
   for (int64_t from = 0; from < rows; from += kBlockRows) {
     const int64_t to = std::min(rows, from + kBlockRows);
-    in_pieces(channels, [&](int64_t c, auto size) {
-      constexpr int n = decltype(size)::value;
-      float sum[n] = {}, square[n] = {};
-      for (int64_t row = from; row < to; ++row)
-        for (int j = 0; j < n; ++j) {
-          const float value = static_cast<float>(x[row * channels + c + j]) - shift[c + j];
-          sum[j] += value;
-          square[j] += value * value;
-        }
-      for (int j = 0; j < n; ++j) sums[c + j] += sum[j], squares[c + j] += square[j];
-    });
+    for (int64_t c = 0; c < channels; ++c) sum[c] = other[c] = 0.f;
+    for (int64_t row = from; row < to; ++row) {
+      HOCKET_APART
+      for (int64_t c = 0; c < channels; ++c) add(row * channels + c, c, sum[c], other[c]);
+    }
+    for (int64_t c = 0; c < channels; ++c) sums[c] += sum[c], others[c] += other[c];
   }
 }
 
+// The sums of (x - shift) and of their squares.
 template <typename T>
-HOCKET_INLINE void scale_rows(const T* x, const T* added, const float* scale, const float* shift, bool relu,
-                              int64_t rows, int64_t channels, T* y) {
+HOCKET_INLINE void add_moments(const T* x, const float* shift, int64_t rows, int64_t channels, float* own, double* sums,
+                               double* squares) {
+  add_rows(rows, channels, own, sums, squares,
+           [=](int64_t i, int64_t c, float& sum, float& square) __attribute__((always_inline)) {
+             const float value = widened(x[i]) - shift[c];
+             sum += value;
+             square += value * value;
+           });
+}
+
+// The sums of the gradient, and of that times (x - mean).
+template <typename T, typename G>
+HOCKET_INLINE void add_gradients(G gradient, const T* x, const float* mean, int64_t rows, int64_t channels, float* own,
+                                 double* sums, double* products) {
+  add_rows(rows, channels, own, sums, products,
+           [=](int64_t i, int64_t c, float& sum, float& product) __attribute__((always_inline)) {
+             const float value = gradient.at(i);
+             sum += value;
+             product += value * (widened(x[i]) - mean[c]);
+           });
+}
+
+template <typename T, bool kAdds, bool kRelu>
+HOCKET_INLINE void scale_rows(const T* x, const T* added, const float* scale, const float* shift, int64_t rows,
+                              int64_t channels, T* __restrict y) {
   for (int64_t row = 0; row < rows; ++row) {
-    const int64_t at = row * channels;
+    HOCKET_APART
     for (int64_t c = 0; c < channels; ++c) {
-      float value = static_cast<float>(x[at + c]) * scale[c] + shift[c];
-      if (added) value += static_cast<float>(added[at + c]);
-      y[at + c] = static_cast<T>(relu && value < 0.f ? 0.f : value);  // a NaN stays one
+      const int64_t i = row * channels + c;
+      float value = widened(x[i]) * scale[c] + shift[c];
+      if constexpr (kAdds) value += widened(added[i]);
+      if constexpr (kRelu) value = value < 0.f ? 0.f : value;  // a NaN stays one
+      put(value, y[i]);
     }
   }
 }
 
-template <typename T>
-HOCKET_INLINE void keep_gradient(Gradient<T> gradient, int64_t count, T* __restrict kept) {
-  for (int64_t i = 0; i < count; ++i) kept[i] = static_cast<T>(gradient.at(i));
-}
-
-// Adds to `sums` the gradient of each channel, and to `products` that times (x - mean).
-template <typename T>
-HOCKET_INLINE void add_gradients(Gradient<T> gradient, const T* x, const float* mean, int64_t rows, int64_t channels,
-                                 double* sums, double* products) {
-  for (int64_t from = 0; from < rows; from += kBlockRows) {
-    const int64_t to = std::min(rows, from + kBlockRows);
-    in_pieces(channels, [&](int64_t c, auto size) {
-      constexpr int n = decltype(size)::value;
-      float sum[n] = {}, product[n] = {};
-      for (int64_t row = from; row < to; ++row)
-        for (int j = 0; j < n; ++j) {
-          const int64_t at = row * channels + c + j;
-          const float value = gradient.at(at);
-          sum[j] += value;
-          product[j] += value * (static_cast<float>(x[at]) - mean[c + j]);
-        }
-      for (int j = 0; j < n; ++j) sums[c + j] += sum[j], products[c + j] += product[j];
-    });
-  }
+template <typename T, typename G>
+HOCKET_INLINE void keep_gradient(G gradient, int64_t count, T* __restrict kept) {
+  HOCKET_APART
+  for (int64_t i = 0; i < count; ++i) put(gradient.at(i), kept[i]);
 }
 
 // dx = a * gradient + b * x + c, for each channel.
-template <typename T>
-HOCKET_INLINE void combine_rows(Gradient<T> gradient, const T* x, const float* a, const float* b, const float* c,
-                                int64_t rows, int64_t channels, T* dx) {
-  for (int64_t row = 0; row < rows; ++row)
+template <typename T, typename G>
+HOCKET_INLINE void combine_rows(G gradient, const T* x, const float* a, const float* b, const float* c, int64_t rows,
+                                int64_t channels, T* __restrict dx) {
+  for (int64_t row = 0; row < rows; ++row) {
+    HOCKET_APART
     for (int64_t j = 0; j < channels; ++j) {
-      const int64_t at = row * channels + j;
-      dx[at] = static_cast<T>(a[j] * gradient.at(at) + (b[j] * static_cast<float>(x[at]) + c[j]));
+      const int64_t i = row * channels + j;
+      put(a[j] * gradient.at(i) + (b[j] * widened(x[i]) + c[j]), dx[i]);
     }
+  }
 }
 
-// The same for each dtype, compiled for several kinds of vector units.
+// What a backward is given, by pointers; null: there is none. There is a second gradient only beside a result.
+template <typename T>
+struct Given {
+  const T *first, *second, *result;
+
+  Given from(int64_t i) const { return {first + i, second ? second + i : nullptr, result ? result + i : nullptr}; }
+
+  // Calls `work` with the gradient of that kind.
+  template <typename Work>
+  HOCKET_INLINE void as_gradient(const Work& work) const {
+    if (second) work(Gradient<T, true, true>{first, second, result});
+    else if (result) work(Gradient<T, false, true>{first, nullptr, result});
+    else work(Gradient<T, false, false>{first, nullptr, nullptr});
+  }
+};
+
+// The same for each dtype, compiled for several kinds of vector units. A function that one of them calls is inlined, or
+// it would be compiled for the oldest unit.
 #define HOCKET_KERNELS(T)                                                                                            \
-  HOCKET_CLONES void moments_of(const T* x, const float* shift, int64_t rows, int64_t channels, double* sums,        \
-                                double* squares) {                                                                   \
-    add_moments<T>(x, shift, rows, channels, sums, squares);                                                         \
+  HOCKET_CLONES void moments_of(const T* x, const float* shift, int64_t rows, int64_t channels, float* own,          \
+                                double* sums, double* squares) {                                                     \
+    add_moments<T>(x, shift, rows, channels, own, sums, squares);                                                    \
   }                                                                                                                  \
   HOCKET_CLONES void scaled(const T* x, const T* added, const float* scale, const float* shift, bool relu,           \
                             int64_t rows, int64_t channels, T* y) {                                                  \
-    if (added && relu) return scale_rows<T>(x, added, scale, shift, true, rows, channels, y);                        \
-    if (added) return scale_rows<T>(x, added, scale, shift, false, rows, channels, y);                               \
-    if (relu) return scale_rows<T>(x, nullptr, scale, shift, true, rows, channels, y);                               \
-    scale_rows<T>(x, nullptr, scale, shift, false, rows, channels, y);                                               \
+    if (added && relu) scale_rows<T, true, true>(x, added, scale, shift, rows, channels, y);                         \
+    else if (added) scale_rows<T, true, false>(x, added, scale, shift, rows, channels, y);                           \
+    else if (relu) scale_rows<T, false, true>(x, nullptr, scale, shift, rows, channels, y);                          \
+    else scale_rows<T, false, false>(x, nullptr, scale, shift, rows, channels, y);                                   \
   }                                                                                                                  \
-  HOCKET_CLONES void gradients_of(Gradient<T> g, const T* x, const float* mean, int64_t rows, int64_t channels,      \
-                                  double* sums, double* products, T* kept) {                                         \
-    /* Kept while it is in the cache: reading and writing in one loop would not be vectorized. */                    \
-    for (int64_t from = 0; kept && from < rows; from += kBlockRows) {                                                \
-      const int64_t count = std::min(kBlockRows, rows - from), at = from * channels;                                 \
-      const Gradient<T> part{g.first + at, g.second ? g.second + at : nullptr, g.result + at};                       \
-      if (part.second) keep_gradient<T>({part.first, part.second, part.result}, count * channels, kept + at);        \
-      else keep_gradient<T>({part.first, nullptr, part.result}, count * channels, kept + at);                        \
-      add_gradients<T>({kept + at, nullptr, nullptr}, x + at, mean, count, channels, sums, products);                \
-    }                                                                                                                \
-    if (kept) return;                                                                                                \
-    if (g.second && g.result)                                                                                        \
-      return add_gradients<T>({g.first, g.second, g.result}, x, mean, rows, channels, sums, products);               \
-    if (g.result) return add_gradients<T>({g.first, nullptr, g.result}, x, mean, rows, channels, sums, products);    \
-    add_gradients<T>({g.first, nullptr, nullptr}, x, mean, rows, channels, sums, products);                          \
+  HOCKET_CLONES void gradients_of(Given<T> given, const T* x, const float* mean, int64_t rows, int64_t channels,     \
+                                  float* own, double* sums, double* products) {                                      \
+    given.as_gradient([=](auto gradient) __attribute__((always_inline)) {                                            \
+      add_gradients<T>(gradient, x, mean, rows, channels, own, sums, products);                                      \
+    });                                                                                                              \
   }                                                                                                                  \
-  HOCKET_CLONES void combined(Gradient<T> g, const T* x, const float* a, const float* b, const float* c,             \
+  HOCKET_CLONES void keep(Given<T> given, int64_t count, T* kept) {                                                  \
+    given.as_gradient(                                                                                               \
+        [=](auto gradient) __attribute__((always_inline)) { keep_gradient<T>(gradient, count, kept); });             \
+  }                                                                                                                  \
+  HOCKET_CLONES void combined(Given<T> given, const T* x, const float* a, const float* b, const float* c,            \
                               int64_t rows, int64_t channels, T* dx) {                                               \
-    if (g.second && g.result)                                                                                        \
-      return combine_rows<T>({g.first, g.second, g.result}, x, a, b, c, rows, channels, dx);                         \
-    if (g.result) return combine_rows<T>({g.first, nullptr, g.result}, x, a, b, c, rows, channels, dx);              \
-    if (g.second) return combine_rows<T>({g.first, g.second, nullptr}, x, a, b, c, rows, channels, dx);              \
-    combine_rows<T>({g.first, nullptr, nullptr}, x, a, b, c, rows, channels, dx);                                    \
+    given.as_gradient([=](auto gradient) __attribute__((always_inline)) {                                            \
+      combine_rows<T>(gradient, x, a, b, c, rows, channels, dx);                                                     \
+    });                                                                                                              \
   }
 HOCKET_KERNELS(float)
 HOCKET_KERNELS(c10::BFloat16)
 #undef HOCKET_KERNELS
 
-// Rows in parallel. `work(first, last, sums, others)` adds to rows of doubles of its own thread; back come their sums.
+// In parallel: `work(first, last)` of rows.
+template <typename Work>
+void in_parallel(int64_t rows, int64_t channels, const Work& work) {
+  at::parallel_for(0, rows, std::max<int64_t>(1, kGrainValues / channels), work);
+}
+
+// Of each channel two sums over all rows: what `work(first, last, own, sums, others)` adds.
 template <typename Work>
 std::vector<double> summed(int64_t rows, int64_t channels, const Work& work) {
   const int64_t threads = std::max(1, at::get_num_threads());
   std::vector<double> parts(threads * 2 * channels, 0.0);
-  at::parallel_for(0, rows, std::max<int64_t>(1, kGrainValues / channels), [&](int64_t first, int64_t last) {
-    double* own = &parts[at::get_thread_num() * 2 * channels];
-    work(first, last, own, own + channels);
+  in_parallel(rows, channels, [&](int64_t first, int64_t last) {
+    std::vector<float> own(2 * channels);
+    double* part = &parts[at::get_thread_num() * 2 * channels];
+    work(first, last, own.data(), part, part + channels);
   });
   for (int64_t thread = 1; thread < threads; ++thread)
     for (int64_t i = 0; i < 2 * channels; ++i) parts[i] += parts[thread * 2 * channels + i];
@@ -191,9 +222,10 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> forward(const at::Tensor& x, cons
   const int64_t channels = x.size(1), rows = x.numel() / channels;
   auto y = at::empty_like(x), mean = at::empty({channels}, weight.options()), invstd = at::empty_like(mean);
   const T* data = x.const_data_ptr<T>();
-  std::vector<float> shift(data, data + channels), scale(channels);
-  const auto sums = summed(rows, channels, [&](int64_t first, int64_t last, double* sum, double* square) {
-    moments_of(data + first * channels, shift.data(), last - first, channels, sum, square);
+  std::vector<float> shift(channels), scale(channels);
+  for (int64_t c = 0; c < channels; ++c) shift[c] = widened(data[c]);
+  const auto sums = summed(rows, channels, [&](int64_t first, int64_t last, float* own, double* sum, double* square) {
+    moments_of(data + first * channels, shift.data(), last - first, channels, own, sum, square);
   });
   const float *w = weight.const_data_ptr<float>(), *b = bias.const_data_ptr<float>();
   float *m = mean.mutable_data_ptr<float>(), *s = invstd.mutable_data_ptr<float>();
@@ -212,7 +244,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> forward(const at::Tensor& x, cons
   }
   T* to = y.mutable_data_ptr<T>();
   const T* other = data_of<T>(added);
-  at::parallel_for(0, rows, std::max<int64_t>(1, kGrainValues / channels), [&](int64_t first, int64_t last) {
+  in_parallel(rows, channels, [&](int64_t first, int64_t last) {
     const int64_t at = first * channels;
     scaled(data + at, other ? other + at : nullptr, scale.data(), shift.data(), relu, last - first, channels, to + at);
   });
@@ -222,22 +254,24 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> forward(const at::Tensor& x, cons
 template <typename T>
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> backward(
     const at::Tensor& gradient, const std::optional<at::Tensor>& second, const std::optional<at::Tensor>& result,
-    const at::Tensor& x, const at::Tensor& weight, const at::Tensor& mean, const at::Tensor& invstd, bool keep) {
+    const at::Tensor& x, const at::Tensor& weight, const at::Tensor& mean, const at::Tensor& invstd, bool keeps) {
   const int64_t channels = x.size(1), rows = x.numel() / channels;
   auto dx = at::empty_like(x), dw = at::empty({channels}, weight.options()), db = at::empty_like(dw);
-  auto kept = keep ? at::empty_like(x) : at::empty({0}, x.options());
+  auto kept = keeps ? at::empty_like(x) : at::empty({0}, x.options());
   const T* data = x.const_data_ptr<T>();
-  const Gradient<T> whole{gradient.const_data_ptr<T>(), data_of<T>(second), data_of<T>(result)};
-  const auto from = [&](int64_t at) {
-    return Gradient<T>{whole.first + at, whole.second ? whole.second + at : nullptr,
-                       whole.result ? whole.result + at : nullptr};
-  };
+  Given<T> given{gradient.const_data_ptr<T>(), data_of<T>(second), data_of<T>(result)};
   const float *m = mean.const_data_ptr<float>(), *s = invstd.const_data_ptr<float>(), *w = weight.const_data_ptr<float>();
-  T* copy = keep ? kept.mutable_data_ptr<T>() : nullptr;
-  const auto sums = summed(rows, channels, [&](int64_t first, int64_t last, double* sum, double* product) {
-    const int64_t at = first * channels;
-    gradients_of(from(at), data + at, m, last - first, channels, sum, product, copy ? copy + at : nullptr);
+  T* copy = keeps ? kept.mutable_data_ptr<T>() : nullptr;
+  const auto sums = summed(rows, channels, [&](int64_t first, int64_t last, float* own, double* sum, double* product) {
+    // Kept block by block, while it is in the cache: reading and writing in one loop would not be vectorized.
+    for (int64_t from = first; from < last; from += kBlockRows) {
+      const int64_t block = std::min(kBlockRows, last - from), at = from * channels;
+      if (copy) keep(given.from(at), block * channels, copy + at);
+      const Given<T> part = copy ? Given<T>{copy + at, nullptr, nullptr} : given.from(at);
+      gradients_of(part, data + at, m, block, channels, own, sum, product);
+    }
   });
+  if (copy) given = {copy, nullptr, nullptr};
   float *dwp = dw.mutable_data_ptr<float>(), *dbp = db.mutable_data_ptr<float>();
   std::vector<float> a(channels), b(channels), c(channels);
   for (int64_t j = 0; j < channels; ++j) {
@@ -249,10 +283,9 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> backward(
     c[j] = static_cast<float>(-scale * sums[j] / rows - slope * m[j]);
   }
   T* to = dx.mutable_data_ptr<T>();
-  at::parallel_for(0, rows, std::max<int64_t>(1, kGrainValues / channels), [&](int64_t first, int64_t last) {
+  in_parallel(rows, channels, [&](int64_t first, int64_t last) {
     const int64_t at = first * channels;
-    const Gradient<T> own = copy ? Gradient<T>{copy + at, nullptr, nullptr} : from(at);
-    combined(own, data + at, a.data(), b.data(), c.data(), last - first, channels, to + at);
+    combined(given.from(at), data + at, a.data(), b.data(), c.data(), last - first, channels, to + at);
   });
   return {dx, dw, db, kept};
 }

@@ -166,8 +166,9 @@ def test_no_matter_how_the_parameters_are_cut_into_chunks(case, chunk_bytes, non
         torch.testing.assert_close(p, q, rtol=1e-14, atol=0)
 
 
-def test_large_parameters_go_in_chunks():
+def test_large_parameters_go_in_chunks(monkeypatch):
     """More than a chunk's bytes in one bucket, and one parameter that is larger than a chunk by itself."""
+    monkeypatch.setattr(import_module("hocket.fusion.optim.chunks"), "CHUNK_BYTES", 1 << 19)
     params = [torch.nn.Parameter(torch.randn(2, n, dtype=torch.float64)) for n in (70_000, 30_000, 40_000, 5)]
     singles = [torch.nn.Parameter(p[1].detach().clone()) for p in params]
     fused = optim.Adam(params, lr=[0.1, 0.2], num_models=2)
@@ -180,6 +181,36 @@ def test_large_parameters_go_in_chunks():
         single.step()
     for p, q in zip(params, singles, strict=True):
         torch.testing.assert_close(p[1], q, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])  # by torch's kernel, and op by op
+@pytest.mark.parametrize("moved", ["parameter", "strides", "exp_avg", "exp_avg_sq", "all"])
+def test_large_parameters_that_move_in_memory(moved, dtype, monkeypatch):
+    """Parts of what lies elsewhere by now are made anew."""
+    monkeypatch.setattr(import_module("hocket.fusion.optim.chunks"), "CHUNK_BYTES", 1 << 9)
+    options = {"lr": [0.1, 0.03, 0.2], "weight_decay": [0.01, 0.0, 0.1]}
+    torch.manual_seed(0)
+    one, other = (torch.nn.Parameter(torch.ones(3, 16, 16, dtype=dtype)) for _ in range(2))
+    optimizers = [optim.Adam([p], **options, num_models=3) for p in (one, other)]
+    kept = []
+    for _ in range(4):
+        one.grad = torch.randn_like(one)
+        other.grad = one.grad.clone()
+        for optimizer in optimizers:
+            optimizer.step()
+        if moved in ("parameter", "all"):
+            kept.append(other.data)
+            other.data = other.data.clone()
+        if moved == "strides":
+            kept.append(one.data)
+            one.data, other.data = one.data.clone().transpose(1, 2), other.data.transpose(1, 2)
+        for key in {"exp_avg", "exp_avg_sq"} if moved == "all" else {moved} - {"parameter", "strides"}:
+            kept.append(optimizers[1].state[other][key])
+            optimizers[1].state[other][key] = kept[-1].clone()
+    assert kept
+    assert torch.equal(one, other)
+    states = [optimizer.state[p] for optimizer, p in zip(optimizers, (one, other), strict=True)]
+    assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
 
 
 @pytest.mark.parametrize("chunk_bytes", [1 << 20, 1 << 9])

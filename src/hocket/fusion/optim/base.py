@@ -26,7 +26,7 @@ import torch
 from hocket.errors import InputError
 from hocket.fusion.optim import counts
 from hocket.fusion.optim.arithmetic import Tensors
-from hocket.fusion.optim.chunks import Bucket, Chunk, Columns, Layout, lay_out
+from hocket.fusion.optim.chunks import Bucket, Chunk, Columns, Layout, Scratch, lay_out
 from hocket.fusion.optim.hyper import Number, one_of, plain
 from hocket.fusion.optim.options import Options, groups_of, options_of, signature_of
 from hocket.fusion.optim.slots import slots_of
@@ -81,6 +81,7 @@ class FusedOptimizer(Options, ABC):
         self._hocket_version = 0  # whoever captured a step sees by it that another one is needed
         self._per_model_steps = nonfinite != "step"  # whether each model's steps are counted on their own
         self._layouts: dict[int, Layout] = {}  # of each group, by its number
+        self._scratch = Scratch()
         super().__init__(groups, defaults)
 
     # ------------------------------------------------------------------------------- what a kind of optimizer defines
@@ -282,7 +283,8 @@ class FusedOptimizer(Options, ABC):
 
     def __getstate__(self) -> dict[str, Any]:
         own = ("nonfinite", "_slots", "_frozen", "_per_model_steps", "_hocket_version")
-        return {**super().__getstate__(), **{key: getattr(self, key) for key in own}, "_layouts": {}}
+        kept = {key: getattr(self, key) for key in own}
+        return {**super().__getstate__(), **kept, "_layouts": {}, "_scratch": Scratch()}
 
     def unfuse(self) -> list[dict[str, Any]]:
         """B plain state dicts, one for each model, that `torch_class` over that model's parameters loads.

@@ -12,7 +12,7 @@ What a step lays out the next one finds again: as long as parameters, states and
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from operator import attrgetter, is_
 from typing import Any
 
@@ -21,14 +21,39 @@ import torch
 from hocket.fusion.optim.arithmetic import Factor, Tensors, add
 from hocket.fusion.optim.hyper import Number
 from hocket.fusion.optim.slots import Slots
+from hocket.fusion.rules.base import is_watched
 
-__all__ = ["Bucket", "Chunk", "Columns", "Layout", "Pieces", "lay_out"]
+__all__ = ["Bucket", "Chunk", "Columns", "Layout", "Pieces", "Scratch", "lay_out"]
 
 GRAD, GRAD_DTYPE = attrgetter("grad"), attrgetter("grad.dtype")
 LINE_BYTES = 64
 # Parameters of one chunk on a CPU; an update reads and writes a few times as much. Results of this size also stay in
 # the heap, where larger ones cost a page fault for every 4 KiB: two to four times as long for 64 MLPs of width 512.
 CHUNK_BYTES = 1 << 20
+LARGE_CHUNKS = 2  # of these in a chunk of one large parameter, whose results have memory of their own: half the calls
+
+
+class Scratch:
+    """Memory for what an update computes for one large piece after the other, kept from step to step.
+
+    Fresh memory of that size costs a page fault for every 4 KiB whenever malloc has given it back to the system.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[Any, torch.Tensor] = {}
+
+    def like(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor of this shape, its content undefined, in the memory of that name."""
+        key, size = (name, tensor.device, tensor.dtype), tensor.numel()
+        if key not in self._kept or self._kept[key].numel() < size:
+            self._kept[key] = tensor.new_empty(size)
+        return self._kept[key][:size].view(tensor.shape)
+
+    def zeros(self, tensors: Tensors) -> Tensors:
+        """Zeros of these shapes; fresh ones for small tensors, and in a capture, which plans the memory itself."""
+        if len(tensors) > 1 or is_watched():
+            return list(map(torch.zeros_like, tensors))
+        return [self.like("zeros", tensors[0]).zero_()]
 
 
 @dataclass(frozen=True)
@@ -45,11 +70,14 @@ class Chunk:
         found = [state[key] for state in self.states]
         return [torch.view_as_real(tensor) for tensor in found] if found[0].is_complex() else found
 
-    def decayed(self, weight_decay: Factor) -> Chunk:
-        """With `weight_decay` times the parameters added to the gradients."""
-        if not isinstance(weight_decay, list) and weight_decay == 0:
-            return self
-        return replace(self, grads=add(self.grads, self.params, weight_decay))
+    def decayed(self, weight_decay: Factor, scratch: Scratch | None = None) -> Chunk:
+        """With `weight_decay` times the parameters added to the gradients; of a large piece in scratch memory."""
+        if not isinstance(weight_decay, list):
+            return self if weight_decay == 0 else replace(self, grads=add(self.grads, self.params, weight_decay))
+        if scratch is None or len(self.params) > 1 or is_watched():
+            return replace(self, grads=add(self.grads, self.params, weight_decay))
+        [grad], [p], [decay] = self.grads, self.params, weight_decay
+        return replace(self, grads=[torch.addcmul(grad, p, decay, out=scratch.like("decayed", grad))])
 
 
 class Columns:
@@ -93,6 +121,7 @@ class Pieces:
     states: Sequence[dict[str, Any]]
     begin: int = 0
     end: int | None = None
+    kept: dict[str, Any] = field(default_factory=dict)  # parts of the large one and of its state, and where they lie
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
         """These models' part of a tensor whose first dimension is B."""
@@ -103,15 +132,27 @@ class Pieces:
         params, states = self.params, self.states
         grads: Tensors = list(map(GRAD, params))
         if self.end is not None:
-            params, grads = list(map(self.of, params)), list(map(self.of, grads))
-            states = [{key: self.of(value) for key, value in own.items() if key != "step"} for own in states]
+            (params, states), grads = self._parts(), list(map(self.of, grads))
         if params[0].is_complex():
             params, grads = list(map(torch.view_as_real, params)), list(map(torch.view_as_real, grads))
         return Chunk(params, list(torch._foreach_neg(grads)) if maximize else grads, states, count)
 
+    def _parts(self) -> tuple[Tensors, Sequence[dict[str, Any]]]:
+        """Parts of the large parameter and of its state: views, made once for as long as these lie where they lay."""
+        [p], [state] = self.params, self.states
+        # What is kept holds on to its memory: another tensor in the same place has another address.
+        places = None if is_watched() else [(each.data_ptr(), each.stride()) for each in (p, *state.values())]
+        if places is None or self.kept.get("places") != places:
+            parts = [self.of(p)], [{key: self.of(value) for key, value in state.items() if key != "step"}]
+            if places is None:  # a capture has to see that they are parts
+                return parts
+            self.kept.update(places=places, parts=parts)
+        found: tuple[Tensors, Sequence[dict[str, Any]]] = self.kept["parts"]
+        return found
+
 
 def cut(params: Tensors, states: Sequence[dict[str, Any]], slots: Slots) -> Iterator[Pieces]:
-    """Parameters in pieces of up to `CHUNK_BYTES`, on a CPU."""
+    """Parameters in pieces of up to `CHUNK_BYTES`, on a CPU; a large one in pieces of up to `LARGE_CHUNKS` as much."""
     begin = end = size_bytes = 0
     for number, p in enumerate(params):
         is_large = p.device.type == "cpu" and p.nbytes > CHUNK_BYTES and slots[p] is None
@@ -122,7 +163,7 @@ def cut(params: Tensors, states: Sequence[dict[str, Any]], slots: Slots) -> Iter
         end = number + 1
         size_bytes += p.nbytes
         if is_large:
-            at_once = max(1, CHUNK_BYTES * p.shape[0] // p.nbytes)
+            at_once = max(1, LARGE_CHUNKS * CHUNK_BYTES * p.shape[0] // p.nbytes)
             for first in range(0, p.shape[0], at_once):
                 yield Pieces([p], [states[number]], first, first + at_once)
             begin, size_bytes = end, 0
