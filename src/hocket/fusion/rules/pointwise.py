@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from hocket.fusion.rules.base import IN_PLACE, OpContext, rule
 from hocket.fusion.stacked import Stacked, align, with_model_dim
@@ -23,8 +24,8 @@ ELEMENTWISE = re.findall(
     sign sgn reciprocal isnan isinf isfinite lgamma digamma sinc nan_to_num bitwise_not logical_not relu
     relu6 elu selu celu gelu silu mish hardtanh hardswish hardsigmoid leaky_relu softplus softsign
     softshrink hardshrink tanhshrink logsigmoid threshold clamp clip clamp_min clamp_max contiguous
-    clone detach detach_ float double half bfloat16 int long bool to type alias requires_grad_ _to_copy
-    lift_fresh_copy type_as invert inv not_ pos cpu cuda zeros_like ones_like full_like fill_ zero_
+    clone detach detach_ float double half bfloat16 int long bool type alias requires_grad_ _to_copy
+    lift_fresh_copy invert inv not_ pos cpu cuda zeros_like ones_like full_like fill_ zero_
     empty_like log_sigmoid
 
     add sub subtract mul multiply div divide true_divide truediv floordiv floor_divide remainder fmod
@@ -60,6 +61,14 @@ def _kept(context: OpContext, args: tuple[Any, ...], result: Tensor) -> Any:
     if args and isinstance(args[0], Stacked) and result is args[0].tensor:
         return args[0]
     return Stacked(result)
+
+
+@rule("to", "type_as")
+def converted(context: OpContext, input: Any, *args: Any, **kwargs: Any) -> Any:
+    """``x.to(y)``: of another tensor only dtype and device are taken; its shape, and its model axis, do not count."""
+    own = input if isinstance(input, Stacked) else Stacked(with_model_dim(input, context.num_models))
+    args, kwargs = tree_map(lambda value: value.tensor if isinstance(value, Stacked) else value, (args, kwargs))
+    return _kept(context, (own,), context.target(own.tensor, *args, **kwargs))
 
 
 @rule(*IN_PLACE, "copy_")
