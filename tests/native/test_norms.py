@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 
@@ -89,3 +91,32 @@ def test_other_layouts_are_taken_and_a_width_repeats_bitwise() -> None:
     ]
     assert torch.equal(results[0], results[1])
     assert torch.equal(results[0], results[2])
+
+
+def test_a_thread_whose_first_parallel_op_it_is() -> None:
+    """Torch initialises a thread at its first parallel op, to the process's width: sums for one thread, made by two."""
+    load()
+    x = image(torch.float32, 32, 40)
+    weight, mean, var = torch.rand(32), torch.zeros(32), torch.ones(32)
+    _, center, invstd = torch.ops.hocket.norm_forward(x, weight, weight, mean, var, 0.1, 1e-5, False, None)
+    usual, found, is_narrow, is_wide = torch.get_num_threads(), [], threading.Event(), threading.Event()
+
+    def backward() -> list[torch.Tensor]:
+        return torch.ops.hocket.norm_backward(x, None, None, x, weight, center, invstd, False)[:3]
+
+    def run() -> None:
+        torch.get_num_threads()  # initialises the thread, for torch
+        torch.set_num_threads(1)
+        is_narrow.set()
+        is_wide.wait()
+        found.extend(backward())
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    is_narrow.wait()
+    torch.set_num_threads(2)
+    is_wide.set()
+    thread.join()
+    expected = backward()
+    torch.set_num_threads(usual)
+    torch.testing.assert_close(found, list(expected))

@@ -194,6 +194,9 @@ void in_parallel(int64_t rows, int64_t channels, const Work& work) {
 // Of each channel two sums over all rows: what `work(first, last, own, sums, others)` adds.
 template <typename Work>
 std::vector<double> summed(int64_t rows, int64_t channels, const Work& work) {
+  // `parallel_for` asks this library's own copy of what says that the thread is initialised, and a thread's first time
+  // sets its width back to the process's: before it is asked for, or there are more threads than parts.
+  at::internal::lazy_init_num_threads();
   const int64_t threads = std::max(1, at::get_num_threads());
   std::vector<double> parts(threads * 2 * channels, 0.0);
   in_parallel(rows, channels, [&](int64_t first, int64_t last) {
