@@ -99,7 +99,9 @@ def test_a_thread_whose_first_parallel_op_it_is() -> None:
     x = image(torch.float32, 32, 40)
     weight, mean, var = torch.rand(32), torch.zeros(32), torch.ones(32)
     _, center, invstd = torch.ops.hocket.norm_forward(x, weight, weight, mean, var, 0.1, 1e-5, False, None)
-    usual, found, is_narrow, is_wide = torch.get_num_threads(), [], threading.Event(), threading.Event()
+    usual, is_narrow, is_wide = torch.get_num_threads(), threading.Event(), threading.Event()
+    found: list[torch.Tensor] = []
+    widths: list[int] = []
 
     def backward() -> list[torch.Tensor]:
         return torch.ops.hocket.norm_backward(x, None, None, x, weight, center, invstd, False)[:3]
@@ -110,6 +112,7 @@ def test_a_thread_whose_first_parallel_op_it_is() -> None:
         is_narrow.set()
         is_wide.wait()
         found.extend(backward())
+        widths.append(torch.get_num_threads())
 
     thread = threading.Thread(target=run)
     thread.start()
@@ -120,3 +123,4 @@ def test_a_thread_whose_first_parallel_op_it_is() -> None:
     expected = backward()
     torch.set_num_threads(usual)
     torch.testing.assert_close(found, list(expected))
+    assert widths == [1]

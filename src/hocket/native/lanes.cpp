@@ -204,10 +204,8 @@ class Core : public hocket::Slots, public std::enable_shared_from_this<Core> {
   void serve(size_t number) {
     uint32_t seen = steps_.last();
     try {
-      // Otherwise this thread's first op would undo the setting: one of torch, or one of this library, which has its
-      // own copy of what says that a thread is initialised.
+      // Asking first makes torch initialise this thread; otherwise its first op would undo the setting.
       at::get_num_threads();
-      at::internal::lazy_init_num_threads();
       const auto& actions = workers_[number]->actions;
       if (!actions.empty()) {
         pin(actions[0].cpus, workers_[number]->cpus);
@@ -228,7 +226,6 @@ class Core : public hocket::Slots, public std::enable_shared_from_this<Core> {
     c10::impl::ExcludeDispatchKeyGuard below_autograd(c10::autograd_dispatch_keyset);
     c10::AutoGradMode mode(false);
     hocket::KeptMemory::Use kept;
-    at::internal::lazy_init_num_threads();  // of the caller's thread; see `serve`
     std::vector<IValue> stack;
     size_t at = 0;
     try {

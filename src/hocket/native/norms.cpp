@@ -12,6 +12,8 @@
 #include <ATen/ops/empty_like.h>
 #include <torch/library.h>
 
+#include <omp.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -185,6 +187,15 @@ HOCKET_KERNELS(float)
 HOCKET_KERNELS(c10::BFloat16)
 #undef HOCKET_KERNELS
 
+// A thread's first `parallel_for` sets its width to the process's, as torch does with every new thread; but whether it is
+// new says a variable of which this library has a copy of its own, so it would happen to a lane in the middle of a step,
+// after there was made room for as many threads as it has. Here it happens at once, and the width is put back.
+void keep_width() {
+  const int width = at::get_num_threads();
+  at::internal::lazy_init_num_threads();
+  if (at::get_num_threads() != width) omp_set_num_threads(width);  // of this thread only
+}
+
 // In parallel: `work(first, last)` of rows.
 template <typename Work>
 void in_parallel(int64_t rows, int64_t channels, const Work& work) {
@@ -194,9 +205,7 @@ void in_parallel(int64_t rows, int64_t channels, const Work& work) {
 // Of each channel two sums over all rows: what `work(first, last, own, sums, others)` adds.
 template <typename Work>
 std::vector<double> summed(int64_t rows, int64_t channels, const Work& work) {
-  // `parallel_for` asks this library's own copy of what says that the thread is initialised, and a thread's first time
-  // sets its width back to the process's: before it is asked for, or there are more threads than parts.
-  at::internal::lazy_init_num_threads();
+  keep_width();
   const int64_t threads = std::max(1, at::get_num_threads());
   std::vector<double> parts(threads * 2 * channels, 0.0);
   in_parallel(rows, channels, [&](int64_t first, int64_t last) {
