@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -15,10 +14,8 @@ from torch import nn
 from equivalence.compare import assert_same
 from hocket.autotune import closeness
 from hocket.autotune.closeness import MAX_SAMPLES, Closeness, Distance, sample
-from hocket.errors import CaptureError
 from hocket.execution.threads import ThreadLanes
 from hocket.ir import Lane, Plan
-from hocket.tracing import float64
 from hocket.tracing.captured import Captured, capture_step, relowered
 from hocket.tracing.float64 import Left, float64_step
 from hocket.tracing.program import Action, Call
@@ -237,37 +234,6 @@ def test_a_group_says_what_rounding_does_to_a_value_where_eager_was_lucky() -> N
     assert not Closeness().and_sample({"w": replace(lucky, form=float("nan"))}).holds
 
 
-def test_the_float64_step_draws_what_the_step_draws_and_moves_nothing() -> None:
-    found = case()
-    before = Saved(found.plain.trace.places.again())
-    random = torch.get_rng_state()
-    left = float64_step(found.plain, found.batch)
-    assert torch.equal(random, torch.get_rng_state())
-    assert_same(list(before.values()), list(before.current()))
-    loss = found.step(found.batch)
-    assert left.result[0].dtype == torch.float64
-    assert abs(left.result[0].item() - loss.item()) < 1e-5 * loss.item()
-    for source, value in left.places:
-        torch.testing.assert_close(source.get().detach().double(), value.double(), rtol=1e-3, atol=1e-5)
-
-
-def test_the_float64_step_keeps_no_value_beyond_its_last_reader(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = case()
-    live: list[weakref.ref[torch.Tensor]] = []
-    most = 0
-
-    def counted(call: Call, values: dict[int, Any], *others: Any) -> None:
-        nonlocal most
-        run(call, values, *others)
-        live.extend(weakref.ref(values[slot]) for slot in call.outs.values())
-        most = max(most, sum(each() is not None for each in live))
-
-    run = float64._run
-    monkeypatch.setattr(float64, "_run", counted)
-    float64_step(made.plain, made.batch)
-    assert most < len(live) / 2
-
-
 def test_what_only_one_form_reads_is_as_it_was_after_the_other() -> None:
     @dataclass(frozen=True)
     class Constant:
@@ -299,53 +265,6 @@ def test_memory_that_is_kept_is_given_back_before_each_float64_step(monkeypatch:
     sample(found.plain, found.step, {"form": found.step}, found.batch, wide={"form": wide})
     kept, step = ["lanes", "heap"], ["float64"]
     assert order == [*kept, *step, "heap", *kept, *step, *kept, *kept], "the last ones are before and after eager's"
-
-
-def test_a_float64_step_whose_values_lie_in_a_file_leaves_the_same_bits() -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(
-        *(nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(inplace=True), nn.Dropout(0.25)),
-        *(nn.Conv2d(16, 16, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 256, 10)),
-    )
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    batch = (torch.randn(8, 3, 16, 16), torch.randint(0, 10, (8,)))
-
-    def step(batch: Any) -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(model(batch[0]), batch[1])
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    step(batch)
-    captured = capture_step(step, model, optimizer, batch, split=False)
-    held = float64_step(captured, batch)
-    out = float64_step(captured, batch, limit_bytes=0)
-    values = ([*(value for _, value in left.places), *left.result] for left in (held, out))
-    for first, second in zip(*values, strict=True):
-        assert torch.equal(first, second) if isinstance(first, torch.Tensor) else first == second
-
-
-def test_tensors_that_share_memory_have_no_float64_step() -> None:
-    base = torch.zeros(6)
-    model = nn.Linear(2, 2, bias=False)
-    model.register_buffer("first", base[:4])
-    model.register_buffer("second", base[2:])
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def step(x: torch.Tensor) -> torch.Tensor:
-        optimizer.zero_grad()
-        model.first.add_(1)
-        loss = model(x).sum() + model.second.sum()
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    x = torch.ones(1, 2)
-    step(x)
-    captured = capture_step(step, model, optimizer, x)
-    with pytest.raises(CaptureError, match="share memory"):
-        float64_step(captured, x)
 
 
 def test_in_float64_a_value_that_is_all_rounding_passes_and_a_wrong_tiny_one_does_not() -> None:
