@@ -21,7 +21,7 @@ from hocket.tracing.float64 import Left, float64_step
 from hocket.tracing.program import Action, Call
 from hocket.tracing.saved_state import Saved
 from hocket.tracing.state import inventory
-from hocket.tracing.variants import fuses_norms, rewrites_of, rewritten
+from hocket.tracing.variants import native_ops_of, rewrites_of, rewritten
 
 aten = torch.ops.aten
 
@@ -39,7 +39,7 @@ class Case:
     def rewritten(self, form: str) -> Captured:
         step = rewritten(self.step, form, inventory(self.model, self.optimizer))
         captured = capture_step(step, self.model, self.optimizer, self.batch, split=False)
-        return relowered(captured, split=False, fused_norms=fuses_norms(form))
+        return relowered(captured, split=False, native_ops=native_ops_of(form))
 
     def closeness(self, form: Captured) -> Closeness:
         seen = Closeness()

@@ -22,7 +22,7 @@ from hocket.tracing.captured import Captured, capture_step, relowered
 from hocket.tracing.compiling.folder import compiled_step
 from hocket.tracing.float64 import float64_step
 from hocket.tracing.state import inventory
-from hocket.tracing.variants import fuses_norms, rewrites_of, rewritten
+from hocket.tracing.variants import native_ops_of, rewrites_of, rewritten
 
 STEPS = 3
 
@@ -80,7 +80,7 @@ def forms(model: nn.Module, batch: Any, folder: Path) -> Iterator[tuple[str, Cap
     plain = captured(step)
     yield "", relowered(plain, split=True)
     for form in rewrites_of("", places, batch):
-        yield form, relowered(captured(rewritten(step, form, places)), split=True, fused_norms=fuses_norms(form))
+        yield form, relowered(captured(rewritten(step, form, places)), split=True, native_ops=native_ops_of(form))
     compiled = compiled_step(plain, folder, threads=2)
     yield "+compiled", compiled
     assert compiled.wide is not None

@@ -19,8 +19,8 @@ from hocket.tracing.variants import (
     compiled_from,
     compiled_rewrites_of,
     forms_of,
-    fuses_norms,
     in_form,
+    native_ops_of,
     rewrites_of,
     rewritten,
 )
@@ -80,8 +80,8 @@ def _rewritten_forms(
             try:
                 with in_form(places, form):
                     other = _traced(config, batch, rewritten(config.step, form, places))
-                    if fuses_norms(form):
-                        other = relowered(other, split=False, fused_norms=True)
+                    if ops := native_ops_of(form):
+                        other = relowered(other, split=False, native_ops=ops)
             except CaptureError as error:
                 log.info("hocket: the step has no form %r: %s", form, error)
                 continue

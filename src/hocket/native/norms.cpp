@@ -6,13 +6,13 @@
 // float over blocks of rows, of values less the channel's first one (so that no variance is lost to a large mean), and
 // added up in double.
 
+#include "widths.h"
+
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <torch/library.h>
-
-#include <omp.h>
 
 #include <algorithm>
 #include <cmath>
@@ -187,15 +187,6 @@ HOCKET_KERNELS(float)
 HOCKET_KERNELS(c10::BFloat16)
 #undef HOCKET_KERNELS
 
-// A thread's first `parallel_for` sets its width to the process's, as torch does with every new thread; but whether it is
-// new says a variable of which this library has a copy of its own, so it would happen to a lane in the middle of a step,
-// after there was made room for as many threads as it has. Here it happens at once, and the width is put back.
-void keep_width() {
-  const int width = at::get_num_threads();
-  at::internal::lazy_init_num_threads();
-  if (at::get_num_threads() != width) omp_set_num_threads(width);  // of this thread only
-}
-
 // In parallel: `work(first, last)` of rows.
 template <typename Work>
 void in_parallel(int64_t rows, int64_t channels, const Work& work) {
@@ -205,7 +196,7 @@ void in_parallel(int64_t rows, int64_t channels, const Work& work) {
 // Of each channel two sums over all rows: what `work(first, last, own, sums, others)` adds.
 template <typename Work>
 std::vector<double> summed(int64_t rows, int64_t channels, const Work& work) {
-  keep_width();
+  hocket::keep_width();
   const int64_t threads = std::max(1, at::get_num_threads());
   std::vector<double> parts(threads * 2 * channels, 0.0);
   in_parallel(rows, channels, [&](int64_t first, int64_t last) {

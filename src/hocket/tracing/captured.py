@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -319,10 +319,12 @@ def _captured(
     return Captured(lowered.graph, lowered.program, step, batch, trace, lowered, signature, stand_ins, kinds)
 
 
-def relowered(captured: Captured, *, split: bool, pays: Any = None, fused_norms: bool | None = None) -> Captured:
-    """The same captured step with its convolutions' backward split, or its norms fused; nothing is traced again."""
-    fused_norms = captured.lowered.fused_norms if fused_norms is None else fused_norms
-    lowered = lower(captured.trace, split_backward=split, pays=pays, fused_norms=fused_norms)
+def relowered(
+    captured: Captured, *, split: bool, pays: Any = None, native_ops: Collection[str] | None = None
+) -> Captured:
+    """The same captured step with its convolutions' backward split, or with native ops; nothing is traced again."""
+    native_ops = captured.lowered.native_ops if native_ops is None else native_ops
+    lowered = lower(captured.trace, split_backward=split, pays=pays, native_ops=native_ops)
     stand_ins = {slot: captured.stand_ins[slot] for slot in lowered.program.inputs if slot in captured.stand_ins}
     return replace(captured, graph=lowered.graph, program=lowered.program, lowered=lowered, stand_ins=stand_ins)
 

@@ -12,12 +12,13 @@ With ``numerics="close"`` a step may also be rewritten while it is captured, mod
 - ``channels-last``: images, and what convolutions make of them, have their channels last in memory, which is how oneDNN
   computes them. Parameters, gradients and optimizer state keep their layout.
 - ``fused-norm``: a batch norm, the addition and the ReLU after it are one native op (``native/norms.cpp``).
+- ``winograd``: convolutions of 3 x 3 take 16 products in place of 36 (``native/winograd.cpp``).
 - ``fused-update``: the optimizer makes its update by torch's own fused kernels (``fused=True``).
 - ``compiled``: all but products, convolutions and random numbers are kernels that Inductor writes, called natively (see
   `hocket.tracing.compiling`). It is made of a step that was captured without it, and with fused updates, which are not
   compiled, where there are such.
 
-A form is named by a text: the modules' form and the rewrites, ``rule+channels-last+fused-norm+fused-update``.
+A form is named by a text: the modules' form and the rewrites, ``rule+channels-last+fused-norm+winograd+fused-update``.
 """
 
 from __future__ import annotations
@@ -31,15 +32,17 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from hocket import native
+from hocket.tracing.lowering.lower import FUSED_NORM, NATIVE_OPS, WINOGRAD
+from hocket.tracing.lowering.winograd import MIN_CHANNELS
 from hocket.tracing.state import Inventory
 
 __all__ = [
     "compiled_from",
     "compiled_rewrites_of",
     "forms_of",
-    "fuses_norms",
     "has_channels_last",
     "in_form",
+    "native_ops_of",
     "plain_of",
     "reference_of",
     "rewrites_of",
@@ -49,7 +52,7 @@ __all__ = [
 
 _Step = TypeVar("_Step")
 
-CHANNELS_LAST, FUSED_NORM, FUSED_UPDATE, COMPILED = "channels-last", "fused-norm", "fused-update", "compiled"
+CHANNELS_LAST, FUSED_UPDATE, COMPILED = "channels-last", "fused-update", "compiled"
 
 # The optimizers with fused kernels for CPU, the state of which is as without them. SGD's is wrong for bfloat16 in torch
 # 2.13 (with momentum, parameters of 1e28 after five steps), so only these dtypes have them.
@@ -76,9 +79,8 @@ def rewrites_of(form: str, places: Inventory, batch: Any) -> tuple[str, ...]:
     """
     update = f"+{FUSED_UPDATE}" if any(map(_has_fused_kernels, places.optimizers)) else ""
     last = f"+{CHANNELS_LAST}" if _has_images(places, batch) else ""
-    norms = any(isinstance(module, torch.nn.BatchNorm2d) for module in places.modules)
-    norm = f"+{FUSED_NORM}" if last and norms and native.available() else ""
-    return tuple(form + each for each in dict.fromkeys((update, last + update, last + norm + update)) if each)
+    ops = "".join(f"+{op}" for op in _native_ops(places)) if last else ""
+    return tuple(form + each for each in dict.fromkeys((update, last + update, last + ops + update)) if each)
 
 
 def compiled_rewrites_of(form: str, places: Inventory, batch: Any) -> tuple[str, ...]:
@@ -133,9 +135,14 @@ def reference_of(form: str, forms: Mapping[str, _Step]) -> _Step | None:
     return None if plain_of(form) == form else forms[plain_of(form)]
 
 
-def fuses_norms(form: str) -> bool:
-    """Whether the step is to be lowered with fused norms."""
-    return FUSED_NORM in form.split("+")
+def native_ops_of(form: str) -> tuple[str, ...]:
+    """The native ops that the step is to be lowered with.
+
+    Example:
+        >>> native_ops_of("+channels-last+fused-norm+winograd+fused-update")
+        ('fused-norm', 'winograd')
+    """
+    return tuple(rewrite for rewrite in form.split("+") if rewrite in NATIVE_OPS)
 
 
 def rewritten(step: Callable[[Any], Any], form: str, places: Inventory) -> Callable[[Any], Any]:
@@ -171,6 +178,15 @@ def in_form(places: Inventory, form: str) -> Iterator[None]:
 
 def _with_forms(places: Inventory) -> list[Any]:
     return [module for module in places.modules if callable(getattr(type(module), "_hocket_forms", None))]
+
+
+def _native_ops(places: Inventory) -> Iterator[str]:
+    """The native ops that may have a place in a step of these modules and parameters."""
+    if any(isinstance(module, torch.nn.BatchNorm2d) for module in places.modules) and native.available():
+        yield FUSED_NORM
+    filters = [p.shape for entry in places.parameters if (p := entry.get()) is not None and p.dim() == 4]
+    if any(shape[2:] == (3, 3) and min(shape[:2]) >= MIN_CHANNELS for shape in filters) and native.available():
+        yield WINOGRAD
 
 
 def _has_images(places: Inventory, batch: Any) -> bool:

@@ -18,7 +18,7 @@ from hocket.ir import Lane, Plan
 from hocket.native import available
 from hocket.tracing.captured import Captured, capture_step, relowered
 from hocket.tracing.state import inventory
-from hocket.tracing.variants import fuses_norms, rewritten
+from hocket.tracing.variants import native_ops_of, rewritten
 
 pytestmark = pytest.mark.skipif(not available(), reason=available().why)
 
@@ -93,7 +93,7 @@ def case(middle: Callable[..., torch.Tensor], dtype: torch.dtype = torch.float32
     step(batch)
     captured = capture_step(step, net, optimizer, batch, split=False)
     last = capture_step(rewritten(step, FORM, inventory(net, optimizer)), net, optimizer, batch, split=False)
-    return step, batch, captured, relowered(last, split=False, fused_norms=fuses_norms(FORM))
+    return step, batch, captured, relowered(last, split=False, native_ops=native_ops_of(FORM))
 
 
 def kernels(captured: Captured) -> Counter[str]:
@@ -144,7 +144,7 @@ def test_in_bfloat16_under_autocast() -> None:
 
 def test_norms_in_evaluation_or_of_other_layouts_stay() -> None:
     _, _, captured, fused = case(relus)
-    assert not kernels(relowered(captured, split=False, fused_norms=True))["norm_forward"], "channels come first"
+    assert not kernels(relowered(captured, split=False, native_ops=["fused-norm"]))["norm_forward"], "channels come first"
     again = relowered(fused, split=True)
     assert kernels(again)["norm_forward"] == 2, "a backward that is split otherwise keeps them"
     assert len(again.graph) > len(fused.graph)

@@ -18,17 +18,19 @@ aten = torch.ops.aten
     ids=["contiguous", "transposed", "channels last"],
 )
 def test_an_empty_tensor_keeps_shape_strides_and_type(value):
-    func, args, kwargs = without_data(aten.empty_like.default, value.to(torch.float64))
-    made = func(*args, **kwargs)
-    assert (made.shape, made.stride(), made.dtype) == (value.shape, value.stride(), torch.float64)
+    for empty in (aten.empty_like.default, aten.new_empty_strided.default):
+        func, args, kwargs = without_data(empty, value.to(torch.float64))
+        made = func(*args, **kwargs)
+        assert (made.shape, made.stride(), made.dtype) == (value.shape, value.stride(), torch.float64)
 
 
-@pytest.mark.parametrize("func", [aten.zeros_like.default, aten.ones_like.default])
+@pytest.mark.parametrize("func", [torch.zeros_like, torch.ones_like, torch.Tensor.new_zeros, torch.Tensor.new_ones])
 def test_constants_of_a_shape(func):
-    value = func(torch.randn(2, 3))
-    made, args, kwargs = without_data(func, value)
+    called = getattr(aten, func.__name__).default
+    value = func(torch.randn(2, 3), *([(2, 3)] if "new" in func.__name__ else []))
+    made, args, kwargs = without_data(called, value)
     assert torch.equal(made(*args, **kwargs), value)
-    assert without_data(func, value.t()) is None, "a full tensor is contiguous"
+    assert without_data(called, value.t()) is None, "a full tensor is contiguous"
 
 
 def test_what_reads_values_is_left_alone():

@@ -1,12 +1,12 @@
 """From a traced step to a `Graph` and a `Program`: passes over a list of calls, each a plain function.
 
-nodes --annotated_call--> calls --drop_dead, fuse_norms, split_conv_backward, fold_views--> actions
+nodes --annotated_call--> calls --drop_dead, fuse_norms, tile_convolutions, split_conv_backward, fold_views--> actions
 actions --roles, graph_of--> Graph
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,20 +18,24 @@ from hocket.tracing.lowering.calls import AnnotatedCall, SlotTable, annotated_ca
 from hocket.tracing.lowering.graph import graph_of
 from hocket.tracing.lowering.norms import fuse_norms
 from hocket.tracing.lowering.passes import drop_dead, fold_views, split_conv_backward
+from hocket.tracing.lowering.winograd import tile_convolutions
 from hocket.tracing.program import Action, Program
 from hocket.tracing.trace import Trace
 
-__all__ = ["Lowered", "lower"]
+__all__ = ["FUSED_NORM", "NATIVE_OPS", "WINOGRAD", "Lowered", "lower"]
+
+# Native ops that round otherwise than torch's, by the name of what they do.
+NATIVE_OPS = FUSED_NORM, WINOGRAD = "fused-norm", "winograd"
 
 
 @dataclass(frozen=True)
 class Lowered:
-    """The graph, the program, the slots of everything the step leaves behind, and whether norms are fused."""
+    """The graph, the program, the slots of everything the step leaves behind, and which native ops it may have."""
 
     graph: Graph
     program: Program
     slot_of: dict[fx.Node, int]
-    fused_norms: bool = False
+    native_ops: frozenset[str] = frozenset()
 
 
 def lower(
@@ -39,12 +43,12 @@ def lower(
     *,
     split_backward: bool = True,
     pays: Callable[[str, str], bool] | None = None,
-    fused_norms: bool = False,
+    native_ops: Collection[str] = (),
 ) -> Lowered:
     """Make the graph and the program of a trace.
 
     `split_backward` takes every convolution's backward apart; `pays(name of the joint op, part)` may then keep a part
-    with the others. `fused_norms` puts one op in place of each batch norm and its neighbours, which rounds otherwise.
+    with the others. `native_ops`: those of `NATIVE_OPS` that are put in place of torch's, where they can be.
     """
     slots = SlotTable()
     inputs: dict[int, Any] = {}
@@ -58,9 +62,11 @@ def lower(
             pieces.append(annotated_call(node, trace.notes[node], slots))
     kept = frozenset(slots.of[node] for node in _left_behind(trace))
     pieces = drop_dead(pieces, kept)
-    if fused_norms:
-        values = {slot: node.meta.get("val") for node, slot in slots.of.items()}
+    values = {slot: node.meta.get("val") for node, slot in slots.of.items()} if native_ops else {}
+    if FUSED_NORM in native_ops:
         pieces = fuse_norms(pieces, values, slots.root, kept)
+    if WINOGRAD in native_ops:
+        pieces = tile_convolutions(pieces, values, slots.root, kept)
     gradients = {slots.of[node]: g for g, node in trace.gradients.items() if node is not None}
     if split_backward:
         names = roles.describe(pieces, slots.root, inputs, gradients).names
@@ -73,7 +79,7 @@ def lower(
         for name, owner, piece in zip(described.names, described.owners, pieces, strict=True)
     )
     program = Program(actions, Action("prologue", tuple(prologue)), len(slots.root), inputs, kept)
-    return Lowered(graph_of(pieces, program, described.roles, slots, trace), program, slots.of, fused_norms)
+    return Lowered(graph_of(pieces, program, described.roles, slots, trace), program, slots.of, frozenset(native_ops))
 
 
 def _left_behind(trace: Trace) -> list[fx.Node]:

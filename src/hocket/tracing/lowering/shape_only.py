@@ -16,7 +16,8 @@ import torch
 __all__ = ["without_data"]
 
 _aten = torch.ops.aten
-_FILLS = {_aten.zeros_like.default: 0, _aten.ones_like.default: 1}
+_EMPTY = (_aten.empty_like.default, _aten.new_empty.default, _aten.new_empty_strided.default)
+_FILLS = {_aten.zeros_like.default: 0, _aten.new_zeros.default: 0, _aten.ones_like.default: 1, _aten.new_ones.default: 1}
 
 
 def without_data(func: Any, value: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]] | None:
@@ -29,7 +30,7 @@ def without_data(func: Any, value: Any) -> tuple[Any, tuple[Any, ...], dict[str,
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or value.is_quantized:
         return None
     size, kwargs = list(value.shape), {"dtype": value.dtype, "device": value.device}
-    if func is _aten.empty_like.default:
+    if func in _EMPTY:
         return _aten.empty_strided.default, (size, list(value.stride())), kwargs
     if func in _FILLS and value.is_contiguous():
         return _aten.full.default, (size, _FILLS[func]), kwargs

@@ -1,0 +1,137 @@
+"""Which convolutions are made by Winograd's algorithm, and that the step still computes what it did."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from contextlib import closing
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from hocket.autotune.closeness import Closeness, sample
+from hocket.execution.threads import ThreadLanes
+from hocket.ir import Lane, Plan
+from hocket.native import available
+from hocket.tracing.captured import Captured, capture_step, relowered
+from hocket.tracing.state import inventory
+from hocket.tracing.variants import native_ops_of, rewrites_of, rewritten
+
+pytestmark = pytest.mark.skipif(not available(), reason=available().why)
+
+FORM = "+channels-last+winograd"
+
+
+class Functional(nn.Module):
+    """The same as a module of torch's, by a function on a parameter of its own."""
+
+    def __init__(self, made: int, channels: int) -> None:
+        super().__init__()
+        self.filters = nn.Parameter(torch.randn(made, channels, 3, 3) / channels)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.conv2d(F.pad(x, (1, 1, 1, 1)), self.filters)
+
+
+def layers(*convolutions: nn.Module) -> nn.Sequential:
+    between = [each for convolution in convolutions for each in (convolution, nn.GELU())]
+    return nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), *between, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.LazyLinear(4))
+
+
+def case(*convolutions: nn.Module, size: int = 12) -> tuple[Any, ...]:
+    torch.manual_seed(0)
+    net = layers(*convolutions)
+    batch = (torch.randn(4, 3, size, size), torch.randint(0, 4, (4,)))
+    net(batch[0])
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+
+    def step(batch: Any) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(net(batch[0]), batch[1])
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    step(batch)
+    captured = capture_step(step, net, optimizer, batch, split=False)
+    places = inventory(net, optimizer)
+    last = capture_step(rewritten(step, FORM, places), net, optimizer, batch, split=False)
+    assert rewrites_of("", places, batch)[-1] == "+channels-last+winograd+fused-update"
+    return step, batch, captured, relowered(last, split=False, native_ops=native_ops_of(FORM))
+
+
+def kernels(captured: Captured) -> Counter[str]:
+    return Counter(op.target.rpartition(".")[2] for op in captured.graph.ops)
+
+
+def lanes(captured: Captured) -> closing[ThreadLanes]:
+    return closing(ThreadLanes(captured, Plan((Lane("main", captured.graph.order, width=torch.get_num_threads()),))))
+
+
+@pytest.mark.parametrize(
+    "convolution",
+    [
+        lambda: nn.Conv2d(16, 24, 3, padding=1),
+        lambda: nn.Conv2d(16, 24, 3, padding="same", bias=False),
+        lambda: nn.Conv2d(16, 24, 3, padding=(0, 2)),
+        lambda: nn.Conv2d(16, 24, 3).to(memory_format=torch.channels_last),
+        lambda: Functional(24, 16),
+    ],
+)
+def test_steps_are_close(convolution: Callable[[], nn.Module]) -> None:
+    step, batch, captured, tiled = case(convolution())
+    count = kernels(tiled)
+    assert [count[f"winograd_{kernel}"] for kernel in ("convolution", "input_gradient", "weight_gradient")] == [1, 1, 1]
+    assert count["convolution"] == count["convolution_backward"] == 1, "three channels are too few"
+    seen = Closeness()
+    with lanes(captured) as eager, lanes(tiled) as executor:
+        for number in range(3):
+            found, _ = sample(captured, eager, {"tiled": executor}, batch, number)
+            seen = seen.and_sample(found["tiled"])
+            step(batch)
+    assert seen.holds, seen.why
+    assert count["copy_"] <= 2, "only torch's own gradient of filters is brought into another layout"
+
+
+@pytest.mark.parametrize(
+    "convolution",
+    [
+        nn.Conv2d(16, 24, 3, padding=1, stride=2),
+        nn.Conv2d(16, 24, 3, padding=2, dilation=2),
+        nn.Conv2d(16, 32, 3, padding=1, groups=2),
+        nn.Conv2d(16, 4, 3, padding=1),
+        nn.Conv2d(16, 24, 5, padding=2),
+        nn.Conv2d(16, 24, 3, padding=3),
+        nn.ConvTranspose2d(16, 24, 3, padding=1),
+    ],
+)
+def test_other_convolutions_stay(convolution: nn.Module) -> None:
+    wanted = nn.Conv2d(convolution.out_channels, 16, 3, padding=1)  # one of them is tiled, so there is such a form
+    if convolution.out_channels < 8:
+        wanted = nn.Sequential(nn.Conv2d(4, 16, 1), nn.Conv2d(16, 16, 3, padding=1))
+    _, _, _, tiled = case(convolution, wanted, size=24)
+    count = kernels(tiled)
+    assert count["winograd_convolution"] == count["winograd_weight_gradient"] == 1
+    assert count["convolution"] == count["convolution_backward"] >= 2
+
+
+def test_a_step_of_few_tiles_keeps_torchs() -> None:
+    _, _, _, tiled = case(nn.Conv2d(16, 24, 3, padding=1), size=6)
+    count = kernels(tiled)
+    assert not count["winograd_convolution"], "36 tiles: transforming the filters would take as long as the products"
+    assert count["convolution"] == count["convolution_backward"] == 2
+
+
+def test_channels_that_come_first_stay_and_a_split_keeps_the_ops() -> None:
+    _, _, captured, tiled = case(nn.Conv2d(16, 24, 3, padding=1))
+    first = relowered(captured, split=False, native_ops=["winograd"])
+    assert not kernels(first)["winograd_convolution"]
+    again = relowered(tiled, split=True)
+    assert kernels(again)["winograd_weight_gradient"] == 1
+    names = {op.name: op.role for op in again.graph.ops}
+    assert names["1/winograd_weight_gradient.weight"] == "weight_grad"
+    assert names["1/sum.bias"] == "bias_grad"
+    assert names["1/winograd_input_gradient.activation"] == "activation_grad"
