@@ -8,6 +8,7 @@ that process is stopped for a while, so that steps beside it and steps alone are
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import resource
 import signal
@@ -61,16 +62,13 @@ def measure(target: str) -> dict[str, Any]:
         ``alone_ms`` and ``beside_ms``, medians of eager steps while the compiler is stopped and while it runs;
         ``ratio`` of the second to the first, and ``mean_ratio`` of the means, which single long steps move;
         ``within``: whether the latter is at most `BAR`; ``compile_s``, for which the compiler ran, and ``turns``;
-        ``compile_cores``, what it had of the cores in that time; ``cached_s``, what a process takes to have the
-        compiled form of what is kept.
+        ``compile_cores``, what it had of the cores in that time; ``cached_s``, what a second process takes to have the
+        compiled form of what is kept, once it has captured the step.
 
     Raises:
         HocketError: the step cannot be compiled.
     """
-    name, _, batch_size = target.partition("/")
-    job = zoo.load(name, batch_size=int(batch_size)) if batch_size else zoo.load(name)
-    for number in range(3):
-        job.step(job.batch(number))
+    job = _trained(target)
     captured = _to_compile(job)
     times: dict[bool, list[float]] = {False: [], True: []}
     compile_s, turns, spent_s = 0.0, 0, _children_s()
@@ -92,10 +90,8 @@ def measure(target: str) -> dict[str, Any]:
             if not times[False]:
                 _turn(job, times[False], lambda: False)
             compiling.result()
-            start = perf_counter()
-            if Compiling(captured, Path(folder), threads=torch.get_num_threads()).found() is None:
-                raise HocketError(f"{target}: what was compiled is not kept")
-            cached_s = perf_counter() - start
+            with multiprocessing.get_context("spawn").Pool(1) as second:
+                cached_s = second.apply(_cached_s, (target, folder))
         finally:
             compiling.close()
     alone, beside = ([1e3 * seconds for seconds in times[is_beside]] for is_beside in (False, True))
@@ -111,6 +107,23 @@ def measure(target: str) -> dict[str, Any]:
         "compile_cores": (_children_s() - spent_s) / compile_s,
         "cached_s": cached_s,
     }
+
+
+def _trained(target: str) -> Job:
+    name, _, batch_size = target.partition("/")
+    job = zoo.load(name, batch_size=int(batch_size)) if batch_size else zoo.load(name)
+    for number in range(3):
+        job.step(job.batch(number))
+    return job
+
+
+def _cached_s(target: str, folder: str) -> float:
+    """How long a process that has captured the step takes until it has the compiled form that is kept."""
+    captured = _to_compile(_trained(target))
+    start = perf_counter()
+    if Compiling(captured, Path(folder), threads=torch.get_num_threads()).found() is None:
+        raise HocketError(f"{target}: what was compiled is not kept")
+    return perf_counter() - start
 
 
 def _children_s() -> float:

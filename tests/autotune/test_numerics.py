@@ -75,12 +75,42 @@ def test_a_form_that_is_slower_is_not_taken() -> None:
     assert decision.best.form == ""
 
 
-def test_user_code_that_needs_its_layout_has_no_such_form() -> None:
-    class Viewed(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x.view(x.shape[0], -1)
+class Viewed(nn.Module):
+    """A view that images whose channels come last do not have; after it what is written into it is read, or not."""
 
+    def __init__(self, writes: bool = False) -> None:
+        super().__init__()
+        self.writes = writes
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x * 1.0
+        values = x.view(x.shape[0], -1)
+        if not self.writes:
+            return values
+        values.add_(1.0)
+        return x.reshape(x.shape[0], -1)
+
+
+def test_a_view_that_needs_its_layout_is_one_of_a_copy() -> None:
     decision, _ = searched(job(Viewed()), rewritten_is_faster, numerics="close")
+    assert any("channels-last" in candidate.form for candidate in decision.candidates)
+
+
+def test_a_write_that_such_a_copy_loses_is_found(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "hocket"):
+        decision, _ = searched(job(Viewed(writes=True)), rewritten_is_faster, numerics="close")
+    assert {candidate.form for candidate in decision.candidates} <= {"", "+fused-update"}
+    assert "'+channels-last+fused-update' is left out" in caplog.text
+
+
+def test_user_code_that_needs_its_layout_has_no_such_form() -> None:
+    class Dense(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if not x.is_contiguous():
+                raise RuntimeError("channels have to come first")
+            return x
+
+    decision, _ = searched(job(Dense()), rewritten_is_faster, numerics="close")
     assert {candidate.form for candidate in decision.candidates} <= {"", "+fused-update"}
     assert decision.best is not None
     assert decision.best.form == "+fused-update"

@@ -18,6 +18,7 @@ from torch import nn
 
 from hocket.execution.native import NativeLanes
 from hocket.ir import Lane, Plan
+from hocket.native import load
 from hocket.tracing.captured import Captured, capture_step, relowered
 from hocket.tracing.compiling.folder import compiled_step
 from hocket.tracing.float64 import float64_step
@@ -49,8 +50,12 @@ def main(arguments: list[str]) -> None:
         ctypes.memset(torch.empty(1024).data_ptr() + 4096, 1, 4)
         return
     torch.manual_seed(0)
+    load()
+    convolutions()
     words = nn.Sequential(nn.Linear(13, 37), nn.GELU(), nn.LayerNorm(37), nn.Linear(37, 7))
-    for number, (model, x) in enumerate([(Images(5), (3, 3, 11, 9)), (Images(19), (2, 3, 8, 8)), (words, (5, 13))]):
+    for number, (model, x) in enumerate(
+        [(Images(5), (3, 3, 11, 9)), (Images(11), (7, 3, 11, 9)), (Images(19), (8, 3, 8, 8)), (words, (5, 13))]
+    ):
         batch = (torch.randn(x), torch.randint(0, 7, x[:1]))
         for form, captured in forms(model, batch, Path(arguments[0]) / str(number)):
             for plan in plans(captured):
@@ -58,6 +63,19 @@ def main(arguments: list[str]) -> None:
                     for _ in range(STEPS):
                         lanes(batch)
             print(type(model).__name__, form or "plain", flush=True)
+
+
+def convolutions() -> None:
+    """Winograd's ops of other sizes and paddings than a layer's."""
+    for channels, made in ((8, 9), (12, 36), (16, 16), (17, 80), (33, 31), (130, 70)):
+        for padding in ((0, 0), (1, 1), (2, 2), (0, 1)):
+            for height, width in ((3, 3), (4, 6), (9, 7)):
+                x = torch.randn(2, channels, height, width).contiguous(memory_format=torch.channels_last)
+                weight = torch.randn(made, channels, 3, 3)
+                y = torch.ops.hocket.winograd_convolution(x, weight, weight[:, 0, 0, 0], padding)
+                torch.ops.hocket.winograd_input_gradient(y, weight, padding)
+                torch.ops.hocket.winograd_weight_gradient(y, x, padding, False)
+    print("winograd", flush=True)
 
 
 def forms(model: nn.Module, batch: Any, folder: Path) -> Iterator[tuple[str, Captured]]:

@@ -74,7 +74,10 @@ def test_filters_of_any_layout_and_images_of_other_ones() -> None:
     weight = torch.randn(24, 16, 3, 3)
     x = image(3, 16, 8, 8)
     plain = torch.ops.hocket.winograd_convolution(x, weight, None, (1, 1))
-    for other in (weight.contiguous(memory_format=torch.channels_last), weight.permute(3, 2, 1, 0).contiguous().permute(3, 2, 1, 0)):
+    for other in (
+        weight.contiguous(memory_format=torch.channels_last),
+        weight.permute(3, 2, 1, 0).contiguous().permute(3, 2, 1, 0),
+    ):
         check(x, other, (1, 1))
         assert torch.equal(torch.ops.hocket.winograd_convolution(x.contiguous(), other, None, (1, 1)), plain)
 

@@ -21,11 +21,11 @@ namespace {
 
 using namespace hocket::winograd;
 
-constexpr int64_t kMinChannels = 8;       // a vector is at most twice as long, so that reading one ends in the next pixel
+constexpr int64_t kMinChannels = 8;         // a vector that begins in a pixel ends in the next one
 constexpr int64_t kBlockValues = 48 << 10;  // of V: with M a third of a cache of a MiB
-constexpr int64_t kMaxVectors = 2;        // of a panel
-constexpr int64_t kPartSums = 64 * 64;    // for each place: they fill a quarter of that cache
-constexpr int64_t kGrainSums = 16 << 10;  // for one thread at least
+constexpr int64_t kMaxVectors = 2;          // of a panel
+constexpr int64_t kPartSums = 64 * 64;      // for each place: they fill a quarter of that cache
+constexpr int64_t kGrainSums = 16 << 10;    // for one thread at least
 
 // How many rows and vectors of results a product has in registers.
 struct Wide {
@@ -78,8 +78,8 @@ struct Convolution {
   int64_t num_tiles() const { return x.images * ((y.height + 1) / 2) * ((y.width + 1) / 2); }
 };
 
-// Of the channels that are made, panels of one or more vectors. The last one may begin with channels of the one before, so
-// that it ends with the last channel.
+// Of the channels that are made, panels of one or more vectors. The last one may begin with channels of the one before,
+// so that it ends with the last channel.
 template <typename Unit>
 std::vector<Panel> panels_of(int64_t channels) {
   std::vector<Panel> panels;
@@ -120,10 +120,9 @@ HOCKET_INLINE void convolve(const Convolution& c, const std::vector<Panel>& pane
       const int64_t width = panel.count * kLanes;
       for (int64_t place = 0; place < kPlaces; ++place, u += channels * width)
         for (int64_t t = 0; t < count; t += Unit::kTiles) {
-          const float* rows = v.at(place, t);
-          float* to = m.at(place, t);
-          if (panel.count == 1) multiply<Unit::kTiles, 1, false>(rows, v.tile_stride, 1, u, width, channels, to, m.tile_stride);
-          else multiply<Unit::kTiles, Unit::kVectors, false>(rows, v.tile_stride, 1, u, width, channels, to, m.tile_stride);
+          const Rows rows{v.at(place, t), v.tile_stride, 1};
+          multiply_panel<Unit::kTiles, Unit::kVectors, false>(panel, rows, u, width, channels, m.at(place, t),
+                                                              m.tile_stride);
         }
       transform_output(m, Tile(c.y, from), count, panel, bias, c.y);
     }
@@ -147,10 +146,9 @@ HOCKET_INLINE void sum_products(const Convolution& c, const Part& part, float* m
       transform_gradient(c.y, y_border, Tile(c.y, from), count, panel, m);
       for (int64_t place = 0; place < kPlaces; ++place)
         for (int64_t r = 0; r < rows; r += Unit::kChannels) {
-          const float *left = v.at(place, 0) + r, *right = m.at(place, 0);
-          float* to = sums + (place * rows + r) * columns + k;
-          if (panel.count == 1) multiply<Unit::kChannels, 1, true>(left, 1, v.tile_stride, right, m.tile_stride, count, to, columns);
-          else multiply<Unit::kChannels, Unit::kVectors, true>(left, 1, v.tile_stride, right, m.tile_stride, count, to, columns);
+          const Rows channels{v.at(place, 0) + r, 1, v.tile_stride};
+          multiply_panel<Unit::kChannels, Unit::kVectors, true>(panel, channels, m.at(place, 0), m.tile_stride, count,
+                                                                sums + (place * rows + r) * columns + k, columns);
         }
       k += panel.count * kLanes;
     }
@@ -160,7 +158,7 @@ HOCKET_INLINE void sum_products(const Convolution& c, const Part& part, float* m
 // The gradient of a part's filters, from `count` sums of products, `stride` apart.
 void finish(const Part& part, const float* sums, int64_t stride, int64_t count, const at::Tensor& gradient) {
   float* to = gradient.mutable_data_ptr<float>();
-  const auto strides = gradient.strides();
+  const auto s = gradient.strides();
   const int64_t rows = padded(part.rows), columns = part.stride();
   for (int64_t c = 0; c < part.rows; ++c)
     for (int64_t k = 0; k < part.columns; k += kLanes) {
@@ -174,7 +172,7 @@ void finish(const Part& part, const float* sums, int64_t stride, int64_t count, 
       transform_filter_gradient(read, g);
       for (int64_t l = 0; l < std::min(kLanes, part.columns - k); ++l)
         for (int64_t i = 0; i < 9; ++i)
-          to[(part.k + k + l) * strides[0] + (part.c + c) * strides[1] + i / 3 * strides[2] + i % 3 * strides[3]] = g[i][l];
+          to[(part.k + k + l) * s[0] + (part.c + c) * s[1] + i / 3 * s[2] + i % 3 * s[3]] = g[i][l];
     }
 }
 
@@ -234,7 +232,8 @@ at::Tensor convolved(const at::Tensor& image, const Filters& w, const std::optio
                      int64_t pad_x) {
   const auto given = last(image);
   const int64_t height = image.size(2) + 2 * pad_y - 2, width = image.size(3) + 2 * pad_x - 2;
-  TORCH_CHECK(height > 0 && width > 0 && image.size(1) == w.summed, "winograd: ", image.sizes(), " is no image for these filters");
+  TORCH_CHECK(height > 0 && width > 0 && image.size(1) == w.summed, "winograd: ", image.sizes(),
+              " is no image for these filters");
   auto made = at::empty({image.size(0), w.made, height, width}, given.options(), at::MemoryFormat::ChannelsLast);
   if (!made.numel()) return made;
   hocket::keep_width();
@@ -247,7 +246,8 @@ at::Tensor convolved(const at::Tensor& image, const Filters& w, const std::optio
   auto memory = at::empty({starts.back() + threads * size}, given.options());
   float *biases = memory.mutable_data_ptr<float>(), *own = biases + starts.back();
   if (bias) std::memcpy(biases, bias->contiguous().const_data_ptr<float>(), w.made * sizeof(float));
-  at::parallel_for(0, panels.size(), std::max<int64_t>(1, kGrainSums / (kLanes * w.summed)), [&](int64_t from, int64_t to) {
+  const int64_t grain = std::max<int64_t>(1, kGrainSums / (kLanes * w.summed));
+  at::parallel_for(0, panels.size(), grain, [&](int64_t from, int64_t to) {
     for (int64_t p = from; p < to; ++p) kernel.pack(w, panels[p], biases + starts[p]);
   });
   const int64_t units = (tiles + kernel.tiles - 1) / kernel.tiles;
@@ -281,8 +281,8 @@ at::Tensor winograd_weight_gradient(const at::Tensor& gradient, const at::Tensor
   const auto x = last(input), dy = last(gradient);
   const int64_t channels = x.size(1), made_channels = dy.size(1);
   for (int64_t i = 0; i < 2; ++i)
-    TORCH_CHECK(dy.size(2 + i) == x.size(2 + i) + 2 * padding[i] - 2 && dy.size(0) == x.size(0), "winograd: ", dy.sizes(),
-                " is no gradient of a convolution of ", x.sizes());
+    TORCH_CHECK(dy.size(2 + i) == x.size(2 + i) + 2 * padding[i] - 2 && dy.size(0) == x.size(0),
+                "winograd: ", dy.sizes(), " is no gradient of a convolution of ", x.sizes());
   auto made = at::empty({made_channels, channels, 3, 3}, x.options(),
                         channels_last ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous);
   if (!x.numel()) return made.zero_();
@@ -308,7 +308,8 @@ at::Tensor winograd_weight_gradient(const at::Tensor& gradient, const at::Tensor
     for (int64_t item = from; item < to; ++item) {
       const int64_t split = item / num_parts, part = item % num_parts;
       float* sum = sums + (splits == 1 ? thread : part * splits + split) * sums_size;
-      kernel.sum_products(c, parts[part], own + thread * size, tiles * split / splits, tiles * (split + 1) / splits, sum);
+      kernel.sum_products(c, parts[part], own + thread * size, tiles * split / splits, tiles * (split + 1) / splits,
+                          sum);
       if (splits == 1) finish(parts[part], sum, 0, 1, made);
     }
   });

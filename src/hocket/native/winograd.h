@@ -1,6 +1,6 @@
 // The steps of Winograd's F(2 x 2, 3 x 3) on blocks of tiles (Lavin & Gray, Fast Algorithms for Convolutional Neural
-// Networks, CVPR 2016): a convolution of 3 x 3 with stride 1 takes 16 products for 2 x 2 results and a pair of channels,
-// where the sum that defines it takes 36.
+// Networks, CVPR 2016): a convolution of 3 x 3 with stride 1 takes 16 products for 2 x 2 results and a pair of
+// channels, where the sum that defines it takes 36.
 //
 //     V = B' d B      of each tile of 4 x 4 pixels        U = G g G'     of each filter
 //     M = V U         for each of the 16 places: tiles x channels times channels x channels
@@ -76,8 +76,8 @@ struct Tile {
   }
 };
 
-// Pixels as a transform reads them, a vector at a time. What is outside of the image is zero, and the last pixel is read
-// where it was copied to: it may have fewer channels than the vectors, and nothing behind it.
+// Pixels as a transform reads them, a vector at a time. What is outside of the image is zero, and the last pixel is
+// read where it was copied to: it may have fewer channels than the vectors, and nothing behind it.
 struct Border {
   const float *zeros, *last, *copy;  // each as long as the channels and one vector more
 
@@ -222,11 +222,16 @@ HOCKET_INLINE void transform_filter_gradient(const Read& read, Vector (&g)[9]) {
   }
 }
 
-// sum[r][k] over i of left[r][i] * right[i][k], for kRows and kVectors vectors of k, in registers. To be added to what is
-// there, or put in its place: a long sum is made of short ones, which round less.
+// Of left[r][i] * right[i][k] the sums over i, for kRows and kVectors vectors of k, in registers. They are added to
+// what is there, or put in its place: a long sum is made of short ones, which round less.
+struct Rows {
+  const float* data;
+  int64_t row_stride, stride;
+};
+
 template <int kRows, int kVectors, bool kAdds>
-HOCKET_INLINE void multiply(const float* left, int64_t row_stride, int64_t left_stride, const float* right,
-                            int64_t right_stride, int64_t count, float* to, int64_t to_stride) {
+HOCKET_INLINE void multiply(Rows left, const float* right, int64_t right_stride, int64_t count, float* to,
+                            int64_t to_stride) {
   Vector sum[kRows][kVectors] = {};
   for (int64_t i = 0; i < count; ++i) {
     Vector factor[kVectors];
@@ -235,7 +240,7 @@ HOCKET_INLINE void multiply(const float* left, int64_t row_stride, int64_t left_
 #pragma GCC unroll 32
     for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 4
-      for (int k = 0; k < kVectors; ++k) sum[r][k] += left[r * row_stride + i * left_stride] * factor[k];
+      for (int k = 0; k < kVectors; ++k) sum[r][k] += left.data[r * left.row_stride + i * left.stride] * factor[k];
   }
 #pragma GCC unroll 32
   for (int r = 0; r < kRows; ++r)
@@ -244,6 +249,13 @@ HOCKET_INLINE void multiply(const float* left, int64_t row_stride, int64_t left_
       float* at = to + r * to_stride + k * kLanes;
       store(at, kAdds ? load(at) + sum[r][k] : sum[r][k]);
     }
+}
+
+// The same for one vector or for kVectors of them.
+template <int kRows, int kVectors, bool kAdds, typename... Operands>
+HOCKET_INLINE void multiply_panel(Panel panel, Operands... operands) {
+  if (panel.count == 1) multiply<kRows, 1, kAdds>(operands...);
+  else multiply<kRows, kVectors, kAdds>(operands...);
 }
 
 }  // namespace hocket::winograd

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -319,9 +319,7 @@ def _captured(
     return Captured(lowered.graph, lowered.program, step, batch, trace, lowered, signature, stand_ins, kinds)
 
 
-def relowered(
-    captured: Captured, *, split: bool, pays: Any = None, native_ops: Collection[str] | None = None
-) -> Captured:
+def relowered(captured: Captured, *, split: bool, pays: Any = None, native_ops: Any = None) -> Captured:
     """The same captured step with its convolutions' backward split, or with native ops; nothing is traced again."""
     native_ops = captured.lowered.native_ops if native_ops is None else native_ops
     lowered = lower(captured.trace, split_backward=split, pays=pays, native_ops=native_ops)

@@ -32,8 +32,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from hocket import native
-from hocket.tracing.lowering.lower import FUSED_NORM, NATIVE_OPS, WINOGRAD
-from hocket.tracing.lowering.winograd import MIN_CHANNELS
+from hocket.tracing.native_ops import FUSED_NORM, MIN_CHANNELS, NATIVE_OPS, WINOGRAD
 from hocket.tracing.state import Inventory
 
 __all__ = [
@@ -197,6 +196,9 @@ def _has_images(places: Inventory, batch: Any) -> bool:
 class _ChannelsLast(TorchFunctionMode):
     """What goes into a convolution of images has its channels last, whatever came before it.
 
+    A view that needs channels first (``x.view(len(x), -1)`` before a linear layer) is one of a copy. What is written
+    into one of the two is not in the other then, in no step, so verification finds it.
+
     A dropout draws its random numbers in the order in which they lie in memory: for images it draws them as it would
     for channels that come first.
     """
@@ -207,6 +209,11 @@ class _ChannelsLast(TorchFunctionMode):
         elif func is torch.dropout and len(args) == 3 and args[2] and _is_image(args[0]):
             ones = torch.ones(args[0].shape, dtype=args[0].dtype, device=args[0].device)
             return args[0] * _channels_last(func(ones, *args[1:]))
+        elif func is torch.Tensor.view and args and _is_image(args[0]):
+            try:
+                return func(*args, **(kwargs or {}))
+            except RuntimeError:
+                args = (args[0].contiguous(), *args[1:])
         return func(*args, **(kwargs or {}))
 
 

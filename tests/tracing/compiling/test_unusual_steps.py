@@ -48,8 +48,8 @@ def images(batch: int = 4) -> torch.Tensor:
     return torch.randn(batch, 3, 6, 6)
 
 
-def convolutions() -> nn.Sequential:
-    layers = (nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.ReLU())
+def convolutions(channels: int = 3) -> nn.Sequential:
+    layers = (nn.Conv2d(channels, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.ReLU())
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 4))
 
 
@@ -57,6 +57,10 @@ def half_channels_last() -> Job:
     model = convolutions()
     model[0].to(memory_format=torch.channels_last)
     return job(model, images())
+
+
+def many_channels() -> Job:
+    return job(nn.Sequential(nn.Conv2d(3, 16, 3, bias=False), nn.ReLU(), *convolutions(16)), torch.randn(4, 3, 12, 12))
 
 
 def float64() -> Job:
@@ -90,6 +94,7 @@ def complex_inside() -> Job:
 STEPS: dict[str, tuple[Callable[[], Job], str]] = {
     "half channels last": (half_channels_last, ""),
     "half channels last, all last": (half_channels_last, "+channels-last"),
+    "many channels": (many_channels, "+channels-last"),
     "float64": (float64, ""),
     "bfloat16": (bfloat16, ""),
     "integers": (integers, ""),
@@ -118,6 +123,10 @@ def test_its_compiled_form_is_close(name: str, tmp_path: Path) -> None:
     plain = captured(made)
     compiled = compiled_step(captured(made, form), tmp_path, threads=2)
     assert compiled.wide is not None
+    tiled = [[op.target.partition("winograd_")[2] for op in of.graph.ops] for of in (compiled, compiled.wide)]
+    expected = ["convolution", "input_gradient", "weight_gradient"] if name == "many channels" else []
+    assert sorted(filter(None, tiled[0])) == expected
+    assert not any(tiled[1]), "the one in float64 is torch's"
     seen = Closeness()
     with lanes(plain) as eager, lanes(compiled) as executor:
         for number in range(3):

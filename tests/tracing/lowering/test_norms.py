@@ -144,7 +144,9 @@ def test_in_bfloat16_under_autocast() -> None:
 
 def test_norms_in_evaluation_or_of_other_layouts_stay() -> None:
     _, _, captured, fused = case(relus)
-    assert not kernels(relowered(captured, split=False, native_ops=["fused-norm"]))["norm_forward"], "channels come first"
+    assert not kernels(relowered(captured, split=False, native_ops=["fused-norm"]))["norm_forward"], (
+        "channels come first"
+    )
     again = relowered(fused, split=True)
     assert kernels(again)["norm_forward"] == 2, "a backward that is split otherwise keeps them"
     assert len(again.graph) > len(fused.graph)

@@ -38,7 +38,9 @@ class Functional(nn.Module):
 
 def layers(*convolutions: nn.Module) -> nn.Sequential:
     between = [each for convolution in convolutions for each in (convolution, nn.GELU())]
-    return nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), *between, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.LazyLinear(4))
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1), *between, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.LazyLinear(4)
+    )
 
 
 def case(*convolutions: nn.Module, size: int = 12) -> tuple[Any, ...]:

@@ -22,6 +22,7 @@ from hocket.tracing.compiling.arguments import decoded, op_named
 from hocket.tracing.compiling.listing import ListedCall, ListedTensor, Listing
 from hocket.tracing.compiling.request import CompileRequest
 from hocket.tracing.lowering.lower import lower
+from hocket.tracing.native_ops import WINOGRAD
 from hocket.tracing.recording.recorder import Note, written_arguments
 from hocket.tracing.scalars.tape import TapeRef
 
@@ -67,7 +68,7 @@ def _formed(captured: Captured, request: CompileRequest, listing: Listing, is_wi
             ),
         ),
     )
-    lowered = lower(trace, split_backward=False)
+    lowered = lower(trace, split_backward=False, native_ops=() if is_wide else (WINOGRAD,))
     slots = {id(source): slot for slot, source in lowered.program.inputs.items()}
     old = captured.program.inputs
     return replace(

@@ -19,13 +19,11 @@ from hocket.tracing.lowering.graph import graph_of
 from hocket.tracing.lowering.norms import fuse_norms
 from hocket.tracing.lowering.passes import drop_dead, fold_views, split_conv_backward
 from hocket.tracing.lowering.winograd import tile_convolutions
+from hocket.tracing.native_ops import FUSED_NORM, WINOGRAD
 from hocket.tracing.program import Action, Program
 from hocket.tracing.trace import Trace
 
-__all__ = ["FUSED_NORM", "NATIVE_OPS", "WINOGRAD", "Lowered", "lower"]
-
-# Native ops that round otherwise than torch's, by the name of what they do.
-NATIVE_OPS = FUSED_NORM, WINOGRAD = "fused-norm", "winograd"
+__all__ = ["Lowered", "lower"]
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,12 @@ __all__ = ["without_data"]
 
 _aten = torch.ops.aten
 _EMPTY = (_aten.empty_like.default, _aten.new_empty.default, _aten.new_empty_strided.default)
-_FILLS = {_aten.zeros_like.default: 0, _aten.new_zeros.default: 0, _aten.ones_like.default: 1, _aten.new_ones.default: 1}
+_FILLS = {
+    _aten.zeros_like.default: 0,
+    _aten.new_zeros.default: 0,
+    _aten.ones_like.default: 1,
+    _aten.new_ones.default: 1,
+}
 
 
 def without_data(func: Any, value: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]] | None:

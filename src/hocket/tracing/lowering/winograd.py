@@ -16,17 +16,17 @@ import torch
 
 from hocket.tracing.lowering.calls import AnnotatedCall
 from hocket.tracing.lowering.conv_backward import PARTS
+from hocket.tracing.native_ops import MIN_CHANNELS
 from hocket.tracing.program import Call, Slot
 
-__all__ = ["MIN_CHANNELS", "tile_convolutions"]
+__all__ = ["tile_convolutions"]
 
 _aten = torch.ops.aten
 
-# Of the native ops: fewer channels than half a vector would mostly be zeros.
-MIN_CHANNELS = 8
 # Filters are transformed in each call, which takes as long as the products of some 30 tiles. Measured with two threads:
 # 32 tiles of 512 channels 0.95 of torch's speed, 64 tiles of 64 channels 1.2 to 1.6, 98 of 512 channels 1.4 to 1.6.
 _MIN_TILES = 64
+_DEVICES = ("cpu", "meta")  # values of a compiled listing, which is for the CPU, are known without data
 
 
 def tile_convolutions(
@@ -55,7 +55,7 @@ def _without_copies(
     pieces: list[AnnotatedCall], values: Mapping[int, Any], roots: Sequence[int | None], kept: frozenset[int]
 ) -> list[AnnotatedCall]:
     """Gradients of filters are made in the layout that the parameter has, where a copy would bring them into it."""
-    touching: dict[int, list[int]] = {}
+    touching: dict[int | None, list[int]] = {}
     for position, piece in enumerate(pieces):
         memory = piece.note.reads | piece.note.writes | {root for root in piece.note.returns if root is not None}
         for root in memory:
@@ -65,9 +65,11 @@ def _without_copies(
         if piece.call.func is not torch.ops.hocket.winograd_weight_gradient.default:
             continue
         (slot,) = piece.call.outs.values()
-        users = touching[roots[slot]]
+        users = touching.get(roots[slot], [])
+        if len(users) != 2 or slot in kept:
+            continue
         copy = pieces[users[-1]].call
-        if len(users) != 2 or slot in kept or copy.func is not _aten.copy_.default or copy.args[1:] != (Slot(slot),):
+        if copy.func is not _aten.copy_.default or copy.args[1:] != (Slot(slot),):
             continue
         into = copy.args[0].index
         empty, *others = touching[roots[into]]
@@ -90,11 +92,9 @@ def _forward(piece: AnnotatedCall, values: Mapping[int, Any], roots: Sequence[in
     return _instead(piece, Call(func, (x, weight, bias, tuple(options[1])), {}, piece.call.outs), roots)
 
 
-def _backward(
-    piece: AnnotatedCall, values: Mapping[int, Any], roots: Sequence[int | None]
-) -> Iterator[AnnotatedCall]:
+def _backward(piece: AnnotatedCall, values: Mapping[int, Any], roots: Sequence[int | None]) -> Iterator[AnnotatedCall]:
     gradient, x, weight, _, *options, _ = piece.call.args
-    outs = piece.call.outs
+    outs = {position: slot for position, slot in piece.call.outs.items() if position is not None}
     can_tile = _can_tile(values, x, weight, Slot(outs[0]) if 0 in outs else x, options)
     if not can_tile or not isinstance(gradient, Slot) or not (_is_large(values[gradient.index]) or 0 not in outs):
         yield piece
@@ -121,8 +121,12 @@ def _can_tile(values: Mapping[int, Any], x: Any, weight: Any, made: Slot, option
     stride, padding, dilation, transposed, _, groups = options
     if not all(isinstance(slot, Slot) for slot in (x, weight)):
         return False
-    *images, filters = (values.get(slot.index) for slot in (x, made, weight))
-    if any(v is None or v.dim() != 4 or v.dtype != torch.float32 or v.device.type != "cpu" for v in (*images, filters)):
+    filters: Any = values.get(weight.index)
+    images: list[Any] = [values.get(slot.index) for slot in (x, made)]
+    if any(
+        v is None or v.dim() != 4 or v.dtype != torch.float32 or v.device.type not in _DEVICES
+        for v in (*images, filters)
+    ):
         return False
     usual = set(stride) == {1} and set(dilation) == {1} and not transposed and groups == 1
     has_padding = len(padding) == 2 and max(padding) <= 2
