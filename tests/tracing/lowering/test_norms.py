@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
-from contextlib import closing
 from typing import Any
 
 import pytest
 import torch
+from tests.support.captures import closeness, kernels
 from torch import nn
 from torch.nn import functional as F
 
-from hocket.autotune.closeness import Closeness, sample
-from hocket.execution.threads import ThreadLanes
-from hocket.ir import Lane, Plan
 from hocket.native import available
-from hocket.tracing.captured import Captured, capture_step, relowered
+from hocket.tracing.captured import capture_step, relowered
 from hocket.tracing.state import inventory
 from hocket.tracing.variants import native_ops_of, rewritten
 
@@ -96,14 +92,6 @@ def case(middle: Callable[..., torch.Tensor], dtype: torch.dtype = torch.float32
     return step, batch, captured, relowered(last, split=False, native_ops=native_ops_of(FORM))
 
 
-def kernels(captured: Captured) -> Counter[str]:
-    return Counter(op.target.rpartition(".")[2] for op in captured.graph.ops)
-
-
-def lanes(captured: Captured) -> closing[ThreadLanes]:
-    return closing(ThreadLanes(captured, Plan((Lane("main", captured.graph.order, width=torch.get_num_threads()),))))
-
-
 @pytest.mark.parametrize(
     ("middle", "left"),
     [
@@ -124,21 +112,14 @@ def test_steps_with_fused_norms_are_close(middle: Callable[..., torch.Tensor], l
     assert not count["native_batch_norm"] + count["native_batch_norm_backward"]
     for kernel in ("relu", "relu_", "threshold_backward"):
         assert count[kernel] == left.get(kernel, 0), count
-    seen = Closeness()
-    with lanes(captured) as eager, lanes(fused) as executor:
-        for number in range(3):
-            found, _ = sample(captured, eager, {"fused": executor}, batch, number)
-            seen = seen.and_sample(found["fused"])
-            step(batch)
+    seen = closeness(captured, fused, step, batch)
     assert seen.holds, seen.why
 
 
 def test_in_bfloat16_under_autocast() -> None:
-    _, batch, captured, fused = case(residual, torch.bfloat16)
+    step, batch, captured, fused = case(residual, torch.bfloat16)
     assert kernels(fused)["norm_forward"] == 2
-    with lanes(captured) as eager, lanes(fused) as executor:
-        found, _ = sample(captured, eager, {"fused": executor}, batch, 0)
-    seen = Closeness().and_sample(found["fused"])
+    seen = closeness(captured, fused, step, batch, samples=1)
     assert seen.holds, seen.why
 
 

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
-from contextlib import closing
 from typing import Any
 
 import pytest
 import torch
+from tests.support.captures import closeness, kernels
 from torch import nn
 from torch.nn import functional as F
 
-from hocket.autotune.closeness import Closeness, sample
-from hocket.execution.threads import ThreadLanes
-from hocket.ir import Lane, Plan
 from hocket.native import available
-from hocket.tracing.captured import Captured, capture_step, relowered
+from hocket.tracing.captured import capture_step, relowered
 from hocket.tracing.state import inventory
 from hocket.tracing.variants import native_ops_of, rewrites_of, rewritten
 
@@ -65,14 +61,6 @@ def case(*convolutions: nn.Module, size: int = 12) -> tuple[Any, ...]:
     return step, batch, captured, relowered(last, split=False, native_ops=native_ops_of(FORM))
 
 
-def kernels(captured: Captured) -> Counter[str]:
-    return Counter(op.target.rpartition(".")[2] for op in captured.graph.ops)
-
-
-def lanes(captured: Captured) -> closing[ThreadLanes]:
-    return closing(ThreadLanes(captured, Plan((Lane("main", captured.graph.order, width=torch.get_num_threads()),))))
-
-
 @pytest.mark.parametrize(
     "convolution",
     [
@@ -88,12 +76,7 @@ def test_steps_are_close(convolution: Callable[[], nn.Module]) -> None:
     count = kernels(tiled)
     assert [count[f"winograd_{kernel}"] for kernel in ("convolution", "input_gradient", "weight_gradient")] == [1, 1, 1]
     assert count["convolution"] == count["convolution_backward"] == 1, "three channels are too few"
-    seen = Closeness()
-    with lanes(captured) as eager, lanes(tiled) as executor:
-        for number in range(3):
-            found, _ = sample(captured, eager, {"tiled": executor}, batch, number)
-            seen = seen.and_sample(found["tiled"])
-            step(batch)
+    seen = closeness(captured, tiled, step, batch)
     assert seen.holds, seen.why
     assert count["copy_"] <= 2, "only torch's own gradient of filters is brought into another layout"
 

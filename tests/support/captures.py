@@ -1,0 +1,37 @@
+"""Captured steps: which kernels they call, how they run in program order, and how close one form is to another."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import closing
+from typing import Any
+
+import torch
+
+from hocket.autotune.closeness import Closeness, sample
+from hocket.execution.threads import ThreadLanes
+from hocket.ir import Lane, Plan
+from hocket.tracing.captured import Captured
+
+__all__ = ["closeness", "kernels", "one_lane"]
+
+
+def kernels(captured: Captured) -> Counter[str]:
+    """How many ops call each kernel, by the last part of its name."""
+    return Counter(op.target.rpartition(".")[2] for op in captured.graph.ops)
+
+
+def one_lane(captured: Captured) -> closing[ThreadLanes]:
+    """All ops in program order on one lane of all threads."""
+    return closing(ThreadLanes(captured, Plan((Lane("main", captured.graph.order, width=torch.get_num_threads()),))))
+
+
+def closeness(plain: Captured, form: Captured, step: Any, batch: Any, samples: int = 3) -> Closeness:
+    """What so many samples say of a form; an eager step comes after each."""
+    seen = Closeness()
+    with one_lane(plain) as eager, one_lane(form) as executor:
+        for number in range(samples):
+            found, _ = sample(plain, eager, {"form": executor}, batch, number)
+            seen = seen.and_sample(found["form"])
+            step(batch)
+    return seen
