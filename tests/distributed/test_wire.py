@@ -49,11 +49,12 @@ def holders(tensor: torch.Tensor) -> int:
     return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
 
 
-def comes_true(what, timeout_s: float = 20.0) -> bool:
+def is_left_to(count: int, tensor: torch.Tensor, timeout_s: float = 20.0) -> bool:
+    """Whether so many share its memory, soon."""
     end_s = time.monotonic() + timeout_s
-    while not what() and time.monotonic() < end_s:
+    while holders(tensor) != count and time.monotonic() < end_s:
         time.sleep(0.001)
-    return what()
+    return holders(tensor) == count
 
 
 def num_sockets() -> int:
@@ -87,7 +88,7 @@ def carry(rank, say, order, steps):
                 wire.send(name, sent[name], step, done)
             assert wait()
             # The acknowledgment may come before the sending thread has let go of its last chunk.
-            assert comes_true(lambda: held == holders(sent["weight"])), "what was delivered is the sender's alone"
+            assert is_left_to(held, sent["weight"]), "what was delivered is the sender's alone"
         else:
             memory = {name: torch.zeros_like(value) for name, value in VALUES.items()}
             for name in sorted(VALUES, reverse=True):
