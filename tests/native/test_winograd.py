@@ -82,8 +82,9 @@ def test_filters_of_any_layout_and_images_of_other_ones() -> None:
         assert torch.equal(torch.ops.hocket.winograd_convolution(x.contiguous(), other, None, (1, 1)), plain)
 
 
-def test_filters_of_many_channels_whose_parts_threads_share() -> None:
-    check(image(1, 300, 6, 6), torch.randn(280, 300, 3, 3) / 50, (1, 1))
+@pytest.mark.parametrize(("channels", "made"), [(300, 280), (200, 48), (40, 170)])
+def test_filters_of_many_channels_whose_parts_threads_share(channels: int, made: int) -> None:
+    check(image(1, channels, 6, 6), torch.randn(made, channels, 3, 3) / 50, (1, 1))
 
 
 def test_a_long_sum_rounds_no_more_than_torchs() -> None:
@@ -120,6 +121,7 @@ def test_an_empty_batch() -> None:
         (torch.zeros(1, 8, 5, 5), torch.zeros(8, 8, 3, 3), (3, 1), "padding"),
         (torch.zeros(1, 8, 2, 5), torch.zeros(8, 8, 3, 3), (0, 0), "no image"),
         (torch.zeros(1, 16, 5, 5), torch.zeros(8, 8, 3, 3), (0, 0), "no image"),
+        (torch.zeros(1, 8, 5, 5), torch.zeros(8, 8, 5, 5), (2, 2), "3 x 3"),
     ],
 )
 def test_what_it_cannot_convolve_is_refused(
@@ -127,3 +129,9 @@ def test_what_it_cannot_convolve_is_refused(
 ) -> None:
     with pytest.raises(RuntimeError, match=why):
         torch.ops.hocket.winograd_convolution(x, weight, None, padding)
+
+
+@pytest.mark.parametrize("bias", [torch.zeros(7), torch.zeros(8).double()])
+def test_a_bias_that_does_not_fit_is_refused(bias: torch.Tensor) -> None:
+    with pytest.raises(RuntimeError, match="for each of 8 channels"):
+        torch.ops.hocket.winograd_convolution(torch.zeros(1, 8, 5, 5), torch.zeros(8, 8, 3, 3), bias, (1, 1))

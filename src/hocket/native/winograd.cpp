@@ -258,9 +258,16 @@ at::Tensor convolved(const at::Tensor& image, const Filters& w, const std::optio
   return made;
 }
 
+void expect_filters(const at::Tensor& weight) {
+  TORCH_CHECK(weight.size(2) == 3 && weight.size(3) == 3, "winograd: filters are 3 x 3, not ", weight.sizes());
+}
+
 at::Tensor winograd_convolution(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
                                 at::IntArrayRef padding) {
   expect(x, weight, padding, "winograd_convolution");
+  expect_filters(weight);
+  TORCH_CHECK(!bias || (bias->scalar_type() == at::kFloat && bias->numel() == weight.size(0)),
+              "winograd: a bias is a number in float32 for each of ", weight.size(0), " channels");
   const auto s = weight.strides();
   return convolved(x, {weight.const_data_ptr<float>(), weight.size(0), weight.size(1), s[0], s[1], s[2], s[3]}, bias,
                    padding[0], padding[1]);
@@ -269,6 +276,7 @@ at::Tensor winograd_convolution(const at::Tensor& x, const at::Tensor& weight, c
 // Of the input: the gradient convolved with the filters turned by half a turn.
 at::Tensor winograd_input_gradient(const at::Tensor& gradient, const at::Tensor& weight, at::IntArrayRef padding) {
   expect(gradient, weight, padding, "winograd_input_gradient");
+  expect_filters(weight);
   const auto s = weight.strides();
   const float* corner = weight.const_data_ptr<float>() + 2 * s[2] + 2 * s[3];
   return convolved(gradient, {corner, weight.size(1), weight.size(0), s[1], s[0], -s[2], -s[3]}, std::nullopt,
@@ -287,9 +295,11 @@ at::Tensor winograd_weight_gradient(const at::Tensor& gradient, const at::Tensor
                         channels_last ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous);
   if (!x.numel()) return made.zero_();
   hocket::keep_width();
-  // As many channels as fit; more of one image where the other has few.
-  const int64_t rows = kPartSums / padded(std::min<int64_t>(made_channels, 64));
-  const int64_t columns = kPartSums / padded(std::min<int64_t>(channels, 64));
+  // As many vectors of channels as fit; more of one image where the other has few.
+  const auto most_beside = [](int64_t others) {
+    return kPartSums / padded(std::min<int64_t>(others, 64)) / kLanes * kLanes;
+  };
+  const int64_t rows = most_beside(made_channels), columns = most_beside(channels);
   std::vector<Part> parts;
   for (int64_t c = 0; c < channels; c += rows)
     for (int64_t k = 0; k < made_channels; k += columns)
