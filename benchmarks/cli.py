@@ -181,6 +181,7 @@ def _add_concurrency(names: Verbs) -> None:
     concurrency.add_argument(
         "--no-plans", action="store_true", help="only what a user would choose from, no single plans"
     )
+    concurrency.add_argument("--close", action="store_true", help="leave out what is bitwise (a search on each target)")
     concurrency.add_argument("--rounds", type=count, metavar="N", help="blocks of steps of each contender")
     concurrency.add_argument("--report", metavar="DIR", help="draw how many ops run side by side, one picture a step")
     add_output(concurrency, "the result, after each target, as JSON")

@@ -60,6 +60,7 @@ def concurrency_bench(args: Namespace) -> None:
             save=partial(write_so_far, file, "concurrency", complete=False),
             compiled=not args.no_compile,
             planned=not args.no_plans,
+            bitwise=not args.close,
             rounds=args.rounds,
             targets=tuple(args.target),
             report=args.report,
@@ -71,7 +72,7 @@ def concurrency_bench(args: Namespace) -> None:
     choices, plans = [], []
     for target, row in (item for group in ("small", "large") for item in result[group].items()):
         uniform = f"{row['speedup'][row['uniform_best']]:.2f}" if row["uniform_best"] else "-"
-        to_bound = f"{row['to_bound']['all']:.2f}" if row["to_bound"] else "-"
+        to_bound = f"{row['to_bound'][row['scheduled']]:.2f}" if row["to_bound"] else "-"
         choices.append((target, *_speedups(row, CHOICES), to_bound, f"{100 * row['faults_to_eager']:.1f}%"))
         plans.append((target, *_speedups(row, PLANS), uniform))
     title = f"speedup over eager, {result['cores']} cores, torch {result['torch']}, medians of interleaved steps"

@@ -17,7 +17,8 @@ Contenders, all in one process, each on a twin of the same job, in turns (`bench
   ``numerics="close"``, and ``close_compiled`` the same once its compiled forms are there;
 - ``jax``: ``jit`` of the whole step, in a process of its own, where JAX is installed: the MLP, LSTM cells and GPT-2.
 
-The bound is that of the graph that ``all`` runs, from median times of its ops on native lanes, one lane at a time.
+The bound is that of the graph that ``all`` runs (where it is left out, that of the first after it), from median times
+of its ops on native lanes, one lane at a time.
 """
 
 from __future__ import annotations
@@ -80,6 +81,7 @@ def run(
     quick: bool = False,
     compiled: bool = True,
     planned: bool = True,
+    bitwise: bool = True,
     rounds: int | None = None,
     targets: tuple[str, ...] = (),
     report: str | os.PathLike[str] | None = None,
@@ -92,6 +94,7 @@ def run(
         quick: leave out the large-op steps.
         compiled: measure `torch.compile` and compiled forms too (they take minutes on large models).
         planned: measure native lanes by one plan each too, and fewer threads, which `schedule` chooses from.
+        bitwise: measure ``all`` too, and ``close`` by itself (each is a search of some minutes on large models).
         rounds: blocks of steps for each contender; by default 12 (of 8 steps each, of large steps 2).
         targets: only these, by name or label (``resnet20`` or ``resnet20/64``); of the large ones, ``resnet50/2`` is
             one with another batch.
@@ -121,6 +124,7 @@ def run(
                 size,
                 compiled=compiled,
                 planned=planned,
+                bitwise=bitwise,
                 rounds=rounds or blocks,
                 block=block,
                 report=Path(report) if report else None,
@@ -129,8 +133,8 @@ def run(
         rows = list(result[group].values())
         if rows:
             result[f"{group}_geomean"] = {
-                "speedup": _geomean(row["speedup"]["all"] for row in rows),
-                "to_bound": _geomean(row["to_bound"]["all"] for row in rows),
+                "speedup": _geomean(row["speedup"][row["scheduled"]] for row in rows),
+                "to_bound": _geomean(row["to_bound"].get(row["scheduled"]) for row in rows),
             }
     return result
 
@@ -171,6 +175,7 @@ def measure(
     *,
     compiled: bool = True,
     planned: bool = True,
+    bitwise: bool = True,
     rounds: int = 12,
     block: int = 8,
     report: Path | None = None,
@@ -196,16 +201,23 @@ def measure(
         ways.append(("compile_autotune", True, has_images, "max-autotune"))
         for label, update, last, mode in ways:
             step, notes[label] = compiled_step(_load(name, size), update, last, mode)
+            if step is None and mode and last:  # a model that cannot have its channels last is tuned without
+                step, notes[label] = compiled_step(_load(name, size), update, False, mode)
             if step is not None:
                 contenders[label] = step
     captured = _captured(name, size)
     plans = single_plans(captured, machine) if planned else {}
     lanes_of = {label: executor(captured, made, machine) for label, made in plans.items()}
     contenders |= lanes_of
-    fast = decided(_load(name, size), "bitwise")
-    scheduled = {"all": fast, "close": decided(_load(name, size), "close")}
+    scheduled: dict[str, Schedule] = {}
+    if bitwise:
+        scheduled["all"] = decided(_load(name, size), "bitwise")
+    if bitwise or not compiled:
+        scheduled["close"] = decided(_load(name, size), "close")
     if compiled:
         scheduled["close_compiled"] = decided(_load(name, size), "close", compiled=True)
+    main = next(iter(scheduled))
+    fast = scheduled[main]
     contenders |= scheduled
     notes |= {label: each.why for label, each in scheduled.items()}
     jax = (
@@ -219,12 +231,12 @@ def measure(
     if jax is not None:
         jax.close()
     corunning: dict[str, Timeline] = {}
-    for label in ("s123", "lookahead", "all"):
+    for label in ("s123", "lookahead", main):
         step = contenders.get(label)
         if isinstance(step, Executor) or (step is fast and fast.verdict == "planned"):
             step(eager.batch(0))
             corunning[label] = step.timeline()
-    row = _summary(found, fast, machine, len(captured.graph)) | {"compile": notes}
+    row = _summary(found, main, fast, machine, len(captured.graph)) | {"compile": notes}
     counts = {label: corunning_of(timeline) for label, timeline in corunning.items()}
     row["corunning"] = {label: {"most": max(found), "mean": mean(found)} for label, found in counts.items() if found}
     if report is not None and corunning:
@@ -238,18 +250,19 @@ def measure(
     return row
 
 
-def _summary(found: dict[str, Turns], fast: Schedule, machine: Machine, ops: int) -> dict[str, Any]:
+def _summary(found: dict[str, Turns], main: str, fast: Schedule, machine: Machine, ops: int) -> dict[str, Any]:
     medians = {label: turns.median_ms for label, turns in found.items()}
     eager = medians["eager"]
     uniform = {label: value for label, value in medians.items() if label.startswith("uniform_")}
     best = min(uniform, key=uniform.__getitem__, default=None)
     row: dict[str, Any] = {
         "ops": ops,
+        "scheduled": main,
         "contenders": {label: turns.summary() for label, turns in found.items()},
         "speedup": {label: eager / value for label, value in medians.items()},
         "uniform_best": best,
-        "uniform_over_all": uniform[best] / medians["all"] if best else None,
-        "faults_to_eager": found["all"].summary()["page_faults"] / max(1.0, found["eager"].summary()["page_faults"]),
+        "uniform_over_all": uniform[best] / medians[main] if best else None,
+        "faults_to_eager": found[main].summary()["page_faults"] / max(1.0, found["eager"].summary()["page_faults"]),
         "verdict": str(fast.verdict),
         "why": fast.why,
         "lower_bound_ms": None,

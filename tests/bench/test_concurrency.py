@@ -17,7 +17,7 @@ def test_a_target_that_it_does_not_have_is_named_before_anything_is_measured():
 
 def test_a_large_target_is_measured_with_another_batch(monkeypatch):
     measured = []
-    row = {"speedup": {"all": 2.0}, "to_bound": {"all": 1.0}}
+    row = {"scheduled": "all", "speedup": {"all": 2.0}, "to_bound": {"all": 1.0}}
     monkeypatch.setattr(concurrency, "measure", lambda name, size, **_: measured.append((name, size)) or row)
     found = concurrency.run(targets=("resnet20/64", "mlp", "resnet50/2"))
     assert measured == [("mlp", {}), ("resnet20", {"batch_size": 64}), ("resnet50", {"batch_size": 2})]
@@ -36,10 +36,11 @@ def test_without_single_plans_their_table_has_dashes(monkeypatch, capsys):
         lambda **given: asked.update(given) or {"cores": 2, "torch": "2", "small": {"mlp": row}, "large": {}},
     )
     monkeypatch.setenv("COLUMNS", "200")
-    given = Namespace(quick=True, no_compile=False, no_plans=True, rounds=2, target=["mlp"], report=None, output=None)
+    given = Namespace(quick=True, no_compile=False, no_plans=True, close=False, rounds=2, target=["mlp"])
+    given.report = given.output = None
     given.format = "table"
     commands.concurrency_bench(given)
-    assert (asked["planned"], asked["compiled"], asked["rounds"]) == (False, True, 2)
+    assert (asked["planned"], asked["compiled"], asked["bitwise"], asked["rounds"]) == (False, True, True, 2)
     words = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("mlp")]
     assert words[0][5:7] == ["1.50", "2.00"]
     assert set(words[1][1:]) == {"-"}
@@ -52,7 +53,15 @@ def test_the_tables_have_a_row_for_each_target_and_a_dash_for_what_was_left_out(
     monkeypatch.setattr(concurrency, "run", lambda **_: found)
     monkeypatch.setenv("COLUMNS", "200")
     given = Namespace(
-        quick=True, no_compile=True, no_plans=False, rounds=None, target=[], report=None, output=None, format="table"
+        quick=True,
+        no_compile=True,
+        no_plans=False,
+        close=True,
+        rounds=None,
+        target=[],
+        report=None,
+        output=None,
+        format="table",
     )
     commands.concurrency_bench(given)
     words = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("mlp")]
