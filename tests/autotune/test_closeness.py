@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,14 +13,15 @@ from torch import nn
 from equivalence.compare import assert_same
 from hocket.autotune import closeness
 from hocket.autotune.closeness import MAX_SAMPLES, Closeness, Distance, sample
-from hocket.execution.threads import ThreadLanes
-from hocket.ir import Lane, Plan
 from hocket.tracing.captured import Captured, capture_step, relowered
 from hocket.tracing.float64 import Left, float64_step
 from hocket.tracing.program import Action, Call
 from hocket.tracing.saved_state import Saved
 from hocket.tracing.state import inventory
 from hocket.tracing.variants import native_ops_of, rewrites_of, rewritten
+from support.captures import closeness as closeness_of
+from support.captures import one_lane
+from support.steps import training_step
 
 aten = torch.ops.aten
 
@@ -42,17 +42,7 @@ class Case:
         return relowered(captured, split=False, native_ops=native_ops_of(form))
 
     def closeness(self, form: Captured) -> Closeness:
-        seen = Closeness()
-        with _lanes(self.plain) as eager, _lanes(form) as executor:
-            for number in range(3):
-                found, _ = sample(self.plain, eager, {"form": executor}, self.batch, number)
-                seen = seen.and_sample(found["form"])
-                self.step(self.batch)
-        return seen
-
-
-def _lanes(captured: Captured) -> closing[ThreadLanes]:
-    return closing(ThreadLanes(captured, Plan((Lane("main", captured.graph.order, width=torch.get_num_threads()),))))
+        return closeness_of(self.plain, form, self.step, self.batch)
 
 
 def case(optimizer: str = "sgd") -> Case:
@@ -68,14 +58,7 @@ def case(optimizer: str = "sgd") -> Case:
     else:
         made = getattr(torch.optim, optimizer)(model.parameters(), lr=1e-3)
     batch = (torch.randn(8, 3, 6, 6), torch.randint(0, 10, (8,)))
-
-    def step(batch: Any) -> torch.Tensor:
-        made.zero_grad()
-        loss = nn.functional.cross_entropy(model(batch[0]), batch[1])
-        loss.backward()
-        made.step()
-        return loss
-
+    step = training_step(model, made)
     step(batch)
     return Case(step, model, made, batch, capture_step(step, model, made, batch, split=False))
 
@@ -129,7 +112,7 @@ def test_a_rate_of_the_past_is_caught_by_moving_it() -> None:
     seen = found.closeness(wrong)
     assert not seen.holds
     assert "weight" in seen.why
-    with _lanes(found.plain) as eager, _lanes(wrong) as executor:
+    with one_lane(found.plain) as eager, one_lane(wrong) as executor:
         unmoved, _ = sample(found.plain, eager, {"form": executor}, found.batch)
     assert Closeness().and_sample(unmoved["form"]).holds, "a rate that does not move shows nothing"
 
@@ -171,7 +154,7 @@ def test_samples_leave_state_random_numbers_and_rates_as_they_are() -> None:
     found = case("Adam")
     before = Saved(found.plain.trace.places.again())
     random = torch.get_rng_state()
-    with _lanes(found.plain) as eager, _lanes(found.rewritten("+fused-update")) as executor:
+    with one_lane(found.plain) as eager, one_lane(found.rewritten("+fused-update")) as executor:
         sample(found.plain, eager, {"form": executor}, found.batch, 0)
     assert_same(list(before.values()), list(before.current()))
     assert torch.equal(random, torch.get_rng_state())
@@ -184,7 +167,7 @@ def test_a_sample_of_a_training_step_leaves_what_eager_leaves() -> None:
     found.step(found.batch)
     expected = Saved(found.plain.trace.places.again())
     before.restore()
-    with _lanes(found.rewritten("+channels-last+fused-update")) as executor:
+    with one_lane(found.rewritten("+channels-last+fused-update")) as executor:
         seen, loss = sample(found.plain, found.step, {"form": executor}, found.batch)
     assert_same(list(expected.values()), list(expected.current()))
     assert loss.requires_grad, "it is the user's own step that returned it"

@@ -16,6 +16,7 @@ from hocket.autotune import compiling
 from hocket.autotune.compiling import BEGIN_AFTER_S, FormCompiler
 from hocket.session import Schedule
 from hocket.tracing.captured import Captured, capture_step
+from support.steps import training_step
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=native.available().why)
 
@@ -24,14 +25,7 @@ def job(width: int = 8) -> hocket.Job:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(width, 16), nn.Tanh(), nn.Linear(16, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-
-    def step(batch: Any) -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = nn.functional.mse_loss(model(batch[0]), batch[1])
-        loss.backward()
-        optimizer.step()
-        return loss
-
+    step = training_step(model, optimizer, nn.functional.mse_loss)
     return hocket.Job(step, model, optimizer, [(torch.randn(4, width), torch.randn(4, 4))])
 
 

@@ -17,6 +17,7 @@ from hocket.autotune.items import SampledForms, TimedStep
 from hocket.backends import CpuBackend
 from hocket.errors import InputError
 from hocket.session import Schedule
+from support.steps import training_step
 
 CONV_FORMS = ("+fused-update", "+channels-last+fused-update", "+channels-last+fused-norm+fused-update")
 
@@ -27,14 +28,7 @@ def job(*further: nn.Module) -> hocket.Job:
     model = nn.Sequential(*layers, nn.Linear(8 * 36, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     batches = [(torch.randn(4, 3, 6, 6), torch.randint(0, 10, (4,))) for _ in range(3)]
-
-    def step(batch: Any) -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(model(batch[0]), batch[1])
-        loss.backward()
-        optimizer.step()
-        return loss
-
+    step = training_step(model, optimizer)
     return hocket.Job(step, model, optimizer, batches)
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tests.support.steps import training_step
 from torch import nn
 
 from hocket.execution.native import NativeLanes
@@ -81,14 +82,7 @@ def convolutions() -> None:
 def forms(model: nn.Module, batch: Any, folder: Path) -> Iterator[tuple[str, Captured]]:
     """The plain form of training it, its rewrites, and the compiled one."""
     optimizer = torch.optim.Adam(model.parameters(), weight_decay=0.01)
-
-    def step(batch: Any) -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(model(batch[0]), batch[1])
-        loss.backward()
-        optimizer.step()
-        return loss
-
+    step = training_step(model, optimizer)
     step(batch)
     places = inventory(model, optimizer)
 

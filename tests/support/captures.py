@@ -21,17 +21,20 @@ def kernels(captured: Captured) -> Counter[str]:
     return Counter(op.target.rpartition(".")[2] for op in captured.graph.ops)
 
 
-def one_lane(captured: Captured) -> closing[ThreadLanes]:
-    """All ops in program order on one lane of all threads."""
-    return closing(ThreadLanes(captured, Plan((Lane("main", captured.graph.order, width=torch.get_num_threads()),))))
+def one_lane(captured: Captured, threads: int | None = None) -> closing[ThreadLanes]:
+    """All ops in program order on one lane, of all threads by default."""
+    width = threads or torch.get_num_threads()
+    return closing(ThreadLanes(captured, Plan((Lane("main", captured.graph.order, width=width),))))
 
 
-def closeness(plain: Captured, form: Captured, step: Any, batch: Any, samples: int = 3) -> Closeness:
+def closeness(
+    plain: Captured, form: Captured, step: Any, batch: Any, *, samples: int = 3, threads: int | None = None
+) -> Closeness:
     """What so many samples say of a form; an eager step comes after each."""
-    seen = Closeness()
-    with one_lane(plain) as eager, one_lane(form) as executor:
+    seen, wide = Closeness(), {} if form.wide is None else {"form": form.wide}
+    with one_lane(plain, threads) as eager, one_lane(form, threads) as executor:
         for number in range(samples):
-            found, _ = sample(plain, eager, {"form": executor}, batch, number)
+            found, _ = sample(plain, eager, {"form": executor}, batch, number, wide)
             seen = seen.and_sample(found["form"])
             step(batch)
     return seen

@@ -18,6 +18,7 @@ from hocket.tracing.captured import Captured, capture_step
 from hocket.tracing.float64 import float64_step
 from hocket.tracing.program import Call
 from hocket.tracing.saved_state import Saved
+from support.steps import training_step
 
 
 @dataclass
@@ -37,14 +38,7 @@ def case() -> Case:
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     batch = (torch.randn(8, 3, 16, 16), torch.randint(0, 10, (8,)))
-
-    def step(batch: Any) -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(model(batch[0]), batch[1])
-        loss.backward()
-        optimizer.step()
-        return loss
-
+    step = training_step(model, optimizer)
     step(batch)
     return Case(step, batch, capture_step(step, model, optimizer, batch, split=False))
 

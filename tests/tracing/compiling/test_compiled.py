@@ -17,13 +17,14 @@ from hocket.autotune.closeness import Closeness, sample
 from hocket.checking import check
 from hocket.errors import PlanError
 from hocket.execution.native import NativeLanes
-from hocket.execution.threads import ThreadLanes
 from hocket.ir import Lane, Machine, Plan
 from hocket.tracing.captured import Captured, capture_step
 from hocket.tracing.compiling.folder import Compiling, compiled_step
 from hocket.tracing.compiling.listing import load_listings
 from hocket.tracing.program import Call
 from hocket.tracing.scalars.tape import TapeRef
+from support.captures import closeness, one_lane
+from support.steps import training_step
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=native.available().why)
 
@@ -41,17 +42,7 @@ class Case:
     form: Captured
 
     def closeness(self, form: Captured) -> Closeness:
-        seen, own, wide = Closeness(), _lanes(form), {} if form.wide is None else {"form": form.wide}
-        with _lanes(self.plain) as eager, own as executor:
-            for number in range(3):
-                found, _ = sample(self.plain, eager, {"form": executor}, self.batch, number, wide)
-                seen = seen.and_sample(found["form"])
-                self.step(self.batch)
-        return seen
-
-
-def _lanes(captured: Captured) -> closing[ThreadLanes]:
-    return closing(ThreadLanes(captured, Plan((Lane("main", captured.graph.order, width=1),))))
+        return closeness(self.plain, form, self.step, self.batch, threads=1)
 
 
 @pytest.fixture(scope="module")
@@ -60,14 +51,7 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
     model = nn.Sequential(nn.Linear(16, 24), nn.ReLU(), nn.Dropout(0.3), nn.Linear(24, 8))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01, weight_decay=0.01)
     batch = (torch.randn(4, 16), torch.randint(0, 8, (4,)))
-
-    def step(batch: Any) -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(model(batch[0]), batch[1])
-        loss.backward()
-        optimizer.step()
-        return loss
-
+    step = training_step(model, optimizer)
     step(batch)
     plain = capture_step(step, model, optimizer, batch, split=False)
     folder = tmp_path_factory.mktemp("compiled")
@@ -135,13 +119,7 @@ def test_a_changed_dropout_is_caught(case: Case) -> None:
 def test_a_wrong_running_mean_is_caught(case: Case, tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(16, 24), nn.BatchNorm1d(24), nn.ReLU(), nn.Linear(24, 8))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def step(batch: Any) -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(model(batch[0]), batch[1])
-        loss.backward()
-        optimizer.step()
-        return loss
+    step = training_step(model, optimizer)
 
     def momentum(call: Call) -> Call:
         if call.func is not torch.ops.aten.native_batch_norm.default:
@@ -162,13 +140,13 @@ def test_float64_finds_what_float32_hides(case: Case) -> None:
     """Every number off by a millionth part: less than float32's rounding allows, of one step."""
     now = _rates(case)
     wrong = _with_number(case.form, lambda _, ref: now[ref.index] * (1 + 1e-6))
-    with _lanes(case.plain) as eager, _lanes(wrong) as executor:
+    with one_lane(case.plain, 1) as eager, one_lane(wrong, 1) as executor:
         narrow, _ = sample(case.plain, eager, {"form": executor}, case.batch, None)
         case.step(case.batch)
     assert not isinstance(narrow["form"], str)
     assert wrong.wide is not None
     now |= _rates(case)
-    with _lanes(case.plain) as eager, _lanes(wrong) as executor:
+    with one_lane(case.plain, 1) as eager, one_lane(wrong, 1) as executor:
         found, _ = sample(case.plain, eager, {"form": executor}, case.batch, None, {"form": wrong.wide})
     assert isinstance(found["form"], str)
     assert "in float64" in found["form"]
@@ -182,7 +160,7 @@ def test_native_lanes_run_it_on_one_lane_and_on_two(case: Case) -> None:
     one, two = Plan((Lane("main", ops, cores=(0, 1), width=2),)), Plan((first, second))
     for plan in (one, two):
         check(case.form.graph, plan, machine)
-        with closing(NativeLanes(case.form, plan, machine)) as executor, _lanes(case.plain) as eager:
+        with closing(NativeLanes(case.form, plan, machine)) as executor, one_lane(case.plain, 1) as eager:
             found, _ = sample(case.plain, eager, {"form": executor}, case.batch, 0)
         seen = Closeness().and_sample(found["form"])
         assert not seen.error
@@ -208,7 +186,7 @@ def test_an_input_of_another_layout_is_refused_before_anything_is_written(case: 
     usual = weight.data
     weight.data = usual.t().contiguous().t()
     try:
-        with _lanes(case.form) as executor, pytest.raises(RuntimeError, match="has not the layout"):
+        with one_lane(case.form, 1) as executor, pytest.raises(RuntimeError, match="has not the layout"):
             executor(case.batch)
     finally:
         weight.data = usual
@@ -218,7 +196,7 @@ def test_an_input_of_another_layout_is_refused_before_anything_is_written(case: 
 def test_a_label_that_does_not_exist_raises_and_writes_nothing(case: Case) -> None:
     before = [p.detach().clone() for p in case.model.parameters()]
     bad = (case.batch[0], torch.full_like(case.batch[1], 99))
-    with _lanes(case.form) as executor, pytest.raises(IndexError, match="out of bounds"):
+    with one_lane(case.form, 1) as executor, pytest.raises(IndexError, match="out of bounds"):
         executor(bad)
     assert all(torch.equal(a, b) for a, b in zip(before, case.model.parameters(), strict=True))
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.captures import closeness, kernels
 from torch import nn
 from torch.nn import functional as F
 
@@ -15,6 +14,7 @@ from hocket.native import available
 from hocket.tracing.captured import capture_step, relowered
 from hocket.tracing.state import inventory
 from hocket.tracing.variants import native_ops_of, rewritten
+from support.captures import closeness, kernels
 
 pytestmark = pytest.mark.skipif(not available(), reason=available().why)
 
