@@ -4,8 +4,8 @@ It is a process of its own, so that Inductor's seconds of Python leave the train
 that it does to torch stays. Each precision is compiled in a fork of it, side by side. In float64 kernels are compared
 and never timed: they are written without vectors, which takes less time.
 
-Products, convolutions and random numbers are left to torch; buffers are neither used again nor written in place, so
-that kernels wait for each other only where data flows.
+Products (small ones joined), convolutions and random numbers are left to torch; buffers are neither used again nor
+written in place, so that kernels wait for each other only where data flows.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from hocket.errors import CaptureError
 from hocket.tracing.compiling.building import compile_kernels, link, num_cores
 from hocket.tracing.compiling.decompositions import decompositions
-from hocket.tracing.compiling.functional import functional_graph
+from hocket.tracing.compiling.functional import functional_graph, plain_op
 from hocket.tracing.compiling.listing import FORMAT
+from hocket.tracing.compiling.products import join_products
 from hocket.tracing.compiling.shortcuts import patched, shortcuts
 from hocket.tracing.compiling.wrapper import Recorded, kernels_of, recorded
 
@@ -110,6 +111,7 @@ def _written(document: dict[str, Any], wide: bool) -> tuple[str, list[torch.Tens
 
     sources: list[str] = []
     module, given = functional_graph(document, decompositions(), wide=wide)
+    join_products(module.graph, _is_random)
     _mark_outputs(module)
     unbuilt = patched(AsyncCompile, "cpp_pybinding", lambda *_, **__: None)
     kept = patched(GraphLowering, "save_output_code", staticmethod(sources.append))
@@ -118,6 +120,10 @@ def _written(document: dict[str, Any], wide: bool) -> tuple[str, list[torch.Tens
     if len(sources) != 1:
         raise CaptureError(f"Inductor wrote {len(sources)} wrappers")
     return sources[0], given
+
+
+def _is_random(target: Any) -> bool:
+    return torch.Tag.nondeterministic_seeded in getattr(plain_op(target), "tags", ())
 
 
 def _has(config: Any, name: str) -> bool:

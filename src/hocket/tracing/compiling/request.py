@@ -28,7 +28,7 @@ from hocket.tracing.scalars.tape import TapeRef
 
 __all__ = ["FORMAT", "CompileRequest", "request_of"]
 
-FORMAT = "hocket-compile/3"
+FORMAT = "hocket-compile/4"
 
 # Releases of torch whose Inductor writes wrappers that are known. With any other one a step keeps its other forms.
 KNOWN_TORCH = ((2, 11), (2, 12), (2, 13))

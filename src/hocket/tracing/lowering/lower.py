@@ -1,6 +1,7 @@
 """From a traced step to a `Graph` and a `Program`: passes over a list of calls, each a plain function.
 
-nodes --annotated_call--> calls --drop_dead, fuse_norms, tile_convolutions, split_conv_backward, fold_views--> actions
+nodes --annotated_call--> calls --drop_dead, fuse_norms, tile_convolutions, split_updates, split_conv_backward,
+fold_views--> actions
 actions --roles, graph_of--> Graph
 """
 
@@ -17,7 +18,7 @@ from hocket.tracing.lowering import roles
 from hocket.tracing.lowering.calls import AnnotatedCall, SlotTable, annotated_call
 from hocket.tracing.lowering.graph import graph_of
 from hocket.tracing.lowering.norms import fuse_norms
-from hocket.tracing.lowering.passes import drop_dead, fold_views, split_conv_backward
+from hocket.tracing.lowering.passes import drop_dead, fold_views, split_conv_backward, split_updates
 from hocket.tracing.lowering.winograd import tile_convolutions
 from hocket.tracing.native_ops import FUSED_NORM, WINOGRAD
 from hocket.tracing.program import Action, Program
@@ -65,6 +66,7 @@ def lower(
         pieces = fuse_norms(pieces, values, slots.root, kept)
     if WINOGRAD in native_ops:
         pieces = tile_convolutions(pieces, values, slots.root, kept)
+    pieces = split_updates(pieces, slots.size_bytes, slots.root)
     gradients = {slots.of[node]: g for g, node in trace.gradients.items() if node is not None}
     if split_backward:
         names = roles.describe(pieces, slots.root, inputs, gradients).names

@@ -1,8 +1,8 @@
-"""Passes over a list of calls, each a plain function: drop dead calls, split joint ops, fold views."""
+"""Passes over a list of calls, each a plain function: drop dead calls, split joint ops and updates, fold views."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -11,7 +11,12 @@ from hocket.tracing.lowering import conv_backward
 from hocket.tracing.lowering.calls import AnnotatedCall
 from hocket.tracing.program import Call
 
-__all__ = ["drop_dead", "fold_views", "split_conv_backward"]
+__all__ = ["drop_dead", "fold_views", "split_conv_backward", "split_updates"]
+
+# Updates of many parameters by one call, each by itself.
+_FUSED_UPDATES = ("_fused_sgd_", "_fused_adam_", "_fused_adamw_", "_fused_adagrad_")
+# Of parameters, for a call of its own: some 10 us of work.
+_MIN_UPDATE_BYTES = 128 << 10
 
 
 def drop_dead(pieces: list[AnnotatedCall], kept: frozenset[int]) -> list[AnnotatedCall]:
@@ -44,6 +49,50 @@ def split_conv_backward(
             size = piece.flops * share
             result.append(replace(piece, call=call, note=replace(piece.note, returns=returns), flops=size, part=part))
     return result
+
+
+def split_updates(
+    pieces: list[AnnotatedCall], size_bytes: Sequence[float], roots: Sequence[int | None]
+) -> list[AnnotatedCall]:
+    """Take updates by one call for all parameters apart, layer by layer.
+
+    A layer's update then waits for the gradients of that layer alone: it reads them while they are in a cache, and its
+    traffic with memory goes on beside the products of another lane.
+
+    Args:
+        pieces: the calls of a step.
+        size_bytes: by slot, of its tensor.
+        roots: by slot, its memory.
+    """
+    result: list[AnnotatedCall] = []
+    for piece in pieces:
+        groups = list(_update_groups(piece, size_bytes))
+        for group in groups:
+            args = tuple(
+                tuple(each[n] for n in group) if isinstance(each, tuple) and each else each for each in piece.call.args
+            )
+            call = replace(piece.call, args=args)
+            own = {roots[slot] for slot in call.reads}
+            note = replace(piece.note, reads=piece.note.reads & own, writes=piece.note.writes & own)
+            result.append(replace(piece, call=call, note=note, flops=piece.flops / len(groups)))
+        if not groups:
+            result.append(piece)
+    return result
+
+
+def _update_groups(piece: AnnotatedCall, size_bytes: Sequence[float]) -> Iterator[list[int]]:
+    """Numbers of the parameters that are updated by one call each; none where the call stays as it is."""
+    lists = [each for each in piece.call.args if isinstance(each, tuple) and each]
+    if piece.kernel not in _FUSED_UPDATES or len({len(each) for each in lists}) != 1:
+        return
+    group: list[int] = []
+    for number, parameter in enumerate(lists[0]):
+        is_full = sum(size_bytes[lists[0][n].index] for n in group) >= _MIN_UPDATE_BYTES
+        if is_full and size_bytes[parameter.index] >= _MIN_UPDATE_BYTES / 16:  # else it is a bias of the same layer
+            yield group
+            group = []
+        group.append(number)
+    yield group
 
 
 def _is_view(piece: AnnotatedCall) -> bool:

@@ -1,0 +1,192 @@
+"""Products that a step computes part by part, computed at once; in the compiling process only.
+
+A layer that is used several times in a step (a recurrent cell at each time, a layer of several inputs, a model over
+microbatches) makes many small products, each of which reads the same matrix or adds to the same gradient:
+
+- *Sums of products*: ``A1 B1 + A2 B2 + ...`` is ``[A1 A2 ...] [B1; B2; ...]``, so the gradient of a weight is one
+  product, and is written once. They are joined where copying what they multiply is less than adding what they make.
+- *Products by the same matrix*: ``A1 B``, ``A2 B``, ... are the rows of ``[A1; A2; ...] B``. They are joined only where
+  nothing waits longer for it: those that no other product comes before, and those that none comes after. What lies
+  between is often a chain, beside which another chain can run.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import fx
+
+__all__ = ["join_products"]
+
+_aten = torch.ops.aten
+_PRODUCTS = (_aten.mm.default, _aten.addmm.default, _aten.bmm.default, _aten.baddbmm.default, _aten.convolution.default)
+_TURNS = (_aten.t.default, _aten.permute.default)
+
+
+def join_products(graph: fx.Graph, is_random: Callable[[Any], bool]) -> None:
+    """Join the small products of a functional graph.
+
+    Args:
+        graph: every node has its value, on fake tensors, as ``meta["val"]``. Only its last nodes write anything.
+        is_random: whether a target draws random numbers. Such nodes stay in their order.
+    """
+    made = _Making(graph, is_random)
+    for node in list(graph.nodes):
+        if _is_sum(node) and not (len(node.users) == 1 and all(map(_is_sum, node.users))):
+            _join_sum(made, node)
+    made.sort()
+    for towards in (_inputs, _users):
+        _join_rows(made, towards)
+        made.sort()
+
+
+class _Making:
+    """Puts nodes into a graph, each at a place in its order."""
+
+    def __init__(self, graph: fx.Graph, is_random: Callable[[Any], bool]) -> None:
+        self.graph, self.is_random = graph, is_random
+        self.place: dict[fx.Node, float] = {node: number for number, node in enumerate(graph.nodes)}
+
+    def __call__(self, place: float, target: Any, *args: Any) -> fx.Node:
+        with self.graph.inserting_before(self.graph.output_node()):
+            node = self.graph.call_function(target, args)
+        with _value(node.all_input_nodes[0]).fake_mode:
+            node.meta["val"] = target(*fx.node.map_arg(args, _value))
+        self.place[node] = place
+        return node
+
+    def joined(self, place: float, nodes: Sequence[Any], axis: int) -> fx.Node:
+        """Matrices one after another; of transposed ones what they are made of, so that rows are copied."""
+        if all(map(_is_turned, nodes)):
+            return self(place, _aten.permute.default, self.joined(place, _inner(nodes), 1 - axis), [1, 0])
+        return self(place, _aten.cat.default, list(nodes), axis)
+
+    def sort(self) -> None:
+        """Put every node behind its inputs, else by its place; leave out what is not used any more."""
+        waiting: dict[fx.Node, int] = {}
+        ready: list[tuple[float, int, fx.Node]] = []
+        numbers = {node: number for number, node in enumerate(self.graph.nodes)}
+        drawn = [node for node in self.graph.nodes if self.is_random(node.target)]
+        after = dict(pairwise(drawn))
+        behind = set(after.values())
+        for node in numbers:
+            waiting[node] = len(node.all_input_nodes) + (node in behind)
+            if not waiting[node]:
+                heapq.heappush(ready, (self.place[node], numbers[node], node))
+        order: list[fx.Node] = []
+        while ready:
+            *_, node = heapq.heappop(ready)
+            order.append(node)
+            for user in (*node.users, *([after[node]] if node in after else ())):
+                waiting[user] -= 1
+                if not waiting[user]:
+                    heapq.heappush(ready, (self.place[user], numbers[user], user))
+        output = self.graph.output_node()
+        for node in order:
+            if node is not output:
+                output.prepend(node)
+        self.graph.eliminate_dead_code()
+
+
+def _value(node: Any) -> Any:
+    return node.meta["val"]
+
+
+def _is_turned(node: fx.Node) -> bool:
+    return node.target in _TURNS and _value(node).dim() == 2 and list(node.args[1:]) in ([], [[1, 0]])
+
+
+def _unturned(node: fx.Node, most_users: float = float("inf")) -> tuple[fx.Node, bool]:
+    """What was transposed, and whether an odd number of times."""
+    odd = False
+    while _is_turned(node) and len(node.users) <= most_users:
+        (node,), odd = node.all_input_nodes, not odd
+    return node, odd
+
+
+def _inner(nodes: Iterable[fx.Node]) -> list[fx.Node]:
+    return [each.all_input_nodes[0] for each in nodes]
+
+
+def _is_sum(node: fx.Node) -> bool:
+    """Whether it is a sum of two different tensors of its own shape and dtype."""
+    inputs = node.all_input_nodes
+    if node.target is not _aten.add.Tensor or node.kwargs or len(inputs) != 2:
+        return False
+    values = [_value(each) for each in (node, *inputs)]
+    return len({(value.shape, value.dtype) for value in values}) == 1
+
+
+def _join_sum(made: _Making, root: fx.Node) -> None:
+    """Make one product of those that a sum consists of, where there are several."""
+    parts: list[fx.Node] = []
+    waiting = [root]
+    while waiting:
+        for each in waiting.pop().all_input_nodes:
+            (waiting if _is_sum(each) and len(each.users) == 1 else parts).append(each)
+    place, totals = made.place[root], list[fx.Node]()
+    for is_turned in (False, True):
+        found = {part: product for part in parts if (product := _small_product(part, is_turned)) is not None}
+        if len(found) < 2:
+            continue
+        products = sorted(found.values(), key=made.place.__getitem__)
+        left, right = ([each.args[n] for each in products] for n in (0, 1))
+        total = made(place, _aten.mm.default, made.joined(place, left, 1), made.joined(place, right, 0))
+        totals.append(made(place, _aten.permute.default, total, [1, 0]) if is_turned else total)
+        parts = [each for each in parts if each not in found]
+    if totals:
+        total, *others = [*totals, *parts]
+        for each in others:
+            total = made(place, _aten.add.Tensor, total, each)
+        root.replace_all_uses_with(total)
+
+
+def _small_product(part: fx.Node, is_turned: bool) -> fx.Node | None:
+    """The product that this part of a sum is, turned or as it is, if copying its operands is less than adding it."""
+    part, odd = _unturned(part, most_users=1)
+    if part.target is not _aten.mm.default or len(part.users) != 1 or odd != is_turned:
+        return None
+    (rows, inner), (_, columns) = (_value(each).shape for each in part.args)
+    return part if inner * (rows + columns) <= rows * columns else None
+
+
+def _inputs(node: fx.Node) -> Iterable[fx.Node]:
+    return node.all_input_nodes
+
+
+def _users(node: fx.Node) -> Iterable[fx.Node]:
+    return node.users
+
+
+def _join_rows(made: _Making, towards: Callable[[fx.Node], Iterable[fx.Node]]) -> None:
+    """Make one product of those by one matrix that no product comes before, or after, and nothing that draws."""
+    reached: set[fx.Node] = set()
+    for node in made.graph.nodes if towards is _inputs else reversed(made.graph.nodes):
+        if any(each in reached or each.target in _PRODUCTS or made.is_random(each.target) for each in towards(node)):
+            reached.add(node)
+    groups: dict[Any, list[fx.Node]] = {}
+    for node in made.graph.nodes:
+        if node.target in _PRODUCTS[:2] and not node.kwargs and node not in reached:
+            *added, _, right = node.args
+            rows, columns = _value(node).shape
+            if 2 * rows <= columns and all(_value(each).dim() == 1 for each in added):
+                groups.setdefault((node.target, *added, *_unturned(right)), []).append(node)
+    for nodes in groups.values():
+        if len(nodes) > 1:
+            _join_group(made, nodes)
+
+
+def _join_group(made: _Making, nodes: Sequence[fx.Node]) -> None:
+    *added, _, right = nodes[0].args
+    left: list[Any] = [node.args[-2] for node in nodes]
+    place = max(made.place[each] for each in (*left, *nodes[0].all_input_nodes))
+    total = made(place, nodes[0].target, *added, made.joined(place, left, 0), right)
+    start = 0
+    for node in nodes:
+        end = start + _value(node).shape[0]
+        node.replace_all_uses_with(made(place, _aten.slice.Tensor, total, 0, start, end))
+        start = end

@@ -1,0 +1,70 @@
+"""Updates of many parameters by one call, taken apart layer by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from equivalence.compare import check_twins
+from hocket.ir import Graph
+from hocket.job import Job
+from support.steps import training_step
+
+WIDE = 192  # a layer of it has 144 KiB of weights
+
+
+def job(make: Callable[[Any], torch.optim.Optimizer], width: int = WIDE) -> Job:
+    model = nn.Sequential(*(layer for _ in range(3) for layer in (nn.Linear(width, width), nn.ReLU())))
+    optimizer = make(model.parameters())
+    batches = [(torch.randn(4, width), torch.randn(4, width)) for _ in range(3)]
+    return Job(training_step(model, optimizer, nn.functional.mse_loss), model, optimizer, batches)
+
+
+def updates(graph: Graph) -> list[str]:
+    return [op.name for op in graph.ops if "_fused_" in op.target]
+
+
+def before(graph: Graph, name: str) -> set[str]:
+    """All that the op waits for."""
+    found: set[str] = set()
+    waiting = [name]
+    while waiting:
+        more = set(graph.predecessors[waiting.pop()]) - found
+        found |= more
+        waiting += more
+    return found
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda given: torch.optim.SGD(given, lr=0.1, fused=True),
+        lambda given: torch.optim.SGD(given, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01, fused=True),
+        lambda given: torch.optim.Adam(given, lr=0.01, amsgrad=True, fused=True),
+        lambda given: torch.optim.AdamW(given, lr=0.01, maximize=True, fused=True),
+        lambda given: torch.optim.AdamW(given, lr=torch.tensor(0.01), fused=True),
+        lambda given: torch.optim.Adagrad(given, lr=0.01, fused=True),
+    ],
+    ids=["sgd", "nesterov", "amsgrad", "maximize", "rate", "adagrad"],
+)
+def test_layers_are_updated_by_ops_of_their_own_bit_for_bit(make: Callable[[Any], torch.optim.Optimizer]) -> None:
+    captured = check_twins(lambda: job(make))
+    assert len(updates(captured.graph)) == 3
+
+
+def test_a_layer_is_updated_as_soon_as_its_own_gradients_are_there() -> None:
+    captured = check_twins(lambda: job(lambda given: torch.optim.SGD(given, lr=0.1, fused=True)))
+    first, _, last = updates(captured.graph)
+    is_late = [name for name in before(captured.graph, first) if name not in before(captured.graph, last)]
+    assert any(name.startswith("0/") for name in is_late), "the first layer's gradients come last"
+    assert last not in before(captured.graph, first)
+    assert first not in before(captured.graph, last)
+
+
+def test_small_layers_are_updated_together() -> None:
+    captured = check_twins(lambda: job(lambda given: torch.optim.SGD(given, lr=0.1, fused=True), width=16))
+    assert len(updates(captured.graph)) == 1
