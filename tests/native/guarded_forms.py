@@ -68,14 +68,15 @@ def main(arguments: list[str]) -> None:
 
 def convolutions() -> None:
     """Winograd's ops of other sizes and paddings than a layer's."""
-    for channels, made in ((8, 9), (12, 36), (16, 16), (17, 80), (33, 31), (130, 70)):
+    sizes = {3: ((8, 9), (12, 36), (16, 16), (17, 80), (33, 31), (130, 70)), 4: ((16, 16), (48, 80), (128, 144))}
+    for taps, channels, made in ((taps, *each) for taps, found in sizes.items() for each in found):
         for padding in ((0, 0), (1, 1), (2, 2), (0, 1)):
-            for height, width in ((3, 3), (4, 6), (9, 7)):
+            for height, width in ((taps, taps), (4, 6), (9, 7)):
                 x = torch.randn(2, channels, height, width).contiguous(memory_format=torch.channels_last)
-                weight = torch.randn(made, channels, 3, 3)
+                weight = torch.randn(made, channels, taps, taps)
                 y = torch.ops.hocket.winograd_convolution(x, weight, weight[:, 0, 0, 0], padding)
-                torch.ops.hocket.winograd_input_gradient(y, weight, padding)
-                torch.ops.hocket.winograd_weight_gradient(y, x, padding, False)
+                torch.ops.hocket.winograd_input_gradient(y, weight, weight[0, :, 0, 0], padding)
+                torch.ops.hocket.winograd_weight_gradient(y, x, padding, taps, False)
     print("winograd", flush=True)
 
 

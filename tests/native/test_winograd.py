@@ -40,23 +40,27 @@ def close(found: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 def check(x: torch.Tensor, weight: torch.Tensor, padding: tuple[int, int]) -> None:
-    """All three ops against torch's."""
-    bias = torch.randn(weight.shape[0])
-    wide = [v.double() for v in (x, weight, bias)]
-    expected = aten.convolution(*wide, (1, 1), padding, (1, 1), False, (0, 0), 1)
+    """All three ops, and both as a transposed convolution, against torch's."""
+    taps, (made, channels) = weight.shape[-1], weight.shape[:2]
+    bias, other = torch.randn(made), torch.randn(channels)
+    wide = [v.double() for v in (x, weight, bias, other)]
+    usual = ((taps - 2,) * 2, padding, (1, 1))
+    expected = aten.convolution(*wide[:3], *usual, False, (0, 0), 1)
     y = torch.ops.hocket.winograd_convolution(x, weight, bias, padding)
     close(y, expected)
     close(torch.ops.hocket.winograd_convolution(x, weight, None, padding), expected - wide[2][:, None, None])
     gradient = torch.randn_like(y)
-    options = ((1, 1), padding, (1, 1), False, (0, 0), 1, (True, True, False))
+    options = (*usual, False, (0, 0), 1, (True, True, False))
     dx, dw, _ = aten.convolution_backward(gradient.double(), *wide[:2], None, *options)
-    found = torch.ops.hocket.winograd_input_gradient(gradient, weight, padding)
-    close(found, dx)
+    found = torch.ops.hocket.winograd_input_gradient(gradient, weight, None, padding)
+    close(found, dx[..., : found.shape[2], : found.shape[3]])
+    transposed = aten.convolution(gradient.double(), wide[1], wide[3], *usual, True, (0, 0), 1)
+    close(torch.ops.hocket.winograd_input_gradient(gradient, weight, other, padding), transposed)
     for is_last in (False, True):
-        of_weight = torch.ops.hocket.winograd_weight_gradient(gradient, x, padding, is_last)
+        of_weight = torch.ops.hocket.winograd_weight_gradient(gradient, x, padding, taps, is_last)
         close(of_weight, dw)
-        usual = torch.channels_last if is_last else torch.contiguous_format
-        assert of_weight.is_contiguous(memory_format=usual)
+        layout = torch.channels_last if is_last else torch.contiguous_format
+        assert of_weight.is_contiguous(memory_format=layout)
     for each in (y, found):
         assert each.is_contiguous(memory_format=torch.channels_last)
 
@@ -70,8 +74,18 @@ def test_convolutions_are_torchs(channels: int, made: int, padding: tuple[int, i
         check(image(2, channels, height, width), weight, padding)
 
 
-def test_filters_of_any_layout_and_images_of_other_ones() -> None:
-    weight = torch.randn(24, 16, 3, 3)
+@pytest.mark.parametrize("padding", [(0, 0), (1, 1), (2, 2), (0, 2), (1, 0)])
+@pytest.mark.parametrize(("channels", "made"), [(16, 16), (16, 48), (64, 32), (96, 80), (128, 144)])
+@pytest.mark.usefixtures("_threads")
+def test_convolutions_of_4_by_4_with_stride_2_are_torchs(channels: int, made: int, padding: tuple[int, int]) -> None:
+    weight = torch.randn(made, channels, 4, 4) / channels**0.5
+    for height, width in ((4, 4), (5, 8), (10, 7), (16, 14)):
+        check(image(2, channels, height, width), weight, padding)
+
+
+@pytest.mark.parametrize("taps", [3, 4])
+def test_filters_of_any_layout_and_images_of_other_ones(taps: int) -> None:
+    weight = torch.randn(32, 16, taps, taps)
     x = image(3, 16, 8, 8)
     plain = torch.ops.hocket.winograd_convolution(x, weight, None, (1, 1))
     for other in (
@@ -93,7 +107,7 @@ def test_a_long_sum_rounds_no_more_than_torchs() -> None:
     weight = torch.randn(16, 16, 3, 3)
     exact = aten.convolution_backward(gradient.double(), x.double(), weight.double(), None, *options)[1]
     usual = aten.convolution_backward(gradient, x, weight, None, *options)[1]
-    found = torch.ops.hocket.winograd_weight_gradient(gradient, x, (1, 1), False)
+    found = torch.ops.hocket.winograd_weight_gradient(gradient, x, (1, 1), 3, False)
     assert (found - exact).abs().max() <= 2 * (usual - exact).abs().max()
 
 
@@ -110,7 +124,7 @@ def test_an_empty_batch() -> None:
     weight = torch.randn(16, 8, 3, 3)
     empty = torch.ops.hocket.winograd_convolution(torch.empty(0, 8, 5, 5), weight, None, (1, 1))
     assert empty.shape == (0, 16, 5, 5)
-    assert not torch.ops.hocket.winograd_weight_gradient(empty, torch.empty(0, 8, 5, 5), (1, 1), False).any()
+    assert not torch.ops.hocket.winograd_weight_gradient(empty, torch.empty(0, 8, 5, 5), (1, 1), 3, False).any()
 
 
 @pytest.mark.parametrize(
@@ -122,6 +136,10 @@ def test_an_empty_batch() -> None:
         (torch.zeros(1, 8, 2, 5), torch.zeros(8, 8, 3, 3), (0, 0), "no image"),
         (torch.zeros(1, 16, 5, 5), torch.zeros(8, 8, 3, 3), (0, 0), "no image"),
         (torch.zeros(1, 8, 5, 5), torch.zeros(8, 8, 5, 5), (2, 2), "3 x 3"),
+        (torch.zeros(1, 16, 5, 5), torch.zeros(16, 16, 4, 3), (1, 1), "4 x 4"),
+        (torch.zeros(1, 24, 5, 5), torch.zeros(16, 24, 4, 4), (1, 1), "multiples of 16 channels"),
+        (torch.zeros(1, 16, 5, 1), torch.zeros(16, 16, 4, 4), (2, 2), "no second half"),
+        (torch.zeros(1, 16, 3, 5), torch.zeros(16, 16, 4, 4), (0, 0), "no image"),
     ],
 )
 def test_what_it_cannot_convolve_is_refused(
@@ -133,5 +151,6 @@ def test_what_it_cannot_convolve_is_refused(
 
 @pytest.mark.parametrize("bias", [torch.zeros(7), torch.zeros(8).double()])
 def test_a_bias_that_does_not_fit_is_refused(bias: torch.Tensor) -> None:
-    with pytest.raises(RuntimeError, match="for each of 8 channels"):
-        torch.ops.hocket.winograd_convolution(torch.zeros(1, 8, 5, 5), torch.zeros(8, 8, 3, 3), bias, (1, 1))
+    for op in (torch.ops.hocket.winograd_convolution, torch.ops.hocket.winograd_input_gradient):
+        with pytest.raises(RuntimeError, match="for each of 8 channels"):
+            op(torch.zeros(1, 8, 5, 5), torch.zeros(8, 8, 3, 3), bias, (1, 1))

@@ -1,18 +1,20 @@
-// Convolutions of 3 x 3 with stride 1 by Winograd's algorithm, and their gradients, for float32 images that have their
-// channels last. They round otherwise than torch's, not more.
+// Convolutions by Winograd's algorithm, and their gradients, for float32 images that have their channels last: filters
+// of 3 x 3 with stride 1, and of 4 x 4 with stride 2. They round otherwise than torch's, not more.
 //
-// A block of tiles is taken through all steps while it lies in the second-level cache. Of the gradient of the filters
-// each part (of some channels of both images) is summed up there over all tiles; where there are few parts, threads
-// share the tiles.
+// A convolution of 4 x 4 with stride 2 is the sum of four of 2 x 2 with stride 1: of the even and odd rows and columns
+// of the image, by those of the filters. Transposed convolutions are the gradients of the input of others.
+//
+// Of the gradient of the filters each part (of some channels of both images) is summed up over all tiles; where there
+// are few parts, threads share the tiles.
 
 #include "widths.h"
-#include "winograd.h"
+#include "winograd_blocks.h"
 
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -21,195 +23,54 @@ namespace {
 
 using namespace hocket::winograd;
 
-constexpr int64_t kMinChannels = 8;         // a vector that begins in a pixel ends in the next one
-constexpr int64_t kBlockValues = 48 << 10;  // of V: with M a third of a cache of a MiB
-constexpr int64_t kMaxVectors = 2;          // of a panel
-constexpr int64_t kPartSums = 64 * 64;      // for each place: they fill a quarter of that cache
-constexpr int64_t kGrainSums = 16 << 10;    // for one thread at least
+constexpr int64_t kMinChannels = 8;       // a vector that begins in a pixel ends in the next one
+constexpr int64_t kGrainSums = 16 << 10;  // for one thread at least
 
-// How many rows and vectors of results a product has in registers.
-struct Wide {
-  static constexpr int kTiles = 14, kVectors = kMaxVectors, kChannels = 8;
-};
-struct Narrow {
-  static constexpr int kTiles = 6, kVectors = 1, kChannels = 4;
-};
-
-// Filters as they are read: strides of the channels that they make, of those that they sum over, and of their rows and
-// columns.
-struct Filters {
-  const float* data;
-  int64_t made, summed, made_stride, summed_stride, row_stride, column_stride;
-};
-
-// A part of the gradient of the filters: of these channels of the input and of the result.
-struct Part {
-  int64_t c, rows, k, columns;
-  int64_t stride() const { return padded(columns); }
-};
-
-// The memory of one thread: a block of tiles of one image, and of a panel of the other.
-struct Scratch {
-  int64_t tiles, stride, border;
-
-  Scratch(int64_t channels, int64_t most_channels, int64_t unit) {
-    stride = padded(channels);
-    if (stride % 256 == 0) stride += kLanes;  // or rows would share a few sets of the first-level cache
-    tiles = std::clamp<int64_t>(kBlockValues / (kPlaces * stride) / unit, 2, 16) * unit;
-    border = Border::size(most_channels);
-  }
-  int64_t size() const { return block_size(stride) + block_size(kMaxVectors * kLanes) + 2 * border; }
-  Block v(float* memory) const { return {memory, stride, tiles * stride + kLanes}; }
-  Block m(float* memory) const {
-    const int64_t width = kMaxVectors * kLanes;
-    return {memory + block_size(stride), width, tiles * width + kLanes};
-  }
-  float* edges(float* memory) const { return memory + size() - 2 * border; }
-
- private:
-  int64_t block_size(int64_t width) const { return kPlaces * (tiles * width + kLanes); }
-};
-
-// A convolution as one thread sees it.
-struct Convolution {
-  Image x, y;
-  int64_t pad_y, pad_x;
-  Scratch scratch;
-  int64_t num_tiles() const { return x.images * ((y.height + 1) / 2) * ((y.width + 1) / 2); }
-};
-
-// Of the channels that are made, panels of one or more vectors. The last one may begin with channels of the one before,
-// so that it ends with the last channel.
-template <typename Unit>
-std::vector<Panel> panels_of(int64_t channels) {
-  std::vector<Panel> panels;
-  for (int64_t k = 0; k < channels; k += panels.back().count * kLanes) {
-    const int64_t count = channels - k > kLanes && channels >= Unit::kVectors * kLanes ? Unit::kVectors : 1;
-    panels.push_back({std::clamp<int64_t>(channels - count * kLanes, 0, k), count});
-  }
-  return panels;
-}
-
-// U of a panel, as [place][channel that is summed over][channel that is made].
-HOCKET_INLINE void pack(const Filters& w, Panel panel, float* to) {
-  const int64_t width = panel.count * kLanes;
-  for (int64_t r = 0; r < w.summed; ++r)
-    for (int64_t first = 0; first < width; first += kLanes) {
-      float lanes[9][kLanes] = {};
-      for (int64_t l = 0; l < std::min(kLanes, w.made - panel.first - first); ++l) {
-        const float* from = w.data + (panel.first + first + l) * w.made_stride + r * w.summed_stride;
-        for (int64_t i = 0; i < 9; ++i) lanes[i][l] = from[i / 3 * w.row_stride + i % 3 * w.column_stride];
-      }
-      Vector g[9];
-      for (int i = 0; i < 9; ++i) g[i] = load(lanes[i]);
-      transform_filter(g, to + r * width + first, w.summed * width);
-    }
-}
-
-// The results of the tiles [first, last); `filters`: U of each panel.
-template <typename Unit>
-HOCKET_INLINE void convolve(const Convolution& c, const std::vector<Panel>& panels, const float* filters,
-                            const float* bias, float* memory, int64_t first, int64_t last) {
-  const Block v = c.scratch.v(memory), m = c.scratch.m(memory);
-  const Border border(c.x, c.scratch.edges(memory));
-  for (int64_t from = first; from < last; from += c.scratch.tiles) {
-    const int64_t count = std::min(last - from, c.scratch.tiles), channels = c.x.channels;
-    transform_input(c.x, border, Tile(c.y, from), c.pad_y, c.pad_x, count, {0, padded(channels) / kLanes}, v);
-    const float* u = filters;
-    for (const Panel panel : panels) {
-      const int64_t width = panel.count * kLanes;
-      for (int64_t place = 0; place < kPlaces; ++place, u += channels * width)
-        for (int64_t t = 0; t < count; t += Unit::kTiles) {
-          const Rows rows{v.at(place, t), v.tile_stride, 1};
-          multiply_panel<Unit::kTiles, Unit::kVectors, false>(panel, rows, u, width, channels, m.at(place, t),
-                                                              m.tile_stride);
-        }
-      transform_output(m, Tile(c.y, from), count, panel, bias, c.y);
-    }
-  }
-}
-
-// dU of a part, from the tiles [first, last), as [place][channel of the input][channel of the result].
-template <typename Unit>
-HOCKET_INLINE void sum_products(const Convolution& c, const Part& part, float* memory, int64_t first, int64_t last,
-                                float* sums) {
-  const Block v = c.scratch.v(memory), m = c.scratch.m(memory);
-  float* edges = c.scratch.edges(memory);
-  const Border x_border(c.x, edges), y_border(c.y, edges + c.scratch.border);
-  const int64_t rows = padded(part.rows), columns = part.stride();
-  std::memset(sums, 0, kPlaces * rows * columns * sizeof(float));
-  for (int64_t from = first; from < last; from += c.scratch.tiles) {
-    const int64_t count = std::min(last - from, c.scratch.tiles);
-    transform_input(c.x, x_border, Tile(c.y, from), c.pad_y, c.pad_x, count, {part.c, rows / kLanes}, v);
-    for (int64_t k = 0; k < columns;) {
-      const Panel panel{part.k + k, columns - k > kLanes ? Unit::kVectors : 1};
-      transform_gradient(c.y, y_border, Tile(c.y, from), count, panel, m);
-      for (int64_t place = 0; place < kPlaces; ++place)
-        for (int64_t r = 0; r < rows; r += Unit::kChannels) {
-          const Rows channels{v.at(place, 0) + r, 1, v.tile_stride};
-          multiply_panel<Unit::kChannels, Unit::kVectors, true>(panel, channels, m.at(place, 0), m.tile_stride, count,
-                                                                sums + (place * rows + r) * columns + k, columns);
-        }
-      k += panel.count * kLanes;
-    }
-  }
-}
-
-// The gradient of a part's filters, from `count` sums of products, `stride` apart.
-void finish(const Part& part, const float* sums, int64_t stride, int64_t count, const at::Tensor& gradient) {
-  float* to = gradient.mutable_data_ptr<float>();
-  const auto s = gradient.strides();
-  const int64_t rows = padded(part.rows), columns = part.stride();
-  for (int64_t c = 0; c < part.rows; ++c)
-    for (int64_t k = 0; k < part.columns; k += kLanes) {
-      const auto read = [&](int place) {
-        const float* from = sums + (place * rows + c) * columns + k;
-        Vector sum = load(from);
-        for (int64_t i = 1; i < count; ++i) sum += load(from + i * stride);
-        return sum;
-      };
-      Vector g[9];
-      transform_filter_gradient(read, g);
-      for (int64_t l = 0; l < std::min(kLanes, part.columns - k); ++l)
-        for (int64_t i = 0; i < 9; ++i)
-          to[(part.k + k + l) * s[0] + (part.c + c) * s[1] + i / 3 * s[2] + i % 3 * s[3]] = g[i][l];
-    }
-}
-
-// The kernels for a kind of vector units.
+// The kernels for a kind of vector units and a size of filters.
 struct Kernels {
-  int64_t tiles;
+  int64_t tiles, places;
   std::vector<Panel> (*panels)(int64_t);
-  void (*pack)(const Filters&, Panel, float*);
+  void (*pack)(const std::vector<Filters>&, Panel, float*);
   void (*convolve)(const Convolution&, const std::vector<Panel>&, const float*, const float*, float*, int64_t, int64_t);
   void (*sum_products)(const Convolution&, const Part&, float*, int64_t, int64_t, float*);
+  void (*finish)(const Part&, const float*, int64_t, int64_t, float*, at::IntArrayRef);
 };
 
-#define HOCKET_KERNELS(NAME, UNIT, ...)                                                                             \
-  __VA_ARGS__ void pack_##NAME(const Filters& w, Panel panel, float* to) { pack(w, panel, to); }                    \
-  __VA_ARGS__ void convolve_##NAME(const Convolution& c, const std::vector<Panel>& panels, const float* filters,    \
-                                   const float* bias, float* memory, int64_t first, int64_t last) {                 \
-    convolve<UNIT>(c, panels, filters, bias, memory, first, last);                                                  \
+#define HOCKET_KERNELS(NAME, UNIT, SCHEME, ...)                                                                     \
+  __VA_ARGS__ void pack_##NAME##SCHEME(const std::vector<Filters>& w, Panel panel, float* to) {                     \
+    pack<SCHEME>(w, panel, to);                                                                                     \
   }                                                                                                                 \
-  __VA_ARGS__ void sum_products_##NAME(const Convolution& c, const Part& part, float* memory, int64_t first,        \
-                                       int64_t last, float* sums) {                                                 \
-    sum_products<UNIT>(c, part, memory, first, last, sums);                                                         \
+  __VA_ARGS__ void convolve_##NAME##SCHEME(const Convolution& c, const std::vector<Panel>& panels,                  \
+                                           const float* filters, const float* bias, float* memory, int64_t first,   \
+                                           int64_t last) {                                                          \
+    convolve<UNIT, SCHEME>(c, panels, filters, bias, memory, first, last);                                          \
   }                                                                                                                 \
-  const Kernels k##NAME{UNIT::kTiles, panels_of<UNIT>, pack_##NAME, convolve_##NAME, sum_products_##NAME};
+  __VA_ARGS__ void sum_products_##NAME##SCHEME(const Convolution& c, const Part& part, float* memory, int64_t first, \
+                                               int64_t last, float* sums) {                                         \
+    sum_products<UNIT, SCHEME>(c, part, memory, first, last, sums);                                                 \
+  }                                                                                                                 \
+  const Kernels k##NAME##SCHEME{                                                                                    \
+      UNIT::kTiles,         SCHEME::kPlaces,         panels_of<UNIT>, pack_##NAME##SCHEME, convolve_##NAME##SCHEME, \
+      sum_products_##NAME##SCHEME, finish<SCHEME>};
 
-HOCKET_KERNELS(Any, Narrow)
+HOCKET_KERNELS(Any, Narrow, ThreeTaps)
+HOCKET_KERNELS(Any, Narrow, TwoTaps)
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-HOCKET_KERNELS(Avx2, Narrow, __attribute__((optimize("O3"), target("avx2,fma"))))
-HOCKET_KERNELS(Avx512, Wide, __attribute__((optimize("O3"), target("avx2,fma,avx512f,prefer-vector-width=512"))))
+#define HOCKET_AVX2 __attribute__((optimize("O3"), target("avx2,fma")))
+#define HOCKET_AVX512 __attribute__((optimize("O3"), target("avx2,fma,avx512f,prefer-vector-width=512")))
+HOCKET_KERNELS(Avx2, Narrow, ThreeTaps, HOCKET_AVX2)
+HOCKET_KERNELS(Avx2, Narrow, TwoTaps, HOCKET_AVX2)
+HOCKET_KERNELS(Avx512, Wide, ThreeTaps, HOCKET_AVX512)
+HOCKET_KERNELS(Avx512, Wide, TwoTaps, HOCKET_AVX512)
 
-const Kernels& kernels() {
-  static const Kernels& found = __builtin_cpu_supports("avx512f")                                  ? kAvx512
-                                : __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? kAvx2
-                                                                                                   : kAny;
-  return found;
+const Kernels& kernels(bool strided) {
+  static const bool wide = __builtin_cpu_supports("avx512f");
+  static const bool narrow = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  if (strided) return wide ? kAvx512TwoTaps : narrow ? kAvx2TwoTaps : kAnyTwoTaps;
+  return wide ? kAvx512ThreeTaps : narrow ? kAvx2ThreeTaps : kAnyThreeTaps;
 }
 #else
-const Kernels& kernels() { return kAny; }
+const Kernels& kernels(bool strided) { return strided ? kAnyTwoTaps : kAnyThreeTaps; }
 #endif
 #undef HOCKET_KERNELS
 
@@ -217,101 +78,82 @@ at::Tensor last(const at::Tensor& image) { return image.contiguous(at::MemoryFor
 
 // Kernels only read where an image is given.
 Image image_of(const at::Tensor& x) {
-  return {const_cast<float*>(x.const_data_ptr<float>()), x.size(0), x.size(2), x.size(3), x.size(1)};
+  const int64_t channels = x.size(1), row = x.size(3) * channels;
+  auto* data = const_cast<float*>(x.const_data_ptr<float>());
+  return {data, x.size(0), x.size(2), x.size(3), channels, x.size(2) * row, row, channels};
 }
 
-void expect(const at::Tensor& image, const at::Tensor& other, at::IntArrayRef padding, const char* who) {
-  for (const auto& each : {image, other})
-    TORCH_CHECK(each.dim() == 4 && each.scalar_type() == at::kFloat && each.size(1) >= kMinChannels, who,
-                ": four dimensions, float32, and at least ", kMinChannels, " channels are needed, not ", each.sizes());
-  TORCH_CHECK(padding.size() == 2 && std::min(padding[0], padding[1]) >= 0 && std::max(padding[0], padding[1]) <= 2, who,
-              ": there is padding by 0, 1 and 2, not ", padding);
+Filters filters_of(const at::Tensor& weight) {
+  const auto s = weight.strides();
+  return {weight.const_data_ptr<float>(), weight.size(0), weight.size(1), s[0], s[1], s[2], s[3]};
 }
 
-at::Tensor convolved(const at::Tensor& image, const Filters& w, const std::optional<at::Tensor>& bias, int64_t pad_y,
-                     int64_t pad_x) {
-  const auto given = last(image);
-  const int64_t height = image.size(2) + 2 * pad_y - 2, width = image.size(3) + 2 * pad_x - 2;
-  TORCH_CHECK(height > 0 && width > 0 && image.size(1) == w.summed, "winograd: ", image.sizes(),
-              " is no image for these filters");
-  auto made = at::empty({image.size(0), w.made, height, width}, given.options(), at::MemoryFormat::ChannelsLast);
-  if (!made.numel()) return made;
-  hocket::keep_width();
-  const auto& kernel = kernels();
-  const auto panels = kernel.panels(w.made);
-  const Convolution c{image_of(given), image_of(made), pad_y, pad_x, Scratch(w.summed, w.summed, kernel.tiles)};
+// Of the input's gradient: what was made is summed over, by filters turned by half a turn.
+Filters turned(const Filters& w, int64_t taps) {
+  return {w.data + (taps - 1) * (w.row_stride + w.column_stride), w.summed, w.made, w.summed_stride, w.made_stride,
+          -w.row_stride, -w.column_stride};
+}
+
+// Of a convolution with stride 2 and this padding: rows (or columns) 2 (y + tap) + parity - padding are read for result
+// y, which are rows y + tap - padding' of the half that begins with row `first`.
+struct Half {
+  int64_t parity, first, padding;
+  Half(int64_t parity, int64_t given)
+      : parity(parity), first((parity + given) % 2), padding((given - parity + first) / 2) {}
+};
+
+Filters half(const Filters& w, const Half& y, const Half& x) {
+  return {w.data + y.parity * w.row_stride + x.parity * w.column_stride,
+          w.made, w.summed, w.made_stride, w.summed_stride, 2 * w.row_stride, 2 * w.column_stride};
+}
+
+template <typename Function>
+void for_halves(at::IntArrayRef padding, const Function& function) {
+  for (int64_t parity = 0; parity < 4; ++parity) function(Half(parity / 2, padding[0]), Half(parity % 2, padding[1]));
+}
+
+// A convolution with stride 1, of one image or of the halves of one.
+void convolve(const std::vector<Source>& sources, const std::vector<Filters>& filters, const Image& y,
+              const std::optional<at::Tensor>& bias, const Kernels& kernel, const at::TensorOptions& options) {
+  const int64_t made = filters[0].made, summed = sources.size() * filters[0].summed;
+  const auto panels = kernel.panels(made);
+  const Convolution c{sources, y, Scratch(kernel.places, summed, filters[0].summed, kernel.tiles)};
   const int64_t threads = std::max(1, at::get_num_threads()), size = c.scratch.size(), tiles = c.num_tiles();
-  std::vector<int64_t> starts{padded(w.made)};
-  for (const Panel panel : panels) starts.push_back(starts.back() + kPlaces * w.summed * panel.count * kLanes);
-  auto memory = at::empty({starts.back() + threads * size}, given.options());
+  std::vector<int64_t> starts{padded(made)};
+  for (const Panel panel : panels) starts.push_back(starts.back() + kernel.places * summed * panel.count * kLanes);
+  auto memory = at::empty({starts.back() + threads * size}, options);
   float *biases = memory.mutable_data_ptr<float>(), *own = biases + starts.back();
-  if (bias) std::memcpy(biases, bias->contiguous().const_data_ptr<float>(), w.made * sizeof(float));
-  const int64_t grain = std::max<int64_t>(1, kGrainSums / (kLanes * w.summed));
+  if (bias) std::memcpy(biases, bias->contiguous().const_data_ptr<float>(), made * sizeof(float));
+  const int64_t grain = std::max<int64_t>(1, kGrainSums / (kLanes * summed));
   at::parallel_for(0, panels.size(), grain, [&](int64_t from, int64_t to) {
-    for (int64_t p = from; p < to; ++p) kernel.pack(w, panels[p], biases + starts[p]);
+    for (int64_t p = from; p < to; ++p) kernel.pack(filters, panels[p], biases + starts[p]);
   });
   const int64_t units = (tiles + kernel.tiles - 1) / kernel.tiles;
   at::parallel_for(0, units, 1, [&](int64_t from, int64_t to) {
     kernel.convolve(c, panels, biases + starts[0], bias ? biases : nullptr, own + at::get_thread_num() * size,
                     from * kernel.tiles, std::min(tiles, to * kernel.tiles));
   });
-  return made;
 }
 
-void expect_filters(const at::Tensor& weight) {
-  TORCH_CHECK(weight.size(2) == 3 && weight.size(3) == 3, "winograd: filters are 3 x 3, not ", weight.sizes());
-}
-
-at::Tensor winograd_convolution(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
-                                at::IntArrayRef padding) {
-  expect(x, weight, padding, "winograd_convolution");
-  expect_filters(weight);
-  TORCH_CHECK(!bias || (bias->scalar_type() == at::kFloat && bias->numel() == weight.size(0)),
-              "winograd: a bias is a number in float32 for each of ", weight.size(0), " channels");
-  const auto s = weight.strides();
-  return convolved(x, {weight.const_data_ptr<float>(), weight.size(0), weight.size(1), s[0], s[1], s[2], s[3]}, bias,
-                   padding[0], padding[1]);
-}
-
-// Of the input: the gradient convolved with the filters turned by half a turn.
-at::Tensor winograd_input_gradient(const at::Tensor& gradient, const at::Tensor& weight, at::IntArrayRef padding) {
-  expect(gradient, weight, padding, "winograd_input_gradient");
-  expect_filters(weight);
-  const auto s = weight.strides();
-  const float* corner = weight.const_data_ptr<float>() + 2 * s[2] + 2 * s[3];
-  return convolved(gradient, {corner, weight.size(1), weight.size(0), s[1], s[0], -s[2], -s[3]}, std::nullopt,
-                   2 - padding[0], 2 - padding[1]);
-}
-
-at::Tensor winograd_weight_gradient(const at::Tensor& gradient, const at::Tensor& input, at::IntArrayRef padding,
-                                    bool channels_last) {
-  expect(gradient, input, padding, "winograd_weight_gradient");
-  const auto x = last(input), dy = last(gradient);
-  const int64_t channels = x.size(1), made_channels = dy.size(1);
-  for (int64_t i = 0; i < 2; ++i)
-    TORCH_CHECK(dy.size(2 + i) == x.size(2 + i) + 2 * padding[i] - 2 && dy.size(0) == x.size(0),
-                "winograd: ", dy.sizes(), " is no gradient of a convolution of ", x.sizes());
-  auto made = at::empty({made_channels, channels, 3, 3}, x.options(),
-                        channels_last ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous);
-  if (!x.numel()) return made.zero_();
-  hocket::keep_width();
+// The gradient of filters, of which the strides are given, of a convolution with stride 1.
+void sum_products(const Source& source, const Image& dy, float* gradient, at::IntArrayRef strides,
+                  const Kernels& kernel, const at::TensorOptions& options) {
+  const int64_t channels = source.x.channels, made = dy.channels;
   // As many vectors of channels as fit; more of one image where the other has few.
   const auto most_beside = [](int64_t others) {
     return kPartSums / padded(std::min<int64_t>(others, 64)) / kLanes * kLanes;
   };
-  const int64_t rows = most_beside(made_channels), columns = most_beside(channels);
+  const int64_t rows = most_beside(made), columns = most_beside(channels);
   std::vector<Part> parts;
   for (int64_t c = 0; c < channels; c += rows)
-    for (int64_t k = 0; k < made_channels; k += columns)
-      parts.push_back({c, std::min(rows, channels - c), k, std::min(columns, made_channels - k)});
-  const auto& kernel = kernels();
-  const int64_t most = std::max(channels, made_channels);
-  const Convolution c{image_of(x), image_of(dy), padding[0], padding[1], Scratch(parts[0].rows, most, kernel.tiles)};
+    for (int64_t k = 0; k < made; k += columns)
+      parts.push_back({c, std::min(rows, channels - c), k, std::min(columns, made - k)});
+  const Convolution c{{source}, dy, Scratch(kernel.places, parts[0].rows, std::max(channels, made), kernel.tiles)};
   const int64_t threads = std::max(1, at::get_num_threads()), num_parts = parts.size(), tiles = c.num_tiles();
   const int64_t splits = num_parts >= 4 * threads ? 1 : std::min(threads, tiles);
-  const int64_t size = c.scratch.size(), sums_size = kPlaces * padded(parts[0].rows) * parts[0].stride();
+  const int64_t size = c.scratch.size(), sums_size = kernel.places * padded(parts[0].rows) * parts[0].stride();
   const int64_t num_sums = splits == 1 ? threads : splits * num_parts;
-  auto memory = at::empty({threads * size + num_sums * sums_size}, x.options());
+  auto memory = at::empty({threads * size + num_sums * sums_size}, options);
   float *own = memory.mutable_data_ptr<float>(), *sums = own + threads * size;
   at::parallel_for(0, splits * num_parts, 1, [&](int64_t from, int64_t to) {
     const int64_t thread = at::get_thread_num();
@@ -320,14 +162,125 @@ at::Tensor winograd_weight_gradient(const at::Tensor& gradient, const at::Tensor
       float* sum = sums + (splits == 1 ? thread : part * splits + split) * sums_size;
       kernel.sum_products(c, parts[part], own + thread * size, tiles * split / splits, tiles * (split + 1) / splits,
                           sum);
-      if (splits == 1) finish(parts[part], sum, 0, 1, made);
+      if (splits == 1) kernel.finish(parts[part], sum, 0, 1, gradient, strides);
     }
   });
   if (splits > 1)
     at::parallel_for(0, num_parts, 1, [&](int64_t from, int64_t to) {
       for (int64_t part = from; part < to; ++part)
-        finish(parts[part], sums + part * splits * sums_size, sums_size, splits, made);
+        kernel.finish(parts[part], sums + part * splits * sums_size, sums_size, splits, gradient, strides);
     });
+}
+
+void expect(const at::Tensor& image, const at::Tensor& other, at::IntArrayRef padding, const char* who) {
+  for (const auto& each : {image, other})
+    TORCH_CHECK(each.dim() == 4 && each.scalar_type() == at::kFloat && each.size(1) >= kMinChannels, who,
+                ": four dimensions, float32, and at least ", kMinChannels, " channels are needed, not ", each.sizes());
+  TORCH_CHECK(padding.size() == 2 && std::min(padding[0], padding[1]) >= 0 && std::max(padding[0], padding[1]) <= 2,
+              who, ": there is padding by 0, 1 and 2, not ", padding);
+}
+
+// Whether it is a convolution of 4 x 4 with stride 2, as the size of the filters tells. The vectors of an image's half
+// end with a pixel, so there are no other channels behind it.
+bool expect_filters(int64_t rows, int64_t columns, int64_t made, int64_t summed) {
+  TORCH_CHECK(rows == columns && (rows == 3 || rows == 4), "winograd: filters are 3 x 3 or 4 x 4, not ", rows, " x ",
+              columns);
+  TORCH_CHECK(rows == 3 || (made % kLanes == 0 && summed % kLanes == 0),
+              "winograd: filters of 4 x 4 take multiples of ", kLanes, " channels, not ", summed, " and ", made);
+  return rows == 4;
+}
+
+void expect_bias(const std::optional<at::Tensor>& bias, int64_t made) {
+  TORCH_CHECK(!bias || (bias->scalar_type() == at::kFloat && bias->numel() == made),
+              "winograd: a bias is a number in float32 for each of ", made, " channels");
+}
+
+at::Tensor image_like(const at::Tensor& x, int64_t channels, int64_t height, int64_t width) {
+  TORCH_CHECK(height > 0 && width > 0, "winograd: ", x.sizes(), " is no image for these filters");
+  return at::empty({x.size(0), channels, height, width}, x.options(), at::MemoryFormat::ChannelsLast);
+}
+
+void expect_size(const at::Tensor& x, bool strided) {
+  TORCH_CHECK(!strided || std::min(x.size(2), x.size(3)) >= 2, "winograd: ", x.sizes(), " has no second half");
+}
+
+at::Tensor winograd_convolution(const at::Tensor& image, const at::Tensor& weight,
+                                const std::optional<at::Tensor>& bias, at::IntArrayRef padding) {
+  expect(image, weight, padding, "winograd_convolution");
+  const Filters w = filters_of(weight);
+  const bool strided = expect_filters(weight.size(2), weight.size(3), w.made, w.summed);
+  expect_bias(bias, w.made);
+  TORCH_CHECK(image.size(1) == w.summed, "winograd: ", image.sizes(), " is no image for these filters");
+  const auto x = last(image);
+  expect_size(x, strided);
+  const auto made = [&](int64_t size, int64_t pad) { return (size + 2 * pad - 2) / (strided ? 2 : 1); };
+  auto y = image_like(x, w.made, made(x.size(2), padding[0]), made(x.size(3), padding[1]));
+  if (!y.numel()) return y;
+  hocket::keep_width();
+  std::vector<Source> sources;
+  std::vector<Filters> filters;
+  if (!strided) sources.push_back({image_of(x), padding[0], padding[1]}), filters.push_back(w);
+  else
+    for_halves(padding, [&](const Half& rows, const Half& columns) {
+      sources.push_back({image_of(x).half(rows.first, columns.first), rows.padding, columns.padding});
+      filters.push_back(half(w, rows, columns));
+    });
+  convolve(sources, filters, image_of(y), bias, kernels(strided), x.options());
+  return y;
+}
+
+at::Tensor winograd_input_gradient(const at::Tensor& gradient, const at::Tensor& weight,
+                                   const std::optional<at::Tensor>& bias, at::IntArrayRef padding) {
+  expect(gradient, weight, padding, "winograd_input_gradient");
+  const Filters w = filters_of(weight);
+  const bool strided = expect_filters(weight.size(2), weight.size(3), w.made, w.summed);
+  expect_bias(bias, w.summed);
+  TORCH_CHECK(gradient.size(1) == w.made, "winograd: ", gradient.sizes(), " is no image for these filters");
+  const auto dy = last(gradient);
+  const auto read = [&](int64_t size, int64_t pad) { return strided ? 2 * size + 2 - 2 * pad : size + 2 - 2 * pad; };
+  auto dx = image_like(dy, w.summed, read(dy.size(2), padding[0]), read(dy.size(3), padding[1]));
+  if (!dx.numel()) return dx;
+  hocket::keep_width();
+  const auto& kernel = kernels(strided);
+  if (!strided) {
+    convolve({{image_of(dy), 2 - padding[0], 2 - padding[1]}}, {turned(w, 3)}, image_of(dx), bias, kernel,
+             dy.options());
+    return dx;
+  }
+  for_halves(padding, [&](const Half& rows, const Half& columns) {
+    convolve({{image_of(dy), 1 - rows.padding, 1 - columns.padding}}, {turned(half(w, rows, columns), 2)},
+             image_of(dx).half(rows.first, columns.first), bias, kernel, dy.options());
+  });
+  return dx;
+}
+
+at::Tensor winograd_weight_gradient(const at::Tensor& gradient, const at::Tensor& input, at::IntArrayRef padding,
+                                    int64_t taps, bool channels_last) {
+  expect(gradient, input, padding, "winograd_weight_gradient");
+  const auto x = last(input), dy = last(gradient);
+  const bool strided = expect_filters(taps, taps, dy.size(1), x.size(1));
+  expect_size(x, strided);
+  for (int64_t i = 0; i < 2; ++i) {
+    const int64_t room = x.size(2 + i) + 2 * padding[i] - taps;
+    TORCH_CHECK(room >= 0 && dy.size(2 + i) == (strided ? room / 2 : room) + 1 && dy.size(0) == x.size(0),
+                "winograd: ", dy.sizes(), " is no gradient of a convolution of ", x.sizes());
+  }
+  auto made = at::empty({dy.size(1), x.size(1), taps, taps}, x.options(),
+                        channels_last ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous);
+  if (!x.numel()) return made.zero_();
+  hocket::keep_width();
+  const auto& kernel = kernels(strided);
+  const auto s = made.strides();
+  float* to = made.mutable_data_ptr<float>();
+  if (!strided) {
+    sum_products({image_of(x), padding[0], padding[1]}, image_of(dy), to, s, kernel, x.options());
+    return made;
+  }
+  for_halves(padding, [&](const Half& rows, const Half& columns) {
+    const std::array<int64_t, 4> strides{s[0], s[1], 2 * s[2], 2 * s[3]};
+    sum_products({image_of(x).half(rows.first, columns.first), rows.padding, columns.padding}, image_of(dy),
+                 to + rows.parity * s[2] + columns.parity * s[3], strides, kernel, x.options());
+  });
   return made;
 }
 
@@ -335,8 +288,9 @@ at::Tensor winograd_weight_gradient(const at::Tensor& gradient, const at::Tensor
 
 TORCH_LIBRARY_FRAGMENT(hocket, library) {
   library.def("winograd_convolution(Tensor x, Tensor weight, Tensor? bias, int[] padding) -> Tensor");
-  library.def("winograd_input_gradient(Tensor gradient, Tensor weight, int[] padding) -> Tensor");
-  library.def("winograd_weight_gradient(Tensor gradient, Tensor input, int[] padding, bool channels_last) -> Tensor");
+  library.def("winograd_input_gradient(Tensor gradient, Tensor weight, Tensor? bias, int[] padding) -> Tensor");
+  library.def(
+      "winograd_weight_gradient(Tensor gradient, Tensor input, int[] padding, int taps, bool channels_last) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(hocket, CPU, library) {

@@ -1,13 +1,13 @@
-// The steps of Winograd's F(2 x 2, 3 x 3) on blocks of tiles (Lavin & Gray, Fast Algorithms for Convolutional Neural
-// Networks, CVPR 2016): a convolution of 3 x 3 with stride 1 takes 16 products for 2 x 2 results and a pair of
-// channels, where the sum that defines it takes 36.
+// The steps of Winograd's algorithm on blocks of tiles (Lavin & Gray, Fast Algorithms for Convolutional Neural
+// Networks, CVPR 2016). A tile is 2 x 2 results of a convolution with stride 1:
 //
-//     V = B' d B      of each tile of 4 x 4 pixels        U = G g G'     of each filter
-//     M = V U         for each of the 16 places: tiles x channels times channels x channels
+//     V = B' d B      of each tile of pixels              U = G g G'     of each filter
+//     M = V U         for each place of a tile: tiles x channels times channels x channels
 //     Y = A' M A      2 x 2 results                       dU = V' (A dY A'),  dg = G' dU G
 //
-// Images have their channels last, so a vector is 16 channels of a pixel. All functions are inlined into one that is
-// compiled for a kind of vector units.
+// Filters of 3 x 3 take 16 products for 2 x 2 results and a pair of channels, where the sum that defines them takes 36;
+// filters of 2 x 2 take 9, not 16. Images have their channels last, so a vector is 16 channels of a pixel. All
+// functions are inlined into one that is compiled for a kind of vector units.
 
 #pragma once
 
@@ -21,8 +21,7 @@
 
 namespace hocket::winograd {
 
-constexpr int64_t kLanes = 16;   // floats in a vector: one register of AVX-512, two of AVX2
-constexpr int64_t kPlaces = 16;  // in a transformed tile
+constexpr int64_t kLanes = 16;  // floats in a vector: one register of AVX-512, two of AVX2
 
 typedef float Vector __attribute__((vector_size(kLanes * sizeof(float)), aligned(alignof(float)), may_alias));
 
@@ -39,11 +38,55 @@ HOCKET_INLINE void store(float* to, Vector value, int64_t count) {
 
 HOCKET_INLINE int64_t padded(int64_t channels) { return (channels + kLanes - 1) / kLanes * kLanes; }
 
+// The transforms of a row or a column: F(2, 3) and F(2, 2).
+struct ThreeTaps {
+  static constexpr int kTaps = 3, kSide = 4, kPlaces = kSide * kSide;
+  HOCKET_INLINE static void input(const Vector (&d)[4], Vector (&v)[4]) {
+    v[0] = d[0] - d[2], v[1] = d[1] + d[2], v[2] = d[2] - d[1], v[3] = d[1] - d[3];
+  }
+  HOCKET_INLINE static void gradient(const Vector (&y)[2], Vector (&m)[4]) {
+    m[0] = y[0], m[1] = y[0] + y[1], m[2] = y[0] - y[1], m[3] = -y[1];
+  }
+  HOCKET_INLINE static void output(const Vector (&m)[4], Vector (&y)[2]) {
+    y[0] = m[0] + m[1] + m[2], y[1] = m[1] - m[2] - m[3];
+  }
+  HOCKET_INLINE static void filter(const Vector (&g)[3], Vector (&u)[4]) {
+    const Vector ends = g[0] + g[2];
+    u[0] = g[0], u[1] = 0.5f * (ends + g[1]), u[2] = 0.5f * (ends - g[1]), u[3] = g[2];
+  }
+  HOCKET_INLINE static void filter_gradient(const Vector (&u)[4], Vector (&g)[3]) {
+    const Vector half = 0.5f * (u[1] + u[2]);
+    g[0] = u[0] + half, g[1] = 0.5f * (u[1] - u[2]), g[2] = half + u[3];
+  }
+};
+
+struct TwoTaps {
+  static constexpr int kTaps = 2, kSide = 3, kPlaces = kSide * kSide;
+  HOCKET_INLINE static void input(const Vector (&d)[3], Vector (&v)[3]) {
+    v[0] = d[0] - d[1], v[1] = d[1], v[2] = d[2] - d[1];
+  }
+  HOCKET_INLINE static void gradient(const Vector (&y)[2], Vector (&m)[3]) {
+    m[0] = y[0], m[1] = y[0] + y[1], m[2] = y[1];
+  }
+  HOCKET_INLINE static void output(const Vector (&m)[3], Vector (&y)[2]) { y[0] = m[0] + m[1], y[1] = m[1] + m[2]; }
+  HOCKET_INLINE static void filter(const Vector (&g)[2], Vector (&u)[3]) {
+    u[0] = g[0], u[1] = g[0] + g[1], u[2] = g[1];
+  }
+  HOCKET_INLINE static void filter_gradient(const Vector (&u)[3], Vector (&g)[2]) {
+    g[0] = u[0] + u[1], g[1] = u[1] + u[2];
+  }
+};
+
 struct Image {
   float* data;
-  int64_t images, height, width, channels;
+  int64_t images, height, width, channels, image_stride, row_stride, pixel_stride;
   HOCKET_INLINE float* pixel(int64_t n, int64_t y, int64_t x) const {
-    return data + ((n * height + y) * width + x) * channels;
+    return data + n * image_stride + y * row_stride + x * pixel_stride;
+  }
+  // Every second row and column, from these on.
+  Image half(int64_t y, int64_t x) const {
+    return {pixel(0, y, x),   images,         (height - y + 1) / 2, (width - x + 1) / 2, channels, image_stride,
+            2 * row_stride, 2 * pixel_stride};
   }
 };
 
@@ -96,130 +139,148 @@ struct Border {
   }
 };
 
-// V = B' d B of `count` vectors of a tile: `read(place, channel)` gives one of d.
-template <typename Read>
+// V = B' d B of `count` vectors of a tile: `read(row, column, channel)` gives one of d.
+template <typename Scheme, typename Read>
 HOCKET_INLINE void transform_pixels(int64_t count, const Read& read, float* to, int64_t place_stride) {
+  constexpr int kSide = Scheme::kSide;
   for (int64_t c = 0; c < count * kLanes; c += kLanes) {
-    Vector t[4][4];
+    Vector t[kSide][kSide], made[kSide];
 #pragma GCC unroll 4
-    for (int j = 0; j < 4; ++j) {
-      const Vector d0 = read(j, c), d1 = read(4 + j, c), d2 = read(8 + j, c), d3 = read(12 + j, c);
-      t[0][j] = d0 - d2, t[1][j] = d1 + d2, t[2][j] = d2 - d1, t[3][j] = d1 - d3;
+    for (int j = 0; j < kSide; ++j) {
+      Vector column[kSide];
+#pragma GCC unroll 4
+      for (int i = 0; i < kSide; ++i) column[i] = read(i, j, c);
+      Scheme::input(column, made);
+#pragma GCC unroll 4
+      for (int i = 0; i < kSide; ++i) t[i][j] = made[i];
     }
 #pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) {
-      float* row = to + 4 * i * place_stride + c;
-      store(row, t[i][0] - t[i][2]);
-      store(row + place_stride, t[i][1] + t[i][2]);
-      store(row + 2 * place_stride, t[i][2] - t[i][1]);
-      store(row + 3 * place_stride, t[i][1] - t[i][3]);
+    for (int i = 0; i < kSide; ++i) {
+      Scheme::input(t[i], made);
+#pragma GCC unroll 4
+      for (int j = 0; j < kSide; ++j) store(to + (kSide * i + j) * place_stride + c, made[j]);
     }
   }
 }
 
 // V of `count` tiles, of the channels of a panel.
+template <typename Scheme>
 HOCKET_INLINE void transform_input(const Image& x, const Border& border, Tile tile, int64_t pad_y, int64_t pad_x,
                                    int64_t count, Panel panel, const Block& v) {
+  constexpr int kSide = Scheme::kSide;
   for (int64_t t = 0; t < count; ++t, tile.next()) {
     const int64_t top = 2 * tile.row - pad_y, left = 2 * tile.column - pad_x;
     // Of a tile that ends before the last column the image's last pixel is none.
-    if (top >= 0 && left >= 0 && top + 4 <= x.height && left + 4 < x.width) {
+    if (top >= 0 && left >= 0 && top + kSide <= x.height && left + kSide < x.width) {
       const float* corner = x.pixel(tile.image, top, left) + panel.first;
-      const int64_t row = x.width * x.channels, column = x.channels;
-      const auto read = [=](int place, int64_t c) __attribute__((always_inline)) {
-        return load(corner + (place / 4) * row + (place % 4) * column + c);
+      const auto read = [=](int i, int j, int64_t c) __attribute__((always_inline)) {
+        return load(corner + i * x.row_stride + j * x.pixel_stride + c);
       };
-      transform_pixels(panel.count, read, v.at(0, t), v.place_stride);
+      transform_pixels<Scheme>(panel.count, read, v.at(0, t), v.place_stride);
     } else {
-      const float* pixels[kPlaces];
-      for (int64_t i = 0; i < kPlaces; ++i)
-        pixels[i] = border.pixel(x, tile.image, top + i / 4, left + i % 4) + panel.first;
-      const auto read = [&](int place, int64_t c) __attribute__((always_inline)) { return load(pixels[place] + c); };
-      transform_pixels(panel.count, read, v.at(0, t), v.place_stride);
+      const float* pixels[kSide][kSide];
+      for (int64_t i = 0; i < kSide; ++i)
+        for (int64_t j = 0; j < kSide; ++j)
+          pixels[i][j] = border.pixel(x, tile.image, top + i, left + j) + panel.first;
+      const auto read = [&](int i, int j, int64_t c) __attribute__((always_inline)) { return load(pixels[i][j] + c); };
+      transform_pixels<Scheme>(panel.count, read, v.at(0, t), v.place_stride);
     }
   }
 }
 
 // A dY A' of `count` tiles, of the channels of a panel.
+template <typename Scheme>
 HOCKET_INLINE void transform_gradient(const Image& y, const Border& border, Tile tile, int64_t count, Panel panel,
                                       const Block& m) {
+  constexpr int kSide = Scheme::kSide;
   for (int64_t t = 0; t < count; ++t, tile.next()) {
-    const float* pixels[4];
+    const float* pixels[2][2];
     for (int64_t i = 0; i < 4; ++i)
-      pixels[i] = border.pixel(y, tile.image, 2 * tile.row + i / 2, 2 * tile.column + i % 2) + panel.first;
+      pixels[i / 2][i % 2] = border.pixel(y, tile.image, 2 * tile.row + i / 2, 2 * tile.column + i % 2) + panel.first;
     for (int64_t c = 0; c < panel.count * kLanes; c += kLanes) {
-      const Vector a = load(pixels[0] + c), b = load(pixels[1] + c), d = load(pixels[2] + c), e = load(pixels[3] + c);
-      const Vector left[4] = {a, a + d, a - d, -d}, right[4] = {b, b + e, b - e, -e};
-      float* row = m.at(0, t) + c;
+      Vector left[kSide], right[kSide], made[kSide];
+      Scheme::gradient({load(pixels[0][0] + c), load(pixels[1][0] + c)}, left);
+      Scheme::gradient({load(pixels[0][1] + c), load(pixels[1][1] + c)}, right);
+      float* to = m.at(0, t) + c;
 #pragma GCC unroll 4
-      for (int i = 0; i < 4; ++i, row += 4 * m.place_stride) {
-        store(row, left[i]);
-        store(row + m.place_stride, left[i] + right[i]);
-        store(row + 2 * m.place_stride, left[i] - right[i]);
-        store(row + 3 * m.place_stride, -right[i]);
+      for (int i = 0; i < kSide; ++i) {
+        Scheme::gradient({left[i], right[i]}, made);
+#pragma GCC unroll 4
+        for (int j = 0; j < kSide; ++j) store(to + (kSide * i + j) * m.place_stride, made[j]);
       }
     }
   }
 }
 
 // Y = A' M A of `count` tiles, of the channels of a panel, with their bias where there is one.
+template <typename Scheme>
 HOCKET_INLINE void transform_output(const Block& m, Tile tile, int64_t count, Panel panel, const float* bias,
                                     const Image& y) {
+  constexpr int kSide = Scheme::kSide;
   const int64_t width = std::min(kLanes, y.channels);
   for (int64_t t = 0; t < count; ++t, tile.next()) {
     const bool below = 2 * tile.row + 1 < y.height, right = 2 * tile.column + 1 < y.width;
     float* to = y.pixel(tile.image, 2 * tile.row, 2 * tile.column) + panel.first;
     for (int64_t c = 0; c < panel.count * kLanes; c += kLanes, to += kLanes) {
-      Vector r[2][4];
+      Vector rows[2][kSide], made[2];
 #pragma GCC unroll 4
-      for (int j = 0; j < 4; ++j) {
-        const float* column = m.at(j, t) + c;
-        const Vector m0 = load(column), m1 = load(column + 4 * m.place_stride),
-                     m2 = load(column + 8 * m.place_stride), m3 = load(column + 12 * m.place_stride);
-        r[0][j] = m0 + m1 + m2, r[1][j] = m1 - m2 - m3;
+      for (int j = 0; j < kSide; ++j) {
+        Vector column[kSide];
+#pragma GCC unroll 4
+        for (int i = 0; i < kSide; ++i) column[i] = load(m.at(kSide * i + j, t) + c);
+        Scheme::output(column, made);
+        rows[0][j] = made[0], rows[1][j] = made[1];
       }
       const Vector more = bias ? load(bias + panel.first + c) : Vector{};
-      store(to, r[0][0] + r[0][1] + r[0][2] + more, width);
-      if (right) store(to + y.channels, r[0][1] - r[0][2] - r[0][3] + more, width);
-      if (below) store(to + y.width * y.channels, r[1][0] + r[1][1] + r[1][2] + more, width);
-      if (below && right) store(to + (y.width + 1) * y.channels, r[1][1] - r[1][2] - r[1][3] + more, width);
+      Scheme::output(rows[0], made);
+      store(to, made[0] + more, width);
+      if (right) store(to + y.pixel_stride, made[1] + more, width);
+      if (!below) continue;
+      Scheme::output(rows[1], made);
+      store(to + y.row_stride, made[0] + more, width);
+      if (right) store(to + y.row_stride + y.pixel_stride, made[1] + more, width);
     }
   }
 }
 
-// U = G g G' of 16 filters: `g[place]` is a vector of them.
-HOCKET_INLINE void transform_filter(const Vector (&g)[9], float* to, int64_t place_stride) {
-  Vector t[4][3];
+// U = G g G' of 16 filters: `g[row][column]` is a vector of them.
+template <typename Scheme>
+HOCKET_INLINE void transform_filter(const Vector (&g)[Scheme::kTaps][Scheme::kTaps], float* to, int64_t place_stride) {
+  constexpr int kTaps = Scheme::kTaps, kSide = Scheme::kSide;
+  Vector t[kSide][kTaps], made[kSide];
 #pragma GCC unroll 3
-  for (int j = 0; j < 3; ++j) {
-    const Vector ends = g[j] + g[6 + j];
-    t[0][j] = g[j], t[1][j] = 0.5f * (ends + g[3 + j]), t[2][j] = 0.5f * (ends - g[3 + j]), t[3][j] = g[6 + j];
+  for (int j = 0; j < kTaps; ++j) {
+    Vector column[kTaps];
+#pragma GCC unroll 3
+    for (int i = 0; i < kTaps; ++i) column[i] = g[i][j];
+    Scheme::filter(column, made);
+#pragma GCC unroll 4
+    for (int i = 0; i < kSide; ++i) t[i][j] = made[i];
   }
 #pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) {
-    const Vector ends = t[i][0] + t[i][2];
-    float* row = to + 4 * i * place_stride;
-    store(row, t[i][0]);
-    store(row + place_stride, 0.5f * (ends + t[i][1]));
-    store(row + 2 * place_stride, 0.5f * (ends - t[i][1]));
-    store(row + 3 * place_stride, t[i][2]);
+  for (int i = 0; i < kSide; ++i) {
+    Scheme::filter(t[i], made);
+#pragma GCC unroll 4
+    for (int j = 0; j < kSide; ++j) store(to + (kSide * i + j) * place_stride, made[j]);
   }
 }
 
 // dg = G' dU G of 16 filters: `read(place)` gives a vector of dU.
-template <typename Read>
-HOCKET_INLINE void transform_filter_gradient(const Read& read, Vector (&g)[9]) {
-  Vector t[3][4];
+template <typename Scheme, typename Read>
+HOCKET_INLINE void transform_filter_gradient(const Read& read, Vector (&g)[Scheme::kTaps][Scheme::kTaps]) {
+  constexpr int kTaps = Scheme::kTaps, kSide = Scheme::kSide;
+  Vector t[kTaps][kSide], made[kTaps];
 #pragma GCC unroll 4
-  for (int j = 0; j < 4; ++j) {
-    const Vector u0 = read(j), u1 = read(4 + j), u2 = read(8 + j), u3 = read(12 + j), half = 0.5f * (u1 + u2);
-    t[0][j] = u0 + half, t[1][j] = 0.5f * (u1 - u2), t[2][j] = half + u3;
+  for (int j = 0; j < kSide; ++j) {
+    Vector column[kSide];
+#pragma GCC unroll 4
+    for (int i = 0; i < kSide; ++i) column[i] = read(kSide * i + j);
+    Scheme::filter_gradient(column, made);
+#pragma GCC unroll 3
+    for (int i = 0; i < kTaps; ++i) t[i][j] = made[i];
   }
 #pragma GCC unroll 3
-  for (int i = 0; i < 3; ++i) {
-    const Vector half = 0.5f * (t[i][1] + t[i][2]);
-    g[3 * i] = t[i][0] + half, g[3 * i + 1] = 0.5f * (t[i][1] - t[i][2]), g[3 * i + 2] = half + t[i][3];
-  }
+  for (int i = 0; i < kTaps; ++i) Scheme::filter_gradient(t[i], g[i]);
 }
 
 // Of left[r][i] * right[i][k] the sums over i, for kRows and kVectors vectors of k, in registers. They are added to

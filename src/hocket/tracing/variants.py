@@ -12,7 +12,8 @@ With ``numerics="close"`` a step may also be rewritten while it is captured, mod
 - ``channels-last``: images, and what convolutions make of them, have their channels last in memory, which is how oneDNN
   computes them. Parameters, gradients and optimizer state keep their layout.
 - ``fused-norm``: a batch norm, the addition and the ReLU after it are one native op (``native/norms.cpp``).
-- ``winograd``: convolutions of 3 x 3 take 16 products in place of 36 (``native/winograd.cpp``).
+- ``winograd``: convolutions of 3 x 3 take 16 products in place of 36, of 4 x 4 with stride 2 36 in place of 64
+  (``native/winograd.cpp``).
 - ``fused-update``: the optimizer makes its update by torch's own fused kernels (``fused=True``).
 - ``compiled``: all but products, convolutions and random numbers are kernels that Inductor writes, called natively (see
   `hocket.tracing.compiling`). It is made of a step that was captured without it, and with fused updates, which are not
@@ -32,7 +33,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from hocket import native
-from hocket.tracing.native_ops import FUSED_NORM, MIN_CHANNELS, NATIVE_OPS, WINOGRAD
+from hocket.tracing.native_ops import FUSED_NORM, NATIVE_OPS, WINOGRAD, tiles_filters
 from hocket.tracing.state import Inventory
 
 __all__ = [
@@ -184,7 +185,7 @@ def _native_ops(places: Inventory) -> Iterator[str]:
     if any(isinstance(module, torch.nn.BatchNorm2d) for module in places.modules) and native.available():
         yield FUSED_NORM
     filters = [p.shape for entry in places.parameters if (p := entry.get()) is not None and p.dim() == 4]
-    if any(shape[2:] == (3, 3) and min(shape[:2]) >= MIN_CHANNELS for shape in filters) and native.available():
+    if any(map(tiles_filters, filters)) and native.available():
         yield WINOGRAD
 
 

@@ -15,6 +15,7 @@ from hocket.tracing.captured import capture_step, relowered
 from hocket.tracing.state import inventory
 from hocket.tracing.variants import native_ops_of, rewrites_of, rewritten
 from support.captures import closeness, kernels
+from support.steps import training_step
 
 pytestmark = pytest.mark.skipif(not available(), reason=available().why)
 
@@ -46,13 +47,7 @@ def case(*convolutions: nn.Module, size: int = 12) -> tuple[Any, ...]:
     net(batch[0])
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
 
-    def step(batch: Any) -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(net(batch[0]), batch[1])
-        loss.backward()
-        optimizer.step()
-        return loss
-
+    step = training_step(net, optimizer)
     step(batch)
     captured = capture_step(step, net, optimizer, batch, split=False)
     places = inventory(net, optimizer)
@@ -68,11 +63,16 @@ def case(*convolutions: nn.Module, size: int = 12) -> tuple[Any, ...]:
         lambda: nn.Conv2d(16, 24, 3, padding="same", bias=False),
         lambda: nn.Conv2d(16, 24, 3, padding=(0, 2)),
         lambda: nn.Conv2d(16, 24, 3).to(memory_format=torch.channels_last),
+        lambda: nn.ConvTranspose2d(16, 24, 3, padding=1),
+        lambda: nn.Conv2d(16, 32, 4, stride=2, padding=1),
+        lambda: nn.Conv2d(16, 48, 4, stride=2, padding=(0, 2), bias=False).to(memory_format=torch.channels_last),
+        lambda: nn.ConvTranspose2d(16, 32, 4, stride=2, padding=1),
+        lambda: nn.ConvTranspose2d(16, 48, 4, stride=2, bias=False),
         lambda: Functional(24, 16),
     ],
 )
 def test_steps_are_close(convolution: Callable[[], nn.Module]) -> None:
-    step, batch, captured, tiled = case(convolution())
+    step, batch, captured, tiled = case(convolution(), size=24)
     count = kernels(tiled)
     assert [count[f"winograd_{kernel}"] for kernel in ("convolution", "input_gradient", "weight_gradient")] == [1, 1, 1]
     assert count["convolution"] == count["convolution_backward"] == 1, "three channels are too few"
@@ -90,7 +90,11 @@ def test_steps_are_close(convolution: Callable[[], nn.Module]) -> None:
         nn.Conv2d(16, 4, 3, padding=1),
         nn.Conv2d(16, 24, 5, padding=2),
         nn.Conv2d(16, 24, 3, padding=3),
-        nn.ConvTranspose2d(16, 24, 3, padding=1),
+        nn.Conv2d(16, 24, 4, stride=2, padding=1),
+        nn.Conv2d(16, 32, 4, padding=1),
+        nn.Conv2d(16, 32, 4, stride=(2, 1), padding=1),
+        nn.ConvTranspose2d(16, 32, 4, stride=2, padding=1, output_padding=1),
+        nn.ConvTranspose2d(16, 24, 3, padding=1, stride=2),
     ],
 )
 def test_other_convolutions_stay(convolution: nn.Module) -> None:
@@ -101,6 +105,13 @@ def test_other_convolutions_stay(convolution: nn.Module) -> None:
     count = kernels(tiled)
     assert count["winograd_convolution"] == count["winograd_weight_gradient"] == 1
     assert count["convolution"] == count["convolution_backward"] >= 2
+
+
+def test_a_row_that_no_filter_reads_has_no_gradient_by_tiles() -> None:
+    pooled = nn.Sequential(nn.AvgPool2d(2, stride=1), nn.Conv2d(16, 32, 4, stride=2, padding=1))
+    _, _, _, tiled = case(pooled, nn.Conv2d(32, 32, 3, padding=1), size=24)
+    assert kernels(tiled)["winograd_convolution"] == 1
+    assert kernels(tiled)["convolution"] == 2, "of 23 rows the last one is read by none"
 
 
 def test_a_step_of_few_tiles_keeps_torchs() -> None:

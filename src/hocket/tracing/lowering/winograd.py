@@ -1,8 +1,9 @@
-"""Convolutions of 3 x 3 with stride 1 by Winograd's algorithm, where images have their channels last.
+"""Convolutions of 3 x 3 with stride 1, and of 4 x 4 with stride 2, by Winograd's algorithm, for channels-last images.
 
-A tile of 2 x 2 results takes 16 products for each pair of channels, where the sum that defines it takes 36 (Lavin &
-Gray, Fast Algorithms for Convolutional Neural Networks, CVPR 2016, section 4.1; `native/winograd.cpp`). The forward,
-the gradient of the input and that of the filters are an op each; the gradient of a bias is a sum. They round otherwise
+A tile of 2 x 2 results takes 16 products for each pair of channels, where the sum that defines it takes 36; with
+filters of 4 x 4 it takes 36 and not 64 (Lavin & Gray, Fast Algorithms for Convolutional Neural Networks, CVPR 2016,
+section 4.1; `native/winograd.cpp`). The forward, the gradient of the input and that of the filters are an op each; the
+gradient of a bias is a sum. A transposed convolution is the gradient of the input of another one. They round otherwise
 than torch's, so only forms that need not be bitwise have them.
 """
 
@@ -16,7 +17,7 @@ import torch
 
 from hocket.tracing.lowering.calls import AnnotatedCall
 from hocket.tracing.lowering.conv_backward import PARTS
-from hocket.tracing.native_ops import MIN_CHANNELS
+from hocket.tracing.native_ops import tiles_filters
 from hocket.tracing.program import Call, Slot
 
 __all__ = ["tile_convolutions"]
@@ -62,7 +63,7 @@ def _without_copies(
             touching.setdefault(root, []).append(position)
     result: list[AnnotatedCall | None] = list(pieces)
     for position, piece in enumerate(pieces):
-        if piece.call.func is not torch.ops.hocket.winograd_weight_gradient.default:
+        if piece.call.func is not _op("weight_gradient"):
             continue
         (slot,) = piece.call.outs.values()
         users = touching.get(roots[slot], [])
@@ -77,7 +78,7 @@ def _without_copies(
         found = values[into]
         is_last = not found.is_contiguous()
         if is_fresh and found.dtype == torch.float32 and (not is_last or _has_channels_last(found)):
-            call = replace(piece.call, args=(*piece.call.args[:3], is_last), outs={None: into})
+            call = replace(piece.call, args=(*piece.call.args[:-1], is_last), outs={None: into})
             result[position] = _instead(piece, call, roots)
             result[empty] = result[users[-1]] = None
     return [piece for piece in result if piece is not None]
@@ -86,27 +87,29 @@ def _without_copies(
 def _forward(piece: AnnotatedCall, values: Mapping[int, Any], roots: Sequence[int | None]) -> AnnotatedCall:
     x, weight, bias, *options = piece.call.args
     (made,) = piece.call.outs.values()
-    if not _can_tile(values, x, weight, Slot(made), options) or not _is_large(values[made]):
+    large, small = (Slot(made), x) if _is_transposed(options) else (x, Slot(made))
+    can_tile = _can_tile(values, large, small, weight, options) and _have_channels_last(values, x, Slot(made))
+    if not can_tile or not _is_large(values[small.index]):
         return piece
-    func = torch.ops.hocket.winograd_convolution.default
-    return _instead(piece, Call(func, (x, weight, bias, tuple(options[1])), {}, piece.call.outs), roots)
+    func = "input_gradient" if _is_transposed(options) else "convolution"
+    return _instead(piece, Call(_op(func), (x, weight, bias, tuple(options[1])), {}, piece.call.outs), roots)
 
 
 def _backward(piece: AnnotatedCall, values: Mapping[int, Any], roots: Sequence[int | None]) -> Iterator[AnnotatedCall]:
     gradient, x, weight, _, *options, _ = piece.call.args
     outs = {position: slot for position, slot in piece.call.outs.items() if position is not None}
-    can_tile = _can_tile(values, x, weight, Slot(outs[0]) if 0 in outs else x, options)
-    if not can_tile or not isinstance(gradient, Slot) or not (_is_large(values[gradient.index]) or 0 not in outs):
-        yield piece
-        return
+    large, small = (gradient, x) if _is_transposed(options) else (x, gradient)
     is_last = 1 in outs and _has_channels_last(values[outs[1]])
-    if 1 in outs and not is_last and not values[outs[1]].is_contiguous():
+    is_usual = 1 not in outs or is_last or values[outs[1]].is_contiguous()
+    own = Slot(outs[0]) if 0 in outs else x
+    can_tile = is_usual and _can_tile(values, large, small, weight, options) and _have_channels_last(values, x, own)
+    if not can_tile or not (_is_large(values[small.index]) or 0 not in outs):
         yield piece
         return
-    padding = tuple(options[1])
+    padding, taps = tuple(options[1]), values[weight.index].shape[-1]
     calls = {
-        0: (torch.ops.hocket.winograd_input_gradient.default, (gradient, weight, padding)),
-        1: (torch.ops.hocket.winograd_weight_gradient.default, (gradient, x, padding, is_last)),
+        0: (_op("convolution" if _is_transposed(options) else "input_gradient"), (gradient, weight, None, padding)),
+        1: (_op("weight_gradient"), (small, large, padding, taps, is_last)),
         2: (_aten.sum.dim_IntList, (gradient, (0, 2, 3))),
     }
     for position, slot in sorted(outs.items()):
@@ -116,22 +119,34 @@ def _backward(piece: AnnotatedCall, values: Mapping[int, Any], roots: Sequence[i
         yield _instead(made, Call(func, args, {}, {None: slot}), roots)
 
 
-def _can_tile(values: Mapping[int, Any], x: Any, weight: Any, made: Slot, options: Sequence[Any]) -> bool:
-    """Whether it is a convolution of 3 x 3, as a layer has it, of an image that makes another one."""
-    stride, padding, dilation, transposed, _, groups = options
-    if not all(isinstance(slot, Slot) for slot in (x, weight)):
+def _op(name: str) -> Any:
+    return getattr(torch.ops.hocket, f"winograd_{name}").default
+
+
+def _is_transposed(options: Sequence[Any]) -> bool:
+    return bool(options[3])
+
+
+def _can_tile(values: Mapping[int, Any], x: Any, y: Any, weight: Any, options: Sequence[Any]) -> bool:
+    """Whether it is a convolution of these filters from x to y, or from y to x a transposed one, as a layer has it."""
+    stride, padding, dilation, _, more, groups = options
+    found: list[Any] = [values.get(slot.index) if isinstance(slot, Slot) else None for slot in (x, y, weight)]
+    if any(v is None or v.dim() != 4 or v.dtype != torch.float32 or v.device.type not in _DEVICES for v in found):
         return False
-    filters: Any = values.get(weight.index)
-    images: list[Any] = [values.get(slot.index) for slot in (x, made)]
-    if any(
-        v is None or v.dim() != 4 or v.dtype != torch.float32 or v.device.type not in _DEVICES
-        for v in (*images, filters)
-    ):
+    *images, filters = found
+    taps, (step, *others) = filters.shape[-1], stride
+    usual = set(others) <= {step} and set(dilation) == {1} and not any(more) and groups == 1
+    if not usual or not tiles_filters(filters.shape, step) or len(padding) != 2 or max(padding) > 2:
         return False
-    usual = set(stride) == {1} and set(dilation) == {1} and not transposed and groups == 1
-    has_padding = len(padding) == 2 and max(padding) <= 2
-    has_filters = filters.shape[2:] == (3, 3) and min(filters.shape[:2]) >= MIN_CHANNELS
-    return usual and has_padding and has_filters and all(map(_has_channels_last, images))
+    # One with a row that no filter reads has another shape than the gradient of an input that is made of y.
+    return all(
+        large + 2 * pad == step * (small - 1) + taps
+        for large, small, pad in zip(*(image.shape[2:] for image in images), padding, strict=True)
+    )
+
+
+def _have_channels_last(values: Mapping[int, Any], *images: Slot) -> bool:
+    return all(_has_channels_last(values[image.index]) for image in images)
 
 
 def _has_channels_last(value: Any) -> bool:
