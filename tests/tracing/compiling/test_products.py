@@ -104,6 +104,14 @@ def test_what_is_large_stays_as_it_is() -> None:
     assert after == before
 
 
+def test_a_sum_keeps_its_layout() -> None:
+    def function(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> Sequence[torch.Tensor]:
+        turned = [(each.t() @ a.t()).t() for each in (b, b.cos())]
+        return [(turned[0] + turned[1] + c).as_strided((16,), (1,)), (c + turned[0].exp() + turned[1]) * 2]
+
+    check(function, (16, 2), (2, 16), (16, 16))
+
+
 def test_a_sum_with_other_parts_and_parts_with_other_users() -> None:
     def function(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> Sequence[torch.Tensor]:
         first, second, third = a @ b, a.cos() @ b, a.sin() @ b.exp()

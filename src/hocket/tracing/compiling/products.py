@@ -142,7 +142,8 @@ def _join_sum(made: _Making, root: fx.Node) -> None:
         total, *others = [*totals, *parts]
         for each in others:
             total = made(place, _aten.add.Tensor, total, each)
-        root.replace_all_uses_with(total)
+        if _value(total).stride() == _value(root).stride():  # a view of it may count on that
+            root.replace_all_uses_with(total)
 
 
 def _small_product(part: fx.Node, is_turned: bool) -> fx.Node | None:
