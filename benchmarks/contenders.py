@@ -17,6 +17,11 @@ from hocket.session import Schedule, schedule
 
 __all__ = ["compiled_step", "decided", "is_image"]
 
+# Of one function of Python for all contenders of a process together: torch's 8 are enough for one of them, but five
+# ways to compile a GAN need more, and what is beyond the limit would run eagerly, which is an error here.
+torch._dynamo.config.recompile_limit = 64
+torch._dynamo.config.fail_on_recompile_limit_hit = True
+
 
 def decided(job: Job, numerics: str, *, compiled: bool = False) -> Schedule:
     """A schedule of this job that has decided, and is not audited while it is measured.
