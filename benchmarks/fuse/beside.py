@@ -24,8 +24,8 @@ from torch import nn
 
 from benchmarks.fuse.targets import BACKENDS, TARGETS, Target, step_of
 from benchmarks.fuse.training import Training
+from hocket import optim as fused_optim
 from hocket.fusion import fuse
-from hocket.fusion import optim as fused_optim
 
 __all__ = ["WARM_UP", "memory_of", "mig_devices", "mps", "mps_missing", "settle", "side_by_side"]
 

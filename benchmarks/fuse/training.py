@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hocket import optim as fused_optim
 from hocket.errors import InputError
-from hocket.fusion import optim as fused_optim
 from hocket.fusion.model import Array
 
 __all__ = ["OPTIMIZERS", "PRECISIONS", "SHARED", "Net", "Training"]

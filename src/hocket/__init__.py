@@ -21,11 +21,10 @@ from hocket.tracing import capture
 from hocket.version import VERSION
 
 if TYPE_CHECKING:
-    from hocket import distribute
+    from hocket import distribute, lr_scheduler, optim
     from hocket.autotune.decision import Decision, Verdict
     from hocket.distributed.pipelines.split import split_policy
     from hocket.distributed.prefetching import prefetch
-    from hocket.fusion import lr_scheduler, optim
     from hocket.loading.loader import load
     from hocket.search.halving import Asha, Halving, Hyperband
     from hocket.search.population import Population
@@ -89,8 +88,6 @@ ELSEWHERE = {
 def __getattr__(name: str) -> Any:
     if name in ELSEWHERE:
         return getattr(importlib.import_module(f"hocket.{ELSEWHERE[name]}"), name)
-    if name == "distribute":
-        return importlib.import_module("hocket.distribute")
-    if name in ("optim", "lr_scheduler"):
-        return importlib.import_module(f"hocket.fusion.{name}")
+    if name in ("distribute", "optim", "lr_scheduler"):
+        return importlib.import_module(f"hocket.{name}")
     raise AttributeError(f"module 'hocket' has no attribute {name!r}")

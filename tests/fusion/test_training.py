@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import hocket
-from fusion.optim.twins import of_model
+from optim.twins import of_model
 
 STEPS = 50
 OPTIMIZERS: dict[str, dict[str, Any]] = {

@@ -27,7 +27,7 @@ from hocket.fusion import fuse
 from hocket.fusion.calls import run_by
 from hocket.fusion.contest import PlanContest, contestants
 from hocket.fusion.loss import Losses
-from hocket.fusion.optim import ModelSlots, TrainedModel
+from hocket.optim import ModelSlots, TrainedModel
 from hocket.search.data import are_same_batches, epoch_batches, is_fixed, size_of
 from hocket.search.fused_state import bring_home, device_of, fused_optimizer, synchronize
 from hocket.search.losses import is_same_loss, reads_model

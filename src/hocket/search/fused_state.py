@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from hocket.fusion.optim import FusedOptimizer, ModelSlots
+from hocket.optim import FusedOptimizer, ModelSlots
 from hocket.search.run import Run
 from hocket.search.signature import fused_class
 from hocket.search.trainer import CannotFuseError

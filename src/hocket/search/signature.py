@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from hocket import optim
 from hocket.errors import InputError
-from hocket.fusion import optim
 from hocket.search.data import epoch_batches
 from hocket.search.training import Training
 

@@ -1,0 +1,243 @@
+"""Adam (Kingma and Ba, ICLR 2015) and what stands on its moving averages: AdamW, Adamax, NAdam, RAdam, AMSGrad."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+
+from hocket.optim.arithmetic import Tensors, add_, addcdiv_, addcmul_, divided, is_on, lerp_, power, root, sqrt
+from hocket.optim.base import Chunk, FusedOptimizer
+from hocket.optim.counts import step_of
+from hocket.optim.hyper import Bound, Number
+
+__all__ = ["Adam", "AdamW", "Adamax", "NAdam", "RAdam"]
+
+
+class MovingAverages(FusedOptimizer):
+    """Moving averages of gradients and of their squares: what Adam and its kin have in common."""
+
+    bounds: ClassVar[Mapping[str, Bound]] = {
+        "lr": Bound(),
+        "betas": Bound(0, 1),
+        "eps": Bound(),
+        "weight_decay": Bound(),
+    }
+
+    def entries(self, group: dict[str, Any]) -> tuple[str, ...]:
+        return ("exp_avg", "exp_avg_sq", *(("max_exp_avg_sq",) if group.get("amsgrad") else ()))
+
+    def coefficients(self, group: dict[str, Any], step: Number, state: dict[str, Any]) -> dict[str, Number]:
+        """Of weight decay and of both averages, what corrects the second's bias, and a step's size."""
+        lr, (beta1, beta2), decay = group["lr"], group["betas"], group["weight_decay"]
+        return {
+            "decay": 1 - lr * decay if group.get("decoupled_weight_decay") and is_on(decay) else decay,
+            "first": 1 - beta1,
+            "keep": beta2,
+            "second": 1 - beta2,
+            "root": root(1 - power(beta2, step)),
+            "eps": group["eps"],
+            "size": -divided(lr, 1 - power(beta1, step)),
+        }
+
+    def averaged(self, chunk: Chunk, group: dict[str, Any], by: Mapping[str, Any]) -> tuple[Chunk, Tensors, Tensors]:
+        """Decay weights and update the moving averages; the chunk with its gradients, and both averages."""
+        if not group["decoupled_weight_decay"]:
+            chunk = chunk.decayed(by["decay"])
+        elif is_on(group["weight_decay"]):
+            torch._foreach_mul_(chunk.params, by["decay"])
+        first, second = chunk.state("exp_avg"), chunk.state("exp_avg_sq")
+        lerp_(first, chunk.grads, by["first"])
+        torch._foreach_mul_(second, by["keep"])
+        addcmul_(second, chunk.grads, chunk.grads, by["second"])
+        return chunk, first, second
+
+    def spread(self, second: Tensors, chunk: Chunk, by: Mapping[str, Any]) -> Tensors:
+        """The root of the second average, its bias corrected, that a direction is divided by."""
+        below = sqrt(second)
+        torch._foreach_div_(below, by["root"])
+        torch._foreach_add_(below, by["eps"])
+        return below
+
+
+class Adam(MovingAverages):
+    """`torch.optim.Adam` of B models: lr, betas, eps and weight_decay may differ between models.
+
+    With `amsgrad` it is AMSGrad (Reddi et al., ICLR 2018).
+
+    Example:
+        >>> weights = torch.nn.Parameter(torch.ones(2, 3)); weights.grad = torch.ones(2, 3)
+        >>> optimizer = Adam([weights], lr=[0.5, 0.25], betas=(0.9, [0.99, 0.999]), num_models=2)
+        >>> optimizer.step()
+        >>> [round(weight, 4) for weight in weights[:, 0].tolist()]
+        [0.5, 0.75]
+    """
+
+    torch_class: ClassVar[type[torch.optim.Optimizer]] = torch.optim.Adam
+
+    def update(self, chunk: Chunk, group: dict[str, Any], by: Mapping[str, Any]) -> None:
+        chunk, first, second = self.averaged(chunk, group, by)
+        if group["amsgrad"]:
+            largest = chunk.state("max_exp_avg_sq")
+            torch._foreach_maximum_(largest, second)
+            second = largest
+        addcdiv_(chunk.params, first, self.spread(second, chunk, by), by["size"])
+
+    def kernel_numbers(self, group: dict[str, Any], dtype: torch.dtype) -> dict[str, Number] | None:
+        if any(isinstance(number, torch.Tensor) for number in (*group["betas"], group["eps"])):
+            return None
+        lr, decay = group["lr"], group["weight_decay"]
+        if isinstance(lr, torch.Tensor) or isinstance(decay, torch.Tensor):
+            if dtype != torch.float32:  # where a direction and a rate, each rounded, show in the twelfth digit
+                return None
+            decay = 1 - lr * decay if group["decoupled_weight_decay"] and is_on(decay) else decay
+        return {"lr": lr, "decay": decay}
+
+    def update_by_kernel(self, chunk: Chunk, group: dict[str, Any], by: Mapping[str, Any]) -> None:
+        """With rates that differ, by a kernel that steps at a rate of 1 from 0: a step's direction, times the rates."""
+        rate, decay, params, decoupled = by["lr"], by["decay"], chunk.params, group["decoupled_weight_decay"]
+        if isinstance(rate, list) or isinstance(decay, list):
+            if decoupled and is_on(group["weight_decay"]):
+                torch._foreach_mul_(params, decay)
+            elif not decoupled:
+                chunk = chunk.decayed(decay, self._scratch)
+            decay = 0.0
+        if isinstance(rate, list):
+            params = self._scratch.zeros(params)
+        (beta1, beta2), amsgrad = group["betas"], group["amsgrad"]
+        kernel: Any = torch._fused_adamw_ if decoupled else torch._fused_adam_
+        kernel(
+            params,
+            chunk.grads,
+            chunk.state("exp_avg"),
+            chunk.state("exp_avg_sq"),
+            chunk.state("max_exp_avg_sq") if amsgrad else [],
+            [chunk.count] * len(params),
+            lr=1.0 if isinstance(rate, list) else rate,
+            beta1=beta1,
+            beta2=beta2,
+            weight_decay=decay,
+            eps=group["eps"],
+            amsgrad=amsgrad,
+            maximize=False,
+        )
+        if isinstance(rate, list):
+            add_(chunk.params, params, rate)
+
+
+class AdamW(Adam):
+    """`torch.optim.AdamW` (Loshchilov and Hutter, ICLR 2019) of B models: weight decay shrinks the parameters.
+
+    Example:
+        >>> weights = torch.nn.Parameter(torch.ones(2, 3)); weights.grad = torch.zeros(2, 3)
+        >>> AdamW([weights], lr=0.5, weight_decay=[0.5, 0], num_models=2).step()
+        >>> weights[:, 0].tolist()
+        [0.75, 1.0]
+    """
+
+    torch_class = torch.optim.AdamW
+    fixed = {"decoupled_weight_decay": True}  # noqa: RUF012
+
+
+class Adamax(MovingAverages):
+    """`torch.optim.Adamax` (Kingma and Ba, section 7.1) of B models: lr, betas, eps and weight_decay may differ.
+
+    Example:
+        >>> weights = torch.nn.Parameter(torch.ones(2, 3)); weights.grad = torch.ones(2, 3)
+        >>> Adamax([weights], lr=[0.5, 0.25], num_models=2).step()
+        >>> [round(weight, 4) for weight in weights[:, 0].tolist()]
+        [0.5, 0.75]
+    """
+
+    torch_class = torch.optim.Adamax
+
+    def entries(self, group: dict[str, Any]) -> tuple[str, ...]:
+        return ("exp_avg", "exp_inf")
+
+    def update(self, chunk: Chunk, group: dict[str, Any], by: Mapping[str, Any]) -> None:
+        chunk = chunk.decayed(by["decay"])
+        first, largest = chunk.state("exp_avg"), chunk.state("exp_inf")
+        lerp_(first, chunk.grads, by["first"])
+        torch._foreach_mul_(largest, by["keep"])
+        sizes = list(torch._foreach_abs(chunk.grads))
+        torch._foreach_add_(sizes, by["eps"])
+        torch._foreach_maximum_(largest, sizes)
+        addcdiv_(chunk.params, first, largest, by["size"])
+
+
+class NAdam(MovingAverages):
+    """`torch.optim.NAdam` (Dozat, ICLR workshop 2016) of B models: every number may differ, momentum_decay too.
+
+    Example:
+        >>> weights = torch.nn.Parameter(torch.ones(2, 3)); weights.grad = torch.ones(2, 3)
+        >>> NAdam([weights], lr=[0.5, 0.25], num_models=2).step()
+        >>> [round(weight, 2) for weight in weights[:, 0].tolist()]
+        [0.47, 0.74]
+    """
+
+    torch_class = torch.optim.NAdam
+    bounds = {**MovingAverages.bounds, "momentum_decay": Bound()}  # noqa: RUF012
+    counters = {"step": 0.0, "mu_product": 1.0}  # noqa: RUF012
+
+    def count(self, group: dict[str, Any], states: Sequence[dict[str, Any]]) -> None:
+        super().count(group, states)
+        for state in {id(state["mu_product"]): state for state in states}.values():
+            momentum, product = self._momentum(group, step_of(state)), state["mu_product"]
+            product *= momentum.to(product.dtype) if isinstance(momentum, torch.Tensor) else momentum
+
+    def _momentum(self, group: dict[str, Any], step: Number) -> Number:
+        return group["betas"][0] * (1 - 0.5 * power(0.96, step * group["momentum_decay"]))
+
+    def coefficients(self, group: dict[str, Any], step: Number, state: dict[str, Any]) -> dict[str, Number]:
+        lr, product = group["lr"], state["mu_product"].double()
+        now, ahead = self._momentum(group, step), self._momentum(group, step + 1)
+        grad, mean = divided(-lr * (1 - now), 1 - product), divided(-lr * ahead, 1 - product * ahead)
+        return {**super().coefficients(group, step, state), "grad": grad, "mean": mean}
+
+    def update(self, chunk: Chunk, group: dict[str, Any], by: Mapping[str, Any]) -> None:
+        chunk, first, second = self.averaged(chunk, group, by)
+        below = self.spread(second, chunk, by)
+        addcdiv_(chunk.params, chunk.grads, below, by["grad"])
+        addcdiv_(chunk.params, first, below, by["mean"])
+
+
+class RAdam(MovingAverages):
+    """`torch.optim.RAdam` (Liu et al., ICLR 2020) of B models: lr, betas, eps and weight_decay may differ.
+
+    Example:
+        >>> weights = torch.nn.Parameter(torch.ones(2, 3)); weights.grad = torch.ones(2, 3)
+        >>> RAdam([weights], lr=[0.5, 0.25], num_models=2).step()
+        >>> weights[:, 0].tolist()
+        [0.5, 0.75]
+    """
+
+    torch_class = torch.optim.RAdam
+    least_length: ClassVar[float] = 5.0  # of the moving average, from which its variance is rectified
+
+    def coefficients(self, group: dict[str, Any], step: Number, state: dict[str, Any]) -> dict[str, Number]:
+        numbers = super().coefficients(group, step, state)
+        beta2, least = group["betas"][1], self.least_length
+        powered = power(beta2, step)
+        limit = divided(2, 1 - beta2) - 1
+        length = limit - divided(2 * step * powered, 1 - powered)
+        square = divided((length - 4) * (length - 2) * limit, (limit - 4) * (limit - 2) * length)
+        if isinstance(length, torch.Tensor):
+            rectified: Number = (length > least).double()
+            factor: Number = torch.where(length > least, square.abs().sqrt() * numbers["root"], 1.0)  # type: ignore[union-attr]
+        else:
+            rectified = 1.0 if length > least else 0.0
+            factor = root(square) * numbers["root"] if length > least else 1.0
+        return {**numbers, "rectified": rectified, "size": numbers["size"] * factor}
+
+    def update(self, chunk: Chunk, group: dict[str, Any], by: Mapping[str, Any]) -> None:
+        chunk, first, second = self.averaged(chunk, group, by)
+        rectified = by["rectified"]
+        below = sqrt(second)
+        torch._foreach_add_(below, by["eps"])
+        if isinstance(rectified, list):
+            below = [torch.where(each > 0, own, 1.0) for each, own in zip(rectified, below, strict=True)]
+        elif not rectified:
+            torch._foreach_zero_(below)
+            torch._foreach_add_(below, 1.0)
+        addcdiv_(chunk.params, first, below, by["size"])

@@ -1,0 +1,349 @@
+"""What every optimizer over fused parameters is.
+
+A fused parameter holds one tensor of each of B models, (B, n, ...). An update is element-wise, so it is the same few
+kernels for B models as for one; only the numbers in it become columns (HFTA, section 3: "multiplying a vector of
+learning rates with the concatenated gradients of all models")::
+
+    group["lr"] (B,)  --[coefficients, float64]-->  (B,)  --[one copy in the parameters' dtype]-->  (B, 1, ...)
+    step counts       --'                                                                             |
+    parameters, gradients, states, a chunk at a time ------------------------------------------> [update]
+
+A state holds torch's entries with an axis of models in front. Step counts are torch's: one number on the CPU, shared by
+the parameters that are in step; from the moment on when models may skip steps on their own, B numbers. A model that is
+skipped (frozen, or with a gradient that is not finite) is put back afterwards, parameters, state and count, from a copy
+of its slices: nothing of its neighbours' arithmetic depends on it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
+from typing import Any, ClassVar
+
+import torch
+
+from hocket.errors import InputError
+from hocket.optim import counts
+from hocket.optim.arithmetic import Tensors
+from hocket.optim.chunks import Bucket, Chunk, Columns, Layout, Scratch, lay_out
+from hocket.optim.hyper import Number, one_of, plain
+from hocket.optim.options import Options, groups_of, options_of, signature_of
+from hocket.optim.slots import slots_of
+from hocket.optim.state import check_fits, checked_refill, load, plain_state, refill, select
+
+__all__ = ["Chunk", "FusedOptimizer"]
+
+NONFINITE = ("step", "skip", "freeze")
+IS_SPARSE = attrgetter("grad.is_sparse")
+
+
+class FusedOptimizer(Options, ABC):
+    """An optimizer over fused parameters; all of torch's machinery (groups, hooks, schedulers) works on it.
+
+    Attributes:
+        torch_class: the optimizer of one plain model that this is B of; arguments have its names and defaults.
+        bounds: the numbers among its options, and what each may be; of these each may be one number or B.
+        counters: entries of a state that count steps, and that parameters share, with what they begin with.
+        fixed: options that are no arguments.
+
+    Args:
+        params: fused parameters of shape (B, ...), with an attribute `_hocket_models` = B; parameters of single models,
+            with an attribute `_hocket_model` = i; or groups of such, as torch takes them.
+        arguments: options by position, as in torch. A number is one for all models, or B in a list; a pair of betas
+            has one or B in each place, or is a list of B pairs. Flags are the same for all models.
+        num_models: B; where it is given, parameters without such an attribute that begin with B are fused ones.
+        nonfinite: what becomes of a model in whose gradients something is not finite: ``"step"`` like any other, as
+            in torch; ``"skip"`` this step; ``"freeze"`` it, until it is unfrozen. The latter two look at the gradients,
+            one pass over them and, on a GPU, a wait for them.
+        named: options by name.
+
+    Raises:
+        InputError: no parameters, parameters of other numbers of models, options out of bounds or of a wrong length.
+    """
+
+    torch_class: ClassVar[type[torch.optim.Optimizer]]
+    counters: ClassVar[Mapping[str, float]] = {"step": 0.0}
+    fixed: ClassVar[Mapping[str, Any]] = {}
+
+    def __init_subclass__(cls) -> None:
+        if hasattr(cls, "torch_class"):
+            cls.__signature__ = signature_of(cls.torch_class)  # type: ignore[attr-defined]
+
+    def __init__(
+        self, params: Any, *arguments: Any, num_models: int | None = None, nonfinite: str = "step", **named: Any
+    ) -> None:
+        self.nonfinite = one_of("nonfinite", nonfinite, NONFINITE)
+        defaults = {**options_of(type(self), arguments, named), **self.fixed}
+        groups = groups_of(params)
+        self._slots = slots_of([p for group in groups for p in group["params"]], num_models)
+        self._frozen = [False] * self.num_models
+        self._hocket_version = 0  # whoever captured a step sees by it that another one is needed
+        self._per_model_steps = nonfinite != "step"  # whether each model's steps are counted on their own
+        self._layouts: dict[int, Layout] = {}  # of each group, by its number
+        self._scratch = Scratch()
+        super().__init__(groups, defaults)
+
+    # ------------------------------------------------------------------------------- what a kind of optimizer defines
+
+    @abstractmethod
+    def entries(self, group: dict[str, Any]) -> tuple[str, ...]:
+        """The tensors, besides a step count, that a parameter's state holds under these options."""
+
+    @abstractmethod
+    def coefficients(self, group: dict[str, Any], step: Number, state: dict[str, Any]) -> dict[str, Number]:
+        """The numbers of this step's update, each a float or B of them; `step` counts from 1."""
+
+    @abstractmethod
+    def update(self, chunk: Chunk, group: dict[str, Any], by: Mapping[str, Any]) -> None:
+        """Update a chunk in place, by the coefficients: each a float, or for each parameter a tensor beside it."""
+
+    def initial(self, key: str, p: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:
+        """An entry of a parameter's state, or of one model's part of it under plain options, before the first step."""
+        return torch.zeros_like(p)
+
+    def count(self, group: dict[str, Any], states: Sequence[dict[str, Any]]) -> None:
+        """Count a step in these states, of which some may share their count."""
+        for step in {id(state["step"]): state["step"] for state in states if "step" in state}.values():
+            step += 1
+
+    def plain_state(self, state: dict[str, Any], group: dict[str, Any]) -> dict[str, Any]:
+        """The state of one model, under its own plain options, as `torch_class` would hold it."""
+        return state
+
+    def kernel_numbers(self, group: dict[str, Any], dtype: torch.dtype) -> dict[str, Number] | None:
+        """What `update_by_kernel` takes in place of coefficients; None where no kernel of torch's has these options."""
+        return None
+
+    def update_by_kernel(self, chunk: Chunk, group: dict[str, Any], by: Mapping[str, Any]) -> None:
+        """Update a chunk in one pass over its memory."""
+        raise NotImplementedError
+
+    # ---------------------------------------------------------------------------------------------------------- steps
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update the parameters that have a gradient.
+
+        Args:
+            closure: computes the losses again and returns them.
+        """
+        loss = None if closure is None else torch.enable_grad()(closure)()
+        with torch.no_grad():
+            bad = [] if self.nonfinite == "step" else self._slots.not_finite()
+            if self.nonfinite == "freeze":
+                for model in bad:
+                    self._frozen[model] = True
+            self._update_all(bad)
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As torch's, which takes longer to name the call for a profiler than to make it."""
+        if not set_to_none:
+            super().zero_grad(set_to_none=False)
+            return
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.grad = None
+
+    def step_without(self, models: Iterable[int]) -> None:
+        """Update all models but these, whose parameters and state stay as they are, bit for bit."""
+        with torch.no_grad():
+            self._update_all([self.checked_model(model) for model in models])
+
+    @property
+    def frozen(self) -> tuple[bool, ...]:
+        """For each model whether it is frozen."""
+        return tuple(self._frozen)
+
+    def freeze(self, model: int) -> None:
+        """Leave this model as it is, parameters and state, in all steps to come."""
+        self._frozen[self.checked_model(model)] = True
+        self._hocket_version += 1
+        self.count_per_model()
+
+    def unfreeze(self, model: int) -> None:
+        """Let this model take part in the steps again."""
+        self._frozen[self.checked_model(model)] = False
+        self._hocket_version += 1
+
+    def count_per_model(self) -> None:
+        """From now on count the steps of each model on its own."""
+        self._per_model_steps = True
+        steps = ((p, own["step"]) for p, own in self.state.items() if "step" in own)
+        if any(not step.dim() and self._slots[p] is None for p, step in steps):
+            counts.rejoin(self)
+
+    def _update_all(self, skipped: Sequence[int]) -> None:
+        skipped = sorted({*skipped, *(model for model, frozen in enumerate(self._frozen) if frozen)})
+        work = []
+        for group in self.param_groups:
+            self.settle(group)
+            ready = [p for p in group["params"] if p.grad is not None]
+            if skipped:
+                ready = [p for p in ready if self._slots[p] not in skipped]
+            if any(map(IS_SPARSE, ready)):
+                shape = next(tuple(p.shape) for p in ready if IS_SPARSE(p))
+                raise InputError(
+                    f"{type(self).__name__}: a parameter of shape {shape} has a sparse gradient; "
+                    "make its embedding with sparse=False"
+                )
+            work.append((group, ready))
+        self._opt_called = True  # schedulers, torch's too, ask for it
+        if len(skipped) == self.num_models:
+            return
+        if skipped:
+            self.count_per_model()
+        laid = [self._laid_out(number, group, ready) for number, (group, ready) in enumerate(work)]
+        kept = [each for layout in laid for each in self._kept(layout, skipped)] if skipped else []
+        for (group, _), layout in zip(work, laid, strict=True):
+            self.count(group, [bucket.state for bucket in layout.buckets])
+            for bucket in layout.buckets:
+                self._update_bucket(group, bucket)
+        for tensor, index, values in kept:
+            tensor.index_copy_(0, index, values)
+
+    def _laid_out(self, number: int, group: dict[str, Any], ready: Tensors) -> Layout:
+        """The layout of a group's parameters that have gradients, whose states are complete from here on."""
+        states = [self.state[p] for p in ready]
+        layout = self._layouts.get(number)
+        entries = set(self.entries(group))
+        if layout is None or not layout.is_of(ready, states) or not all(map(entries.issubset, states)):
+            self._slots.check_shapes(ready)
+            shared: dict[Any, torch.Tensor] = {}
+            for p, state in zip(ready, states, strict=True):
+                self.complete(p, group, state, shared)
+            counts.part(self, group, ready)
+            layout = self._layouts[number] = lay_out(ready, states, self._slots)
+        return layout
+
+    def complete(
+        self, p: torch.Tensor, group: dict[str, Any], state: dict[str, Any], shared: dict[Any, torch.Tensor]
+    ) -> None:
+        """Make what a state lacks; parameters that begin together share their counters."""
+        entries = self.entries(group)
+        if entries and not state:
+            fused = self._slots[p] is None
+            for key in self.counters:
+                place = (key, fused, p.device)
+                if place not in shared:
+                    shared[place] = counts.first_count(self, key, p)
+                state[key] = shared[place]
+        for key in entries:
+            if key not in state:
+                state[key] = self.initial(key, p, group)
+
+    def _kept(
+        self, layout: Layout, skipped: Sequence[int]
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+        """What belongs to the skipped models: of each parameter and of each tensor of its state."""
+        for p, state in zip(layout.params, layout.states, strict=True):
+            if self._slots[p] is None:
+                for tensor in (p, *state.values()):
+                    index = torch.tensor(skipped, device=tensor.device)
+                    yield tensor, index, tensor.index_select(0, index)
+
+    def _update_bucket(self, group: dict[str, Any], bucket: Bucket) -> None:
+        numbers = self.kernel_numbers(group, bucket.params[0].dtype) if bucket.fits_kernels() else None
+        update = self.update if numbers is None else self.update_by_kernel
+        chunks = bucket.chunks
+        if numbers is not None and not any(isinstance(number, torch.Tensor) for number in numbers.values()):
+            chunks = [bucket.whole]  # in one pass: nothing is read again from a cache
+        if numbers is None:
+            numbers = self.coefficients(group, counts.step_of(bucket.state), bucket.state)
+        columns = Columns(numbers, bucket.params[0], self._slots)
+        for pieces in chunks:
+            chunk = pieces.chunk(bucket.state.get("step"), group["maximize"])
+            update(chunk, group, columns.beside(pieces))
+
+    # ------------------------------------------------------------------------------- state, from and to plain torch
+
+    def state_dict(self) -> dict[str, Any]:
+        """As torch's, with B numbers as a tensor of shape (B,), and which models are frozen under ``"hocket"``."""
+        found = super().state_dict()
+        for group in found["param_groups"]:
+            for key, value in group.items():
+                group[key] = tuple(map(plain, value)) if type(value) is tuple else plain(value)
+        found["hocket"] = {"num_models": self.num_models, "frozen": list(self._frozen)}
+        return found
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load what `state_dict` gave, for as many models.
+
+        Raises:
+            InputError: it is of another number of models, or its tensors do not fit the parameters.
+        """
+        check_fits(state_dict, self)
+        frozen = state_dict.get("hocket", {}).get("frozen", self._frozen)
+        super().load_state_dict({key: value for key, value in state_dict.items() if key != "hocket"})
+        self._frozen = list(frozen)
+        for group in self.param_groups:
+            self.settle(group)
+        counts.rejoin(self)
+        self._hocket_version += 1
+
+    def __getstate__(self) -> dict[str, Any]:
+        own = ("nonfinite", "_slots", "_frozen", "_per_model_steps", "_hocket_version")
+        kept = {key: getattr(self, key) for key in own}
+        return {**super().__getstate__(), **kept, "_layouts": {}, "_scratch": Scratch()}
+
+    def unfuse(self) -> list[dict[str, Any]]:
+        """B plain state dicts, one for each model, that `torch_class` over that model's parameters loads.
+
+        Example:
+            >>> from hocket.optim import SGD
+            >>> weights = torch.nn.Parameter(torch.zeros(2, 3)); weights.grad = torch.ones(2, 3)
+            >>> optimizer = SGD([weights], lr=[0.1, 0.2], momentum=0.9, num_models=2)
+            >>> optimizer.step()
+            >>> second = optimizer.unfuse()[1]
+            >>> second["param_groups"][0]["lr"], second["state"][0]["momentum_buffer"]
+            (0.2, tensor([1., 1., 1.]))
+            >>> torch.optim.SGD([weights[1].detach()], lr=1.0).load_state_dict(second)
+        """
+        return [plain_state(self, model) for model in range(self.num_models)]
+
+    def load_unfused(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Take over the states, and the options, of B plain optimizers of the class `torch_class`.
+
+        Raises:
+            InputError: not B of them, or they do not fit these parameters or each other.
+        """
+        if len(states) != self.num_models:
+            raise InputError(f"states: expected {self.num_models}, one for each model, got {len(states)}")
+        load(self, states)
+        self._hocket_version += 1
+
+    def select_models(self, models: Sequence[int], params: Iterable[torch.Tensor] | None = None) -> None:
+        """Keep these models, in this order: it drops slots, or permutes them.
+
+        Args:
+            models: numbers of models as they are now, each at most once.
+            params: the parameters of the remaining models, in the order in which the old ones stand in the groups; none
+                where the parameters are the same objects, shrunk in place.
+
+        Raises:
+            InputError: no models, one twice, or parameters that do not fit.
+        """
+        select(self, models, params)
+        self._hocket_version += 1
+
+    def drop(self, model: int, params: Iterable[torch.Tensor] | None = None) -> None:
+        """Drop the slot of a model; the models after it move up. `params` as in `select_models`."""
+        slot = self.checked_model(model)
+        self.select_models([other for other in range(self.num_models) if other != slot], params)
+
+    def refill(self, model: int, state: Mapping[str, Any] | None = None, **options: Any) -> None:
+        """Begin anew in the slot of a model whose parameters are now another model's; the others go on undisturbed.
+
+        Where models count their steps and have numbers of their own already, only values change, and a captured step
+        stays as it is.
+
+        Args:
+            model: the slot.
+            state: a plain state dict of `torch_class` to go on from, its options included; without, a fresh state.
+            options: numbers of the new model (``lr=0.1``), for all groups; by default the slot's old ones.
+
+        Raises:
+            InputError: an unknown option or one out of bounds, or a state that does not fit.
+        """
+        slot = self.checked_model(model)
+        refill(self, slot, checked_refill(self, slot, state, options))

@@ -1,0 +1,242 @@
+"""Parameters of an update laid out: in buckets of one step count, cut into chunks that fit a core's cache.
+
+    parameters of a group that have gradients --bucket--> one device, dtype and step count
+        --chunk--> small ones together, up to `CHUNK_BYTES`; a large one by itself, a few models at a time
+
+torch's fused kernels round what is left over after the last whole vector otherwise than the vectors before it. A bucket
+is even where that cannot show a model's place: each model's part fills whole cache lines, by which the kernels count.
+
+What a step lays out the next one finds again: as long as parameters, states and counts are the same objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from operator import attrgetter, is_
+from typing import Any
+
+import torch
+
+from hocket.fusion.rules.base import is_watched
+from hocket.optim.arithmetic import Factor, Tensors, add
+from hocket.optim.hyper import Number
+from hocket.optim.slots import Slots
+
+__all__ = ["Bucket", "Chunk", "Columns", "Layout", "Pieces", "Scratch", "lay_out"]
+
+GRAD, GRAD_DTYPE = attrgetter("grad"), attrgetter("grad.dtype")
+LINE_BYTES = 64
+# Parameters of one chunk on a CPU; an update reads and writes a few times as much. Results of this size also stay in
+# the heap, where larger ones cost a page fault for every 4 KiB: two to four times as long for 64 MLPs of width 512.
+CHUNK_BYTES = 1 << 20
+LARGE_CHUNKS = 2  # of these in a chunk of one large parameter, whose results have memory of their own: half the calls
+
+
+class Scratch:
+    """Memory for what an update computes for one large piece after the other, kept from step to step.
+
+    Fresh memory of that size costs a page fault for every 4 KiB whenever malloc has given it back to the system.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[Any, torch.Tensor] = {}
+
+    def like(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor of this shape, its content undefined, in the memory of that name."""
+        key, size = (name, tensor.device, tensor.dtype), tensor.numel()
+        if key not in self._kept or self._kept[key].numel() < size:
+            self._kept[key] = tensor.new_empty(size)
+        return self._kept[key][:size].view(tensor.shape)
+
+    def zeros(self, tensors: Tensors) -> Tensors:
+        """Zeros of these shapes; fresh ones for small tensors, and in a capture, which plans the memory itself."""
+        if len(tensors) > 1 or is_watched():
+            return list(map(torch.zeros_like, tensors))
+        return [self.like("zeros", tensors[0]).zero_()]
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Parameters that are updated together: their values, their gradients (negated to maximize) and their state."""
+
+    params: Tensors
+    grads: Tensors
+    states: Sequence[dict[str, Any]]
+    count: torch.Tensor | None
+
+    def state(self, key: str) -> Tensors:
+        """This entry of each parameter's state."""
+        found = [state[key] for state in self.states]
+        return [torch.view_as_real(tensor) for tensor in found] if found[0].is_complex() else found
+
+    def decayed(self, weight_decay: Factor, scratch: Scratch | None = None) -> Chunk:
+        """With `weight_decay` times the parameters added to the gradients; of a large piece in scratch memory."""
+        if not isinstance(weight_decay, list):
+            return self if weight_decay == 0 else replace(self, grads=add(self.grads, self.params, weight_decay))
+        if scratch is None or len(self.params) > 1 or is_watched():
+            return replace(self, grads=add(self.grads, self.params, weight_decay))
+        [grad], [p], [decay] = self.grads, self.params, weight_decay
+        return replace(self, grads=[torch.addcmul(grad, p, decay, out=scratch.like("decayed", grad))])
+
+
+class Columns:
+    """The coefficients of a bucket: floats as they are, B numbers as columns beside a parameter, cast once."""
+
+    def __init__(self, numbers: dict[str, Number], like: torch.Tensor, slots: Slots) -> None:
+        self._slots = slots
+        self._floats = {name: value for name, value in numbers.items() if not isinstance(value, torch.Tensor)}
+        real = like.real.dtype if like.is_complex() else like.dtype
+        # Half precision would round a rate to three digits; torch's scalars are float32 there.
+        dtype = torch.float32 if real in (torch.float16, torch.bfloat16) else real
+        # A `PerModel` goes into an op as it is: a capture knows the group's tensor, and not a plain alias of it.
+        self._rows = {
+            name: value.to(like.device, dtype) for name, value in numbers.items() if isinstance(value, torch.Tensor)
+        }
+        self._views: dict[Any, dict[str, torch.Tensor]] = {}
+
+    def beside(self, pieces: Pieces) -> dict[str, Any]:
+        """For each coefficient a float, or a list with a tensor that broadcasts against each of the pieces."""
+        if not self._rows:
+            return self._floats
+        views = [self._viewed(p, pieces) for p in pieces.params]
+        return {**self._floats, **{name: [view[name] for view in views] for name in self._rows}}
+
+    def _viewed(self, p: torch.Tensor, pieces: Pieces) -> dict[str, torch.Tensor]:
+        slot, dims = self._slots[p], p.dim() + p.is_complex()
+        key = (slot, dims, pieces.begin, pieces.end)
+        if key not in self._views:
+            self._views[key] = {
+                name: pieces.of(row).view(-1, *(1,) * (dims - 1)) if slot is None else row[slot] if row.dim() else row
+                for name, row in self._rows.items()
+            }
+        return self._views[key]
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Parameters that are updated together; of a large one, which goes alone, the models from `begin` to `end`."""
+
+    params: Tensors
+    states: Sequence[dict[str, Any]]
+    begin: int = 0
+    end: int | None = None
+    kept: dict[str, Any] = field(default_factory=dict)  # parts of the large one and of its state, and where they lie
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """These models' part of a tensor whose first dimension is B."""
+        return tensor if self.end is None else tensor[self.begin : self.end]
+
+    def chunk(self, count: torch.Tensor | None, maximize: bool) -> Chunk:
+        """Their part of the parameters, the gradients and the states, in which all but the count is of all models."""
+        params, states = self.params, self.states
+        grads: Tensors = list(map(GRAD, params))
+        if self.end is not None:
+            (params, states), grads = self._parts(), list(map(self.of, grads))
+        if params[0].is_complex():
+            params, grads = list(map(torch.view_as_real, params)), list(map(torch.view_as_real, grads))
+        return Chunk(params, list(torch._foreach_neg(grads)) if maximize else grads, states, count)
+
+    def _parts(self) -> tuple[Tensors, Sequence[dict[str, Any]]]:
+        """Parts of the large parameter and of its state: views, made once for as long as these lie where they lay."""
+        [p], [state] = self.params, self.states
+        # What is kept holds on to its memory: another tensor in the same place has another address.
+        places = None if is_watched() else [(each.data_ptr(), each.stride()) for each in (p, *state.values())]
+        if places is None or self.kept.get("places") != places:
+            parts = [self.of(p)], [{key: self.of(value) for key, value in state.items() if key != "step"}]
+            if places is None:  # a capture has to see that they are parts
+                return parts
+            self.kept.update(places=places, parts=parts)
+        found: tuple[Tensors, Sequence[dict[str, Any]]] = self.kept["parts"]
+        return found
+
+
+def cut(params: Tensors, states: Sequence[dict[str, Any]], slots: Slots) -> Iterator[Pieces]:
+    """Parameters in pieces of up to `CHUNK_BYTES`, on a CPU; a large one in pieces of up to `LARGE_CHUNKS` as much."""
+    begin = end = size_bytes = 0
+    for number, p in enumerate(params):
+        is_large = p.device.type == "cpu" and p.nbytes > CHUNK_BYTES and slots[p] is None
+        if is_large or (begin < end and p.device.type == "cpu" and size_bytes + p.nbytes > CHUNK_BYTES):
+            if begin < end:
+                yield Pieces(params[begin:end], states[begin:end])
+            begin, size_bytes = number, 0
+        end = number + 1
+        size_bytes += p.nbytes
+        if is_large:
+            at_once = max(1, LARGE_CHUNKS * CHUNK_BYTES * p.shape[0] // p.nbytes)
+            for first in range(0, p.shape[0], at_once):
+                yield Pieces([p], [states[number]], first, first + at_once)
+            begin, size_bytes = end, 0
+    if begin < end:
+        yield Pieces(params[begin:end], states[begin:end])
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Parameters of one device, dtype and step count, which is None where the optimizer has none."""
+
+    is_even: bool
+    whole: Pieces
+    chunks: Sequence[Pieces]
+
+    @property
+    def params(self) -> Tensors:
+        """All of them."""
+        return self.whole.params
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """Of one parameter, for all that they have in common."""
+        return self.whole.states[0]
+
+    def fits_kernels(self) -> bool:
+        """Whether torch's fused kernels take these parameters and round alike for each model."""
+        params, first = self.params, self.params[0]
+        count = self.state.get("step")
+        return (
+            self.is_even
+            and first.device.type == "cpu"
+            and first.dtype in (torch.float32, torch.float64)
+            and (count is None or count.dim() == 0)
+            and all(map(torch.Tensor.is_contiguous, [*params, *map(GRAD, params)]))
+            and {*map(GRAD_DTYPE, params)} == {first.dtype}
+        )
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the parameters of a group that have gradients are updated: in buckets, for as long as `is_of` holds."""
+
+    params: Tensors
+    states: Sequence[dict[str, Any]]
+    counts: Sequence[torch.Tensor | None]
+    sizes: Sequence[int]
+    buckets: Sequence[Bucket]
+
+    def is_of(self, params: Tensors, states: Sequence[dict[str, Any]]) -> bool:
+        """Whether these are still the same parameters, states and counts."""
+        return (
+            len(params) == len(self.params)
+            and all(map(is_, params, self.params))
+            and all(map(is_, states, self.states))
+            and all(map(is_, [state.get("step") for state in states], self.counts))
+            and list(map(torch.Tensor.numel, params)) == self.sizes
+        )
+
+
+def lay_out(params: Tensors, states: Sequence[dict[str, Any]], slots: Slots) -> Layout:
+    """Bucket and cut these parameters, whose states are complete."""
+
+    def is_even(p: torch.Tensor) -> bool:
+        return slots.num_models == 1 or slots[p] is not None or p.nbytes // slots.num_models % LINE_BYTES == 0
+
+    counts = [state.get("step") for state in states]
+    found: dict[Any, list[tuple[torch.Tensor, dict[str, Any]]]] = {}
+    for p, state, count in zip(params, states, counts, strict=True):
+        key = (is_even(p), p.device, p.dtype, id(count), id(state.get("mu_product")))
+        found.setdefault(key, []).append((p, state))
+    buckets = []
+    for (even, *_), rows in found.items():
+        own, states_of = [p for p, _ in rows], [state for _, state in rows]
+        buckets.append(Bucket(even, Pieces(own, states_of), list(cut(own, states_of, slots))))
+    return Layout(params, states, counts, [p.numel() for p in params], buckets)

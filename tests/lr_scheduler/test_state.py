@@ -1,0 +1,194 @@
+"""Schedules that are saved, resumed, taken along and refilled."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch.optim import lr_scheduler as torch_schedulers
+
+from hocket import lr_scheduler
+from hocket.errors import InputError
+from lr_scheduler.cases import CASES, COMPOSITES, PLATEAUS, composites, cut, rates
+from optim.twins import Twins, of_model, options_of
+
+ALL = {**CASES, **{name: ("ReduceLROnPlateau", arguments) for name, arguments in PLATEAUS.items()}}
+
+
+def made(case, num_models=3):
+    twins = Twins("sgd-momenta", num_models)
+    if case in COMPOSITES:
+        return twins, composites(case, twins)[0]
+    name, arguments = ALL[case]
+    arguments = {key: cut(value, num_models) for key, value in arguments.items()}
+    return twins, getattr(lr_scheduler, name)(twins.fused, **arguments)
+
+
+def epochs(twins, scheduler, count, offset=0):
+    found = []
+    for epoch in range(offset, offset + count):
+        twins.fused.step()
+        if isinstance(scheduler, lr_scheduler.ReduceLROnPlateau):
+            scheduler.step([1.0 + 0.1 * model + 0.01 * epoch for model in range(twins.fused.num_models)])
+        else:
+            scheduler.step()
+        found.append(rates(twins.fused))
+    return found
+
+
+@pytest.mark.parametrize("case", [*ALL, *COMPOSITES])
+def test_saved_and_loaded(case):
+    twins, scheduler = made(case)
+    epochs(twins, scheduler, 4)
+    state, optimizer_state = scheduler.state_dict(), copy.deepcopy(twins.fused.state_dict())
+    before = copy.deepcopy(state)
+    expected = epochs(twins, scheduler, 6, offset=4)
+    assert state == before, "a state is a value: it does not go on with the training"
+    others, other = made(case)
+    other.load_state_dict(state)
+    assert other.epochs == [4] * 3
+    others.fused.load_state_dict(optimizer_state)
+    assert epochs(others, other, 6, offset=4) == expected
+    assert state == before
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_resumed_from_an_epoch_as_torch_resumes(case):
+    twins, scheduler = made(case)
+    epochs(twins, scheduler, 4)
+    name, arguments = CASES[case]
+    arguments = {key: cut(value, 3) for key, value in arguments.items()}
+    singles = []
+    for model, other in enumerate(twins.torch):
+        other.param_groups[0].update(
+            {
+                key: of_model(value.tolist() if isinstance(value, torch.Tensor) else value, model)
+                for key, value in twins.fused.param_groups[0].items()
+                if key != "params"
+            }
+        )
+        own = {key: of_model(value, model) for key, value in arguments.items()}
+        singles.append(getattr(torch_schedulers, name)(other, **own, last_epoch=4))
+    resumed = getattr(lr_scheduler, name)(twins.fused, **arguments, last_epoch=4)
+    for _ in range(5):
+        twins.fused.step()
+        resumed.step()
+        for other, single in zip(twins.torch, singles, strict=True):
+            other.step()
+            single.step()
+        assert rates(twins.fused) == [other.param_groups[0]["lr"] for other in twins.torch]
+
+
+@pytest.mark.parametrize("case", [*ALL, *COMPOSITES])
+def test_models_that_are_kept_keep_their_schedules(case):
+    twins, scheduler = made(case)
+    untouched, other = made(case)
+    epochs(twins, scheduler, 3)
+    epochs(untouched, other, 3)
+    for p in twins.params:
+        p.data, p.grad = p.data[[2, 1]].clone(), None
+    twins.fused.select_models([2, 1])
+    scheduler.select_models([2, 1])
+    plateau = isinstance(scheduler, lr_scheduler.ReduceLROnPlateau)
+    for epoch in range(3, 12):
+        twins.fused.step()
+        untouched.fused.step()
+        metrics = [1.0 + 0.1 * model + 0.01 * epoch for model in range(3)]
+        scheduler.step(*([[metrics[2], metrics[1]]] if plateau else []))
+        other.step(*([metrics] if plateau else []))
+        assert rates(twins.fused) == [rates(untouched.fused)[2], rates(untouched.fused)[1]]
+
+
+@pytest.mark.parametrize("case", ALL)
+def test_a_refilled_slot_begins_its_schedule_anew(case):
+    twins, scheduler = made(case)
+    untouched, other = made(case)
+    begun, fresh = made(case)
+    before = epochs(twins, scheduler, 3)
+    assert epochs(untouched, other, 3) == before
+    first = options_of("sgd-momenta", 3)["lr"][1]
+    twins.fused.refill(1, lr=first)
+    scheduler.refill(1)
+    if isinstance(scheduler, lr_scheduler.ReduceLROnPlateau):
+        pairs = [([1.0, 1.1 + 0.01 * k, 1.2 + 0.01 * k], [1.0, 1.1 + 0.01 * k, 1.2 + 0.01 * k]) for k in range(3, 9)]
+        anew = [[1.0, 1.1 + 0.01 * k, 1.2] for k in range(3, 9)]
+    else:
+        pairs, anew = [([], [])] * 6, [[]] * 6
+    for (mine, others), own in zip(pairs, anew, strict=True):
+        for optimizer in (twins.fused, untouched.fused, begun.fused):
+            optimizer.step()
+        scheduler.step(*([mine] if mine else []))
+        other.step(*([others] if others else []))
+        fresh.step(*([own] if own else []))
+        found = rates(twins.fused)
+        assert found[1] == rates(begun.fused)[1]
+        assert [found[0], found[2]] == [rates(untouched.fused)[0], rates(untouched.fused)[2]]
+
+
+@pytest.mark.parametrize("case", COMPOSITES)
+def test_a_refilled_slot_of_a_composite_is_a_new_scheduler_of_torch(case):
+    """Its children begin anew too, at the rate that is given; the neighbours go on."""
+    twins, scheduler = made(case)
+    untouched, other = made(case)
+    epochs(twins, scheduler, 3)
+    epochs(untouched, other, 3)
+    fresh = torch.optim.SGD([torch.ones(1)], lr=0.25, momentum=0.9)
+    twins.fused.refill(1)
+    scheduler.refill(1, lr=0.25)
+    single = COMPOSITES[case](torch_schedulers, fresh, lambda values: values[1])
+    fresh.step()
+    for _ in range(6):
+        assert rates(twins.fused)[1] == fresh.param_groups[0]["lr"]
+        found, expected = epochs(twins, scheduler, 1)[0], epochs(untouched, other, 1)[0]
+        single.step()
+        assert [found[0], found[2]] == [expected[0], expected[2]]
+    assert scheduler.epochs == [9, 6, 9]
+
+
+def test_a_refill_that_is_refused_changes_nothing():
+    twins, scheduler = made("cyclics")
+    before, groups = scheduler.state_dict(), copy.deepcopy(twins.fused.unfuse())
+    for wrong, match in (
+        ({"lr": -1.0}, "lr: expected numbers >= 0"),
+        ({"max_lr": "high"}, "max_lr: expected a number"),
+    ):
+        with pytest.raises(InputError, match=match):
+            scheduler.refill(1, **wrong)
+    assert scheduler.state_dict() == before
+    assert [state["param_groups"] for state in twins.fused.unfuse()] == [state["param_groups"] for state in groups]
+
+
+def test_refilled_with_arguments_of_its_own():
+    twins, scheduler = made("steps")
+    epochs(twins, scheduler, 3)
+    scheduler.refill(1, lr=0.8, gamma=0.5, step_size=1)
+    assert rates(twins.fused)[1] == 0.8
+    assert [row[1] for row in epochs(twins, scheduler, 3)] == [0.4, 0.2, 0.1]
+    with pytest.raises(InputError, match=r"refill: expected arguments among step_size, gamma, got gama=0.5"):
+        scheduler.refill(1, gama=0.5)
+    with pytest.raises(InputError, match=r"step_size: expected a whole number >= 1, got 0"):
+        scheduler.refill(1, step_size=0)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.startswith("one-cycle")])
+@pytest.mark.parametrize("optimizer", ["sgd-momentum", "adam"])
+def test_torchs_own_cycle_goes_on_where_the_fused_one_stopped(case, optimizer):
+    """The plain states say all that torch's scheduler reads from its groups, of a slot that was refilled, too."""
+    twins = Twins(optimizer, 3)
+    arguments = {key: cut(value, 3) for key, value in CASES[case][1].items()}
+    scheduler = lr_scheduler.OneCycleLR(twins.fused, **arguments)
+    torchs = [
+        torch_schedulers.OneCycleLR(other, **{key: of_model(value, m) for key, value in arguments.items()})
+        for m, other in enumerate(twins.torch)
+    ]
+    epochs(twins, scheduler, 2)
+    for other, single in list(zip(twins.torch, torchs, strict=True)) * 2:
+        other.step()
+        single.step()
+    for state, other in zip(twins.fused.unfuse(), twins.torch, strict=True):
+        assert state["param_groups"] == other.state_dict()["param_groups"]
+    scheduler.refill(1, max_lr=0.9)
+    again = {key: of_model(value, 1) for key, value in arguments.items()} | {"max_lr": 0.9}
+    torch_schedulers.OneCycleLR(twins.torch[1], **again)
+    assert twins.fused.unfuse()[1]["param_groups"] == twins.torch[1].state_dict()["param_groups"]
