@@ -110,9 +110,19 @@ def checkpointed_by_shape(m, x):
     return checkpointed(m, x, use_reentrant=True) if x.shape[0] < 9 else x  # torch.export can follow that
 
 
+def with_other_data(m, x):
+    x = m.a(x)
+    x.data = x.data * 2
+    return x + m.b.bias
+
+
+def by_its_own_flag(m, x):
+    return m.a(x) * (2 if m.b.training else 1)
+
+
 FORWARDS = [checkpointed, checkpointed_from_within, checkpointed_on_a_branch, checkpointed_by_shape]
 FORWARDS += [alias, of_the_input, into_a_part, counting, averaging, averaging_without_gradient, copying, lerping]
-FORWARDS += [without_gradient, distilled]
+FORWARDS += [without_gradient, distilled, with_other_data]
 
 
 @pytest.mark.filterwarnings("ignore:hocket.fuse")
@@ -138,6 +148,20 @@ def test_a_first_call_without_gradients_does_not_hide_a_part_that_never_has_any(
     for index, model in enumerate(models):
         model(x).sum().backward()
         assert torch.allclose(array._store.tensor("a.weight").tensor.grad[index], model.a.weight.grad, rtol=1e-12)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_layer_that_was_not_in_training_is_so_after_train(backend):
+    models = made(lambda: Layer(by_its_own_flag), 2)
+    for model in models:
+        model.b.eval()
+    array = hocket.fuse(models, backend=backend, shared=True)
+    x = torch.randn(5, 4).double()
+    for mode in (None, True, False, True):
+        if mode is not None:
+            for each in (array, *models):
+                each.train(mode)
+        assert torch.allclose(array(x)[1], models[1](x), rtol=1e-12)
 
 
 class WritesOver(nn.Module):

@@ -122,6 +122,12 @@ def normed():
     return [nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))) for _ in range(2)]
 
 
+def hooked_parameters(register):
+    models = [nn.Sequential(nn.Linear(2, 2)) for _ in range(2)]
+    getattr(models[1][0].weight, register)(lambda value: None)
+    return models
+
+
 def half_frozen():
     models = [nn.Sequential(nn.Linear(2, 2)) for _ in range(2)]
     models[1][0].weight.requires_grad_(False)
@@ -154,6 +160,10 @@ REFUSED = {
     "a shared layer": (shared_layer, "model 1, layer 0: shared with model 0 (layer 0)"),
     "a shared weight": (shared_weight, "model 1, layer 0.weight: shared with model 0"),
     "a hook": (hooked, "model 1, layer 0: has a hook (forward_hooks)"),
+    **{
+        hook: (lambda hook=hook: hooked_parameters(hook), "model 1: 0.weight: has a hook on its gradient")
+        for hook in ("register_hook", "register_post_accumulate_grad_hook")
+    },
     "a parametrization": (normed, "model 0, layer 0: weight: expected a plain parameter, got a parametrization"),
     "compiled": (
         lambda: [nn.Sequential(torch.compile(nn.Linear(2, 2))) for _ in range(2)],

@@ -115,3 +115,46 @@ def test_a_call_of_a_model_from_a_library_looks_at_few_values():
     known = Globals([transformers.BertModel(transformers.BertConfig(vocab_size=11, **options))])
     assert len(known._now()) + len(known._numbers) < 1000, "it was 26,000 with the registries of all models"
     assert len({(id(holder), key) for holder, key, _ in known._numbers}) == len(known._numbers), "each one once"
+
+
+class InDefaultType(torch.nn.Module):
+    """Asks for torch's default type in each call."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.linear(x).to(torch.get_default_dtype())
+
+
+def test_another_default_type_is_another_kind_of_call():
+    models = [InDefaultType() for _ in range(2)]
+    array = hocket.fuse(models, shared=True)
+    x = torch.randn(4, 3)
+    usual = torch.get_default_dtype()
+    try:
+        for dtype in (torch.float32, torch.float64, torch.float32):
+            torch.set_default_dtype(dtype)
+            found, plain = array(x), models[1](x)
+            assert found.dtype == plain.dtype == dtype
+            torch.testing.assert_close(found[1], plain)
+    finally:
+        torch.set_default_dtype(usual)
+
+
+class OtherUnderAutocast(InDefaultType):
+    """Asks whether autocast is on."""
+
+    def forward(self, x):
+        out = self.linear(x).float()
+        return 2 * out if torch.is_autocast_enabled("cpu") else out
+
+
+def test_a_forward_that_asks_for_autocast_has_another_graph_under_it():
+    models = [OtherUnderAutocast() for _ in range(2)]
+    array = hocket.fuse(models, shared=True)
+    x = torch.randn(4, 3)
+    for enabled in (False, True, False):
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            torch.testing.assert_close(array(x)[1], models[1](x))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-__all__ = ["CallSpec"]
+__all__ = ["CallSpec", "autocast", "modes"]
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,16 @@ class CallSpec:
         leaves, spec = pytree.tree_flatten((args, kwargs))
         constants = tuple((index, _key(leaf)) for index, leaf in enumerate(leaves) if not isinstance(leaf, Tensor))
         return CallSpec(spec, constants), leaves
+
+
+def modes() -> tuple[Any, ...]:
+    """What a forward may ask of torch itself, and a graph has as constants: grad mode, default dtype, autocast."""
+    return (torch.is_grad_enabled(), torch.get_default_dtype(), autocast())
+
+
+def autocast() -> tuple[tuple[bool, torch.dtype], ...]:
+    """Whether autocast is on, and to which dtype, on the CPU and on CUDA."""
+    return tuple([(torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")])
 
 
 class _Unknown:

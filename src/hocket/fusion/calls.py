@@ -4,7 +4,7 @@ arguments --which are of each model--> leaves --trace--> program --choose--> pla
     \--nothing can trace it--> the plain models one after another
 
 One cache holds all that is known of a kind of call, by what it depends on: the arguments' shapes, types and devices,
-the loss function, grad mode, autocast, training or evaluation, and who watches.
+the loss function, grad mode, autocast, the default dtype, training or evaluation, and who watches.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 
 from hocket.errors import InputError
 from hocket.fusion.bounded import Bounded
-from hocket.fusion.call_spec import CallSpec
+from hocket.fusion.call_spec import CallSpec, autocast, modes
 from hocket.fusion.choose import FAILURES, Choice, Copies, choose, make_pass, restored
 from hocket.fusion.contest import ContestedCall, Intervals
 from hocket.fusion.executor import LeadsElsewhereError, SingleExecutor
@@ -190,7 +190,7 @@ class Calls:
     ) -> tuple[Any, list[Any]]:
         """What decides how a call goes, and the leaves of its arguments."""
         asked = (self.form, self.plan)
-        mode = (self.store.templates[0].training, asked, is_watched(), torch.is_grad_enabled(), _autocast())
+        mode = (self.store.templates[0].training, asked, is_watched(), modes())
         if not kwargs and set(map(type, (*args, *targets))) <= {Tensor}:
             return (what, len(args), _kinds((*args, *targets)), mode), list(args)
         call, leaves = CallSpec.of(args, kwargs)
@@ -228,7 +228,7 @@ class Calls:
         trains_more = kind[-1] or any(leaf.requires_grad for leaf in given) or self.store.separate_index
         # Half precision needs a scaled loss before the backward, not scaled gradients after it.
         half = any(param.dtype == torch.float16 for param in params)
-        half = half or any(enabled and dtype == torch.float16 for enabled, dtype in _autocast())
+        half = half or any(enabled and dtype == torch.float16 for enabled, dtype in autocast())
         if trains_more or half or not any(p.requires_grad for p in params) or not all(p.is_leaf for p in params):
             return None
         program, own, values, _ = self._program(args, kwargs)
@@ -310,11 +310,6 @@ def run_by(array: Any, plan: ExecutionPlan | None) -> None:
             fastest one of each kind of call, which is timed.
     """
     array._calls.plan = plan
-
-
-def _autocast() -> tuple[tuple[bool, torch.dtype], ...]:
-    """Whether autocast is on, and to which dtype, on the CPU and on CUDA."""
-    return tuple([(torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")])
 
 
 def _kinds(leaves: Any) -> tuple[Any, ...]:

@@ -24,6 +24,7 @@ __all__ = ["compare", "differing_attribute"]
 
 MAX_NAMED = 8
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+HOOKS_OF_TENSORS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 MACHINERY = frozenset(vars(nn.Module())) | {"_flat_weights", "_flat_weight_refs"}
 PER_MODEL_OPTIONS: tuple[tuple[tuple[type, ...], str], ...] = (
     ((nn.modules.dropout._DropoutNd,), "p"),
@@ -130,6 +131,9 @@ def _check_layers(models: Sequence[nn.Module]) -> None:
                     f"{place}: momentum: expected a number, got None "
                     "(a running average over all batches so far cannot be fused)"
                 )
+        for name, tensor in named_tensors(model):
+            if any(getattr(tensor, kind, None) for kind in HOOKS_OF_TENSORS):
+                raise InputError(f"model {index}: {name}: has a hook on its gradient; remove it before fusing")
         own = set(map(id, (*model.modules(), *model.parameters(), *model.buffers())))
         for path, value in held_by_functions(model):
             if id(value) in own:

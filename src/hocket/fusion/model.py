@@ -304,6 +304,8 @@ class Array(nn.Module):
     def train(self, mode: bool = True) -> Self:
         """Set all models to training, or to evaluation."""
         super().train(mode)
+        if len({layer.training for layer in self._store.templates[0].modules()}) > 1:
+            self._forget()  # what is known of a call goes by the flag of the model, and layers had their own
         for template in self._store.templates:
             template.train(mode)
         return self
@@ -315,10 +317,7 @@ class Array(nn.Module):
             InputError: with ``memory_format``: stacked tensors have an axis more than the format's.
         """
         if kwargs.get("memory_format") is not None:
-            raise InputError(
-                "to: memory_format: stacked parameters have the models' axis in front, so no such format fits them; "
-                "backend='auto' tries images with their channels last by itself"
-            )
+            raise InputError("to: memory_format: no such format fits stacked parameters; 'auto' lays out images")
         return super().to(*args, **kwargs)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from hocket.errors import InputError
 from hocket.fusion import trace
 from hocket.fusion.bounded import Bounded
-from hocket.fusion.call_spec import CallSpec
+from hocket.fusion.call_spec import CallSpec, modes
 from hocket.fusion.merge import is_alike, merged
 from hocket.fusion.model_slice import ModelSlice
 from hocket.fusion.program import FusedProgram
@@ -58,8 +58,8 @@ class Programs:
         Raises:
             InputError: the models' graphs differ.
         """
-        has_gradients = torch.is_grad_enabled()  # which a forward may ask for
-        key: Any = (call, self._models.store.templates[0].training, has_gradients)
+        has_gradients = torch.is_grad_enabled()
+        key: Any = (call, self._models.store.templates[0].training, modes())
         known = None
         if key not in self._kept:
             known = Globals(self._models.store.templates)

@@ -76,6 +76,11 @@ class Traced:
 class _Proxy(fx.Proxy):
     """A value in a forward that is traced; ``x += y`` changes it in place, as it does with tensors."""
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in ("tracer", "node"):
+            raise fx.proxy.TraceError(f"the forward sets {name} of a tensor")
+        super().__setattr__(name, value)
+
     @classmethod
     def __torch_function__(
         cls, orig_method: Any, types: Any, args: tuple[Any, ...] | None = None, kwargs: dict[str, Any] | None = None
