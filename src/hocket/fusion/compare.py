@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from hocket.errors import InputError
 from hocket.fusion.constants import is_same
+from hocket.fusion.memory import check_memory
 from hocket.fusion.python_state import held_by_functions
 from hocket.fusion.rules.base import where
 from hocket.fusion.store import named_tensors
@@ -46,6 +47,7 @@ def compare(models: Sequence[Any], separate: Sequence[str] = ()) -> dict[str, st
         if not isinstance(model, nn.Module):
             raise InputError(f"model {index}: expected an nn.Module, got {type(model).__name__}")
     _check_shared(models)
+    check_memory(models)
     _check_layers(models)
     names = dict(models[0].named_modules())
     for name in separate:

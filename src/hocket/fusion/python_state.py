@@ -30,14 +30,14 @@ _INSTALLED = ("<frozen", *{sysconfig.get_path(name) + os.sep for name in ("purel
 Leaf = tuple[tuple[int, Any], str, Any]  # where it lies (an object and a key), its path, and the value
 
 
-def attributes(model: nn.Module) -> list[Leaf]:
-    """Attributes of a model's modules but their tensors and submodules."""
+def attributes(model: nn.Module, deep: bool = True) -> list[Leaf]:
+    """Attributes of a model's modules but their tensors and submodules; unless `deep`, objects as they are."""
     found: list[Leaf] = []
     seen: set[int] = set()
     for name, module in model.named_modules():
         for key, value in vars(module).items():
             if key not in MACHINERY:
-                found += _leaves(value, (id(module), key), f"{name}.{key}" if name else key, DEPTH, seen)
+                found += _leaves(value, (id(module), key), f"{name}.{key}" if name else key, DEPTH, seen, deep)
     return found
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from hocket.errors import InputError
 from hocket.fusion.compare import compare
+from hocket.fusion.memory import check_memory
 from hocket.fusion.python_state import held
 from hocket.fusion.store import Store, mark, named_tensors, template_of
 
@@ -73,6 +74,7 @@ def refill(store: Store, model: int, new: nn.Module, seed: int | None, training:
     store.check_slot(model)
     if store.seeds is not None and seed is None:
         raise InputError("refill: seed: expected a number, because the other models have seeds")
+    check_memory([new])
     only_values = not store.separate_index and _differ_in_values(store.templates[model], new)
     if not only_values:
         other = next((index for index in range(store.num_models) if index != model), model)
