@@ -10,7 +10,6 @@ Source: S. Wang et al., "Horizontally Fused Training Array", MLSys 2021, section
 from __future__ import annotations
 
 import sys
-import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self
@@ -18,13 +17,13 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook, _IncompatibleKeys
-from torch.nn.utils import clip_grad
 
 from hocket.errors import InputError
 from hocket.fusion import slots, state
 from hocket.fusion.calls import Calls
 from hocket.fusion.choose import Choice
 from hocket.fusion.compare import compare
+from hocket.fusion.coupling import warn_of_coupling
 from hocket.fusion.inputs import ModelAxis
 from hocket.fusion.model_slice import Settings
 from hocket.fusion.report import report
@@ -290,15 +289,8 @@ class Array(nn.Module):
         return self._store.generators_on(device)
 
     def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
-        """As of any module; warns when it is `torch.nn.utils.clip_grad_norm_` that reads them."""
-        reader = sys._getframe(1).f_code  # in a generator: whoever takes the first one
-        if reader.co_name == "clip_grad_norm_" and reader.co_filename == clip_grad.__file__:
-            warnings.warn(
-                "torch.nn.utils.clip_grad_norm_ takes one norm over all models, so that each is scaled by the others' "
-                "gradients too; hocket.optim.clip_grad_norm_ clips each model on its own",
-                UserWarning,
-                stacklevel=2,
-            )
+        """As of any module; warns when what reads them couples the models, such as torch's `clip_grad_norm_`."""
+        warn_of_coupling(sys._getframe(1))  # in a generator: whoever takes the first one
         yield from super().parameters(recurse)
 
     def train(self, mode: bool = True) -> Self:

@@ -1,0 +1,49 @@
+"""What of torch takes one number over all that it is given, and so couples models that are stacked.
+
+An update that goes element by element serves any number of models, and so do most of torch's optimizers. These do not:
+a norm over all gradients, a line search, averages over rows and columns of a parameter.
+"""
+
+from __future__ import annotations
+
+import warnings
+from types import FrameType
+
+import torch
+from torch.nn.utils import clip_grad
+from torch.optim import optimizer
+
+__all__ = ["warn_of_coupling"]
+
+OPTIMIZERS = {
+    getattr(torch.optim, name): what
+    for name, what in {
+        "LBFGS": "one direction and one length of a step for all parameters",
+        "Adafactor": "averages over the axes of a parameter, of which the first one is the models'",
+        "Muon": "a matrix as a whole, and rows of stacked vectors are models",
+    }.items()
+    if hasattr(torch.optim, name)
+}
+
+
+def warn_of_coupling(reader: FrameType) -> None:
+    """Warn where what asks for the parameters of fused models is one of these functions or optimizers of torch.
+
+    Args:
+        reader: the frame that takes the first parameter.
+    """
+    code = reader.f_code
+    if code.co_name == "clip_grad_norm_" and code.co_filename == clip_grad.__file__:
+        message = (
+            "torch.nn.utils.clip_grad_norm_ takes one norm over all models, so that each is scaled by the others' "
+            "gradients too; hocket.optim.clip_grad_norm_ clips each model on its own"
+        )
+    elif code.co_filename == optimizer.__file__:  # `__init__`, or `add_param_group`
+        kind = type(reader.f_locals.get("self"))
+        found = next((what for each, what in OPTIMIZERS.items() if issubclass(kind, each)), None)
+        if found is None:
+            return
+        message = f"torch.optim.{kind.__name__} takes {found}: fused models would not train as they do alone"
+    else:
+        return
+    warnings.warn(message, UserWarning, stacklevel=3)
