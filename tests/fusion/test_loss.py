@@ -100,3 +100,17 @@ def test_targets_that_do_not_fit_are_restated():
         hocket.errors.InputError, match=r"loss: .* \(3, 5, 3\), \(5,\), 3 models: Target 7 is out of bounds"
     ):
         array.loss(F.cross_entropy, out, torch.full((5,), 7))
+
+
+@pytest.mark.parametrize("fn", [F.mse_loss, nn.MSELoss(), F.l1_loss, F.huber_loss, F.cross_entropy])
+@pytest.mark.parametrize("num_models", [1, 3])
+def test_under_autocast_a_loss_has_the_type_that_it_has_alone(fn, num_models):
+    """Of an output and a target in half precision torch takes most losses in single precision."""
+    models = [nn.Linear(8, 8) for _ in range(num_models)]
+    array = hocket.fuse(models, backend="rule", shared=True)
+    x = torch.randn(16, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        target = torch.randint(8, (16,)) if fn is F.cross_entropy else torch.randn(16, 8).bfloat16()
+        losses, plain = array.loss(fn, array(x), target), fn(models[-1](x), target)
+    assert losses.dtype == plain.dtype == torch.float32
+    torch.testing.assert_close(losses[-1].detach().as_subclass(torch.Tensor), plain.detach())

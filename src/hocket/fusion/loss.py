@@ -195,8 +195,8 @@ def _quick(fn: Any, output: Any, targets: tuple[Any, ...], num_models: int) -> T
         counts = labelled.sum(1)
         return each.view(num_models, rows).sum(1) / counts
     if _is_plain(fn, functional.mse_loss, nn.MSELoss) and tuple(target.shape) == tuple(output.shape):
-        other = target.tensor if isinstance(target, Stacked) else target
-        return (output.tensor - other).square().flatten(1).mean(1)
+        other = target.tensor if isinstance(target, Stacked) else target.expand_as(output.tensor)
+        return functional.mse_loss(output.tensor, other, reduction="none").flatten(1).mean(1)
     return None
 
 
