@@ -47,8 +47,8 @@ def compare(models: Sequence[Any], separate: Sequence[str] = ()) -> dict[str, st
         if not isinstance(model, nn.Module):
             raise InputError(f"model {index}: expected an nn.Module, got {type(model).__name__}")
     _check_shared(models)
-    check_memory(models)
     _check_layers(models)
+    check_memory(models)
     names = dict(models[0].named_modules())
     for name in separate:
         if name == "" or name not in names:
