@@ -32,6 +32,7 @@ from hocket.fusion.model_slice import ModelSlice, Settings
 from hocket.fusion.plan import ExecutionPlan, plans_for
 from hocket.fusion.program import FusedProgram
 from hocket.fusion.programs import Programs
+from hocket.fusion.random_sources import restored_sources
 from hocket.fusion.rules.base import is_watched
 from hocket.fusion.single_model import has_images
 from hocket.fusion.stacked import Stacked, as_tensors
@@ -252,7 +253,7 @@ class Calls:
         given = (stand_in, copies.leaves, ()) if with_losses else (copies.leaves,)
         passes = {plan: make_pass(partial(run, *given), params) for plan, run in runs.items()}
         on_cpu = all(param.device.type == "cpu" for param in params)
-        with restored(self.store.buffers(), self.store.generators):
+        with restored(self.store.buffers(), self.store.generators), restored_sources(self.programs.random_sources):
             choice = choose(kind, passes, copies, on_cpu, total)
         if choice is None:  # no plan ran: what is wrong shows when it is run without being timed
             return self._by(program, plans[-1], with_losses)
@@ -279,7 +280,7 @@ class Calls:
         executor = SingleExecutor(program, plan)
         copies = Copies(values)
         try:
-            with restored(self.store.buffers(), self.store.generators):
+            with restored(self.store.buffers(), self.store.generators), restored_sources(self.programs.random_sources):
                 executor.forward_of_first(copies.leaves)
         except FAILURES:  # a forward that sees strides may fail in another layout
             return self._by(program, whole, with_losses)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from hocket.errors import InputError
@@ -18,9 +19,11 @@ from hocket.fusion.merge import is_alike, merged
 from hocket.fusion.model_slice import ModelSlice
 from hocket.fusion.program import FusedProgram
 from hocket.fusion.python_state import Globals, attributes, has_own_code
+from hocket.fusion.random_sources import default_sources, restored_sources
 from hocket.fusion.record import recorded
 from hocket.fusion.rules.base import is_watched
 from hocket.fusion.stacked import Stacked, unwatched
+from hocket.fusion.store import Store
 
 __all__ = ["Programs"]
 
@@ -42,6 +45,11 @@ class Programs:
     def made(self) -> list[FusedProgram]:
         """Those that are kept, the one that was used last first."""
         return [program for program in reversed(self._kept.values()) if program is not None]
+
+    @property
+    def random_sources(self) -> list[Any]:
+        """Generators that the traced forwards may draw from, torch's, Python's and numpy's own included."""
+        return default_sources() if self._globals is None else self._globals.random_sources
 
     def are_outdated(self) -> bool:
         """Whether what the traced forwards read outside of the models has changed."""
@@ -71,7 +79,7 @@ class Programs:
         if key not in self._kept and not is_watched():
             if known is None or known.changed() is not None:
                 known = Globals(self._models.store.templates)
-            self._kept[key] = self._made(self._recorded, values, call.spec, has_gradients, known)
+            self._kept[key] = self._made(partial(self._recorded, known), values, call.spec, has_gradients, known)
         return self._kept.get(key)
 
     def _symbolic(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[trace.Traced]:
@@ -85,9 +93,12 @@ class Programs:
                 raise torch.fx.proxy.TraceError("the forward reads what an earlier call left behind")
         return traces
 
-    def _recorded(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[trace.Traced]:
+    def _recorded(self, known: Globals, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[trace.Traced]:
         store = self._models.store
         separate = frozenset(store.separate_index)
+        with restored_sources(known.random_sources):
+            _fill_caches(store, args, kwargs)
+        known.put_back()
         return [
             recorded(template, store.tensors_of(index), args, kwargs, separate)
             for index, template in enumerate(self._different())
@@ -110,14 +121,21 @@ class Programs:
         known: Globals,
     ) -> FusedProgram | None:
         """A program from traces of all models, or None where these fail, or change what was known before."""
+        if known.iterator is not None:  # which a trace would go on in
+            return None
         try:
-            with unwatched(), torch.set_grad_enabled(has_gradients):
-                program = FusedProgram(self._models, merged(trace_all(*_sample(values, spec))))
-            if (path := known.changed()) is not None:
-                raise torch.fx.proxy.TraceError(f"the forward changes {path}")
+            with unwatched(), torch.set_grad_enabled(has_gradients), restored_sources(known.random_sources) as is_drawn:
+                args, kwargs = _sample(values, spec)
+                program = FusedProgram(self._models, merged(trace_all(args, kwargs)))
+                # Numbers that are drawn where no op is recorded would be constants.
+                is_sound = not is_drawn() and known.changed() is None
         except InputError as error:
             raise InputError(f"{error}{self._hint()}") from error
         except (torch.fx.proxy.TraceError, *trace.FAILURES):
+            return None
+        finally:
+            known.put_back()
+        if not is_sound:
             return None
         self._globals = known
         return program
@@ -131,6 +149,16 @@ class Programs:
                 if isinstance(value, (bool, int, float, str)) and known.get(path) != value:
                     return f" ({path}: {known.get(path)!r} in model 0, {value!r} in model {index})"
         return ""
+
+
+def _fill_caches(store: Store, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Call a copy of the first model once: what its forward keeps from call to call outside of the model is there then.
+
+    A table in a ``functools.lru_cache``, say. If it were made while a forward is recorded, it would have no data, and
+    every later call of any such model would get it.
+    """
+    args, kwargs = pytree.tree_map_only(Tensor, Tensor.clone, (args, kwargs))
+    store.plain(0)(*args, **kwargs)
 
 
 def _sample(values: list[Any], spec: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import random
 import sys
 import sysconfig
 from collections.abc import Iterator
@@ -19,7 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-__all__ = ["Globals", "attributes", "changes", "generators", "has_own_code", "held", "held_by", "held_by_functions"]
+from hocket.fusion.random_sources import default_sources, is_random_source
+
+__all__ = ["Globals", "attributes", "changes", "has_own_code", "held", "held_by", "held_by_functions"]
 
 DEPTH = 8  # of containers in containers
 GLOBAL_DEPTH = 3  # the same of globals, which are looked at in each call
@@ -65,20 +66,6 @@ def held(value: Any, depth: int = DEPTH) -> Iterator[Any]:
         yield from held(value.func, depth)
 
 
-def generators() -> list[Leaf]:
-    """The states of the random generators that anybody may draw from."""
-    found: list[Leaf] = [
-        ((0, "torch"), "torch's random generator", torch.get_rng_state().numpy().tobytes()),
-        ((0, "random"), "Python's random generator", random.getstate()),
-    ]
-    if "numpy" in sys.modules:
-        import numpy
-
-        state = pickle.dumps(numpy.random.get_state())  # noqa: NPY002
-        found.append(((0, "numpy"), "numpy's random generator", state))
-    return found
-
-
 def changes(before: list[Leaf], after: list[Leaf]) -> list[tuple[str, Any]]:
     """What there is now and was not before, by path, and what is gone; lengths of containers apart."""
     known, now = {where: value for where, _, value in before}, {where for where, _, _ in after}
@@ -95,6 +82,10 @@ class Globals:
 
     Args:
         models: modules; what their classes' and attributes' functions name is looked up, functions in it included.
+
+    Attributes:
+        random_sources: generators of random numbers among it, and torch's, Python's and numpy's own.
+        iterator: the name of something that gives another value each time, or None.
     """
 
     def __init__(self, models: list[nn.Module]) -> None:
@@ -107,7 +98,13 @@ class Globals:
         for model in models:
             for _, _, value in attributes(model):
                 self._visit(value, DEPTH)
-        self._known = {where: value for where, _, value in self._now()}
+        now = self._now()
+        self._known = {where: value for where, _, value in now}
+        self.random_sources = [*default_sources(), *(value for _, _, value in now if is_random_source(value))]
+        self._numbers_of_the_user = [
+            place for holder, key in self._places for place in _numbers(holder, key, GLOBAL_DEPTH)
+        ]
+        self.iterator = next((path for _, path, value in now if hasattr(type(value), "__next__")), None)
 
     def changed(self) -> str | None:
         """The name of a number, string or the like that is not what it was when this object was made, or None."""
@@ -122,6 +119,21 @@ class Globals:
             if isinstance(value, PLAIN) and isinstance(old, PLAIN) and not _is_same(old, value):
                 return path
         return None
+
+    def put_back(self) -> None:
+        """Set numbers, strings and the like to what they were when this object was made.
+
+        A trace calls the forwards, which may count their calls. What they put into containers stays there.
+        """
+        for holder, key, old in self._numbers_of_the_user:
+            value = _value(holder, key)
+            if isinstance(value, PLAIN) and not _is_same(old, value):
+                if isinstance(holder, (dict, list)):
+                    holder[key] = old
+                elif key is None:
+                    holder.cell_contents = old
+                else:
+                    setattr(holder, key, old)
 
     def _now(self) -> list[Leaf]:
         found: list[Leaf] = []
@@ -207,12 +219,26 @@ def _is_installed(file: str | None) -> bool:
 def _value(holder: Any, key: Any) -> Any:
     if isinstance(holder, dict):
         return holder.get(key)
+    if isinstance(holder, list):
+        return holder[key] if key < len(holder) else None
     if key is not None:
         return vars(holder).get(key)
     try:
         return holder.cell_contents
     except ValueError:  # not assigned yet
         return None
+
+
+def _numbers(holder: Any, key: Any, depth: int) -> Iterator[tuple[Any, Any, Any]]:
+    """The places of numbers, strings and the like in a value and in its containers, and what is there."""
+    value = _value(holder, key)
+    if isinstance(value, PLAIN):
+        yield holder, key, value
+    elif depth and not isinstance(value, (*OPAQUE, Tensor)):
+        inside = value if isinstance(value, (dict, list)) else getattr(value, "__dict__", None)
+        keys = range(len(inside)) if isinstance(inside, list) else list(inside or ())
+        for each in keys:
+            yield from _numbers(inside, each, depth - 1)
 
 
 def _names(code: CodeType) -> Iterator[str]:
@@ -231,7 +257,7 @@ def _leaves(
         yield (*where, "content"), f"{path} (content)", 0 if value.is_inference() else value._version  # type: ignore[misc]
     elif isinstance(value, (*PLAIN, *OPAQUE, partial)) or not depth:
         yield where, path, value
-    elif isinstance(value, (dict, list, tuple)) or getattr(value, "__dict__", None):
+    elif isinstance(value, (dict, list, tuple)) or (getattr(value, "__dict__", None) and not is_random_source(value)):
         yield where, path, type(value)
         if id(value) in seen:
             return

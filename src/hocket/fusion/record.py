@@ -25,7 +25,7 @@ from torch.fx.proxy import TraceError
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from hocket.fusion.python_state import attributes, changes, generators
+from hocket.fusion.python_state import attributes, changes
 from hocket.fusion.rules import find_module
 from hocket.fusion.rules.base import op_name
 from hocket.fusion.store import named_tensors
@@ -87,14 +87,14 @@ def recorded(
     leaves, spec = pytree.tree_flatten((args, kwargs))
     given = [_fake(fakes, leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
     args, kwargs = pytree.tree_unflatten(given, spec)
-    before = [*attributes(model), *generators()]
+    before = attributes(model)
     tensors_before = [(name, id(tensor)) for name, tensor in named_tensors(model)]
     recorder = _Recorder(model, separate, given)
     with warnings.catch_warnings(), fakes:
         warnings.simplefilter("ignore")
         with _layers_by(recorder.layer), autograd_functions_by(recorder.function), recorder:
             out = model(*args, **kwargs)
-    for path, _ in changes(before, [*attributes(model), *generators()]):
+    for path, _ in changes(before, attributes(model)):
         raise TraceError(f"the forward changes {path}")
     if tensors_before != [(name, id(tensor)) for name, tensor in named_tensors(model)]:
         raise TraceError("the forward assigns a parameter or buffer anew")

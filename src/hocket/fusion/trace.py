@@ -26,7 +26,7 @@ from torch.fx._symbolic_trace import PH
 from torch.utils import _pytree as pytree
 
 from hocket.fusion.checkpointing import without_checkpoints
-from hocket.fusion.python_state import attributes, changes, generators
+from hocket.fusion.python_state import attributes, changes
 from hocket.fusion.rules import find_module
 from hocket.fusion.rules.base import IN_PLACE
 from hocket.fusion.store import named_tensors
@@ -207,6 +207,8 @@ def symbolic(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], se
     Raises:
         Exception: whatever the forward raises when its values are not known; see `FAILURES`.
     """
+    if type(model).__call__ is not nn.Module.__call__:
+        raise fx.proxy.TraceError("the model has a __call__ of its own, around its forward")
     bound = inspect.signature(model.forward).bind(*args, **kwargs)
     call_leaves = pytree.tree_flatten((args, kwargs))[0]
     numbers = {id(leaf): number for number, leaf in enumerate(call_leaves) if isinstance(leaf, Tensor)}
@@ -230,11 +232,11 @@ def symbolic(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], se
     if type(model) in TRACEABLE_FORWARDS:
         plain = TRACEABLE_FORWARDS[type(model)]
         model.__class__ = type(type(model).__name__, (type(model),), {"forward": plain})
-    before = [*attributes(model), *generators()]
+    before = attributes(model)
     with warnings.catch_warnings(), autograd_functions_by(_by_proxy):
         warnings.simplefilter("ignore")
         graph = _Tracer(model, separate).trace(model, concrete_args=concrete)
-    changed = changes(before, [*attributes(model), *generators()])
+    changed = changes(before, attributes(model))
     for path, value in changed:
         if not isinstance(value, fx.Proxy):
             raise fx.proxy.TraceError(f"the forward changes {path}")
