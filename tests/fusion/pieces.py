@@ -7,6 +7,8 @@ hidden value ``(..., 6)`` that gives another one.
 
 from __future__ import annotations
 
+import itertools
+import random
 import types
 from collections import namedtuple
 from collections.abc import Callable
@@ -275,6 +277,48 @@ def holding_itself(m: Any, value: float) -> Piece:
     return lambda _, h: m.fc(h)
 
 
+def drawn_elsewhere(m: Any, value: float) -> Piece:
+    """From generators that are no part of the model: of numpy, Python, or torch."""
+    if int(value) % 3 == 1:
+        source = random.Random(value)
+        return lambda m, h: h * source.random()
+    if int(value) % 3 == 2:
+        generator = torch.Generator().manual_seed(int(value))
+        return lambda m, h: h + torch.randn(6, dtype=D, generator=generator)
+    source_of_numpy = np.random.default_rng(int(value))
+    return lambda m, h: h * float(source_of_numpy.normal())
+
+
+def counted_elsewhere(m: Any, value: float) -> Piece:
+    count = 0.0
+
+    def piece(m: Any, h: Tensor) -> Tensor:
+        nonlocal count
+        count += value
+        return h + count
+
+    return piece
+
+
+def iterated(m: Any, value: float) -> Piece:
+    numbers = itertools.count(int(value))
+    return lambda m, h: h + next(numbers)
+
+
+def other_data(m: Any, value: float) -> Piece:
+    def piece(m: Any, h: Tensor) -> Tensor:
+        h = h * 1.0
+        h.data = h.data * value
+        return h
+
+    return piece
+
+
+def alias(m: Any, value: float) -> Piece:
+    m.first = m.fc.weight.data
+    return lambda m, h: h @ m.first
+
+
 def looking(m: Any, value: float) -> Piece:
     return lambda m, h: h if h.sum() > value else -h
 
@@ -284,5 +328,5 @@ PIECES: list[Callable[[Any, float], Piece]] = [
     *(repeated, slope, along_an_axis, buffer, number_buffer, layer, norm, dropping, nested, view_written),
     *(transposition_written, zeros_written, fresh_written, inplace_function, flipped, largest, ordered, named),
     *(function_of_its_own, dropped, noisy, drawn, counting, remembering, shaped, penalised, looking),
-    holding_itself,
+    *(holding_itself, drawn_elsewhere, counted_elsewhere, iterated, other_data, alias),
 ]
