@@ -121,12 +121,7 @@ class FusedOptimizer(Options, ABC):
 
     # ---------------------------------------------------------------------------------------------------------- steps
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update the parameters that have a gradient.
-
-        Args:
-            closure: computes the losses again and returns them.
-        """
+    def _step(self, closure: Callable[[], Any] | None = None) -> Any:
         loss = None if closure is None else torch.enable_grad()(closure)()
         with torch.no_grad():
             bad = [] if self.nonfinite == "step" else self._slots.not_finite()
@@ -135,15 +130,6 @@ class FusedOptimizer(Options, ABC):
                     self._frozen[model] = True
             self._update_all(bad)
         return loss
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """As torch's, which takes longer to name the call for a profiler than to make it."""
-        if not set_to_none:
-            super().zero_grad(set_to_none=False)
-            return
-        for group in self.param_groups:
-            for p in group["params"]:
-                p.grad = None
 
     def step_without(self, models: Iterable[int]) -> None:
         """Update all models but these, whose parameters and state stay as they are, bit for bit."""
@@ -174,7 +160,8 @@ class FusedOptimizer(Options, ABC):
             counts.rejoin(self)
 
     def _update_all(self, skipped: Sequence[int]) -> None:
-        skipped = sorted({*skipped, *(model for model, frozen in enumerate(self._frozen) if frozen)})
+        if skipped or True in self._frozen:
+            skipped = sorted({*skipped, *(model for model, frozen in enumerate(self._frozen) if frozen)})
         work = []
         for group in self.param_groups:
             self.settle(group)
@@ -206,14 +193,14 @@ class FusedOptimizer(Options, ABC):
         """The layout of a group's parameters that have gradients, whose states are complete from here on."""
         states = [self.state[p] for p in ready]
         layout = self._layouts.get(number)
-        entries = set(self.entries(group))
-        if layout is None or not layout.is_of(ready, states) or not all(map(entries.issubset, states)):
+        entries = self.entries(group)
+        if layout is None or layout.entries != entries or not layout.is_of(ready, states):
             self._slots.check_shapes(ready)
             shared: dict[Any, torch.Tensor] = {}
             for p, state in zip(ready, states, strict=True):
                 self.complete(p, group, state, shared)
             counts.part(self, group, ready)
-            layout = self._layouts[number] = lay_out(ready, states, self._slots)
+            layout = self._layouts[number] = lay_out(ready, states, entries, self._slots)
         return layout
 
     def complete(

@@ -209,6 +209,7 @@ class Layout:
 
     params: Tensors
     states: Sequence[dict[str, Any]]
+    entries: tuple[str, ...]
     counts: Sequence[torch.Tensor | None]
     sizes: Sequence[int]
     buckets: Sequence[Bucket]
@@ -224,8 +225,8 @@ class Layout:
         )
 
 
-def lay_out(params: Tensors, states: Sequence[dict[str, Any]], slots: Slots) -> Layout:
-    """Bucket and cut these parameters, whose states are complete."""
+def lay_out(params: Tensors, states: Sequence[dict[str, Any]], entries: tuple[str, ...], slots: Slots) -> Layout:
+    """Bucket and cut these parameters, whose states have these entries."""
 
     def is_even(p: torch.Tensor) -> bool:
         return slots.num_models == 1 or slots[p] is not None or p.nbytes // slots.num_models % LINE_BYTES == 0
@@ -239,4 +240,4 @@ def lay_out(params: Tensors, states: Sequence[dict[str, Any]], slots: Slots) -> 
     for (even, *_), rows in found.items():
         own, states_of = [p for p, _ in rows], [state for _, state in rows]
         buckets.append(Bucket(even, Pieces(own, states_of), list(cut(own, states_of, slots))))
-    return Layout(params, states, counts, [p.numel() for p in params], buckets)
+    return Layout(params, states, entries, counts, [p.numel() for p in params], buckets)

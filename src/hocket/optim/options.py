@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 
 from hocket.errors import InputError
+from hocket.optim.calls import DirectCalls
 from hocket.optim.hyper import Bound, PerModel, as_tuple, by_model, from_models, is_number, numbers_of, per_model
 from hocket.optim.slots import Slots, largest, slots_of
 
@@ -18,7 +19,7 @@ KERNELS = ("foreach", "fused", "capturable", "differentiable")  # torch's choice
 FLAGS = ("amsgrad", "centered", "decoupled_weight_decay", "maximize", "nesterov")  # they choose code, not numbers
 
 
-class Options(torch.optim.Optimizer):
+class Options(DirectCalls):
     """The part of `hocket.optim.base.FusedOptimizer` that keeps options, and checks them."""
 
     bounds: ClassVar[Mapping[str, Bound]]
