@@ -111,7 +111,7 @@ def test_lanes_end_after_each_block(monkeypatch):
     step = targets.Step(lambda: None)
     monkeypatch.setattr(targets.Step, "close", lambda self: closed.append(self))
     timing.timed({"a": step, "b": lambda: None}, "cpu", 2 * timing.BLOCK)
-    assert len(closed) == 3, "after the warm-up, and after each block"
+    assert len(closed) == 4, "before the first choices, after the warm-up, and after each block"
 
 
 def test_short_steps_are_taken_more_often(monkeypatch):
