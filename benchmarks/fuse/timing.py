@@ -33,7 +33,7 @@ def timed(in_turn: Mapping[str, Callable[[], None]], device: str, steps: int) ->
     """
     times: dict[str, list[float]] = {name: [] for name in in_turn}
     turn_s = 0.0
-    # What first calls choose is timed: nobody else may start, compile or keep threads meanwhile.
+    # First calls time what they choose from, so no other contender may start, compile or keep threads meanwhile.
     for step in in_turn.values():
         if isinstance(step, Step) and step.seconds is not None:
             step.seconds()
