@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from operator import attrgetter
 from typing import Any, ClassVar
 
@@ -26,7 +27,7 @@ import torch
 from hocket.errors import InputError
 from hocket.optim import counts
 from hocket.optim.arithmetic import Tensors
-from hocket.optim.chunks import Bucket, Chunk, Columns, Layout, Scratch, lay_out
+from hocket.optim.chunks import Bucket, Chunk, Columns, Layout, Scratch, lay_out, one_thread
 from hocket.optim.hyper import Number, one_of, plain
 from hocket.optim.options import Options, groups_of, options_of, signature_of
 from hocket.optim.slots import slots_of
@@ -232,15 +233,17 @@ class FusedOptimizer(Options, ABC):
     def _update_bucket(self, group: dict[str, Any], bucket: Bucket) -> None:
         numbers = self.kernel_numbers(group, bucket.params[0].dtype) if bucket.fits_kernels() else None
         update = self.update if numbers is None else self.update_by_kernel
+        threads = one_thread() if numbers is not None and bucket.is_small else nullcontext()
         chunks = bucket.chunks
         if numbers is not None and not any(isinstance(number, torch.Tensor) for number in numbers.values()):
             chunks = [bucket.whole]  # in one pass: nothing is read again from a cache
         if numbers is None:
             numbers = self.coefficients(group, counts.step_of(bucket.state), bucket.state)
         columns = Columns(numbers, bucket.params[0], self._slots)
-        for pieces in chunks:
-            chunk = pieces.chunk(bucket.state.get("step"), group["maximize"])
-            update(chunk, group, columns.beside(pieces))
+        with threads:
+            for pieces in chunks:
+                chunk = pieces.chunk(bucket.state.get("step"), group["maximize"])
+                update(chunk, group, columns.beside(pieces))
 
     # ------------------------------------------------------------------------------- state, from and to plain torch
 

@@ -12,7 +12,9 @@ What a step lays out the next one finds again: as long as parameters, states and
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from operator import attrgetter, is_
 from typing import Any
 
@@ -23,7 +25,7 @@ from hocket.optim.arithmetic import Factor, Tensors, add
 from hocket.optim.hyper import Number
 from hocket.optim.slots import Slots
 
-__all__ = ["Bucket", "Chunk", "Columns", "Layout", "Pieces", "Scratch", "lay_out"]
+__all__ = ["Bucket", "Chunk", "Columns", "Layout", "Pieces", "Scratch", "lay_out", "one_thread"]
 
 GRAD, GRAD_DTYPE = attrgetter("grad"), attrgetter("grad.dtype")
 LINE_BYTES = 64
@@ -31,6 +33,9 @@ LINE_BYTES = 64
 # the heap, where larger ones cost a page fault for every 4 KiB: two to four times as long for 64 MLPs of width 512.
 CHUNK_BYTES = 1 << 20
 LARGE_CHUNKS = 2  # of these in a chunk of one large parameter, whose results have memory of their own: half the calls
+# Elements of a bucket up to which one thread updates it, torch's own grain. Its fused kernels share out each parameter,
+# however small: to wake a thread for it takes longer than the update, twice as long for an MLP of width 32.
+GRAIN = 32_768
 
 
 class Scratch:
@@ -54,6 +59,17 @@ class Scratch:
         if len(tensors) > 1 or is_watched():
             return list(map(torch.zeros_like, tensors))
         return [self.like("zeros", tensors[0]).zero_()]
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Ops of the calling thread run on it alone."""
+    usual = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(usual)
 
 
 @dataclass(frozen=True)
@@ -188,6 +204,11 @@ class Bucket:
     def state(self) -> dict[str, Any]:
         """Of one parameter, for all that they have in common."""
         return self.whole.states[0]
+
+    @cached_property
+    def is_small(self) -> bool:
+        """Whether one thread updates it fastest."""
+        return sum(p.numel() for p in self.params) <= GRAIN
 
     def fits_kernels(self) -> bool:
         """Whether torch's fused kernels take these parameters and round alike for each model."""
