@@ -15,8 +15,8 @@
 
 Throughput is models times steps per second; what counts is the ratio to serial, of blocks of steps taken in turns.
 Beside it stands the ratio to the same contender with one model, which is always measured. Where fusing stops paying is
-the first B at which a ratio to serial falls below one. Models share the batch, the rate and the
-optimizer's other options, or have their own, as in a search. Memory is what the process grew by (CPU) or the
+the first B at which a ratio to serial falls below one. Each step takes another batch. Models share it, the rate and
+the optimizer's other options, or have their own, as in a search. Memory is what the process grew by (CPU) or the
 allocator's peak (CUDA), each contender in a process of its own.
 
 Source: S. Wang et al., "Horizontally Fused Training Array", MLSys 2021, sections 4 and 5.

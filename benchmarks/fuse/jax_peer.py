@@ -25,7 +25,8 @@ class JaxPeer(JaxProcess):
 
     Args:
         models: the perceptrons, linear layers with ReLU between them; their weights are where JAX begins.
-        batches: inputs ``(N, width)`` and labels ``(N,)``: one pair for all models, or one for each.
+        batches: for each step in turns, inputs ``(N, width)`` and labels ``(N,)``: one pair for all models, or one for
+            each.
         optimizer: "sgd", with momentum, or "adam", as torch's are.
         rates, decays: of each model.
 
@@ -37,7 +38,7 @@ class JaxPeer(JaxProcess):
     def __init__(
         self,
         models: Sequence[nn.Module],
-        batches: Sequence[tuple[Any, Any]],
+        batches: Sequence[Sequence[tuple[Any, Any]]],
         optimizer: str,
         rates: Sequence[float],
         decays: Sequence[float],
@@ -46,10 +47,15 @@ class JaxPeer(JaxProcess):
         stacked = [
             (np.stack([w for w, _ in each]), np.stack([b for _, b in each])) for each in zip(*layers, strict=True)
         ]
-        x, y = (np.stack([np.asarray(pair[part]) for pair in batches]) for part in range(2))
-        data = (x[0], y[0]) if len(batches) == 1 else (x, y)
+        own_batches = len(batches[0]) > 1
+        data = [
+            tuple(np.stack([np.asarray(part) for part in parts]) for parts in zip(*each, strict=True))
+            for each in batches
+        ]
+        if not own_batches:
+            data = [(x[0], y[0]) for x, y in data]
         options = (optimizer, np.asarray(rates, np.float32), np.asarray(decays, np.float32))
-        super().__init__(_serve, stacked, data, len(batches) > 1, *options)
+        super().__init__(_serve, stacked, data, own_batches, *options)
 
     def seconds(self) -> float:
         """Training steps in a row, and what one of them took in its own process."""
@@ -111,13 +117,13 @@ def _serve(pipe: Any, weights: Any, data: Any, own_batches: bool, optimizer: str
     weights = jax.tree.map(jnp.asarray, weights)
     kinds = {"sgd": 1, "adam": 2}[optimizer]
     states = [tuple(jnp.zeros_like(leaf) for _ in range(kinds)) for leaf in jax.tree.leaves(weights)]
-    x, y = (jnp.asarray(part) for part in data)
+    batches = [tuple(map(jnp.asarray, each)) for each in data]
     count, losses = 0, None
 
     def once() -> None:
         nonlocal weights, states, losses, count
         count += 1
-        weights, states, losses = step(weights, states, float(count), x, y)
+        weights, states, losses = step(weights, states, float(count), *batches[(count - 1) % len(batches)])
         jax.block_until_ready((weights, losses))
 
     while True:

@@ -206,13 +206,14 @@ def test_fused_steps_train_as_serial_ones_do(monkeypatch, name, training):
 
     monkeypatch.setattr(targets, "Net", kept)
     target = TINY[name]
-    batches = [target.batch("cpu", seed) for seed in range(2)]
-    assert not torch.equal(batches[0][0], batches[1][0])
+    found = [target.batches("cpu", seed) for seed in range(2)]
+    assert not torch.equal(found[0][0][0], found[1][0][0]), "a seed's data are its own"
+    assert not torch.equal(found[0][0][0], found[0][1][0]), "each step takes another batch"
 
-    def batch(self, device, seed=0):
-        return batches[seed][0].double(), batches[seed][1]
+    def batches(self, device, seed=0):
+        return [(inputs.double(), labels) for inputs, labels in found[seed]]
 
-    monkeypatch.setattr(Target, "batch", batch)
+    monkeypatch.setattr(Target, "batches", batches)
     for contender in ("serial", "fused"):
         step = targets.step_of(contender, target, 2, "cpu", training)
         step()
