@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import platform
+import subprocess
+import sys
+
 import pytest
 
 from hocket import heap
@@ -15,3 +19,33 @@ def test_it_is_trimmed_each_time_so_much_was_made(monkeypatch: pytest.MonkeyPatc
     for made_bytes, expected in ((60, 0), (40, 0), (1, 1), (100, 1), (1, 2), (1000, 3)):
         trimmer.made(made_bytes)
         assert len(trims) == expected
+
+
+FAULTS = """
+import ctypes, resource, sys
+from hocket.heap import keep_freed_blocks
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+if sys.argv[1] == "kept":
+    keep_freed_blocks()
+def step():
+    blocks = [libc.malloc(100_000) for _ in range(100)]
+    for block in blocks:
+        ctypes.memset(block, 1, 100_000)
+    for block in blocks:
+        libc.free(block)
+step()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+step()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="thresholds of glibc")
+def test_freed_blocks_stay_in_the_process() -> None:
+    """What a step makes anew is not paid for in page faults again."""
+
+    def faults(how: str) -> int:
+        return int(subprocess.run([sys.executable, "-c", FAULTS, how], capture_output=True, check=True).stdout)
+
+    assert faults("kept") < 100 < 1000 < faults("given back")

@@ -16,7 +16,9 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["HeapTrimmer", "collections_held", "trim_heap"]
+__all__ = ["HeapTrimmer", "collections_held", "keep_freed_blocks", "trim_heap"]
+
+MAX_DYNAMIC_BYTES = 32 * 2**20  # glibc's largest threshold that adapts by itself (mallopt(3), M_MMAP_THRESHOLD)
 
 
 @contextmanager
@@ -57,6 +59,22 @@ class HeapTrimmer:
         if self._made_bytes > self._every_bytes:
             trim_heap()
             self._made_bytes = 0
+
+
+def keep_freed_blocks() -> None:
+    """Let the process keep freed blocks of up to 32 MiB, and 64 MiB at the end of the heap, for what it makes next.
+
+    glibc gives blocks from 128 KiB on back to the system until the process has freed a larger one, by whose size its
+    thresholds then go. An eager step of stacked models, whose activations are of that size, pays for each of its pages
+    again in every step: 3,000 page faults and a third of the time with 8 digits CNNs. A program with one large batch
+    has these thresholds anyway. The block is never written to, so it costs no memory; elsewhere than with glibc, this
+    does nothing.
+    """
+    libc = ctypes.CDLL(None)
+    malloc, free = getattr(libc, "malloc", None), getattr(libc, "free", None)
+    if malloc is not None and free is not None:
+        malloc.argtypes, malloc.restype, free.argtypes = [ctypes.c_size_t], ctypes.c_void_p, [ctypes.c_void_p]
+        free(malloc(MAX_DYNAMIC_BYTES - 2**16))
 
 
 def trim_heap() -> bool:

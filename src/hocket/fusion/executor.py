@@ -177,7 +177,6 @@ class SingleExecutor:
             assert self._gather is not None
             grad, leaf.grad = leaf.grad, None
             self._gather.bring(id(whole), index, grad)
-            self._gather.memory.hold(whole, grad)
 
         return bring
 

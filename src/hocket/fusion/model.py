@@ -28,6 +28,7 @@ from hocket.fusion.inputs import ModelAxis
 from hocket.fusion.model_slice import Settings
 from hocket.fusion.report import report
 from hocket.fusion.store import Store
+from hocket.heap import keep_freed_blocks
 
 __all__ = ["Array"]
 
@@ -67,6 +68,7 @@ class Array(nn.Module):
         self._store = Store(models, reasons, seeds)
         self._calls = Calls(self._store, Settings(backend, strict, ModelAxis(shared)))
         self.fused, self.separate = self._store.fused, self._store.separate
+        keep_freed_blocks()  # of activations of all models, which are large
 
     @property
     def num_models(self) -> int:

@@ -101,10 +101,10 @@ class Adam(MovingAverages):
             if decoupled and is_on(group["weight_decay"]):
                 torch._foreach_mul_(params, decay)
             elif not decoupled:
-                chunk = chunk.decayed(decay, self._scratch)
+                chunk = chunk.decayed(decay)
             decay = 0.0
         if isinstance(rate, list):
-            params = self._scratch.zeros(params)
+            params = list(map(torch.zeros_like, params))
         (beta1, beta2), amsgrad = group["betas"], group["amsgrad"]
         kernel: Any = torch._fused_adamw_ if decoupled else torch._fused_adam_
         kernel(

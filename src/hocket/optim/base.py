@@ -27,7 +27,7 @@ import torch
 from hocket.errors import InputError
 from hocket.optim import counts
 from hocket.optim.arithmetic import Tensors
-from hocket.optim.chunks import Bucket, Chunk, Columns, Layout, Scratch, lay_out, one_thread
+from hocket.optim.chunks import Bucket, Chunk, Columns, Layout, lay_out, one_thread
 from hocket.optim.hyper import Number, one_of, plain
 from hocket.optim.options import Options, groups_of, options_of, signature_of
 from hocket.optim.slots import slots_of
@@ -82,7 +82,6 @@ class FusedOptimizer(Options, ABC):
         self._hocket_version = 0  # whoever captured a step sees by it that another one is needed
         self._per_model_steps = nonfinite != "step"  # whether each model's steps are counted on their own
         self._layouts: dict[int, Layout] = {}  # of each group, by its number
-        self._scratch = Scratch()
         super().__init__(groups, defaults)
 
     # ------------------------------------------------------------------------------- what a kind of optimizer defines
@@ -274,7 +273,7 @@ class FusedOptimizer(Options, ABC):
     def __getstate__(self) -> dict[str, Any]:
         own = ("nonfinite", "_slots", "_frozen", "_per_model_steps", "_hocket_version")
         kept = {key: getattr(self, key) for key in own}
-        return {**super().__getstate__(), **kept, "_layouts": {}, "_scratch": Scratch()}
+        return {**super().__getstate__(), **kept, "_layouts": {}}
 
     def unfuse(self) -> list[dict[str, Any]]:
         """B plain state dicts, one for each model, that `torch_class` over that model's parameters loads.

@@ -25,40 +25,15 @@ from hocket.optim.arithmetic import Factor, Tensors, add
 from hocket.optim.hyper import Number
 from hocket.optim.slots import Slots
 
-__all__ = ["Bucket", "Chunk", "Columns", "Layout", "Pieces", "Scratch", "lay_out", "one_thread"]
+__all__ = ["Bucket", "Chunk", "Columns", "Layout", "Pieces", "lay_out", "one_thread"]
 
 GRAD, GRAD_DTYPE = attrgetter("grad"), attrgetter("grad.dtype")
 LINE_BYTES = 64
-# Parameters of one chunk on a CPU; an update reads and writes a few times as much. Results of this size also stay in
-# the heap, where larger ones cost a page fault for every 4 KiB: two to four times as long for 64 MLPs of width 512.
-CHUNK_BYTES = 1 << 20
-LARGE_CHUNKS = 2  # of these in a chunk of one large parameter, whose results have memory of their own: half the calls
+CHUNK_BYTES = 1 << 20  # parameters of one chunk on a CPU; an update reads and writes a few times as much
+LARGE_CHUNKS = 2  # of these in a chunk of one large parameter: half the calls
 # Elements of a bucket up to which one thread updates it, torch's own grain. Its fused kernels share out each parameter,
 # however small: to wake a thread for it takes longer than the update, twice as long for an MLP of width 32.
 GRAIN = 32_768
-
-
-class Scratch:
-    """Memory for what an update computes for one large piece after the other, kept from step to step.
-
-    Fresh memory of that size costs a page fault for every 4 KiB whenever malloc has given it back to the system.
-    """
-
-    def __init__(self) -> None:
-        self._kept: dict[Any, torch.Tensor] = {}
-
-    def like(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor of this shape, its content undefined, in the memory of that name."""
-        key, size = (name, tensor.device, tensor.dtype), tensor.numel()
-        if key not in self._kept or self._kept[key].numel() < size:
-            self._kept[key] = tensor.new_empty(size)
-        return self._kept[key][:size].view(tensor.shape)
-
-    def zeros(self, tensors: Tensors) -> Tensors:
-        """Zeros of these shapes; fresh ones for small tensors, and in a capture, which plans the memory itself."""
-        if len(tensors) > 1 or is_watched():
-            return list(map(torch.zeros_like, tensors))
-        return [self.like("zeros", tensors[0]).zero_()]
 
 
 @contextmanager
@@ -86,14 +61,11 @@ class Chunk:
         found = [state[key] for state in self.states]
         return [torch.view_as_real(tensor) for tensor in found] if found[0].is_complex() else found
 
-    def decayed(self, weight_decay: Factor, scratch: Scratch | None = None) -> Chunk:
-        """With `weight_decay` times the parameters added to the gradients; of a large piece in scratch memory."""
-        if not isinstance(weight_decay, list):
-            return self if weight_decay == 0 else replace(self, grads=add(self.grads, self.params, weight_decay))
-        if scratch is None or len(self.params) > 1 or is_watched():
-            return replace(self, grads=add(self.grads, self.params, weight_decay))
-        [grad], [p], [decay] = self.grads, self.params, weight_decay
-        return replace(self, grads=[torch.addcmul(grad, p, decay, out=scratch.like("decayed", grad))])
+    def decayed(self, weight_decay: Factor) -> Chunk:
+        """With `weight_decay` times the parameters added to the gradients."""
+        if not isinstance(weight_decay, list) and weight_decay == 0:
+            return self
+        return replace(self, grads=add(self.grads, self.params, weight_decay))
 
 
 class Columns:
