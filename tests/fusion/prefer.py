@@ -26,7 +26,7 @@ def prefer(monkeypatch: pytest.MonkeyPatch, step: str = ALL, forward: str = ALL)
         of_losses = any(plan.per_group_backward for plan in racing)
         wanted = {step} if of_losses else {forward, step} if size == 1 else {forward}
         return {
-            plan: 1.0 if name_of(plan, size) in wanted else 2 * choose.CLOSE + place
+            plan: 1.0 if name_of(plan, size) in wanted else 2 * choose.DISTURBED + place
             for place, plan in enumerate(racing)
         }
 

@@ -52,7 +52,8 @@ def test_a_layout_has_to_win_clearly(faster, wins):
     [
         ({ONE: 1.0, ALL: 1.1}, [ONE, ALL]),
         ({ONE: 1.1, ALL: 1.0}, [ALL]),  # behind in passes, so calls need not be tried
-        ({ONE: 1.0, ALL: 2.1}, [ONE]),
+        ({ONE: 1.0, ALL: 7.9}, [ONE, ALL]),  # as while a neighbour has the other core
+        ({ONE: 1.0, ALL: 8.1}, [ONE]),
     ],
 )
 def test_other_plans_than_the_usual_one_have_to_be_ahead_in_passes_too(times_us, finalists):

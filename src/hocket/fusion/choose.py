@@ -4,9 +4,10 @@ Fusing can lose: on a CPU, a grouped convolution of wide channels takes longer t
 that leave the caches. What is timed is the model on the arguments at hand and a loss that stands in for the user's; it
 leaves no trace: buffers and random numbers are put back, inputs are copies.
 
-Neighbours on a shared machine only add time, and sometimes much: where a pass is parallel, a busy core makes it ten
-times as long. Hence a plan counts by its fastest pass, and only what is far behind leaves here. What is close is for
-steps that count to tell apart (`contest`): they have the copies of gradients and the update in them, passes do not.
+Neighbours on a shared machine only add time, and sometimes much: where a pass is parallel, a busy core makes it five to
+ten times as long. Hence a plan counts by its fastest pass, and only what is far behind leaves here; the usual plan,
+whose passes are the parallel ones, not before it is eight times as long. What is close is for steps that count to tell
+apart (`contest`): they have the copies of gradients and the update in them, passes do not.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ __all__ = ["FAILURES", "Choice", "Copies", "choose", "make_pass", "restored"]
 
 BLOCK = 2  # counted passes of a plan, one if they take longer than this:
 BLOCK_S = 0.03
-CLOSE = 2.0  # times the fastest pass: what stays
+CLOSE = 2.0  # times the fastest pass: what stays,
+DISTURBED = 8.0  # and the usual plan: so much longer it seems while a neighbour has the other core
 LARGE_S = 0.2  # a pass of one model on a CPU, from which models are not fused: nothing around its ops is left to save
 FAILURES = (HocketError, RuntimeError, ValueError, TypeError, NotImplementedError)  # out of memory is a RuntimeError
 
@@ -59,8 +61,11 @@ class Choice:
         """
         if not self.times_us:
             return [self.winner]
-        limit_us = min(CLOSE * min(self.times_us.values()), self.times_us[usual_of(self.times_us)])
+        usual, fastest_us = usual_of(self.times_us), min(self.times_us.values())
+        limit_us = min(CLOSE * fastest_us, self.times_us[usual])
         close = [plan for plan, time_us in self.times_us.items() if time_us <= limit_us]
+        if limit_us < self.times_us[usual] <= DISTURBED * fastest_us:
+            close.append(usual)
         return sorted(close, key=lambda plan: not plan.per_group_backward)
 
 
