@@ -55,6 +55,16 @@ def test_the_best_of_several_choices_counts():
     assert array._hocket_forms() == ("rule", "loop")
 
 
+@pytest.mark.parametrize(
+    ("winner", "is_settled", "forms"),
+    [(ONE, False, ("loop", "rule")), (ALL, True, ("rule", "loop")), (ONE, True, ("loop",))],
+)
+def test_calls_count_more_than_passes_that_a_neighbour_held_up(winner, is_settled, forms):
+    array = make(backend="auto")
+    array.choices.append(Choice(("forward", True), winner, {ONE: 1.0, ALL: 7.0}, is_settled))
+    assert array._hocket_forms() == forms
+
+
 @pytest.mark.parametrize("options", [{"backend": "rule"}, {"backend": "loop"}, {"backend": "auto", "seeds": [1, 2, 3]}])
 def test_who_decided_or_draws_by_model_has_one_form(options):
     array = make(**options)

@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 from hocket.errors import InputError
 from hocket.fusion.bounded import Bounded
 from hocket.fusion.call_spec import CallSpec, autocast, modes
-from hocket.fusion.choose import FAILURES, Choice, Copies, choose, make_pass, restored
+from hocket.fusion.choose import CLOSE, FAILURES, Choice, Copies, choose, make_pass, restored
 from hocket.fusion.contest import ContestedCall, Intervals
 from hocket.fusion.executor import LeadsElsewhereError, SingleExecutor
 from hocket.fusion.gradients import GradientMemory
@@ -168,12 +168,17 @@ class Calls:
         """
         if self.settings.backend != "auto" or self.store.seeds is not None:
             return ("rule",)
-        behind: dict[str, float] = {}  # how many times the fastest, in the choice where it fared best
+        # How many times the fastest, in the choice where it fared best. What calls are still to tell apart counts as
+        # close, and what has won by them as ahead: a neighbour may have held up its passes.
+        behind: dict[str, float] = {}
         for choice in self.choices:
             times_us = choice.times_us or {choice.winner: 1.0}
             for plan, time_us in times_us.items():
                 form = "loop" if plan.group_size == 1 else "rule"
-                behind[form] = min(behind.get(form, NEAR), time_us / min(times_us.values()))
+                times = 0.0 if plan == choice.winner else time_us / min(times_us.values())
+                if not choice.is_settled and plan in choice.finalists:
+                    times = min(times, CLOSE)
+                behind[form] = min(behind.get(form, NEAR), times)
         return tuple(sorted([form for form in behind if behind[form] < NEAR], key=behind.__getitem__)) or ("rule",)
 
     def _follow_globals(self) -> None:

@@ -26,7 +26,7 @@ from hocket.errors import HocketError
 from hocket.fusion.plan import ExecutionPlan, usual_of
 from hocket.fusion.stacked import Stacked, unwrap
 
-__all__ = ["FAILURES", "Choice", "Copies", "choose", "make_pass", "restored"]
+__all__ = ["CLOSE", "FAILURES", "Choice", "Copies", "choose", "make_pass", "restored"]
 
 BLOCK = 2  # counted passes of a plan, one if they take longer than this:
 BLOCK_S = 0.03
