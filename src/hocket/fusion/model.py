@@ -341,3 +341,4 @@ class Array(nn.Module):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._store.mark()
+        keep_freed_blocks()  # this may be another process
