@@ -1,7 +1,7 @@
 """`step` and `zero_grad` of an optimizer, without the names that torch gives to each call for a profiler.
 
-On a small model these take a tenth of the update, and so do hooks that nobody has registered. Where a profiler runs or
-there is a hook, the call goes torch's way.
+On a small model the names take a tenth of the update, and so does the look for hooks. Where a profiler runs, or a hook
+is registered, torch's own wrapper makes the call.
 """
 
 from __future__ import annotations
