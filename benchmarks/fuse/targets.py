@@ -38,7 +38,7 @@ __all__ = [
 BACKENDS = {"vmap": "vmap", "fused": "rule", "auto": "auto", "scheduled": "auto", "close": "auto"}
 NOISE_WIDTH = 100  # of DCGAN's generator
 # One batch over and over, or classes that nothing blurs, and after some ten steps those of 64 models with high rates
-# are told apart so well that most gradients are denormal numbers, on which a step takes half as long again.
+# are told apart so well that thousands of gradients are denormal numbers, on which a step takes half as long again.
 NUM_BATCHES = 16
 WRONG_LABELS = 0.1  # of all
 
@@ -62,11 +62,11 @@ class Target:
 
     def models(self, seed: int, device: str) -> list[nn.Module]:
         """The models of one job."""
-        return list(self._job(seed, device).models)
+        return list(self._job(seed, device, num_batches=1).models)
 
     def batches(self, device: str, seed: int = 0) -> list[Any]:
         """What steps take in turns, by a seed; a classifier's have some wrong labels, as people's data do."""
-        batches = list(self._job(seed, device).batches)
+        batches = list(self._job(seed, device, NUM_BATCHES).batches)
         if self.kind != "classifier":
             return batches
         if any(not isinstance(batch, tuple) or len(batch) != 2 for batch in batches):
@@ -78,10 +78,10 @@ class Target:
         convolutions = (nn.Conv2d, nn.ConvTranspose2d)
         return any(isinstance(each, convolutions) for model in self.models(0, "cpu") for each in model.modules())
 
-    def _job(self, seed: int, device: str) -> Any:
+    def _job(self, seed: int, device: str, num_batches: int) -> Any:
         size: dict[str, Any] = dict(self.options)
         return zoo.load(
-            self.entry, seed=seed, batch_size=self.batch_size, num_batches=NUM_BATCHES, device=device, **size
+            self.entry, seed=seed, batch_size=self.batch_size, num_batches=num_batches, device=device, **size
         )
 
 
