@@ -34,6 +34,14 @@ struct Layout {
       if (strides[i] != stride[i] && size[i] > 1) return false;
     return true;
   }
+
+  // Where its last element is, counted from its first one.
+  int64_t last() const {
+    int64_t found = 0;
+    for (size_t i = 0; i < size.size(); ++i)
+      if (size[i] > 1) found += (size[i] - 1) * stride[i];
+    return found;
+  }
 };
 
 using LayoutText = std::tuple<std::vector<int64_t>, std::vector<int64_t>, at::ScalarType>;
@@ -67,15 +75,22 @@ struct Kernel : torch::CustomClassHolder {
   Layouts given;
   std::vector<Layout> made;
   std::vector<int64_t> order;    // of each argument its place in `given`, or -1 - its place in `made`
+  std::vector<int64_t> offsets;  // and where it begins, in bytes behind that tensor's first element
   std::vector<int64_t> written;  // places in `given`
 
-  Kernel(const std::string& path, std::string name, std::vector<int64_t> arguments, const std::vector<LayoutText>& read,
-         const std::vector<LayoutText>& fresh, std::vector<int64_t> changed)
+  Kernel(const std::string& path, std::string name, std::vector<int64_t> arguments, std::vector<int64_t> behind,
+         const std::vector<LayoutText>& read, const std::vector<LayoutText>& fresh, std::vector<int64_t> changed)
       : symbol(std::move(name)), given(read), made(layouts_of(fresh)), order(std::move(arguments)),
-        written(std::move(changed)) {
-    for (const int64_t place : order)
+        offsets(std::move(behind)), written(std::move(changed)) {
+    TORCH_CHECK(offsets.size() == order.size(), symbol, ": ", order.size(), " arguments, ", offsets.size(), " offsets");
+    for (size_t i = 0; i < order.size(); ++i) {
+      const int64_t place = order[i];
       TORCH_CHECK(place < static_cast<int64_t>(read.size()) && -1 - place < static_cast<int64_t>(fresh.size()), symbol,
                   ": there is no tensor ", place);
+      const Layout& layout = place >= 0 ? given.layouts[place] : made[-1 - place];
+      TORCH_CHECK(offsets[i] >= 0 && offsets[i] <= layout.last(), symbol, ": argument ", i, " begins behind its tensor");
+      offsets[i] *= static_cast<int64_t>(c10::elementSize(layout.dtype));
+    }
     for (const int64_t place : written)
       TORCH_CHECK(place >= 0 && place < static_cast<int64_t>(read.size()), symbol, ": there is no tensor ", place);
     // Loaded once for all kernels of a step, and until the last of them goes.
@@ -92,8 +107,10 @@ struct Kernel : torch::CustomClassHolder {
     results.reserve(made.size());
     for (const auto& layout : made) results.push_back(at::empty_strided(layout.size, layout.stride, layout.dtype));
     c10::SmallVector<void*, 64> pointers(order.size());
-    for (size_t i = 0; i < order.size(); ++i)
-      pointers[i] = order[i] >= 0 ? tensors[order[i]].data_ptr() : results[-1 - order[i]].data_ptr();
+    for (size_t i = 0; i < order.size(); ++i) {
+      const at::Tensor& tensor = order[i] >= 0 ? tensors[order[i]] : results[-1 - order[i]];
+      pointers[i] = static_cast<char*>(tensor.data_ptr()) + offsets[i];
+    }
     function(pointers.data());
     for (const int64_t place : written) tensors[place].unsafeGetTensorImpl()->bump_version();
     return results;
@@ -122,8 +139,8 @@ at::Tensor part(const at::Tensor& base, at::IntArrayRef size, at::IntArrayRef st
 TORCH_LIBRARY_FRAGMENT(hocket, library) {
   library.class_<Layouts>("Layouts").def(torch::init<const std::vector<LayoutText>&>());
   library.class_<Kernel>("Kernel").def(
-      torch::init<const std::string&, std::string, std::vector<int64_t>, const std::vector<LayoutText>&,
-                  const std::vector<LayoutText>&, std::vector<int64_t>>());
+      torch::init<const std::string&, std::string, std::vector<int64_t>, std::vector<int64_t>,
+                  const std::vector<LayoutText>&, const std::vector<LayoutText>&, std::vector<int64_t>>());
   library.def("kernel(__torch__.torch.classes.hocket.Kernel kernel, Tensor[] given) -> Tensor[]");
   library.def(
       "checked_numbers(__torch__.torch.classes.hocket.Layouts layouts, Tensor[] given, float[] numbers) -> Tensor");

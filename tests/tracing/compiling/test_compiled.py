@@ -218,7 +218,7 @@ def test_its_library_is_unloaded_with_the_last_kernel(case: Case) -> None:
     other.write_bytes(library.read_bytes())
     layouts = ([([1], [1], torch.float32)], [])
     name = next(call.op for call in load_listings(library.parent)[0].events if call.order is not None)
-    kernel = torch.classes.hocket.Kernel(str(other), name, [0], *layouts, [])
+    kernel = torch.classes.hocket.Kernel(str(other), name, [0], [0], *layouts, [])
     assert str(other) in loaded.read_text()
     del kernel
     assert str(other) not in loaded.read_text()

@@ -153,7 +153,7 @@ class _FormTrace:
             written = [event.given.index(value) for value in event.written]
             layouts = ([_text(values[v]) for v in event.given], [_text(values[v]) for _, v in event.outs])
             kernel = torch.classes.hocket.Kernel(
-                str(self.listing.library), event.op, list(event.order), *layouts, written
+                str(self.listing.library), event.op, list(event.order), list(event.offsets), *layouts, written
             )
             args, kwargs = (kernel, [self.nodes[value] for value in event.given]), {}
         node = self._call(func, args, kwargs)

@@ -29,11 +29,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from hocket.errors import CaptureError
 from hocket.tracing.compiling.building import compile_kernels, link, num_cores
 from hocket.tracing.compiling.decompositions import decompositions
+from hocket.tracing.compiling.events import arranged
 from hocket.tracing.compiling.functional import functional_graph, plain_op
 from hocket.tracing.compiling.listing import FORMAT
 from hocket.tracing.compiling.products import join_products
 from hocket.tracing.compiling.shortcuts import patched, shortcuts
-from hocket.tracing.compiling.wrapper import Recorded, kernels_of, recorded
+from hocket.tracing.compiling.wrapper import kernels_of, recorded
 
 __all__ = ["compiled_to", "main"]
 
@@ -73,7 +74,7 @@ def compiled_to(folder: Path, document: dict[str, Any], *, wide: bool) -> None:
         with FakeTensorMode():
             # The wrapper's tensors are of another mode than those of the graph.
             own = [torch.empty_strided(each.shape, each.stride(), dtype=each.dtype) for each in given]
-            listed = _listed(recorded(source, own), f"{precision}_")
+            listed = arranged(recorded(source, own), f"{precision}_")
         compile_kernels(folder / f"{precision}.cpp", kernels, document["threads"], is_timed=not wide)
     (folder / f"{precision}.json").write_text(json.dumps(listed))
 
@@ -142,55 +143,6 @@ def _mark_outputs(module: fx.GraphModule) -> None:
     output.args = (tuple(output.args[0]),)  # type: ignore[arg-type]
     output.meta["user_visible_output_idxs"] = list(range(len(output.args[0])))
     record_original_output_strides(module)
-
-
-def _listed(notes: Recorded, prefix: str) -> dict[str, Any]:
-    """The events as they are kept: allocations are left to the op that fills the buffer first, where it fills all."""
-    roots = [notes.root(value) for value in range(len(notes.values))]
-    first: dict[int, int] = {}
-    for at, event in enumerate(notes.events):
-        for value in event["given"]:
-            first.setdefault(roots[value], at)
-    allocated: dict[int, dict[str, Any]] = {}
-    events: list[dict[str, Any]] = []
-    for at, event in enumerate(notes.events):
-        if event.get("op") == "aten.empty_strided.default":
-            buffer = event["outs"][0][1]
-            if _fills(notes.events[first[buffer]] if buffer in first else {}, buffer, notes.values, roots):
-                allocated[buffer] = event
-                continue
-        fresh = [value for value in event["given"] if value in allocated and first[value] == at]
-        events.append(
-            _with_allocations(event, fresh) | ({"kernel": prefix + event["kernel"]} if "kernel" in event else {})
-        )
-    layouts = [[list(v.shape), list(v.stride()), str(v.dtype).removeprefix("torch.")] for v in notes.values]
-    return {"values": layouts, "roots": roots, "events": events, "outputs": notes.outputs}
-
-
-def _fills(event: dict[str, Any], buffer: int, values: Sequence[torch.Tensor], roots: Sequence[int]) -> bool:
-    """Whether this event, the first one to touch a buffer, makes all of it."""
-    if [value for value in event.get("given", ()) if roots[value] == buffer] != [buffer]:
-        return False
-    if "kernel" in event:
-        return buffer in event["written"]
-    return event["op"].endswith(".out") and event["written"] == [buffer] and values[buffer].is_contiguous()
-
-
-def _with_allocations(event: dict[str, Any], fresh: list[int]) -> dict[str, Any]:
-    """The event, which makes these buffers itself."""
-    if "kernel" in event:
-        given = [value for value in dict.fromkeys(event["given"]) if value not in fresh]
-        places = {value: n for n, value in enumerate(given)} | {value: -1 - n for n, value in enumerate(fresh)}
-        written = [value for value in event["written"] if value not in fresh]
-        outs = [[n, value] for n, value in enumerate(fresh)]
-        order = [places[value] for value in event["given"]]
-        return {"kernel": event["kernel"], "given": given, "order": order, "written": written, "outs": outs}
-    if not fresh:
-        return event
-    kwargs = {key: text for key, text in event["kwargs"].items() if key != "out"}
-    given = [value for value in event["given"] if value not in fresh]
-    op = event["op"].removesuffix("out") + "default"
-    return {"op": op, "args": event["args"], "kwargs": kwargs, "outs": [[-1, fresh[0]]], "given": given, "written": []}
 
 
 def _beside(tasks: Sequence[Callable[[], int]], asked_by: int) -> int:

@@ -15,7 +15,7 @@ from hocket.tracing.compiling.arguments import dtype_of
 
 __all__ = ["FORMAT", "ListedCall", "ListedTensor", "Listing", "load_listings"]
 
-FORMAT = "hocket-compiled/1"
+FORMAT = "hocket-compiled/2"
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,7 @@ class ListedCall:
         given, written: the values that it reads or writes, and those of them that it writes.
         outs: position in the result (-1: the whole) and value that it is.
         order: of a kernel: its arguments as places in `given`, or as -1 - place in `outs`; None for an op.
+        offsets: of a kernel's arguments, in elements behind the first one of that tensor.
     """
 
     op: str
@@ -47,6 +48,7 @@ class ListedCall:
     written: tuple[int, ...]
     outs: tuple[tuple[int, int], ...]
     order: tuple[int, ...] | None = None
+    offsets: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -99,4 +101,4 @@ def _event(text: Mapping[str, Any]) -> ListedCall:
     outs = tuple((position, value) for position, value in text["outs"])
     op = text["kernel"] if "kernel" in text else text["op"]
     given, written = tuple(text["given"]), tuple(text["written"])
-    return ListedCall(op, text.get("args", ()), text.get("kwargs", {}), given, written, outs, order)
+    return ListedCall(op, text.get("args", ()), text.get("kwargs", {}), given, written, outs, order, tuple(text.get("offsets", ())))

@@ -24,6 +24,8 @@ __all__ = ["join_products"]
 
 _aten = torch.ops.aten
 _PRODUCTS = (_aten.mm.default, _aten.addmm.default, _aten.bmm.default, _aten.baddbmm.default, _aten.convolution.default)
+# A product of so few rows takes a third longer by a transposed matrix, and copying that repays with the sixth.
+MAX_ROWS, MIN_USES = 128, 12
 _TURNS = (_aten.t.default, _aten.permute.default)
 
 
@@ -42,6 +44,8 @@ def join_products(graph: fx.Graph, is_random: Callable[[Any], bool]) -> None:
     for towards in (_inputs, _users):
         _join_rows(made, towards)
         made.sort()
+    _copy_turned(made)
+    made.sort()
 
 
 class _Making:
@@ -49,6 +53,7 @@ class _Making:
 
     def __init__(self, graph: fx.Graph, is_random: Callable[[Any], bool]) -> None:
         self.graph, self.is_random = graph, is_random
+        self._joined: dict[tuple[int, tuple[fx.Node, ...]], fx.Node] = {}
         self.place: dict[fx.Node, float] = {node: number for number, node in enumerate(graph.nodes)}
 
     def __call__(self, place: float, target: Any, *args: Any) -> fx.Node:
@@ -60,10 +65,19 @@ class _Making:
         return node
 
     def joined(self, place: float, nodes: Sequence[Any], axis: int) -> fx.Node:
-        """Matrices one after another; of transposed ones what they are made of, so that rows are copied."""
+        """Matrices one after another; of transposed ones what they are made of, so that rows are copied, and once."""
         if all(map(_is_turned, nodes)):
             return self(place, _aten.permute.default, self.joined(place, _inner(nodes), 1 - axis), [1, 0])
-        return self(place, _aten.cat.default, list(nodes), axis)
+        key = axis, tuple(nodes)
+        if key not in self._joined:
+            self._joined[key] = self(place, _aten.cat.default, list(nodes), axis)
+        made = self._joined[key]
+        self.place[made] = min(self.place[made], place)
+        return made
+
+    def by_left(self, products: Iterable[fx.Node]) -> list[fx.Node]:
+        """Products by the place of what they multiply first: those of the same matrices are joined in one order."""
+        return sorted(products, key=lambda product: self.place[_unturned(product.args[-2])[0]])
 
     def sort(self) -> None:
         """Put every node behind its inputs, else by its place; leave out what is not used any more."""
@@ -90,6 +104,8 @@ class _Making:
             if node is not output:
                 output.prepend(node)
         self.graph.eliminate_dead_code()
+        left = set(self.graph.nodes)
+        self._joined = {key: node for key, node in self._joined.items() if node in left}
 
 
 def _value(node: Any) -> Any:
@@ -133,7 +149,7 @@ def _join_sum(made: _Making, root: fx.Node) -> None:
         found = {part: product for part in parts if (product := _small_product(part, is_turned)) is not None}
         if len(found) < 2:
             continue
-        products = sorted(found.values(), key=made.place.__getitem__)
+        products = made.by_left(found.values())
         left, right = ([each.args[n] for each in products] for n in (0, 1))
         total = made(place, _aten.mm.default, made.joined(place, left, 1), made.joined(place, right, 0))
         totals.append(made(place, _aten.permute.default, total, [1, 0]) if is_turned else total)
@@ -183,6 +199,7 @@ def _join_rows(made: _Making, towards: Callable[[fx.Node], Iterable[fx.Node]]) -
 
 def _join_group(made: _Making, nodes: Sequence[fx.Node]) -> None:
     *added, _, right = nodes[0].args
+    nodes = made.by_left(nodes)
     left: list[Any] = [node.args[-2] for node in nodes]
     place = max(made.place[each] for each in (*left, *nodes[0].all_input_nodes))
     total = made(place, nodes[0].target, *added, made.joined(place, left, 0), right)
@@ -191,3 +208,22 @@ def _join_group(made: _Making, nodes: Sequence[fx.Node]) -> None:
         end = start + _value(node).shape[0]
         node.replace_all_uses_with(made(place, _aten.slice.Tensor, total, 0, start, end))
         start = end
+
+
+def _copy_turned(made: _Making) -> None:
+    """Copy a matrix once that many products of few rows would each read transposed."""
+    groups: dict[fx.Node, list[fx.Node]] = {}
+    for node in made.graph.nodes:
+        if node.target in _PRODUCTS[:2] and _value(node).shape[0] <= MAX_ROWS:
+            matrix, odd = _unturned(node.args[-1])
+            if odd and _value(matrix).is_contiguous():
+                groups.setdefault(matrix, []).append(node)
+    for matrix, products in groups.items():
+        if len(products) >= MIN_USES:
+            place, rows = made.place[matrix], _value(matrix).shape[0]
+            # A copy that is no join would be left in the layout of what it is a copy of.
+            halves = [made(place, _aten.slice.Tensor, matrix, 0, *each) for each in ((0, rows // 2), (rows // 2, rows))]
+            turned = [made(place, _aten.permute.default, half, [1, 0]) for half in halves]
+            copied = made(place, _aten.cat.default, turned, 1)
+            for product in products:
+                product.args = (*product.args[:-1], copied)

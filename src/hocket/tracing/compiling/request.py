@@ -4,10 +4,6 @@ The calls are those of the lowered program, in its order, and work on numbered v
 fixed. It is compiled as it stands and *wide*: every tensor of floating point as float64 (but random numbers are drawn
 in the step's own dtype, and then converted), to be compared with eager in float64.
 
-Ops that share memory with what they are given and do not say so (``unsafe_split``, by which an LSTM cell takes its
-gates apart) go by the names of those that say so: a step's views are made first, and what is then written into their
-base would be missed.
-
 An update by torch's own fused kernels (``_fused_adam_``) is left as it is, and comes after all that is compiled: it is
 as fast, and the compiler has a fraction of the ops to do.
 """
@@ -26,6 +22,7 @@ import torch
 from hocket.errors import CaptureError
 from hocket.tracing.captured import Captured
 from hocket.tracing.compiling.arguments import encoded, op_text
+from hocket.tracing.compiling.sharing import with_told_views
 from hocket.tracing.program import Action, Call, Slot, slots_in
 from hocket.tracing.recording.recorder import written_arguments
 from hocket.tracing.scalars.tape import TapeRef
@@ -36,14 +33,6 @@ FORMAT = "hocket-compile/4"
 
 # Releases of torch whose Inductor writes wrappers that are known. With any other one a step keeps its other forms.
 KNOWN_TORCH = ((2, 11), (2, 12), (2, 13))
-
-_aten = torch.ops.aten
-# Ops whose results share memory with what they are given though their schema says otherwise, and the same as a view.
-_VIEWS = {
-    _aten.unsafe_split.Tensor: _aten.split.Tensor,
-    _aten.unsafe_split_with_sizes.default: _aten.split_with_sizes.default,
-    _aten._unsafe_view.default: _aten.view.default,
-}
 
 # Torch's kernels that make the update of a group of parameters.
 _UPDATES = frozenset(f"aten::_fused_{name}_" for name in ("sgd", "adam", "adamw", "adagrad"))
@@ -93,7 +82,8 @@ def request_of(captured: Captured, *, threads: int) -> CompileRequest:
     }
     roots = {slot_of[node]: root for node, root in captured.trace.roots.items()}
     made_roots = _roots(captured)
-    calls, updates = _divided((program.prologue, *program.actions), {**roots, **made_roots})
+    memory = {**roots, **made_roots}
+    calls, updates = _divided((program.prologue, *program.actions), memory)
     numbers: dict[int, int] = {}
 
     def reference(leaf: Any) -> dict[str, int] | None:
@@ -107,7 +97,7 @@ def request_of(captured: Captured, *, threads: int) -> CompileRequest:
         args = encoded(call.args, reference)
         kwargs = {key: encoded(value, reference) for key, value in call.kwargs.items()}
         outs = [[-1 if position is None else position, slot] for position, slot in call.outs.items()]
-        return {"op": op_text(_honest(call, {**roots, **made_roots})), "args": args, "kwargs": kwargs, "outs": outs}
+        return {"op": op_text(call.func), "args": args, "kwargs": kwargs, "outs": outs}
 
     inputs = tuple(slot for slot, _ in captured.inputs)
     read = [roots[slot] for slot in inputs]
@@ -116,6 +106,7 @@ def request_of(captured: Captured, *, threads: int) -> CompileRequest:
     made = {slot for call in calls for slot in call.outs.values()}
     needed = {*program.kept, *(slot for call in updates for slot in call.reads)}
     outputs = tuple(sorted(needed & made))
+    calls = with_told_views(calls, memory, outputs)
     left = [root for slot, root in made_roots.items() if slot in outputs]
     if len({*left, *read}) < len(left) + len(read):
         raise CaptureError("what the step leaves shares memory with what it is given, or with itself")
@@ -165,20 +156,6 @@ def _divided(actions: Iterable[Action], memory: Mapping[int, int]) -> tuple[list
         else:
             compiled.append(call)
     return compiled, updates
-
-
-def _honest(call: Call, roots: Mapping[int, int]) -> Any:
-    """The op of a call, as one that says whether its results share memory with what it is given.
-
-    Raises:
-        CaptureError: there is no such op.
-    """
-    if call.func in _VIEWS:
-        return _VIEWS[call.func]
-    shared = {roots.get(slot) for slot in call.outs.values()} & {roots.get(slot) for slot in call.reads} - {None}
-    if shared and all(each.alias_info is None for each in call.func._schema.returns):
-        raise CaptureError(f"{call.func} returns memory that it is given, and does not say so")
-    return call.func
 
 
 def _roots(captured: Captured) -> dict[int, int]:
