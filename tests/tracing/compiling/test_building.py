@@ -29,7 +29,9 @@ def test_a_kernel_may_have_hundreds_of_arguments(tmp_path: Path) -> None:
     native.load()
     layout, out = ([1], [1], torch.float32), ([1], [1], torch.float64)
     order = [*range(300), -1]
-    kernel = torch.classes.hocket.Kernel(str(tmp_path / "kernels.so"), "own_sums", order, [0] * len(order), [layout] * 300, [out], [])
+    kernel = torch.classes.hocket.Kernel(
+        str(tmp_path / "kernels.so"), "own_sums", order, [0] * len(order), [layout] * 300, [out], []
+    )
     (found,) = torch.ops.hocket.kernel(kernel, [torch.full((1,), float(n)) for n in range(300)])
     assert found.item() == sum(range(300))
 
@@ -46,7 +48,9 @@ def test_many_kernels_are_compiled_in_parts(tmp_path: Path, monkeypatch: pytest.
     layout, out = ([1], [1], torch.float32), ([1], [1], torch.float64)
     for n in (1, 2, 3):
         order, symbol = [*range(n), -1], f"own_sums{n}"
-        kernel = torch.classes.hocket.Kernel(str(tmp_path / "kernels.so"), symbol, order, [0] * len(order), [layout] * n, [out], [])
+        kernel = torch.classes.hocket.Kernel(
+            str(tmp_path / "kernels.so"), symbol, order, [0] * len(order), [layout] * n, [out], []
+        )
         (found,) = torch.ops.hocket.kernel(kernel, [torch.ones(1)] * n)
         assert found.item() == n
 
@@ -55,7 +59,9 @@ def test_a_library_stays_loaded_as_long_as_its_kernels(tmp_path: Path) -> None:
     link(tmp_path / "kernels.so", compile_kernels(tmp_path / "own.cpp", {"own_sums": sums(2)}, 2, is_timed=False))
     native.load()
     layout, out = ([1], [1], torch.float32), ([1], [1], torch.float64)
-    kernel = torch.classes.hocket.Kernel(str(tmp_path / "kernels.so"), "own_sums", [0, 1, -1], [0, 0, 0], [layout] * 2, [out], [])
+    kernel = torch.classes.hocket.Kernel(
+        str(tmp_path / "kernels.so"), "own_sums", [0, 1, -1], [0, 0, 0], [layout] * 2, [out], []
+    )
     loaded = Path("/proc/self/maps")
     if not loaded.exists():
         pytest.skip("the system does not tell which libraries are loaded")

@@ -20,7 +20,7 @@ from hocket.execution.native import NativeLanes
 from hocket.ir import Lane, Machine, Plan
 from hocket.tracing.captured import Captured, capture_step
 from hocket.tracing.compiling.folder import Compiling, compiled_step
-from hocket.tracing.compiling.listing import load_listings
+from hocket.tracing.compiling.listing import FORMAT, load_listings
 from hocket.tracing.program import Call
 from hocket.tracing.scalars.tape import TapeRef
 from support.captures import closeness, one_lane
@@ -232,7 +232,7 @@ def test_it_is_kept_and_what_is_damaged_is_compiled_again(case: Case, caplog: py
     assert Compiling(case.plain, case.folder, threads=1).found() is None
     (listing,) = case.folder.glob("*/listing.json")
     text = listing.read_text()
-    listing.write_text(text.replace("hocket-compiled/1", "hocket-compiled/9"))
+    listing.write_text(text.replace(FORMAT, "hocket-compiled/0"))
     with caplog.at_level("INFO", "hocket"):
         assert kept.found() is None
     assert "is compiled again" in caplog.text

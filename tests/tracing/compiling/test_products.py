@@ -121,6 +121,41 @@ def test_a_sum_with_other_parts_and_parts_with_other_users() -> None:
     check(function, (16, 2), (2, 16), (16, 16))
 
 
+def copies(module: fx.GraphModule) -> int:
+    return sum(node.target is aten.cat.default for node in module.graph.nodes)
+
+
+def test_what_several_joined_products_multiply_is_copied_once() -> None:
+    """The gradients of the states: for both weights' gradients, and for those of the inputs."""
+    joined = traced(recurrent(5), *CELL)
+    join_products(joined.graph, is_random)
+    assert copies(joined) == 2 + 1 + 1, "of the inputs, in two orders, of the states, and of their gradients"
+
+
+def test_products_that_nothing_comes_before_are_joined_some_at_a_time() -> None:
+    """Else the first cell would wait for the inputs of all."""
+    before, after = check(recurrent(5), (5, 60, 240), *[(240, 240)] * 2, (240,))
+    assert before - after == 2 + 4 + 8, "two, two and one for the inputs, one for their gradients and for each weight"
+
+
+def test_a_matrix_that_many_products_read_transposed_is_copied_once() -> None:
+    def read(shape: tuple[int, int], steps: int) -> int:
+        def function(x: torch.Tensor, w: torch.Tensor) -> Sequence[torch.Tensor]:
+            for _ in range(steps):
+                x = torch.tanh(x @ w.t())
+            return (x,)
+
+        check(function, shape, (12, 12))
+        joined = traced(function, shape, (12, 12))
+        join_products(joined.graph, is_random)
+        rights = [node.args[-1] for node in joined.graph.nodes if node.target is aten.mm.default]
+        return len(set(rights)) if copies(joined) else 0
+
+    assert read((4, 12), 12) == 1
+    assert read((4, 12), 11) == 0, "few products"
+    assert read((129, 12), 12) == 0, "of many rows"
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_random_graphs(seed: int) -> None:
     """Products, sums, transposes and functions of what there is, some of it drawn."""

@@ -91,6 +91,26 @@ def complex_inside() -> Job:
     return job(nn.Sequential(nn.Linear(8, 8), Spectrum(), nn.Linear(5, 4)), torch.randn(4, 8))
 
 
+class Cells(nn.Module):
+    """Cells that take their gates apart by ``unsafe_chunk`` and write into the parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cells, self.last = nn.ModuleList(nn.LSTMCell(8, 8) for _ in range(2)), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        states = [(x.new_zeros(len(x), 8), x.new_zeros(len(x), 8)) for _ in self.cells]
+        for given in x.unbind(1):
+            for number, cell in enumerate(self.cells):
+                states[number] = cell(given, states[number])
+                given = states[number][0]
+        return self.last(given)
+
+
+def lstm_cells() -> Job:
+    return job(Cells(), torch.randn(3, 13, 8))
+
+
 STEPS: dict[str, tuple[Callable[[], Job], str]] = {
     "half channels last": (half_channels_last, ""),
     "half channels last, all last": (half_channels_last, "+channels-last"),
@@ -99,6 +119,7 @@ STEPS: dict[str, tuple[Callable[[], Job], str]] = {
     "bfloat16": (bfloat16, ""),
     "integers": (integers, ""),
     "complex inside": (complex_inside, ""),
+    "LSTM cells": (lstm_cells, ""),
     "batch of one": (lambda: job(convolutions(), images(1)), "+channels-last"),
 }
 

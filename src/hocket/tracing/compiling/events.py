@@ -1,8 +1,8 @@
 """The events of a wrapper as they are kept; in the compiling process only.
 
-A kernel is given addresses. So what it reads or writes of a tensor is told by that tensor and an offset, and a view that
-only kernels use is left out: a step of LSTM cells has 379 of them, at 0.3 us each. A buffer is allocated by what touches
-it first, where that is a kernel, or a product that fills it: an op of its own costs 3 us.
+A kernel is given addresses. So what it reads or writes of a tensor is told by that tensor and an offset, and a view
+that only kernels use is left out: a step of LSTM cells has 379 of them, at 0.3 us each. A buffer is allocated by what
+touches it first, where that is a kernel, or a product that fills it: an op of its own costs 3 us.
 """
 
 from __future__ import annotations

@@ -101,4 +101,6 @@ def _event(text: Mapping[str, Any]) -> ListedCall:
     outs = tuple((position, value) for position, value in text["outs"])
     op = text["kernel"] if "kernel" in text else text["op"]
     given, written = tuple(text["given"]), tuple(text["written"])
-    return ListedCall(op, text.get("args", ()), text.get("kwargs", {}), given, written, outs, order, tuple(text.get("offsets", ())))
+    return ListedCall(
+        op, text.get("args", ()), text.get("kwargs", {}), given, written, outs, order, tuple(text.get("offsets", ()))
+    )

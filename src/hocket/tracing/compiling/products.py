@@ -6,8 +6,9 @@ microbatches) makes many small products, each of which reads the same matrix or 
 - *Sums of products*: ``A1 B1 + A2 B2 + ...`` is ``[A1 A2 ...] [B1; B2; ...]``, so the gradient of a weight is one
   product, and is written once. They are joined where copying what they multiply is less than adding what they make.
 - *Products by the same matrix*: ``A1 B``, ``A2 B``, ... are the rows of ``[A1; A2; ...] B``. They are joined only where
-  nothing waits longer for it: those that no other product comes before, and those that none comes after. What lies
-  between is often a chain, beside which another chain can run.
+  nothing waits longer for it: those that no other product comes before, some at a time, and those that none comes
+  after. What lies between is often a chain, beside which another chain can run.
+- *A matrix that all of a chain's products read transposed*, as a layer's weight is, is copied once as they read it.
 """
 
 from __future__ import annotations
@@ -77,7 +78,12 @@ class _Making:
 
     def by_left(self, products: Iterable[fx.Node]) -> list[fx.Node]:
         """Products by the place of what they multiply first: those of the same matrices are joined in one order."""
-        return sorted(products, key=lambda product: self.place[_unturned(product.args[-2])[0]])
+
+        def place(product: fx.Node) -> float:
+            left: Any = product.args[-2]
+            return self.place[_unturned(left)[0]]
+
+        return sorted(products, key=place)
 
     def sort(self) -> None:
         """Put every node behind its inputs, else by its place; leave out what is not used any more."""
@@ -193,8 +199,12 @@ def _join_rows(made: _Making, towards: Callable[[fx.Node], Iterable[fx.Node]]) -
             if 2 * rows <= columns and all(_value(each).dim() == 1 for each in added):
                 groups.setdefault((node.target, *added, *_unturned(right)), []).append(node)
     for nodes in groups.values():
-        if len(nodes) > 1:
-            _join_group(made, nodes)
+        rows = _value(nodes[0]).shape[0]
+        at_once = max(1, MAX_ROWS // rows) if towards is _inputs else len(nodes)
+        nodes = made.by_left(nodes)
+        for first in range(0, len(nodes), at_once):
+            if len(part := nodes[first : first + at_once]) > 1:
+                _join_group(made, part)
 
 
 def _join_group(made: _Making, nodes: Sequence[fx.Node]) -> None:
@@ -215,7 +225,8 @@ def _copy_turned(made: _Making) -> None:
     groups: dict[fx.Node, list[fx.Node]] = {}
     for node in made.graph.nodes:
         if node.target in _PRODUCTS[:2] and _value(node).shape[0] <= MAX_ROWS:
-            matrix, odd = _unturned(node.args[-1])
+            right: Any = node.args[-1]
+            matrix, odd = _unturned(right)
             if odd and _value(matrix).is_contiguous():
                 groups.setdefault(matrix, []).append(node)
     for matrix, products in groups.items():
