@@ -99,9 +99,9 @@ class Run {
 
   void serve(int worker) {
     std::mt19937 chance(seed_ + static_cast<unsigned>(worker));
-    uint32_t seen = 0;
-    while (steps_.next(seen)) {
-      run_worker(worker, seen, chance);
+    hocket::Steps::Idle idle;
+    while (steps_.next(idle)) {
+      run_worker(worker, idle.seen, chance);
       steps_.finish();
     }
   }
@@ -109,7 +109,7 @@ class Run {
   void run_worker(int worker, uint32_t epoch, std::mt19937& chance) {
     for (int at = 0; at < kActions; ++at) {
       const int op = worker * kActions + at;
-      for (int word : plan_.waits[op]) steps_.wait(word, epoch, chance() % 2 ? 50 : 0, worker ? 0 : hocket::kPollNs, [] {});
+      for (int word : plan_.waits[op]) steps_.wait(word, epoch, chance() % 2 ? 500 : 0, worker ? 0 : hocket::kPollNs, [] {});
       if (steps_.is_left(epoch)) return;
       if (op == failing_) {
         steps_.fail(epoch, {std::make_exception_ptr(std::runtime_error("an op failed")), worker, at});

@@ -186,11 +186,11 @@ class Core : public hocket::Slots, public std::enable_shared_from_this<Core> {
 
   void run_step() {
     const Usual usual(workers_[0]->cpus);
-    const int spins = workers_[0]->actions.size() > 1 ? kSpins : 0;  // who only waits needs no core
+    const int64_t spin_ns = workers_[0]->actions.size() > 1 ? kSpinNs : 0;  // who only waits needs no core
     began_ns_ = last_poll_ns_ = now_ns();
     const uint32_t epoch = steps_.begin();
     run_worker(0, epoch, true);
-    steps_.join(static_cast<uint32_t>(workers_.size() - 1), spins, [&] { poll(epoch, now_ns()); });
+    steps_.join(static_cast<uint32_t>(workers_.size() - 1), spin_ns, [&] { poll(epoch, now_ns()); });
     took_ns_ = now_ns() - began_ns_;
     raise_failure(epoch);
   }
@@ -202,7 +202,7 @@ class Core : public hocket::Slots, public std::enable_shared_from_this<Core> {
   }
 
   void serve(size_t number) {
-    uint32_t seen = steps_.last();
+    Steps::Idle idle{steps_.last()};
     try {
       // Asking first makes torch initialise this thread; otherwise its first op would undo the setting.
       at::get_num_threads();
@@ -215,8 +215,8 @@ class Core : public hocket::Slots, public std::enable_shared_from_this<Core> {
       steps_.fail(0, {std::current_exception(), static_cast<int>(number)});
     }
     ready_.fetch_add(1, std::memory_order_release);
-    while (steps_.next(seen)) {
-      run_worker(number, seen, false);
+    while (steps_.next(idle)) {
+      run_worker(number, idle.seen, false);
       steps_.finish();
     }
   }
@@ -232,7 +232,7 @@ class Core : public hocket::Slots, public std::enable_shared_from_this<Core> {
       for (; at < worker.actions.size(); ++at) {
         Action& action = worker.actions[at];
         for (int word : action.sleeps) wait(word, epoch, 0, on_caller);
-        for (int word : action.waits) wait(word, epoch, kSpins, on_caller);
+        for (int word : action.waits) wait(word, epoch, kSpinNs, on_caller);
         if (steps_.is_left(epoch)) return;
         if (action.moves) {
           if (at::get_num_threads() != action.width) at::set_num_threads(action.width);
@@ -269,8 +269,8 @@ class Core : public hocket::Slots, public std::enable_shared_from_this<Core> {
     }
   }
 
-  void wait(int word, uint32_t epoch, int spins, bool on_caller) {
-    steps_.wait(word, epoch, spins, on_caller ? kPollNs : 0, [&] {
+  void wait(int word, uint32_t epoch, int64_t spin_ns, bool on_caller) {
+    steps_.wait(word, epoch, spin_ns, on_caller ? kPollNs : 0, [&] {
       if (on_caller) poll(epoch, now_ns());
     });
   }

@@ -53,10 +53,9 @@ class Steps {
 
   // The caller: returns when so many workers are done. Looks around (`poll`) now and then.
   template <typename Poll>
-  void join(uint32_t workers, int spins, const Poll& poll) {
+  void join(uint32_t workers, int64_t spin_ns, const Poll& poll) {
     for (uint32_t seen; (seen = finished_.load()) < workers;) {
-      for (int spin = 0; spin < spins && finished_.load() == seen; ++spin) pause_cpu();
-      if (finished_.load() == seen) sleep_on(finished_, seen, kPollNs);
+      if (!spin(spin_ns, [&] { return finished_.load() != seen; })) sleep_on(finished_, seen, kPollNs);
       poll();
     }
   }
@@ -68,11 +67,18 @@ class Steps {
     return left_ == kAll ? failure_ : std::exchange(failure_, {});
   }
 
-  // A worker: waits for the step after `seen`, and sets that; false if there is none any more.
-  bool next(uint32_t& seen) {
-    for (int spin = 0; spin < kIdleSpins && step_.load() == seen; ++spin) pause_cpu();
-    while (step_.load() == seen) sleep_on(step_, seen, 0);
-    seen = step_.load();
+  // A worker between two steps: the last one that it has seen, and how long it spins for the next one.
+  struct Idle {
+    uint32_t seen = 0;
+    int64_t spin_ns = kIdleSpinNs;
+  };
+
+  // A worker: waits for the step after the one it has seen; false if there is none any more.
+  bool next(Idle& idle) {
+    const int64_t start_ns = now_ns();
+    spin(idle.spin_ns, [&] { return step_.load() != idle.seen; });
+    while (step_.load() == idle.seen) sleep_on(step_, idle.seen, 0);
+    idle = {step_.load(), now_ns() - start_ns < kShortGapNs ? kShortGapNs : kIdleSpinNs};
     return !is_closed_;
   }
 
@@ -97,12 +103,9 @@ class Steps {
   // Returns when an action of a step is done, or the step was left. Spins, then sleeps and looks around (`poll`) each
   // `timeout_ns` (0: never).
   template <typename Poll>
-  void wait(int number, uint32_t epoch, int spins, int64_t timeout_ns, const Poll& poll) {
+  void wait(int number, uint32_t epoch, int64_t spin_ns, int64_t timeout_ns, const Poll& poll) {
     Word& word = words_[static_cast<size_t>(number)];
-    for (int spin = 0; spin < spins; ++spin) {
-      if (reached(word.load(), epoch)) return;
-      pause_cpu();
-    }
+    if (spin(spin_ns, [&] { return reached(word.load(), epoch); })) return;
     for (uint32_t seen; !reached(seen = word.load(), epoch);) {
       if (is_left(epoch)) return;
       sleep_on(word, seen, timeout_ns);
