@@ -231,8 +231,8 @@ class Core : public hocket::Slots, public std::enable_shared_from_this<Core> {
     try {
       for (; at < worker.actions.size(); ++at) {
         Action& action = worker.actions[at];
-        for (int word : action.sleeps) wait(word, epoch, 0, on_caller);
-        for (int word : action.waits) wait(word, epoch, kSpinNs, on_caller);
+        for (int word : action.sleeps) wait(word, epoch, {kYieldNs, true}, on_caller);
+        for (int word : action.waits) wait(word, epoch, {kSpinNs}, on_caller);
         if (steps_.is_left(epoch)) return;
         if (action.moves) {
           if (at::get_num_threads() != action.width) at::set_num_threads(action.width);
@@ -269,8 +269,8 @@ class Core : public hocket::Slots, public std::enable_shared_from_this<Core> {
     }
   }
 
-  void wait(int word, uint32_t epoch, int64_t spin_ns, bool on_caller) {
-    steps_.wait(word, epoch, spin_ns, on_caller ? kPollNs : 0, [&] {
+  void wait(int word, uint32_t epoch, hocket::Spin how, bool on_caller) {
+    steps_.wait(word, epoch, how, on_caller ? kPollNs : 0, [&] {
       if (on_caller) poll(epoch, now_ns());
     });
   }

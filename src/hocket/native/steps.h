@@ -55,7 +55,7 @@ class Steps {
   template <typename Poll>
   void join(uint32_t workers, int64_t spin_ns, const Poll& poll) {
     for (uint32_t seen; (seen = finished_.load()) < workers;) {
-      if (!spin(spin_ns, [&] { return finished_.load() != seen; })) sleep_on(finished_, seen, kPollNs);
+      if (!spin({spin_ns}, [&] { return finished_.load() != seen; })) sleep_on(finished_, seen, kPollNs);
       poll();
     }
   }
@@ -76,7 +76,7 @@ class Steps {
   // A worker: waits for the step after the one it has seen; false if there is none any more.
   bool next(Idle& idle) {
     const int64_t start_ns = now_ns();
-    spin(idle.spin_ns, [&] { return step_.load() != idle.seen; });
+    spin({idle.spin_ns}, [&] { return step_.load() != idle.seen; });
     while (step_.load() == idle.seen) sleep_on(step_, idle.seen, 0);
     idle = {step_.load(), now_ns() - start_ns < kShortGapNs ? kShortGapNs : kIdleSpinNs};
     return !is_closed_;
@@ -103,9 +103,9 @@ class Steps {
   // Returns when an action of a step is done, or the step was left. Spins, then sleeps and looks around (`poll`) each
   // `timeout_ns` (0: never).
   template <typename Poll>
-  void wait(int number, uint32_t epoch, int64_t spin_ns, int64_t timeout_ns, const Poll& poll) {
+  void wait(int number, uint32_t epoch, Spin how, int64_t timeout_ns, const Poll& poll) {
     Word& word = words_[static_cast<size_t>(number)];
-    if (spin(spin_ns, [&] { return reached(word.load(), epoch); })) return;
+    if (spin(how, [&] { return reached(word.load(), epoch); })) return;
     for (uint32_t seen; !reached(seen = word.load(), epoch);) {
       if (is_left(epoch)) return;
       sleep_on(word, seen, timeout_ns);
@@ -115,7 +115,7 @@ class Steps {
 
   // Sleeps until an action of a step is done; false if the step was left.
   bool await(int word, uint32_t epoch) {
-    wait(word, epoch, 0, 0, [] {});
+    wait(word, epoch, {0}, 0, [] {});
     return !is_left(epoch);
   }
 

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <linux/futex.h>
+#include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -25,6 +26,7 @@ struct Word {
 
 // Waking a sleeper takes the waker 13 us and the sleeper 38 in a virtual machine, each time.
 constexpr int64_t kSpinNs = 1'000'000;     // inside a step: nobody of it wants the core
+constexpr int64_t kYieldNs = 300'000;      // inside a step, while an op has the core
 constexpr int64_t kIdleSpinNs = 20'000;    // between steps: the core may be wanted by somebody else,
 constexpr int64_t kShortGapNs = 200'000;   // but where the last step came so soon, the next one does
 constexpr int64_t kPollNs = 20'000'000;    // how often a long step looks for Ctrl-C
@@ -42,17 +44,27 @@ inline void pause_cpu() {
 #endif
 }
 
+// How long to look at a word before sleeping on it, and whether others of the step want the core meanwhile.
+struct Spin {
+  int64_t limit_ns;
+  bool gives_way = false;
+};
+
 // Spins until it is over; false if it takes longer than that.
 template <typename IsOver>
-bool spin(int64_t limit_ns, const IsOver& is_over) {
+bool spin(Spin how, const IsOver& is_over) {
   int64_t until_ns = 0;
-  while (limit_ns > 0) {
+  while (how.limit_ns > 0) {
     for (int i = 0; i < 64; ++i) {
       if (is_over()) return true;
+      if (how.gives_way) {
+        sched_yield();
+        break;
+      }
       pause_cpu();  // 10 ns to 50, by the processor
     }
     const int64_t now = now_ns();
-    if (until_ns == 0) until_ns = now + limit_ns;
+    if (until_ns == 0) until_ns = now + how.limit_ns;
     if (now > until_ns) break;
   }
   return is_over();
