@@ -97,6 +97,8 @@ class Run {
     if (chance() % 8 == 0) std::this_thread::sleep_for(std::chrono::microseconds(chance() % 200));
   }
 
+  static hocket::Spin how(std::mt19937& chance) { return {chance() % 2 ? 500 : 0, chance() % 2 == 0}; }
+
   void serve(int worker) {
     std::mt19937 chance(seed_ + static_cast<unsigned>(worker));
     hocket::Steps::Idle idle;
@@ -109,7 +111,7 @@ class Run {
   void run_worker(int worker, uint32_t epoch, std::mt19937& chance) {
     for (int at = 0; at < kActions; ++at) {
       const int op = worker * kActions + at;
-      for (int word : plan_.waits[op]) steps_.wait(word, epoch, chance() % 2 ? 500 : 0, worker ? 0 : hocket::kPollNs, [] {});
+      for (int word : plan_.waits[op]) steps_.wait(word, epoch, how(chance), worker ? 0 : hocket::kPollNs, [] {});
       if (steps_.is_left(epoch)) return;
       if (op == failing_) {
         steps_.fail(epoch, {std::make_exception_ptr(std::runtime_error("an op failed")), worker, at});
