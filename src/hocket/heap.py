@@ -15,6 +15,7 @@ import ctypes
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 
 __all__ = ["HeapTrimmer", "collections_held", "keep_freed_blocks", "trim_heap"]
 
@@ -40,6 +41,11 @@ def collections_held() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None)
 
 
 class HeapTrimmer:
@@ -70,7 +76,7 @@ def keep_freed_blocks() -> None:
     has these thresholds anyway. The block is never written to, so it costs no memory; elsewhere than with glibc, this
     does nothing.
     """
-    libc = ctypes.CDLL(None)
+    libc = _libc()
     malloc, free = getattr(libc, "malloc", None), getattr(libc, "free", None)
     if malloc is not None and free is not None:
         malloc.argtypes, malloc.restype, free.argtypes = [ctypes.c_size_t], ctypes.c_void_p, [ctypes.c_void_p]
@@ -84,5 +90,5 @@ def trim_heap() -> bool:
         >>> trim_heap() in (True, False)
         True
     """
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    trim = getattr(_libc(), "malloc_trim", None)
     return bool(trim(0)) if trim is not None else False

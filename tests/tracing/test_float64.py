@@ -53,7 +53,7 @@ def test_it_draws_what_the_step_draws_and_moves_nothing() -> None:
     loss = found.step(found.batch)
     assert left.result[0].dtype == torch.float64
     assert abs(left.result[0].item() - loss.item()) < 1e-5 * loss.item()
-    for source, value in left.places:
+    for source, value in left.each():
         torch.testing.assert_close(source.get().detach().double(), value.double(), rtol=1e-3, atol=1e-5)
 
 
@@ -77,10 +77,17 @@ def test_it_keeps_no_value_beyond_its_last_reader(monkeypatch: pytest.MonkeyPatc
 def test_values_that_lie_in_a_file_leave_the_same_bits() -> None:
     made = case()
     held = float64_step(made.captured, made.batch)
-    out = float64_step(made.captured, made.batch, limit_bytes=0)
-    values = ([*(value for _, value in left.places), *left.result] for left in (held, out))
-    for first, second in zip(*values, strict=True):
-        assert torch.equal(first, second) if isinstance(first, torch.Tensor) else first == second
+    with float64_step(made.captured, made.batch, limit_bytes=0) as out:
+        outside = [
+            value for _, value in out.places if isinstance(value, torch.Tensor) and not value.untyped_storage().nbytes()
+        ]
+        assert outside, "what is left lies in the file, too"
+        for of in (held, out):
+            for (_, first), (_, second) in zip(held.each(), of.each(), strict=True):
+                assert torch.equal(first, second) if isinstance(first, torch.Tensor) else first == second
+            for first, second in zip(held.result, of.result, strict=True):
+                assert torch.equal(first, second) if isinstance(first, torch.Tensor) else first == second
+        assert not any(value.untyped_storage().nbytes() for value in outside), "and goes out again"
 
 
 def test_tensors_that_share_memory_have_no_float64_step() -> None:

@@ -18,6 +18,7 @@ from hocket.autotune.closeness import MAX_SAMPLES, Closeness, sample
 from hocket.autotune.verification import Difference, verify
 from hocket.backends import Backend
 from hocket.errors import CaptureError, StaleCaptureError
+from hocket.heap import trim_heap
 from hocket.ir import Plan
 from hocket.tracing.captured import Captured
 from hocket.tracing.variants import in_form
@@ -85,8 +86,15 @@ class Auditor:
         if not best.captured.holds(batch):
             raise StaleCaptureError("captured for another branch of the step, or for state that is gone")
         start = self._clock()
-        if best.plain is not None:
-            return self._close_step(best, best.plain, batch, eager, start)
+        try:
+            if best.plain is not None:
+                return self._close_step(best, best.plain, batch, eager, start)
+            return self._plain_step(best, batch, eager, start)
+        finally:
+            trim_heap()  # of what the eager step and the comparison took: planned steps have memory of their own
+
+    def _plain_step(self, best: Candidate, batch: Any, eager: Callable[[Any], Any], start: float) -> tuple[Any, str]:
+        """The same for a form whose kernels are eager's."""
         made, executor = best.plan, best.executor
         if self._doubted is not None:
             made = self._doubted

@@ -25,7 +25,8 @@ than float64 has, in every sample: float32's rounding does not hide a wrong numb
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import median, median_low
@@ -37,7 +38,6 @@ from torch.utils._pytree import tree_flatten
 from hocket.autotune.room import expect_room, float64_limit_bytes, release_memory
 from hocket.autotune.verification import distance, largest
 from hocket.errors import CaptureError
-from hocket.heap import trim_heap
 from hocket.tracing.captured import Captured
 from hocket.tracing.float64 import Left, float64_step
 from hocket.tracing.saved_state import Saved
@@ -188,6 +188,20 @@ def sample(
         Exception: whatever eager raises; the state is then as it left it.
     """
     expect_room(captured)
+    try:
+        return _sampled(captured, eager, forms, batch, number, wide or {})
+    finally:
+        release_memory()
+
+
+def _sampled(
+    captured: Captured,
+    eager: Callable[[Any], Any],
+    forms: Mapping[str, Callable[[Any], Any]],
+    batch: Any,
+    number: int | None,
+    wide: Mapping[str, Captured],
+) -> tuple[dict[str, Sample | str], Any]:
     places, lists = captured.trace.places.again(), captured.trace.appended
     before, contents = Saved(places, captured.written()), [each.content() for each in lists]
 
@@ -201,37 +215,39 @@ def sample(
             _move_rates(captured, batch, RATE_FACTORS[number % len(RATE_FACTORS)])
 
     found: dict[str, Any] = {}
-    try:
-        moved()
-        truth = _truth(captured, batch)
-        for form, run in forms.items():
-            try:
-                if number is not None:
-                    back()
-                    run(batch)
-                back()
-                moved()
-                result = run(batch)
-                found[form] = _gaps(truth, result)
-                if wide and form in wide:
+    with ExitStack() as files:
+        try:
+            moved()
+            truth = files.enter_context(_truth(captured, batch))
+            for form, run in forms.items():
+                try:
+                    if number is not None:
+                        back()
+                        run(batch)
                     back()
                     moved()
-                    release_memory()
-                    found[form] = _wide_problem(truth, _wide_step(wide[form], batch, captured)) or found[form]
-            except Exception as error:  # noqa: BLE001  # whatever it is, the form is left out
-                found[form] = f"{type(error).__name__}: {error}"
-    finally:
-        back()
-    release_memory()
-    moved()
-    returned = eager(batch)
-    release_memory()
-    own = _gaps(truth, returned)
-    if number is not None:
-        back()
-    return {
-        form: gaps if isinstance(gaps, str) else _sample(truth, own, gaps) for form, gaps in found.items()
-    }, returned
+                    result = run(batch)
+                    found[form] = _gaps(truth, result)
+                    if form in wide:
+                        back()
+                        moved()
+                        release_memory()
+                        with _wide_step(wide[form], batch, captured) as compiled:
+                            found[form] = _wide_problem(truth, compiled) or found[form]
+                except Exception as error:  # noqa: BLE001  # whatever it is, the form is left out
+                    found[form] = f"{type(error).__name__}: {error}"
+        finally:
+            back()
+        release_memory()
+        moved()
+        returned = eager(batch)
+        release_memory()
+        own = _gaps(truth, returned)
+        if number is not None:
+            back()
+        return {
+            form: gaps if isinstance(gaps, str) else _sample(truth, own, gaps) for form, gaps in found.items()
+        }, returned
 
 
 def _truth(captured: Captured, batch: Any) -> Left:
@@ -240,8 +256,6 @@ def _truth(captured: Captured, batch: Any) -> Left:
         return float64_step(captured, batch, limit_bytes=float64_limit_bytes(captured))
     except Exception as error:  # whatever an op says that has no kernel for float64
         raise CaptureError(f"there is no float64 step to compare with: {error}") from error
-    finally:
-        trim_heap()
 
 
 def _wide_step(compiled: Captured, batch: Any, captured: Captured) -> Left:
@@ -250,15 +264,16 @@ def _wide_step(compiled: Captured, batch: Any, captured: Captured) -> Left:
 
 def _wide_problem(truth: Left, compiled: Left) -> str:
     """What a compiled step in float64 leaves farther from the float64 step than rounding explains; empty if nothing."""
-    found = {source.name: value for source, value in compiled.places}
     scales: dict[str, list[float]] = {}
     for _, group, value, _ in _values(truth):
         scales.setdefault(group, []).append(_magnitude(value))
     # What one form reads and the other does not (a constant of the trace) is left as it is by the other.
-    left = (found[source.name] if source.name in found else source.get() for source, _ in truth.places)
-    values = [*left, *compiled.result]
-    for (name, group, value, _), other in zip(_values(truth), values, strict=True):
-        gap = _gap(other, value)
+    found = {source.name: source.get() for source, _ in truth.places}
+    found |= {source.name: value for source, value in compiled.places}
+    found |= {f"result {place}": value for place, value in enumerate(compiled.result)}
+    for name, group, value, _ in _values(truth):
+        with compiled.memory.present(found[name]) as other:
+            gap = _gap(other, value)
         if not gap <= WIDE_TOLERANCE * max(_magnitude(value), median(scales[group])):
             return f"in float64, {name} is off by {gap:.3g}"
     return ""
@@ -272,22 +287,20 @@ def _sample(truth: Left, eager: dict[str, float], form: dict[str, float]) -> Sam
     return distances
 
 
-def _values(truth: Left) -> list[tuple[str, str, Any, float]]:
+def _values(truth: Left) -> Iterator[tuple[str, str, Any, float]]:
     """Each value of the float64 step: its name, its group, the value, and the precision that the step has it in."""
-    found = []
-    for source, value in truth.places:
+    for source, value in truth.each():
         now = source.get()
         ulp = torch.finfo(now.dtype).eps if isinstance(now, torch.Tensor) and now.is_floating_point() else 0.0
         key = f"{source.kind}.{source.key}" if isinstance(source, Entry) and source.kind != "parameter" else source.kind
-        found.append((source.name, key, value, ulp))
+        yield source.name, key, value, ulp
     for place, value in enumerate(truth.result):
-        found.append((f"result {place}", "result", value, torch.finfo(torch.float32).eps))
-    return found
+        yield f"result {place}", "result", value, torch.finfo(torch.float32).eps
 
 
 def _gaps(truth: Left, result: Any) -> dict[str, float]:
     """How far what is at the places now, and this result, are from the float64 step."""
-    found = {source.name: _gap(source.get(), value) for source, value in truth.places}
+    found = {source.name: _gap(source.get(), value) for source, value in truth.each()}
     for place, leaf in enumerate(tree_flatten(result)[0]):
         found[f"result {place}"] = _gap(leaf, truth.result[place])
     return found

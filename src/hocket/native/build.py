@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import logging
+import os
 import shutil
 import subprocess
 import sys
@@ -63,9 +64,6 @@ def load() -> Any:
     Raises:
         RuntimeError: it does not build; torch tells the compiler's words.
     """
-    from torch.utils.cpp_extension import _get_build_directory
-    from torch.utils.cpp_extension import load as build
-
     # A name per version of torch, of Python and of the source: whoever has loaded a core keeps it, and two checkouts of
     # the same source share one.
     version = "".join(
@@ -73,11 +71,14 @@ def load() -> Any:
     )
     content = b"".join([" ".join(_FLAGS).encode(), *(file.read_bytes() for file in (*_SOURCES, *_HEADERS))])
     name = f"hocket_lanes_{version}_{hashlib.sha256(content).hexdigest()[:12]}"
-    directory = Path(_get_build_directory(name, verbose=False))
+    directory = _root() / name
+    directory.mkdir(parents=True, exist_ok=True)
     built, complete = directory / f"{name}.so", directory / "complete"
     with _alone_in(directory):
         if complete.exists() and built.exists():
             return _imported(name, built)
+        from torch.utils.cpp_extension import load as build  # setuptools comes with it: 4 MB, where nothing is built
+
         module = build(
             name=name,
             sources=[str(file) for file in _SOURCES],
@@ -93,6 +94,12 @@ def release_kept_memory() -> None:
     """Give the memory that lanes keep between steps back to the system; they fault it in again when they run."""
     if load.cache_info().currsize:  # there are none where the core is not loaded
         load().Core(0, 1, []).close()  # lanes that close give back what all lanes keep
+
+
+def _root() -> Path:
+    """Where torch keeps what was built, if it is told; else the user's cache folder."""
+    told = os.environ.get("TORCH_EXTENSIONS_DIR")
+    return Path(told or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hocket" / "native")
 
 
 def _imported(name: str, path: Path) -> Any:

@@ -8,15 +8,15 @@ that a dropout leaves out the same elements.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
 from hocket.errors import CaptureError
-from hocket.heap import HeapTrimmer
+from hocket.heap import HeapTrimmer, trim_heap
 from hocket.tracing.captured import Captured
 from hocket.tracing.convolution_parts import convolution_in_parts
 from hocket.tracing.program import Call, Slot
@@ -36,17 +36,35 @@ WIDE = {
 }
 
 
+# What was freed is given back when so much was made; where less may be held, as often.
+MAX_UNTRIMMED_BYTES = 32 * 2**20
+
+
 @dataclass(frozen=True)
 class Left:
-    """What a step leaves behind.
+    """What a step leaves behind. Values may lie in a file, which `close` deletes: `present` has one in memory.
 
     Attributes:
         places: each place that it reads or writes (parameters, buffers, state, gradients), and what is there.
         result: the leaves of what it returns, and of what it appends to lists.
+        memory: where the values are.
     """
 
     places: tuple[tuple[Any, Any], ...]
     result: tuple[Any, ...]
+    memory: ValueMemory = field(default_factory=lambda: ValueMemory(math.inf, {}))
+
+    def __enter__(self) -> Left:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.memory.close()
+
+    def each(self) -> Iterator[tuple[Any, Any]]:
+        """Each place and its value, which is in memory until the next one is asked for."""
+        for source, value in self.places:
+            with self.memory.present(value):
+                yield source, value
 
 
 def float64_step(captured: Captured, batch: Any, *, is_wide: bool = False, limit_bytes: float = math.inf) -> Left:
@@ -57,6 +75,9 @@ def float64_step(captured: Captured, batch: Any, *, is_wide: bool = False, limit
         batch: of the step, in its own dtypes.
         is_wide: the captured ops are those of a step in float64 already.
         limit_bytes: what may be held between two ops; the rest lies in a temporary file (see `spill`).
+
+    Returns:
+        What the step leaves, to be used in a ``with`` block.
 
     Raises:
         CaptureError: the capture does not stand for this step; two tensors of it share memory; or an op draws random
@@ -72,16 +93,16 @@ def float64_step(captured: Captured, batch: Any, *, is_wide: bool = False, limit
     read = [roots[slot] for slot, _ in captured.inputs]
     if len(set(read)) < len(read):
         raise CaptureError("two tensors of the step share memory")
-    values: dict[int, Any] = {
-        slot: _wide(leaves[source.index] if type(source) is BatchLeaf else source.get(), copy=True)
-        for slot, source in captured.inputs
-    }
     dtypes = {slot: v.dtype for n, slot in slot_of.items() if isinstance(v := n.meta.get("val"), torch.Tensor)}
     random = torch.get_rng_state()
     calls, uses, kept = _uses(captured)
-    memory, heap = ValueMemory(limit_bytes, uses), HeapTrimmer()
-    for slot, value in values.items():
-        memory.add(slot, value)
+    memory, heap = ValueMemory(limit_bytes, uses), HeapTrimmer(int(min(MAX_UNTRIMMED_BYTES, limit_bytes)))
+    values: dict[int, Any] = {}
+    for slot, source in captured.inputs:
+        values[slot] = _wide(leaves[source.index] if type(source) is BatchLeaf else source.get(), copy=True)
+        memory.add(slot, values[slot])
+        memory.spill(-1)
+    finished = False
     try:
         with torch.no_grad():
             for at, call in enumerate(calls):
@@ -97,17 +118,20 @@ def float64_step(captured: Captured, batch: Any, *, is_wide: bool = False, limit
                         del values[slot]
                 memory.spill(at)
                 heap.made(made_bytes)
-            memory.load(kept)
+            memory.load(at for kind, at in captured.results if kind != "number")
+            finished = True
     finally:
         torch.set_rng_state(random)
-        memory.close()
+        if not finished:
+            memory.close()
+        trim_heap()
     places = {source: values[slot] for slot, source in captured.inputs if type(source) is not BatchLeaf}
     places |= {entry: values[slot] for entry, slot in captured.rebound}
     places |= {gradient: None if slot is None else values[slot] for gradient, slot in captured.gradients}
     places |= {entry: numbers[reference.index] for entry, reference in captured.trace.numbers.items()}
     returned = iter([numbers[at] if kind == "number" else values[at] for kind, at in captured.results])
     result = [leaf if kind == "value" else next(returned) for kind, leaf in captured.trace.result.leaves]
-    return Left(tuple(places.items()), tuple(result))
+    return Left(tuple(places.items()), tuple(result), memory)
 
 
 def _uses(captured: Captured) -> tuple[list[Call], dict[int, list[int]], set[int]]:
@@ -125,22 +149,9 @@ def _uses(captured: Captured) -> tuple[list[Call], dict[int, list[int]], set[int
 def _run(call: Call, values: dict[int, Any], numbers: Sequence[Any], dtypes: dict[int, torch.dtype] | None) -> None:
     """One call; `dtypes` of the step's own values, by slot: None where the call is to be made as it stands."""
     is_random = dtypes is not None and torch.Tag.nondeterministic_seeded in getattr(call.func, "tags", ())
-
-    def argument(value: Any) -> Any:
-        if isinstance(value, Slot):
-            given = values[value.index]
-            if dtypes is None or not is_random or not isinstance(given, torch.Tensor):
-                return given
-            return given.to(dtypes[value.index])
-        if isinstance(value, TapeRef):
-            return numbers[value.index]
-        if isinstance(value, (list, tuple)):
-            return [argument(element) for element in value]
-        is_kept = is_random or dtypes is None or not isinstance(value, torch.dtype)
-        return value if is_kept else WIDE.get(value, value)
-
-    args = tuple(argument(value) for value in call.args)
-    kwargs = {key: argument(value) for key, value in call.kwargs.items()}
+    arguments = _Arguments(values, numbers, dtypes if is_random else None, is_wide=not is_random and dtypes is not None)
+    args = tuple(map(arguments, call.args))
+    kwargs = {key: arguments(value) for key, value in call.kwargs.items()}
     run = None if kwargs else convolution_in_parts(call.func)
     result = (run or call.func)(*args, **kwargs)
     if is_random:
@@ -152,6 +163,34 @@ def _run(call: Call, values: dict[int, Any], numbers: Sequence[Any], dtypes: dic
             values[slot.index].copy_(drawn)
     for position, slot in call.outs.items():
         values[slot] = result if position is None else result[position]
+
+
+@dataclass(frozen=True)
+class _Arguments:
+    """What stands for an argument of a call.
+
+    A function within `_run` that calls itself would keep all values alive until Python's collector comes by.
+
+    Attributes:
+        values, numbers: of the step.
+        dtypes: of the slots, where values are to be given in these; None: as they are.
+        is_wide: dtypes among the arguments become those of float64.
+    """
+
+    values: Mapping[int, Any]
+    numbers: Sequence[Any]
+    dtypes: Mapping[int, torch.dtype] | None
+    is_wide: bool
+
+    def __call__(self, value: Any) -> Any:
+        if isinstance(value, Slot):
+            given = self.values[value.index]
+            return given.to(self.dtypes[value.index]) if self.dtypes and isinstance(given, torch.Tensor) else given
+        if isinstance(value, TapeRef):
+            return self.numbers[value.index]
+        if isinstance(value, (list, tuple)):
+            return list(map(self, value))
+        return WIDE.get(value, value) if self.is_wide and isinstance(value, torch.dtype) else value
 
 
 def _wide(value: Any, copy: bool = False) -> Any:

@@ -16,7 +16,8 @@ import math
 import os
 import tempfile
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,19 @@ class ValueMemory:
                 block.is_out = False
                 self.held_bytes += block.size_bytes
 
+    @contextmanager
+    def present(self, value: Any) -> Iterator[Any]:
+        """Have a value in memory that nobody writes any more; what was out goes out again."""
+        block = self._blocks.get(value.untyped_storage()._cdata) if isinstance(value, torch.Tensor) else None
+        was_out = block is not None and block.is_out
+        if block is not None and was_out:
+            self.load(list(block.slots)[:1])
+        try:
+            yield value
+        finally:
+            if block is not None and was_out:
+                self._put_out(block)
+
     def spill(self, at: int) -> None:
         """Be within the limit after the call of this number; where the file cannot be written, what is held stays."""
         if self.held_bytes <= self._limit_bytes:
@@ -152,6 +166,9 @@ class ValueMemory:
             self._end = max(self._end, block.offset + block.size_bytes)
         self._file.seek(block.offset)
         _all(self._file.write, block)
+        self._put_out(block)
+
+    def _put_out(self, block: _Block) -> None:
         block.storage.resize_(0)
         block.is_out = True
         self.held_bytes -= block.size_bytes
