@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from hocket.adaptation import Drift
+from hocket.autotune.admission import Admission
 from hocket.autotune.decision import Decision
 from hocket.autotune.tuner import Tuner
 from hocket.backends import Backend
@@ -77,7 +78,8 @@ def searched(
 ) -> tuple[Decision, Counter[str]]:
     """What a search decides, and how many steps of each kind it asked for."""
     tuner: Any = Tuner.__new__(Tuner)
-    tuner.admission = SimpleNamespace(forms={"": SimpleNamespace(graph=graph)}, expect_no_writes=lambda: None)
+    tuner.admission = Admission(None, None)  # type: ignore[arg-type]
+    tuner.admission.forms = {"": SimpleNamespace(graph=graph)}
     tuner._backend = SimulatedBackend(costs)
     tuner._config = SimpleNamespace(planner="auto", plan=None, guard=guard)
     search = tuner.search_again(drift)
@@ -153,3 +155,11 @@ def test_why_it_was_measured_again_is_told():
     assert found.reason.endswith(
         "; measured again because the step time went from 10 ms to 20 ms (over the last 25 steps)"
     )
+
+
+def test_forms_that_were_slower_are_forgotten_but_plain_ones_stay() -> None:
+    admission: Any = Admission(None, None)  # type: ignore[arg-type]
+    known = ["", "+fused-update", "+channels-last", "+channels-last+fused-norm"]
+    admission.traced, admission.forms = dict.fromkeys(known), dict.fromkeys(known[:3])
+    admission.keep(["+fused-update"])
+    assert (list(admission.traced), list(admission.forms)) == (["", "+fused-update"], ["", "+fused-update"])

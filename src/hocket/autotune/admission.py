@@ -13,7 +13,7 @@ A step that is not pure, or that no graph can stand for, is refused with the rea
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Mapping
+from collections.abc import Collection, Generator, Mapping
 from typing import Any
 
 from hocket.autotune.closeness import MAX_SAMPLES, Closeness
@@ -103,6 +103,12 @@ class Admission:
         self.traced |= compiled
         self.forms = dict(self.traced)
         yield from self.verify()
+
+    def keep(self, forms: Collection[str]) -> None:
+        """Forget all forms but these and the plain ones: graphs are not small (8 KB an op), nor is verifying them."""
+        for known in (self.traced, self.forms):
+            for form in [form for form in known if form not in forms and plain_of(form) != form]:
+                del known[form]
 
     def _watched(self) -> Generator[Item, Any, None]:
         for _ in range(MAX_WATCHED):

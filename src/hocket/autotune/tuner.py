@@ -124,7 +124,7 @@ class Tuner:
         """Each form, with convolutions' backward as it stands and taken apart; for a given plan the one it is for.
 
         Of a form and its rewrites, which are the same ops at other speeds, only those go on that are about as fast as
-        the fastest.
+        the fastest; a search that follows (once forms are compiled, or a drift was seen) begins with these.
         """
         given, forms = self._config.plan, self.admission.forms
         if given is not None:
@@ -142,6 +142,7 @@ class Tuner:
             plain = plain_of(profile.form)
             fastest_ms[plain] = min(profile.fastest_ms, fastest_ms.get(plain, profile.fastest_ms))
         profiles = [p for p in profiles if p.fastest_ms <= SLOWER_FORM * fastest_ms[plain_of(p.form)]]
+        self.admission.keep([profile.form for profile in profiles])
         for form, captured in self._taken_apart([profile.form for profile in profiles]):
             profiles.append((yield from self._profiled(form, captured)))
         return profiles

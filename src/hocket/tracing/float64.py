@@ -118,6 +118,7 @@ def float64_step(captured: Captured, batch: Any, *, is_wide: bool = False, limit
                         del values[slot]
                 memory.spill(at)
                 heap.made(made_bytes)
+            memory.spill(len(calls), limit_bytes=0)  # it is asked for one value at a time
             memory.load(at for kind, at in captured.results if kind != "number")
             finished = True
     finally:

@@ -125,13 +125,14 @@ class ValueMemory:
             if block is not None and was_out:
                 self._put_out(block)
 
-    def spill(self, at: int) -> None:
-        """Be within the limit after the call of this number; where the file cannot be written, what is held stays."""
-        if self.held_bytes <= self._limit_bytes:
+    def spill(self, at: int, limit_bytes: float = math.inf) -> None:
+        """Be within the limit, or this one, after the call of this number; what cannot be written stays."""
+        limit_bytes = min(limit_bytes, self._limit_bytes) if math.isfinite(self._limit_bytes) else math.inf
+        if self.held_bytes <= limit_bytes:
             return
         inside = [block for block in self._blocks.values() if not block.is_out]
         for block in sorted(inside, key=lambda block: self._next_use(block, at), reverse=True):
-            if self.held_bytes <= self._limit_bytes:
+            if self.held_bytes <= limit_bytes:
                 return
             try:
                 self._write(block)
