@@ -56,6 +56,16 @@ def test_a_clear_plan_runs_from_the_fifth_step_on(tmp_path):
     assert again.expected_ms == 2.0
 
 
+def test_a_decision_is_met_again_though_slower_forms_were_forgotten(tmp_path):
+    def took(item: TimedStep) -> float:
+        return 3.0 if item.executor is None else len(item.executor.captured.graph) / 1e3
+
+    first, _ = searched(mlp(), took, tmp_path, numerics="close")
+    assert first.best is not None
+    assert first.best.form == "+fused-update"
+    assert searched(mlp(), took, tmp_path, numerics="close")[0].is_recalled
+
+
 def test_a_plan_that_loses_now_is_searched_for_and_remembered_anew(tmp_path, caplog):
     caplog.set_level(logging.INFO)
     searched(mlp(), taking(3.0, 2.0), tmp_path)

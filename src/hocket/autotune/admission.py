@@ -50,14 +50,14 @@ class Admission:
 
     Attributes:
         guards: what has to hold for this variant; None until a step was watched.
-        traced: all captured forms, the likeliest first.
-        forms: the captured forms that compute what eager computes.
+        fingerprints: of all forms that were captured.
+        forms: the captured forms that compute what eager computes, the likeliest first.
         difference: what the verification found.
     """
 
     def __init__(self, watch: PurityWatch, backend: Backend, compiler: FormCompiler | None = None) -> None:
         self.guards: Guards | None = None
-        self.traced: dict[str, Captured] = {}
+        self.fingerprints: dict[str, str] = {}
         self.forms: dict[str, Captured] = {}
         self.difference: Difference | None = None
         self._watch = watch
@@ -72,8 +72,7 @@ class Admission:
         """
         yield from self._watched()
         forms: dict[str, Captured] = yield CaptureRequest(self._compiler)
-        self.traced = dict(forms)
-        self.forms = dict(forms)
+        self._add(forms)
 
     def verify(self, num_steps: int = VERIFIED_STEPS) -> Generator[Item, Any, None]:
         """Ask for `num_steps` verified ones in each form, and leave out the forms that differ from eager.
@@ -100,15 +99,18 @@ class Admission:
         Raises:
             RefusedError: no form is left; the step stays eager.
         """
-        self.traced |= compiled
-        self.forms = dict(self.traced)
+        self._add(compiled)
         yield from self.verify()
+
+    def _add(self, forms: Mapping[str, Captured]) -> None:
+        self.forms |= forms
+        self.fingerprints |= {form: captured.graph.fingerprint for form, captured in forms.items()}
 
     def keep(self, forms: Collection[str]) -> None:
         """Forget all forms but these and the plain ones: graphs are not small (8 KB an op), nor is verifying them."""
-        for known in (self.traced, self.forms):
-            for form in [form for form in known if form not in forms and plain_of(form) != form]:
-                del known[form]
+        self.forms = {
+            form: captured for form, captured in self.forms.items() if form in forms or plain_of(form) == form
+        }
 
     def _watched(self) -> Generator[Item, Any, None]:
         for _ in range(MAX_WATCHED):

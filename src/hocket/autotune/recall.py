@@ -120,7 +120,7 @@ class Recall:
     def _about(self) -> dict[str, Any]:
         config = self._config
         return about_step(
-            self._admission.traced,
+            self._admission.fingerprints,
             self._backend.machine,
             planner=config.planner if config.plan is None else f"given: {config.plan}",
             guard=config.guard,

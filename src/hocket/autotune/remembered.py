@@ -22,7 +22,6 @@ import torch
 
 from hocket.ir import Costs, Machine
 from hocket.ir._fields import Reader
-from hocket.tracing.captured import Captured
 from hocket.version import VERSION
 
 __all__ = ["FORMAT", "Remembered", "RememberedPlan", "about_step", "document_of", "read_document"]
@@ -70,11 +69,11 @@ class Remembered:
 
 
 def about_step(
-    forms: Mapping[str, Captured], machine: Machine, *, planner: str, guard: bool, executor: str
+    fingerprints: Mapping[str, str], machine: Machine, *, planner: str, guard: bool, executor: str
 ) -> dict[str, Any]:
     """What a decision depends on: the step as graphs, what it runs on, the versions, and what was asked for."""
     return {
-        "graphs": {form: captured.graph.fingerprint for form, captured in forms.items()},
+        "graphs": dict(fingerprints),
         "machine": json.loads(json.dumps(machine.document())),
         "processor": _processor(),
         "threads": torch.get_num_threads(),
