@@ -2,8 +2,8 @@
 
     python -m benchmarks compiling mlp resnet20 -o compiling.json
 
-The step is compiled as a schedule compiles it, in a process of the lowest priority, while eager steps run. In turns
-that process is stopped for a while, so that steps beside it and steps alone are of the same minutes.
+The step is scheduled first, and then compiled as a schedule compiles it: in a process that gives way to the steps by as
+much as their plan asks for, while they run. In turns that process is stopped, for planned steps alone and eager ones.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ import resource
 import signal
 import tempfile
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from time import perf_counter
 from typing import Any
 
@@ -26,9 +27,10 @@ from hocket import zoo
 from hocket.errors import CaptureError, HocketError
 from hocket.ir import Machine
 from hocket.job import Job
+from hocket.session import Schedule
 from hocket.tracing.captured import Captured, capture_step
 from hocket.tracing.compiling.folder import Compiling
-from hocket.tracing.compiling.process import CompilingProcess
+from hocket.tracing.compiling.process import CompilingProcess, niceness
 from hocket.tracing.state import inventory
 from hocket.tracing.variants import compiled_from, compiled_rewrites_of, in_form, rewritten
 
@@ -59,52 +61,66 @@ def measure(target: str) -> dict[str, Any]:
     """One target, in the last of its forms that are compiled: of images, with channels last.
 
     Returns:
-        ``alone_ms`` and ``beside_ms``, medians of eager steps while the compiler is stopped and while it runs;
-        ``ratio`` of the second to the first, and ``mean_ratio`` of the means, which single long steps move;
-        ``within``: whether the latter is at most `BAR`; ``compile_s``, for which the compiler ran, and ``turns``;
-        ``compile_cores``, what it had of the cores in that time; ``cached_s``, what a second process takes to have the
-        compiled form of what is kept, once it has captured the step.
+        ``eager_ms``, ``alone_ms`` and ``beside_ms``, medians of eager steps and of scheduled ones while the compiler is
+        stopped, and of scheduled ones while it runs; ``over_eager``, the last over the first, and ``mean_over_eager``
+        of their means, which single long steps move; ``within``: whether the latter is at most `BAR`; ``slowdown``, of
+        scheduled steps by their means; ``nice``, the compiler's niceness; ``compile_s``, for which it ran, and
+        ``turns``; ``compile_cores``, what it had of the cores in that time; ``cached_s``, what a second process takes
+        to have the compiled form of what is kept, once it has captured the step.
 
     Raises:
         HocketError: the step cannot be compiled.
     """
-    job = _trained(target)
-    captured = _to_compile(job)
-    times: dict[bool, list[float]] = {False: [], True: []}
-    compile_s, turns, spent_s = 0.0, 0, _children_s()
-    with tempfile.TemporaryDirectory() as folder:
+    eager, job = _trained(target), _trained(target)
+    captured = _to_compile(_trained(target))
+    times: dict[str, list[float]] = {"eager": [], "alone": [], "beside": []}
+    compile_s, turns = 0.0, 0
+    fast = Schedule(job.step, job.model, job.optimizer, numerics="close")
+    with closing(fast), tempfile.TemporaryDirectory() as folder:
+        number = 0
+        while not fast.decided:
+            fast(job.batch(number))
+            number += 1
         compiling = Compiling(captured, Path(folder), threads=torch.get_num_threads())
-        process = CompilingProcess()
+        nice = niceness(fast.decision.ahead)
+        process = CompilingProcess(nice)
+        spent_s = _children_s()
+
+        def alone() -> None:
+            _turn(fast, job, times["alone"], lambda: False)
+            _turn(eager.step, eager, times["eager"], lambda: False)
+
         try:
             compiling.start(process)
             process.begin()
             group = process.group
             assert group is not None
             while not compiling.is_done:
-                compile_s += _turn(job, times[True], lambda: compiling.is_done)
+                compile_s += _turn(fast, job, times["beside"], lambda: compiling.is_done)
                 turns += 1
                 if not compiling.is_done:
                     os.killpg(group, signal.SIGSTOP)
-                    _turn(job, times[False], lambda: False)
+                    alone()
                     os.killpg(group, signal.SIGCONT)
-            if not times[False]:
-                _turn(job, times[False], lambda: False)
+            if not times["alone"]:
+                alone()
             compiling.result()
+            spent_s = _children_s() - spent_s
             with multiprocessing.get_context("spawn").Pool(1) as second:
                 cached_s = second.apply(_cached_s, (target, folder))
         finally:
             compiling.close()
-    alone, beside = ([1e3 * seconds for seconds in times[is_beside]] for is_beside in (False, True))
-    mean_ratio = (sum(beside) / len(beside)) / (sum(alone) / len(alone))
+    middle, mean = ({name: 1e3 * of(found) for name, found in times.items()} for of in (median, fmean))
     return {
-        "alone_ms": median(alone),
-        "beside_ms": median(beside),
-        "ratio": median(beside) / median(alone),
-        "mean_ratio": mean_ratio,
-        "within": mean_ratio <= BAR,
+        **{f"{name}_ms": milliseconds for name, milliseconds in middle.items()},
+        "over_eager": middle["beside"] / middle["eager"],
+        "mean_over_eager": mean["beside"] / mean["eager"],
+        "within": mean["beside"] <= BAR * mean["eager"],
+        "slowdown": mean["beside"] / mean["alone"],
+        "nice": nice,
         "compile_s": compile_s,
         "turns": turns,
-        "compile_cores": (_children_s() - spent_s) / compile_s,
+        "compile_cores": spent_s / compile_s,
         "cached_s": cached_s,
     }
 
@@ -132,13 +148,13 @@ def _children_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def _turn(job: Job, times: list[float], is_over: Callable[[], bool]) -> float:
+def _turn(step: Callable[[Any], Any], job: Job, times: list[float], is_over: Callable[[], bool]) -> float:
     """Make and time steps for a while, and return for how long."""
     start = perf_counter()
     number = 0
     while (perf_counter() - start < TURN_S or number < TURN_STEPS) and not is_over():
         begun = perf_counter()
-        job.step(job.batch(number))
+        step(job.batch(number))
         times.append(perf_counter() - begun)
         number += 1
     return perf_counter() - start

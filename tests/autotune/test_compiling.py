@@ -16,6 +16,7 @@ from hocket.autotune import compiling
 from hocket.autotune.compiling import BEGIN_AFTER_S, FormCompiler
 from hocket.session import Schedule
 from hocket.tracing.captured import Captured, capture_step
+from hocket.tracing.compiling.process import CompilingProcess, niceness
 from support.steps import training_step
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=native.available().why)
@@ -80,8 +81,9 @@ class Begun:
     def found(self) -> None:
         return None
 
-    def start(self, _: Any) -> None:
+    def start(self, process: CompilingProcess) -> None:
         self.is_started = True
+        self.nice = process._nice
 
 
 def test_a_short_lived_step_is_not_compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -89,10 +91,11 @@ def test_a_short_lived_step_is_not_compiled(monkeypatch: pytest.MonkeyPatch, tmp
     compiler = FormCompiler(tmp_path)
     assert compiler.offered("+compiled", captured(job())) is None
     (begun,) = compiler._left.values()
-    assert not compiler.note(BEGIN_AFTER_S * 900)
+    assert not compiler.note(BEGIN_AFTER_S * 900, speedup=2.0)
     assert not begun.is_started
-    assert not compiler.note(BEGIN_AFTER_S * 200)
+    assert not compiler.note(BEGIN_AFTER_S * 200, speedup=2.0)
     assert begun.is_started
+    assert begun.nice == niceness(2.0) < niceness(1.0), "the faster the steps, the more is left for it"
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from hocket import native
 from hocket.errors import CaptureError
 from hocket.tracing.captured import Captured
 from hocket.tracing.compiling.folder import Compiling
-from hocket.tracing.compiling.process import CompilingProcess
+from hocket.tracing.compiling.process import CompilingProcess, niceness
 from hocket.tracing.variants import has_channels_last, plain_of
 
 __all__ = ["FormCompiler"]
@@ -77,18 +77,23 @@ class FormCompiler:
             if others < own and not compiling.is_started:
                 del self._left[form]
 
-    def note(self, step_ms: float) -> bool:
-        """A step of the decided variant took so long; whether forms have been compiled by now."""
+    def note(self, step_ms: float, speedup: float) -> bool:
+        """A step of the decided variant took so long; whether forms have been compiled by now.
+
+        Args:
+            step_ms: what it took.
+            speedup: of such steps over eager, by the decision.
+        """
         if not self._left:
             return False
         self._spent_s += step_ms / 1e3
         if self._spent_s >= BEGIN_AFTER_S:
-            self.start()
+            self.start(niceness(speedup))
         return self.is_done
 
-    def start(self) -> None:
-        """Begin with what is left to be compiled: one process, for all forms."""
-        process = CompilingProcess()
+    def start(self, nice: int = 0) -> None:
+        """Begin with what is left to be compiled: one process, for all forms, by so much nicer than this one."""
+        process = CompilingProcess(nice)
         for form, compiling in list(self._left.items()):
             try:
                 if not compiling.is_started:

@@ -66,6 +66,11 @@ class Decision:
         """The median step time that the decision stands on."""
         return self.best.step_ms if self.best else median(self.eager_ms)
 
+    @property
+    def ahead(self) -> float:
+        """How many times as fast as eager's the steps are that it leads to; 1 where that is eager."""
+        return max(1.0, self.speedup or 1.0) if self.best is not None else 1.0
+
     def close(self) -> None:
         """End the threads of all executors."""
         for candidate in self.candidates:

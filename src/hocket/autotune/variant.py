@@ -179,7 +179,7 @@ class Variant:
     def _note(self, step_ms: float) -> None:
         compiler = self._tuner.compiler
         if compiler is not None and self._watch is not None and self.settled:
-            self._search_compiled(compiler.note(step_ms))
+            self._search_compiled(compiler.note(step_ms, self.decision.ahead))
         if self._watch is not None and self.settled and (drift := self._watch.observe(step_ms)):
             log.info("hocket: %s: the step is profiled and plans are tried again", drift)
             self.settled = False

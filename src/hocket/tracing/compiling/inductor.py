@@ -1,4 +1,6 @@
-"""The compiling process: a request in, a listing and a library of kernels out. ``python -m`` this, with folders.
+"""The compiling process: a request in, a listing and a library of kernels out.
+
+``python -m`` this, with its niceness, and folders.
 
 It is a process of its own, so that Inductor's seconds of Python leave the training's interpreter alone, and nothing
 that it does to torch stays. Each precision is compiled in a fork of it, side by side. In float64 kernels are compared
@@ -183,16 +185,20 @@ def _status_of(task: Callable[[], None], folder: Path) -> int:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Compile the ``request.json`` of each folder into it; what fails is one line in its file ``failure``."""
+    """Compile the ``request.json`` of each folder into it; what fails is one line in its file ``failure``.
+
+    Args:
+        arguments: by how much it is nicer than who asked, and the folders.
+    """
     asked_by = os.getppid()
-    os.nice(19)
+    os.nice(int(arguments[0]))
     from torch._inductor import compile_fx  # noqa: F401  # once, for all forks
 
     # A fork lives for seconds: it looks for nothing to collect, which takes a seventh of Inductor's time.
     gc.freeze()
     gc.disable()
 
-    folders = list(map(Path, arguments))
+    folders = list(map(Path, arguments[1:]))
     tasks = [partial(_compile_one, folder, wide) for folder in folders for wide in (False, True)]
     statuses = [_beside(tasks, asked_by)]
     made = [each for each in folders if all((each / f"{precision}.json").exists() for precision in _PRECISIONS)]
