@@ -41,6 +41,7 @@ TARGETS = ("mlp", "lstm-cells", "resnet20", "densenet40")
 BAR = 1.3
 # A turn takes so long, or five steps.
 TURN_S, TURN_STEPS = 1.0, 5
+FIRST_TURNS = 3
 
 
 def run(targets: tuple[str, ...], save: Callable[[dict[str, Any]], object] = lambda result: None) -> dict[str, Any]:
@@ -49,6 +50,7 @@ def run(targets: tuple[str, ...], save: Callable[[dict[str, Any]], object] = lam
         "cores": Machine.here().cores,
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
+        "wait_policy": {name: os.environ.get(name, "") for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")},
         "targets": {},
     }
     for target in targets:
@@ -81,6 +83,8 @@ def measure(target: str) -> dict[str, Any]:
         while not fast.decided:
             fast(job.batch(number))
             number += 1
+        for _ in range(FIRST_TURNS):  # with the first audits; a schedule waits longer before it compiles
+            _turn(fast, job, [], lambda: False)
         compiling = Compiling(captured, Path(folder), threads=torch.get_num_threads())
         nice = niceness(fast.decision.ahead)
         process = CompilingProcess(nice)

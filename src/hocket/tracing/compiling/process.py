@@ -24,7 +24,7 @@ MAX_COMPILE_S = 1800.0
 # Steps beside it may take so many times eager's time.
 MAX_OVER_EAGER = 1.2
 # Beside two compilers of weight w (1 without niceness, 0.8 of it for each level), steps on two cores take 1 + a w^b
-# times as long: 1.31, 1.70 and 2.55 times at levels 10, 5 and 0 (ResNet-20; an MLP and LSTM cells are slowed down less).
+# times as long: 1.31, 1.70 and 2.55 times at levels 10, 5 and 0 (ResNet-20; LSTM cells are slowed down less).
 _SLOWDOWN, _POWER, _LEVEL = 1.55, 0.72, 0.8
 
 
