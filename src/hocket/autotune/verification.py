@@ -28,7 +28,7 @@ __all__ = ["TOLERANCE", "Difference", "differ", "distance", "largest", "verify"]
 TOLERANCE = 1e-4
 
 # Elements that are compared at a time.
-_PART = 2**18
+_PART = 2**16
 
 
 @dataclass(frozen=True)
