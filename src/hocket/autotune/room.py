@@ -25,7 +25,7 @@ MAX_SHARE = 0.5
 _LARGEST = 8
 # What a step in float64 may hold between two ops, of what the plain step holds beyond its parameters and state: an op
 # has its arguments and its results on top of it, and so has a plan what it keeps. Less than this is not worth a file.
-LIMIT_SHARE, LEAST_LIMIT_BYTES = 0.5, 4 * 2**20
+LIMIT_SHARE, LEAST_LIMIT_BYTES = 0.25, 4 * 2**20
 
 
 def expect_room(captured: Captured) -> None:
