@@ -58,11 +58,13 @@ def test_a_clear_plan_runs_from_the_fifth_step_on(tmp_path):
 
 def test_a_decision_is_met_again_though_slower_forms_were_forgotten(tmp_path):
     def took(item: TimedStep) -> float:
-        return 3.0 if item.executor is None else len(item.executor.captured.graph) / 1e3
+        if item.executor is None:
+            return 3.0
+        return 2.0 if "_fused_" not in str(item.executor.captured.graph.order) else 2.5  # the rewritten form
 
     first, _ = searched(mlp(), took, tmp_path, numerics="close")
     assert first.best is not None
-    assert first.best.form == "+fused-update"
+    assert first.best.form == ""
     assert searched(mlp(), took, tmp_path, numerics="close")[0].is_recalled
 
 
