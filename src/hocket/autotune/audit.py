@@ -86,15 +86,8 @@ class Auditor:
         if not best.captured.holds(batch):
             raise StaleCaptureError("captured for another branch of the step, or for state that is gone")
         start = self._clock()
-        try:
-            if best.plain is not None:
-                return self._close_step(best, best.plain, batch, eager, start)
-            return self._plain_step(best, batch, eager, start)
-        finally:
-            trim_heap()  # of what the eager step and the comparison took: planned steps have memory of their own
-
-    def _plain_step(self, best: Candidate, batch: Any, eager: Callable[[Any], Any], start: float) -> tuple[Any, str]:
-        """The same for a form whose kernels are eager's."""
+        if best.plain is not None:
+            return self._close_step(best, best.plain, batch, eager, start)
         made, executor = best.plan, best.executor
         if self._doubted is not None:
             made = self._doubted
@@ -153,6 +146,7 @@ def audited(
     widths = {lane.width for lane in plan.lanes if lane.ops and lane.kind == "cores"}
     width = widths.pop() if len(widths) == 1 else None
     found, (result,) = verify(captured, executor, [batch], width=width, eager=eager)
+    trim_heap()  # of what the eager step and the comparison took: planned steps have memory of their own
     return found, result
 
 
