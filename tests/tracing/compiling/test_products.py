@@ -151,6 +151,15 @@ def test_a_matrix_that_many_products_read_transposed_is_copied_once() -> None:
         rights = [node.args[-1] for node in joined.graph.nodes if node.target is aten.mm.default]
         return len(set(rights)) if copies(joined) else 0
 
+    def heads(x: torch.Tensor, w: torch.Tensor) -> Sequence[torch.Tensor]:
+        found = [x]
+        for _ in range(12):
+            found.append(torch.tanh(found[-1] @ w.t()) * x)
+        return found
+
+    joined = traced(heads, (4, 12), (1, 12))
+    join_products(joined.graph, is_random)
+    assert not copies(joined), "of one column: it is the same either way"
     assert read((4, 12), 12) == 1
     assert read((4, 12), 11) == 0, "few products"
     assert read((129, 12), 12) == 0, "of many rows"

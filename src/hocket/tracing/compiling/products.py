@@ -227,7 +227,8 @@ def _copy_turned(made: _Making) -> None:
         if node.target in _PRODUCTS[:2] and _value(node).shape[0] <= MAX_ROWS:
             right: Any = node.args[-1]
             matrix, odd = _unturned(right)
-            if odd and _value(matrix).is_contiguous():
+            # One row or column is the same either way.
+            if odd and _value(matrix).is_contiguous() and min(_value(matrix).shape) > 1:
                 groups.setdefault(matrix, []).append(node)
     for matrix, products in groups.items():
         if len(products) >= MIN_USES:
