@@ -42,7 +42,7 @@ MAX_UNTRIMMED_BYTES = 32 * 2**20
 
 @dataclass(frozen=True)
 class Left:
-    """What a step leaves behind. Values may lie in a file, which `close` deletes: `present` has one in memory.
+    """What a step leaves behind. Values may lie in a file, which the ``with`` block ends: read them by `each`.
 
     Attributes:
         places: each place that it reads or writes (parameters, buffers, state, gradients), and what is there.
@@ -98,12 +98,11 @@ def float64_step(captured: Captured, batch: Any, *, is_wide: bool = False, limit
     calls, uses, kept = _uses(captured)
     memory, heap = ValueMemory(limit_bytes, uses), HeapTrimmer(int(min(MAX_UNTRIMMED_BYTES, limit_bytes)))
     values: dict[int, Any] = {}
-    for slot, source in captured.inputs:
-        values[slot] = _wide(leaves[source.index] if type(source) is BatchLeaf else source.get(), copy=True)
-        memory.add(slot, values[slot])
-        memory.spill(-1)
-    finished = False
     try:
+        for slot, source in captured.inputs:
+            values[slot] = _wide(leaves[source.index] if type(source) is BatchLeaf else source.get(), copy=True)
+            memory.add(slot, values[slot])
+            memory.spill(-1)
         with torch.no_grad():
             for at, call in enumerate(calls):
                 memory.load(call.reads)
@@ -120,11 +119,11 @@ def float64_step(captured: Captured, batch: Any, *, is_wide: bool = False, limit
                 heap.made(made_bytes)
             memory.spill(len(calls), limit_bytes=0)  # it is asked for one value at a time
             memory.load(at for kind, at in captured.results if kind != "number")
-            finished = True
+    except BaseException:
+        memory.close()
+        raise
     finally:
         torch.set_rng_state(random)
-        if not finished:
-            memory.close()
         trim_heap()
     places = {source: values[slot] for slot, source in captured.inputs if type(source) is not BatchLeaf}
     places |= {entry: values[slot] for entry, slot in captured.rebound}
