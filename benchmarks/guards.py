@@ -22,8 +22,8 @@ from hocket.execution import executor
 from hocket.ir import Machine
 from hocket.profiling.tracer import serial_plan
 from hocket.tracing.captured import capture_step
-from hocket.tracing.purity.guards import Guards
-from hocket.tracing.purity.watch import PurityWatch
+from hocket.pystate.guards import Guards
+from hocket.pystate.watch import PurityWatch
 
 __all__ = ["measure", "run"]
 

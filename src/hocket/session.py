@@ -30,7 +30,7 @@ from hocket.planning import Bounds, planners
 from hocket.reporting import Comparison, write_report
 from hocket.summary import comparison_of, notes_of
 from hocket.tracing.captured import Captured
-from hocket.tracing.purity.watch import PurityWatch
+from hocket.pystate.watch import PurityWatch
 from hocket.tracing.state import inventory
 
 __all__ = ["Candidate", "Decision", "Schedule", "Verdict", "schedule"]

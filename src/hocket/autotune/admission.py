@@ -1,13 +1,13 @@
-"""The first steps of a variant: is the step pure, what is its graph, does the graph compute what it computes?
+"""The first steps of a variant: what does the step write, what is its graph, does the graph compute what it computes?
 
 Every call makes one ordinary training step, and runs the user's Python once::
 
     calls 1 to 3    watched: what does the step write, what does it read, does it ask the outside world
-    call 4          captured (one more run of the Python, which cannot advance anything; it is undone), then verified
-    calls 4 to 6    verified: eager, and from the same state once more by plan, eager's results being kept
+    call 4          recorded: its ops become a graph
+    calls 5 to 7    verified: eager, and from the same state once more by plan, eager's results being kept
     three to six    where forms need not be bitwise: before each, the step in float64, by plan, and in each form
 
-A step that is not pure, or that no graph can stand for, is refused with the reason; it stays eager.
+A step that writes what no graph could, or that cannot be a graph, is refused with the reason; it stays eager.
 """
 
 from __future__ import annotations
@@ -16,35 +16,37 @@ import logging
 from collections.abc import Collection, Generator, Mapping
 from typing import Any
 
+from hocket.autotune.candidate import TunerConfig
 from hocket.autotune.closeness import MAX_SAMPLES, Closeness
 from hocket.autotune.compiling import FormCompiler
-from hocket.autotune.items import CaptureRequest, Item, SampledForms, VerifiedStep, WatchedStep
+from hocket.autotune.items import Item, RecordedStep, SampledForms, VerifiedStep, WatchedStep
+from hocket.autotune.recording import RecordedForm
+from hocket.autotune.rewriting import MAX_OPS, rewritten_forms
+from hocket.autotune.runner import RefusedError
 from hocket.autotune.verification import Difference
 from hocket.backends import Backend
-from hocket.errors import HocketError
 from hocket.tracing.captured import Captured
-from hocket.tracing.purity.guards import Guards
-from hocket.tracing.purity.watch import MAX_WATCHED, PurityWatch, in_words, named
-from hocket.tracing.variants import plain_of
+from hocket.pystate.guards import Guards
+from hocket.pystate.watch import MAX_WATCHED, PurityWatch, Watched, in_words, named
+from hocket.tracing.state import inventory
+from hocket.tracing.variants import forms_of, plain_of
 
-__all__ = ["Admission", "RefusedError"]
+__all__ = ["Admission"]
 
 log = logging.getLogger(__name__)
 
 # Watched steps before a capture: the first one imports and allocates, the second and the third are compared.
 WATCHED_STEPS = 3
 VERIFIED_STEPS = 3
-
-
-class RefusedError(HocketError):
-    """The step stays eager, for this reason."""
+# Steps that are recorded until one did nothing for the first time.
+MAX_RECORDED = 3
 
 
 class Admission:
     """Watches, captures and verifies one variant of a step.
 
     Args:
-        watch: what is known of the step's purity, from all of its variants.
+        config: what was asked for.
         backend: what it runs on.
         compiler: compiles further forms; None: there are none.
 
@@ -55,12 +57,15 @@ class Admission:
         difference: what the verification found.
     """
 
-    def __init__(self, watch: PurityWatch, backend: Backend, compiler: FormCompiler | None = None) -> None:
+    def __init__(
+        self, config: TunerConfig, backend: Backend, compiler: FormCompiler | None = None
+    ) -> None:
         self.guards: Guards | None = None
         self.fingerprints: dict[str, str] = {}
         self.forms: dict[str, Captured] = {}
         self.difference: Difference | None = None
-        self._watch = watch
+        self._config = config
+        self._watch: PurityWatch = config.watch
         self._backend = backend
         self._compiler = compiler
 
@@ -71,8 +76,15 @@ class Admission:
             RefusedError: the step stays eager.
         """
         yield from self._watched()
-        forms: dict[str, Captured] = yield CaptureRequest(self._compiler)
-        self._add(forms)
+        places = inventory(self._config.model, self._config.optimizer)
+        for number, form in enumerate(forms_of(places)):
+            found = yield from self._recorded(form)
+            if number == 0 and found.captured is None:
+                raise RefusedError(found.reason)
+            if found.captured is not None and (number == 0 or len(found.captured.graph) <= MAX_OPS):
+                self._add({form: found.captured})
+        if self._config.numerics == "close":
+            self._add(rewritten_forms(self._config, next(iter(self.forms.items())), self._compiler))
 
     def verify(self, num_steps: int = VERIFIED_STEPS) -> Generator[Item, Any, None]:
         """Ask for `num_steps` verified ones in each form, and leave out the forms that differ from eager.
@@ -114,14 +126,21 @@ class Admission:
 
     def _watched(self) -> Generator[Item, Any, None]:
         for _ in range(MAX_WATCHED):
-            seen = yield WatchedStep()
-            if self._watch.num_watched > 1:
-                if seen.findings:
-                    raise RefusedError(in_words(seen.findings))
-                self.guards = Guards(seen.after, self._watch)
+            seen: Watched = yield WatchedStep()
+            if seen.before is not None and seen.findings:
+                self.guards = Guards(seen.before, self._watch)  # what the refusal is about
+                raise RefusedError(in_words(seen.findings))
             if seen.settled and self._watch.num_watched >= WATCHED_STEPS:
                 return
         raise RefusedError(f"it ran code for the first time in each of {MAX_WATCHED} steps")
+
+    def _recorded(self, form: str) -> Generator[Item, Any, RecordedForm]:
+        for _ in range(MAX_RECORDED):
+            found: RecordedForm = yield RecordedStep(form)
+            if found.is_settled:
+                break
+        self.guards = found.guards
+        return found
 
     def _verified(self, form: str, captured: Captured) -> Generator[Item, Any, None]:
         """One ordinary step, made again by the plan of eager's order."""
@@ -169,15 +188,10 @@ class Admission:
         return {form: captured for form, captured in forms.items() if seen[form].holds}
 
     def renew_guards(self) -> bool:
-        """Make the guards anew; False if they failed for a reason."""
-        if self.guards is None or self.guards.hold() or self.guards.changes():
-            return False
-        self.guards = Guards(self._watch.look(), self._watch)
-        return self.guards.hold()
+        """Guard what stands for the recorded state now; False if anything differs from it."""
+        return self.guards is not None and not self.guards.hold() and self.guards.renew()
 
     def expect_no_writes(self) -> None:
-        """Raise if an eager step that was just made has changed what the guards are about."""
-        if self.guards is not None and not self.guards.hold():
-            changes = self.guards.changes()
-            if changes:
-                raise RefusedError(f"it changes {named(changes)} in some steps")
+        """Raise if an eager step that was just made has changed what its graph would not."""
+        if self.guards is not None and not self.guards.hold() and (changes := self.guards.unexpected()):
+            raise RefusedError(f"it changes {named(changes)} in some steps")

@@ -83,8 +83,7 @@ class Auditor:
         Raises:
             StaleCaptureError: the capture does not stand for this step; nothing was run.
         """
-        if not best.captured.holds(batch):
-            raise StaleCaptureError("captured for another branch of the step, or for state that is gone")
+        _expect_standing(best.captured, batch)
         start = self._clock()
         if best.plain is not None:
             return self._close_step(best, best.plain, batch, eager, start)
@@ -113,8 +112,7 @@ class Auditor:
         self, best: Candidate, plain: Captured, batch: Any, eager: Callable[[Any], Any], start: float
     ) -> tuple[Any, str]:
         """The same for a form that is not bitwise: is it as close to the float64 step as eager?"""
-        if not plain.holds(batch):
-            raise StaleCaptureError("captured for another branch of the step, or for state that is gone")
+        _expect_standing(plain, batch)
         with in_form(plain.trace.places, best.form):
             try:
                 found, result = sample(plain, eager, {best.form: best.executor}, batch)
@@ -134,6 +132,11 @@ class Auditor:
             "kept. Earlier planned steps may have been wrong, too: look for state that the step reads or writes in a C "
             "extension, a thread or another process"
         )
+
+
+def _expect_standing(captured: Captured, batch: Any) -> None:
+    if not captured.holds(batch) and not captured.moved(batch):
+        raise StaleCaptureError("captured for another branch of the step, or for state that is gone")
 
 
 def audited(

@@ -14,7 +14,7 @@ from hocket.execution.base import Executor
 from hocket.ir import Costs, Machine, Plan, Timeline
 from hocket.reporting import lower_quartile
 from hocket.tracing.captured import Captured
-from hocket.tracing.purity.watch import PurityWatch
+from hocket.pystate.watch import PurityWatch
 from hocket.tracing.state import Inventory
 
 __all__ = ["Candidate", "TunerConfig", "rank_of"]

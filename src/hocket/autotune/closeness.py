@@ -188,8 +188,12 @@ def sample(
         Exception: whatever eager raises; the state is then as it left it.
     """
     expect_room(captured)
+    tapes = [each.captured.trace.tape for each in forms.values() if hasattr(each, "captured")]
     try:
-        return _sampled(captured, eager, forms, batch, number, wide or {})
+        with ExitStack() as trust:
+            for tape in (captured.trace.tape, *tapes):
+                trust.enter_context(tape.trusted())
+            return _sampled(captured, eager, forms, batch, number, wide or {})
     finally:
         release_memory()
 

@@ -2,9 +2,9 @@
 
 A variant of a schedule makes each item on the user's real step and sends back what it showed; see `Tuner.search`::
 
-    tuner    WatchedStep  VerifiedStep  SampledForms  TimedStep ...        Decision
-               |   ^         |   ^        |   ^         |   ^
-    variant    step purity   two steps    distances     step milliseconds
+    tuner    WatchedStep  RecordedStep  VerifiedStep  SampledForms  TimedStep ...        Decision
+               |   ^         |   ^         |   ^        |   ^         |   ^
+    variant    step purity   step graph    two steps    distances     step milliseconds
 """
 
 from __future__ import annotations
@@ -13,30 +13,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from hocket.autotune.compiling import FormCompiler
 from hocket.execution.base import Executor
 from hocket.tracing.captured import Captured
 
-__all__ = ["CaptureRequest", "Item", "SampledForms", "TimedStep", "VerifiedStep", "WatchedStep"]
+__all__ = ["Item", "RecordedStep", "SampledForms", "TimedStep", "VerifiedStep", "WatchedStep"]
 
 
 @dataclass(frozen=True)
 class WatchedStep:
-    """An ordinary step, watched. Back comes what it showed, a `hocket.tracing.purity.watch.Watched`."""
+    """An ordinary step, watched. Back comes what it showed, a `hocket.pystate.watch.Watched`."""
 
     stage: ClassVar[str] = "watch"
 
 
 @dataclass(frozen=True)
-class CaptureRequest:
-    """A trace with the batch of the coming step, which is not made yet. Back comes form -> `Captured`.
-
-    Where there is a `compiler`, compiled forms that are kept are among them; others are left to it.
-    """
+class RecordedStep:
+    """An ordinary step in this form, recorded. Back comes a `hocket.autotune.recording.RecordedForm`."""
 
     stage: ClassVar[str] = "capture"
 
-    compiler: FormCompiler | None = None
+    form: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,4 +69,4 @@ class TimedStep:
     stage: str = "compare"
 
 
-Item = WatchedStep | CaptureRequest | VerifiedStep | SampledForms | TimedStep
+Item = WatchedStep | RecordedStep | VerifiedStep | SampledForms | TimedStep

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -24,9 +24,10 @@ from hocket.autotune.candidate import TunerConfig
 from hocket.autotune.decision import Decision
 from hocket.autotune.variant import Variant
 from hocket.errors import StaleCaptureError
-from hocket.tracing.purity.watch import named
+from hocket.pystate.watch import named
 from hocket.tracing.signature import Signature, Signatures
 from hocket.tracing.state import inventory
+from hocket.tracing.switches import obstacle
 
 __all__ = ["VariantPool"]
 
@@ -38,6 +39,8 @@ MAX_STATES = 8
 # nothing.
 MAX_EASY = 8
 MIN_REPEATS = 3
+# A step of which no variant could be captured is not looked at any more after so many calls.
+MAX_REFUSED = 50
 # Signatures of which it is remembered how often they came.
 MAX_COUNTED = 1000
 # Variants whose lanes stay open. A closed one maps its memory anew when it is called, as eager does in every step.
@@ -65,11 +68,11 @@ class VariantPool:
         self._signatures = Signatures()
         self._variants: dict[Signature, list[Variant]] = {}
         self._recent: dict[Variant, None] = {}  # all of them, the one used last at the end
-        self._num_lost: Counter[Signature] = Counter()  # whose capture was one of the past before it was verified
         self._num_met: Counter[Signature] = Counter()  # calls of signatures that are not watched yet
         self._failed = False  # the last call raised
         self._direct: Any = None  # calls of the current variant that need nothing of Python
         self._has_plan = False  # some variant was captured
+        self._num_refused = 0  # calls of refused variants, while none was ever captured
 
     def __call__(self, batch: Any) -> Any:
         """One training step.
@@ -87,31 +90,28 @@ class VariantPool:
             if result is not NotImplemented:
                 return result
             self._end_direct()
-        if self.current.is_final and not self._has_plan:
-            return self._make(self.current, batch)  # one variant was refused before any was planned: eager for good
+        if self._is_eager_for_good:
+            self._before_eager()
+            return self.config.step(batch)
+        if reason := obstacle():
+            return self._eagerly(batch, f"it is eager while {reason}")
         if self._versions and self.config.places.versions() != self._versions:
             self.start_anew()
-        live = self.config.watch.live_leaves
-        try:
-            key = self._signatures.of(self.config.places, batch, live)
-        except KeyError:
-            key = self._signature_anew(batch)  # a parameter goes by another name now, or is gone
-        if key not in self._variants and self._find_live_leaves(key):
-            key = self._signatures.of(self.config.places, batch, live)
+        key = self._key(batch)
         failed, self._failed = self._failed, False
-        if failed and self._has_plan and not any(variant.captured for variant in self._variants.get(key, ())):
+        variants = self._variants.get(key, ())
+        if failed and self._has_plan and not any(variant.captured for variant in variants):
             return self.config.step(batch)  # a step that failed has left no gradients; that is not worth a capture
-        for variant in self._variants.get(key, []):
-            if not variant.fits(batch):
-                continue
+        for variant in self._candidates(key, batch):
             try:
                 return self._make(variant, batch)
             except StaleCaptureError:
-                # A number that the step branches on has crossed its threshold: this graph is of the past.
-                if not variant.settled:
-                    self._num_lost[key] += variant.captured is not None
-                    self._forget(variant)
-        return self._make(self._another(key, batch), batch)
+                continue  # nothing was run: the graph does not stand for this step
+        return self._eagerly(batch, "")
+
+    @property
+    def _is_eager_for_good(self) -> bool:
+        return self._num_refused > MAX_REFUSED
 
     def start_anew(self) -> None:
         """Models were dropped, refilled or frozen: every tensor may be another one, and no graph stands any more."""
@@ -135,10 +135,30 @@ class VariantPool:
     def _clear(self) -> None:
         self._variants.clear()
         self._recent.clear()
-        self._num_lost.clear()
         self._num_met.clear()
+        self._num_refused = 0
 
-    def _signature_anew(self, batch: Any) -> Signature:
+    def _candidates(self, key: Signature, batch: Any) -> Iterator[Variant]:
+        """The variants that may stand for this call, the last of them a new one if none of the others did."""
+        variants = self._variants.get(key, ())
+        yield from (variant for variant in list(variants) if variant.fits(batch))
+        yield from (variant for variant in list(variants) if variant.renew() and variant.fits(batch))
+        if not any(variant.lacks_state for variant in variants):  # an eager step makes it
+            new = self._another(key, batch)
+            if new is not None:
+                yield new
+
+    def _key(self, batch: Any) -> Signature:
+        """The signature of this call; numbers in the batch that change with each call are not part of it."""
+        try:
+            key = self._signatures.of(self.config.places, batch, self.config.watch.live_leaves)
+        except LookupError:
+            key = self._key_anew(batch)  # a parameter goes by another name now, or is gone
+        if key not in self._variants and self._find_live_leaves(key):
+            key = self._signatures.of(self.config.places, batch, self.config.watch.live_leaves)
+        return key
+
+    def _key_anew(self, batch: Any) -> Signature:
         self.config = replace(self.config, places=inventory(self.config.model, self.config.optimizer))
         return self._signatures.of(self.config.places, batch, self.config.watch.live_leaves)
 
@@ -146,17 +166,22 @@ class VariantPool:
         """Whether a batch that was met differs from one of this signature by numbers only: they are read anew then."""
         watch = self.config.watch
         moved = self._signatures.numbers_moved(key, watch.live_leaves)
-        if not moved or not watch.follows_numbers:
+        if not moved or watch.executed.asks_types:
             return False
         watch.live_leaves.update(moved)
         self.close()
         self._clear()
         return True
 
-    def _make(self, variant: Variant | None, batch: Any) -> Any:
-        if variant is None:
-            self._before_eager()
-            return self.config.step(batch)
+    def _eagerly(self, batch: Any, reason: str) -> Any:
+        """The user's own step, which no variant makes."""
+        if reason and self.current.decision.reason != reason:
+            self.current = Variant(self.config)
+            self.current.decision = Decision("eager", reason)
+        self._before_eager()
+        return self.config.step(batch)
+
+    def _make(self, variant: Variant, batch: Any) -> Any:
         if variant is not self.current:
             self._switch(variant)
         if variant.is_eager:
@@ -165,6 +190,7 @@ class VariantPool:
             result = variant(batch)
             self._direct = variant.direct(self._signatures.recognised)
             self._has_plan = self._has_plan or variant.captured is not None
+            self._num_refused += variant.is_refused and not self._has_plan
             return result
         except StaleCaptureError:
             raise
@@ -187,13 +213,11 @@ class VariantPool:
     def _another(self, key: Signature, batch: Any) -> Variant | None:
         """A new variant, where none of those of this signature stands for the step as it is; None: not yet."""
         variants = self._variants.get(key, [])
-        if variants and variants[-1].renew():
-            return variants[-1]
         place = self._what_changed(variants)
-        key = self._signature_anew(batch)
+        key = self._key_anew(batch)
         variants = self._variants.get(key, [])
         refused = ""
-        if len(variants) + self._num_lost[key] >= MAX_STATES:
+        if len(variants) >= MAX_STATES:
             what = f"{place} still changes" if place else "its state still changes"
             refused = f"it was watched for {MAX_STATES} variants of its state, and {what}"
         elif not variants and not self._comes_often(key):

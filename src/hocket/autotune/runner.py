@@ -11,9 +11,9 @@ from typing import Any
 from weakref import WeakSet
 
 from hocket.autotune.candidate import TunerConfig
-from hocket.autotune.capturing import captured_forms
 from hocket.autotune.closeness import sample
-from hocket.autotune.items import CaptureRequest, Item, SampledForms, TimedStep, VerifiedStep, WatchedStep
+from hocket.autotune.items import Item, RecordedStep, SampledForms, TimedStep, VerifiedStep, WatchedStep
+from hocket.autotune.recording import recorded_form
 from hocket.autotune.verification import verify
 from hocket.backends import Backend
 from hocket.errors import CaptureError, HocketError, StaleCaptureError
@@ -22,7 +22,14 @@ from hocket.heap import trim_heap
 from hocket.tracing.saved_state import Saved
 from hocket.tracing.variants import in_form
 
-__all__ = ["PlanFailedError", "StepRunner"]
+__all__ = ["AGAIN", "PlanFailedError", "RefusedError", "StepRunner"]
+
+# A step was made that was not the one that was asked for.
+AGAIN = object()
+
+
+class RefusedError(HocketError):
+    """The step stays eager, for this reason."""
 
 
 class PlanFailedError(HocketError):
@@ -57,22 +64,21 @@ class StepRunner:
         self.result = None
 
     def perform(self, item: Item, batch: Any) -> Any:
-        """Do what a tuner asked for, and return what it showed.
+        """Do what a tuner asked for, and return what it showed; `AGAIN` where it has to be asked for once more.
 
         Raises:
-            StaleCaptureError: the capture is one of the past; nothing was run.
+            StaleCaptureError: the capture does not stand for this step; nothing was run.
             CaptureError, RefusedError, PlanFailedError: the step of this call is not made yet.
             Exception: whatever the user's step raises; `failed` is set then.
         """
         match item:
             case WatchedStep():
-                self.result, seen = self._config.watch.run(self.eager, batch)
-                return seen
-            case CaptureRequest(compiler):
-                return captured_forms(self._config, batch, compiler)
+                return self._own(lambda: self._config.watch.run(self._config.step, batch))
+            case RecordedStep(form):
+                return self._own(lambda: recorded_form(self._config, batch, form))
             case VerifiedStep(form, captured, executor):
-                if not captured.holds(batch):
-                    raise StaleCaptureError("captured at a threshold")
+                if not captured.holds(batch) and not captured.moved(batch):
+                    raise StaleCaptureError("captured for another branch of the step")
                 with in_form(captured.trace.places, form):
                     found, (self.result,) = verify(captured, executor, [batch], eager=self.eager)
                 return found
@@ -80,6 +86,19 @@ class StepRunner:
                 return self._sampled(item, batch)
             case TimedStep(executor):
                 return self._timed(executor, batch)
+
+    def _own(self, run: Callable[[], Any]) -> Any:
+        """An ordinary step of the user's, looked at."""
+        self._was_eager = True
+        try:
+            found = run()
+        except CaptureError:
+            raise  # it cannot be watched, and was not run
+        except BaseException:
+            self.failed = True
+            raise
+        self.result, self.is_done = found.result, True
+        return found
 
     def eager(self, batch: Any) -> Any:
         """The user's own step."""
@@ -93,8 +112,8 @@ class StepRunner:
         return self.result
 
     def _sampled(self, item: SampledForms, batch: Any) -> Mapping[str, Any]:
-        if not item.captured.holds(batch):
-            raise StaleCaptureError("captured at a threshold")
+        if not item.captured.holds(batch) and not item.captured.moved(batch):
+            raise StaleCaptureError("captured for another branch of the step")
         try:
             wide = {form: one.captured.wide for form, one in item.forms.items() if one.captured.wide is not None}
             found, _ = sample(item.captured, item.plain, item.forms, batch, item.number, wide)
@@ -103,7 +122,13 @@ class StepRunner:
         self.eager(batch)
         return found
 
-    def _timed(self, executor: Executor | None, batch: Any) -> float:
+    def _timed(self, executor: Executor | None, batch: Any) -> Any:
+        if executor is not None and executor.captured.moved(batch):
+            # A number has a value that was never compared with eager.
+            found, (self.result,) = verify(executor.captured, executor, [batch], eager=self.eager)
+            if not found.equal:
+                raise RefusedError(f"it uses a number that changes out of sight ({found.where or found.error})")
+            return AGAIN
         if executor is not None and self._was_eager:
             trim_heap()
             self._was_eager = False

@@ -66,7 +66,7 @@ class Tuner:
     def __init__(self, config: TunerConfig, backend: Backend) -> None:
         if _compiles(config, backend):
             self.compiler = FormCompiler(config.store.compiled_folder)
-        self.admission = Admission(config.watch, backend, self.compiler)
+        self.admission = Admission(config, backend, self.compiler)
         self.recall = Recall(config, backend, self.admission)
         self._config = config
         self._backend = backend

@@ -14,19 +14,18 @@ from time import perf_counter
 from typing import Any
 
 from hocket.adaptation import Drift, DriftDetector
-from hocket.autotune.admission import RefusedError
 from hocket.autotune.audit import Auditor
 from hocket.autotune.candidate import Candidate, TunerConfig
 from hocket.autotune.decision import UNDECIDED, Decision, Verdict
 from hocket.autotune.items import Item
-from hocket.autotune.runner import StepRunner
+from hocket.autotune.runner import AGAIN, RefusedError, StepRunner
 from hocket.autotune.tuner import Tuner
 from hocket.autotune.verification import Difference
 from hocket.backends import Backend, CpuBackend, CudaBackend
 from hocket.errors import CaptureError, PlanError, StaleCaptureError
 from hocket.tracing.captured import Captured
-from hocket.tracing.purity.guards import Guards
-from hocket.tracing.purity.watch import named
+from hocket.pystate.guards import Guards
+from hocket.pystate.watch import named
 from hocket.tracing.state import Inventory
 
 __all__ = ["Variant"]
@@ -46,7 +45,7 @@ class Variant:
 
     Attributes:
         settled: whether a decision stands and nothing is being searched.
-        is_final: the step stays eager for good, whatever its state.
+        is_refused: the step stays eager as long as the guards hold; for good where there are none.
         decision: the last decision.
         history: all verdicts, the first one first.
         backend: what plans run on.
@@ -54,7 +53,7 @@ class Variant:
 
     def __init__(self, config: TunerConfig, *, refused: str = "") -> None:
         self.settled = False
-        self.is_final = False
+        self.is_refused = False
         self.decision: Decision = UNDECIDED
         self.history: tuple[Verdict, ...] = ()
         self._refused = refused or _unplannable(config.places)
@@ -70,6 +69,7 @@ class Variant:
         self._num_searched = 0
         self._has_usual_clock = config.clock is perf_counter
         self._is_mute = False  # the callback for progress has raised
+        self._followed_wrongly: set[int] = set()  # leaves of the tape whose other values the plan computes wrongly with
         self._watch: DriftDetector | None = None
 
     @property
@@ -92,13 +92,17 @@ class Variant:
         return self._tuner.admission.difference
 
     def fits(self, batch: Any) -> bool:
-        """Whether this variant stands for the step as it is now. One that runs a plan asks its numbers in the call."""
-        if self.is_final:
-            return True
-        guards = self.guards
-        if guards is not None and not guards.hold():
+        """Whether this variant may make the call. One that runs a plan looks at its inputs and numbers in the call."""
+        if self.guards is not None and not self.guards.hold():
             return False
-        return self.settled or self.captured is None or self.captured.holds(batch)
+        if self.settled or self.captured is None:
+            return True
+        return self.captured.holds(batch) or bool(self.captured.moved(batch))
+
+    @property
+    def lacks_state(self) -> bool:
+        """Whether the graph would stand for the step if the optimizer had its state, which an eager step makes."""
+        return self.captured is not None and self.captured.lacks_state
 
     @property
     def is_eager(self) -> bool:
@@ -124,7 +128,13 @@ class Variant:
             return self._config.step(batch) if self._watch is None else self._observed(self._config.step, batch)
         if self._auditor.audit.counts():
             return self._audited(best, batch)
-        return self._observed(best.executor, batch)
+        try:
+            return self._observed(best.executor, batch)
+        except StaleCaptureError:
+            moved = best.captured.moved(batch)
+            if not moved or not moved.isdisjoint(self._followed_wrongly):
+                raise
+            return self._proven(best, batch, moved)
 
     def direct(self, recognised: Any) -> Any:
         """The planned step as native calls, until Python is needed next; None where it has no such form.
@@ -190,11 +200,23 @@ class Variant:
         """One planned step compared with eager; eager's results are kept, and it stays with eager if they differ."""
         self._runner.start()
         result, problem = self._auditor.step(best, batch, self._runner.eager)
-        changes = self.guards.changes() if self.guards is not None and not self.guards.hold() else []
+        changes = self.guards.unexpected() if self.guards is not None and not self.guards.hold() else []
         if changes:
             problem = f"it changes {named(changes)} in some steps; planned steps before this one did not"
         if problem:
             self._refuse(RefusedError(problem))
+        return result
+
+    def _proven(self, best: Candidate, batch: Any, moved: set[int]) -> Any:
+        """A step in which numbers have values that were never compared with eager: they are now.
+
+        Where the plan does not follow them, it is good for the values that it was recorded with.
+        """
+        self._runner.start()
+        result, problem = self._auditor.step(best, batch, self._runner.eager)
+        if problem or not moved.isdisjoint(best.captured.moved(batch)):
+            log.info("hocket: a number that changes is not followed: %s", problem)
+            self._followed_wrongly |= moved
         return result
 
     def _searched(self, batch: Any) -> Any:
@@ -208,13 +230,14 @@ class Variant:
             while not runner.is_done and not self.settled:
                 assert self._item is not None
                 stage = self._item.stage
-                self._go_on(runner.perform(self._item, batch))
+                found = runner.perform(self._item, batch)
+                if found is not AGAIN:
+                    self._go_on(found)
                 if runner.is_done:
                     self._tell(stage)
         except StaleCaptureError:
-            self._give_up()
             if not runner.is_done:
-                raise
+                raise  # another variant makes this call
         except Exception as error:  # noqa: BLE001  # whatever fails in a search, eager can still make the step
             asked_for = self._config.strict and isinstance(error, (CaptureError, RefusedError))
             if runner.failed or asked_for or (self._config.plan is not None and isinstance(error, PlanError)):
@@ -269,7 +292,7 @@ class Variant:
         self.settled = bool(self.history)
 
     def _refuse(self, error: Exception) -> None:
-        """Eager for good."""
+        """Eager, as long as the guards hold; for good where there are none."""
         reason = str(error)
         if isinstance(error, CaptureError):
             reason = f"it could not be captured: {error}"
@@ -277,7 +300,7 @@ class Variant:
             reason = f"the search for a plan failed: {type(error).__name__}: {error}"
             log.debug("hocket: the search for a plan failed", exc_info=error)
         log.warning("hocket: the step stays eager: %s", reason)
-        self.is_final = True
+        self.is_refused = True
         self._settle(Decision("eager", reason))
 
     def _settle(self, decision: Decision) -> None:

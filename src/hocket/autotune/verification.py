@@ -67,13 +67,21 @@ def verify(
 ) -> tuple[Difference, list[Any]]:
     """Run every batch eagerly, then from the same state by `planned`; compare, and keep eager's state.
 
-    What the two runs return is compared after every step, the state after the last. `width` is the number of threads
-    of the eager steps, so that a plan of narrow lanes is held against what torch computes at that width; `eager` makes
-    them, the captured step itself where it is not given. What the plan raises is told, not raised.
+    What the two runs return is compared after every step, the state after the last. What the plan raises is part of the
+    difference. Numbers that had a value which was never compared with eager are proven where nothing differs.
+
+    Args:
+        captured: the step.
+        planned: makes it by plan.
+        batches: one for each step.
+        width: threads of the eager steps, so that a plan of narrow lanes is held against what torch computes at that
+            width; as many as usual where it is not given.
+        eager: makes the eager steps, each of them once; the captured step itself where it is not given.
 
     Returns:
         The difference, and what the eager steps returned.
     """
+    moved = captured.moved(batches[0]) if batches else set()
     places, lists = captured.trace.places.again(), captured.trace.appended
     contents = [each.content() for each in lists]
     further = captured.written()
@@ -92,11 +100,13 @@ def verify(
     try:
         results = []
         for n, batch in enumerate(batches, 1):
-            try:
-                result = planned(batch)
-            except StaleCaptureError:
-                # Nothing was run; a scheduled step goes on eagerly here, too.
-                result = captured.step(batch)
+            with captured.trace.tape.trusted():
+                try:
+                    result = planned(batch)
+                except StaleCaptureError:
+                    if eager is not None:
+                        raise  # this step is the user's, and was made
+                    result = captured.step(batch)  # nothing was run; a scheduled step goes on eagerly here, too
             results.append((f"result of step {n}", _detached(result)))
         returned_values += [
             (f"what is appended to {each.name}", list_) for each, list_ in zip(lists, grown, strict=True)
@@ -111,6 +121,8 @@ def verify(
         after.restore()
         for each, content in zip(lists, grown, strict=True):
             each.restore(content)
+    if found.equal:
+        captured.trace.tape.prove(moved)
     return found, returned
 
 
@@ -195,6 +207,11 @@ def _parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 
 def _detached(result: Any) -> Any:
     leaves, _ = tree_flatten(result)
+    wanted = [leaf.requires_grad for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    return [*wanted, *_copied(leaves)]
+
+
+def _copied(leaves: list[Any]) -> list[Any]:
     return [leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
 
 

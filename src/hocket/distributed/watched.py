@@ -1,6 +1,6 @@
 """Is the step only what its graph says? It is watched before it is captured, and guarded from then on.
 
-As in `hocket.schedule` (`hocket.tracing.purity`), but with no way back to the user's own step: all ranks run parts of
+As in `hocket.schedule` (`hocket.pystate`), but with no way back to the user's own step: all ranks run parts of
 it. So a step that writes Python state, or asks a clock, is refused by name; and a call before which something that the
 step reads has changed is refused, too.
 """
@@ -15,8 +15,8 @@ from torch.utils._pytree import tree_flatten
 
 from hocket.errors import CaptureError, StaleCaptureError
 from hocket.tracing.captured import Captured
-from hocket.tracing.purity.guards import Guards
-from hocket.tracing.purity.watch import MAX_WATCHED, PurityWatch, in_words, named
+from hocket.pystate.guards import Guards
+from hocket.pystate.watch import MAX_WATCHED, PurityWatch, in_words, named
 from hocket.tracing.saved_state import Saved
 from hocket.tracing.signature import signature_of
 from hocket.tracing.state import inventory
@@ -48,9 +48,8 @@ class StepGuard:
             self._run(step, batch)
         finally:
             saved.restore()
-        bound = [place.name for place in (*self._watch.rebound.values(), *self._watch.moving.values())]
-        if bound:
-            raise CaptureError(f"distribute: the step binds {bound[0]} anew, and its parts would not")
+        if self._watch.outputs:
+            raise CaptureError(f"distribute: the step sets {self._watch.outputs[0].name}, and its parts would not")
         if self._watch.appended:
             raise CaptureError("distribute: the step appends to a list; return what is to be kept")
 
@@ -83,15 +82,13 @@ class StepGuard:
         """
         assert self._guards is not None
         if not self._guards.hold():
-            changes = self._guards.changes()
-            if changes:
+            if not self._guards.renew() and (changes := self._guards.changes()):
                 raise StaleCaptureError(f"distribute: {named(changes)} changed since the first call; nothing was run")
-            self.begin()
 
     def _run(self, step: Callable[[Any], Any], batch: Any) -> None:
         for _ in range(MAX_WATCHED):
-            _, seen = self._watch.run(step, batch)
-            if self._watch.num_watched > 1 and seen.findings:
+            seen = self._watch.run(step, batch)
+            if seen.before is not None and seen.findings:
                 raise CaptureError(f"distribute: the step cannot be divided: {in_words(seen.findings)}")
             if seen.settled:
                 return

@@ -9,12 +9,15 @@
 
 #include "bindings.h"
 #include "objects.h"
+#include "shared_memory.h"
 #include "slots.h"
+#include "spent_graph.h"
 #include "tape.h"
 
 #include <torch/csrc/Exceptions.h>
 
 #include <memory>
+#include <string>
 #include <vector>
 
 namespace {
@@ -22,6 +25,17 @@ namespace {
 namespace py = pybind11;
 using c10::IValue;
 using hocket::Number;
+
+struct Input {
+  int slot, place;  // of a gradient: that of its parameter
+  hocket::Meta meta;
+};
+
+struct Result {
+  char kind;
+  int index;
+  std::string name, message;
+};
 
 class Binding : public hocket::Places, public hocket::BoundStep {
  public:
@@ -37,19 +51,32 @@ class Binding : public hocket::Places, public hocket::BoundStep {
     return found;
   }
 
-  void add_batch_input(int slot, int leaf) { batch_inputs_.emplace_back(slot, leaf); }
-  void add_input(int slot, int place) { inputs_.emplace_back(slot, place); }
-  void add_gradient_input(int slot, int parameter) { gradient_inputs_.emplace_back(slot, parameter); }
-  // The tensor there must keep its shape, dtype and device.
-  void add_option(int place) { options_.emplace_back(place, hocket::Meta(tensor_at(place))); }
+  // Inputs of one `memory` are tensors that share it; others must not. What is no tensor of the batch has to be of the
+  // kind that it is now.
+  void add_batch_input(int slot, int leaf, int memory) {
+    batch_inputs_.emplace_back(slot, leaf);
+    memory_.add(memory);
+  }
+  void add_input(int slot, int place, int memory) {
+    inputs_.push_back({slot, place, hocket::Meta(tensor_at(place))});
+    memory_.add(memory);
+  }
+  void add_gradient_input(int slot, int parameter, int memory) {
+    gradient_inputs_.push_back({slot, parameter, hocket::Meta(gradient_of(parameter))});
+    memory_.add(memory);
+  }
+  // These places hold one tensor.
+  void add_twins(int place, int other) { twins_.emplace_back(place, other); }
   void add_unread_gradient(int parameter) { unread_.push_back(parameter); }
   // After the step; slot -1: there is none.
   void add_gradient(int parameter, int slot) { gradients_.emplace_back(parameter, slot); }
 
   // Where the next leaf of the tape is: 'p' a number at a place, 'i' the number in the tensor there, 'b' a leaf of the
   // batch, 'g' one of those that guards have read of the batch.
-  void add_number(char kind, int index) {
-    tape_.add_leaf(static_cast<int>(sources_.size()));
+  void add_number(char kind, int index, const py::object& found) {
+    const auto number = Number::of(found.ptr());
+    if (!number) throw py::type_error("a number that is no float and no small int");
+    tape_.add_leaf(static_cast<int>(sources_.size()), *number);
     sources_.emplace_back(kind, index);
   }
   void add_entry(char sign, py::object function, const std::vector<std::pair<std::string, py::object>>& operands) {
@@ -57,8 +84,13 @@ class Binding : public hocket::Places, public hocket::BoundStep {
   }
   void add_guard(int entry, py::object outcome) { tape_.add_guard(entry, std::move(outcome)); }
 
-  // What `finish` hands back: 't' the tensor in a slot, 'd' the same detached, 'i' the number in it, 'n' one of the tape.
-  void add_result(char kind, int index) { results_.emplace_back(kind, index); }
+  void expect_numbers(std::vector<size_t> leaves) { tape_.expect(std::move(leaves)); }
+
+  // What `finish` hands back: 't' the tensor in a slot, 'd' the same detached, 'g' with a graph that is used up, 'l' as a
+  // leaf that requires a gradient, 'i' the number in it, 'n' one of the tape.
+  void add_result(char kind, int index, std::string name, std::string message) {
+    results_.push_back({kind, index, std::move(name), std::move(message)});
+  }
 
   bool begin(PyObject* batch) override { return slots_->is_free() && begin(batch, py::list()); }
   void run() override { slots_->run_begun(); }
@@ -66,18 +98,30 @@ class Binding : public hocket::Places, public hocket::BoundStep {
   // Read everything. `of_batch`: the numbers that guards have read of the batch. False: nothing was changed.
   bool begin(PyObject* batch, const py::list& of_batch) {
     if (!pattern_.read(batch, leaves_) || !read_numbers(of_batch) || !read()) return false;
-    for (const auto& [place, meta] : options_)
-      if (!THPVariable_Check(at(place)) || !meta.fits(tensor_at(place))) return false;
-    for (const auto& [slot, parameter] : gradient_inputs_)
-      if (!gradient_of(parameter).defined()) return false;
-    for (const auto& [slot, leaf] : batch_inputs_)
-      if (!THPVariable_Check(leaves_[static_cast<size_t>(leaf)])) return false;
+    for (const auto& [place, other] : twins_)
+      if (at(place) != at(other)) return false;
+    // In the order in which they were added.
+    memory_.start();
+    for (const auto& [slot, leaf] : batch_inputs_) {
+      PyObject* value = leaves_[static_cast<size_t>(leaf)];
+      if (!THPVariable_Check(value) || !memory_.next(THPVariable_Unpack(value))) return false;
+    }
+    for (const auto& input : inputs_) {
+      if (!THPVariable_Check(at(input.place))) return false;
+      const auto& tensor = tensor_at(input.place);
+      if (!input.meta.holds(tensor) || !memory_.next(tensor)) return false;
+    }
+    for (const auto& input : gradient_inputs_) {
+      const auto& gradient = gradient_of(input.place);
+      if (!gradient.defined() || !input.meta.holds(gradient) || !memory_.next(gradient)) return false;
+    }
+    if (!memory_.holds()) return false;
     slots_->is_taken_ = true;
     auto& values = slots_->slots_;
     for (const auto& [slot, leaf] : batch_inputs_)
       values[static_cast<size_t>(slot)] = THPVariable_Unpack(leaves_[static_cast<size_t>(leaf)]);
-    for (const auto& [slot, place] : inputs_) values[static_cast<size_t>(slot)] = tensor_at(place);
-    for (const auto& [slot, parameter] : gradient_inputs_) values[static_cast<size_t>(slot)] = gradient_of(parameter);
+    for (const auto& input : inputs_) values[static_cast<size_t>(input.slot)] = tensor_at(input.place);
+    for (const auto& input : gradient_inputs_) values[static_cast<size_t>(input.slot)] = gradient_of(input.place);
     for (const int parameter : unread_) tensor_at(parameter).mutable_grad().reset();
     return true;
   }
@@ -100,7 +144,7 @@ class Binding : public hocket::Places, public hocket::BoundStep {
       }
     }
     py::list found(results_.size());
-    for (size_t i = 0; i < results_.size(); i++) found[i] = result_of(results_[i].first, results_[i].second);
+    for (size_t i = 0; i < results_.size(); i++) found[i] = result_of(results_[i]);
     slots_->clear();
     return found;
   }
@@ -162,22 +206,26 @@ class Binding : public hocket::Places, public hocket::BoundStep {
     return hocket::as_number(number.object);
   }
 
-  py::object result_of(char kind, int index) const {
-    const auto place = static_cast<size_t>(index);
-    if (kind == 'n') return tape_.value(place).boxed();
+  py::object result_of(const Result& result) const {
+    const auto place = static_cast<size_t>(result.index);
+    if (result.kind == 'n') return tape_.value(place).boxed();
     const auto& tensor = slots_->slots_[place].toTensor();
+    if (result.kind == 't') return py::cast(tensor);
     // One that is in no other hands needs no other face.
-    if (kind == 't' || (kind == 'd' && tensor.use_count() == 1)) return py::cast(tensor);
-    const auto detached = tensor.detach();
-    return kind == 'd' ? py::cast(detached) : py::cast(detached).attr("item")();
+    auto own = tensor.use_count() == 1 && result.kind != 'i' ? tensor : tensor.detach();
+    if (result.kind == 'g') hocket::give_spent_graph(own, result.name, result.message);
+    if (result.kind == 'l') own.requires_grad_();
+    return result.kind == 'i' ? py::cast(own).attr("item")() : py::cast(own);
   }
 
   std::shared_ptr<hocket::Slots> slots_;
   hocket::BatchPattern pattern_;
-  std::vector<std::pair<int, int>> batch_inputs_, inputs_, gradient_inputs_, gradients_;
-  std::vector<std::pair<int, hocket::Meta>> options_;
+  std::vector<std::pair<int, int>> batch_inputs_, gradients_, twins_;
+  std::vector<Input> inputs_, gradient_inputs_;
+  hocket::SharedMemory memory_;
   std::vector<int> unread_;
-  std::vector<std::pair<char, int>> sources_, results_;
+  std::vector<std::pair<char, int>> sources_;
+  std::vector<Result> results_;
   hocket::Tape tape_;
   std::vector<Number> numbers_;
   std::vector<PyObject*> leaves_;
@@ -212,16 +260,21 @@ void bind_binding(py::module& module) {
       .def("add_batch_input", &Binding::add_batch_input)
       .def("add_input", &Binding::add_input)
       .def("add_gradient_input", &Binding::add_gradient_input)
-      .def("add_option", &Binding::add_option)
+      .def("add_twins", &Binding::add_twins)
       .def("add_unread_gradient", &Binding::add_unread_gradient)
       .def("add_gradient", &Binding::add_gradient)
       .def("add_number", &Binding::add_number)
       .def("add_entry", &Binding::add_entry)
       .def("add_guard", &Binding::add_guard)
+      .def("expect_numbers", &Binding::expect_numbers)
       .def("add_result", &Binding::add_result)
       .def("begin", [](Binding& binding, const py::object& batch,
                        const py::list& of_batch) { return binding.begin(batch.ptr(), of_batch); })
       .def("finish", torch::wrap_pybind_function(&Binding::finish));
+  module.def("with_spent_graph", [](const at::Tensor& tensor, std::string name, std::string message) {
+    give_spent_graph(tensor, std::move(name), std::move(message));
+    return tensor;
+  });
 }
 
 }  // namespace hocket

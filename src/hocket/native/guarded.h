@@ -12,8 +12,9 @@ namespace hocket::guarded {
 
 namespace py = pybind11;
 
-// How a value is compared: the same object; equal and of one type; a number of one type; a tensor of one kind.
-enum Kind : int { kIdentity = 0, kEqual = 1, kNumber = 2, kTensor = 3 };
+// How a value is compared: the same object; equal and of one type; a number of one type; a tensor of one kind; a tuple,
+// list or dict of such tensors and of equal values.
+enum Kind : int { kIdentity = 0, kEqual = 1, kNumber = 2, kTensor = 3, kTree = 4 };
 
 constexpr size_t kAhead = 16;
 
@@ -35,21 +36,52 @@ struct Hooks {
 struct Value {
   py::object then;
   Kind kind;
-  std::vector<Meta> meta;  // of a tensor of which only the kind is guarded
+  std::vector<Meta> meta;   // of a tensor of which only the kind is guarded
+  std::vector<Value> parts;  // of a tree
 
   Value(py::object value, int how) : then(std::move(value)), kind(static_cast<Kind>(how)) {
-    if (kind == kTensor) meta.emplace_back(THPVariable_Unpack(then.ptr()));
+    if (kind == kTree && THPVariable_Check(then.ptr())) kind = kTensor;
+    if (kind == kTensor) {
+      meta.emplace_back(THPVariable_Unpack(then.ptr()));
+    } else if (kind == kTree) {
+      if (PyDict_Check(then.ptr())) {
+        for (const auto& item : py::reinterpret_borrow<py::dict>(then))
+          parts.emplace_back(py::reinterpret_borrow<py::object>(item.second), kTree);
+      } else if (PyTuple_Check(then.ptr()) || PyList_Check(then.ptr())) {
+        for (const auto& item : then) parts.emplace_back(py::reinterpret_borrow<py::object>(item), kTree);
+      } else {
+        kind = kEqual;
+      }
+    }
   }
   bool holds(PyObject* now) const {
     if (now == nullptr) return false;
-    if (now == then.ptr() && kind != kTensor) return true;
+    if (now == then.ptr() && kind != kTensor && kind != kTree) return true;
     switch (kind) {
       case kIdentity: return false;
       case kEqual: return equal(now, then.ptr());
       case kNumber: return Py_TYPE(now) == Py_TYPE(then.ptr());
       case kTensor: return THPVariable_Check(now) && meta[0].holds(THPVariable_Unpack(now));
+      case kTree: return tree_holds(now);
     }
     return false;
+  }
+  bool tree_holds(PyObject* now) const {
+    if (Py_TYPE(now) != Py_TYPE(then.ptr())) return false;
+    if (PyDict_Check(now)) {
+      if (static_cast<size_t>(PyDict_GET_SIZE(now)) != parts.size()) return false;
+      PyObject *key, *item, *key_then, *item_then;
+      Py_ssize_t at = 0, at_then = 0;
+      for (size_t i = 0; PyDict_Next(now, &at, &key, &item); i++) {
+        PyDict_Next(then.ptr(), &at_then, &key_then, &item_then);
+        if (!equal(key, key_then) || !parts[i].holds(item)) return false;
+      }
+      return true;
+    }
+    if (static_cast<size_t>(PySequence_Fast_GET_SIZE(now)) != parts.size()) return false;
+    for (size_t i = 0; i < parts.size(); i++)
+      if (!parts[i].holds(PySequence_Fast_GET_ITEM(now, static_cast<Py_ssize_t>(i)))) return false;
+    return true;
   }
 };
 

@@ -16,12 +16,6 @@
 #include "bindings.h"
 #include "guarded.h"
 
-#include <ATen/Context.h>
-#include <c10/core/InferenceMode.h>
-#include <c10/core/impl/TorchDispatchModeTLS.h>
-#include <ATen/PythonTorchFunctionTLS.h>
-#include <torch/csrc/autograd/anomaly_mode.h>
-
 #include <string>
 #include <utility>
 #include <vector>
@@ -33,19 +27,6 @@ using hocket::kTags;
 using hocket::Meta;
 using hocket::tag_of;
 using namespace hocket::guarded;
-
-// Torch's switches that change which kernels run, or which Python code sees the ops.
-uint64_t torch_flags() {
-  const auto& context = at::globalContext();
-  uint64_t word = 0;
-  for (const bool flag :
-       {context.deterministicAlgorithms(), context.deterministicAlgorithmsWarnOnly(), context.userEnabledMkldnn(),
-        context.userEnabledCuDNN(), context.deterministicCuDNN(), context.benchmarkCuDNN(),
-        c10::InferenceMode::is_enabled(), torch::autograd::AnomalyMode::is_enabled()})
-    word = word << 1 | static_cast<uint64_t>(flag);
-  word = word << 8 | static_cast<uint64_t>(at::impl::PythonTorchFunctionTLS::stack_len());
-  return word << 8 | static_cast<uint64_t>(c10::impl::TorchDispatchModeTLS::stack_len());
-}
 
 class Table : public hocket::Condition {
  public:
@@ -105,11 +86,9 @@ class Table : public hocket::Condition {
     tests_.push_back({test, groups_});
     return groups_++;
   }
-  void guard_flags() { flags_ = torch_flags(), flagged_ = true; }
 
-  // The number of the first group that does not hold; -1 if all do, -2 if torch's own switches were changed.
+  // The number of the first group that does not hold; -1 if all do.
   int check() {
-    if (flagged_ && torch_flags() != flags_) return -2;
     const size_t num_dicts = tagged_.size();
     for (size_t i = 0; i < num_dicts; i++) {
       // After a step hardly any of this lies in the caches.
@@ -159,8 +138,6 @@ class Table : public hocket::Condition {
   }
 
   int groups_ = 0;
-  uint64_t flags_ = 0;
-  bool flagged_ = false;
   std::vector<Tagged> tagged_;  // in step with dicts_: what the common case reads lies together
   std::vector<Dict> dicts_;
   std::vector<py::object> types_;
@@ -192,7 +169,6 @@ void bind_guards(py::module& module) {
       .def("add_buffer", &Table::add_buffer)
       .def("add_set", &Table::add_set)
       .def("add_test", &Table::add_test)
-      .def("guard_flags", &Table::guard_flags)
       .def("finish", &Table::finish)
       .def("check", &Table::check)
       .def("accept", &Table::accept)

@@ -57,24 +57,20 @@ struct Meta {
   c10::ScalarType dtype;
   c10::Device device;
   c10::Layout layout;
-  bool requires_grad;
+  bool requires_grad, is_conj, is_neg;
   std::vector<int64_t> sizes, strides;
 
   explicit Meta(const at::Tensor& t)
       : dtype(t.scalar_type()), device(t.device()), layout(t.layout()), requires_grad(t.requires_grad()),
-        sizes(t.sizes().vec()) {
+        is_conj(t.is_conj()), is_neg(t.is_neg()), sizes(t.sizes().vec()) {
     if (layout == c10::kStrided) strides = t.strides().vec();
   }
   bool holds(const at::Tensor& t) const {
     const auto* impl = t.unsafeGetTensorImpl();
-    return fits(t) && impl->requires_grad() == requires_grad && impl->layout() == layout &&
-        (layout != c10::kStrided || impl->strides() == c10::IntArrayRef(strides));
-  }
-  // The same shape and dtype on the same device.
-  bool fits(const at::Tensor& t) const {
-    const auto* impl = t.unsafeGetTensorImpl();
     return c10::typeMetaToScalarType(impl->dtype()) == dtype && impl->sizes() == c10::IntArrayRef(sizes) &&
-        impl->device() == device;
+        impl->device() == device && impl->requires_grad() == requires_grad && impl->layout() == layout &&
+        t.is_conj() == is_conj && t.is_neg() == is_neg &&
+        (layout != c10::kStrided || impl->strides() == c10::IntArrayRef(strides));
   }
 };
 

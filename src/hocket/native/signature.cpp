@@ -8,10 +8,24 @@
 #include "bindings.h"
 #include "objects.h"
 
+#include <ATen/Context.h>
+#include <ATen/Parallel.h>
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/SavedTensorHooks.h>
 #include <ATen/autocast_mode.h>
+#include <c10/core/AutogradState.h>
 #include <c10/core/DefaultDtype.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <torch/csrc/autograd/anomaly_mode.h>
 
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
+
+#include <array>
 #include <optional>
 #include <unordered_map>
 #include <vector>
@@ -20,22 +34,47 @@ namespace {
 
 namespace py = pybind11;
 
-struct Flags {
-  bool cpu, cuda, grad;
-  c10::ScalarType cpu_dtype, cuda_dtype, dtype;
+// Torch's switches that change which kernels run, in which order they add, or which Python code sees the ops: what
+// `hocket.tracing.switches` tells, and the threads' own.
+struct Switches {
+  std::array<uint64_t, 13> words;
 
-  static Flags now() {
-    return {at::autocast::is_autocast_enabled(at::kCPU), at::autocast::is_autocast_enabled(at::kCUDA),
-            c10::GradMode::is_enabled(), at::autocast::get_autocast_dtype(at::kCPU),
-            at::autocast::get_autocast_dtype(at::kCUDA), c10::get_default_dtype_as_scalartype()};
+  static Switches now() {
+    const auto& context = at::globalContext();
+    uint64_t flags = 0;
+    for (const bool flag :
+         {context.deterministicAlgorithms(), context.deterministicAlgorithmsWarnOnly(),
+          context.deterministicFillUninitializedMemory(), context.userEnabledMkldnn(), context.userEnabledNNPACK(),
+          context.userEnabledCuDNN(), context.deterministicCuDNN(), context.benchmarkCuDNN(),
+          context.userEnabledFlashSDP(), context.userEnabledMemEfficientSDP(), context.userEnabledMathSDP(),
+          c10::InferenceMode::is_enabled(), torch::autograd::AnomalyMode::is_enabled(), c10::GradMode::is_enabled(),
+          at::autocast::is_autocast_enabled(at::kCPU), at::autocast::is_autocast_enabled(at::kCUDA),
+          at::autocast::is_autocast_cache_enabled(), at::SavedTensorDefaultHooks::is_enabled(),
+          c10::AutogradState::get_tls_state().get_multithreading_enabled()})
+      flags = flags << 1 | static_cast<uint64_t>(flag);
+    const auto keys = c10::impl::tls_local_dispatch_key_set();  // transforms of torch.func are among them
+    const auto word = [](auto value) { return static_cast<uint64_t>(value); };
+    return {{flags, word(at::impl::PythonTorchFunctionTLS::stack_len()), word(c10::impl::TorchDispatchModeTLS::stack_len()),
+             word(at::autocast::get_autocast_dtype(at::kCPU)), word(at::autocast::get_autocast_dtype(at::kCUDA)),
+             word(c10::get_default_dtype_as_scalartype()), word(context.float32MatmulPrecision()),
+             word(at::get_num_threads()), word(at::SavedTensorDefaultHooks::get_tls_state().stack.size()),
+             word(context.qEngine()), keys.included_.raw_repr(), keys.excluded_.raw_repr(), denormals()}};
   }
-  bool operator==(const Flags&) const = default;
+  // Whether this thread takes denormal numbers for zero.
+  static uint64_t denormals() {
+#if defined(__SSE3__) || defined(__x86_64__)
+    return _mm_getcsr() & 0x8040;
+#else
+    return 0;
+#endif
+  }
+  bool operator==(const Switches&) const = default;
 };
 
 class Signature : public hocket::Places, public hocket::Condition {
  public:
   // The value of leaf `i` does not count where `free[i]`; its type does.
-  Signature(const py::object& batch, const std::vector<bool>& free) : pattern_(batch.ptr()), flags_(Flags::now()) {
+  Signature(const py::object& batch, const std::vector<bool>& free) : pattern_(batch.ptr()), switches_(Switches::now()) {
     if (!pattern_.read(batch.ptr(), now_) || free.size() != now_.size()) throw py::value_error("not this batch");
     first_ = places_of(now_);
     for (size_t i = 0; i < now_.size(); i++) {
@@ -73,7 +112,7 @@ class Signature : public hocket::Places, public hocket::Condition {
         return false;
     }
     if (now_.size() > 1 && places_of(now_) != first_) return false;
-    if (!(Flags::now() == flags_) || !read()) return false;
+    if (!(Switches::now() == switches_) || !read()) return false;
     for (const auto& [place, value] : expected_)
       if (at(place) != value.ptr() && !hocket::equal(at(place), value.ptr())) return false;
     for (const auto& [place, state] : parameters_)
@@ -102,7 +141,7 @@ class Signature : public hocket::Places, public hocket::Condition {
   }
 
   hocket::BatchPattern pattern_;
-  Flags flags_;
+  Switches switches_;
   std::vector<Leaf> leaves_;
   std::vector<size_t> first_;
   std::vector<std::pair<int, py::object>> expected_;

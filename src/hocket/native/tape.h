@@ -64,7 +64,13 @@ struct Number {
 
 class Tape {
  public:
-  void add_leaf(int leaf) { entries_.push_back({'x', nullptr, {{true, leaf}}}); }
+  // `found`: its value when the step was recorded; later steps have one of the same type.
+  void add_leaf(int leaf, const Number& found) {
+    entries_.push_back({'x', nullptr, {{true, leaf}}});
+    found_.push_back(found);
+  }
+  // These leaves must have the very value that they were recorded with.
+  void expect(std::vector<size_t> leaves) { unproven_ = std::move(leaves); }
 
   // `sign`: + - * /, or a space for any other function. An operand is ("n", entry) or ("c", value).
   void add_entry(char sign, py::object function, const std::vector<std::pair<std::string, py::object>>& operands) {
@@ -93,6 +99,10 @@ class Tape {
 
   // Compute all entries from these leaves; false where that could not be done here, or a guard fails.
   bool evaluate(const std::vector<Number>& leaves) {
+    for (size_t i = 0; i < leaves.size(); i++)
+      if (leaves[i].kind != found_[i].kind) return false;
+    for (const size_t i : unproven_)
+      if (!leaves[i].same(found_[i])) return false;
     if (!stand_for_one_another(leaves)) divide(leaves);
     made_.clear();
     for (const size_t i : distinct_) {
@@ -225,6 +235,8 @@ class Tape {
   }
 
   std::vector<Entry> entries_;
+  std::vector<Number> found_;
+  std::vector<size_t> unproven_;
   std::vector<Number> constants_;
   std::vector<std::pair<int, py::object>> guards_;
   std::vector<py::object> kept_;

@@ -33,8 +33,8 @@ class BoundPlaces:
             LookupError: nothing stands there.
         """
         number = self._found(entry.table, entry.key)
-        if entry.position is not None:
-            number = self.item(number, entry.position)
+        for part in entry.path:
+            number = self.item(number, part)
         if self._table.at(number) is not entry.get():
             raise TypeError(f"{entry.name} is not where the native core reads it")
         return number

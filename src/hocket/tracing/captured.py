@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -11,20 +12,21 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from hocket.errors import CaptureError, StaleCaptureError
+from hocket.errors import CaptureError
 from hocket.heap import collections_held, trim_heap
 from hocket.interrupts import held_interrupts
 from hocket.ir import Graph
 from hocket.tracing.lowering.lower import Lowered, lower
 from hocket.tracing.program import Program, compile_action, compile_tape
 from hocket.tracing.recording.batch_reads import BatchNumber
-from hocket.tracing.recording.recorder import schedulers_refused
+from hocket.tracing.recording.record import Trace, record_step
 from hocket.tracing.saved_state import Saved
 from hocket.tracing.signature import signature_of
+from hocket.tracing.spent_graphs import with_spent_graph
+from hocket.tracing.standing import Standing
 from hocket.tracing.state import BatchLeaf, Entry, Gradient, Inventory, LiveLeaf, inventory
-from hocket.tracing.trace import Trace, trace_step
 
-__all__ = ["Captured", "Frame", "capture_step", "kind_of", "relowered"]
+__all__ = ["Captured", "Frame", "alone", "capture_step", "captured_from", "relowered"]
 
 # Tracing replaces functions of torch and of `math` for the whole process, and puts back what it found.
 _ONE_AT_A_TIME = threading.RLock()
@@ -47,11 +49,10 @@ class Captured:
         program: the same ops for an executor.
         step: the user's own step.
         batch: the batch it was captured with.
-        trace: what `make_fx` and the watch saw.
+        trace: what the recorders saw.
         lowered: which slot holds which value of the trace.
         signature: what must be so again for the graph to stand for the step.
         stand_ins: state that the optimizer had not made yet when the step was captured, for timing only.
-        kinds: of each slot that is filled from a parameter group what it held: a tensor of which shape and dtype.
         wide: of a compiled step the same one compiled in float64, to be compared with eager in float64.
     """
 
@@ -63,7 +64,6 @@ class Captured:
     lowered: Lowered
     signature: tuple[Any, ...]
     stand_ins: dict[int, torch.Tensor]
-    kinds: dict[int, Any]
     wide: Captured | None = None
 
     def fits(self, batch: Any) -> bool:
@@ -71,47 +71,45 @@ class Captured:
         return signature_of(self.trace.places, batch) == self.signature
 
     def begin(self, batch: Any, *, prologue: bool = True) -> Frame | None:
-        """Read all inputs and numbers; None where a guard on a number or on the batch no longer holds, or an option is
-        of another kind.
-
-        Raises:
-            StaleCaptureError: state that the step needs is not there (not made yet, or cleared).
-        """
+        """Read all inputs and numbers; None where the graph does not stand for the step as it is now (see `holds`)."""
         leaves, _ = tree_flatten(batch)
-        values: list[Any] = [None] * self.program.num_slots
-        try:
-            numbers = self._numbers_of(leaves)
-            if numbers is None:
-                return None
-            for slot, source in self.inputs:
-                values[slot] = leaves[source.index] if type(source) is BatchLeaf else source.get()
-            for slot, _, kind in self.options:
-                if kind_of(values[slot]) != kind:
-                    return None
-            for gradient in self.read_gradients:
-                if gradient.get() is None:
-                    raise KeyError(gradient.name)
-        except KeyError as error:
-            raise StaleCaptureError(f"there is no {error} yet: run one eager step before the planned ones") from None
+        values = self._read_inputs(leaves)
+        if values is None:
+            return None
+        numbers = self._numbers_of(leaves)
+        if numbers is None:
+            return None
         for gradient in self.unread_gradients:
             # As eager's zero_grad does: the old gradient's memory is free during the step.
             gradient.set(None)
         return self._started(values, numbers) if prologue else Frame(values, numbers)
 
     def holds(self, batch: Any) -> bool:
-        """Whether `begin` would begin: guards on numbers and this batch, kinds of options, and all state is there."""
+        """Whether the graph stands for a step with this batch now.
+
+        Everything that it reads is there, tensors of the same type, layout and memory shared as when it was captured;
+        numbers have the same types, what the step branches on has the same outcome, and no number has another value
+        that was never compared with eager.
+        """
         leaves, _ = tree_flatten(batch)
-        try:
-            for _, source in self.inputs:
-                if type(source) is not BatchLeaf:
-                    source.get()
-            return (
-                self._numbers_of(leaves) is not None
-                and all(kind_of(option.get()) == kind for _, option, kind in self.options)
-                and all(gradient.get() is not None for gradient in self.read_gradients)
-            )
-        except KeyError:
-            return False  # state that the step needs is not there
+        return self._read_inputs(leaves) is not None and self._numbers_of(leaves) is not None
+
+    @property
+    def lacks_state(self) -> bool:
+        """Whether state of the optimizer that the step reads is not there, or a gradient that it adds to."""
+        return any(
+            source.kind in ("state", "gradient") and _is_gone(source)
+            for _, source in self.inputs
+            if isinstance(source, (Entry, Gradient))
+        )
+
+    def moved(self, batch: Any) -> set[int]:
+        """Leaves of the tape that keep the graph from standing for this step, and would not if they were proven."""
+        leaves, _ = tree_flatten(batch)
+        read = self._read_numbers(leaves)
+        if read is None or self._read_inputs(leaves) is None or self._evaluate(read) is None:
+            return set()
+        return self.trace.tape.moved(read)
 
     def numbers(self, batch: Any) -> list[Any] | None:
         """The values of the tape for a step with this batch now; None where a guard on them no longer holds."""
@@ -121,7 +119,8 @@ class Captured:
         """A frame on copies of everything: it can be run and thrown away, and nothing of the user's changes."""
         copies = {slot: self._copied(slot, source) for slot, source in self.inputs}
         read = self.trace.batch_guards.evaluate(tree_flatten(self.batch)[0])
-        numbers = None if read is None else self._evaluate([self._number(x, read) for x in self.trace.tape.leaves])
+        found = zip(self.trace.tape.leaves, self.trace.tape.found, strict=True)
+        numbers = None if read is None else self._evaluate([self._number(x, value, read) for x, value in found])
         if numbers is None:
             raise CaptureError("the numbers of the optimizer changed since the step was captured; capture it again")
         values = [copies.get(slot) for slot in range(self.program.num_slots)]
@@ -138,21 +137,30 @@ class Captured:
         for number, reference in self.trace.numbers.items():
             number.set(numbers[reference.index])
         found: list[Any] = []
-        for kind, place in self.results:
+        for kind, place, grad_name in self.results:
             if kind == "number":
                 found.append(numbers[place])
-            else:
-                # Detached: a parameter that is returned as it stands must not leave as the parameter itself.
-                value = values[place].detach()
-                found.append(value.item() if kind == "item" else value)
+                continue
+            # Detached: memory of the step must not leave as the tensor that the next step works on.
+            value = values[place].detach()
+            if grad_name is not None:
+                value = with_spent_graph(value, grad_name)
+            found.append(value.item() if kind == "item" else value)
         return self.returned(found)
 
     def returned(self, found: Sequence[Any]) -> Any:
         """What the step returns, put together of the values of `results`; what it appends goes to its lists."""
+        for entry, value in self.trace.effects.items():
+            entry.set(value)
         if self.returns_one:
             return found[0]
         following = iter(found)
-        leaves = [leaf if kind == "value" else next(following) for kind, leaf in self.trace.result.leaves]
+        leaves: list[Any] = []
+        for kind, leaf in self.trace.result.leaves:
+            if kind == "place":
+                leaves.append(leaf.get())
+            else:
+                leaves.append(leaf if kind == "value" else next(following))
         result, added = tree_unflatten(leaves, self.trace.result.spec)
         for each, new in zip(self.trace.appended, added, strict=True):
             each.target.extend(new)
@@ -170,18 +178,33 @@ class Captured:
         found = [s.get() for slot, s in self.inputs if nodes[slot] in roots and type(s) is not BatchLeaf]
         return [tensor for tensor in found if tensor is not None]
 
-    def _numbers_of(self, batch: list[Any]) -> list[Any] | None:
-        """The values of the tape; None where a guard fails, or where there is a row of numbers now, or none."""
+    def _read_inputs(self, batch: list[Any]) -> list[Any] | None:
+        """A value for each slot that is read from outside; None where one is not what it was, or is not there."""
+        values: list[Any] = [None] * self.program.num_slots
+        try:
+            for slot, source in self.inputs:
+                values[slot] = batch[source.index] if type(source) is BatchLeaf else source.get()
+        except (LookupError, AttributeError, TypeError):
+            return None
+        return values if self.standing.holds(values) else None
+
+    def _read_numbers(self, batch: list[Any]) -> list[Any] | None:
+        """The leaves of the tape; None where one is of another type, or what is read of the batch turns out otherwise."""
         of_batch = self.trace.batch_guards.evaluate(batch)
         if of_batch is None:
             return None
+        tape = self.trace.tape
         try:
-            read = [_read(leaf, batch, of_batch) for leaf in self.trace.tape.leaves]
-        except (AttributeError, IndexError, RuntimeError, TypeError):
-            return None  # a number where there was a pair or a tensor, or a row where there was a number
-        for number in read:
-            if not isinstance(number, (int, float)):
-                return None
+            read = [_read(leaf, batch, of_batch) for leaf in tape.leaves]
+        except (AttributeError, LookupError, RuntimeError, TypeError):
+            return None  # nothing there, a number where there was a pair or a tensor, or a row where there was a number
+        return read if [type(number) for number in read] == [type(number) for number in tape.found] else None
+
+    def _numbers_of(self, batch: list[Any]) -> list[Any] | None:
+        """The values of the tape; None where a guard fails, or a leaf has moved that is not proven."""
+        read, tape = self._read_numbers(batch), self.trace.tape
+        if read is None or (not tape.trusting and tape.moved(read)):
+            return None
         return self._evaluate(read)
 
     def _started(self, values: list[Any], numbers: list[Any]) -> Frame:
@@ -195,11 +218,11 @@ class Captured:
         value = tree_flatten(self.batch)[0][source.index] if type(source) is BatchLeaf else source.get()
         return value.detach().clone()
 
-    def _number(self, leaf: Any, of_batch: list[Any]) -> Any:
+    def _number(self, leaf: Any, found: Any, of_batch: list[Any]) -> Any:
         try:
             return _read(leaf, tree_flatten(self.batch)[0], of_batch)
         except KeyError:
-            return 1.0  # a step count that is not there yet: the first step is the one being timed
+            return found  # a step count that is not there yet: the first step is the one being timed
 
     @cached_property
     def _evaluate(self) -> Callable[[Sequence[Any]], list[Any] | None]:
@@ -216,8 +239,9 @@ class Captured:
         return tuple((s, source) for s, source in self.program.inputs.items() if s in read or s in self.program.kept)
 
     @cached_property
-    def options(self) -> tuple[tuple[int, Any, Any], ...]:
-        return tuple((slot, source, self.kinds[slot]) for slot, source in self.inputs if slot in self.kinds)
+    def standing(self) -> Standing:
+        """What has to hold of the tensors that the program reads."""
+        return Standing.of(self.trace, self.inputs, self.lowered.slot_of)
 
     @cached_property
     def gradients(self) -> tuple[tuple[Gradient, int | None], ...]:
@@ -229,13 +253,16 @@ class Captured:
         return tuple((entry, self.lowered.slot_of[node]) for entry, node in self.trace.rebound.items())
 
     @cached_property
-    def results(self) -> tuple[tuple[str, int], ...]:
-        """What the step makes of its result's leaves: a tensor or the number (``item``) in a slot, or on the tape."""
-        slot_of = self.lowered.slot_of
+    def results(self) -> tuple[tuple[str, int, str | None], ...]:
+        """What the step makes of its result's leaves: a tensor or the number (``item``) in a slot, or on the tape.
+
+        With the name of the autograd node that the tensor has, if it requires a gradient.
+        """
+        slot_of, names = self.lowered.slot_of, self.trace.result.grad_names
         return tuple(
-            (kind, leaf.index if kind == "number" else slot_of[leaf])
-            for kind, leaf in self.trace.result.leaves
-            if kind != "value"
+            (kind, leaf.index if kind == "number" else slot_of[leaf], names.get(position))
+            for position, (kind, leaf) in enumerate(self.trace.result.leaves)
+            if kind not in ("value", "place")
         )
 
     @cached_property
@@ -264,63 +291,67 @@ def capture_step(
     pays: Callable[[str, str], bool] | None = None,
     **known: Any,
 ) -> Captured:
-    """See `hocket.capture`; what else is `known` of the step is for `hocket.tracing.trace.trace_step`."""
-    with held_interrupts(), _ONE_AT_A_TIME, collections_held(), schedulers_refused():
-        found = _capture_step(step, model, optimizer, batch, split, pays, known)
+    """See `hocket.capture`; what else is `known` of the step is for `hocket.tracing.recording.record.record_step`."""
+    places = inventory(model, optimizer)
+    made: dict[Any, Any] = {}
+    with alone():
+        if _has_state(places):
+            signature = signature_of(places, batch)
+            recorded = record_step(step, model, optimizer, batch, undoes=True, **known)
+        else:
+            # The optimizer makes its state in its first step. Let it, and take everything back afterwards.
+            saved = Saved(places, [leaf for leaf in tree_flatten(batch)[0] if isinstance(leaf, torch.Tensor)])
+            try:
+                step(batch)
+                signature = signature_of(places, batch)
+                recorded = record_step(step, model, optimizer, batch, undoes=True, **known)
+                for source in recorded.trace.sources if recorded.trace else ():
+                    if isinstance(source, (Entry, Gradient)) and source.kind in ("state", "gradient"):
+                        made[source] = source.get().detach().clone()
+            finally:
+                saved.restore()
+        if recorded.trace is None:
+            raise CaptureError(str(recorded.reason))
+        recorded.trace.tape.trusting = True  # there is no eager step to compare with
+        found = captured_from(recorded.trace, signature, step, batch, split=split, pays=pays, made=made)
     trim_heap()
     return found
 
 
-def _capture_step(
-    step: Callable[[Any], Any],
-    model: Any,
-    optimizer: Any,
-    batch: Any,
-    split: bool,
-    pays: Callable[[str, str], bool] | None,
-    known: dict[str, Any],
-) -> Captured:
-    places = inventory(model, optimizer)
-    if _has_state(places):
-        trace = trace_step(step, model, optimizer, batch, **known)
-        return _captured(trace, signature_of(trace.places, batch), step, batch, split, pays, {})
-    # The optimizer makes its state in its first step. Let it, and take everything back afterwards.
-    saved = Saved(places, [leaf for leaf in tree_flatten(batch)[0] if isinstance(leaf, torch.Tensor)])
-    try:
-        step(batch)
-        trace = trace_step(step, model, optimizer, batch, **known)
-        signature = signature_of(trace.places, batch)
-        made = {
-            position: source.get().detach().clone()
-            for position, source in enumerate(trace.sources)
-            if isinstance(source, (Entry, Gradient)) and source.kind in ("state", "gradient")
-        }
-    finally:
-        saved.restore()
-    return _captured(trace, signature, step, batch, split, pays, made)
+@contextmanager
+def alone() -> Iterator[None]:
+    """Record a step: Ctrl-C, Python's collector and other recordings wait."""
+    with held_interrupts(), _ONE_AT_A_TIME, collections_held():
+        yield
 
 
-def _captured(
+def captured_from(
     trace: Trace,
     signature: tuple[Any, ...],
     step: Callable[[Any], Any],
     batch: Any,
-    split: bool,
-    pays: Callable[[str, str], bool] | None,
-    made: dict[int, torch.Tensor],
+    *,
+    split: bool = False,
+    pays: Callable[[str, str], bool] | None = None,
+    made: Mapping[Any, torch.Tensor] | None = None,
 ) -> Captured:
+    """The captured step of a trace.
+
+    Args:
+        trace: the recorded step.
+        signature: of the call that was recorded, as it was before the call.
+        step, batch: the user's own.
+        split, pays: as for `hocket.capture`.
+        made: state that was not there yet, by its source.
+    """
     lowered = lower(trace, split_backward=split, pays=pays)
-    places = {id(source): position for position, source in enumerate(trace.sources)}
-    stand_ins = {
-        slot: made[places[id(source)]] for slot, source in lowered.program.inputs.items() if places[id(source)] in made
-    }
-    inputs = lowered.program.inputs.items()
-    kinds = {slot: kind_of(source.get()) for slot, source in inputs if source.kind == "group"}
-    return Captured(lowered.graph, lowered.program, step, batch, trace, lowered, signature, stand_ins, kinds)
+    made = made or {}
+    stand_ins = {slot: made[source] for slot, source in lowered.program.inputs.items() if source in made}
+    return Captured(lowered.graph, lowered.program, step, batch, trace, lowered, signature, stand_ins)
 
 
 def relowered(captured: Captured, *, split: bool, pays: Any = None, native_ops: Any = None) -> Captured:
-    """The same captured step with its convolutions' backward split, or with native ops; nothing is traced again."""
+    """The same captured step with its convolutions' backward split, or with native ops; nothing is recorded again."""
     native_ops = captured.lowered.native_ops if native_ops is None else native_ops
     lowered = lower(captured.trace, split_backward=split, pays=pays, native_ops=native_ops)
     stand_ins = {slot: captured.stand_ins[slot] for slot in lowered.program.inputs if slot in captured.stand_ins}
@@ -334,9 +365,11 @@ def _read(leaf: Any, batch: list[Any], of_batch: list[Any]) -> Any:
     return batch[leaf.index] if type(leaf) is LiveLeaf else leaf.get()
 
 
-def kind_of(option: Any) -> Any:
-    """What has to stay as it is of an option: shape, dtype and device of a tensor, the type of anything else."""
-    return (option.shape, option.dtype, option.device) if isinstance(option, torch.Tensor) else type(option)
+def _is_gone(source: Entry | Gradient) -> bool:
+    try:
+        return source.get() is None
+    except LookupError:
+        return True
 
 
 def _has_state(places: Inventory) -> bool:

@@ -30,7 +30,7 @@ from hocket.tracing.recording.batch_reads import BatchGuards
 from hocket.tracing.restricted_tape import is_of_batch, references, restricted
 from hocket.tracing.scalars.tape import Tape, TapeRef
 from hocket.tracing.state import BatchLeaf, Entry, ItemOf
-from hocket.tracing.trace import Trace
+from hocket.tracing.recording.record import Trace
 
 __all__ = ["Arrival", "Departure", "cut"]
 
@@ -156,7 +156,7 @@ def _restricted(made: _Cut) -> Trace:
         return node is None or made.keeps(slot_of[node])
 
     leaves: tuple[tuple[str, Any], ...] = tuple(
-        leaf if leaf[0] in ("value", "number") or stays(leaf[1]) else ("value", None) for leaf in trace.result.leaves
+        leaf if leaf[0] in ("value", "number", "place") or stays(leaf[1]) else ("value", None) for leaf in trace.result.leaves
     )
     used = {ref.index for action in made.actions for call in action.calls for ref in references(call)}
     used |= {leaf.index for kind, leaf in leaves if kind == "number"}

@@ -20,7 +20,7 @@ from hocket.heap import HeapTrimmer, trim_heap
 from hocket.tracing.captured import Captured
 from hocket.tracing.convolution_parts import convolution_in_parts
 from hocket.tracing.program import Call, Slot
-from hocket.tracing.recording.recorder import written_arguments
+from hocket.tracing.recording.op_recorder import written_arguments
 from hocket.tracing.scalars.tape import TapeRef
 from hocket.tracing.spill import ValueMemory
 from hocket.tracing.state import BatchLeaf
@@ -118,7 +118,7 @@ def float64_step(captured: Captured, batch: Any, *, is_wide: bool = False, limit
                 memory.spill(at)
                 heap.made(made_bytes)
             memory.spill(len(calls), limit_bytes=0)  # it is asked for one value at a time
-            memory.load(at for kind, at in captured.results if kind != "number")
+            memory.load(at for kind, at, _ in captured.results if kind != "number")
     except BaseException:
         memory.close()
         raise
@@ -129,8 +129,11 @@ def float64_step(captured: Captured, batch: Any, *, is_wide: bool = False, limit
     places |= {entry: values[slot] for entry, slot in captured.rebound}
     places |= {gradient: None if slot is None else values[slot] for gradient, slot in captured.gradients}
     places |= {entry: numbers[reference.index] for entry, reference in captured.trace.numbers.items()}
-    returned = iter([numbers[at] if kind == "number" else values[at] for kind, at in captured.results])
-    result = [leaf if kind == "value" else next(returned) for kind, leaf in captured.trace.result.leaves]
+    returned = iter([numbers[at] if kind == "number" else values[at] for kind, at, _ in captured.results])
+    result = [
+        places.get(leaf) if kind == "place" else leaf if kind == "value" else next(returned)
+        for kind, leaf in captured.trace.result.leaves
+    ]
     return Left(tuple(places.items()), tuple(result), memory)
 
 

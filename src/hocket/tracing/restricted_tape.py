@@ -33,8 +33,9 @@ def restricted(tape: Tape, used: Iterable[int], guards: Sequence[tuple[int, Any]
         else:
             entries.append((None, number[operands]) if function is None else (function, operands))
     leaves = [tape.leaves[leaf] for leaf in read]
-    stand_ins, found = [[table[leaf] for leaf in read] for table in (tape.stand_ins, tape.found)]
-    return Tape(entries, leaves, list(guards), stand_ins, found, set(tape.settled), closed=True)
+    found = [tape.found[leaf] for leaf in read]
+    unproven = {number[leaf] for leaf in tape.unproven if leaf in number}
+    return Tape(entries, leaves, list(guards), found, unproven, tape.trusting, set(tape.settled), closed=True)
 
 
 def is_of_batch(tape: Tape, index: int) -> bool:

@@ -24,7 +24,7 @@ class Saved:
         self._places = places
         self._entries = [(e, e.get(), e.get().detach().clone()) for e in (*places.parameters, *places.tensors)]
         self._gradients = [(g, g.get(), _copy(g.get())) for g in map(Gradient, places.parameters)]
-        self._numbers = [(entry, entry.get()) for entry in places.numbers]
+        self._numbers = [(entry, entry.get()) for entry in (*places.numbers, *places.plain)]
         # What a step writes is often at a place, too: once is enough, and a copy of the momenta is not small.
         known = {id(tensor) for _, tensor, _ in (*self._entries, *self._gradients)}
         self._further = [(tensor, tensor.detach().clone()) for tensor in further if id(tensor) not in known]

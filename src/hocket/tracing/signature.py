@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_flatten
 from hocket import native
 from hocket.tracing.bound_places import BoundPlaces
 from hocket.tracing.state import PLAIN, Inventory
+from hocket.tracing.switches import switches
 
 __all__ = ["Signature", "Signatures", "signature_of"]
 
@@ -24,7 +25,7 @@ MAX_KNOWN = 8
 
 
 def signature_of(places: Inventory, batch: Any, live_leaves: Collection[int] = ()) -> tuple[Any, ...]:
-    """What a graph is good for: shapes of the batch, modes of the modules, which gradients are there, autocast.
+    """What a graph is good for: shapes of the batch, modes of the modules, which gradients are there, torch's switches.
 
     Of `live_leaves` (counted among the leaves of the batch that are no tensors) the value does not matter.
 
@@ -47,9 +48,7 @@ def signature_of(places: Inventory, batch: Any, live_leaves: Collection[int] = (
     twice = tuple([first.setdefault(id(tensor), place) for place, tensor in enumerate(tensors)])
     modes = tuple([module.training for module in places.modules])
     present = tuple([(p.requires_grad, p.grad is None) for p in [entry.get() for entry in places.parameters]])
-    autocast = tuple([torch.is_autocast_enabled(d) and torch.get_autocast_dtype(d) for d in ("cpu", "cuda")])
-    grad, dtype = torch.is_grad_enabled(), torch.get_default_dtype()
-    return (spec, shapes, values, twice, modes, present, places.versions(), autocast, grad, dtype)
+    return (spec, shapes, values, twice, modes, present, places.versions(), switches())
 
 
 class Signature:

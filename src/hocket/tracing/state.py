@@ -7,14 +7,15 @@ tensor itself, so a planned step always works on what the model and the optimize
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from hocket.errors import InputError
-from hocket.tracing.purity.places import Place
+from hocket.pystate.places import Place
 
 __all__ = [
     "PLAIN",
@@ -36,9 +37,9 @@ PLAIN = (int, float, complex, str, bytes, type(None), type, torch.dtype, torch.d
 class Entry:
     """``table[key]`` of a module's parameters or buffers, of an optimizer's state or of a parameter group.
 
-    `kind` is ``parameter``, ``buffer``, ``state``, ``group``, or ``object`` for a tensor or a number that belongs to
-    neither model nor optimizer; `owner` names the parameter that a state belongs to; `position` selects an element
-    where the entry is a tuple (Adam's ``betas``).
+    `kind` is ``parameter``, ``buffer``, ``state``, ``group``, or ``object`` for a value that belongs to neither model
+    nor optimizer; `owner` names the parameter that a state belongs to; `path` leads to an element where the entry is a
+    tuple, list or dict (Adam's ``betas``, the hidden state of an LSTM): such a container is made anew by `set`.
     """
 
     kind: str
@@ -47,18 +48,32 @@ class Entry:
     key: Any
     owner: str = ""
     layer: str = ""
-    position: int | None = None
+    path: tuple[Any, ...] = ()
 
     def get(self) -> Any:
         value = self.table[self.key]
-        return value if self.position is None else value[self.position]
+        for part in self.path:
+            value = value[part]
+        return value
 
     def set(self, value: Any) -> None:
-        if self.position is not None:
-            whole = list(self.table[self.key])
-            whole[self.position] = value
-            value = type(self.table[self.key])(whole)
-        self.table[self.key] = value
+        self.table[self.key] = _exchanged(self.table[self.key], self.path, value) if self.path else value
+
+    def whole(self) -> Any:
+        """What stands at the place, of which this may be an element."""
+        return self.table[self.key]
+
+
+def _exchanged(container: Any, path: tuple[Any, ...], value: Any) -> Any:
+    """A copy of a tuple, list or dict with another value at the end of `path`."""
+    if not path:
+        return value
+    first, rest = path[0], path[1:]
+    if isinstance(container, dict):
+        return type(container)({**container, first: _exchanged(container[first], rest, value)})
+    elements = list(container)
+    elements[first] = _exchanged(elements[first], rest, value)
+    return container._make(elements) if hasattr(container, "_make") else type(container)(elements)
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +106,7 @@ class GroupOf:
 
 @dataclass(frozen=True, eq=False)
 class ValueOf:
-    """A place outside of models and optimizers (see `hocket.tracing.purity.places`), as a table of one entry."""
+    """A place outside of models and optimizers (see `hocket.pystate.places`), as a table of one entry."""
 
     place: Place
 
@@ -180,7 +195,9 @@ class Inventory:
     Attributes:
         versioned: the dicts of those that count in ``_hocket_version`` how often something changed that no tensor shows
             (fused models do, and their optimizers: a model left, came, or is frozen).
-        further: places outside of models and optimizers that a step binds anew, or whose number changes between steps.
+        further: places outside of models and optimizers that a step writes, or whose number changes between steps.
+        plain: those of them that hold any other value now, or none (`ABSENT`).
+        twins: pairs of places that hold the same tensor object.
     """
 
     models: tuple[nn.Module, ...]
@@ -192,6 +209,8 @@ class Inventory:
     paths: dict[nn.Module, str]
     versioned: tuple[dict[str, Any], ...]
     further: tuple[Place, ...] = ()
+    plain: tuple[Entry, ...] = ()
+    twins: tuple[tuple[Entry, Entry], ...] = ()
 
     def again(self) -> Inventory:
         """The places of the same models and optimizers as they are now."""
@@ -229,7 +248,9 @@ def inventory(model: Any, optimizer: Any, further: Sequence[Place] = ()) -> Inve
     parameters: list[Entry] = []
     tensors: list[Entry] = []
     paths: dict[nn.Module, str] = {}
-    seen: set[int] = set()
+    seen: dict[int, Entry] = {}
+    twins: list[tuple[Entry, Entry]] = []
+    plain: list[Entry] = []
     for number, root in enumerate(models):
         prefix = f"model{number}" if len(models) > 1 else ""
         for path, module in root.named_modules():
@@ -239,11 +260,14 @@ def inventory(model: Any, optimizer: Any, further: Sequence[Place] = ()) -> Inve
             paths[module] = full
             for kind, table in (("parameter", module._parameters), ("buffer", module._buffers)):
                 for key, value in table.items():
-                    if value is None or id(value) in seen:
+                    if value is None:
                         continue
-                    seen.add(id(value))
                     name = ".".join(part for part in (full, key) if part)
                     entry = Entry(kind, name, table, key, name if kind == "parameter" else "", full)
+                    if id(value) in seen:
+                        twins.append((seen[id(value)], entry))
+                        continue
+                    seen[id(value)] = entry
                     (parameters if kind == "parameter" else tensors).append(entry)
     names = {id(entry.get()): entry for entry in parameters}
     numbers: list[Entry] = []
@@ -264,13 +288,21 @@ def inventory(model: Any, optimizer: Any, further: Sequence[Place] = ()) -> Inve
                 name = owner.name if owner else prefix
                 layer = owner.layer if owner else ""
                 _sort_in(state, StateOf(opt, parameter), f"{prefix}.{name}", "state", name, layer, tensors, numbers)
-    known = {id(entry.get()) for entry in (*parameters, *tensors)}
+    known = {id(entry.get()): entry for entry in (*parameters, *tensors)}
     for each in further:
         value, entry = each.get(), Entry("object", each.name, ValueOf(each), each.key)
-        if isinstance(value, torch.Tensor) and id(value) not in known:
-            tensors.append(entry)
-        elif isinstance(value, (int, float)) and not isinstance(value, bool):  # in a trace it is a live number
-            numbers.append(entry)
+        for path, element in _leaves(value):
+            one = replace(entry, name=entry.name + "".join(f"[{part!r}]" for part in path), path=path)
+            if isinstance(element, torch.Tensor):
+                if id(element) in known:
+                    twins.append((known[id(element)], one))
+                else:
+                    known[id(element)] = one
+                    tensors.append(one)
+            elif not path and isinstance(element, (int, float)) and not isinstance(element, bool):
+                numbers.append(one)  # in a recording it is a live number
+            elif not path:
+                plain.append(one)
     versioned = tuple(vars(each) for each in (*paths, *optimizers) if "_hocket_version" in vars(each))
     return Inventory(
         models,
@@ -282,7 +314,18 @@ def inventory(model: Any, optimizer: Any, further: Sequence[Place] = ()) -> Inve
         paths,
         versioned,
         tuple(further),
+        tuple(plain),
+        tuple(twins),
     )
+
+
+def _leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """The elements of nested tuples, lists and dicts with their paths, where there are tensors among them."""
+    if isinstance(value, (tuple, list, dict)) and any(isinstance(each, torch.Tensor) for each in tree_leaves(value)):
+        for key, element in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _leaves(element, (*path, key))
+    else:
+        yield path, value
 
 
 def _sort_in(
@@ -298,8 +341,8 @@ def _sort_in(
     for key, value in values.items():
         if key == "params" and kind == "group":
             continue
-        for position, element in _elements(value):
-            entry = Entry(kind, f"{name}.{key}", table, key, owner, layer, position)
+        for path, element in _elements(value):
+            entry = Entry(kind, f"{name}.{key}", table, key, owner, layer, path)
             if isinstance(element, torch.Tensor):
                 tensors.append(entry)
             elif isinstance(element, (int, float)) and not isinstance(element, bool):
@@ -307,8 +350,8 @@ def _sort_in(
                 numbers.append(entry)
 
 
-def _elements(value: Any) -> Iterator[tuple[int | None, Any]]:
+def _elements(value: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
     if type(value) in (tuple, list):
-        yield from enumerate(value)
+        yield from (((position,), element) for position, element in enumerate(value))
     else:
-        yield None, value
+        yield (), value

@@ -7,7 +7,7 @@ against an eager step of the same form (forms agree within rounding, and no clos
 A module that has forms says so by a method ``_hocket_forms``, which names them, the likeliest first; while its
 attribute ``_hocket_form`` names one, that is how it computes.
 
-With ``numerics="close"`` a step may also be rewritten while it is captured, model and optimizer staying as they are:
+With ``numerics="close"`` a recorded step may also be rewritten, model and optimizer staying as they are:
 
 - ``channels-last``: images, and what convolutions make of them, have their channels last in memory, which is how oneDNN
   computes them. Parameters, gradients and optimizer state keep their layout.
@@ -24,16 +24,16 @@ A form is named by a text: the modules' form and the rewrites, ``rule+channels-l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
-from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 from hocket import native
 from hocket.tracing.native_ops import FUSED_NORM, NATIVE_OPS, WINOGRAD, tiles_filters
+from hocket.tracing.rerecording import CHANNELS_LAST, FUSED_UPDATE, has_fused_kernels
 from hocket.tracing.state import Inventory
 
 __all__ = [
@@ -45,21 +45,14 @@ __all__ = [
     "native_ops_of",
     "plain_of",
     "reference_of",
+    "rewrites_in",
     "rewrites_of",
-    "rewritten",
 ]
 
 
 _Step = TypeVar("_Step")
 
-CHANNELS_LAST, FUSED_UPDATE, COMPILED = "channels-last", "fused-update", "compiled"
-
-# The optimizers with fused kernels for CPU, the state of which is as without them. SGD's is wrong for bfloat16 in torch
-# 2.13 (with momentum, parameters of 1e28 after five steps), so only these dtypes have them.
-_FUSED = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad)
-_FUSED_DTYPES = (torch.float32, torch.float64)
-# The attribute in which they note that they have looked at dtypes and devices.
-_CHECKED = "_need_device_dtype_check_for_fused"
+COMPILED = "compiled"
 
 
 def forms_of(places: Inventory) -> tuple[str, ...]:
@@ -77,7 +70,7 @@ def rewrites_of(form: str, places: Inventory, batch: Any) -> tuple[str, ...]:
         >>> rewrites_of("", inventory(net, torch.optim.SGD(net.parameters())), torch.zeros(1, 3, 8, 8))
         ('+fused-update', '+channels-last+fused-update')
     """
-    update = f"+{FUSED_UPDATE}" if any(map(_has_fused_kernels, places.optimizers)) else ""
+    update = f"+{FUSED_UPDATE}" if any(map(has_fused_kernels, places.optimizers)) else ""
     last = f"+{CHANNELS_LAST}" if _has_images(places, batch) else ""
     ops = "".join(f"+{op}" for op in _native_ops(places)) if last else ""
     return tuple(form + each for each in dict.fromkeys((update, last + update, last + ops + update)) if each)
@@ -106,7 +99,7 @@ def compiled_from(form: str, places: Inventory) -> tuple[str, ...]:
         ('+channels-last+fused-update', '+channels-last')
     """
     plain = form.removesuffix(f"+{COMPILED}")
-    fused = (f"{plain}+{FUSED_UPDATE}",) if any(map(_has_fused_kernels, places.optimizers)) else ()
+    fused = (f"{plain}+{FUSED_UPDATE}",) if any(map(has_fused_kernels, places.optimizers)) else ()
     return (*fused, plain)
 
 
@@ -145,20 +138,14 @@ def native_ops_of(form: str) -> tuple[str, ...]:
     return tuple(rewrite for rewrite in form.split("+") if rewrite in NATIVE_OPS)
 
 
-def rewritten(step: Callable[[Any], Any], form: str, places: Inventory) -> Callable[[Any], Any]:
-    """The step as it computes with the rewrites of a form, to be captured; the step itself where there are none."""
-    rewrites = form.split("+")[1:]
-    if not rewrites:
-        return step
+def rewrites_in(form: str) -> tuple[str, ...]:
+    """The rewrites of a form that a step is recorded again for (see `hocket.tracing.rerecording`).
 
-    def run(batch: Any) -> Any:
-        with _fused_updates(places if FUSED_UPDATE in rewrites else None):
-            if CHANNELS_LAST not in rewrites:
-                return step(batch)
-            with _ChannelsLast():
-                return step(tree_map(_channels_last, batch))
-
-    return run
+    Example:
+        >>> rewrites_in("+channels-last+fused-norm+winograd+fused-update")
+        ('channels-last', 'fused-update')
+    """
+    return tuple(rewrite for rewrite in form.split("+")[1:] if rewrite in (CHANNELS_LAST, FUSED_UPDATE))
 
 
 @contextmanager
@@ -194,60 +181,5 @@ def _has_images(places: Inventory, batch: Any) -> bool:
     return convolves or any(map(_is_image, tree_leaves(batch)))
 
 
-class _ChannelsLast(TorchFunctionMode):
-    """What goes into a convolution of images has its channels last, whatever came before it.
-
-    A view that needs channels first (``x.view(len(x), -1)`` before a linear layer) is one of a copy. What is written
-    into one of the two is not in the other then, in no step, so verification finds it.
-
-    A dropout draws its random numbers in the order in which they lie in memory: for images it draws them as it would
-    for channels that come first.
-    """
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in (torch.conv2d, torch.conv_transpose2d) and args:
-            args = (_channels_last(args[0]), *args[1:])
-        elif func is torch.dropout and len(args) == 3 and args[2] and _is_image(args[0]):
-            ones = torch.ones(args[0].shape, dtype=args[0].dtype, device=args[0].device)
-            return args[0] * _channels_last(func(ones, *args[1:]))
-        elif func is torch.Tensor.view and args and _is_image(args[0]):
-            try:
-                return func(*args, **(kwargs or {}))
-            except RuntimeError:
-                args = (args[0].contiguous(), *args[1:])
-        return func(*args, **(kwargs or {}))
-
-
 def _is_image(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.dim() == 4 and value.is_floating_point()
-
-
-def _channels_last(value: Any) -> Any:
-    return value.contiguous(memory_format=torch.channels_last) if _is_image(value) else value
-
-
-def _has_fused_kernels(optimizer: torch.optim.Optimizer) -> bool:
-    if type(optimizer) not in _FUSED:
-        return False
-    for group in optimizer.param_groups:
-        if group.get("fused") is not None or any(group.get(o) for o in ("foreach", "differentiable", "capturable")):
-            return False
-        if any(p.dtype not in _FUSED_DTYPES or p.device.type != "cpu" for p in group["params"]):
-            return False
-    return True
-
-
-@contextmanager
-def _fused_updates(places: Inventory | None) -> Iterator[None]:
-    optimizers = [o for o in (places.optimizers if places else ()) if _has_fused_kernels(o)]
-    unmarked = [o for o in optimizers if _CHECKED not in vars(o)]
-    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-    for group in groups:
-        group["fused"] = True
-    try:
-        yield
-    finally:
-        for group in groups:
-            group["fused"] = None
-        for optimizer in unmarked:
-            vars(optimizer).pop(_CHECKED, None)

@@ -207,7 +207,7 @@ class Borders:
     def _returned(self) -> tuple[str, ...]:
         """The buffers that hold what the step returns."""
         found = []
-        for kind, slot in self.captured.results:
+        for kind, slot, _ in self.captured.results:
             if kind == "number":
                 continue
             source = self.captured.program.inputs.get(slot)

@@ -14,9 +14,11 @@ from torch.utils._pytree import tree_flatten
 
 from hocket.native import load
 from hocket.tracing.bound_places import BoundPlaces
-from hocket.tracing.captured import Captured, kind_of
+from hocket.tracing.captured import Captured
 from hocket.tracing.recording.batch_reads import BatchNumber
 from hocket.tracing.scalars.tape import TapeRef
+from hocket.tracing.spent_graphs import SPENT
+from hocket.tracing.standing import TensorKind
 from hocket.tracing.state import BatchLeaf, Constant, Entry, Gradient, ItemOf, LiveLeaf
 
 __all__ = ["Binding"]
@@ -49,16 +51,19 @@ class Binding:
             self._native.add_unread_gradient(self._parameter(gradient))
         for gradient, slot in captured.gradients:
             self._native.add_gradient(self._parameter(gradient), -1 if slot is None else slot)
-        for kind, place in captured.results:
-            self._native.add_result(_KINDS[kind], place)
+        for kind, place, name in captured.results:
+            grad_kind = None if name is None else "g" if name else "l"
+            self._native.add_result(grad_kind or _KINDS[kind], place, name or "", SPENT)
         for _, slot in captured.rebound:
-            self._native.add_result("t", slot)
+            self._native.add_result("t", slot, "", "")
         for reference in captured.trace.numbers.values():
-            self._native.add_result("n", reference.index)
-        self._is_plain = not captured.rebound and not captured.trace.numbers
+            self._native.add_result("n", reference.index, "", "")
+        self._is_plain = not captured.rebound and not captured.trace.numbers and not captured.trace.effects
+        self._unproven: frozenset[int] | None = None
 
     def begin(self, batch: Any) -> bool:
         """Read all that the step reads; False where `Captured.begin` has to say what is different."""
+        self._expect_numbers()
         read: list[Any] | None = []
         if self._guards is not None:
             read = self._guards.evaluate(self._native.leaves(batch)) if self._native.fits(batch) else None
@@ -75,8 +80,16 @@ class Binding:
         """
         if self._guards is not None:
             return None
+        self._expect_numbers()
         returned = None if self._is_plain and self._captured.returns_one else self._returned
         return load().DirectCall(list(conditions), self._native, returned, num_calls)
+
+    def _expect_numbers(self) -> None:
+        """Have the native tape ask of unproven numbers whether they are as recorded."""
+        unproven = self._captured.trace.tape.asked
+        if unproven != self._unproven:
+            self._native.expect_numbers(sorted(unproven))
+            self._unproven = unproven
 
     def _returned(self, found: list[Any]) -> Any:
         captured = self._captured
@@ -96,25 +109,30 @@ class Binding:
             raise TypeError("torch's pytree sees another tree in this batch")
 
     def _add_inputs(self) -> None:
-        for slot, source in self._captured.inputs:
+        standing = self._captured.standing
+        memory = dict(zip(standing.slots, standing.first, strict=True))
+        inputs = self._captured.inputs
+        for slot, source in inputs:
+            if slot in standing.kinds and TensorKind.of(source.get()) != standing.kinds[slot]:
+                raise TypeError(f"{source.name} is of another kind")
             if isinstance(source, BatchLeaf):
-                self._native.add_batch_input(slot, source.index)
-            elif isinstance(source, Gradient):
-                self._native.add_gradient_input(slot, self._parameter(source))
-            elif isinstance(source, Constant):
-                self._native.add_input(slot, self._places.object(source.value))
-            else:
-                self._native.add_input(slot, self._places.add(source))
-        for _, option, kind in self._captured.options:
-            if not isinstance(option.get(), torch.Tensor) or kind_of(option.get()) != kind:
-                raise TypeError(f"{option.name} is of another kind")
-            self._native.add_option(self._places.add(option))
+                self._native.add_batch_input(slot, source.index, memory[slot])
+        for slot, source in inputs:
+            if isinstance(source, Constant):
+                self._native.add_input(slot, self._places.object(source.value), memory[slot])
+            elif isinstance(source, Entry):
+                self._native.add_input(slot, self._places.add(source), memory[slot])
+        for slot, source in inputs:
+            if isinstance(source, Gradient):
+                self._native.add_gradient_input(slot, self._parameter(source), memory[slot])
+        for one, other in standing.twins:
+            self._native.add_twins(self._places.add(one), self._places.add(other))
 
     def _add_tape(self) -> None:
         tape = self._captured.trace.tape
         for function, operands in tape.entries:
             if function is None:
-                self._native.add_number(*self._leaf(tape.leaves[operands]))
+                self._native.add_number(*self._leaf(tape.leaves[operands]), tape.found[operands])
             else:
                 arguments = [("n", o.index) if type(o) is TapeRef else ("c", o) for o in operands]
                 self._native.add_entry(_SIGNS.get(function, " "), function, arguments)

@@ -23,7 +23,7 @@ from hocket.tracing.compiling.listing import ListedCall, ListedTensor, Listing
 from hocket.tracing.compiling.request import CompileRequest
 from hocket.tracing.lowering.lower import lower
 from hocket.tracing.native_ops import WINOGRAD
-from hocket.tracing.recording.recorder import Note, written_arguments
+from hocket.tracing.recording.op_recorder import Note, written_arguments
 from hocket.tracing.scalars.tape import TapeRef
 
 __all__ = ["compiled_form"]
@@ -60,6 +60,8 @@ def _formed(captured: Captured, request: CompileRequest, listing: Listing, is_wi
         gradients={g: made.left(node) for g, node in captured.trace.gradients.items()},
         rebound={entry: made.left(node) for entry, node in captured.trace.rebound.items()},
         roots=made.roots,
+        order=(),
+        updates=(),
         result=replace(
             captured.trace.result,
             leaves=tuple(
@@ -78,7 +80,6 @@ def _formed(captured: Captured, request: CompileRequest, listing: Listing, is_wi
         trace=trace,
         lowered=lowered,
         stand_ins={slots[id(old[slot])]: value for slot, value in captured.stand_ins.items()},
-        kinds={slots[id(old[slot])]: kind for slot, kind in captured.kinds.items()},
     )
 
 

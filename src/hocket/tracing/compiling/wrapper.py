@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 from hocket.errors import CaptureError
 from hocket.tracing.compiling.arguments import encoded, op_text
 from hocket.tracing.compiling.functional import plain_op
-from hocket.tracing.recording.recorder import written_arguments
+from hocket.tracing.recording.op_recorder import written_arguments
 
 __all__ = ["Recorded", "WrittenKernel", "kernels_of", "recorded"]
 

@@ -15,7 +15,7 @@ from hocket.tracing.lowering import shape_only
 from hocket.tracing.lowering.dependencies import Access
 from hocket.tracing.lowering.flops import flops
 from hocket.tracing.program import Call, Slot
-from hocket.tracing.recording.recorder import Note
+from hocket.tracing.recording.op_recorder import Note
 
 __all__ = ["AnnotatedCall", "SlotTable", "annotated_call"]
 

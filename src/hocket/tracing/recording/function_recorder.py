@@ -1,4 +1,4 @@
-"""Watching a step from above while it is traced: torch functions, with the Python arguments that the user gave.
+"""Records a step from above: torch functions, with the Python arguments that the user gave.
 
 Ops get plain numbers. Here they are still live ones (see `live`), and the numbers of the recorded ops are tied to the
 tape. And here the step is seen to ask for the value of a tensor, which is answered where the answer can be followed: a
@@ -23,10 +23,10 @@ from torch import fx
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
+from hocket.pystate.executed import user_line
 from hocket.tracing.recording.data_reads import CHOOSERS, EXITS, UNSEEN_WRITES, tensors_read, with_numbers
-from hocket.tracing.recording.recorder import DATA_DEPENDENT, Note, OpRecorder, last_node, nodes_after
+from hocket.tracing.recording.op_recorder import Note, OpRecorder
 from hocket.tracing.recording.ties import tie
-from hocket.tracing.refusals import refusal, user_line
 from hocket.tracing.scalars.live import LateFloat, Live, plain_tree
 from hocket.tracing.scalars.tape import Tape
 from hocket.tracing.state import Entry, ItemOf
@@ -52,28 +52,22 @@ class FunctionRecorder(TorchFunctionMode):
     """Ties scalars of recorded ops to the tape, and answers ``.item()`` where the answer can be followed.
 
     Args:
-        watch: sees the ops below.
+        ops: sees the ops below.
         tape: of the live numbers.
         step_count: the live number in a tensor of the optimizer's state; None where it cannot be followed.
-        stand_in: the number that stands in the trace for one that was read from the batch.
     """
 
-    def __init__(
-        self,
-        watch: OpRecorder,
-        tape: Tape,
-        step_count: Callable[[torch.Tensor], Any],
-        stand_in: Callable[[Any, Any], Any],
-    ) -> None:
+    def __init__(self, ops: OpRecorder, tape: Tape, step_count: Callable[[torch.Tensor], Any]) -> None:
         super().__init__()
-        self.watch = watch
+        self.ops = ops
         self.tape = tape
         self.step_count = step_count
-        self.stand_in = stand_in
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in _AS:
+        if self.ops.reasons:
+            return func(*_unwrapped(args), **_unwrapped(kwargs))
+        if func in _AS and args:
             return self._value(args[0], func)
         if func is torch.Tensor.data.__get__:  # type: ignore[attr-defined]
             # `.data` makes its alias where no mode can see it.
@@ -81,7 +75,8 @@ class FunctionRecorder(TorchFunctionMode):
                 return args[0].detach()
         name = getattr(func, "__name__", "data")
         if func in EXITS or name in UNSEEN_WRITES:
-            raise refusal(f"the step at {user_line()} takes a tensor out of torch's sight: {name}")
+            self.ops.reasons.add("leaves torch", name)
+            return func(*_unwrapped(args), **_unwrapped(kwargs))
         if func is torch.Tensor.tolist:
             return self._values(args[0])
         for tensor in tensors_read(func, args, kwargs):
@@ -91,40 +86,41 @@ class FunctionRecorder(TorchFunctionMode):
         return self._with_numbers(func, args, kwargs, live) if live else func(*args, **kwargs)
 
     def _value(self, tensor: torch.Tensor, func: Any) -> Any:
-        if tensor.numel() != 1:
+        if not isinstance(tensor, torch.Tensor) or tensor.numel() != 1 or tensor.layout is not torch.strided:
             return func(tensor)  # which says what is wrong
-        of_batch = self.watch.batch.knows([self.watch.root(tensor)])
+        of_batch = self.ops.batch.knows([self.ops.root(tensor)])
         known = self.step_count(tensor)
         if known is None and of_batch and func is torch.Tensor.item and not (_is_bool(tensor) or tensor.is_complex()):
-            source, found = self.watch.batch.number((_VALUE, (tensor,), {}), frozenset([self.watch.root(tensor)]))
-            known = self.tape.leaf(source, self.stand_in(source, found), found)
+            source, found = self.ops.batch.number((_VALUE, (tensor,), {}), frozenset([self.ops.root(tensor)]))
+            known = self.tape.leaf(source, found)
         if known is None and of_batch:
-            known = self.watch.read(_VALUE, (tensor,))
+            known = self.ops.read(_VALUE, (tensor,))
         if known is not None:
             return _AS[func](known)
         if func is not torch.Tensor.item or not tensor.dtype.is_floating_point:
-            cure = "; .item() may be returned or appended" if func is torch.Tensor.__float__ else ""
-            raise refusal(f"the step at {user_line()} {DATA_DEPENDENT}: it reads a tensor's value{cure}")
+            self.ops.reasons.add("reads a value", func.__name__.strip("_"))
+            return func(tensor)
+        self.ops.node_of(tensor)
         with _disable_current_modes():
-            late = LateFloat(tensor, user_line(), tensor.item())
+            late = LateFloat(tensor.item(), tensor, user_line(), self.ops.reasons)
         self.tape.handed_out.append(weakref.ref(late))
         return late
 
     def _values(self, tensor: torch.Tensor) -> Any:
         if tensor.numel() > MAX_VALUES:
-            raise refusal(f"the step at {user_line()} {DATA_DEPENDENT}: it reads {tensor.numel()} values of a tensor")
-        return self.watch.read(torch.Tensor.tolist, (tensor,))
+            self.ops.reasons.add("reads many values", tensor.numel())
+            with _disable_current_modes():
+                return tensor.tolist()
+        return self.ops.read(torch.Tensor.tolist, (tensor,))
 
     def _with_numbers(self, func: Any, args: Any, kwargs: Any, live: list[Any]) -> Any:
         for value in live:
             if isinstance(value, LateFloat):
-                raise refusal(
-                    f"the step at {value.origin} reads the value of a tensor and computes with it in Python; "
-                    "keep it a tensor"
-                )
+                self.ops.reasons.add("uses a late number", line=value.origin)
+                return func(*_unwrapped(args), **_unwrapped(kwargs))
         if getattr(func, "__name__", "") in CHOOSERS:
             args, kwargs = plain_tree(args), plain_tree(kwargs)
-        last, reads = last_node(), self.watch.batch.num_reads
+        start, reads = len(self.ops.order), self.ops.batch.num_reads
         first_made = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
         if func in (torch.tensor, torch.as_tensor) and not kwargs.keys() - {"dtype", "device"} and _is_flat(args[0]):
             # A tensor made from a live number has to be made again in every step.
@@ -136,28 +132,24 @@ class FunctionRecorder(TorchFunctionMode):
             live = [args[2]]
         else:
             result = func(*_unwrapped(args), **_unwrapped(kwargs))
-        nodes = list(nodes_after(last))
+        nodes = self.ops.order[start:]
         for number in range(first_made, torch.autograd._get_sequence_nr()):  # type: ignore[attr-defined]
-            self.watch.numbers_kept[number] = live
-        if self.watch.batch.num_reads > reads:
+            self.ops.numbers_kept[number] = live
+        if self.ops.batch.num_reads > reads:
             # The function read a value of the batch, perhaps of what it had computed with the numbers.
             plain_tree(live)
-        self._tie(func, live, [(node, self.watch.notes[node]) for node in nodes if node in self.watch.notes])
+        self._tie(func, live, [(node, self.ops.notes[node]) for node in nodes])
         return result
 
     def _tie(self, func: Any, live: list[Any], nodes: list[tuple[fx.Node, Note]]) -> None:
         tied = {index for node, note in nodes for index in tie(node, note.scalars, live, self.tape)[0]}
         if any(note.scalars for _, note in nodes):
-            self.watch.batch.lose([root for _, note in nodes for root in (*note.returns, *note.writes)])
+            self.ops.batch.lose([root for _, note in nodes for root in (*note.returns, *note.writes)])
         for value in live:
             if value.index in tied or value.index in self.tape.settled:
                 continue
             if nodes and self._is_optimizers(value):
-                name = getattr(func, "__name__", str(func))
-                raise refusal(
-                    f"the step at {user_line()} hands a number that changes between steps to {name}, which "
-                    "computes with it before it reaches an op; use a tensor there"
-                )
+                self.ops.reasons.add("computes unseen", getattr(func, "__name__", str(func)))
             self.tape.settle(value)
 
     def _is_optimizers(self, value: Any) -> bool:
@@ -223,7 +215,7 @@ def _made_of(data: Any, dtype: torch.dtype | None = None, device: Any = None) ->
 
 def _unwrapped(value: Any) -> Any:
     """`value` with the plain number in place of each live one; in an index later steps must find it again."""
-    if isinstance(value, Live):
+    if isinstance(value, (Live, LateFloat)):
         return value.plain
     if type(value) in (tuple, list):
         return type(value)(_unwrapped(element) for element in value)

@@ -1,4 +1,4 @@
-"""Which phase of the step and which module an op belongs to."""
+"""Tells which phase of the step and which module an op belongs to, and where optimizers update."""
 
 from __future__ import annotations
 
@@ -11,9 +11,18 @@ __all__ = ["ModuleTracker"]
 
 
 class ModuleTracker:
-    """Which phase and module the step is in, kept by hooks on the user's modules and optimizers."""
+    """Tells which phase and module the step is in, by hooks on the user's modules and optimizers.
+
+    Args:
+        paths: the modules and their names.
+        optimizers: whose steps are updates.
+
+    Attributes:
+        on_update: called where the step of an optimizer begins and ends, with the optimizer and whether it begins.
+    """
 
     def __init__(self, paths: dict[torch.nn.Module, str], optimizers: tuple[torch.optim.Optimizer, ...]) -> None:
+        self.on_update: Callable[[torch.optim.Optimizer, bool], None] = lambda optimizer, begins: None
         self._stack: list[str] = []
         self._updating = 0
         self._layer_of_sequence: dict[int, str] = {}
@@ -56,8 +65,10 @@ class ModuleTracker:
 
         return hook
 
-    def _update_begins(self, *_: Any) -> None:
+    def _update_begins(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self._updating += 1
+        self.on_update(optimizer, True)
 
-    def _update_ends(self, *_: Any) -> None:
+    def _update_ends(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self._updating -= 1
+        self.on_update(optimizer, False)

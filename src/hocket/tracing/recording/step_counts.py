@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import fx
-from torch.utils._python_dispatch import _disable_current_modes
 
-from hocket.tracing.recording.recorder import OpRecorder
+from hocket.tracing.recording.op_recorder import OpRecorder
 from hocket.tracing.scalars.tape import Tape
 from hocket.tracing.state import Entry, ItemOf
 
@@ -25,27 +24,27 @@ __all__ = ["StepCounts"]
 class StepCounts:
     """Answers ``state["step"].item()``: the number the step began with, and what was done to it since."""
 
-    def __init__(self, tape: Tape, watch: OpRecorder, sources: list[Any], tensors: list[torch.Tensor]) -> None:
+    def __init__(self, tape: Tape, ops: OpRecorder, sources: list[Any], tensors: list[torch.Tensor]) -> None:
         self.tape = tape
-        self.watch = watch
-        self.sources = {
-            watch.root(tensor): source
+        self.ops = ops
+        counts = [
+            (source, tensor)
             for source, tensor in zip(sources, tensors, strict=True)
-            if isinstance(source, Entry) and source.kind in ("state", "group") and tensor.numel() == 1
-        }
+            if isinstance(source, Entry) and source.kind in ("state", "group") and _is_count(tensor)
+        ]
+        self.sources = {ops.root(tensor): source for source, tensor in counts}
+        self.begun = {ops.root(tensor): tensor.item() for _, tensor in counts}  # before the step
         self.leaves: dict[int, Any] = {}
 
     def __call__(self, tensor: torch.Tensor) -> Any:
-        root = self.watch.root(tensor)
+        root = self.ops.root(tensor)
         source = self.sources.get(root)
         if source is None:
             return None
         if root not in self.leaves:
-            with _disable_current_modes():
-                # Counted up already: what the leaf stands for in the trace is one step on (see `_moved`).
-                self.leaves[root] = self.tape.leaf(ItemOf(source), tensor.item())
+            self.leaves[root] = self.tape.leaf(ItemOf(source), self.begun[root])
         value = self.leaves[root]
-        for node, position in self.watch.writers.get(root, ()):
+        for node, position in self.ops.writers.get(root, ()):
             operation = _ARITHMETIC.get(node.target)
             operand = self._operand(node, position) if operation else None
             if operation is None or operand is None:
@@ -60,12 +59,16 @@ class StepCounts:
             operand, path = operand[position], (0, 1, position)
         if node.kwargs.get("alpha", 1) != 1:
             return None
-        reference = self.watch.notes[node].scalars.get(path)
+        reference = self.ops.notes[node].scalars.get(path)
         if reference is not None:
             return reference
         if isinstance(operand, fx.Node):
-            return self.watch.constants.get(operand)
+            return self.ops.constants.get(operand)
         return operand if isinstance(operand, (int, float)) else None
+
+
+def _is_count(tensor: torch.Tensor) -> bool:
+    return tensor.numel() == 1 and tensor.layout is torch.strided and not tensor.is_complex()
 
 
 def _add32(a: float, b: float) -> float:

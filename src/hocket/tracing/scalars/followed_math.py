@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from hocket.tracing.scalars.live import Live, plain_tree
+from hocket.tracing.scalars.live import LateFloat, Live, plain_tree
 
 __all__ = ["followed_math"]
 
@@ -37,6 +37,9 @@ def followed_math() -> Iterator[None]:
 def _followed(function: Callable[..., Any], asks: bool) -> Callable[..., Any]:
     @functools.wraps(function)
     def followed(*operands: Any, **options: Any) -> Any:
+        for operand in operands:
+            if isinstance(operand, LateFloat):
+                operand.reasons.add("uses a late number", line=operand.origin)
         live = next((operand for operand in operands if isinstance(operand, Live)), None)
         if live is not None and not options:
             if asks:

@@ -1,4 +1,4 @@
-"""Live numbers: they stand for a number while a step is traced, and remember on a tape how they were computed.
+"""Live numbers: they have the value of a number while a step is recorded, and remember on a tape how it was computed.
 
 Arithmetic gives further live numbers. A branch on one (``if weight_decay != 0``) is a guard on the outcome. Anything
 else that looks at the value takes it out of our sight (an index, a dict's key, text, numpy, a C function): it gets the
@@ -7,21 +7,22 @@ plain number, and later steps must find the same one there.
 A live float is no `float`, and a live int no `int`: C functions read those without asking anybody. It is a subclass of
 `torch.SymFloat` (`torch.SymInt`), which torch takes wherever it takes a number, and Python asks for `__float__`,
 `__index__`, `__format__` or `__array__`, all of which are ours. To `isinstance` it is a float or an int nevertheless.
-What insists on the real type raises a TypeError, and such a step is not captured: `json`, `decimal`, `time.sleep`,
-``type(x) is float``. What asks `torch.SymInt` for its symbol is refused by `Live.node`.
 
-A number read from the data itself (``loss.item()``) is *late*: it may be returned, and nothing else.
+A number read from the data itself (``loss.item()``) is *late*: it may be returned, and nothing else. It is a `float`,
+so that the step goes on as eager does whatever it is used for; the use is noted as a reason not to capture the step.
 
 The step may keep such a number in an object of its own (``losses.append(loss.item())``). `replace_by_plain` looks for
-them when the trace is over.
+them when the recording is over.
 """
 
 from __future__ import annotations
 
+import collections
 import gc
 import math
 import numbers
 import operator
+import types
 import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -29,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from hocket.tracing.refusals import refusal, user_line
+from hocket.pystate.layout import slot_value, slots_of
 
 if TYPE_CHECKING:
     from hocket.tracing.scalars.tape import Tape
@@ -51,18 +52,42 @@ class Live:
 
     @property
     def node(self) -> Any:
-        """What torch asks a symbolic number for, where it would go on with the number unseen."""
-        raise refusal(_unfollowed())
+        """What torch asks a symbolic number for where it goes on with the number unseen: its plain value."""
+        return _PlainNode(self.tape.settle(self))
 
 
-def _unfollowed() -> str:
-    return f"the step at {user_line()} does with a number that changes between steps what cannot be followed"
+class _PlainNode:
+    """A plain number, as torch's C++ asks symbolic ones for their value."""
+
+    def __init__(self, value: Any) -> None:
+        self.hint = self.constant = value
+
+    def is_int(self) -> bool:
+        return isinstance(self.hint, int)
+
+    def is_float(self) -> bool:
+        return isinstance(self.hint, float)
+
+    def has_hint(self) -> bool:
+        return True
+
+    def is_bool(self) -> bool:
+        return False
+
+    is_symbolic = is_nested_int = is_bool
+
+    def guard_int(self, *_: Any) -> int:
+        return int(self.hint)
+
+    def guard_float(self, *_: Any) -> float:
+        return float(self.hint)
+
+    int_ = guard_int
+    maybe_as_int = constant_int = is_constant = lambda self: self.hint  # noqa: E731
 
 
 def wrap(tape: Tape, index: int, value: Any) -> Any:
     """The live number that stands for entry `index` of the tape."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise refusal(f"the step at {user_line()} computes with {value!r}, which is not a number that can be followed")
     number = (LiveFloat if isinstance(value, float) else LiveInt)(tape, index, value)
     tape.handed_out.append(weakref.ref(number))
     return number
@@ -171,20 +196,16 @@ _METHODS["__deepcopy__"] = lambda self, memo: self
 _METHODS["real"] = property(lambda self: self)
 
 
-def _refused_methods(kind: type) -> dict[str, Any]:
-    """What torch's symbolic numbers can do besides, which would lead to their symbol."""
-
-    def refuse(self: Any, *_: Any) -> Any:
-        raise refusal(_unfollowed())
-
+def _symbolic_methods(kind: type) -> dict[str, Any]:
+    """What torch's symbolic numbers can do besides: the plain number is asked for it."""
     names = {name for name in vars(kind) if callable(getattr(kind, name)) and name not in vars(object)}
-    return dict.fromkeys(names - set(_METHODS) - {"__init__"}, refuse)
+    return {name: _method(name) for name in names - set(_METHODS) - {"__init__"}}
 
 
 class LiveFloat(Live, torch.SymFloat):
     """A float that remembers how it was computed."""
 
-    locals().update(_refused_methods(torch.SymFloat) | _METHODS)
+    locals().update(_symbolic_methods(torch.SymFloat) | _METHODS)
     __class__ = property(lambda self: float)
     hex = _method("hex")
     imag = 0.0
@@ -193,7 +214,7 @@ class LiveFloat(Live, torch.SymFloat):
 class LiveInt(Live, torch.SymInt):
     """A whole number that remembers how it was computed."""
 
-    locals().update(_refused_methods(torch.SymInt) | _METHODS)
+    locals().update(_symbolic_methods(torch.SymInt) | _METHODS)
     for _name in ("and_", "or_", "xor", "lshift", "rshift"):
         _forward, _backward = _binary(getattr(operator, _name))
         locals()[f"__{_name.rstrip('_')}__"], locals()[f"__r{_name.rstrip('_')}__"] = _forward, _backward
@@ -207,45 +228,96 @@ class LiveInt(Live, torch.SymInt):
     imag = 0
 
 
-def _refuse(self: Any, *_: Any, **__: Any) -> Any:
-    raise refusal(
-        f"the step reads the value of a tensor and goes on in Python with it ({self.origin}); return the tensor "
-        "and look at its value outside the step"
-    )
+def _late(name: str) -> Any:
+    method = getattr(float, name)
+
+    def use(self: Any, *args: Any) -> Any:
+        self.reasons.add("uses a late number", line=self.origin)
+        return method(self.plain, *(arg.plain if isinstance(arg, LateFloat) else arg for arg in args))
+
+    return use
 
 
-class LateFloat(torch.SymFloat):
+_FREE = frozenset(
+    ("__new__", "__init__", "__getattribute__", "__getnewargs__", "__doc__", "__getformat__", "fromhex", "__class__")
+)
+
+
+class LateFloat(float):
     """The value of a tensor that the step itself computes; it can be returned, and nothing else.
 
     Attributes:
         tensor: the tensor it was read from.
         origin: the user's line that read it.
-        plain: the value, which nobody may see while the step is traced.
+        plain: the value.
+        reasons: where any use is noted.
     """
 
-    for _name in (*_METHODS, "hex"):
-        if _name not in ("__deepcopy__", "__copy__", "real"):
-            locals()[_name] = _refuse
-    __class__ = property(lambda self: float)
-    node = real = imag = property(_refuse)
+    for _name in set(vars(float)) - _FREE:
+        if callable(getattr(float, _name)):
+            locals()[_name] = _late(_name)
+    __copy__ = __deepcopy__ = lambda self, *_: self
+    __reduce_ex__ = lambda self, protocol: (float, (self.plain,))  # noqa: E731
+    __class__ = property(lambda self: float)  # type: ignore[assignment]
 
-    def __init__(self, tensor: Any, origin: str, plain: float) -> None:
-        self.tensor = tensor
-        self.origin = origin
-        self.plain = plain
+    def __new__(cls, value: Any = 0.0, tensor: Any = None, origin: str = "", reasons: Any = None) -> Any:
+        number = float.__new__(cls, value)
+        if reasons is None:
+            return float.__pos__(number)  # made by a function that asks for the type of its argument
+        number.plain, number.tensor, number.origin, number.reasons = float.__pos__(number), tensor, origin, reasons
+        return number
 
 
 def replace_by_plain(handed_out: Sequence[weakref.ref[Any]]) -> None:
-    """Put plain numbers where the user's lists, dicts and objects hold one of these."""
+    """Put plain numbers where the user's containers and objects hold one of these."""
     left = {id(number): number for number in (reference() for reference in handed_out) if number is not None}
-    if not left:
-        return
-    for holder in gc.get_referrers(*left.values()):
-        if holder is left:
-            continue
-        if type(holder) is list:
-            holder[:] = [left[id(value)].plain if id(value) in left else value for value in holder]
-            continue
-        table = holder if type(holder) is dict else getattr(holder, "__dict__", None)
-        if type(table) is dict:
-            table.update({key: left[id(value)].plain for key, value in table.items() if id(value) in left})
+    known: set[int] = {id(left)}
+    while left:
+        plain = {address: _plain_of(value, left) for address, value in left.items()}
+        further: dict[int, Any] = {}
+        for holder in gc.get_referrers(*left.values()):
+            if id(holder) in known or isinstance(holder, types.FrameType):
+                continue
+            known.add(id(holder))
+            if isinstance(holder, tuple):
+                further[id(holder)] = holder
+            else:
+                _put(holder, plain)
+        known |= {id(plain), id(further)}
+        # A tuple is made anew, and so is what holds it.
+        left = {address: value for address, value in further.items()}
+        known.add(id(left))
+
+
+def _plain_of(value: Any, left: dict[int, Any]) -> Any:
+    if isinstance(value, tuple):
+        elements = [_plain_of(element, left) for element in value]
+        return value._make(elements) if hasattr(value, "_make") else tuple(elements)
+    return value.plain if isinstance(value, (Live, LateFloat)) else value
+
+
+def _put(holder: Any, plain: dict[int, Any]) -> None:
+    """Exchange in one object the values whose addresses are keys of `plain`."""
+    if isinstance(holder, list):
+        for position, value in enumerate(list.__iter__(holder)):
+            if id(value) in plain:
+                list.__setitem__(holder, position, plain[id(value)])
+    elif isinstance(holder, dict):
+        for key, value in list(dict.items(holder)):
+            if id(value) in plain:
+                dict.__setitem__(holder, key, plain[id(value)])
+    elif isinstance(holder, collections.deque):
+        for position, value in enumerate(list(holder)):
+            if id(value) in plain:
+                holder[position] = plain[id(value)]
+    elif isinstance(holder, set):
+        for value in [value for value in holder if id(value) in plain]:
+            holder.discard(value)
+            holder.add(plain[id(value)])
+    elif isinstance(holder, types.CellType):
+        holder.cell_contents = plain[id(holder.cell_contents)]
+    else:
+        for slot in slots_of(type(holder)):
+            for value in slot_value(holder, slot):
+                if id(value) in plain:
+                    setattr(holder, slot, plain[id(value)])

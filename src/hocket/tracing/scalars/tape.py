@@ -1,26 +1,29 @@
 """Numbers that change between steps: learning rates, step counts, bias corrections.
 
 The classic bug of a captured step is a learning rate or a step count that was baked in. Here every Python number that
-an optimizer keeps (in its parameter groups, or in its state) is replaced, while the step is traced, by a number that
-remembers how it was computed (see `live`). The arithmetic that leads from the optimizer's numbers to the scalars of its
-update ops is thereby written on a `Tape`, and replayed before each planned step in the same Python floats as eager
-uses::
+an optimizer keeps (in its parameter groups, or in its state) is replaced, while the step is recorded, by a number that
+has its true value and remembers how it was computed (see `live`). The arithmetic that leads from the optimizer's numbers
+to the scalars of its update ops is thereby written on a `Tape`, and replayed before each planned step in the same Python
+floats as eager uses::
 
     group["lr"] ----.                         tape                        graph
     group["betas"] --+--> lr / (1 - b1 ** t) ------> addcdiv_(p, m, d, value=<tape 7>)
     state["step"] --'
 
-A comparison (``if weight_decay != 0``) becomes a *guard*: should it turn out differently later, the step is captured
-again.
+A comparison (``if weight_decay != 0``) becomes a *guard*: should it turn out differently later, another capture is
+needed. A leaf is *unproven* until a step with another value of it was compared with eager: what was baked in out of
+sight shows then, and not before.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from hocket.tracing.reasons import Reasons
 from hocket.tracing.scalars.live import Live, replace_by_plain, wrap
 
 __all__ = ["Tape", "TapeRef"]
@@ -42,33 +45,34 @@ class Tape:
             operand is a `TapeRef` or a plain number.
         leaves: where each leaf is read from.
         guards: entries with the outcome that every step must find.
-        stand_ins: what stood for each leaf in the trace.
-        found: what each leaf really was when the step was traced.
-        settled: entries whose value is guarded itself; to the trace they are constants.
+        found: the value of each leaf when the step was recorded; a later step finds one of the same type.
+        unproven: leaves that have had no other value yet in a step that was compared with eager.
+        trusting: a step that is compared with eager runs whatever its leaves are.
+        settled: entries whose value is guarded itself; to the recording they are constants.
         handed_out: every number that the step was given.
-        closed: the trace is over, and live numbers that outlive it compute like plain ones.
+        closed: the recording is over, and live numbers that outlive it compute like plain ones.
+        reasons: why the step cannot be captured, if it cannot.
     """
 
     entries: list[tuple[Callable[..., Any] | None, Any]] = field(default_factory=list)
     leaves: list[Any] = field(default_factory=list)
     guards: list[tuple[int, Any]] = field(default_factory=list)
-    stand_ins: list[float] = field(default_factory=list)
     found: list[float] = field(default_factory=list)
+    unproven: set[int] = field(default_factory=set)
+    trusting: bool = False
     settled: set[int] = field(default_factory=set)
     handed_out: list[weakref.ref[Any]] = field(default_factory=list, repr=False)
     closed: bool = False
+    reasons: Reasons = field(default_factory=Reasons, repr=False)
     _plain: list[Any] = field(default_factory=list)
     _known: dict[Any, int] = field(default_factory=dict)
     _guarded: set[Any] = field(default_factory=set)
 
-    def leaf(self, source: Any, value: Any, found: Any = None) -> Any:
-        """A live number that is read from `source` at the start of every step.
-
-        `value` stands for it in the trace; `found` is what it is now, where that is something else.
-        """
+    def leaf(self, source: Any, value: Any) -> Any:
+        """A live number with this value that is read from `source` at the start of every step."""
+        self.unproven.add(len(self.leaves))
         self.leaves.append(source)
-        self.stand_ins.append(value)
-        self.found.append(value if found is None else found)
+        self.found.append(value)
         self.entries.append((None, len(self.leaves) - 1))
         self._plain.append(value)
         return wrap(self, len(self.entries) - 1, value)
@@ -76,11 +80,15 @@ class Tape:
     def apply(self, function: Callable[..., Any], *operands: Any) -> Any:
         """Apply `function` now, and note it for every later step.
 
-        Raises:
-            CaptureError: the result is no number.
+        A result that is no int or float is plain, and later steps must have the same operands.
         """
         result = function(*[self._value(operand) for operand in operands])
         if result is NotImplemented or self.closed:
+            return result
+        if type(result) is bool or not isinstance(result, (int, float)):
+            for operand in operands:
+                if isinstance(operand, Live):
+                    self.settle(operand)
             return result
         return wrap(self, self._note(function, operands, result), result)
 
@@ -102,6 +110,10 @@ class Tape:
             self.settled.add(number.index)
         return value
 
+    def constant(self, value: Any) -> TapeRef:
+        """The entry of a plain number that is the same in every step."""
+        return TapeRef(self._note(_itself, (value,), value))
+
     def evaluate(self, leaves: Sequence[float]) -> list[Any] | None:
         """The value of every entry for these leaves, or None where a guard turned out differently."""
         values = self._computed(leaves)
@@ -113,12 +125,27 @@ class Tape:
                 return None
         return values
 
-    def upset(self) -> list[Any]:
-        """Leaves for which the trace is wrong: guards fail because they had another value in it than they have."""
-        values = self._computed(self.found)
-        failing = [i for i, outcome in self.guards if i >= len(values) or values[i] != outcome]
-        leaves = {leaf for index in failing for leaf in self.leaves_of(index)}
-        return [self.leaves[leaf] for leaf in sorted(leaves) if self.stand_ins[leaf] != self.found[leaf]]
+    @property
+    def asked(self) -> frozenset[int]:
+        """The leaves that must have the value that they were recorded with."""
+        return frozenset() if self.trusting else frozenset(self.unproven)
+
+    def moved(self, leaves: Sequence[float]) -> set[int]:
+        """The unproven leaves that have another value here than they were recorded with."""
+        return {leaf for leaf in self.unproven if repr(leaves[leaf]) != repr(self.found[leaf])}
+
+    @contextmanager
+    def trusted(self) -> Iterator[None]:
+        """Let steps run in the block whose unproven leaves have moved: they are compared with eager."""
+        before, self.trusting = self.trusting, True
+        try:
+            yield
+        finally:
+            self.trusting = before
+
+    def prove(self, leaves: Iterable[int]) -> None:
+        """Note that a step with other values of these leaves computed what eager computes."""
+        self.unproven.difference_update(leaves)
 
     def leaves_of(self, index: int) -> set[int]:
         """Numbers of the leaves that an entry is computed from."""
@@ -135,7 +162,7 @@ class Tape:
         return found
 
     def close(self) -> None:
-        """End the trace: the numbers that the step kept become plain ones."""
+        """End the recording: the numbers that the step kept become plain ones."""
         self.closed = True
         replace_by_plain(self.handed_out)
         self.handed_out.clear()
@@ -175,3 +202,7 @@ class Tape:
             self._plain.append(result)
             index = self._known[key] = len(self.entries) - 1
         return index
+
+
+def _itself(value: Any) -> Any:
+    return value

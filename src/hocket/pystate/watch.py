@@ -1,19 +1,20 @@
-"""Does a step write anything that its graph would not? Ordinary steps are watched to find out.
+"""Watches ordinary steps: which Python state does a step write, and does it ask the world outside?
 
 A captured step runs ops instead of the user's Python. So that nothing is lost, the state that the step can reach is
-compared before and after two or three ordinary steps (`PurityWatch.run`); the user's step is called no more often than
-he calls it. The first steps are different: modules are imported, optimizers make their state. A step counts once it
-runs no code for the first time.
+compared before and after each watched step; the user's step is called no more often than the user calls it. The first
+steps are different: modules are imported, optimizers make their state. A step counts once it runs no code for the first
+time.
 
-What a step may write is what its graph writes too: models, gradients, optimizers, tensors in place, and tensors that
-it binds anew each time (a moving average, a hidden state), which become outputs of the graph. Anything else, and any
-look at the world outside (a clock, a file, a random generator that is not torch's), is a *finding*: the step stays
-eager.
+What a step may write is what its graph can write, too: models, gradients, optimizers, tensors in place; places that it
+binds to another tensor each time (a moving average, a hidden state), that it counts on, or sets to a plain value, all of
+which become outputs of the graph; and lists that it appends to. Anything else, and any look at the world outside (a
+clock, a file, a random generator that is not torch's), is a *finding*: the step stays eager.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -21,19 +22,19 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten
 
-from hocket.tracing.purity.appended import AppendedList
-from hocket.tracing.purity.executed import ExecutedCode
-from hocket.tracing.purity.places import Group, Place, is_number, same, shown
-from hocket.tracing.purity.reachable import Reachable, reachable
+from hocket.errors import CaptureError
+from hocket.pystate.appended import AppendedList
+from hocket.pystate.executed import ExecutedCode
+from hocket.pystate.places import ABSENT, Group, Place, are_like, is_number, is_plain, same, shown
+from hocket.pystate.reachable import Reachable, reachable
 
-__all__ = ["Change", "PurityWatch", "Watched", "differences", "in_words", "named"]
+__all__ = ["Change", "PurityWatch", "Watched", "differences", "in_words", "is_followed", "named"]
 
 # A step that goes on running new code after so many is not watched any longer.
 MAX_WATCHED = 6
 # How many findings a message names.
 MAX_NAMED = 5
 
-_ABSENT = object()
 # Groups of which a walk notes one value that stands for all.
 _TOKENS = frozenset(("state", "set", "buffer"))
 
@@ -50,9 +51,9 @@ class Change:
         if self.place.kind == "state":
             kind = type(self.place.owner)
             return self.place.name if kind is ModuleType else f"{self.place.name}, a {kind.__name__}"
-        if self.then is _ABSENT:
+        if self.then is ABSENT:
             return f"{self.place.name} (new: {shown(self.now)})"
-        if self.now is _ABSENT:
+        if self.now is ABSENT:
             return f"{self.place.name} (gone; it was {shown(self.then)})"
         return f"{self.place.name} ({shown(self.then)} -> {shown(self.now)})"
 
@@ -62,13 +63,16 @@ class Watched:
     """What one watched step showed.
 
     Attributes:
-        findings: what it writes or asks that its graph would not, in words.
+        result: what it returned.
+        findings: what it writes or asks that its graph could not, in words.
         settled: it ran no code for the first time.
-        after: what it could reach at its end.
+        before, after: what it could reach at its beginning (None in the first step) and at its end.
     """
 
+    result: Any
     findings: tuple[str, ...]
     settled: bool
+    before: Reachable | None
     after: Reachable
 
 
@@ -87,7 +91,7 @@ def _changes(then: Group, now: Group) -> Iterator[Change]:
             if now.kind in _TOKENS:
                 if old != new:
                     yield Change(now.place(position), old, new)
-            elif not same(old, new) and not (now.rebindable and _are_tensors(old, new)):
+            elif not same(old, new) and not (now.rebindable and are_like(old, new)):
                 yield Change(now.place(position), old, new)
         return
     if then.kind in ("list", "sequence"):
@@ -96,15 +100,11 @@ def _changes(then: Group, now: Group) -> Iterator[Change]:
         return
     old_values = {_hashable(key): (key, value) for key, value in zip(then.keys, then.values, strict=True)}
     for position, key in enumerate(now.keys):
-        _, old = old_values.pop(_hashable(key), (key, _ABSENT))
-        if old is _ABSENT or not same(old, now.values[position]):
+        _, old = old_values.pop(_hashable(key), (key, ABSENT))
+        if old is ABSENT or not same(old, now.values[position]):
             yield Change(now.place(position), old, now.values[position])
     for key, old in old_values.values():
-        yield Change(Place(now.kind, now.owner, key, now.path_of(key)), old, _ABSENT)
-
-
-def _are_tensors(first: Any, second: Any) -> bool:
-    return isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor)
+        yield Change(Place(now.kind, now.owner, key, now.path_of(key)), old, ABSENT)
 
 
 def _is_key(first: Any, second: Any) -> bool:
@@ -115,8 +115,21 @@ def _hashable(key: Any) -> Any:
     return (type(key), key) if isinstance(key, (str, int, float, tuple)) else id(key)
 
 
+def is_followed(change: Change, rebound: Iterable[Any], moving: Iterable[Any]) -> bool:
+    """Whether a graph that has the changed place as an input stands for both values.
+
+    Args:
+        change: between two steps.
+        rebound, moving: identities of the places whose tensors, and whose numbers, the graph reads anew.
+    """
+    identity = change.place.identity
+    if identity in moving and is_number(change.then):
+        return type(change.then) is type(change.now)
+    return identity in rebound and are_like(change.then, change.now)
+
+
 class PurityWatch:
-    """Watches ordinary steps of one schedule, and remembers what they showed.
+    """Watches steps of one schedule, and remembers what they showed.
 
     Args:
         step: the user's step.
@@ -126,10 +139,10 @@ class PurityWatch:
         executed: the code that ran.
         num_watched: steps that were watched.
         rebound: places that the step binds another tensor to.
-        moving: places whose number changes between steps.
+        moving: places whose number changes, within a step or between steps.
+        written: places that the step sets to plain values.
         live_leaves: leaves of the batch, counted among those that are no tensors, whose number changes between batches.
         appended: lists that the step appends to, by identity.
-        follows_numbers: such a number is read anew by each planned step; else there is a capture for each value.
     """
 
     def __init__(self, step: Callable[..., Any], roots: Iterable[Any]) -> None:
@@ -137,18 +150,29 @@ class PurityWatch:
         self.roots = tuple(roots)
         self.executed = ExecutedCode()
         self.num_watched = 0
-        self.rebound: dict[tuple[str, int, Any], Place] = {}
-        self.moving: dict[tuple[str, int, Any], Place] = {}
+        self.rebound: dict[Any, Place] = {}
+        self.moving: dict[Any, Place] = {}
+        self.written: dict[Any, Place] = {}
         self.live_leaves: set[int] = set()
         self.appended: dict[int, AppendedList] = {}
-        self.follows_numbers = True
         self._last: Reachable | None = None
 
     def look(self) -> Reachable:
+        """Walk over the state that the step can reach now."""
         return reachable(self.step, self.roots, self.executed)
 
-    def run(self, step: Callable[[Any], Any], batch: Any) -> tuple[Any, Watched]:
-        """One ordinary step, made by `step` and watched: its result, and what it showed.
+    @property
+    def outputs(self) -> tuple[Place, ...]:
+        """The places that a graph of the step has to write or read anew."""
+        return tuple({**self.rebound, **self.moving, **self.written}.values())
+
+    def run(self, step: Callable[[Any], Any], batch: Any, *, counts: bool = True) -> Watched:
+        """Run and watch one ordinary step.
+
+        Args:
+            step: makes it.
+            batch: of the step.
+            counts: whether the step has to be watched; else, where Python's hooks are taken, it runs without.
 
         Raises:
             CaptureError: the step cannot be watched; it was not run.
@@ -159,8 +183,17 @@ class PurityWatch:
             self.note_moving(differences(self._last, before))
         leaves, spec = tree_flatten(batch)
         versions = [leaf._version if isinstance(leaf, torch.Tensor) else None for leaf in leaves]
-        with self.executed.watching():
+        try:
+            watching: Any = self.executed.watching()
+            watching.__enter__()
+        except CaptureError:
+            if counts:
+                raise
+            watching = nullcontext()
+        try:
             result = step(batch)
+        finally:
+            watching.__exit__(None, None, None)
         self.num_watched += 1
         after = self._last = self.look()
         settled = before is not None and self.executed.num_new == 0
@@ -169,37 +202,37 @@ class PurityWatch:
             findings += self._findings(before, after, settled)
         findings += list(after.opaque)
         findings += _batch_findings(batch, leaves, spec, versions)
-        return result, Watched(tuple(dict.fromkeys(findings)), settled, after)
+        return Watched(result, tuple(dict.fromkeys(findings)), settled, before, after)
 
     def note_moving(self, changes: Iterable[Change]) -> list[Change]:
         """Numbers and tensors that changed between two steps are read anew from now on; other changes are returned."""
         others = []
         for change in changes:
-            if _is_rebinding(change):
-                self.rebound[change.place.identity] = change.place
-            elif (
-                self.follows_numbers
-                and change.place.is_writable
-                and is_number(change.then)
-                and type(change.then) is type(change.now)
-            ):
+            is_number_moved = is_number(change.then) and type(change.then) is type(change.now)
+            if change.place.is_writable and is_number_moved and not self.executed.asks_types:
                 self.moving[change.place.identity] = change.place
+            elif _is_rebinding(change):
+                self.rebound[change.place.identity] = change.place
             else:
                 others.append(change)
         return others
 
     def _findings(self, before: Reachable, after: Reachable, settled: bool) -> Iterator[str]:
-        for change in differences(before, after):
-            if _is_rebinding(change):
-                self.rebound[change.place.identity] = change.place
-            elif (found := _appended(change, before, after)) is not None:
+        for change in self.note_moving(differences(before, after)):
+            if (found := _appended(change, before, after)) is not None:
                 self.appended[id(change.place.owner)] = found
-            elif settled or not (change.then is None or change.then is _ABSENT):
+            elif _is_output(change) and (change.then is not ABSENT or self._is_known(change.place)):
+                self.written[change.place.identity] = change.place
+            elif settled or not (change.then is None or change.then is ABSENT):
                 yield _finding(change)
 
 
+    def _is_known(self, place: Place) -> bool:
+        return any(place.identity in known for known in (self.rebound, self.moving, self.written))
+
+
 def _appended(change: Change, before: Reachable, after: Reachable) -> AppendedList | None:
-    """The list that has only grown at its end, if every place that holds it can hold a stand-in during a trace."""
+    """The list that has only grown at its end, if every place that holds it can hold a stand-in while recording."""
     target = change.place.owner
     if change.place.kind != "length" or type(target) is not list:
         return None
@@ -216,24 +249,29 @@ def _appended(change: Change, before: Reachable, after: Reachable) -> AppendedLi
 
 
 def _is_rebinding(change: Change) -> bool:
-    """Whether a tensor took the place of another one of its kind, without a graph of autograd behind it.
+    """Whether tensors took the place of others of their kind, without a graph of autograd behind them.
 
     With such a graph only where a hook makes it anew before it is read: pruned and normed weights.
     """
-    then, now = change.then, change.now
-    return (
-        change.place.is_writable
-        and isinstance(then, torch.Tensor)
-        and isinstance(now, torch.Tensor)
-        and not isinstance(now, torch.nn.Parameter)
-        and (then.dtype, then.device, then.shape, then.requires_grad)
-        == (now.dtype, now.device, now.shape, now.requires_grad)
-        and (not now.requires_grad or _is_made_by_hook(change.place))
-    )
+    return change.place.is_writable and are_like(change.then, change.now) and _may_be_kept(change)
+
+
+def _may_be_kept(change: Change) -> bool:
+    found = [leaf for leaf in tree_flatten(change.now)[0] if isinstance(leaf, torch.Tensor)]
+    return bool(found) and (not any(leaf.requires_grad for leaf in found) or _is_made_by_hook(change.place))
 
 
 def _is_made_by_hook(place: Place) -> bool:
     return place.kind == "dict" and bool(place.owner.get("_forward_pre_hooks"))
+
+
+def _is_output(change: Change) -> bool:
+    """Whether a graph could put the new value there: a plain one, or a tensor where there was none."""
+    if not change.place.is_writable or not is_plain(change.then):
+        return False
+    if isinstance(change.now, torch.Tensor):
+        return type(change.now) is torch.Tensor and not change.now.requires_grad
+    return is_plain(change.now)
 
 
 def _finding(change: Change) -> str:
@@ -249,7 +287,7 @@ def _finding(change: Change) -> str:
     return f"it changes {change}"
 
 
-def _batch_findings(batch: Any, leaves: list[Any], spec: Any, versions: list[Any]) -> Iterator[str]:
+def _batch_findings(batch: Any, leaves: list[Any], spec: Any, versions: Sequence[Any]) -> Iterator[str]:
     again, spec_now = tree_flatten(batch)
     if spec_now != spec or any(map(_is_other, leaves, again)):
         yield "it puts other values into its batch"

@@ -1,8 +1,8 @@
-"""Guards: before every planned step, is all that the step reads what it was when the step was captured?
+"""Guards: before every planned step, is all that the step reads what it was when the step was recorded?
 
 Everything that a walk found (see `reachable`) is compared: plain values by equality, objects by identity, what they
-hold by groups of their own. Not compared are the numbers that the graph reads anew, and which tensor stands at a place
-that the step binds anew itself; of those the type or the kind counts.
+hold by groups of their own. Of a number that the graph reads anew the type counts, and of a tensor that the step binds
+anew the kind.
 
 The native table (see ``native/guards.cpp``) costs about a nanosecond for each dict, module or tensor that nobody wrote
 to since the last check. Without a compiler the same comparison runs in Python, at some microseconds a hundred values.
@@ -11,7 +11,7 @@ to since the last check. Without a compiler the same comparison runs in Python, 
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextvars import ContextVar
 from types import MappingProxyType
 from typing import Any
@@ -21,24 +21,27 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from hocket import native
-from hocket.tracing.purity.guard_table import PythonTable
-from hocket.tracing.purity.places import Group, is_plain, members_of, same
-from hocket.tracing.purity.reachable import HOOK_TABLES, Reachable
-from hocket.tracing.purity.watch import Change, PurityWatch, differences
+from hocket.pystate.guard_table import PythonTable
+from hocket.pystate.places import Group, is_plain, members_of, same
+from hocket.pystate.reachable import HOOK_TABLES, Reachable
+from hocket.pystate.watch import Change, PurityWatch, differences, is_followed
 
-__all__ = ["Guards"]
+__all__ = ["A_TENSOR", "Guards"]
 
 # How a value is compared; the numbers are those of native/guards.cpp.
-IDENTITY, EQUAL, NUMBER, TENSOR = range(4)
+IDENTITY, EQUAL, NUMBER, TENSOR, TREE = range(5)
+# The effect of a step on a place where it puts a tensor.
+A_TENSOR = object()
 
 
 class Guards:
-    """What has to hold for a captured step to stand for the user's.
+    """What has to hold for a recorded step to stand for the user's.
 
     Args:
-        found: the state that was captured.
-        watch: knows how to look again, which numbers are read anew and what the step binds anew.
-        moving: places whose number the graph reads anew.
+        found: the state before the recorded step.
+        watch: knows how to look again, what the step binds anew and which numbers are read anew. What it finds out
+            later is no concern of these guards.
+        effects: what the step sets, by place: plain values, or `A_TENSOR` where there was none before.
 
     Example:
         >>> guards = Guards(watch.look(), watch)  # doctest: +SKIP
@@ -46,19 +49,24 @@ class Guards:
         True
     """
 
-    def __init__(self, found: Reachable, watch: PurityWatch, moving: Collection[Any] | None = None) -> None:
+    def __init__(self, found: Reachable, watch: PurityWatch, effects: dict[Any, Any] | None = None) -> None:
         self._found = found
         self._watch = watch
-        self._moving = frozenset(watch.moving if moving is None else moving)
+        self._moving = frozenset(watch.moving)
+        self._rebound = frozenset(watch.rebound)
+        self._lists = frozenset(watch.appended)
+        self._effects = effects or {}
+        self._make_table()
+
+    def _make_table(self) -> None:
         self._groups: list[Group] = []
         self._table: Any = native.load().GuardTable() if native.available() else PythonTable()
         self._empty_hooks: list[dict[Any, Any]] = []
-        for group in found.groups.values():
+        for group in self._found.groups.values():
             self._add(group)
         # One counter for all hook tables that are empty: torch numbers the hooks of a process one by one.
         self._groups.append(Group("hooks", RemovableHandle, (None, "", "hooks"), (), ()))
         self._hooks = self._table.add_class(RemovableHandle, ["next_id"], [RemovableHandle.next_id], [EQUAL])
-        self._table.guard_flags()
         self._table.finish()
         self._check: Callable[[], int] = self._table.check
 
@@ -66,7 +74,7 @@ class Guards:
         return len(self._table)
 
     def hold(self) -> bool:
-        """Whether everything is as it was captured."""
+        """Whether everything is as it was recorded."""
         failed = self._check()
         while failed >= 0 and self._is_about_others(failed):
             self._table.accept(failed)
@@ -77,6 +85,42 @@ class Guards:
     def condition(self) -> Any:
         """The native table, which holds where `hold` has nothing to look into; for direct calls."""
         return self._table
+
+    def renew(self) -> bool:
+        """Look at everything again where a check has failed; if nothing differs, guard it as it stands now.
+
+        An object may have been exchanged for an equal one that the table knows by its address.
+        """
+        now = self._watch.look()
+        if any(key not in now.groups for key in self._found.groups) or self._changes(now):
+            return False
+        self._found.groups = {key: now.groups[key] for key in self._found.groups}
+        self._make_table()
+        return self.hold()
+
+    def changes(self) -> list[Change]:
+        """All that is not as it was recorded; for messages, and to find numbers that move."""
+        return self._changes(self._watch.look())
+
+    def unexpected(self) -> list[Change]:
+        """After an eager step: all changes that are no output of the graph."""
+        return [change for change in self.changes() if not self._is_effect(change)]
+
+    def _changes(self, now: Reachable) -> list[Change]:
+        return [
+            change
+            for change in differences(self._found, now)
+            if change.place.kind != "state"
+            and id(change.place.owner) not in self._lists
+            and not is_followed(change, self._rebound, self._moving)
+        ]
+
+    def _is_effect(self, change: Change) -> bool:
+        place = change.place
+        if place.identity not in self._effects:
+            return False
+        expected = self._effects[place.identity]
+        return isinstance(change.now, torch.Tensor) if expected is A_TENSOR else same(expected, change.now)
 
     def _is_about_others(self, failed: int) -> bool:
         """Whether a hook went to another module, or a dict has only gained or lost names that the step does not use."""
@@ -90,22 +134,9 @@ class Guards:
             how == NUMBER or same(*pair) for how, *pair in zip(self._hows(group), now, group.values, strict=True)
         )
 
-    def changes(self) -> list[Change]:
-        """All that is not as it was captured; for messages, and to find numbers that move."""
-        expected = (*self._moving, *self._watch.rebound)
-        found = differences(self._found, self._watch.look())
-        lists = self._watch.appended
-        return [
-            change
-            for change in found
-            if change.place.kind != "state"
-            and change.place.identity not in expected
-            and id(change.place.owner) not in lists
-        ]
-
     def _add(self, group: Group) -> None:
         table, kind, owner = self._table, group.kind, group.owner
-        if id(owner) in self._watch.appended:
+        if id(owner) in self._lists:
             return  # the step appends to it, and does not read it
         if kind == "dict" and not group.keys and group.path[2] in HOOK_TABLES:
             self._empty_hooks.append(owner)
@@ -146,13 +177,12 @@ class Guards:
 
     def _how(self, group: Group, position: int) -> int:
         value = group.values[position]
+        identity = (group.kind, id(group.owner), group.keys[position])
         if is_plain(value):
-            identity = (group.kind, id(group.owner), group.keys[position])
             return NUMBER if identity in self._moving else EQUAL
         if isinstance(value, torch.Tensor):
-            identity = (group.kind, id(group.owner), group.keys[position])
-            return TENSOR if group.rebindable or identity in self._watch.rebound else IDENTITY
-        return IDENTITY
+            return TENSOR if group.rebindable or identity in self._rebound else IDENTITY
+        return TREE if identity in self._rebound else IDENTITY
 
 
 def _is_safe_member(value: Any) -> bool:

@@ -16,7 +16,29 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["Group", "Path", "Place", "describe", "is_number", "is_plain", "members_of", "same", "shown"]
+__all__ = [
+    "ABSENT",
+    "Group",
+    "Path",
+    "Place",
+    "are_like",
+    "describe",
+    "is_number",
+    "is_plain",
+    "members_of",
+    "same",
+    "shown",
+]
+
+
+class _Absent:
+    """Stands for the value of a place where there is none: a name that was deleted, an empty cell."""
+
+    def __repr__(self) -> str:
+        return "nothing"
+
+
+ABSENT = _Absent()
 
 # A path is a link to the path of the owner and how to get on from there; the text is put together when it is asked for.
 Path = tuple[Any, str, Any]
@@ -30,7 +52,9 @@ _SHOWN_CHARACTERS = 60
 
 
 def is_plain(value: Any) -> bool:
-    """Whether `value` is immutable all through, so that it is told by its type and by equality."""
+    """Whether `value` is immutable all through, so that type and equality identify it."""
+    if value is ABSENT:
+        return True
     if type(value) is tuple:
         return all(is_plain(element) for element in value)
     return isinstance(value, _PLAIN)
@@ -52,6 +76,22 @@ def same(first: Any, second: Any) -> bool:
     if type(first) is tuple:
         return len(first) == len(second) and all(map(same, first, second))
     return bool(first == second)
+
+
+def are_like(first: Any, second: Any) -> bool:
+    """Whether two values are tensors of one kind, or tuples, lists and dicts of such in the same order."""
+    if isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor):
+        kinds = [(t.dtype, t.device, t.layout, t.shape, t.requires_grad) for t in (first, second)]
+        if kinds[0] != kinds[1] or isinstance(second, torch.nn.Parameter):
+            return False
+        return first.layout is not torch.strided or first.stride() == second.stride()
+    if type(first) is not type(second):
+        return False
+    if isinstance(first, (tuple, list)):
+        return len(first) == len(second) and all(map(are_like, first, second))
+    if isinstance(first, dict):
+        return list(first) == list(second) and all(are_like(first[key], second[key]) for key in first)
+    return same(first, second)
 
 
 def members_of(values: Iterable[Any]) -> frozenset[Any]:
@@ -156,6 +196,13 @@ class Place:
         return self.kind in ("dict", "cell", "list", "slots")
 
     def get(self) -> Any:
+        """The value there; `ABSENT` where there is none (a name was deleted, a cell is empty, a list is shorter)."""
+        try:
+            return self._value()
+        except (LookupError, AttributeError, ValueError):
+            return ABSENT
+
+    def _value(self) -> Any:
         if self.kind == "cell":
             return self.owner.cell_contents
         if self.kind == "slots":
@@ -163,9 +210,22 @@ class Place:
         return self.owner[self.key]
 
     def set(self, value: Any) -> None:
-        if self.kind == "cell":
+        """Put a value there; with `ABSENT`, delete what is there."""
+        if value is ABSENT:
+            self._delete()
+        elif self.kind == "cell":
             self.owner.cell_contents = value
         elif self.kind == "slots":
             setattr(self.owner, self.key, value)
         else:
             self.owner[self.key] = value
+
+    def _delete(self) -> None:
+        if self.get() is ABSENT:
+            return
+        if self.kind == "cell":
+            del self.owner.cell_contents
+        elif self.kind == "slots":
+            delattr(self.owner, self.key)
+        else:
+            del self.owner[self.key]

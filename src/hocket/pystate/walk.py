@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from hocket.tracing.purity.executed import ExecutedCode
-from hocket.tracing.purity.layout import has_plain_dict, origin_of, slot_value, slots_of
-from hocket.tracing.purity.places import Group, Path, describe, is_plain
+from hocket.pystate.executed import ExecutedCode
+from hocket.pystate.layout import has_plain_dict, origin_of, slot_value, slots_of
+from hocket.pystate.places import Group, Path, describe, is_plain
 
 __all__ = ["MAX_ITEMS", "MAX_VALUES", "Reachable", "Walk"]
 

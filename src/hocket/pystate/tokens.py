@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hocket.tracing.purity.places import is_plain
+from hocket.pystate.places import is_plain
 
 __all__ = ["ITERATORS", "generator_state", "iterator_state"]
 

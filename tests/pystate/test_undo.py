@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from hocket.tracing.purity.undo import Before
-from hocket.tracing.purity.watch import PurityWatch
+from hocket.pystate.undo import Before
+from hocket.pystate.watch import PurityWatch
 
 
 class Attributes:

@@ -12,8 +12,8 @@ from torch import nn
 
 import hocket
 from hocket import native
-from hocket.tracing.purity.guard_table import PythonTable
-from hocket.tracing.purity.guards import EQUAL, IDENTITY, NUMBER, TENSOR
+from hocket.pystate.guard_table import PythonTable
+from hocket.pystate.guards import EQUAL, IDENTITY, NUMBER, TENSOR
 
 pytestmark = pytest.mark.skipif(not native.available(), reason="the native core cannot be built here")
 

@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from hocket.tracing.purity.executed import ExecutedCode
-from hocket.tracing.purity.visits import HOOK_TABLES, Visits
-from hocket.tracing.purity.walk import MAX_VALUES, Reachable
+from hocket.pystate.executed import ExecutedCode
+from hocket.pystate.visits import HOOK_TABLES, Visits
+from hocket.pystate.walk import MAX_VALUES, Reachable
 
 __all__ = ["HOOK_TABLES", "Reachable", "reachable"]
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from hocket.tracing.purity.executed import origin
+from hocket.pystate.executed import origin
 
 __all__ = ["foreign_base", "has_plain_dict", "origin_of", "slot_value", "slots_of"]
 
@@ -62,7 +62,7 @@ def has_plain_dict(kind: Any) -> bool:
 
 
 def origin_of(kind: type) -> str:
-    """Whose a class is (see `hocket.tracing.purity.executed.origin`); empty for builtins."""
+    """Whose a class is (see `hocket.pystate.executed.origin`); empty for builtins."""
     return _origin_of_module(kind.__module__)
 
 

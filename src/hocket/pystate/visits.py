@@ -19,11 +19,11 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from hocket.tracing.purity.executed import is_user_code, origin
-from hocket.tracing.purity.layout import foreign_base, origin_of
-from hocket.tracing.purity.places import Group, Path, describe, is_number, is_plain, members_of
-from hocket.tracing.purity.tokens import ITERATORS, generator_state, iterator_state
-from hocket.tracing.purity.walk import MAX_ITEMS, Walk
+from hocket.pystate.executed import is_user_code, origin
+from hocket.pystate.layout import foreign_base, origin_of
+from hocket.pystate.places import Group, Path, describe, is_number, is_plain, members_of
+from hocket.pystate.tokens import ITERATORS, generator_state, iterator_state
+from hocket.pystate.walk import MAX_ITEMS, Walk
 
 __all__ = ["HOOK_TABLES", "Visits"]
 
@@ -275,6 +275,7 @@ _RULES: tuple[tuple[Any, Callable[[Visits, Any, Path], None]], ...] = (
     ((staticmethod, classmethod, property, functools.cached_property), Visits.descriptor),
     (functools._lru_cache_wrapper, Visits.cached),
     (torch.utils.data.DataLoader, Visits.nothing),
+    ((torch._ops.OpOverload, torch._ops.OpOverloadPacket), Visits.nothing),
     (nn.Module, Visits.module),
     (torch.optim.Optimizer, Visits.optimizer),
     (type, Visits.klass),

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from hocket.tracing.purity.executed import ExecutedCode
+from hocket.pystate.executed import ExecutedCode
 
 
 class Cycle:

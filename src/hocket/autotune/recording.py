@@ -1,0 +1,106 @@
+"""The recorded step of a search: an ordinary step that leaves a graph behind, and what has to hold for that graph."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from hocket.autotune.candidate import TunerConfig
+from hocket.pystate.guards import A_TENSOR, Guards
+from hocket.pystate.watch import Change, PurityWatch, Watched, differences, in_words
+from hocket.tracing.captured import Captured, alone, captured_from
+from hocket.tracing.recording.record import Recorded, Trace, record_step
+from hocket.tracing.signature import signature_of
+from hocket.tracing.state import Entry, inventory
+from hocket.tracing.variants import in_form
+
+__all__ = ["RecordedForm", "recorded_form"]
+
+
+@dataclass(frozen=True)
+class RecordedForm:
+    """What a recorded step showed.
+
+    Attributes:
+        result: what the step returned.
+        guards: what has to hold of Python's state for the same to happen again.
+        captured: the step as a graph; None where it cannot be one.
+        reason: why not, in words.
+        is_settled: False where the step did something for the first time, so that it has to be recorded once more.
+    """
+
+    result: Any
+    guards: Guards | None
+    captured: Captured | None = None
+    reason: str = ""
+    is_settled: bool = True
+
+
+def recorded_form(config: TunerConfig, batch: Any, form: str) -> RecordedForm:
+    """Make one ordinary step in this form and record it.
+
+    Raises:
+        Exception: whatever the step raises.
+    """
+    watch: PurityWatch = config.watch
+    places = inventory(config.model, config.optimizer)
+    recorded: list[Recorded] = []
+    signature: list[tuple[Any, ...]] = []
+    known: list[set[Any]] = []
+
+    def run(batch: Any) -> Any:
+        further = watch.outputs
+        known.append({*(place.identity for place in further), *watch.appended})
+        signature.append(signature_of(places, batch))
+        appended = tuple(watch.appended.values())
+        live = frozenset(watch.live_leaves)
+        found = record_step(
+            config.step,
+            config.model,
+            config.optimizer,
+            batch,
+            further=further,
+            appended=appended,
+            live_leaves=live,
+        )
+        recorded.append(found)
+        return found.result
+
+    with alone(), in_form(places, form):
+        seen = watch.run(run, batch, counts=False)
+    return _judged(config, watch, seen, recorded[0], signature[0], known[0], batch)
+
+
+def _judged(
+    config: TunerConfig,
+    watch: PurityWatch,
+    seen: Watched,
+    recorded: Recorded,
+    signature: tuple[Any, ...],
+    known: set[Any],
+    batch: Any,
+) -> RecordedForm:
+    assert seen.before is not None, "steps were watched before"
+    trace = recorded.trace
+    guards = Guards(seen.before, watch, {} if trace is None else _effects(trace))
+    if seen.findings:
+        return RecordedForm(seen.result, guards, reason=in_words(seen.findings))
+    if trace is None:
+        return RecordedForm(seen.result, guards, reason=f"it could not be captured: {recorded.reason}")
+    unseen = [change for change in differences(seen.before, seen.after) if not _is_known(change, known)]
+    if unseen or watch.executed.num_new_of_user:
+        return RecordedForm(seen.result, guards, is_settled=False, reason="it did something new in each recorded step")
+    return RecordedForm(seen.result, guards, captured_from(trace, signature, config.step, batch))
+
+
+def _is_known(change: Change, known: set[Any]) -> bool:
+    return change.place.identity in known or id(change.place.owner) in known
+
+
+def _effects(trace: Trace) -> dict[Any, Any]:
+    made: dict[Entry, Any] = {entry: A_TENSOR for entry in trace.rebound if entry in trace.places.plain}
+    return {_identity(entry): value for entry, value in {**trace.effects, **made}.items()}
+
+
+def _identity(entry: Entry) -> Any:
+    return entry.table.place.identity

@@ -1,0 +1,330 @@
+"""Notes which code a step runs: the names by which it can read and write state, and what it asks of the world outside.
+
+State is reached by names: of closures, globals and attributes. An attribute that no executed code names cannot be read
+by the step (but for `getattr` with a computed name, see `ExecutedCode.dynamic`), so only named ones have to be watched.
+Two of Python's own hooks report which code runs:
+
+- `sys.setprofile` reports calls of Python and of C functions. Among the latter are clocks, files and sockets: what
+  they return is no state that could be watched, so a step that asks them is refused by name. And it reports returns:
+  objects in the variables of the user's functions are watched wherever they come from.
+- where a profiler owns that hook, `sys.settrace` reports calls of Python functions.
+
+Ops that are written in Python (`torch.library`) are ops: a planned step runs them, too, so their code is not looked at.
+That of ops which torch takes apart (composite ones) is: a planned step runs the parts. Code of finalizers and callbacks
+that Python's collector runs is no part of the step.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import gc
+import io
+import os
+import site
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import CodeType, FrameType, FunctionType, ModuleType
+from typing import Any
+
+import torch
+
+from hocket.errors import CaptureError
+from hocket.heap import collections_held
+
+__all__ = ["ExecutedCode", "is_user_code", "origin", "user_line", "user_line_of"]
+
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_STDLIB = tuple({sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "platstdlib")})
+_OURS = str(Path(__file__).parents[1]) + os.sep
+_DISPATCH = os.path.join(_TORCH, "_ops.py")
+# What records and walks is no part of the step.
+_LOOKING_ON = tuple(_OURS + name + os.sep for name in ("tracing", "pystate"))
+_ZOO = os.path.join(_OURS, "zoo") + os.sep  # its steps are users' steps
+
+_CLOCKS = frozenset(
+    ("time", "time_ns", "perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "process_time", "thread_time")
+)
+_CALENDAR = frozenset(("now", "utcnow", "today"))
+_WORLD_MODULES = frozenset(("posix", "nt", "socket", "_socket", "select", "fcntl", "_posixsubprocess", "_ssl"))
+_HARMLESS = frozenset(("fspath", "getpid", "register_at_fork"))
+_INPUT = frozenset(("open", "input", "open_code"))
+_STREAMING = frozenset(
+    ("write", "writelines", "flush", "truncate", "read", "readline", "readlines", "readinto", "__next__")
+)
+# What these say of the time and the place is no business of the step; nor is where a module was found.
+_QUIET = ("linecache.py", "warnings.py", "threading.py", os.path.join("logging", "__init__.py"))
+_IMPORTS = ("<frozen importlib", os.path.join("importlib", ""))
+
+# Code that looks at attributes by computed names.
+_DYNAMIC = frozenset(("getattr", "setattr", "delattr", "vars", "eval", "exec", "globals", "locals", "attrgetter"))
+
+_GLOBAL_OPS = frozenset(("LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME", "STORE_NAME", "DELETE_NAME"))
+_COMPARING_OPS = frozenset(("IS_OP", "COMPARE_OP", "CONTAINS_OP", "BINARY_SUBSCR"))
+# Values that are not worth a look: they cannot change, or are looked at otherwise.
+_UNMET = (torch.Tensor, ModuleType, type, tuple, str, int, float, complex, bytes, CodeType, FrameType)
+
+
+@functools.cache
+def origin(file: str) -> str:
+    """The owner of a file: ``torch`` (numpy and Hocket too), ``stdlib``, ``library`` or ``user``."""
+    if file.startswith((_TORCH, "<hocket", "<fused")) or (file.startswith(_OURS) and not file.startswith(_ZOO)):
+        return "torch"
+    root = _library_root(file)
+    if root:
+        return "torch" if file.startswith(root + os.sep + "numpy" + os.sep) else "library"
+    return "stdlib" if file.startswith((*_STDLIB, "<frozen")) else "user"
+
+
+def _library_root(file: str) -> str:
+    """The folder of installed packages that a file is in; empty if it is in none."""
+    for name in ("site-packages", "dist-packages"):
+        before, found, _ = file.rpartition(os.sep + name + os.sep)
+        if found:
+            return before + os.sep + name
+    folders = [*site.getsitepackages(), site.getusersitepackages(), *sys.path]
+    for folder in sorted(set(folders), key=len, reverse=True):
+        if folder and file.startswith(folder + os.sep):
+            return folder if _has_packages(folder) else ""
+    return ""
+
+
+@functools.cache
+def _has_packages(folder: str) -> bool:
+    """Whether packages were installed into a folder (``pip install --target``, which PYTHONPATH names)."""
+    try:
+        return any(name.endswith(".dist-info") for name in os.listdir(folder))
+    except OSError:
+        return False
+
+
+def is_user_code(code: CodeType) -> bool:
+    """Whether code is neither Python's, nor torch's, nor that of an installed library."""
+    return origin(code.co_filename) == "user"
+
+
+def user_line(frame: FrameType | None = None) -> str:
+    """``file.py:12`` of the innermost frame of the user's; of an installed library's, where there is none."""
+    frame, of_library = frame or sys._getframe(1), ""
+    while frame is not None:
+        file = frame.f_code.co_filename
+        whose = origin(file)
+        if whose == "user":
+            return f"{Path(file).name}:{frame.f_lineno}"
+        if whose == "library" and not of_library:
+            of_library = f"{Path(file).name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return of_library or "an unknown line"
+
+
+def user_line_of(error: BaseException) -> str:
+    """The user's line that an error was raised in."""
+    trace, frame = error.__traceback__, None
+    while trace is not None:
+        frame, trace = trace.tb_frame, trace.tb_next
+    return user_line(frame)
+
+
+class ExecutedCode:
+    """The code that ran while `watching`, over all watched steps.
+
+    Attributes:
+        names: every name and attribute in that code, user code that it refers to included.
+        user_names: those of code that is neither torch's nor Python's own.
+        global_names: for each module (by its ``__dict__``), the global names that code uses.
+        world: clocks, files and the like that the last watched step asked, with the user's line.
+        dynamic: user functions with `getattr`, `vars` or the like: every attribute counts then.
+        asks_types: user functions that compare ``type(x)``: they could tell a live number from a plain one.
+        persistent: objects that code met in two watched steps running, and so outlive a step.
+        num_new: how many pieces of code the last watched step ran for the first time.
+        num_new_of_user: those of them that are neither torch's nor Python's own.
+    """
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+        self.user_names: set[str] = set()
+        self.global_names: dict[int, tuple[dict[str, Any], set[str]]] = {}
+        self.world: dict[str, None] = {}
+        self.dynamic: dict[str, None] = {}
+        self.asks_types: dict[str, None] = {}
+        self.persistent: dict[int, Any] = {}
+        self.codes: set[CodeType] = set()
+        self.num_new = 0
+        self.num_new_of_user = 0
+        self._met: dict[int, Any] = {}
+        self._met_before: dict[int, Any] = {}
+        self._skipped: FrameType | None = None  # runs an op written in Python, or has called the collector
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Note all code that this thread runs meanwhile.
+
+        Raises:
+            CaptureError: a profiler and a debugger own both of Python's hooks.
+        """
+        set_hook, hook = self._free_hook()
+        self.world = {}
+        self.num_new_of_user = 0
+        known = len(self.codes)
+        with collections_held():
+            set_hook(hook)
+            try:
+                yield
+            finally:
+                set_hook(None)
+                self._noted(known)
+
+    def _noted(self, num_known: int) -> None:
+        """Sum up a watched step."""
+        self._skipped = None
+        self.num_new = len(self.codes) - num_known
+        for address, value in self._met.items():
+            if self._met_before.get(address) is value:
+                self.persistent[address] = value
+        self._met_before, self._met = self._met, {}
+
+    def _free_hook(self) -> tuple[Callable[[Any], None], Callable[..., Any]]:
+        if sys.getprofile() is None:
+            return sys.setprofile, self._profiled
+        if sys.gettrace() is None:
+            return sys.settrace, self._traced
+        raise CaptureError("a profiler and a debugger own both of Python's hooks, so the step cannot be watched")
+
+    def add(self, code: CodeType, namespace: dict[str, Any]) -> None:
+        """Count the names of `code`, which runs with these globals."""
+        if code in self.codes or code.co_name == "<module>" or code.co_filename.startswith(_LOOKING_ON):
+            return  # a module's own code runs when it is imported
+        self.codes.add(code)
+        whose = origin(code.co_filename)
+        self.num_new_of_user += whose in ("user", "library")
+        for part in _with_nested(code):
+            self.names.update(part.co_names)
+            if whose == "torch" or whose == "stdlib":
+                continue
+            self.user_names.update(part.co_names)
+            # A name may also be spelled as a string, for getattr or a dict.
+            self.names.update(c for c in part.co_consts if type(c) is str and c.isidentifier())
+            if whose == "user" and not _DYNAMIC.isdisjoint(part.co_names):
+                self.dynamic[code.co_qualname] = None
+            if whose == "user" and "type" in part.co_names and _compares_types(part):
+                self.asks_types[code.co_qualname] = None
+            used = self.global_names.setdefault(id(namespace), (namespace, set()))[1]
+            used.update(i.argval for i in dis.get_instructions(part) if i.opname in _GLOBAL_OPS)
+
+    def _profiled(self, frame: FrameType, event: str, arg: Any) -> None:
+        code = frame.f_code
+        if self._skipped is not None:
+            if frame is self._skipped and (event == "return" or arg is gc.collect):
+                self._skipped = None
+        elif event == "call":
+            if _is_op(frame) and origin(code.co_filename) != "torch":
+                if _is_leaf_op(frame):
+                    self._skipped = frame
+                    return
+                self._meet_function(code)
+            if code not in self.codes:
+                self.add(code, frame.f_globals)
+        elif event == "c_call":
+            if arg is gc.collect:
+                self._skipped = frame
+                return
+            whose = origin(code.co_filename)
+            if whose != "torch":
+                self._called(arg, frame, whose)
+        elif event == "return" and origin(code.co_filename) in ("user", "library"):
+            self._meet(arg)
+            for value in frame.f_locals.values():
+                self._meet(value)
+
+    def _traced(self, frame: FrameType, event: str, arg: Any) -> None:
+        caller: FrameType | None = frame
+        while caller is not None and not (_is_op(caller) and _is_leaf_op(caller)):
+            caller = caller.f_back
+        if caller is None and frame.f_code not in self.codes:
+            self.add(frame.f_code, frame.f_globals)
+
+    def _called(self, function: Any, frame: FrameType, whose: str) -> None:
+        """A C function is called by code that is not torch's."""
+        owner = getattr(function, "__self__", None)
+        if owner is not None:
+            self._meet(owner)
+        asked = _asked_of_the_world(function.__name__, getattr(function, "__module__", None), owner)
+        if not asked or (whose == "stdlib" and not _is_asked_by_user(frame, asked)):
+            return
+        self.world[f"{asked} at {user_line(frame)}"] = None
+
+    def _meet(self, value: Any) -> None:
+        if value is not None and not isinstance(value, _UNMET):
+            self._met[id(value)] = value
+
+    def _meet_function(self, code: CodeType) -> None:
+        """A function that the dispatcher holds, where no walk over objects would find it."""
+        for function in gc.get_referrers(code):
+            if isinstance(function, FunctionType):
+                self.persistent[id(function)] = function
+
+
+def _asked_of_the_world(name: str, module: str | None, owner: Any) -> str:
+    """What a C function asks of the world outside, in words; empty if nothing."""
+    if isinstance(owner, io.IOBase) and name in _STREAMING:
+        return f"{name} of a {type(owner).__name__}"
+    if (name in _CLOCKS and module == "time") or (name in _CALENDAR and isinstance(owner, type)):
+        return f"the clock ({name})"
+    if module in _WORLD_MODULES and name not in _HARMLESS:
+        return f"{module}.{name}"
+    if (name in _INPUT and module in ("io", "_io", "builtins")) or (name == "print" and module == "builtins"):
+        return name
+    return ""
+
+
+def _is_asked_by_user(frame: FrameType, asked: str) -> bool:
+    """Whether Python's own library asks on behalf of the user: not to import a module, and not for torch."""
+    caller: FrameType | None = frame
+    if frame.f_code.co_filename.endswith(_QUIET) and not asked.startswith(tuple(_STREAMING)):
+        return False
+    while caller is not None and origin(caller.f_code.co_filename) == "stdlib":
+        if caller.f_code.co_filename.startswith(_IMPORTS[0]) or _IMPORTS[1] in caller.f_code.co_filename:
+            return False
+        caller = caller.f_back
+    return caller is None or origin(caller.f_code.co_filename) != "torch"
+
+
+def _is_op(frame: FrameType) -> bool:
+    """Whether the dispatcher called this function."""
+    caller = frame.f_back
+    return caller is not None and caller.f_code.co_filename == _DISPATCH
+
+
+def _is_leaf_op(frame: FrameType) -> bool:
+    """Whether the function is a kernel that a planned step calls; a composite one has been taken apart by then."""
+    caller = frame.f_back
+    op = None if caller is None else caller.f_locals.get("self")
+    name = getattr(op, "_qualified_op_name", None) or getattr(getattr(op, "_schema", None), "name", "")
+    if not name:
+        return True
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    try:
+        return not has_kernel(name, "CompositeImplicitAutograd")
+    except RuntimeError:
+        return True  # no op of this name
+
+
+def _compares_types(code: CodeType) -> bool:
+    """Whether code compares ``type(x)`` with anything, or looks something up by it."""
+    instructions = list(dis.get_instructions(code))
+    for place, instruction in enumerate(instructions):
+        if instruction.opname in _GLOBAL_OPS and instruction.argval == "type":
+            following = instructions[place + 1 : place + 12]
+            if following and following[0].argval not in ("self", "cls"):
+                return any(each.opname in _COMPARING_OPS for each in following)
+    return False
+
+
+def _with_nested(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _with_nested(constant)

@@ -1,0 +1,157 @@
+"""Reasons why a step stays eager: one table of them, with the cure for each.
+
+A reason names the user's own line, the object in the user's words, and something that helps. `REASONS` is what
+``fast.why`` is made of while a step is recorded; ``docs/eager.md`` lists the same entries.
+
+A recorder notes reasons and never raises: the user's code may catch an error and go on along a branch that eager does
+not take::
+
+    try:
+        value = float(loss)     # noted: the value depends on what the step computes; the step gets the true value
+    except Exception:
+        value = 0.0             # not reached
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hocket.pystate.executed import user_line
+
+__all__ = ["REASONS", "Reason", "Reasons"]
+
+_DATA = "depends on values, not only on shapes (data-dependent control flow)"
+_RETURN = "return the tensor, and look at its value after the step"
+
+# By kind: what the step does, and what helps. {line} is the user's line, {subject} the object in the user's words.
+REASONS: dict[str, tuple[str, str]] = {
+    "reads a value": (
+        f"the step at {{line}} {_DATA}: {{subject}} reads the value of a tensor",
+        "keep it a tensor (torch.where), or return it; .item() may be returned or appended to a list",
+    ),
+    "reads many values": (
+        f"the step at {{line}} {_DATA}: it reads {{subject}} values of a tensor",
+        "keep them in a tensor, or return it",
+    ),
+    "uses a late number": (
+        "the step at {line} reads the value of a tensor and goes on in Python with it",
+        f"keep it a tensor, or {_RETURN}",
+    ),
+    "makes a shape of values": (
+        f"the step at {{line}} makes a shape that {_DATA}: {{subject}}",
+        "multiply by a mask, or use torch.where, in place of selecting by it",
+    ),
+    "leaves torch": (
+        "the step at {line} takes a tensor out of torch's sight: {subject}",
+        _RETURN,
+    ),
+    "computes unseen": (
+        "the step at {line} hands a number that changes between steps to {subject}, which computes with it before it "
+        "reaches an op",
+        "use a tensor in place of the number",
+    ),
+    "hands a number on": (
+        "the step at {line} hands a number that changes between steps to code that takes plain numbers only ({subject})",
+        "do that outside the step",
+    ),
+    "steps a scheduler": (
+        "the step at {line} calls the step() of a scheduler ({subject})",
+        "call it after the training step, not inside it",
+    ),
+    "sets random state": (
+        "the step sets the state of the random numbers before {line} (torch.manual_seed, torch.set_rng_state, or an "
+        "activation checkpoint with dropout in it); a captured step draws them one after the other",
+        "seed outside the step; checkpoint with preserve_rng_state=False",
+    ),
+    "draws from a generator": (
+        "{subject} at {line} draws from a generator of its own",
+        "use torch's default generator",
+    ),
+    "moves memory": (
+        "{subject} at {line} changes the memory of a tensor in place; a captured step needs fixed memory",
+        "make a new tensor",
+    ),
+    "uses a layout": (
+        "the step at {line} uses a tensor whose layout is {subject}, not strided",
+        "use dense tensors",
+    ),
+    "shares memory unseen": (
+        "the step at {line} uses a view of a tensor that was made out of torch's sight ({subject})",
+        "make the view by a function of torch",
+    ),
+    "makes state": (
+        "the step changes which state there is ({subject})",
+        "run one step before capturing",
+    ),
+    "sets a value": (
+        "the step sets {subject}, which a planned step could not",
+        "set it outside the step, or return it",
+    ),
+    "returns unseen": (
+        "the step returns (or keeps in a list) a {subject}, whose tensors cannot be seen",
+        "return tensors and plain values, in lists, tuples and dicts",
+    ),
+    "returns a graph": (
+        "the step returns {subject} with its autograd graph, for a backward outside of it",
+        "call backward and the optimizer inside the step, or return it detached",
+    ),
+    "retains a gradient": (
+        "the step returns {subject}, which retains its gradient",
+        "return the gradient itself",
+    ),
+    "batch unseen": (
+        "the batch holds a {subject}, whose tensors cannot be seen",
+        "pass tensors and plain values, in lists, tuples and dicts",
+    ),
+    "reads an appended list": (
+        "the step appends to {subject} and reads it, too",
+        "return what is to be kept, and keep it outside the step",
+    ),
+    "runs no ops": ("it runs no ops", "schedule the function that trains"),
+}
+
+
+@dataclass(frozen=True)
+class Reason:
+    """One reason.
+
+    Attributes:
+        kind: its entry in `REASONS`.
+        subject: the object, in the user's words.
+        line: of the user's code, as ``train.py:12``.
+
+    Example:
+        >>> print(Reason("steps a scheduler", "StepLR", "train.py:12"))
+        the step at train.py:12 calls the step() of a scheduler (StepLR); call it after the training step, not inside it
+    """
+
+    kind: str
+    subject: str = ""
+    line: str = ""
+
+    def __str__(self) -> str:
+        text, cure = REASONS[self.kind]
+        return f"{text.format(subject=self.subject, line=self.line)}; {cure}"
+
+
+class Reasons:
+    """Collects the reasons of one recording; the first one counts.
+
+    Example:
+        >>> reasons = Reasons()
+        >>> reasons.add("runs no ops"); reasons.add("makes state", "momentum"); bool(reasons)
+        True
+        >>> print(reasons.first)
+        it runs no ops; schedule the function that trains
+    """
+
+    def __init__(self) -> None:
+        self.first: Reason | None = None
+
+    def __bool__(self) -> bool:
+        return self.first is not None
+
+    def add(self, kind: str, subject: object = "", line: str | None = None) -> None:
+        """Note a reason, at the user's line that is running unless another is given."""
+        if self.first is None:
+            self.first = Reason(kind, str(subject), user_line() if line is None else line)

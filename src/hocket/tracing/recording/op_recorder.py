@@ -1,0 +1,406 @@
+"""Records the ATen ops of a step while they run for real: an fx graph, and what a plan needs besides.
+
+A dispatch mode below autograd sees every op of forward, backward and update. Each becomes a node of the graph, and a
+`Note`: the phase and the layer, which storages the op reads, writes and returns (views share a storage: their *root*),
+and whether it draws random numbers. Nothing is changed and nothing is raised: what a graph cannot hold is a reason, and
+from then on ops run as if the recorder were not there. `function_recorder` looks at the same ops from above, as torch
+functions with Python arguments.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from hocket.heap import HeapTrimmer
+from hocket.pystate.executed import user_line
+from hocket.tracing.recording.batch_reads import LIFTING, BatchReads
+from hocket.tracing.recording.data_reads import reads_value, shaped_by_values
+from hocket.tracing.recording.module_tracker import ModuleTracker
+from hocket.tracing.recording.ties import tie
+from hocket.tracing.scalars.live import Live
+from hocket.tracing.scalars.tape import Tape, TapeRef
+from hocket.tracing.state import Constant
+
+__all__ = ["Note", "OpRecorder", "tensors_in", "written_arguments"]
+
+# Kernels that write running statistics (while training) or scratch memory without saying so in their schema.
+_UNDECLARED_WRITES = {
+    "aten::native_batch_norm": ("running_mean", "running_var"),
+    "aten::cudnn_batch_norm": ("running_mean", "running_var"),
+    "aten::miopen_batch_norm": ("running_mean", "running_var"),
+    "aten::mkldnn_rnn_layer_backward": ("workspace",),
+}
+
+_TORCHS_OWN = frozenset(("aten", "prim", "prims", "inductor", "mkldnn", "mkl", "quantized", "c10d", "hocket"))
+_SYMBOLIC = (torch.SymFloat, torch.SymInt, torch.SymBool)
+_MOVES_MEMORY = frozenset(("aten::set_", "aten::resize_", "aten::resize_as_"))
+
+
+@dataclass
+class Note:
+    """What was seen of one recorded op.
+
+    Attributes:
+        phase: ``forward``, ``backward`` or ``update``.
+        layer: path of the module; of a backward op, that of the forward op it belongs to.
+        reads, writes: roots of its tensor arguments.
+        returns: root of each returned tensor, in order (None for what is no tensor).
+        random: it draws from the default generator.
+        grad_mode: gradients were being recorded; some kernels (oneDNN's LSTM) look at that themselves.
+        scalars: places in its arguments that are filled from the tape, as paths into (args, kwargs).
+    """
+
+    phase: str
+    layer: str
+    reads: frozenset[int] = frozenset()
+    writes: frozenset[int] = frozenset()
+    returns: tuple[int | None, ...] = ()
+    random: bool = False
+    grad_mode: bool = False
+    scalars: dict[tuple[Any, ...], TapeRef] = field(default_factory=dict)
+
+
+class _Layout(NamedTuple):
+    """Enough of a tensor to make a fake one of it."""
+
+    shape: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+
+class OpRecorder(TorchDispatchMode):
+    """Records every ATen op that runs while it is entered.
+
+    Args:
+        where: which phase and layer an op belongs to.
+        tape: of the step's numbers; its reasons are the recorder's.
+        plain_numbers: puts plain numbers in the places of live ones while its block lasts.
+
+    Attributes:
+        graph: the ops, in the order in which they ran.
+        notes: what was seen of each.
+        order: the nodes of ops, in the same order.
+        sources: what each node that is no op stands for.
+        roots: the memory of each of these nodes.
+        batch: what depends on the batch alone.
+    """
+
+    def __init__(
+        self,
+        where: ModuleTracker,
+        tape: Tape,
+        plain_numbers: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        super().__init__()
+        self.where = where
+        self.tape = tape
+        self.reasons = tape.reasons
+        self.batch = BatchReads()
+        self.graph = fx.Graph()
+        self.notes: dict[fx.Node, Note] = {}
+        self.order: list[fx.Node] = []
+        self.sources: list[Any] = []
+        self.roots: dict[fx.Node, int] = {}
+        # root -> the ops that write it, each with the position of the tensor among those that the op writes
+        self.writers: dict[int, list[tuple[fx.Node, int]]] = {}
+        self.constants: dict[fx.Node, float] = {}
+        # number of an autograd node -> live numbers that its call was given, and that it may have kept
+        self.numbers_kept: dict[int, list[Live]] = {}
+        self._nodes = WeakTensorKeyDictionary()
+        # A weak reference keeps the address of a storage from being used again, and not its memory.
+        self._root_of: dict[int, tuple[int, StorageWeakRef]] = {}
+        self._outside: dict[int, torch.Tensor] = {}  # root -> a tensor of that memory
+        self._layouts: dict[fx.Node, Any] = {}
+        self._plain_numbers = plain_numbers
+        self._saved: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
+        self._random_state = _random_state()
+        self._heap = HeapTrimmer()
+
+    # -------------------------------------------------------------------------------------- before and after a step
+
+    def add_source(self, source: Any, tensor: torch.Tensor) -> fx.Node:
+        """A tensor that is there before the step."""
+        node = self.graph.create_node("placeholder", f"source_{len(self.sources)}", (), {})
+        self.sources.append(source)
+        self.roots[node] = self._root(tensor, outside=True)
+        self._nodes[tensor] = node
+        self._layouts[node] = _layout(tensor)
+        return node
+
+    def node_of(self, tensor: torch.Tensor) -> fx.Node:
+        """The node that made a tensor; a constant where the step has it from elsewhere."""
+        node = self._nodes.get(tensor)
+        return self._constant(tensor) if node is None else node
+
+    def root(self, tensor: torch.Tensor) -> int:
+        """The memory of a tensor, as a number."""
+        return self._root(tensor, outside=self._nodes.get(tensor) is None)
+
+    def undo(self) -> None:
+        """Give every storage from outside its content back."""
+        for storage, content in self._saved.values():
+            storage.copy_(content)
+
+    def finish(self) -> None:
+        """Give each node the shape of its value, on fake tensors, as ``meta["val"]``."""
+        with FakeTensorMode(allow_fallback_kernels=True):
+            for node, layout in self._layouts.items():
+                node.meta["val"] = _fake(layout)
+
+    def refuse_rewound(self, before: str) -> None:
+        """Note a reason if the random state is not what the last random op left: a graph cannot hold that."""
+        with _disable_current_modes(), torch._C.DisableTorchFunction():
+            if not all(map(torch.equal, _random_state(), self._random_state)):
+                self.reasons.add("sets random state", line=before)
+
+    # ---------------------------------------------------------------------------------------------- during a step
+
+    def read(self, func: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """The Python value that `func` finds in tensors; of the batch alone, it is guarded on later batches."""
+        kwargs = kwargs or {}
+        with torch._C.DisableTorchFunction():
+            roots = frozenset(self.root(tensor) for tensor in tensors_in((args, kwargs)))
+            if self.batch.knows(roots):
+                return self.batch.guard((func, args, kwargs), roots)
+            name = getattr(func, "_schema", func)
+            self.reasons.add("reads a value", getattr(name, "name", getattr(name, "__name__", name)))
+            with _disable_current_modes():
+                return func(*args, **kwargs)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs, live = _with_plain_numbers(args, kwargs or {})
+        if self.reasons or func.namespace == "profiler":
+            return func(*args, **kwargs)
+        # What is done with tensors here is not for the mode that looks at torch functions.
+        with torch._C.DisableTorchFunction():
+            if reads_value(func):
+                return self.read(func, args, kwargs)
+            self._refuse(func, args, kwargs)
+            return func(*args, **kwargs) if self.reasons else self._recorded(func, args, kwargs, live)
+
+    def _recorded(self, func: Any, args: Any, kwargs: Any, live: list[Live]) -> Any:
+        inputs = list(tensors_in((args, kwargs)))
+        given = _mapped(args, self.node_of), _mapped(kwargs, self.node_of)
+        reads = frozenset(self.root(tensor) for tensor in inputs)
+        written = [tensor for value in written_arguments(func, args, kwargs) for tensor in tensors_in(value)]
+        for tensor in written:
+            self._save(tensor)
+        writes = frozenset(self.root(tensor) for tensor in written)
+        phase, layer = self.where.here()
+        random = torch.Tag.nondeterministic_seeded in func.tags
+        if random:
+            self.refuse_rewound(user_line())
+        if func.namespace in _TORCHS_OWN:
+            result = func(*args, **kwargs)
+        else:
+            with self._plain_numbers():  # a kernel of the user's, which reads them in every step
+                result = func(*args, **kwargs)
+        if random:
+            self._random_state = _random_state()
+        if phase == "forward":
+            self.where.ran(layer)
+        made = [result] if isinstance(result, torch.Tensor) else list(result) if _is_list(result) else []
+        returns = tuple(self._returned(value) for value in made)
+        if self.reasons:
+            return result
+        self._heap.made(sum(value.nbytes for value in made if isinstance(value, torch.Tensor)))
+        self.batch.ran((func, args, kwargs), result, reads, writes, returns, random)
+        node = self.graph.create_node("call_function", func, *given)
+        self.order.append(node)
+        self.notes[node] = Note(phase, layer, reads, writes, returns, random, torch.is_grad_enabled())
+        for position, tensor in enumerate(written):
+            self.writers.setdefault(self.root(tensor), []).append((node, position))
+        if isinstance(result, torch.Tensor):
+            self._layouts[node] = _layout(result)
+            self._nodes[result] = node
+        else:
+            self._layouts[node] = [_layout(v) if isinstance(v, torch.Tensor) else None for v in made]
+            for position, value in enumerate(made):
+                if isinstance(value, torch.Tensor):
+                    taken = self.graph.create_node("call_function", operator.getitem, (node, position))
+                    self._layouts[taken] = self._layouts[node][position]
+                    self._nodes[value] = taken
+        if func in LIFTING and result.numel() == 1 and result.layout is torch.strided:
+            with _disable_current_modes():
+                self.constants[node] = result.item()
+        self._tie_kept(node)
+        if live:
+            # They came out of the sight of torch functions.
+            tie(node, self.notes[node].scalars, live, self.tape)
+            self.batch.lose((*returns, *writes))
+        return result
+
+    def _tie_kept(self, node: fx.Node) -> None:
+        """Tie numbers that autograd kept for this op; settle them where it computes with something else."""
+        running = torch._C._current_autograd_node()
+        live = self.numbers_kept.get(running._sequence_nr()) if running is not None else None
+        if not live:
+            return
+        if torch.is_grad_enabled():
+            # A backward that is itself differentiated: the op's own node keeps the numbers, too.
+            self.numbers_kept[torch.autograd._get_sequence_nr() - 1] = live  # type: ignore[attr-defined]
+        note = self.notes[node]
+        _, others = tie(node, note.scalars, live, self.tape)
+        if others:
+            for number in live:
+                self.tape.settle(number)
+            note.scalars.clear()
+        elif note.scalars:
+            self.batch.lose((*note.returns, *note.writes))
+
+    def _constant(self, tensor: torch.Tensor) -> fx.Node:
+        """A tensor that the step has from elsewhere: a closure, a number that it spells out."""
+        address = tensor.untyped_storage()._cdata if tensor.layout is torch.strided else 0
+        if address in self._root_of and self._root_of[address][0] not in self._outside:
+            self.reasons.add("shares memory unseen", f"of shape {tuple(tensor.shape)}")
+        name = f"constant_{len(self.sources)}"
+        node = self.graph.create_node("get_attr", name, (), {})
+        self.sources.append(Constant(name, tensor))
+        self.roots[node] = self._root(tensor, outside=True)
+        self._nodes[tensor] = node
+        self._layouts[node] = _layout(tensor)
+        return node
+
+    def _root(self, tensor: torch.Tensor, outside: bool = False) -> int:
+        if tensor.layout is not torch.strided:
+            self.reasons.add("uses a layout", tensor.layout)
+            return -1
+        storage = tensor.untyped_storage()
+        known = self._root_of.get(storage._cdata)
+        if known is None:
+            known = self._root_of[storage._cdata] = (len(self._root_of) + 1, StorageWeakRef(storage))
+            if outside:
+                self._outside[known[0]] = tensor
+        return known[0]
+
+    def _returned(self, value: Any) -> int | None:
+        if not isinstance(value, torch.Tensor):
+            if _is_list(value) and any(True for _ in tensors_in(value)):
+                self.reasons.add("returns unseen", "list of lists of tensors from an op")
+            return None
+        if value.layout is not torch.strided or value.is_nested:
+            self.reasons.add("uses a layout", "nested" if value.is_nested else value.layout)
+            return None
+        return self._root(value)
+
+    def _save(self, tensor: torch.Tensor) -> None:
+        root = self._root(tensor)
+        if root in self._outside and root not in self._saved:
+            with _disable_current_modes():
+                storage = tensor.untyped_storage()
+                self._saved[root] = (storage, storage.clone())
+
+    def _refuse(self, func: Any, args: Any, kwargs: Any) -> None:
+        name = func._schema.name
+        if name in _MOVES_MEMORY:
+            self.reasons.add("moves memory", name)
+        elif kwargs.get("generator") is not None:
+            self.reasons.add("draws from a generator", name)
+        elif shaped_by_values(func, args, kwargs):
+            self.reasons.add("makes a shape of values", name)
+
+
+def written_arguments(func: Any, args: Any, kwargs: Any) -> Iterator[Any]:
+    """The arguments that `func` writes, declared or known."""
+    schema = func._schema
+    undeclared = _UNDECLARED_WRITES.get(schema.name, ())
+    for position, argument in enumerate(schema.arguments):
+        given = args[position] if position < len(args) else kwargs.get(argument.name, True)
+        if argument.name == "training" and not given:
+            undeclared = ()
+    for position, argument in enumerate(schema.arguments):
+        declared = argument.alias_info is not None and argument.alias_info.is_write
+        if declared or argument.name in undeclared:
+            if position < len(args):
+                yield args[position]
+            elif argument.name in kwargs:
+                yield kwargs[argument.name]
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """Every tensor in an op's arguments or results."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif _is_list(value):
+        for element in value:
+            yield from tensors_in(element)
+    elif isinstance(value, dict):
+        for element in value.values():
+            yield from tensors_in(element)
+
+
+def _with_plain_numbers(args: Any, kwargs: Any) -> tuple[Any, Any, list[Live]]:
+    """The arguments with the plain number in place of each symbolic one, and the live ones among these."""
+    if not any(isinstance(value, _SYMBOLIC) for value in _numbers_in((args, kwargs))):
+        return args, kwargs, []
+    live: list[Live] = []
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, Live):
+            live.append(value)
+            return value.plain
+        if isinstance(value, _SYMBOLIC):
+            return value.node.hint
+        if _is_list(value):
+            return type(value)(plain(element) for element in value)
+        return {key: plain(element) for key, element in value.items()} if isinstance(value, dict) else value
+
+    return plain(args), plain(kwargs), live
+
+
+def _numbers_in(value: Any) -> Iterator[Any]:
+    if _is_list(value):
+        for element in value:
+            yield from _numbers_in(element)
+    elif isinstance(value, dict):
+        for element in value.values():
+            yield from _numbers_in(element)
+    elif not isinstance(value, torch.Tensor):
+        yield value
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, (list, tuple))
+
+
+def _mapped(value: Any, node_of: Any) -> Any:
+    """An op's arguments with nodes in place of tensors."""
+    if isinstance(value, torch.Tensor):
+        return node_of(value)
+    if _is_list(value):
+        return type(value)([_mapped(element, node_of) for element in value]) if value else value
+    if isinstance(value, dict):
+        return {key: _mapped(element, node_of) for key, element in value.items()}
+    return value
+
+
+def _layout(tensor: torch.Tensor) -> _Layout | None:
+    if tensor.layout is not torch.strided:
+        return None
+    return _Layout(tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+
+
+def _fake(layout: Any) -> Any:
+    if isinstance(layout, list):
+        return tuple(_fake(each) for each in layout)
+    if layout is None:
+        return None
+    return torch.empty_strided(layout.shape, layout.stride, dtype=layout.dtype, device=layout.device)
+
+
+def _random_state() -> list[torch.Tensor]:
+    with _disable_current_modes():
+        states = [torch.get_rng_state()]
+        return states + torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else states

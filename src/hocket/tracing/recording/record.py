@@ -1,0 +1,450 @@
+"""One whole step (forward, loss, backward, update) as one ATen graph, recorded while the step runs for real.
+
+The user's step runs once, as always: ops compute on the real parameters, and Python's side effects happen. Recorders
+look on (`op_recorder`, `function_recorder`). Every number that changes between steps has its true value and remembers
+how it was computed (`hocket.tracing.scalars`). What a graph cannot hold is a reason not to capture the step, and costs
+nothing else: the step goes on as if nobody looked.
+
+What was baked into the graph out of sight shows in the steps that follow, which have other values: they are made by
+eager and, from the same state, by the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_map_only, tree_unflatten
+
+from hocket.pystate.appended import AppendedList, recorded_lists
+from hocket.pystate.executed import user_line_of
+from hocket.pystate.places import Place, is_plain, same, shown
+from hocket.tracing.reasons import Reason
+from hocket.tracing.recording.batch_reads import BatchGuards
+from hocket.tracing.recording.exits import exits_noted
+from hocket.tracing.recording.function_recorder import FunctionRecorder, python_functions_open
+from hocket.tracing.recording.module_tracker import ModuleTracker
+from hocket.tracing.recording.op_recorder import Note, OpRecorder
+from hocket.tracing.recording.returned import returned_leaf
+from hocket.tracing.recording.step_counts import StepCounts
+from hocket.tracing.scalars.followed_math import followed_math
+from hocket.tracing.scalars.live import LateFloat, Live
+from hocket.tracing.scalars.tape import Tape, TapeRef
+from hocket.tracing.standing import TensorKind
+from hocket.tracing.state import PLAIN, BatchLeaf, Entry, Gradient, Inventory, LiveLeaf, inventory
+
+__all__ = ["Recorded", "Result", "Trace", "UpdateCall", "record_step"]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What the step returns, and what it appends to each list: a tree of two.
+
+    Attributes:
+        spec: the tree.
+        leaves: each with its kind:
+
+            - ``tensor``: the tensor that a node makes; ``item``: the number inside
+            - ``number``: one of the tape
+            - ``place``: the object that stands at a source when the step is over, a parameter for example
+            - ``value``: a plain value
+        grad_names: of leaves that require a gradient (by position) the name of their autograd node, whose graph the
+            step's own backward has used up; empty for a tensor that is a leaf of autograd itself.
+    """
+
+    spec: TreeSpec
+    leaves: tuple[tuple[str, Any], ...]
+    grad_names: dict[int, str] = field(default_factory=dict)
+
+
+@dataclass
+class UpdateCall:
+    """One call of an optimizer's `step` within the recorded step.
+
+    Attributes:
+        optimizer: the optimizer.
+        gradients: by the address of a parameter the node of its gradient when the call began.
+        first: position in `Trace.order` of its first op.
+        end: position after its last op; -1 where the call did not come to its end.
+    """
+
+    optimizer: torch.optim.Optimizer
+    gradients: dict[int, fx.Node]
+    first: int
+    end: int = -1
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A recorded step.
+
+    Attributes:
+        graph: a placeholder for each of `sources`; ATen ops.
+        notes: what was seen of each op.
+        gradients: each parameter's gradient at the end: a node, None, or absent where it stays what it was.
+        rebound: places that hold another tensor at the end than at the beginning.
+        with_grad: those of them whose tensor requires a gradient.
+        numbers: places whose number changed: the tape entry that computes it.
+        effects: places that hold another plain value at the end than at the beginning, with that value.
+        kinds: type and layout of the tensor at each source, as it was before the step.
+        order: the nodes of ops, in the order in which they ran.
+        updates: the calls of optimizers.
+        batch_spec, batch_leaves: the shape of the batch; leaves that are no tensors stand as they are.
+        batch_guards: what the step reads of its batch.
+        appended: the lists that it appends to.
+    """
+
+    graph: fx.Graph
+    sources: tuple[Any, ...]
+    notes: dict[fx.Node, Note]
+    tape: Tape
+    result: Result
+    gradients: dict[Gradient, fx.Node | None]
+    rebound: dict[Entry, fx.Node]
+    with_grad: frozenset[Entry]
+    numbers: dict[Entry, TapeRef]
+    places: Inventory
+    batch_spec: TreeSpec
+    batch_leaves: tuple[Any, ...]
+    roots: dict[fx.Node, int]
+    batch_guards: BatchGuards
+    appended: tuple[AppendedList, ...] = ()
+    effects: dict[Entry, Any] = field(default_factory=dict)
+    kinds: dict[Any, TensorKind | None] = field(default_factory=dict)
+    order: tuple[fx.Node, ...] = ()
+    updates: tuple[UpdateCall, ...] = ()
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What one recorded step showed.
+
+    Attributes:
+        result: what it returned.
+        trace: the step as a graph; None where it cannot be one.
+        reason: why not.
+    """
+
+    result: Any
+    trace: Trace | None
+    reason: Reason | None = None
+
+
+def record_step(
+    step: Callable[[Any], Any],
+    model: Any,
+    optimizer: Any,
+    batch: Any,
+    *,
+    further: Sequence[Place] = (),
+    appended: Sequence[AppendedList] = (),
+    live_leaves: Collection[int] = (),
+    undoes: bool = False,
+) -> Recorded:
+    """Run ``step(batch)`` once and record it.
+
+    Args:
+        step: the user's own.
+        model, optimizer: what it trains, each one or a list. The optimizer has made its state (it does so in the first
+            step that it runs).
+        batch: what the step is called with.
+        further: places outside of models and optimizers that the step writes, or whose number changes between steps.
+        appended: lists that it appends to.
+        live_leaves: leaves of the batch, counted among those that are no tensors, whose number changes between batches.
+        undoes: put all tensors that the step wrote, gradients, numbers and random state back when it is over.
+
+    Raises:
+        Exception: whatever the step raises.
+    """
+    recording = _Recording(inventory(model, optimizer, further), batch, appended, live_leaves, undoes)
+    for leaf in recording.leaves:
+        if not isinstance(leaf, (torch.Tensor, *PLAIN)):
+            recording.reasons.add("batch unseen", f"{type(leaf).__module__}.{type(leaf).__name__}", "")
+            return Recorded(step(batch), None, recording.reasons.first)
+    return recording.run(step)
+
+
+class _Recording:
+    """One step while it is recorded: what there was before it, and the recorders."""
+
+    def __init__(
+        self,
+        places: Inventory,
+        batch: Any,
+        appended: Sequence[AppendedList],
+        live_leaves: Collection[int],
+        undoes: bool,
+    ) -> None:
+        self.places, self.appended, self.undoes = places, tuple(appended), undoes
+        self.leaves, self.spec = tree_flatten(batch)
+        self.batch = batch
+        self.live_leaves = live_leaves
+        self.tape = Tape()
+        self.reasons = self.tape.reasons
+        self.gradients = [Gradient(entry) for entry in places.parameters]
+        sources: list[Any] = [*places.parameters, *places.tensors]
+        sources += [gradient for gradient in self.gradients if gradient.get() is not None]
+        self.before = {source: source.get() for source in sources}
+        self.sources = [*sources, *(BatchLeaf(i) for i, v in enumerate(self.leaves) if isinstance(v, torch.Tensor))]
+        self.tensors = [*self.before.values(), *(leaf for leaf in self.leaves if isinstance(leaf, torch.Tensor))]
+        self.kinds = {s: TensorKind.of(t) for s, t in zip(self.sources, self.tensors, strict=True)}
+        self.numbers = {entry: entry.get() for entry in places.numbers}
+        self.holders = {(id(entry.table), entry.key): entry.whole() for entry in places.numbers}
+        self.plain = {entry: entry.get() for entry in places.plain}
+        self.keys = places.state_keys()
+        self.updates: list[UpdateCall] = []
+        self.random = torch.get_rng_state()
+        devices = {t.device.index for t in self.tensors if t.device.type == "cuda"}
+        self.random_cuda = {device: torch.cuda.get_rng_state(device) for device in devices}
+        self.states = [{p: dict(s) for p, s in o.state.items() if isinstance(s, dict)} for o in places.optimizers]
+
+    def run(self, step: Callable[[Any], Any]) -> Recorded:
+        where = ModuleTracker(self.places.paths, self.places.optimizers)
+        ops = OpRecorder(where, self.tape, self._plain_numbers)
+        for source, tensor in zip(self.sources, self.tensors, strict=True):
+            node = ops.add_source(source, tensor)
+            if isinstance(source, BatchLeaf):
+                ops.batch.add_leaf(tensor, source.index)
+            else:
+                ops.batch.lose([ops.roots[node]])
+        where.on_update = partial(self._note_update, ops)
+        counts = StepCounts(self.tape, ops, self.sources, self.tensors)
+        with ExitStack() as stack:
+            if self.undoes:
+                stack.callback(self._undo, ops)
+            stack.callback(self.tape.close)
+            stack.callback(self._put_numbers_back)
+            stack.callback(where.close)
+            with followed_math(), exits_noted(self.reasons), python_functions_open():
+                for entry, value in self.numbers.items():
+                    entry.set(self.tape.leaf(entry, value))
+                with recorded_lists(self.appended, self._note_list) as added:
+                    try:
+                        with ops, FunctionRecorder(ops, self.tape, counts):
+                            result = step(self._batch())
+                            ops.refuse_rewound("its end")
+                    except Exception as error:
+                        if not _is_about_live_numbers(error):
+                            raise
+                        return self._again(step, ops, error)
+            trace = self._trace(ops, result, added)
+            return Recorded(_plain_result(result), trace, self.reasons.first)
+
+    def _again(self, step: Callable[[Any], Any], ops: OpRecorder, error: Exception) -> Recorded:
+        """The step with plain numbers, where a C function of no concern to torch would not take a live one."""
+        self.reasons.add("hands a number on", f"{type(error).__name__}: {error}", user_line_of(error))
+        self.tape.close()
+        self._put_numbers_back()
+        self._undo(ops)
+        return Recorded(step(self.batch), None, self.reasons.first)
+
+    @contextmanager
+    def _plain_numbers(self) -> Iterator[None]:
+        now = {entry: entry.get() for entry in self.numbers}
+        for entry, value in now.items():
+            if isinstance(value, (Live, LateFloat)):
+                entry.set(value.plain)
+        try:
+            yield
+        finally:
+            for entry, value in now.items():
+                if isinstance(value, (Live, LateFloat)):
+                    entry.set(value)
+
+    def _note_list(self, name: str) -> None:
+        self.reasons.add("reads an appended list", name)
+
+    def _note_update(self, ops: OpRecorder, optimizer: torch.optim.Optimizer, begins: bool) -> None:
+        if self.reasons:
+            return
+        if not begins:
+            self.updates[-1].end = len(ops.order)
+            return
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        gradients = {id(p): ops.node_of(p.grad) for p in parameters if p.grad is not None}
+        self.updates.append(UpdateCall(optimizer, gradients, len(ops.order)))
+
+    def _batch(self) -> Any:
+        """The batch, with a live number for each leaf that changes between batches."""
+        if not self.live_leaves:
+            return self.batch
+        found, count = list(self.leaves), -1
+        for place, leaf in enumerate(self.leaves):
+            if not isinstance(leaf, torch.Tensor):
+                count += 1
+                if count in self.live_leaves:
+                    found[place] = self.tape.leaf(LiveLeaf(place), leaf)
+        return tree_unflatten(found, self.spec)
+
+    def _trace(self, ops: OpRecorder, result: Any, added: list[list[Any]]) -> Trace | None:
+        gradients = self._gradients(ops)
+        rebound = self._rebound(ops)
+        numbers = self._numbers()
+        effects = self._effects()
+        found = self._result(ops, result, added)
+        made = self.places.again().state_keys() ^ self.keys
+        if made:
+            self.reasons.add("makes state", ", ".join(sorted(name for name, _ in made)[:3]), "")
+        if not ops.order:
+            self.reasons.add("runs no ops", line="")
+        if self.reasons:
+            return None
+        ops.finish()
+        with_grad = frozenset(entry for entry in rebound if entry.get().requires_grad)
+        batch_leaves = tuple(BatchLeaf(i) if isinstance(v, torch.Tensor) else v for i, v in enumerate(self.leaves))
+        return Trace(
+            ops.graph,
+            tuple(ops.sources),
+            ops.notes,
+            self.tape,
+            found,
+            gradients,
+            rebound,
+            with_grad,
+            numbers,
+            self.places,
+            self.spec,
+            batch_leaves,
+            ops.roots,
+            ops.batch.guards(),
+            self.appended,
+            effects,
+            {source: self.kinds.get(source) or TensorKind.of(source.value) for source in ops.sources},
+            tuple(ops.order),
+            tuple(self.updates),
+        )
+
+    def _gradients(self, ops: OpRecorder) -> dict[Gradient, fx.Node | None]:
+        found: dict[Gradient, fx.Node | None] = {}
+        for gradient in self.gradients:
+            value = gradient.get()
+            if value is not self.before.get(gradient):
+                found[gradient] = None if value is None else self._node(ops, value)
+        return found
+
+    def _rebound(self, ops: OpRecorder) -> dict[Entry, fx.Node]:
+        found: dict[Entry, fx.Node] = {}
+        for entry in self.places.tensors:
+            try:
+                value = entry.get()
+            except (LookupError, AttributeError, TypeError):
+                value = None
+            if value is self.before[entry]:
+                continue
+            if isinstance(value, torch.Tensor):
+                found[entry] = self._node(ops, value)
+            else:
+                self.reasons.add("sets a value", f"{entry.name} to {_shown(value)}", "")
+        for entry in self.places.plain:
+            if isinstance(value := entry.get(), torch.Tensor):
+                found[entry] = self._node(ops, value)
+        return found
+
+    def _node(self, ops: OpRecorder, tensor: torch.Tensor) -> Any:
+        return None if self.reasons else ops.node_of(tensor)
+
+    def _numbers(self) -> dict[Entry, TapeRef]:
+        found: dict[Entry, TapeRef] = {}
+        for entry in self.numbers:
+            value = entry.get()
+            if isinstance(value, Live):
+                function, operand = self.tape.entries[value.index]
+                if function is not None or self.tape.leaves[operand] is not entry:
+                    found[entry] = TapeRef(value.index)
+            elif type(value) in (int, float):
+                found[entry] = self.tape.constant(value)
+            else:
+                self.reasons.add("sets a value", f"{entry.name} to {_shown(value)}", "")
+        return found
+
+    def _effects(self) -> dict[Entry, Any]:
+        found: dict[Entry, Any] = {}
+        for entry, before in self.plain.items():
+            value = entry.get()
+            if isinstance(value, torch.Tensor):
+                continue
+            if isinstance(value, (Live, LateFloat)) or not is_plain(value):
+                self.reasons.add("sets a value", f"{entry.name} to {_shown(value)}", "")
+            elif not same(before, value):
+                found[entry] = value
+        return found
+
+    def _result(self, ops: OpRecorder, result: Any, added: list[list[Any]]) -> Result:
+        flat, spec = tree_flatten((result, [list(each) for each in added]))
+        objects: dict[int, Any] = {}
+        for source in (*self.places.tensors, *self.gradients, *self.places.parameters):
+            if not self.reasons and (value := source.get()) is not None:
+                objects[id(value)] = source
+        names: dict[int, str] = {}
+        leaves = []
+        for position, leaf in enumerate(flat):
+            if self.reasons:
+                break
+            kind, value, name = returned_leaf(ops, leaf, objects)
+            leaves.append((kind, value))
+            if name is not None:
+                names[position] = name
+        return Result(spec, tuple(leaves), names)
+
+    def _put_numbers_back(self) -> None:
+        """Put plain numbers in the places of live ones; the tuples that held them come back where nothing changed."""
+        changed: set[tuple[int, Any]] = set()
+        for entry, before in self.numbers.items():
+            value = entry.get()
+            now = value.plain if isinstance(value, (Live, LateFloat)) else value
+            if self.undoes:
+                now = before
+            entry.set(now)
+            if not same(now, before):
+                changed.add((id(entry.table), entry.key))
+        for entry in self.numbers:
+            place = (id(entry.table), entry.key)
+            if entry.path and place not in changed:
+                entry.table[entry.key] = self.holders[place]
+
+    def _undo(self, ops: OpRecorder) -> None:
+        for gradient in self.gradients:
+            gradient.set(self.before.get(gradient))
+        for source, tensor in self.before.items():
+            if isinstance(source, Entry) and source.get() is not tensor:
+                source.set(tensor)
+        for entry, value in self.plain.items():
+            entry.set(value)
+        for optimizer, saved in zip(self.places.optimizers, self.states, strict=True):
+            for parameter, state in list(optimizer.state.items()):
+                if parameter not in saved:
+                    del optimizer.state[parameter]
+                elif isinstance(state, dict):
+                    for key in [key for key in state if key not in saved[parameter]]:
+                        del state[key]
+        ops.undo()
+        torch.set_rng_state(self.random)
+        for device, state in self.random_cuda.items():
+            torch.cuda.set_rng_state(state, device)
+
+
+def _is_about_live_numbers(error: Exception) -> bool:
+    """Whether the step raised because code that takes floats and ints of Python's own was given a live number."""
+    if any(name in str(error) for name in ("LiveFloat", "LiveInt")):
+        return True
+    trace, found = error.__traceback__, False
+    while trace is not None:
+        found, trace = any(isinstance(value, Live) for value in trace.tb_frame.f_locals.values()), trace.tb_next
+    return found and isinstance(error, TypeError)
+
+
+def _shown(value: Any) -> str:
+    return shown(value.plain if isinstance(value, (Live, LateFloat)) else value)
+
+
+def _plain_result(result: Any) -> Any:
+    """The user's own result, with plain numbers in place of live ones."""
+    flat, _ = tree_flatten(result)
+    if not any(isinstance(leaf, (Live, LateFloat)) for leaf in flat):
+        return result
+    return tree_map_only((Live, LateFloat), lambda number: number.plain, result)

@@ -1,0 +1,72 @@
+"""What a step returns, leaf by leaf: values, numbers, tensors, and what autograd knows of these."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from hocket.tracing.recording.op_recorder import OpRecorder
+from hocket.tracing.scalars.live import LateFloat, Live
+from hocket.tracing.scalars.tape import TapeRef
+from hocket.tracing.state import PLAIN
+
+__all__ = ["returned_leaf"]
+
+
+def returned_leaf(ops: OpRecorder, leaf: Any, objects: Mapping[int, Any]) -> tuple[str, Any, str | None]:
+    """The kind of a leaf and where its value comes from (see `record.Result`).
+
+    Args:
+        ops: has recorded the step, and takes the reason where a leaf cannot be returned by a graph.
+        leaf: of what the step returned.
+        objects: by address, the tensors that stand at sources when the step is over.
+
+    Returns:
+        Kind and value; of a tensor that requires a gradient the name of its autograd node, else None.
+    """
+    if isinstance(leaf, LateFloat):
+        return "item", ops.node_of(leaf.tensor), None
+    if isinstance(leaf, Live):
+        return "number", TapeRef(leaf.index), None
+    if isinstance(leaf, torch.Tensor):
+        if id(leaf) in objects:
+            return "place", objects[id(leaf)], None
+        if leaf.requires_grad and leaf.retains_grad:
+            ops.reasons.add("retains a gradient", _shown(leaf), "")
+        elif leaf.grad_fn is not None and not _is_spent(leaf.grad_fn):
+            ops.reasons.add("returns a graph", _shown(leaf), "")
+        name = None if not leaf.requires_grad else "" if leaf.grad_fn is None else leaf.grad_fn.name()
+        return "tensor", ops.node_of(leaf), name
+    if not isinstance(leaf, PLAIN):
+        ops.reasons.add("returns unseen", f"{type(leaf).__module__}.{type(leaf).__name__}", "")
+    return "value", leaf, None
+
+
+def _shown(tensor: torch.Tensor) -> str:
+    return f"a tensor of shape {tuple(tensor.shape)}"
+
+
+def _is_spent(node: Any) -> bool:
+    """Whether a backward through this graph raises, since an earlier one has freed what it needs."""
+    waiting, seen = [node], {node}
+    while waiting:
+        node = waiting.pop()
+        for name in _saved(type(node)):
+            try:
+                getattr(node, name)
+            except RuntimeError:
+                return True
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                waiting.append(following)
+    return False
+
+
+@functools.cache
+def _saved(kind: type) -> tuple[str, ...]:
+    """The attributes that hold what a node of this kind needs for its backward."""
+    return tuple(name for name in dir(kind) if name.startswith("_saved_") or name == "saved_tensors")

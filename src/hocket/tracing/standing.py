@@ -1,0 +1,100 @@
+"""What has to hold of the tensors that a captured step reads, for its graph to be the step.
+
+A graph is good for tensors of the types and layouts that it was recorded with: a view of contiguous memory is a copy of
+other memory. And it orders ops by the memory that they share: tensors that had memory apart must have it apart, and
+places that held one tensor must hold one still. ``native/binding.cpp`` checks the same before each planned step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+
+from hocket.tracing.state import BatchLeaf, Entry
+
+if TYPE_CHECKING:
+    from hocket.tracing.recording.record import Trace
+
+__all__ = ["Standing", "TensorKind"]
+
+
+@dataclass(frozen=True)
+class TensorKind:
+    """The type and the layout of a tensor.
+
+    Example:
+        >>> TensorKind.of(torch.zeros(2, 3)) == TensorKind.of(torch.ones(2, 3))
+        True
+        >>> TensorKind.of(torch.zeros(2, 3)) == TensorKind.of(torch.zeros(3, 2).t())
+        False
+    """
+
+    type: type
+    dtype: torch.dtype
+    device: torch.device
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    requires_grad: bool
+    flags: tuple[bool, ...]
+
+    @staticmethod
+    def of(tensor: torch.Tensor) -> TensorKind | None:
+        """None of what is no dense tensor."""
+        if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided or tensor.is_nested:
+            return None
+        return TensorKind(
+            type(tensor),
+            tensor.dtype,
+            tensor.device,
+            tuple(tensor.shape),
+            tensor.stride(),
+            tensor.requires_grad,
+            (tensor.is_conj(), tensor.is_neg()),
+        )
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Checks the tensors in the slots of a captured step.
+
+    Attributes:
+        kinds: slot -> the kind of its tensor, for all that is not of the batch (whose kinds are in the signature).
+        slots: of the tensors whose memory counts, in order.
+        first: for each of these, the position of the first one that shares its memory.
+        twins: pairs of places that hold one tensor.
+    """
+
+    kinds: Mapping[int, TensorKind | None]
+    slots: tuple[int, ...]
+    first: tuple[int, ...]
+    twins: tuple[tuple[Entry, Entry], ...]
+
+    @staticmethod
+    def of(trace: Trace, inputs: Sequence[tuple[int, Any]], slot_of: Mapping[fx.Node, int]) -> Standing:
+        """The conditions of a trace whose program reads these inputs (slot and source)."""
+        roots = {slot_of[node]: root for node, root in trace.roots.items()}
+        kinds = {slot: trace.kinds[source] for slot, source in inputs if type(source) is not BatchLeaf}
+        slots = tuple(slot for slot, _ in inputs)
+        places = {roots[slot]: place for place, slot in reversed(list(enumerate(slots)))}
+        return Standing(kinds, slots, tuple(places[roots[slot]] for slot in slots), trace.places.twins)
+
+    def holds(self, values: Sequence[Any]) -> bool:
+        """Whether everything is as it was recorded.
+
+        Args:
+            values: of each slot.
+        """
+        if any(TensorKind.of(values[slot]) != kind for slot, kind in self.kinds.items()):
+            return False
+        first: dict[int, int] = {}
+        for place, slot in enumerate(self.slots):
+            tensor = values[slot]
+            if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
+                return False
+            if first.setdefault(tensor.untyped_storage()._cdata, place) != self.first[place]:
+                return False
+        return all(one.get() is other.get() for one, other in self.twins)
