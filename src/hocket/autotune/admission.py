@@ -65,7 +65,6 @@ class Admission:
         self.forms: dict[str, Captured] = {}
         self.difference: Difference | None = None
         self._config = config
-        self._watch: PurityWatch = config.watch
         self._backend = backend
         self._compiler = compiler
 
@@ -125,12 +124,13 @@ class Admission:
         }
 
     def _watched(self) -> Generator[Item, Any, None]:
+        watch: PurityWatch = self._config.watch
         for _ in range(MAX_WATCHED):
             seen: Watched = yield WatchedStep()
             if seen.before is not None and seen.findings:
-                self.guards = Guards(seen.before, self._watch)  # what the refusal is about
+                self.guards = Guards(seen.before, watch)  # what the refusal is about
                 raise RefusedError(in_words(seen.findings))
-            if seen.settled and self._watch.num_watched >= WATCHED_STEPS:
+            if seen.settled and watch.num_watched >= WATCHED_STEPS:
                 return
         raise RefusedError(f"it ran code for the first time in each of {MAX_WATCHED} steps")
 

@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 
 # Variants of one signature: a step whose state never settles would be captured for ever.
 MAX_STATES = 8
+# Of which so many are searched where all of them are refused.
+MAX_REFUSED_STATES = 3
 # Signatures that are searched when they come up first; where shapes hardly repeat, watching would cost and gain
 # nothing.
 MAX_EASY = 8
@@ -217,7 +219,9 @@ class VariantPool:
         key = self._key_anew(batch)
         variants = self._variants.get(key, [])
         refused = ""
-        if len(variants) >= MAX_STATES:
+        if len(variants) >= MAX_REFUSED_STATES and all(variant.is_refused for variant in variants):
+            refused = variants[0].decision.reason
+        elif len(variants) >= MAX_STATES:
             what = f"{place} still changes" if place else "its state still changes"
             refused = f"it was watched for {MAX_STATES} variants of its state, and {what}"
         elif not variants and not self._comes_often(key):

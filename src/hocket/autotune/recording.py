@@ -7,6 +7,7 @@ from typing import Any
 
 from hocket.autotune.candidate import TunerConfig
 from hocket.pystate.guards import A_TENSOR, Guards
+from hocket.pystate.places import ABSENT
 from hocket.pystate.watch import Change, PurityWatch, Watched, differences, in_words
 from hocket.tracing.captured import Captured, alone, captured_from
 from hocket.tracing.recording.record import Recorded, Trace, record_step
@@ -86,8 +87,13 @@ def _judged(
     if seen.findings:
         return RecordedForm(seen.result, guards, reason=in_words(seen.findings))
     if trace is None:
-        return RecordedForm(seen.result, guards, reason=f"it could not be captured: {recorded.reason}")
+        makes_state = recorded.reason is not None and recorded.reason.kind == "makes state"
+        reason = f"it could not be captured: {recorded.reason}"
+        return RecordedForm(seen.result, guards, reason=reason, is_settled=not makes_state)
     unseen = [change for change in differences(seen.before, seen.after) if not _is_known(change, known)]
+    if not seen.settled:
+        # Torch's own code ran for the first time, and its names count from now on: what they name is not new.
+        unseen = [change for change in unseen if change.then is not ABSENT]
     if unseen or watch.executed.num_new_of_user:
         return RecordedForm(seen.result, guards, is_settled=False, reason="it did something new in each recorded step")
     return RecordedForm(seen.result, guards, captured_from(trace, signature, config.step, batch))

@@ -195,10 +195,11 @@ class ExecutedCode:
 
     def add(self, code: CodeType, namespace: dict[str, Any]) -> None:
         """Count the names of `code`, which runs with these globals."""
-        if code in self.codes or code.co_name == "<module>" or code.co_filename.startswith(_LOOKING_ON):
+        file = _file_of(code, namespace)
+        if code in self.codes or code.co_name == "<module>" or file.startswith(_LOOKING_ON):
             return  # a module's own code runs when it is imported
         self.codes.add(code)
-        whose = origin(code.co_filename)
+        whose = origin(file)
         self.num_new_of_user += whose in ("user", "library")
         for part in _with_nested(code):
             self.names.update(part.co_names)
@@ -234,7 +235,7 @@ class ExecutedCode:
             whose = origin(code.co_filename)
             if whose != "torch":
                 self._called(arg, frame, whose)
-        elif event == "return" and origin(code.co_filename) in ("user", "library"):
+        elif event == "return" and origin(_file_of(code, frame.f_globals)) in ("user", "library"):
             self._meet(arg)
             for value in frame.f_locals.values():
                 self._meet(value)
@@ -248,16 +249,18 @@ class ExecutedCode:
 
     def _called(self, function: Any, frame: FrameType, whose: str) -> None:
         """A C function is called by code that is not torch's."""
+        if whose == "stdlib" and not _is_for_user(frame):
+            return
         owner = getattr(function, "__self__", None)
         if owner is not None:
             self._meet(owner)
         asked = _asked_of_the_world(function.__name__, getattr(function, "__module__", None), owner)
-        if not asked or (whose == "stdlib" and not _is_asked_by_user(frame, asked)):
+        if not asked or (whose == "stdlib" and _is_quiet(frame, asked)):
             return
         self.world[f"{asked} at {user_line(frame)}"] = None
 
     def _meet(self, value: Any) -> None:
-        if value is not None and not isinstance(value, _UNMET):
+        if value is not None and not issubclass(type(value), _UNMET):  # isinstance asks proxies
             self._met[id(value)] = value
 
     def _meet_function(self, code: CodeType) -> None:
@@ -265,6 +268,12 @@ class ExecutedCode:
         for function in gc.get_referrers(code):
             if isinstance(function, FunctionType):
                 self.persistent[id(function)] = function
+
+
+def _file_of(code: CodeType, namespace: dict[str, Any]) -> str:
+    """The file of a piece of code; of generated code (methods of a dataclass) that of the module it belongs to."""
+    file = code.co_filename
+    return (namespace.get("__file__") or "<frozen collections>") if file.startswith("<string") else file
 
 
 def _asked_of_the_world(name: str, module: str | None, owner: Any) -> str:
@@ -280,16 +289,18 @@ def _asked_of_the_world(name: str, module: str | None, owner: Any) -> str:
     return ""
 
 
-def _is_asked_by_user(frame: FrameType, asked: str) -> bool:
-    """Whether Python's own library asks on behalf of the user: not to import a module, and not for torch."""
+def _is_for_user(frame: FrameType) -> bool:
+    """Whether Python's own library runs on behalf of the user: not to import a module, and not for torch."""
     caller: FrameType | None = frame
-    if frame.f_code.co_filename.endswith(_QUIET) and not asked.startswith(tuple(_STREAMING)):
-        return False
     while caller is not None and origin(caller.f_code.co_filename) == "stdlib":
         if caller.f_code.co_filename.startswith(_IMPORTS[0]) or _IMPORTS[1] in caller.f_code.co_filename:
             return False
         caller = caller.f_back
     return caller is None or origin(caller.f_code.co_filename) != "torch"
+
+
+def _is_quiet(frame: FrameType, asked: str) -> bool:
+    return frame.f_code.co_filename.endswith(_QUIET) and not asked.startswith(tuple(_STREAMING))
 
 
 def _is_op(frame: FrameType) -> bool:

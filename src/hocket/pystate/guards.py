@@ -158,7 +158,11 @@ class Guards:
             )
         elif kind == "class":
             number = table.add_class(owner, list(group.keys), list(group.values), self._hows(group))
-        elif kind == "slots":
+        elif kind == "context":
+            number = table.add_test(lambda: same(owner.get(None), group.values[0]))
+        elif kind == "setting":
+            number = table.add_test(lambda: group.keys[0]() == group.values[0])
+        elif kind in ("slots", "readonly"):
             for position, (name, value) in enumerate(zip(group.keys, group.values, strict=True)):
                 self._groups.append(group)
                 number = table.add_slot(owner, name, value, self._how(group, position))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import threading
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +12,7 @@ from weakref import WeakKeyDictionary
 
 from hocket.pystate.executed import origin
 
-__all__ = ["foreign_base", "has_plain_dict", "origin_of", "slot_value", "slots_of"]
+__all__ = ["foreign_base", "instance_dict", "origin_of", "slot_value", "slots_of"]
 
 
 _SLOTS: WeakKeyDictionary[type, tuple[str, ...]] = WeakKeyDictionary()
@@ -20,15 +21,21 @@ _SLOTS: WeakKeyDictionary[type, tuple[str, ...]] = WeakKeyDictionary()
 def foreign_base(kind: type) -> type | None:
     """The C class that gives instances memory that no attribute shows; None for classes written in Python."""
     for base in kind.__mro__[:-1]:
-        slots = len(_own_slots(base))
-        if base.__base__ is not None and base.__basicsize__ > base.__base__.__basicsize__ + 16 + 8 * slots:
+        parent = base.__base__
+        if parent is None:
+            continue
+        shown = 8 * len(_own_slots(base))
+        shown += 8 * (base.__weakrefoffset__ > 0 and not parent.__weakrefoffset__)
+        shown += 8 * (base.__dictoffset__ != 0 and not parent.__dictoffset__)
+        if base.__basicsize__ > parent.__basicsize__ + shown:
             return base
     return None
 
 
 def _own_slots(kind: type) -> tuple[str, ...]:
     slots = vars(kind).get("__slots__", ())
-    return (slots,) if isinstance(slots, str) else tuple(slots)
+    names = (slots,) if isinstance(slots, str) else tuple(slots)
+    return tuple(name for name in names if name not in ("__dict__", "__weakref__"))
 
 
 def slots_of(kind: type) -> tuple[str, ...]:
@@ -56,9 +63,17 @@ def slot_value(value: Any, slot: str) -> tuple[Any, ...]:
         return ()
 
 
-def has_plain_dict(kind: Any) -> bool:
-    """Whether ``__dict__`` is the usual one, so that asking for it runs no code of the class."""
-    return kind.__dictoffset__ != 0 and kind.__getattribute__ in (object.__getattribute__, type.__getattribute__)
+def instance_dict(value: Any) -> dict[str, Any] | None:
+    """The ``__dict__`` of an instance, asked without running code of its class; None where it has none."""
+    if isinstance(value, threading.local):
+        table: Any = value.__dict__  # of this thread; there is no descriptor of it
+        return table if type(table) is dict else None
+    for base in type(value).__mro__:
+        descriptor = vars(base).get("__dict__")
+        if type(descriptor) in (types.GetSetDescriptorType, types.MemberDescriptorType):
+            table = descriptor.__get__(value)
+            return table if type(table) is dict else None
+    return None
 
 
 def origin_of(kind: type) -> str:

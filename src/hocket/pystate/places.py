@@ -23,6 +23,7 @@ __all__ = [
     "Place",
     "are_like",
     "describe",
+    "is_immutable",
     "is_number",
     "is_plain",
     "members_of",
@@ -43,21 +44,29 @@ ABSENT = _Absent()
 # A path is a link to the path of the owner and how to get on from there; the text is put together when it is asked for.
 Path = tuple[Any, str, Any]
 
-_PLAIN = (
-    int, float, complex, str, bytes, bool, type(None), type(Ellipsis), type(NotImplemented), range, slice, enum.Enum,
-    np.generic, np.dtype, torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size,
+# Immutable values that type and equality identify; classes derived from Python's own may hold more.
+_EXACT = frozenset(
+    (
+        int, float, complex, str, bytes, bool, type(None), type(Ellipsis), type(NotImplemented), range, slice,
+        np.dtype, torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size,
+    )
 )  # fmt: skip
+_VALUES = (np.generic, np.dtype, enum.Enum)
 
 _SHOWN_CHARACTERS = 60
 
 
 def is_plain(value: Any) -> bool:
     """Whether `value` is immutable all through, so that type and equality identify it."""
-    if value is ABSENT:
-        return True
-    if type(value) is tuple:
+    kind = type(value)
+    if kind is tuple:
         return all(is_plain(element) for element in value)
-    return isinstance(value, _PLAIN)
+    return kind in _EXACT or issubclass(kind, _VALUES) or value is ABSENT
+
+
+def is_immutable(value: Any) -> bool:
+    """Whether `value` is plain and cannot have attributes either (a member of an enum can)."""
+    return is_plain(value) and not issubclass(type(value), enum.Enum)
 
 
 def is_number(value: Any) -> bool:
@@ -125,8 +134,9 @@ class Group:
     """The values that one owner holds.
 
     Attributes:
-        kind: ``dict``, ``class``, ``cell``, ``list``, ``sequence``, ``slots``, ``function``, ``tensor``, ``buffer``,
-            ``set``, ``state`` (of a generator or an iterator, compared but never guarded: reading advances it).
+        kind: ``dict``, ``class``, ``cell``, ``list``, ``sequence``, ``slots``, ``readonly``, ``function``, ``tensor``,
+            ``buffer``, ``set``, ``context``, ``setting`` (what the function that is its key returns), ``state`` (of a
+            generator or an iterator, compared but never guarded: reading advances it).
         owner: the object.
         path: how the step reaches it.
         keys, values: in step with each other.
@@ -172,7 +182,7 @@ class Place:
     """One value that can be read and written.
 
     Args:
-        kind: of the group it belongs to: ``dict``, ``cell``, ``list``, ``slots`` and ``class`` can be written.
+        kind: of the group it belongs to; see `is_writable`.
         owner: the dict, cell, list, object or class.
         key: where in it.
         path: how the step reaches it.
@@ -193,7 +203,8 @@ class Place:
 
     @property
     def is_writable(self) -> bool:
-        return self.kind in ("dict", "cell", "list", "slots")
+        """Whether a value can be put there, as the user's code does."""
+        return self.kind in ("dict", "cell", "list", "slots", "class", "context")
 
     def get(self) -> Any:
         """The value there; `ABSENT` where there is none (a name was deleted, a cell is empty, a list is shorter)."""
@@ -207,7 +218,9 @@ class Place:
             return self.owner.cell_contents
         if self.kind == "slots":
             return getattr(self.owner, self.key)
-        return self.owner[self.key]
+        if self.kind == "class":
+            return vars(self.owner)[self.key]
+        return self.owner.get() if self.kind == "context" else self.owner[self.key]
 
     def set(self, value: Any) -> None:
         """Put a value there; with `ABSENT`, delete what is there."""
@@ -217,6 +230,10 @@ class Place:
             self.owner.cell_contents = value
         elif self.kind == "slots":
             setattr(self.owner, self.key, value)
+        elif self.kind == "class":
+            type.__setattr__(self.owner, self.key, value)
+        elif self.kind == "context":
+            self.owner.set(value)
         else:
             self.owner[self.key] = value
 
@@ -227,5 +244,7 @@ class Place:
             del self.owner.cell_contents
         elif self.kind == "slots":
             delattr(self.owner, self.key)
-        else:
+        elif self.kind == "class":
+            type.__delattr__(self.owner, self.key)
+        elif self.kind != "context":
             del self.owner[self.key]

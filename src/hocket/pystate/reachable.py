@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from hocket.pystate.executed import ExecutedCode
-from hocket.pystate.visits import HOOK_TABLES, Visits
+from hocket.pystate.kinds import HOOK_TABLES, Kinds
 from hocket.pystate.walk import MAX_VALUES, Reachable
 
 __all__ = ["HOOK_TABLES", "Reachable", "reachable"]
@@ -31,7 +31,7 @@ def reachable(step: Any, roots: Iterable[Any], executed: ExecutedCode) -> Reacha
     """
     while True:
         known = len(executed.codes)
-        walk = Visits(executed)
+        walk = Kinds(executed)
         walk.start(step, roots)
         # A function that the walk met may name attributes of objects that lie behind it.
         if len(executed.codes) == known or walk.found.num_values > MAX_VALUES:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterable
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,9 @@ import torch
 from hocket.pystate.places import is_plain
 
 __all__ = ["ITERATORS", "generator_state", "iterator_state"]
+
+# Iterators within iterators, and what they say of their places.
+MAX_DEPTH, MAX_PARTS = 20, 1000
 
 _EMPTY: tuple[Any, ...] = ([], (), range(0), {}, {}.items(), {}.values(), set(), "", b"")
 
@@ -38,19 +41,24 @@ def iterator_state(value: Any) -> tuple[Any, ...]:
     """Where one of Python's own iterators stands.
 
     Raises:
-        TypeError, ValueError: it does not tell.
+        TypeError, ValueError: it does not tell, or stands in front of too many others.
     """
-    return tuple(_flat(value.__reduce__()))
+    state = tuple(itertools.islice(_flat(value.__reduce__(), 0), MAX_PARTS + 1))
+    if len(state) > MAX_PARTS:
+        raise ValueError("an iterator of too many parts")
+    return state
 
 
-def _flat(state: Any) -> Iterable[Any]:
+def _flat(state: Any, depth: int) -> Iterator[Any]:
     """What an iterator says of its place, objects by their identity."""
+    if depth > MAX_DEPTH:
+        raise ValueError("iterators of iterators, too deep to look into")
     for each in state:
         if isinstance(each, tuple):
-            yield from _flat(each)
+            yield from _flat(each, depth)
         elif is_plain(each):
             yield (type(each), each)
         elif isinstance(each, ITERATORS):
-            yield from _flat(each.__reduce__())
+            yield from _flat(each.__reduce__(), depth + 1)
         else:
             yield id(each)

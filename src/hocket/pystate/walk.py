@@ -1,10 +1,19 @@
-"""The walk over reachable state: the queue, and how groups are made of what an object holds. See `reachable`."""
+"""Walks over the state that a step can reach: the queue, and groups of attributes. See `reachable`.
+
+Every object is looked into by what Python says of its layout: the dict of its instance, its slots, its class. `kinds`
+adds what containers and objects of C hold besides.
+"""
 
 from __future__ import annotations
 
+import builtins
 import collections
+import decimal
+import gc
+import locale
 import os
 import random
+import sys
 import types
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
@@ -15,8 +24,8 @@ import torch
 from torch import nn
 
 from hocket.pystate.executed import ExecutedCode
-from hocket.pystate.layout import has_plain_dict, origin_of, slot_value, slots_of
-from hocket.pystate.places import Group, Path, describe, is_plain
+from hocket.pystate.layout import instance_dict, origin_of, slot_value, slots_of
+from hocket.pystate.places import Group, Path, describe, is_immutable
 
 __all__ = ["MAX_ITEMS", "MAX_VALUES", "Reachable", "Walk"]
 
@@ -27,6 +36,22 @@ MAX_ITEMS = 20_000
 _GLOBAL_HOOKS = (
     "_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks", "_global_backward_pre_hooks",
 )  # fmt: skip
+# Python code and what describes it: of torch's and Python's own it is guarded by identity, and not looked into.
+_CODE = (
+    types.FunctionType, types.BuiltinFunctionType, types.ModuleType, type, property, staticmethod, classmethod,
+    types.MethodDescriptorType, types.WrapperDescriptorType, types.GetSetDescriptorType, types.MemberDescriptorType,
+)  # fmt: skip
+
+
+# Functions that change settings of the process, whose they are, and what reads these settings.
+_SETTINGS: tuple[tuple[str, Any, Callable[[], Any]], ...] = (
+    ("setrecursionlimit", sys, sys.getrecursionlimit),
+    ("set_threshold", gc, gc.get_threshold),
+    ("setlocale", locale, lambda: locale.setlocale(locale.LC_ALL)),
+    ("set_printoptions", torch, lambda: repr(torch._tensor_str.PRINT_OPTS)),
+    ("seterr", np, lambda: repr(np.geterr())),
+    ("setswitchinterval", sys, sys.getswitchinterval),
+)
 
 
 class Reachable:
@@ -45,7 +70,12 @@ class Reachable:
 
 
 class Walk(ABC):
-    """Visits everything once, breadth first, so that a value is named by its shortest path."""
+    """Visits everything once, breadth first, so that a value is named by its shortest path.
+
+    Attributes:
+        own: addresses of the modules and optimizers that a captured step trains; it reads and writes their tensors
+            and numbers wherever they stand.
+    """
 
     def __init__(self, executed: ExecutedCode) -> None:
         self.executed = executed
@@ -54,6 +84,8 @@ class Walk(ABC):
         self.todo: collections.deque[tuple[Any, Path]] = collections.deque()
         self.weakly: list[tuple[Any, Path]] = []
         self.wide = bool(executed.dynamic)
+        self.own: set[int] = set()
+        self.namespaces: set[int] = set()
 
     def start(self, step: Any, roots: Iterable[Any]) -> None:
         name = getattr(step, "__name__", type(step).__name__)
@@ -64,14 +96,14 @@ class Walk(ABC):
         for number, root in enumerate(roots):
             kind = "optimizer" if isinstance(root, torch.optim.Optimizer) else "model"
             self.todo.append((root, (None, "", kind if number == 0 else f"{kind}{number}")))
+            self.own.update([id(root)] if kind == "optimizer" else map(id, root.modules()))
         for namespace, names in list(self.executed.global_names.values()):
             self._globals(namespace, names)
         self._generators()
         modules = vars(torch.nn.modules.module)
         for hooks in _GLOBAL_HOOKS:
             self.todo.append((modules[hooks], (None, "", f"torch.nn.modules.module.{hooks}")))
-        if not self.executed.names.isdisjoint(("environ", "getenv")):
-            self.todo.append((os.environ._data, (None, "", "os.environ")))  # type: ignore[attr-defined]
+        self._settings()
         # Last what has no better name.
         unnamed = list(self.executed.persistent.values())
         if self._drain():
@@ -100,6 +132,17 @@ class Walk(ABC):
         state = np.random.get_state()  # noqa: NPY002  # the user's, which a step may draw from
         self.state(np.random, (None, "", "the state of numpy.random"), (state[1].tobytes(), *state[2:]))  # type: ignore[index]
 
+    def _settings(self) -> None:
+        """Settings of the process, where code of the user's names them."""
+        names = self.executed.user_names
+        if not names.isdisjoint(("environ", "getenv")):
+            self.todo.append((os.environ._data, (None, "", "os.environ")))  # type: ignore[attr-defined]
+        if not names.isdisjoint(("getcontext", "localcontext", "setcontext")):
+            self.todo.append((decimal.getcontext(), (None, "", "the context of decimal")))
+        for called, owner, read in _SETTINGS:
+            if called in names:
+                self.setting(owner, (None, "", f"{owner.__name__}.{called}"), read)
+
     # ------------------------------------------------------------------------------------------- making groups
 
     def add(
@@ -113,16 +156,24 @@ class Walk(ABC):
         *,
         rebindable: bool = False,
         counts: Callable[[str], bool] | None = None,
+        but: tuple[type, ...] = (),
     ) -> None:
+        """Add a group, and queue its values, except for those of the types `but`."""
         group = Group(kind, owner, path, keys, values, form=form, rebindable=rebindable, counts=counts)
         self.found.groups[id(owner), kind] = group
         self.found.num_values += len(keys)
         for position, value in enumerate(values):
-            if not is_plain(value) and id(value) not in self.done:
+            kind_of_value = type(value)
+            if not is_immutable(value) and id(value) not in self.done and not issubclass(kind_of_value, but):
                 self.todo.append((value, group.path_of(keys[position])))
 
     def state(self, owner: Any, path: Path, token: Any) -> None:
+        """State that advances when it is read: compared, and never guarded."""
         self.found.groups[id(owner), "state"] = Group("state", owner, path, ("",), (token,))
+
+    def setting(self, owner: Any, path: Path, read: Callable[[], Any]) -> None:
+        """State of an object of C that a function reads; it is guarded by calling that again."""
+        self.found.groups[id(owner), "setting"] = Group("setting", owner, path, (read,), (read(),))
 
     def table(self, table: dict[Any, Any], path: Path) -> None:
         """All entries of a dict."""
@@ -133,10 +184,12 @@ class Walk(ABC):
         keys = list((collections.OrderedDict if ordered else dict).__iter__(table))
         self.add("dict", table, path, keys, [dict.__getitem__(table, key) for key in keys], "[]")
 
-    def names(self, table: dict[str, Any], path: Path, counts: Callable[[str], bool]) -> None:
+    def names(
+        self, table: dict[str, Any], path: Path, counts: Callable[[str], bool], but: tuple[type, ...] = ()
+    ) -> None:
         """The entries of a dict of attributes or globals that count."""
-        keys = [key for key in table if counts(key)]
-        self.add("dict", table, path, keys, [table[key] for key in keys], ".", counts=counts)
+        keys = [key for key in dict.__iter__(table) if counts(key)]
+        self.add("dict", table, path, keys, [dict.__getitem__(table, key) for key in keys], ".", counts=counts, but=but)
 
     def named_or(self, always: frozenset[str], never: frozenset[str] = frozenset()) -> Callable[[str], bool]:
         names, wide = self.executed.names, self.wide
@@ -144,46 +197,76 @@ class Walk(ABC):
 
     def _globals(self, namespace: dict[str, Any], names: set[str]) -> None:
         self.done.add(id(namespace))
-        self.names(namespace, (None, "", namespace.get("__name__", "globals")), names.__contains__)
+        self.namespaces.add(id(namespace))
+        path = (None, "", namespace.get("__name__", "globals"))
+        executed = self.executed
+        by_text = "globals" in names  # a name may be spelled as a string then
+        self.names(namespace, path, lambda key: key in names or (by_text and key in executed.names))
+        table = vars(builtins)
+        mine = [name for name in names if name not in namespace and name in table]
+        if mine and id(table) not in self.done:
+            counts = executed.user_names.__contains__
+            self.names(table, (None, "", "builtins"), counts, but=_CODE)
 
     def attributes(
         self, value: Any, path: Path, always: frozenset[str] = frozenset(), never: frozenset[str] = frozenset()
     ) -> None:
-        table = getattr(value, "__dict__", None) if has_plain_dict(type(value)) else None
-        if type(table) is dict:
-            self.names(table, path, self.named_or(always, never))
-        keys = [key for key in slots_of(type(value)) if self.wide or key in self.executed.names]
-        present = [(key, found) for key in keys for found in slot_value(value, key)]
-        if present:
-            self.add("slots", value, path, [key for key, _ in present], [found for _, found in present], ".")
+        """The attributes of an object that count, and those of its class."""
+        self._own_attributes(value, path, self.named_or(always, never))
         self.class_of(type(value))
+
+    def attributes_of_user(self, value: Any, path: Path, always: frozenset[str] = frozenset()) -> None:
+        """The attributes of an object of Python's or torch's that code of the user's names."""
+        names = self.executed.user_names
+        self._own_attributes(value, path, lambda key: key in names or key in always, _CODE)
+
+    def _own_attributes(
+        self, value: Any, path: Path, counts: Callable[[str], bool], but: tuple[type, ...] = ()
+    ) -> None:
+        table = instance_dict(value)
+        if table is not None and id(table) not in self.done:
+            self.done.add(id(table))
+            self.names(table, path, counts, but)
+        present = [(key, found) for key in slots_of(type(value)) if counts(key) for found in slot_value(value, key)]
+        if present:
+            self.add("slots", value, path, [key for key, _ in present], [found for _, found in present], ".", but=but)
 
     def class_of(self, kind: type) -> None:
         if id(kind) not in self.done:
             self._visit(kind, (None, "", kind.__qualname__))
 
     def klass(self, kind: type, path: Path) -> None:
-        """The attributes of a class and its bases that count."""
+        """The attributes of a class, its bases and its metaclass that count."""
+        if type(kind) is not type:
+            self.class_of(type(kind))
         for base in kind.__mro__:
-            whose = origin_of(base)
-            names = self.executed.names
-            if whose == "torch" and issubclass(base, nn.Module) and "forward" in vars(base):
-                self.add("class", base, (None, "", base.__qualname__), ["forward"], [vars(base)["forward"]], ".")
-            if whose in ("torch", "stdlib", ""):
+            self.done.add(id(base))
+            if (id(base), "class") in self.found.groups:
                 continue
-            keys = [
-                key for key in vars(base)
-                if key in ("forward", "__call__") or (key in names and not key.startswith("__"))
-            ]  # fmt: skip
-            self.add("class", base, (None, "", base.__qualname__), keys, [vars(base)[key] for key in keys], ".")
+            whose = origin_of(base)
+            is_user = whose in ("user", "library")
+            names = self.executed.names if is_user else self.executed.user_names
+            always = ("forward", "__call__") if is_user else ("forward",) if issubclass(base, nn.Module) else ()
+            table = vars(base)
+            keys = [key for key in table if key in always or (key in names and not key.startswith("__"))]
+            if keys and base is not object:
+                values = [table[key] for key in keys]
+                self.add("class", base, (None, "", base.__qualname__), keys, values, ".", but=() if is_user else _CODE)
 
     # ------------------------------------------------------------------------------------------ visiting values
 
     def _visit(self, value: Any, path: Path) -> None:
+        if id(value) in self.namespaces:
+            # Held as a dict: any entry may be read, by any name.
+            self.namespaces.discard(id(value))
+            self.names(value, path, lambda key: not issubclass(type(value[key]), _CODE))
         if id(value) in self.done:
             return
         self.done.add(id(value))
-        self.visit(value, path)
+        try:
+            self.visit(value, path)
+        except Exception as error:  # noqa: BLE001  # code of an object's own class may do anything
+            self.found.opaque[f"{describe(path)} cannot be looked into ({type(error).__name__}: {error})"] = None
 
     @abstractmethod
     def visit(self, value: Any, path: Path) -> None:

@@ -36,7 +36,7 @@ MAX_WATCHED = 6
 MAX_NAMED = 5
 
 # Groups of which a walk notes one value that stands for all.
-_TOKENS = frozenset(("state", "set", "buffer"))
+_TOKENS = frozenset(("state", "set", "buffer", "setting"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,10 +105,12 @@ def _changes(then: Group, now: Group) -> Iterator[Change]:
             yield Change(now.place(position), old, now.values[position])
     for key, old in old_values.values():
         yield Change(Place(now.kind, now.owner, key, now.path_of(key)), old, ABSENT)
+    if now.whole and len(then.keys) == len(now.keys) and not old_values:
+        yield Change(Place("order", now.owner, None, (now.path, "the order of {}", None)), then.keys[0], now.keys[0])
 
 
 def _is_key(first: Any, second: Any) -> bool:
-    return first is second or (type(first) is type(second) and bool(first == second))
+    return first is second or same(first, second)
 
 
 def _hashable(key: Any) -> Any:

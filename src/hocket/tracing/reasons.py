@@ -26,7 +26,7 @@ _RETURN = "return the tensor, and look at its value after the step"
 # By kind: what the step does, and what helps. {line} is the user's line, {subject} the object in the user's words.
 REASONS: dict[str, tuple[str, str]] = {
     "reads a value": (
-        f"the step at {{line}} {_DATA}: {{subject}} reads the value of a tensor",
+        f"the step at {{line}} {_DATA}: {{subject}} reads a tensor's value",
         "keep it a tensor (torch.where), or return it; .item() may be returned or appended to a list",
     ),
     "reads many values": (

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from hocket.pystate.layout import slot_value, slots_of
+from hocket.pystate.layout import instance_dict, slot_value, slots_of
 
 if TYPE_CHECKING:
     from hocket.tracing.scalars.tape import Tape
@@ -303,6 +303,10 @@ def _put(holder: Any, plain: dict[int, Any]) -> None:
             if id(value) in plain:
                 list.__setitem__(holder, position, plain[id(value)])
     elif isinstance(holder, dict):
+        if any(id(key) in plain for key in dict.keys(holder)):
+            items = [(plain.get(id(key), key), value) for key, value in dict.items(holder)]
+            dict.clear(holder)
+            dict.update(holder, items)
         for key, value in list(dict.items(holder)):
             if id(value) in plain:
                 dict.__setitem__(holder, key, plain[id(value)])
@@ -317,6 +321,8 @@ def _put(holder: Any, plain: dict[int, Any]) -> None:
     elif isinstance(holder, types.CellType):
         holder.cell_contents = plain[id(holder.cell_contents)]
     else:
+        if (table := instance_dict(holder)) is not None:
+            _put(table, plain)
         for slot in slots_of(type(holder)):
             for value in slot_value(holder, slot):
                 if id(value) in plain:

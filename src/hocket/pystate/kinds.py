@@ -1,0 +1,423 @@
+"""What each kind of object holds besides attributes, and how to look into it without running the user's code.
+
+A rule stands for a type and what is derived from it. Objects of C that no rule knows and that have memory which no
+attribute shows are *opaque*, unless their module is one of values: a step that reaches one stays eager.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import collections
+import ctypes
+import decimal
+import enum
+import functools
+import io
+import logging
+import mmap
+import operator
+import random
+import re
+import sys
+import threading
+import types
+import weakref
+from collections.abc import Callable, Iterable
+from contextvars import Context, ContextVar
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+from hocket.pystate.executed import is_user_code, origin
+from hocket.pystate.layout import foreign_base, origin_of
+from hocket.pystate.places import Group, Path, describe, is_immutable, is_number, members_of
+from hocket.pystate.tokens import ITERATORS, generator_state, iterator_state
+from hocket.pystate.walk import MAX_ITEMS, Walk
+
+__all__ = ["HOOK_TABLES", "Kinds"]
+
+MAX_ARRAY_BYTES = 1 << 20
+
+HOOK_TABLES = frozenset(
+    (
+        "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", "_forward_hooks_with_kwargs",
+        "_forward_pre_hooks_with_kwargs", "_forward_hooks_always_called",
+    )
+)  # fmt: skip
+_MODULE_SLOTS = HOOK_TABLES | {
+    "training", "_parameters", "_buffers", "_modules", "_is_full_backward_hook", "_hocket_version",
+}  # fmt: skip
+# What a module keeps for saving and loading.
+_MODULE_SKIPPED = frozenset(
+    (
+        "_non_persistent_buffers_set", "_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks",
+        "_load_state_dict_post_hooks",
+    )
+)  # fmt: skip
+_OPTIMIZER_SLOTS = frozenset(("param_groups", "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"))
+_OPTIMIZER_SKIPPED = frozenset(("state", "_step_count", "_opt_called", "defaults"))
+_LOGGING_SLOTS = frozenset(("level", "disabled", "handlers", "filters", "propagate"))
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
+
+_IMMUTABLE: tuple[type, ...] = (
+    types.CodeType, types.GetSetDescriptorType, types.MemberDescriptorType, types.MethodDescriptorType,
+    types.WrapperDescriptorType, types.ClassMethodDescriptorType, types.GenericAlias, types.UnionType, types.FrameType,
+    types.TracebackType, re.Pattern, re.Match, operator.itemgetter, operator.attrgetter, operator.methodcaller,
+    torch._ops.OpOverload, torch._ops.OpOverloadPacket, object,
+)  # fmt: skip
+# Modules whose C types are values, or hold nothing that a step could read without being watched otherwise.
+_TRUSTED_C = ("torch", "numpy", "typing", "_operator", "_sre", "datetime", "_decimal", "uuid", "_abc", "zoneinfo",
+              "_struct", "_thread", "_weakref")  # fmt: skip
+
+
+class Kinds(Walk):
+    """A method for each kind of object; `_RULES` says which is for which."""
+
+    def visit(self, value: Any, path: Path) -> None:
+        kind = type(value)
+        rule = _VISITORS.get(kind)
+        if rule is None:
+            rule = _VISITORS[kind] = _visitor(kind)
+        rule(self, value, path)
+        if kind not in _LOOKED_INTO and not issubclass(kind, _WITH_OWN_RULE):
+            self.attributes(value, path)
+
+    # ------------------------------------------------------------------------------------------------------- torch
+
+    def tensor(self, value: torch.Tensor, path: Path) -> None:
+        hooks = [_hooks_of(value, name) for name in ("_backward_hooks", "_post_accumulate_grad_hooks")]
+        meta = (value.dtype, value.device, tuple(value.shape), value.requires_grad, value.layout)
+        self.add("tensor", value, path, ("kind", "hooks", "post-accumulate hooks"), (meta, *map(_ids, hooks)), ".")
+        for found in hooks:
+            for hook in found:
+                self.todo.append((hook, (path, "hook of {}", None)))
+        if value.__dict__ and not isinstance(value, FakeTensor):  # that has torch's own notes
+            self.attributes(value, path)
+
+    def module(self, value: nn.Module, path: Path) -> None:
+        if type(value).__name__ in ("DistributedDataParallel", "FullyShardedDataParallel"):
+            found = f"{describe(path)} is a {type(value).__name__}: its communication cannot be captured"
+            self.found.opaque[found] = None
+        is_own = id(value) in self.own
+        if _is_ours(value):
+            self.names(value.__dict__, path, _MODULE_SLOTS.__contains__)
+        else:
+            self.attributes(value, path, _MODULE_SLOTS, _MODULE_SKIPPED)
+        # A layer of torch's own looks up the entries it was made with; containers go over all they have.
+        fixed = origin_of(type(value)) == "torch" and not isinstance(value, _CONTAINERS)
+        for name in ("_parameters", "_buffers", "_modules"):
+            table = value.__dict__.get(name)
+            if type(table) is dict and id(table) not in self.done:
+                self.done.add(id(table))
+                if fixed and not table:
+                    continue
+                if name == "_buffers" and is_own:
+                    self.done.update(id(tensor) for tensor in table.values() if _is_constant(tensor))
+                # Spelled as the user spells it: model.fc.weight.
+                rebindable = name == "_buffers" and is_own
+                self.add("dict", table, path, list(table), list(table.values()), ".", rebindable=rebindable)
+
+    def optimizer(self, value: torch.optim.Optimizer, path: Path) -> None:
+        if id(value) not in self.own:
+            self.attributes(value, path)
+            return
+        self.done.add(id(value.state))
+        self.done.update(id(value.__dict__.get(key)) for key in _OPTIMIZER_SKIPPED)
+        if _is_ours(value):
+            self.names(value.__dict__, path, (_OPTIMIZER_SLOTS | {"_hocket_version"}).__contains__)
+        else:
+            self.names(value.__dict__, path, self.named_or(_OPTIMIZER_SLOTS, _OPTIMIZER_SKIPPED))
+        self.class_of(type(value))
+        for number, group in enumerate(value.param_groups):
+            # Numbers of a group are read anew by every planned step.
+            self.done.add(id(group))
+            keys = [key for key in group if not _is_numeric(group[key])]
+            group_path = (path, f"{{}}.param_groups[{number}]", None)
+            counts = frozenset(keys).__contains__
+            self.add("dict", group, group_path, keys, [group[key] for key in keys], "[]", counts=counts)
+
+    # ---------------------------------------------------------------------------------------------------- functions
+
+    def function(self, value: types.FunctionType, path: Path) -> None:
+        parts = [value.__code__, value.__defaults__, value.__kwdefaults__]
+        self.add("function", value, path, ["__code__", "__defaults__", "__kwdefaults__"], parts, ".")
+        if is_user_code(value.__code__):
+            self.executed.add(value.__code__, value.__globals__)
+        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+            if id(cell) not in self.done:
+                self.done.add(id(cell))
+                self.cell(cell, (path, "closure of {}: {}", name), name)
+
+    def cell(self, value: types.CellType, path: Path, name: str = "content") -> None:
+        try:
+            content = value.cell_contents
+        except ValueError:
+            return  # not bound yet
+        self.add("cell", value, path, (name,), (content,))
+
+    def method(self, value: types.MethodType, path: Path) -> None:
+        self.todo.append((value.__self__, (path, ".", "__self__")))
+        self.todo.append((value.__func__, path))
+
+    def partial(self, value: functools.partial[Any], path: Path) -> None:
+        keys = ("func", "args", "keywords")
+        self.add("readonly", value, path, keys, (value.func, value.args, value.keywords), ".")
+
+    def builtin(self, value: Any, path: Path) -> None:
+        owner = value.__self__
+        if owner is not None and not isinstance(owner, types.ModuleType):
+            self.todo.append((owner, (path, ".", "__self__")))
+
+    def descriptor(self, value: Any, path: Path) -> None:
+        for name in ("__func__", "fget", "fset", "fdel", "func"):
+            part = getattr(value, name, None)
+            if part is not None:
+                self.todo.append((part, path))
+
+    def cached(self, value: Any, path: Path) -> None:
+        self.todo.append((value.__wrapped__, path))
+        code = getattr(value.__wrapped__, "__code__", _NO_CODE)
+        if origin(code.co_filename) == "user":
+            info = value.cache_info()  # a hit reads what an earlier call with equal arguments has returned
+            self.state(value, (path, "the cache of {}", None), (info.misses, info.currsize))
+            self.executed.asks_types[code.co_qualname] = None  # its keys are told apart by their types
+
+    def generator(self, value: types.GeneratorType[Any, Any, Any], path: Path) -> None:
+        if value.gi_code in self.executed.codes:
+            self.found.opaque[f"{describe(path)} is a generator that the step advances"] = None
+
+    def coroutine(self, value: Any, path: Path) -> None:
+        self.found.opaque[f"{describe(path)} is a {type(value).__name__}, whose state cannot be seen"] = None
+
+    # ---------------------------------------------------------------------------------------- modules and streams
+
+    def imported(self, value: types.ModuleType, path: Path) -> None:
+        table = value.__dict__
+        if id(table) in self.done:
+            return
+        self.done.add(id(table))
+        is_known = sys.modules.get(value.__name__) is value
+        whose = origin(getattr(value, "__file__", None) or "<frozen") if is_known else "user"
+        path = (None, "", value.__name__)
+        if whose == "user":
+            self.names(table, path, self.named_or(frozenset()))
+            return
+        # By identity: torch.nn.functional.cross_entropy may be replaced. What was put there is looked into.
+        names = self.executed.user_names
+        self.names(table, path, lambda key: key in names and key != "modules", but=tuple(_CODE_OF_OTHERS))
+        packages = [table[key] for key in names if type(table.get(key)) is types.ModuleType] if whose == "torch" else []
+        self.todo += [(each, (path, ".", each.__name__)) for each in packages]
+        if value is sys and "modules" in names:
+            held = [each for each in sys.modules.values() if not isinstance(each, types.ModuleType)]
+            self.todo += [(each, (path, "an entry of {}.modules", None)) for each in held]
+
+    def logger(self, value: Any, path: Path) -> None:
+        self.attributes_of_user(value, path, _LOGGING_SLOTS)
+
+    def loader(self, value: Any, path: Path) -> None:
+        self.attributes_of_user(value, path)
+
+    def stream(self, value: io.IOBase, path: Path) -> None:
+        try:
+            position: Any = value.tell()
+        except (OSError, ValueError):
+            position = None  # not seekable: a step that uses it is refused when it does
+        if isinstance(value, (io.BytesIO, io.StringIO)) and not value.closed:
+            position = (position, value.getvalue())
+        self.state(value, path, position)
+
+    def lock(self, value: Any, path: Path) -> None:
+        self.setting(value, path, lambda: repr(value).split(" at ")[0])
+
+    def decimals(self, value: decimal.Context, path: Path) -> None:
+        self.setting(value, path, lambda: repr(value))
+
+    # ------------------------------------------------------------------------------------------ numbers and memory
+
+    def generator_of_numbers(self, value: Any, path: Path) -> None:
+        try:
+            self.state(value, path, generator_state(value))
+        except NotImplementedError:
+            return  # random.SystemRandom has none: it asks the system, which is noticed
+
+    def array(self, value: np.ndarray[Any, Any], path: Path) -> None:
+        if value.nbytes > MAX_ARRAY_BYTES:
+            size = value.nbytes >> 20
+            found = f"{describe(path)} is an array of {size} MiB, too large to watch; make it a tensor"
+            self.found.opaque[found] = None
+        elif value.dtype.hasobject:
+            items = list(np.ndarray.flatten(value)) if value.dtype == object else []
+            if not items and value.size:
+                self.opaque(value, path)
+            self.add("sequence", value, path, range(len(items)), items, "[]")
+        else:
+            self.add("buffer", value, path, ("",), (np.ndarray.tobytes(value),))
+
+    def buffer(self, value: Any, path: Path) -> None:
+        with memoryview(value) as view:
+            if view.nbytes > MAX_ARRAY_BYTES:
+                self.found.opaque[f"{describe(path)} has {view.nbytes >> 20} MiB, too large to watch"] = None
+            else:
+                self.add("buffer", value, path, ("",), (view.tobytes(),))
+
+    def of_ctypes(self, value: Any, path: Path) -> None:
+        if isinstance(value, ctypes._Pointer):
+            self.opaque(value, path)
+        else:
+            self.buffer(value, path)
+
+    def iterator(self, value: Any, path: Path) -> None:
+        try:
+            self.state(value, path, iterator_state(value))
+        except (TypeError, ValueError, RecursionError):
+            found = f"{describe(path)} is a {type(value).__name__}, whose place cannot be read"
+            self.found.opaque[found] = None
+
+    # ---------------------------------------------------------------------------------------------------- containers
+
+    def weak(self, value: Any, path: Path) -> None:
+        target = value()
+        if target is not None:
+            self.weakly.append((target, path))
+
+    def weak_proxy(self, value: Any, path: Path) -> None:
+        target = getattr(object.__repr__(value), "__self__", None)
+        if target is None:
+            self.found.opaque[f"{describe(path)} is a weak proxy, whose object cannot be seen"] = None
+
+    def context(self, value: ContextVar[Any], path: Path) -> None:
+        self.add("context", value, path, (value.name,), (value.get(None),))
+
+    def contexts(self, value: Context, path: Path) -> None:
+        self.add("sequence", value, path, list(value), list(value.values()), "[]")
+
+    def mapping(self, value: dict[Any, Any], path: Path) -> None:
+        self.table(value, path)
+
+    def proxy(self, value: types.MappingProxyType[Any, Any], path: Path) -> None:
+        self.add("sequence", value, path, list(value), list(value.values()), "[]")
+
+    def sequence(self, value: Any, path: Path) -> None:
+        kind = "list" if isinstance(value, list) else "sequence"
+        base: Any = next(each for each in (list, tuple, collections.deque) if isinstance(value, each))
+        if base.__len__(value) > MAX_ITEMS:
+            self.found.opaque[f"{describe(path)} has {base.__len__(value)} items, too many to watch"] = None
+            return
+        items = list(base.__iter__(value))
+        self.add(kind, value, path, range(len(items)), items, "[]")
+
+    def members(self, value: Any, path: Path) -> None:
+        base: Any = set if isinstance(value, set) else frozenset
+        items = list(base.__iter__(value))
+        if len(items) > MAX_ITEMS:
+            self.found.opaque[f"{describe(path)} has {len(items)} members, too many to watch"] = None
+            return
+        self.found.groups[id(value), "set"] = Group("set", value, path, ("",), (members_of(items),))
+        self.found.num_values += len(items)
+        self.todo += [(each, (path, "member of {}", None)) for each in items if not is_immutable(each)]
+
+    def exception(self, value: BaseException, path: Path) -> None:
+        keys = ("args", "__cause__", "__context__")
+        self.add("slots", value, path, keys, [getattr(value, key) for key in keys], ".")
+
+    def nothing(self, value: Any, path: Path) -> None:
+        """No-op: immutable, or seen by its attributes alone."""
+
+    def opaque(self, value: Any, path: Path) -> None:
+        kind = type(value)
+        self.found.opaque[f"{describe(path)} is a {kind.__module__}.{kind.__name__}, whose state cannot be seen"] = None
+
+
+_NO_CODE = (lambda: None).__code__
+_CODE_OF_OTHERS = (types.FunctionType, types.BuiltinFunctionType, types.ModuleType, type)
+
+_RULES: tuple[tuple[Any, Callable[[Kinds, Any, Path], None]], ...] = (
+    (torch.Tensor, Kinds.tensor),
+    (types.FunctionType, Kinds.function),
+    (types.MethodType, Kinds.method),
+    (functools.partial, Kinds.partial),
+    ((types.BuiltinFunctionType, types.MethodWrapperType), Kinds.builtin),
+    ((staticmethod, classmethod, property, functools.cached_property), Kinds.descriptor),
+    (functools._lru_cache_wrapper, Kinds.cached),
+    (torch.utils.data.DataLoader, Kinds.loader),
+    (nn.Module, Kinds.module),
+    (torch.optim.Optimizer, Kinds.optimizer),
+    (type, Kinds.klass),
+    (types.ModuleType, Kinds.imported),
+    (types.GeneratorType, Kinds.generator),
+    ((types.CoroutineType, types.AsyncGeneratorType, asyncio.Future), Kinds.coroutine),
+    ((torch.Generator, random.Random, np.random.Generator, np.random.RandomState), Kinds.generator_of_numbers),
+    (np.ndarray, Kinds.array),
+    ((bytearray, memoryview, array.array, mmap.mmap), Kinds.buffer),
+    ((ctypes._SimpleCData, ctypes.Structure, ctypes.Array, ctypes.Union, ctypes._Pointer), Kinds.of_ctypes),
+    (ITERATORS, Kinds.iterator),
+    (io.IOBase, Kinds.stream),
+    (weakref.ref, Kinds.weak),
+    (ContextVar, Kinds.context),
+    (Context, Kinds.contexts),
+    ((logging.Logger, logging.Handler), Kinds.logger),
+    ((type(threading.Lock()), type(threading.RLock())), Kinds.lock),
+    (decimal.Context, Kinds.decimals),
+    (types.CellType, Kinds.cell),
+    (dict, Kinds.mapping),
+    (types.MappingProxyType, Kinds.proxy),
+    ((list, tuple, collections.deque), Kinds.sequence),
+    ((set, frozenset), Kinds.members),
+    (BaseException, Kinds.exception),
+    ((int, float, complex, str, bytes, enum.Enum, threading.local, types.SimpleNamespace), Kinds.nothing),
+)
+_VISITORS: dict[type, Callable[[Kinds, Any, Path], None]] = dict.fromkeys(_IMMUTABLE, Kinds.nothing)
+# Types whose instances have no attributes of the user's, and rules that look at attributes themselves.
+_LOOKED_INTO = frozenset(
+    (
+        dict, list, tuple, set, frozenset, collections.deque, collections.OrderedDict, collections.defaultdict,
+        types.CellType, types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType, np.ndarray, bytearray,
+        memoryview, ContextVar, Context, types.MappingProxyType, *_IMMUTABLE, *ITERATORS,
+    )
+)  # fmt: skip
+_WITH_OWN_RULE = (
+    torch.Tensor, nn.Module, torch.optim.Optimizer, type, types.ModuleType, logging.Logger, logging.Handler,
+    torch.utils.data.DataLoader,
+)  # fmt: skip
+
+
+def _visitor(kind: type) -> Callable[[Kinds, Any, Path], None]:
+    for kinds, visit in _RULES:
+        if issubclass(kind, kinds):
+            return visit
+    if kind in (weakref.ProxyType, weakref.CallableProxyType):
+        return Kinds.weak_proxy
+    holder = foreign_base(kind)
+    if holder is not None and not (holder.__module__ or "").startswith(_TRUSTED_C):
+        return Kinds.opaque
+    return Kinds.nothing
+
+
+def _is_ours(value: Any) -> bool:
+    """Whether it is a fused model or its optimizer: what that remembers is no part of what it computes."""
+    return type(value).__module__.startswith("hocket.") and origin_of(type(value)) == "torch"
+
+
+def _is_constant(tensor: Any) -> bool:
+    """Whether a buffer is out of reach of autograd, and so of hooks."""
+    return isinstance(tensor, torch.Tensor) and not tensor.requires_grad
+
+
+def _hooks_of(tensor: torch.Tensor, name: str) -> list[Any]:
+    found = getattr(tensor, name, None)
+    return list(found.values()) if found else []
+
+
+def _ids(values: Iterable[Any]) -> tuple[int, ...]:
+    return tuple(map(id, values))
+
+
+def _is_numeric(value: Any) -> bool:
+    """Whether a captured step reads it anew: a number, a tensor, or a pair of such (a rate, betas)."""
+    if isinstance(value, torch.Tensor):
+        return True
+    return is_number(value) or (type(value) in (tuple, list) and all(map(_is_numeric, value)))
