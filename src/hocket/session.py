@@ -27,10 +27,10 @@ from hocket.execution.process import advise_spinning
 from hocket.interrupts import native_holders
 from hocket.ir import Costs, Graph, Machine, Plan, Timeline
 from hocket.planning import Bounds, planners
+from hocket.pystate.watch import PurityWatch
 from hocket.reporting import Comparison, write_report
 from hocket.summary import comparison_of, notes_of
 from hocket.tracing.captured import Captured
-from hocket.pystate.watch import PurityWatch
 from hocket.tracing.state import inventory
 
 __all__ = ["Candidate", "Decision", "Schedule", "Verdict", "schedule"]

@@ -13,12 +13,13 @@ from torch import nn
 from equivalence.compare import assert_same
 from hocket.autotune import closeness
 from hocket.autotune.closeness import MAX_SAMPLES, Closeness, Distance, sample
-from hocket.tracing.captured import Captured, capture_step, relowered
+from hocket.autotune.rewriting import rewritten
+from hocket.tracing.captured import Captured, capture_step
 from hocket.tracing.float64 import Left, float64_step
 from hocket.tracing.program import Action, Call
 from hocket.tracing.saved_state import Saved
 from hocket.tracing.state import inventory
-from hocket.tracing.variants import native_ops_of, rewrites_of, rewritten
+from hocket.tracing.variants import rewrites_of
 from support.captures import closeness as closeness_of
 from support.captures import one_lane
 from support.steps import training_step
@@ -37,9 +38,7 @@ class Case:
     plain: Captured
 
     def rewritten(self, form: str) -> Captured:
-        step = rewritten(self.step, form, inventory(self.model, self.optimizer))
-        captured = capture_step(step, self.model, self.optimizer, self.batch, split=False)
-        return relowered(captured, split=False, native_ops=native_ops_of(form))
+        return rewritten(self.plain, form)
 
     def closeness(self, form: Captured) -> Closeness:
         return closeness_of(self.plain, form, self.step, self.batch)

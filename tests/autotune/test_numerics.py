@@ -97,7 +97,7 @@ def test_a_write_that_such_a_copy_loses_is_found(caplog: pytest.LogCaptureFixtur
     assert "'+channels-last+fused-update' is left out" in caplog.text
 
 
-def test_user_code_that_needs_its_layout_has_no_such_form() -> None:
+def test_user_code_that_looks_at_the_layout_sees_that_of_eager() -> None:
     class Dense(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             if not x.is_contiguous():
@@ -105,9 +105,7 @@ def test_user_code_that_needs_its_layout_has_no_such_form() -> None:
             return x
 
     decision, _ = searched(job(Dense()), rewritten_is_faster, numerics="close")
-    assert {candidate.form for candidate in decision.candidates} <= {"", "+fused-update"}
-    assert decision.best is not None
-    assert decision.best.form == "+fused-update"
+    assert any("channels-last" in candidate.form for candidate in decision.candidates)
 
 
 def test_a_step_without_float64_kernels_has_its_plain_form_and_one_line_says_so(

@@ -195,7 +195,7 @@ def test_every_step_trains_whatever_is_measured_again():
     job, fast = scheduled(clock)
     torch.manual_seed(0)
     eager = zoo.load("mlp", depth=2, width=16, batch_size=4, optimizer="adam")
-    for number in range(400):
+    for number in range(500):
         clock.planned_ms, clock.eager_ms = (2.0, 3.0) if number // 100 % 2 else (6.0, 5.0)
         fast(job.batch(number))
         eager.step(eager.batch(number))

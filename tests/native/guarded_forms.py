@@ -17,6 +17,7 @@ import torch
 from tests.support.steps import training_step
 from torch import nn
 
+from hocket.autotune.rewriting import rewritten
 from hocket.execution.native import NativeLanes
 from hocket.ir import Lane, Plan
 from hocket.native import load
@@ -24,7 +25,7 @@ from hocket.tracing.captured import Captured, capture_step, relowered
 from hocket.tracing.compiling.folder import compiled_step
 from hocket.tracing.float64 import float64_step
 from hocket.tracing.state import inventory
-from hocket.tracing.variants import native_ops_of, rewrites_of, rewritten
+from hocket.tracing.variants import native_ops_of, rewrites_of
 
 STEPS = 3
 
@@ -93,7 +94,7 @@ def forms(model: nn.Module, batch: Any, folder: Path) -> Iterator[tuple[str, Cap
     plain = captured(step)
     yield "", relowered(plain, split=True)
     for form in rewrites_of("", places, batch):
-        yield form, relowered(captured(rewritten(step, form, places)), split=True, native_ops=native_ops_of(form))
+        yield form, relowered(rewritten(plain, form), split=True, native_ops=native_ops_of(form))
     compiled = compiled_step(plain, folder, threads=2)
     yield "+compiled", compiled
     assert compiled.wide is not None

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-
 from hocket.pystate.undo import Before
+
 from hocket.pystate.watch import PurityWatch
 
 

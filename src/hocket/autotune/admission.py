@@ -25,9 +25,9 @@ from hocket.autotune.rewriting import MAX_OPS, rewritten_forms
 from hocket.autotune.runner import RefusedError
 from hocket.autotune.verification import Difference
 from hocket.backends import Backend
-from hocket.tracing.captured import Captured
 from hocket.pystate.guards import Guards
 from hocket.pystate.watch import MAX_WATCHED, PurityWatch, Watched, in_words, named
+from hocket.tracing.captured import Captured
 from hocket.tracing.state import inventory
 from hocket.tracing.variants import forms_of, plain_of
 
@@ -76,12 +76,15 @@ class Admission:
         """
         yield from self._watched()
         places = inventory(self._config.model, self._config.optimizer)
-        for number, form in enumerate(forms_of(places)):
+        reason = ""
+        for form in forms_of(places):
             found = yield from self._recorded(form)
-            if number == 0 and found.captured is None:
-                raise RefusedError(found.reason)
-            if found.captured is not None and (number == 0 or len(found.captured.graph) <= MAX_OPS):
+            if found.captured is None:
+                reason = reason or found.reason
+            elif not self.forms or len(found.captured.graph) <= MAX_OPS:
                 self._add({form: found.captured})
+        if not self.forms:
+            raise RefusedError(reason)
         if self._config.numerics == "close":
             self._add(rewritten_forms(self._config, next(iter(self.forms.items())), self._compiler))
 

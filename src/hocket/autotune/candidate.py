@@ -12,9 +12,9 @@ from hocket.autotune.store import DecisionStore
 from hocket.backends import Backend
 from hocket.execution.base import Executor
 from hocket.ir import Costs, Machine, Plan, Timeline
+from hocket.pystate.watch import PurityWatch
 from hocket.reporting import lower_quartile
 from hocket.tracing.captured import Captured
-from hocket.pystate.watch import PurityWatch
 from hocket.tracing.state import Inventory
 
 __all__ = ["Candidate", "TunerConfig", "rank_of"]

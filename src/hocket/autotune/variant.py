@@ -23,9 +23,9 @@ from hocket.autotune.tuner import Tuner
 from hocket.autotune.verification import Difference
 from hocket.backends import Backend, CpuBackend, CudaBackend
 from hocket.errors import CaptureError, PlanError, StaleCaptureError
-from hocket.tracing.captured import Captured
 from hocket.pystate.guards import Guards
 from hocket.pystate.watch import named
+from hocket.tracing.captured import Captured
 from hocket.tracing.state import Inventory
 
 __all__ = ["Variant"]

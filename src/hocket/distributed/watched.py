@@ -14,9 +14,9 @@ import torch
 from torch.utils._pytree import tree_flatten
 
 from hocket.errors import CaptureError, StaleCaptureError
-from hocket.tracing.captured import Captured
 from hocket.pystate.guards import Guards
 from hocket.pystate.watch import MAX_WATCHED, PurityWatch, in_words, named
+from hocket.tracing.captured import Captured
 from hocket.tracing.saved_state import Saved
 from hocket.tracing.signature import signature_of
 from hocket.tracing.state import inventory

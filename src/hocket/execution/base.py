@@ -118,9 +118,7 @@ class Executor(ABC):
         """
         frame = self.captured.begin(batch, prologue=not self.starts_with_prologue)
         if frame is None:
-            raise StaleCaptureError(
-                "a number that the step branches on has changed, or its state is gone; run it eagerly"
-            )
+            raise StaleCaptureError(f"the captured step does not stand for this one: {self.captured.why_not(batch)}")
         return frame
 
     def direct(self, conditions: Sequence[Any], num_calls: int) -> Any:

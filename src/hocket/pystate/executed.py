@@ -226,7 +226,9 @@ class ExecutedCode:
                     self._skipped = frame
                     return
                 self._meet_function(code)
-            if code not in self.codes:
+            if not _is_for_user(frame.f_back):
+                self._skipped = frame
+            elif code not in self.codes:
                 self.add(code, frame.f_globals)
         elif event == "c_call":
             if arg is gc.collect:
@@ -289,14 +291,14 @@ def _asked_of_the_world(name: str, module: str | None, owner: Any) -> str:
     return ""
 
 
-def _is_for_user(frame: FrameType) -> bool:
-    """Whether Python's own library runs on behalf of the user: not to import a module, and not for torch."""
-    caller: FrameType | None = frame
+def _is_for_user(frame: FrameType | None) -> bool:
+    """Whether a frame of Python's own library runs on behalf of the user: not to import a module, and not for torch."""
+    caller = frame
     while caller is not None and origin(caller.f_code.co_filename) == "stdlib":
         if caller.f_code.co_filename.startswith(_IMPORTS[0]) or _IMPORTS[1] in caller.f_code.co_filename:
             return False
         caller = caller.f_back
-    return caller is None or origin(caller.f_code.co_filename) != "torch"
+    return caller is frame or caller is None or origin(caller.f_code.co_filename) != "torch"
 
 
 def _is_quiet(frame: FrameType, asked: str) -> bool:

@@ -19,7 +19,9 @@ from hocket.ir import Graph
 from hocket.tracing.lowering.lower import Lowered, lower
 from hocket.tracing.program import Program, compile_action, compile_tape
 from hocket.tracing.recording.batch_reads import BatchNumber
-from hocket.tracing.recording.record import Trace, record_step
+from hocket.tracing.reasons import Reasons
+from hocket.tracing.recording.exits import exits_noted
+from hocket.tracing.recording.record import Recorded, Trace, record_step
 from hocket.tracing.saved_state import Saved
 from hocket.tracing.signature import signature_of
 from hocket.tracing.spent_graphs import with_spent_graph
@@ -93,6 +95,18 @@ class Captured:
         """
         leaves, _ = tree_flatten(batch)
         return self._read_inputs(leaves) is not None and self._numbers_of(leaves) is not None
+
+    def why_not(self, batch: Any) -> str:
+        """Why the graph does not stand for a step with this batch now; empty if it does."""
+        leaves, _ = tree_flatten(batch)
+        for _, source in self.inputs:
+            if isinstance(source, (Entry, Gradient)) and _is_gone(source):
+                return f"there is no {source.name} yet: run one eager step before the planned ones"
+        if self._read_inputs(leaves) is None:
+            return self.standing.why_not({slot: source for slot, source in self.inputs})
+        if self._numbers_of(leaves) is None:
+            return "a number that the step uses is of another type, or one that it branches on has changed"
+        return ""
 
     @property
     def lacks_state(self) -> bool:
@@ -297,14 +311,15 @@ def capture_step(
     with alone():
         if _has_state(places):
             signature = signature_of(places, batch)
-            recorded = record_step(step, model, optimizer, batch, undoes=True, **known)
+            recorded = _recorded(step, model, optimizer, batch, known)
         else:
             # The optimizer makes its state in its first step. Let it, and take everything back afterwards.
             saved = Saved(places, [leaf for leaf in tree_flatten(batch)[0] if isinstance(leaf, torch.Tensor)])
             try:
-                step(batch)
+                with exits_noted(Reasons(raises=True)):
+                    step(batch)
                 signature = signature_of(places, batch)
-                recorded = record_step(step, model, optimizer, batch, undoes=True, **known)
+                recorded = _recorded(step, model, optimizer, batch, known)
                 for source in recorded.trace.sources if recorded.trace else ():
                     if isinstance(source, (Entry, Gradient)) and source.kind in ("state", "gradient"):
                         made[source] = source.get().detach().clone()
@@ -316,6 +331,17 @@ def capture_step(
         found = captured_from(recorded.trace, signature, step, batch, split=split, pays=pays, made=made)
     trim_heap()
     return found
+
+
+def _recorded(
+    step: Callable[[Any], Any], model: Any, optimizer: Any, batch: Any, known: Mapping[str, Any]
+) -> Recorded:
+    try:
+        return record_step(step, model, optimizer, batch, undoes=True, **known)
+    except CaptureError:
+        raise
+    except Exception as error:
+        raise CaptureError(f"the step raised while it was recorded: {type(error).__name__}: {error}") from error
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hocket.errors import CaptureError
 from hocket.pystate.executed import user_line
 
 __all__ = ["REASONS", "Reason", "Reasons"]
@@ -137,6 +138,9 @@ class Reason:
 class Reasons:
     """Collects the reasons of one recording; the first one counts.
 
+    Args:
+        raises: raise a `CaptureError` with each reason, so that the step ends there.
+
     Example:
         >>> reasons = Reasons()
         >>> reasons.add("runs no ops"); reasons.add("makes state", "momentum"); bool(reasons)
@@ -145,8 +149,9 @@ class Reasons:
         it runs no ops; schedule the function that trains
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, raises: bool = False) -> None:
         self.first: Reason | None = None
+        self._raises = raises
 
     def __bool__(self) -> bool:
         return self.first is not None
@@ -155,3 +160,5 @@ class Reasons:
         """Note a reason, at the user's line that is running unless another is given."""
         if self.first is None:
             self.first = Reason(kind, str(subject), user_line() if line is None else line)
+        if self._raises:
+            raise CaptureError(str(self.first))

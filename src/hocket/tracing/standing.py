@@ -82,6 +82,16 @@ class Standing:
         places = {roots[slot]: place for place, slot in reversed(list(enumerate(slots)))}
         return Standing(kinds, slots, tuple(places[roots[slot]] for slot in slots), trace.places.twins)
 
+    def why_not(self, sources: Mapping[int, Any]) -> str:
+        """The place that is not what it was, given the source of each slot."""
+        for slot, kind in self.kinds.items():
+            if TensorKind.of(sources[slot].get()) != kind:
+                return f"{sources[slot].name} has not the type or the layout that it was captured with"
+        for one, other in self.twins:
+            if one.get() is not other.get():
+                return f"{one.name} and {other.name} were one tensor when the step was captured"
+        return "its tensors do not share memory as they did when the step was captured"
+
     def holds(self, values: Sequence[Any]) -> bool:
         """Whether everything is as it was recorded.
 

@@ -15,7 +15,7 @@ from torch import nn
 from hocket import native
 from hocket.autotune.closeness import Closeness, sample
 from hocket.checking import check
-from hocket.errors import PlanError
+from hocket.errors import PlanError, StaleCaptureError
 from hocket.execution.native import NativeLanes
 from hocket.ir import Lane, Machine, Plan
 from hocket.tracing.captured import Captured, capture_step
@@ -186,7 +186,7 @@ def test_an_input_of_another_layout_is_refused_before_anything_is_written(case: 
     usual = weight.data
     weight.data = usual.t().contiguous().t()
     try:
-        with one_lane(case.form, 1) as executor, pytest.raises(RuntimeError, match="has not the layout"):
+        with one_lane(case.form, 1) as executor, pytest.raises(StaleCaptureError, match="has not the type or the layout"):
             executor(case.batch)
     finally:
         weight.data = usual

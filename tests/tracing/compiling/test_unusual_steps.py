@@ -14,6 +14,7 @@ from torch._inductor.decomposition import select_decomp_table
 
 from hocket import native
 from hocket.autotune.closeness import Closeness, sample
+from hocket.autotune.rewriting import rewritten
 from hocket.errors import CaptureError
 from hocket.execution.threads import ThreadLanes
 from hocket.ir import Lane, Plan
@@ -22,8 +23,6 @@ from hocket.tracing.captured import Captured, capture_step
 from hocket.tracing.compiling.folder import compiled_step
 from hocket.tracing.compiling.functional import functional_graph
 from hocket.tracing.compiling.request import request_of
-from hocket.tracing.state import inventory
-from hocket.tracing.variants import rewritten
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=native.available().why)
 
@@ -127,8 +126,8 @@ STEPS: dict[str, tuple[Callable[[], Job], str]] = {
 def captured(made: Job, form: str = "") -> Captured:
     """A step that has run once."""
     made.step(made.batch(0))
-    step = rewritten(made.step, form, inventory(made.model, made.optimizer))
-    return capture_step(step, made.model, made.optimizer, made.batch(0), split=False)
+    plain = capture_step(made.step, made.model, made.optimizer, made.batch(0), split=False)
+    return rewritten(plain, form) if form else plain
 
 
 def lanes(of: Captured) -> closing[ThreadLanes]:

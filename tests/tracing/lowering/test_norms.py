@@ -10,10 +10,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from hocket.autotune.rewriting import rewritten
 from hocket.native import available
 from hocket.tracing.captured import capture_step, relowered
-from hocket.tracing.state import inventory
-from hocket.tracing.variants import native_ops_of, rewritten
 from support.captures import closeness, kernels
 
 pytestmark = pytest.mark.skipif(not available(), reason=available().why)
@@ -88,8 +87,7 @@ def case(middle: Callable[..., torch.Tensor], dtype: torch.dtype = torch.float32
 
     step(batch)
     captured = capture_step(step, net, optimizer, batch, split=False)
-    last = capture_step(rewritten(step, FORM, inventory(net, optimizer)), net, optimizer, batch, split=False)
-    return step, batch, captured, relowered(last, split=False, native_ops=native_ops_of(FORM))
+    return step, batch, captured, rewritten(captured, FORM)
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from hocket.autotune.rewriting import rewritten
 from hocket.native import available
 from hocket.tracing.captured import capture_step, relowered
 from hocket.tracing.state import inventory
-from hocket.tracing.variants import native_ops_of, rewrites_of, rewritten
+from hocket.tracing.variants import rewrites_of
 from support.captures import closeness, kernels
 from support.steps import training_step
 
@@ -51,9 +52,8 @@ def case(*convolutions: nn.Module, size: int = 12) -> tuple[Any, ...]:
     step(batch)
     captured = capture_step(step, net, optimizer, batch, split=False)
     places = inventory(net, optimizer)
-    last = capture_step(rewritten(step, FORM, places), net, optimizer, batch, split=False)
     assert rewrites_of("", places, batch)[-1] == "+channels-last+winograd+fused-update"
-    return step, batch, captured, relowered(last, split=False, native_ops=native_ops_of(FORM))
+    return step, batch, captured, rewritten(captured, FORM)
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ def test_a_number_of_the_batch_can_be_returned():
     lanes.close()
 
 
-def test_a_number_that_a_branch_asks_for_exactly_is_not_moved():
+def test_a_number_that_a_branch_asks_for_is_guarded():
     def body(model, batch):
         return loss_of(model, batch) * (2 if batch["weight"].item() == 0.5 else 3)
 

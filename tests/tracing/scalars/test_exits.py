@@ -14,10 +14,9 @@ from math import cos as cos_by_name
 import numpy as np
 import pytest
 import torch
+from hocket.tracing.reasons import Reasons
 
-from hocket.errors import CaptureError
 from hocket.tracing.program import compile_tape
-from hocket.tracing.refusals import remembered_refusals
 from hocket.tracing.scalars.followed_math import followed_math
 from hocket.tracing.scalars.live import LateFloat, Live
 from hocket.tracing.scalars.tape import Tape
@@ -61,6 +60,8 @@ EXITS = {
     "cached": lambda x: functools.lru_cache(lambda y: 1)(x),
     "hexadecimal": lambda x: x.hex() if isinstance(x, float) else hex(x),
 }
+# C functions that read the value of a float without asking it; what they make of it is seen where torch gets it.
+READ_IN_C = ("by the old mark", "bytes", "c", "math, by name", "math, a pair", "complex sum")
 WHOLE = {
     "index": operator.index,
     "range": lambda x: list(range(x)),
@@ -109,14 +110,20 @@ def test_every_exit_of_a_whole_number_is_a_guard(name):
 
 @pytest.mark.parametrize("name", [*EXITS, "sum"])
 def test_no_exit_is_open_to_a_late_number(name):
-    late = LateFloat(torch.tensor(0.5), "train.py:7", 0.5)
+    reasons = Reasons()
+    late = LateFloat(0.5, torch.tensor(0.5), "train.py:7", reasons)
     use = EXITS.get(name, lambda x: x + 1)
-    with remembered_refusals() as refusals:
-        # C may hide the reason ("required argument is not a float"); the trace remembers it.
-        with pytest.raises((CaptureError, struct.error)), followed_math():
-            use(late)
-        with pytest.raises(CaptureError, match=r"train\.py:7"):
-            refusals.check()
+    with followed_math():
+        try:
+            found = use(late)
+        except TypeError:
+            found = TypeError
+    try:
+        expected = use(0.5)
+    except TypeError:
+        expected = TypeError
+    assert repr(found) == repr(expected) or "c_double" in repr(found), "the step goes on as eager does"
+    assert (str(reasons.first).count("train.py:7") == 1) == (name not in READ_IN_C)
 
 
 def test_comparisons_with_what_is_no_number_are_those_of_a_plain_number():

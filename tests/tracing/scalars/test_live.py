@@ -29,12 +29,14 @@ def test_what_cannot_be_done_is_an_error_and_bakes_nothing(use, value):
         use(Tape().leaf(None, value))
 
 
-def test_what_torch_does_with_symbolic_numbers_is_refused():
-    live = Tape().leaf(None, 0.5)
-    with pytest.raises(CaptureError, match="cannot be followed"):
-        torch.sym_max(live, 1.0)
-    with pytest.raises(CaptureError, match="cannot be followed"):
-        _ = live << 1
+@pytest.mark.parametrize("value", [0.5, 3])
+def test_torch_computes_with_the_true_value_where_it_is_not_seen(value):
+    """No mode looks at torch functions here; the ops get plain numbers from the recorder of ops."""
+    live, ones = Tape().leaf(None, value), torch.ones(2)
+    assert torch.add(ones, ones, alpha=live).tolist() == [1 + value] * 2
+    assert torch.clamp(ones, max=live).tolist() == [min(1, value)] * 2
+    with pytest.raises(TypeError):
+        _ = Tape().leaf(None, 0.5) << 1
 
 
 INTS = ("add", "sub", "mul", "floordiv", "mod", "pow", "and_", "or_", "xor", "lshift", "rshift")

@@ -155,9 +155,10 @@ class OpRecorder(TorchDispatchMode):
 
     def finish(self) -> None:
         """Give each node the shape of its value, on fake tensors, as ``meta["val"]``."""
+        made: dict[_Layout, Any] = {}
         with FakeTensorMode(allow_fallback_kernels=True):
             for node, layout in self._layouts.items():
-                node.meta["val"] = _fake(layout)
+                node.meta["val"] = _fake(layout, made)
 
     def refuse_rewound(self, before: str) -> None:
         """Note a reason if the random state is not what the last random op left: a graph cannot hold that."""
@@ -182,6 +183,9 @@ class OpRecorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         args, kwargs, live = _with_plain_numbers(args, kwargs or {})
         if self.reasons or func.namespace == "profiler":
+            for value in written_arguments(func, args, kwargs):
+                for tensor in tensors_in(value):
+                    self._save(tensor)
             return func(*args, **kwargs)
         # What is done with tensors here is not for the mode that looks at torch functions.
         with torch._C.DisableTorchFunction():
@@ -296,11 +300,13 @@ class OpRecorder(TorchDispatchMode):
         return self._root(value)
 
     def _save(self, tensor: torch.Tensor) -> None:
-        root = self._root(tensor)
-        if root in self._outside and root not in self._saved:
+        if tensor.layout is not torch.strided:
+            return
+        storage = tensor.untyped_storage()
+        known = self._root_of.get(storage._cdata)
+        if storage._cdata not in self._saved and (known is None or known[0] in self._outside):
             with _disable_current_modes():
-                storage = tensor.untyped_storage()
-                self._saved[root] = (storage, storage.clone())
+                self._saved[storage._cdata] = (storage, storage.clone())
 
     def _refuse(self, func: Any, args: Any, kwargs: Any) -> None:
         name = func._schema.name
@@ -392,12 +398,12 @@ def _layout(tensor: torch.Tensor) -> _Layout | None:
     return _Layout(tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
 
 
-def _fake(layout: Any) -> Any:
+def _fake(layout: Any, made: dict[_Layout, Any]) -> Any:
     if isinstance(layout, list):
-        return tuple(_fake(each) for each in layout)
-    if layout is None:
-        return None
-    return torch.empty_strided(layout.shape, layout.stride, dtype=layout.dtype, device=layout.device)
+        return tuple(_fake(each, made) for each in layout)
+    if layout is not None and layout not in made:
+        made[layout] = torch.empty_strided(layout.shape, layout.stride, dtype=layout.dtype, device=layout.device)
+    return None if layout is None else made[layout]
 
 
 def _random_state() -> list[torch.Tensor]:

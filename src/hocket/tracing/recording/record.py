@@ -24,7 +24,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_map_only, tree_unfl
 from hocket.pystate.appended import AppendedList, recorded_lists
 from hocket.pystate.executed import user_line_of
 from hocket.pystate.places import Place, is_plain, same, shown
-from hocket.tracing.reasons import Reason
+from hocket.tracing.reasons import Reason, Reasons
 from hocket.tracing.recording.batch_reads import BatchGuards
 from hocket.tracing.recording.exits import exits_noted
 from hocket.tracing.recording.function_recorder import FunctionRecorder, python_functions_open
@@ -156,7 +156,8 @@ def record_step(
         further: places outside of models and optimizers that the step writes, or whose number changes between steps.
         appended: lists that it appends to.
         live_leaves: leaves of the batch, counted among those that are no tensors, whose number changes between batches.
-        undoes: put all tensors that the step wrote, gradients, numbers and random state back when it is over.
+        undoes: put all tensors that the step wrote, gradients, numbers and random state back when it is over; the step
+            ends where it does what a graph cannot hold.
 
     Raises:
         Exception: whatever the step raises.
@@ -184,7 +185,7 @@ class _Recording:
         self.leaves, self.spec = tree_flatten(batch)
         self.batch = batch
         self.live_leaves = live_leaves
-        self.tape = Tape()
+        self.tape = Tape(reasons=Reasons(raises=undoes))
         self.reasons = self.tape.reasons
         self.gradients = [Gradient(entry) for entry in places.parameters]
         sources: list[Any] = [*places.parameters, *places.tensors]
@@ -385,7 +386,7 @@ class _Recording:
         for position, leaf in enumerate(flat):
             if self.reasons:
                 break
-            kind, value, name = returned_leaf(ops, leaf, objects)
+            kind, value, name = returned_leaf(ops, leaf, objects, self.undoes)
             leaves.append((kind, value))
             if name is not None:
                 names[position] = name

@@ -16,13 +16,16 @@ from hocket.tracing.state import PLAIN
 __all__ = ["returned_leaf"]
 
 
-def returned_leaf(ops: OpRecorder, leaf: Any, objects: Mapping[int, Any]) -> tuple[str, Any, str | None]:
+def returned_leaf(
+    ops: OpRecorder, leaf: Any, objects: Mapping[int, Any], detaches: bool = False
+) -> tuple[str, Any, str | None]:
     """The kind of a leaf and where its value comes from (see `record.Result`).
 
     Args:
         ops: has recorded the step, and takes the reason where a leaf cannot be returned by a graph.
         leaf: of what the step returned.
         objects: by address, the tensors that stand at sources when the step is over.
+        detaches: a tensor may be returned without the graph that a backward outside of the step would need.
 
     Returns:
         Kind and value; of a tensor that requires a gradient the name of its autograd node, else None.
@@ -34,9 +37,12 @@ def returned_leaf(ops: OpRecorder, leaf: Any, objects: Mapping[int, Any]) -> tup
     if isinstance(leaf, torch.Tensor):
         if id(leaf) in objects:
             return "place", objects[id(leaf)], None
+        is_live = leaf.grad_fn is not None and not _is_spent(leaf.grad_fn)
+        if is_live and detaches:
+            return "tensor", ops.node_of(leaf), None
         if leaf.requires_grad and leaf.retains_grad:
             ops.reasons.add("retains a gradient", _shown(leaf), "")
-        elif leaf.grad_fn is not None and not _is_spent(leaf.grad_fn):
+        elif is_live:
             ops.reasons.add("returns a graph", _shown(leaf), "")
         name = None if not leaf.requires_grad else "" if leaf.grad_fn is None else leaf.grad_fn.name()
         return "tensor", ops.node_of(leaf), name

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from torch.utils._pytree import tree_leaves
+
 from hocket.tracing.scalars.live import LateFloat, Live, plain_tree
 
 __all__ = ["followed_math"]
@@ -37,7 +39,9 @@ def followed_math() -> Iterator[None]:
 def _followed(function: Callable[..., Any], asks: bool) -> Callable[..., Any]:
     @functools.wraps(function)
     def followed(*operands: Any, **options: Any) -> Any:
-        for operand in operands:
+        if any(isinstance(operand, Iterator) for operand in operands):
+            operands = tuple(list(operand) if isinstance(operand, Iterator) else operand for operand in operands)
+        for operand in tree_leaves(operands):
             if isinstance(operand, LateFloat):
                 operand.reasons.add("uses a late number", line=operand.origin)
         live = next((operand for operand in operands if isinstance(operand, Live)), None)
@@ -47,9 +51,7 @@ def _followed(function: Callable[..., Any], asks: bool) -> Callable[..., Any]:
             result = function(*(operand.plain if isinstance(operand, Live) else operand for operand in operands))
             if isinstance(result, (int, float)):
                 return live.tape.apply(function, *operands)
-        # Whatever is not a plain function of numbers (a list of them, a pair as the result) is told their values.
-        if any(isinstance(operand, Iterator) for operand in operands):
-            operands = tuple(list(operand) if isinstance(operand, Iterator) else operand for operand in operands)
+        # Any other function (of a list of numbers, or with a pair as its result) gets their plain values.
         return function(*plain_tree(operands), **plain_tree(options))
 
     return followed

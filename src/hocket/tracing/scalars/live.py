@@ -83,7 +83,7 @@ class _PlainNode:
         return float(self.hint)
 
     int_ = guard_int
-    maybe_as_int = constant_int = is_constant = lambda self: self.hint  # noqa: E731
+    maybe_as_int = constant_int = is_constant = lambda self: self.hint
 
 
 def wrap(tape: Tape, index: int, value: Any) -> Any:
@@ -198,8 +198,14 @@ _METHODS["real"] = property(lambda self: self)
 
 def _symbolic_methods(kind: type) -> dict[str, Any]:
     """What torch's symbolic numbers can do besides: the plain number is asked for it."""
+    plain = float if issubclass(kind, torch.SymFloat) else int
     names = {name for name in vars(kind) if callable(getattr(kind, name)) and name not in vars(object)}
-    return {name: _method(name) for name in names - set(_METHODS) - {"__init__"}}
+    names -= {*_METHODS, "__init__"}
+    return {name: _method(name) if hasattr(plain, name) else _not_there for name in names}
+
+
+def _not_there(self: Any, *_: Any) -> Any:
+    return NotImplemented
 
 
 class LiveFloat(Live, torch.SymFloat):
@@ -230,14 +236,31 @@ class LiveInt(Live, torch.SymInt):
 
 def _late(name: str) -> Any:
     method = getattr(float, name)
+    function = getattr(operator, name.replace("__r", "__") if name in _REFLECTED else name, None)
 
     def use(self: Any, *args: Any) -> Any:
         self.reasons.add("uses a late number", line=self.origin)
-        return method(self.plain, *(arg.plain if isinstance(arg, LateFloat) else arg for arg in args))
+        operands = [self.plain, *(arg.plain if isinstance(arg, LateFloat) else arg for arg in args)]
+        result = method(*operands)
+        if result is not NotImplemented or function is None or len(operands) != 2:
+            return result
+        # The other one knows what to do with a float of Python's own.
+        return function(*(operands[::-1] if name in _REFLECTED else operands))
 
     return use
 
 
+def _late_ufunc(self: Any, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+    self.reasons.add("uses a late number", line=self.origin)
+    return getattr(ufunc, method)(*(x.plain if isinstance(x, LateFloat) else x for x in inputs), **kwargs)
+
+
+def _late_reduce(self: Any, protocol: Any) -> Any:
+    self.reasons.add("uses a late number", line=self.origin)
+    return float, (self.plain,)
+
+
+_REFLECTED = frozenset(f"__r{name}__" for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "divmod"))
 _FREE = frozenset(
     ("__new__", "__init__", "__getattribute__", "__getnewargs__", "__doc__", "__getformat__", "fromhex", "__class__")
 )
@@ -257,7 +280,8 @@ class LateFloat(float):
         if callable(getattr(float, _name)):
             locals()[_name] = _late(_name)
     __copy__ = __deepcopy__ = lambda self, *_: self
-    __reduce_ex__ = lambda self, protocol: (float, (self.plain,))  # noqa: E731
+    __reduce_ex__ = _late_reduce
+    __array_ufunc__ = _late_ufunc
     __class__ = property(lambda self: float)  # type: ignore[assignment]
 
     def __new__(cls, value: Any = 0.0, tensor: Any = None, origin: str = "", reasons: Any = None) -> Any:
