@@ -36,7 +36,7 @@ from hocket.tracing.state import inventory
 __all__ = ["Candidate", "Decision", "Schedule", "Verdict", "schedule"]
 
 # What a plan may compute: eager's bits, or what is as close to the float64 step.
-NUMERICS = ("bitwise", "close")
+NUMERICS = ("bitwise", "rounding", "close")
 
 
 class Schedule:
@@ -311,8 +311,10 @@ def schedule(
         optimizer: the optimizer it steps, or a list of optimizers.
         planner: ``auto`` tries every planner; or one of `hocket.planners()`.
         plan: try this plan and no planner's: one that was edited, say. A call raises `PlanError` where it does not fit.
-        numerics: ``bitwise``; or ``close``: a form of the step that rounds otherwise may run, too (channels last, fused
-            updates), if it is no farther from the step in float64 than four times what eager is; see ``docs/forms.md``.
+        numerics: ``bitwise``: an op runs only with numbers of threads at which it has eager's bits. ``rounding``: an op
+            may run with any number of threads, which rounds sums otherwise. ``close``: a form of the step that rounds
+            otherwise may run, too (channels last, fused updates), if it is no farther from the step in float64 than
+            four times what eager is; see ``docs/forms.md``.
         guard: measure the plan against eager and keep the faster; without it the plan runs in any case.
         strict: raise `CaptureError` where a step cannot be captured, instead of staying eager.
         machine: what to run on; `Machine.here()` when not given.

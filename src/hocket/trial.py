@@ -132,8 +132,10 @@ def try_out(
         return Trial(_unplanned(job, fast, [*eager_ms, *planned_ms]), fast, {})
     batches = list(itertools.islice(following, VERIFIED_STEPS))
     width = max((lane.width for lane in candidate.plan.lanes if lane.kind == "cores"), default=None)
+    if not backend.tolerance:
+        width = torch.get_num_threads()
     with in_form(candidate.captured.trace.places, candidate.form):
-        found, _ = verify(candidate.captured, planned, batches, width=width)
+        found, _ = verify(candidate.captured, planned, batches, width=width, tolerance=backend.tolerance)
     comparison = comparison_of(job.name or "step", fast.decision, backend, found, eager_ms, planned_ms)
     at_width = f" at {width} thread(s)" if width else ""
     notes = [f"compared with eager{at_width} over {found.steps} steps: parameters, buffers, state, loss"]

@@ -104,7 +104,7 @@ def tune(
         from hocket.session import schedule
 
         def runner(step: Any, array: Any, optimizer: Any) -> Any:
-            return schedule(step, array, optimizer, cache=cache)
+            return schedule(step, array, optimizer, cache=cache, numerics="rounding")
 
     with LiveTable(sys.stderr) as live:
         config = SearchConfig(

@@ -8,6 +8,7 @@ the time.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -15,8 +16,9 @@ from typing import Any
 
 from hocket.autotune.candidate import Candidate
 from hocket.autotune.closeness import MAX_SAMPLES, Closeness, sample
+from hocket.autotune.runner import InexactError, RefusedError
 from hocket.autotune.verification import Difference, verify
-from hocket.backends import Backend
+from hocket.backends import ROUNDING, Backend
 from hocket.errors import CaptureError, StaleCaptureError
 from hocket.heap import trim_heap
 from hocket.ir import Plan
@@ -24,6 +26,8 @@ from hocket.tracing.captured import Captured
 from hocket.tracing.variants import in_form
 
 __all__ = ["Audit", "Auditor", "audited", "narrowed"]
+
+log = logging.getLogger(__name__)
 
 START_STEPS = 25
 MAX_SHARE = 0.0025
@@ -74,11 +78,14 @@ class Auditor:
         self.audit = Audit()
         self._backend = backend
         self._clock = clock
+        self._tolerance = backend.tolerance
         self._seen = Closeness()  # of the audits that are not answered yet
         self._doubted: Plan | None = None  # differed by what may be rounding; asked again on narrow lanes
 
-    def step(self, best: Candidate, batch: Any, eager: Callable[[Any], Any]) -> tuple[Any, str]:
-        """One step by eager and by plan from the same state: eager's result, and what differs (empty: nothing).
+    def step(self, best: Candidate, batch: Any, eager: Callable[[Any], Any]) -> tuple[Any, RefusedError | None]:
+        """One step by eager and by plan from the same state: eager's result, and what differs (None: nothing).
+
+        Where every bit has to be eager's, that is an `InexactError` if nothing differs by more than rounding.
 
         Raises:
             StaleCaptureError: the capture does not stand for this step; nothing was run.
@@ -93,38 +100,45 @@ class Auditor:
             executor = self._backend.executor(best.captured, made)
         try:
             with in_form(best.captured.trace.places, best.form):
-                found, result = audited(best.captured, made, executor, batch, eager)
+                found, result = audited(best.captured, made, executor, batch, eager, tolerance=self._tolerance)
         finally:
             if executor is not best.executor:
                 executor.close()
         widths = {lane.width for lane in made.lanes if lane.ops}
-        if not found.equal and not found.error and len(widths) > 1:
+        if not found.equal and not found.error and self._tolerance and len(widths) > 1:
             self._doubted = narrowed(made)
             self.audit.due = self.audit.num_steps + 1
-            return result, ""
+            return result, None
         self._doubted = None
         self.audit.ended(self._clock() - start, best.step_ms / 1e3)
         if found.equal:
-            return result, ""
-        return result, self._problem(found.error or f"{found.where} by {found.max_abs_diff:.3g}")
+            return result, None
+        what = self._problem(found.error or f"{found.where} by {found.max_abs_diff:.3g}")
+        return result, InexactError(what) if found.is_rounding else RefusedError(what)
 
     def _close_step(
         self, best: Candidate, plain: Captured, batch: Any, eager: Callable[[Any], Any], start: float
-    ) -> tuple[Any, str]:
-        """The same for a form that is not bitwise: is it as close to the float64 step as eager?"""
+    ) -> tuple[Any, RefusedError | None]:
+        """The same for a form that is not bitwise: is it as close to the float64 step as eager?
+
+        A sample that could not be made (for want of memory, say) has compared nothing: it is put off.
+        """
         _expect_standing(plain, batch)
         with in_form(plain.trace.places, best.form):
             try:
                 found, result = sample(plain, eager, {best.form: best.executor}, batch)
             except CaptureError as error:
-                return eager(batch), self._problem(str(error))
+                log.info("hocket: an audit is put off: %s", error)
+                result = eager(batch)
+                self.audit.ended(self._clock() - start, best.step_ms / 1e3)
+                return result, None
         self._seen = seen = self._seen.and_sample(found[best.form])
         if not seen.holds and not seen.error and len(seen.samples) < MAX_SAMPLES:
             self.audit.due = self.audit.num_steps + 1
-            return result, ""
+            return result, None
         self._seen = Closeness()
         self.audit.ended(self._clock() - start, best.step_ms / 1e3)
-        return result, "" if seen.holds else self._problem(seen.why)
+        return result, None if seen.holds else RefusedError(self._problem(seen.why))
 
     def _problem(self, what: str) -> str:
         return (
@@ -140,15 +154,22 @@ def _expect_standing(captured: Captured, batch: Any) -> None:
 
 
 def audited(
-    captured: Captured, plan: Plan, executor: Any, batch: Any, eager: Callable[[Any], Any]
+    captured: Captured,
+    plan: Plan,
+    executor: Any,
+    batch: Any,
+    eager: Callable[[Any], Any],
+    *,
+    tolerance: float = ROUNDING,
 ) -> tuple[Difference, Any]:
     """One step by eager and by `executor` from the same state: their difference, and eager's result.
 
-    A plan whose lanes all have one width is compared with eager at that width, which is bitwise where the kernels are.
+    Where rounding may differ, a plan whose lanes all have one width is compared with eager at that width, which is
+    bitwise where the kernels are.
     """
     widths = {lane.width for lane in plan.lanes if lane.ops and lane.kind == "cores"}
-    width = widths.pop() if len(widths) == 1 else None
-    found, (result,) = verify(captured, executor, [batch], width=width, eager=eager)
+    width = widths.pop() if tolerance and len(widths) == 1 else None
+    found, (result,) = verify(captured, executor, [batch], width=width, eager=eager, tolerance=tolerance)
     trim_heap()  # of what the eager step and the comparison took: planned steps have memory of their own
     return found, result
 

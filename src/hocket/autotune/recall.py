@@ -125,6 +125,7 @@ class Recall:
             planner=config.planner if config.plan is None else f"given: {config.plan}",
             guard=config.guard,
             executor=config.executor,
+            numerics=config.numerics,
         )
 
     def _candidate(self, known: RememberedPlan) -> Candidate:

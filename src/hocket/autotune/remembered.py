@@ -69,7 +69,7 @@ class Remembered:
 
 
 def about_step(
-    fingerprints: Mapping[str, str], machine: Machine, *, planner: str, guard: bool, executor: str
+    fingerprints: Mapping[str, str], machine: Machine, *, planner: str, guard: bool, executor: str, numerics: str
 ) -> dict[str, Any]:
     """What a decision depends on: the step as graphs, what it runs on, the versions, and what was asked for."""
     return {
@@ -83,6 +83,7 @@ def about_step(
         "planner": planner,
         "guard": guard,
         "executor": executor,
+        "numerics": numerics,
     }
 
 

@@ -8,24 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 from hocket.autotune.candidate import TunerConfig
 from hocket.autotune.closeness import sample
 from hocket.autotune.items import Item, RecordedStep, SampledForms, TimedStep, VerifiedStep, WatchedStep
 from hocket.autotune.recording import recorded_form
-from hocket.autotune.verification import verify
+from hocket.autotune.verification import Difference, verify
 from hocket.backends import Backend
 from hocket.errors import CaptureError, HocketError, StaleCaptureError
 from hocket.execution.base import Executor
 from hocket.heap import trim_heap
-from hocket.tracing.saved_state import Saved
+from hocket.ir import Plan
+from hocket.tracing.captured import Captured
 from hocket.tracing.variants import in_form
 
-__all__ = ["AGAIN", "PlanFailedError", "RefusedError", "StepRunner"]
-
-# A step was made that was not the one that was asked for.
-AGAIN = object()
+__all__ = ["InexactError", "PlanFailedError", "RefusedError", "StepRunner"]
 
 
 class RefusedError(HocketError):
@@ -33,7 +31,11 @@ class RefusedError(HocketError):
 
 
 class PlanFailedError(HocketError):
-    """A plan raised in its first step; the state is what it was before it."""
+    """A plan raised in its first step; the step was made eagerly."""
+
+
+class InexactError(RefusedError):
+    """Where every bit has to be eager's, a plan's first step has others; the step was made eagerly."""
 
 
 class StepRunner:
@@ -55,7 +57,7 @@ class StepRunner:
         self.result: Any = None
         self._config = config
         self._backend = backend
-        self._proven: WeakSet[Executor] = WeakSet()
+        self._proven: WeakKeyDictionary[Captured, list[Plan]] = WeakKeyDictionary()
         self._was_eager = True
 
     def start(self) -> None:
@@ -64,11 +66,12 @@ class StepRunner:
         self.result = None
 
     def perform(self, item: Item, batch: Any) -> Any:
-        """Do what a tuner asked for, and return what it showed; `AGAIN` where it has to be asked for once more.
+        """Do what a tuner asked for, and return what it showed.
 
         Raises:
             StaleCaptureError: the capture does not stand for this step; nothing was run.
-            CaptureError, RefusedError, PlanFailedError: the step of this call is not made yet.
+            CaptureError: the step of this call is not made yet.
+            PlanFailedError, RefusedError: the step was made eagerly.
             Exception: whatever the user's step raises; `failed` is set then.
         """
         match item:
@@ -77,11 +80,8 @@ class StepRunner:
             case RecordedStep(form):
                 return self._own(lambda: recorded_form(self._config, batch, form))
             case VerifiedStep(form, captured, executor):
-                if not captured.holds(batch) and not captured.moved(batch):
-                    raise StaleCaptureError("captured for another branch of the step")
                 with in_form(captured.trace.places, form):
-                    found, (self.result,) = verify(captured, executor, [batch], eager=self.eager)
-                return found
+                    return self._verified(executor, batch)
             case SampledForms():
                 return self._sampled(item, batch)
             case TimedStep(executor):
@@ -122,25 +122,22 @@ class StepRunner:
         self.eager(batch)
         return found
 
-    def _timed(self, executor: Executor | None, batch: Any) -> Any:
-        if executor is not None and executor.captured.moved(batch):
-            # A number has a value that was never compared with eager.
-            found, (self.result,) = verify(executor.captured, executor, [batch], eager=self.eager)
-            if not found.equal:
-                raise RefusedError(f"it uses a number that changes out of sight ({found.where or found.error})")
-            return AGAIN
-        if executor is not None and self._was_eager:
+    def _timed(self, executor: Executor | None, batch: Any) -> float:
+        if executor is None:
+            return self._took_ms(self.eager, batch)
+        proven = executor.plan in self._proven.get(executor.captured, ())
+        if not proven or executor.captured.moved(batch):
+            return self._first_planned(executor, batch)
+        if self._was_eager:
             trim_heap()
             self._was_eager = False
+        return self._took_ms(lambda batch: self._planned(executor, batch), batch)
+
+    def _took_ms(self, run: Callable[[Any], Any], batch: Any) -> float:
         clock: Callable[[], float] = self._config.clock
         self._backend.synchronize()
         start = clock()
-        if executor is None:
-            self.eager(batch)
-        elif executor in self._proven:
-            self._planned(executor, batch)
-        else:
-            self._first_planned(executor, batch)
+        run(batch)
         self._backend.synchronize()
         return (clock() - start) * 1e3
 
@@ -154,16 +151,32 @@ class StepRunner:
             raise
         self.is_done = True
 
-    def _first_planned(self, executor: Executor, batch: Any) -> None:
-        """A step of an executor that may turn out not to work at all: the state is kept, to go on eagerly."""
+    def _first_planned(self, executor: Executor, batch: Any) -> float:
+        """The first step of a plan, or one in which a number has a value that was never compared with eager."""
+        times_ms = []
+        moved = bool(executor.captured.moved(batch))
+
+        def planned(batch: Any) -> Any:
+            results = []
+            times_ms.append(self._took_ms(lambda batch: results.append(executor(batch)), batch))
+            return results[0]
+
+        found = self._verified(executor, batch, planned)
+        if found.equal or (self._backend.tolerance and not found.error and not moved):
+            return times_ms[0]
+        if moved:
+            raise RefusedError(f"it uses a number that changes out of sight ({found.where or found.error})")
+        if found.error:
+            raise PlanFailedError(f"a plan failed in its first step ({found.error})")
+        raise InexactError(f"a plan has other bits than eager: {found.where} differs by {found.max_abs_diff:.3g}")
+
+    def _verified(self, executor: Executor, batch: Any, planned: Callable[[Any], Any] | None = None) -> Difference:
+        """The user's own step, and from the same state the same by plan."""
         captured = executor.captured
-        saved = Saved(captured.trace.places.again(), captured.written())
-        try:
-            self.result = executor(batch)
-        except StaleCaptureError:
-            raise
-        except Exception as error:  # whatever it is, eager can still make this step
-            saved.restore()
-            raise PlanFailedError(f"a plan failed in its first step ({type(error).__name__}: {error})") from error
-        self._proven.add(executor)
-        self.is_done = True
+        if not captured.holds(batch) and not captured.moved(batch):
+            raise StaleCaptureError("captured for another branch of the step")
+        tolerance = self._backend.tolerance
+        found, (self.result,) = verify(captured, planned or executor, [batch], eager=self.eager, tolerance=tolerance)
+        if not found.error:
+            self._proven.setdefault(captured, []).append(executor.plan)
+        return found

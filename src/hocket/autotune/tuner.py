@@ -27,12 +27,15 @@ from hocket.autotune.compiling import FormCompiler
 from hocket.autotune.decision import Decision
 from hocket.autotune.items import Item, TimedStep
 from hocket.autotune.recall import Recall
+from hocket.autotune.runner import InexactError, RefusedError
 from hocket.autotune.shortlist import Profile, Proposal, finalists, longest_chain, profile_of
 from hocket.backends import Backend, CpuBackend
 from hocket.checking import check
+from hocket.errors import PlanError
 from hocket.execution.base import Executor
 from hocket.ir import Plan
 from hocket.planning import plan
+from hocket.planning.base import misplaced
 from hocket.reporting import lower_quartile
 from hocket.tracing.captured import Captured, relowered
 from hocket.tracing.variants import plain_of, reference_of
@@ -78,7 +81,10 @@ class Tuner:
             RefusedError: the step stays eager, for this reason.
         """
         yield from self.admission.capture()
-        recalled = yield from self.recall.search()
+        try:
+            recalled = yield from self.recall.search()
+        except InexactError:
+            recalled = None
         if isinstance(recalled, Decision):
             if self.compiler is not None and recalled.candidate is not None:
                 self.compiler.only_fastest_layout({recalled.candidate.form: recalled.candidate.rank_ms})
@@ -93,7 +99,17 @@ class Tuner:
 
         Raises:
             PlanError: the plan that was given is not one for this step.
+            RefusedError: no plan has eager's bits.
         """
+        try:
+            return (yield from self._searched(drift))
+        except InexactError as error:
+            if not self._backend.distrust_widths():
+                raise
+            log.info("hocket: %s; searching again with all ops at eager's number of threads", error)
+            return (yield from self._searched(drift))
+
+    def _searched(self, drift: Drift | None) -> Generator[Item, Any, Decision]:
         if self.compiler is not None and self.compiler.is_done:
             yield from self.admission.verify_compiled(self.compiler.take())
         profiles = yield from self._profiles()
@@ -104,6 +120,10 @@ class Tuner:
         proposals: list[Proposal] = []
         for profile in profiles:
             self._propose(profile, proposals)
+        if not proposals:
+            raise RefusedError(
+                f"no plan of {self._config.planner!r} has eager's bits; numerics='rounding' allows others"
+            )
         if not self._config.guard:
             best = self._candidate(min(proposals, key=lambda proposal: proposal.predicted_ms))
             reason = "guard=False: the plan runs whatever it costs"
@@ -203,11 +223,18 @@ class Tuner:
             yield plan(profile.captured.graph, profile.costs, self._backend.machine, planner=name, **options)
 
     def _proposal(self, profile: Profile, known: Sequence[Plan], made: Plan) -> Proposal | None:
-        """A plan, checked and simulated; None if there is one like it."""
+        """A plan, checked and simulated; None if there is one like it, or if it has other bits than eager."""
         if any(_alike(made, other) for other in known):
             return None
         check(profile.captured.graph, made, self._backend.machine)
-        return Proposal(profile, made, self._backend.predict(profile.captured, made, profile.costs))
+        inexact = misplaced(made, profile.costs)
+        if inexact is None:
+            return Proposal(profile, made, self._backend.predict(profile.captured, made, profile.costs))
+        words = f"op {inexact[0]!r} has not eager's bits with {inexact[1]} thread(s)"
+        if made is self._config.plan:
+            raise PlanError(f"{words}; numerics='rounding' allows that")
+        log.info("hocket: a plan of %s is left out: %s", made.planner, words)
+        return None
 
     def _candidate(self, proposal: Proposal) -> Candidate:
         profile = proposal.profile

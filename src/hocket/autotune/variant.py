@@ -13,20 +13,22 @@ from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
+import torch
+
 from hocket.adaptation import Drift, DriftDetector
 from hocket.autotune.audit import Auditor
 from hocket.autotune.candidate import Candidate, TunerConfig
 from hocket.autotune.decision import UNDECIDED, Decision, Verdict
 from hocket.autotune.items import Item
-from hocket.autotune.runner import AGAIN, RefusedError, StepRunner
+from hocket.autotune.runner import InexactError, RefusedError, StepRunner
 from hocket.autotune.tuner import Tuner
 from hocket.autotune.verification import Difference
 from hocket.backends import Backend, CpuBackend, CudaBackend
 from hocket.errors import CaptureError, PlanError, StaleCaptureError
+from hocket.planning.base import cpu_devices
 from hocket.pystate.guards import Guards
 from hocket.pystate.watch import named
 from hocket.tracing.captured import Captured
-from hocket.tracing.state import Inventory
 
 __all__ = ["Variant"]
 
@@ -56,7 +58,7 @@ class Variant:
         self.is_refused = False
         self.decision: Decision = UNDECIDED
         self.history: tuple[Verdict, ...] = ()
-        self._refused = refused or _unplannable(config.places)
+        self._refused = refused or _unplannable(config)
         self.backend = backend = _backend_of(config)
         self._config = config = replace(config, step=backend.eager(config.step))
         self._runner = StepRunner(config, backend)
@@ -183,7 +185,7 @@ class Variant:
         """Search again where further forms have been compiled."""
         if is_done:
             log.info("hocket: the step was compiled: plans of these forms are tried, too")
-            self.settled, self._drift, self._searched_s = False, None, 0.0
+            self._search_anew(None)
         return is_done
 
     def _note(self, step_ms: float) -> None:
@@ -192,20 +194,25 @@ class Variant:
             self._search_compiled(compiler.note(step_ms, self.decision.ahead))
         if self._watch is not None and self.settled and (drift := self._watch.observe(step_ms)):
             log.info("hocket: %s: the step is profiled and plans are tried again", drift)
-            self.settled = False
-            self._drift = drift
-            self._searched_s = 0.0
+            self._search_anew(drift)
 
     def _audited(self, best: Candidate, batch: Any) -> Any:
         """One planned step compared with eager; eager's results are kept, and it stays with eager if they differ."""
         self._runner.start()
-        result, problem = self._auditor.step(best, batch, self._runner.eager)
+        result, error = self._auditor.step(best, batch, self._runner.eager)
         changes = self.guards.unexpected() if self.guards is not None and not self.guards.hold() else []
         if changes:
             problem = f"it changes {named(changes)} in some steps; planned steps before this one did not"
-        if problem:
-            self._refuse(RefusedError(problem))
+            error = RefusedError(problem)
+        if isinstance(error, InexactError) and self.backend.distrust_widths():
+            log.info("hocket: %s; searching again with all ops at eager's number of threads", error)
+            self._search_anew(None)
+        elif error is not None:
+            self._refuse(error)
         return result
+
+    def _search_anew(self, drift: Drift | None) -> None:
+        self.settled, self._drift, self._searched_s = False, drift, 0.0
 
     def _proven(self, best: Candidate, batch: Any, moved: set[int]) -> Any:
         """A step in which numbers have values that were never compared with eager: they are now.
@@ -213,9 +220,9 @@ class Variant:
         Where the plan does not follow them, it is good for the values that it was recorded with.
         """
         self._runner.start()
-        result, problem = self._auditor.step(best, batch, self._runner.eager)
-        if problem or not moved.isdisjoint(best.captured.moved(batch)):
-            log.info("hocket: a number that changes is not followed: %s", problem)
+        result, error = self._auditor.step(best, batch, self._runner.eager)
+        if error is not None or not moved.isdisjoint(best.captured.moved(batch)):
+            log.info("hocket: a number that changes is not followed: %s", error)
             self._followed_wrongly |= moved
         return result
 
@@ -230,9 +237,11 @@ class Variant:
             while not runner.is_done and not self.settled:
                 assert self._item is not None
                 stage = self._item.stage
-                found = runner.perform(self._item, batch)
-                if found is not AGAIN:
-                    self._go_on(found)
+                try:
+                    found = runner.perform(self._item, batch)
+                except InexactError as error:
+                    found = error
+                self._go_on(found)
                 if runner.is_done:
                     self._tell(stage)
         except StaleCaptureError:
@@ -278,10 +287,13 @@ class Variant:
         self._item = next(self._search)
 
     def _go_on(self, outcome: Any) -> None:
-        """Send the tuner what its item showed."""
+        """Let the tuner know what its item showed."""
         assert self._search is not None
         try:
-            self._item = self._search.send(outcome)
+            if isinstance(outcome, InexactError):
+                self._item = self._search.throw(outcome)
+            else:
+                self._item = self._search.send(outcome)
         except StopIteration as end:
             self._settle(end.value)
             if not end.value.is_recalled:
@@ -321,13 +333,19 @@ def _backend_of(config: TunerConfig) -> Backend:
     devices = {entry.get().device for entry in config.places.parameters}
     if len(devices) == 1 and (device := next(iter(devices))).type == "cuda":
         return CudaBackend(device.index or 0)
-    return CpuBackend(config.machine, config.executor)
+    return CpuBackend(config.machine, config.executor, bitwise=config.numerics == "bitwise")
 
 
-def _unplannable(places: Inventory) -> str:
+def _unplannable(config: TunerConfig) -> str:
     """Why no plan can run where this step's parameters are; empty if one can."""
-    devices = {entry.get().device for entry in places.parameters}
-    if len(devices) == 1 and next(iter(devices)).type in ("cpu", "cuda"):
-        return ""
-    names = ", ".join(sorted(map(str, devices)))
-    return f"its parameters are on {names}; a step is planned on CPU cores or on one GPU" if devices else ""
+    devices = {entry.get().device for entry in config.places.parameters}
+    if len(devices) > 1 or any(device.type not in ("cpu", "cuda") for device in devices):
+        names = ", ".join(sorted(map(str, devices)))
+        return f"its parameters are on {names}; a step is planned on CPU cores or on one GPU"
+    threads, cores = torch.get_num_threads(), max((device.cores for device in cpu_devices(config.machine)), default=0)
+    if config.numerics == "bitwise" and config.backend is None and 0 < cores < threads:
+        return (
+            f"eager's ops have {threads} threads and its bits, and a plan has {cores} cores: call "
+            f"torch.set_num_threads({cores}), or schedule with numerics='rounding'"
+        )
+    return ""

@@ -9,23 +9,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_flatten
 
 from hocket.autotune.room import release_memory
+from hocket.backends import ROUNDING
 from hocket.errors import StaleCaptureError
 from hocket.heap import trim_heap
+from hocket.profiling.exact_widths import same_bits
 from hocket.tracing.captured import Captured
 from hocket.tracing.saved_state import Saved
 
-__all__ = ["TOLERANCE", "Difference", "differ", "distance", "largest", "verify"]
-
-# Relative to the largest value of a tensor: what another number of threads does to sums in single precision, with
-# room for a few steps to carry it on. A wrong rate or a lost gradient is orders of magnitude beyond it.
-TOLERANCE = 1e-4
+__all__ = ["Difference", "differ", "distance", "largest", "verify"]
 
 # Elements that are compared at a time.
 _PART = 2**16
@@ -42,6 +40,7 @@ class Difference:
         where: name of the value with the largest relative difference.
         steps: how many steps were compared.
         error: what the plan raised, if it did.
+        tolerance: what `relative` may be where a bit differs; 0: none may.
     """
 
     max_abs_diff: float
@@ -50,11 +49,17 @@ class Difference:
     where: str
     steps: int
     error: str = ""
+    tolerance: float = ROUNDING
 
     @property
     def equal(self) -> bool:
-        """Bitwise, or within rounding."""
-        return not self.error and (self.bitwise or self.relative <= TOLERANCE)
+        """Bitwise, or within the tolerance where there is one."""
+        return not self.error and (self.bitwise or 0 < self.tolerance >= self.relative)
+
+    @property
+    def is_rounding(self) -> bool:
+        """Bits differ, by what rounding does."""
+        return not self.error and not self.bitwise and self.relative <= ROUNDING
 
 
 def verify(
@@ -64,6 +69,7 @@ def verify(
     *,
     width: int | None = None,
     eager: Callable[[Any], Any] | None = None,
+    tolerance: float = ROUNDING,
 ) -> tuple[Difference, list[Any]]:
     """Run every batch eagerly, then from the same state by `planned`; compare, and keep eager's state.
 
@@ -77,6 +83,7 @@ def verify(
         width: threads of the eager steps, so that a plan of narrow lanes is held against what torch computes at that
             width; as many as usual where it is not given.
         eager: makes the eager steps, each of them once; the captured step itself where it is not given.
+        tolerance: how far they may be apart (see `Difference`).
 
     Returns:
         The difference, and what the eager steps returned.
@@ -115,6 +122,7 @@ def verify(
         found = differ(
             [*_leaves(returned_values), *after.values()], [*_leaves(results), *after.current()], steps=len(batches)
         )
+        found = replace(found, tolerance=tolerance)
     except Exception as error:  # noqa: BLE001  # whatever it is: eager's state is kept, and the step stays eager
         found = Difference(math.inf, math.inf, False, "", len(batches), f"{type(error).__name__}: {error}")
     finally:
@@ -153,15 +161,7 @@ def differ(first: Iterable[tuple[str, Any]], second: Iterable[tuple[str, Any]], 
 def _same(a: Any, b: Any) -> bool:
     if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)):
         return bool(a == b or (a != a and b != b)) if not isinstance(a, torch.Tensor) else False
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return False
-    # NaN in the same places is the same result; -0.0 is not 0.0.
-    return torch.equal(_bytes_of(a), _bytes_of(b))
-
-
-def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    # Flattened first: a contiguous tensor may have any stride where it has one element.
-    return tensor.contiguous().reshape(-1).view(torch.uint8)
+    return same_bits(a, b)
 
 
 def distance(a: Any, b: Any) -> tuple[float, float]:

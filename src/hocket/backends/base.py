@@ -12,10 +12,13 @@ from hocket.planning import Bounds, bounds
 from hocket.simulation import simulate
 from hocket.tracing.captured import Captured
 
-__all__ = ["PROFILE_RUNS", "Backend"]
+__all__ = ["PROFILE_RUNS", "ROUNDING", "Backend"]
 
 # Real training steps spent on a profile: timed runs at each key, after one that is not counted.
 PROFILE_RUNS = 3
+# What another number of threads does to sums in single precision, relative to the largest value of a tensor, with room
+# for a few steps to carry it on. A wrong rate or a lost gradient is orders of magnitude beyond it.
+ROUNDING = 1e-4
 
 
 class Backend(ABC):
@@ -25,11 +28,14 @@ class Backend(ABC):
         machine: what plans are made for.
         label: what it is called in a report, such as ``2 CPU cores``.
         notes: what a report has to say about times on it.
+        tolerance: how far a planned step may be from eager's, relative to the largest value of a tensor. 0: every bit
+            is eager's.
     """
 
     machine: Machine
     label: str
     notes: tuple[str, ...] = ()
+    tolerance: float = ROUNDING
 
     @property
     def num_cores(self) -> int:
@@ -40,6 +46,10 @@ class Backend(ABC):
     def splits(self) -> bool:
         """Whether a joint backward may be worth taking apart."""
         return True
+
+    def distrust_widths(self) -> bool:
+        """Run every op at eager's width from now on; False where they do, or where rounding may differ."""
+        return False
 
     def eager(self, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """The user's own step as it goes on this device."""

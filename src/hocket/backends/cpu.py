@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from hocket.backends.base import Backend
+from hocket.backends.base import ROUNDING, Backend
 from hocket.execution import executor
 from hocket.execution.base import Executor
 from hocket.ir import Costs, Machine, Plan, Timeline
 from hocket.planning import planners
 from hocket.planning.base import cpu_devices
 from hocket.planning.moldable.placement import scattered
-from hocket.profiling.climbing import climbing
+from hocket.profiling.climbing import RUNS, climbing
+from hocket.profiling.exact_widths import ExactWidths
 from hocket.profiling.hill_climb import Setting
 from hocket.profiling.tracer import costs_of, default_widths, serial_plan
 from hocket.tracing.captured import Captured
@@ -26,11 +27,19 @@ FEW_CORES = 4
 
 
 class CpuBackend(Backend):
-    """Lanes of CPU cores; `kind` is the executor that was asked for."""
+    """Lanes of CPU cores.
 
-    def __init__(self, machine: Machine, kind: str) -> None:
+    Args:
+        machine: has the cores.
+        kind: the executor that was asked for.
+        bitwise: ops run only at widths at which they give eager's bits.
+    """
+
+    def __init__(self, machine: Machine, kind: str, *, bitwise: bool = False) -> None:
         self.machine = machine
         self.kind = kind
+        self.exact_widths = ExactWidths(torch.get_num_threads()) if bitwise else None
+        self.tolerance = 0.0 if bitwise else ROUNDING
         self.label = f"{machine.cores} CPU core{'s' if machine.cores > 1 else ''}"
 
     @property
@@ -48,12 +57,14 @@ class CpuBackend(Backend):
         return executor(captured, plan, self.machine, kind=self.kind)
 
     def profilers(self, captured: Captured) -> Sequence[tuple[str, Executor]]:
-        widths = default_widths(self.machine.cores)
-        return [(str(w), self.executor(captured, serial_plan(captured, w, self.machine))) for w in widths]
+        exact = self._exact(captured, self._widths)
+        plans = {width: serial_plan(captured, width, self.machine, exact) for width in self._widths}
+        return [(str(width), self.executor(captured, plan)) for width, plan in plans.items()]
 
     def profiled(self, captured: Captured) -> Generator[Executor, None, Costs]:
         if self.machine.cores <= FEW_CORES:
             return (yield from super().profiled(captured))
+        measured: set[int] = set()
         climb = climbing(captured.graph.ops, cpu_devices(self.machine)[0])
         lanes: Executor | None = None
         asked: Setting | None = None
@@ -63,20 +74,56 @@ class CpuBackend(Backend):
                 if lanes is None or setting != asked:
                     if lanes is not None:
                         lanes.close()
-                    plan = serial_plan(captured, setting.width, self.machine)
+                    measured.add(setting.width)
+                    exact = self._exact(captured, measured)
+                    plan = serial_plan(captured, setting.width, self.machine, exact)
                     apart = setting.affinity == "scatter"
                     lanes, asked = self.executor(captured, scattered(plan, self.machine) if apart else plan), setting
                 yield lanes
                 setting = climb.send(lanes.timeline())
         except StopIteration as end:
             costs: Costs = end.value
-            return costs
         finally:
             if lanes is not None:
                 lanes.close()
+        if self.exact_widths is not None and self.exact_widths.usual_width not in measured:
+            costs = costs.merged((yield from self._profiled_at(captured, self.exact_widths.usual_width)))
+        return self._listed(captured, costs, measured)
+
+    def _profiled_at(self, captured: Captured, width: int) -> Generator[Executor, None, Costs]:
+        lanes = self.executor(captured, serial_plan(captured, width, self.machine))
+        timelines: list[Timeline] = []
+        try:
+            for _ in range(RUNS):
+                yield lanes
+                timelines.append(lanes.timeline())
+        finally:
+            lanes.close()
+        return costs_of({width: timelines})
 
     def costs(self, captured: Captured, measured: dict[str, list[Timeline]]) -> Costs:
-        return costs_of(measured)
+        return self._listed(captured, costs_of(measured), self._widths)
+
+    def distrust_widths(self) -> bool:
+        trusted = self.exact_widths is not None and self.exact_widths.is_trusted
+        if self.exact_widths is not None:
+            self.exact_widths.is_trusted = False
+        return trusted
+
+    @property
+    def _widths(self) -> tuple[int, ...]:
+        """What ops are profiled at on few cores."""
+        usual = () if self.exact_widths is None else (self.exact_widths.usual_width,)
+        return tuple(sorted({*default_widths(self.machine.cores), *usual}))
+
+    def _exact(self, captured: Captured, widths: Iterable[int]) -> Mapping[str, Collection[int]] | None:
+        """For each op the widths that it may have; None: any."""
+        return None if self.exact_widths is None else self.exact_widths.of(captured, widths)
+
+    def _listed(self, captured: Captured, costs: Costs, widths: Iterable[int]) -> Costs:
+        """These costs without widths that an op may not have: there it was timed at another one."""
+        exact = self._exact(captured, widths)
+        return costs if exact is None else costs.at_widths(exact)
 
     def candidate_planners(self, planner: str) -> list[tuple[str, dict[str, Any]]]:
         if planner != "auto":

@@ -83,10 +83,10 @@ def _add_steps(verbs: Verbs) -> None:
     )
     run.add_argument(
         "--numerics",
-        choices=("bitwise", "close"),
+        choices=("bitwise", "rounding", "close"),  # `hocket.session` has these, too, and needs torch
         default="bitwise",
         metavar="NAME",
-        help="bitwise, or close: also forms of the step that round otherwise, as near to float64 as eager (bitwise)",
+        help="bitwise; rounding: ops with any number of threads; close: also forms that round otherwise (bitwise)",
     )
     run.add_argument("--strict", action="store_true", help="fail where the step cannot be captured")
     run.add_argument("--report", type=Path, metavar="DIR", help="write the page, the trace and all files there")

@@ -4,7 +4,7 @@ from hocket.ir.costs import Costs, Duration, Share
 from hocket.ir.graph import BUFFER_LIVES, ROLES, Buffer, Carried, Edge, Graph, Op
 from hocket.ir.links import Link, NetworkCard
 from hocket.ir.machine import Device, Machine
-from hocket.ir.plan import Lane, Plan
+from hocket.ir.plan import Lane, Plan, one_by_one
 from hocket.ir.semantics import (
     check_ops,
     clocks_of,
@@ -45,6 +45,7 @@ __all__ = [
     "hardware_threads",
     "launch_order",
     "names_threads",
+    "one_by_one",
     "synchronisation",
     "waits_of",
 ]

@@ -10,10 +10,11 @@ memory's bandwidth; `hocket.simulate` divides a GPU among ops by that.
 
 from __future__ import annotations
 
+import math
 import os
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -54,6 +55,8 @@ class Costs:
         shares: op -> GPU -> what the op asks for there; an op that is not listed is in nobody's way.
         placement: one of `PLACEMENTS`: on which cores a lane's threads lay when these were measured, and lie in a plan:
             neighbours, or each in a cache of its own while there are caches (`Device.cores_per_cache`).
+        only_listed: an op may run at the widths that have a duration and at no other, because its result would have
+            other bits there (see `hocket.profiling.exact_widths`). At any other width its duration is infinite.
 
     Raises `FormatError` at construction for a negative or NaN duration, a key that is no width and no device name,
     an op without any duration, an unknown source or placement, and a share that is none or more than all.
@@ -69,6 +72,7 @@ class Costs:
     note: str = ""
     shares: Mapping[str, Mapping[str, Share]] = field(default_factory=dict)
     placement: str = "compact"
+    only_listed: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shares", _shares(self.shares))
@@ -107,6 +111,8 @@ class Costs:
             if key in durations:
                 return Duration(durations[key], source)
         widths, values = self._by_width[op]
+        if self.only_listed:
+            return Duration(math.inf, source)
         if not widths:
             raise InputError(f"costs: op {op!r} has no duration for device {device!r}, only for {', '.join(durations)}")
         at = bisect_left(widths, width)
@@ -120,6 +126,32 @@ class Costs:
         """`lookup` without the source."""
         return self.lookup(op, width=width, device=device).duration_us
 
+    def allows(self, op: str, width: int) -> bool:
+        """False where `op` may not run at this width."""
+        return not self.only_listed or op not in self.durations_us or str(width) in self.durations_us[op]
+
+    def nearest_width(self, op: str, width: int) -> int:
+        """The width next to this one at which `op` may run; of two that are equally near the wider one.
+
+        Example:
+            >>> costs = Costs({"sum": {"2": 10.0}, "relu": {"1": 6.0, "2": 4.0}}, only_listed=True)
+            >>> costs.nearest_width("sum", 1), costs.nearest_width("relu", 1)
+            (2, 1)
+        """
+        widths = self._by_width[op][0] if self.only_listed and op in self.durations_us else ()
+        return min(widths, key=lambda other: (abs(other - width), -other), default=width)
+
+    def at_widths(self, widths: Mapping[str, Collection[int]]) -> Costs:
+        """Only the durations at these widths of each op, which are all at which it may run."""
+
+        def listed(table: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
+            return {
+                op: {key: value for key, value in row.items() if not key.isdecimal() or int(key) in widths[op]}
+                for op, row in table.items()
+            }
+
+        return replace(self, durations_us=listed(self.durations_us), spread_us=listed(self.spread_us), only_listed=True)
+
     def merged(self, other: Costs) -> Costs:
         """These costs, with the ops and widths of `other` added; where both know a duration, `other` wins."""
         return Costs(
@@ -129,6 +161,7 @@ class Costs:
             other.note or self.note,
             {op: {**self.shares.get(op, {}), **other.shares.get(op, {})} for op in {**self.shares, **other.shares}},
             other.placement,
+            self.only_listed or other.only_listed,
         )
 
     def restricted(self, ops: Iterable[str]) -> Costs:
@@ -141,6 +174,7 @@ class Costs:
             self.note,
             {op: value for op, value in self.shares.items() if op in keep},
             self.placement,
+            self.only_listed,
         )
 
     @staticmethod
@@ -151,7 +185,7 @@ class Costs:
     @staticmethod
     def read(reader: Reader) -> Costs:
         """Costs from the document of a ``hocket-costs/1`` file."""
-        reader.only("format", "durations_us", "spread_us", "sources", "note", "shares", "placement")
+        reader.only("format", "durations_us", "spread_us", "sources", "note", "shares", "placement", "only_listed")
         tables = {
             name: {
                 op: {key: value.duration_us() for key, value in durations.items()}
@@ -168,7 +202,8 @@ class Costs:
         _ = reader["durations_us"]
         try:
             placement = reader.get("placement", "compact").text()
-            return Costs(tables["durations_us"], tables["spread_us"], sources, note, shares, placement)
+            only_listed = reader.get("only_listed", False).boolean()
+            return Costs(tables["durations_us"], tables["spread_us"], sources, note, shares, placement, only_listed)
         except FormatError as error:
             raise FormatError(reader.source, error.where, str(error).split(": ", 2)[-1]) from None
 
@@ -190,6 +225,8 @@ class Costs:
             document["shares"] = self.shares
         if self.placement != "compact":
             document["placement"] = self.placement
+        if self.only_listed:
+            document["only_listed"] = True
         return document
 
 

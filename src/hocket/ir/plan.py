@@ -16,14 +16,19 @@ A plan is text, one action a line, and diffs well::
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 from hocket.errors import FormatError
 
-__all__ = ["LANE_KINDS", "Lane", "Plan"]
+if TYPE_CHECKING:
+    from hocket.ir.graph import Graph
+    from hocket.ir.machine import Device
+
+__all__ = ["LANE_KINDS", "Lane", "Plan", "one_by_one"]
 
 FORMAT = "hocket-plan/1"
 
@@ -170,6 +175,46 @@ class Plan:
             return Plan(finished, after, **header)
         except FormatError as error:
             raise FormatError(source, error.where, str(error).split(": ", 2)[-1]) from None
+
+
+def one_by_one(graph: Graph, order: Sequence[str], widths: Mapping[str, int], device: Device) -> Plan:
+    """The plan that runs all ops one after another: a lane for each width, all of them on the first cores.
+
+    Args:
+        graph: the step.
+        order: its ops, each after those that it waits for.
+        widths: threads of each op; they may be more than there are cores.
+        device: the CPU.
+
+    Example:
+        >>> from hocket.ir import Device, Edge, Graph, Op
+        >>> graph = Graph((Op("mm"), Op("sum")), (Edge("mm", "sum"),))
+        >>> print(one_by_one(graph, graph.order, {"mm": 1, "sum": 2}, Device("cpu0", cores=2)), end="")
+        hocket-plan/1 planner=serial
+        lane cpu0 kind=cores device=cpu0 width=2 cores=0,1
+        run sum
+        lane cpu0.1 kind=cores device=cpu0 width=1 cores=0
+        run mm
+    """
+    lanes: dict[int, list[str]] = {} if order else {device.cores: []}
+    after: dict[str, tuple[str, ...]] = {}
+    for op in order:
+        lanes.setdefault(widths[op], []).append(op)
+    for before, op in pairwise(order):
+        if widths[before] != widths[op] and before not in graph.predecessors[op]:
+            after[op] = (before,)
+    widest = max(lanes)
+    return Plan(
+        tuple(
+            Lane(
+                device.name if width == widest else f"{device.name}.{width}",
+                *(tuple(lanes[width]), "cores", device.name, width, tuple(range(min(width, device.cores)))),
+            )
+            for width in sorted(lanes, reverse=True)
+        ),
+        after,
+        planner="serial",
+    )
 
 
 def _read_header(words: list[str], source: str, where: str) -> dict[str, Any]:

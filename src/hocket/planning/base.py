@@ -11,7 +11,7 @@ from hocket.ir import Costs, Device, Graph, Machine, Plan
 from hocket.planning.arrivals import first_use, plan_around
 from hocket.planning.channels import transfers_of
 
-__all__ = ["Planner", "cpu_devices", "gpu_of"]
+__all__ = ["Planner", "cpu_devices", "gpu_of", "misplaced"]
 
 
 class Planner(ABC):
@@ -57,6 +57,14 @@ class Planner(ABC):
     def urgency(self, graph: Graph, transfers: Sequence[str]) -> Mapping[str, float]:
         """How urgent each transfer is; of those that are ready the one with the lowest number goes first."""
         return first_use(graph, transfers)
+
+
+def misplaced(plan: Plan, costs: Costs) -> tuple[str, int] | None:
+    """The first op of a plan that may not run with its lane's threads (`Costs.only_listed`), and how many these are."""
+    if not costs.only_listed:
+        return None
+    placed = ((op, lane.width) for lane in plan.lanes if lane.kind == "cores" for op in lane.ops)
+    return next(((op, width) for op, width in placed if not costs.allows(op, width)), None)
 
 
 def cpu_devices(machine: Machine) -> list[Device]:

@@ -27,7 +27,7 @@ from heapq import heapify, heappop, heappush
 
 from hocket.errors import InputError
 from hocket.ir import Costs, Device, Graph, Lane, Machine, Plan
-from hocket.planning.base import Planner, cpu_devices
+from hocket.planning.base import Planner, cpu_devices, misplaced
 from hocket.planning.ranks import graph_ranks
 from hocket.planning.serial import Serial
 from hocket.simulation import simulate
@@ -68,6 +68,8 @@ class ListScheduler(Planner):
         best_us = simulate(graph, best, costs, machine, earliest_us=earliest_us).makespan_us
         for lanes in _divisions(devices):
             candidate = list_schedule(graph, costs, lanes, earliest_us)
+            if misplaced(candidate, costs):
+                continue
             makespan_us = simulate(graph, candidate, costs, machine, earliest_us=earliest_us).makespan_us
             if makespan_us < best_us:
                 best, best_us = candidate, makespan_us

@@ -93,7 +93,7 @@ def in_phases(instance: Instance, order: Sequence[int], switch_us: float, wait_u
     begin_us = 0.0
     for lanes, ops in divide(instance, order, switch_us):
         part = _part(instance, ops, begin_us)
-        widths = [instance.num_cores // lanes] * len(ops)
+        widths = part.usable([instance.num_cores // lanes] * len(ops))
         inside = parallel_sgs(part, widths, part.ranks_at_us(widths), wait_us=wait_us)
         placed += [Placement(ops[p.op], p.cores, p.start_us + begin_us, p.end_us + begin_us) for p in inside]
         begin_us += makespan_us(inside) + switch_us

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from hocket.errors import InputError
-from hocket.ir import Costs, Graph, Lane, Machine, Plan
+from hocket.ir import Costs, Graph, Machine, Plan, one_by_one
 from hocket.planning.arrivals import by_earliest
 from hocket.planning.base import Planner, cpu_devices
 
@@ -16,7 +16,8 @@ class Serial(Planner):
     """One lane on the first CPU device, in `Graph.order`; where ops wait for arrivals, by when they can start.
 
     Args:
-        width: its threads; all cores of the device when not given.
+        width: its threads; all cores of the device when not given. Ops that may not run at this width
+            (`Costs.only_listed`) take the nearest one, on a lane of their own.
 
     Example:
         >>> from hocket.ir import Costs, Graph, Machine, Op
@@ -39,5 +40,6 @@ class Serial(Planner):
         width = self.width or device.cores
         if width > device.cores:
             raise InputError(f"planner serial: width {width}, but {device.name!r} has {device.cores} cores")
-        lane = Lane(device.name, by_earliest(graph, earliest_us), "cores", device.name, width, tuple(range(width)))
-        return Plan((lane,), planner=self.name)
+        order = by_earliest(graph, earliest_us)
+        widths = {op: costs.nearest_width(op, width) for op in order}
+        return one_by_one(graph, order, widths, device)

@@ -24,7 +24,7 @@ from collections.abc import Generator, Iterable, Mapping
 from hocket.ir import Costs, Device, Op, Timeline
 from hocket.profiling.hill_climb import HillClimb, Setting
 
-__all__ = ["climbing", "interval_of"]
+__all__ = ["RUNS", "climbing", "interval_of"]
 
 # Steps at each setting; the shortest time of an op counts.
 RUNS = 2

@@ -6,14 +6,14 @@ over the runs is the oracle's value (noise on a shared machine only ever adds), 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from statistics import median
 
 import torch
 
 from hocket.errors import InputError
 from hocket.execution import executor
-from hocket.ir import Costs, Lane, Machine, Plan, Timeline
+from hocket.ir import Costs, Machine, Plan, Timeline, one_by_one
 from hocket.tracing.captured import Captured
 from hocket.tracing.program import compile_action
 
@@ -25,11 +25,22 @@ def default_widths(cores: int) -> tuple[int, ...]:
     return tuple(sorted({*(1 << power for power in range(cores.bit_length()) if 1 << power < cores), cores}))
 
 
-def serial_plan(captured: Captured, width: int, machine: Machine) -> Plan:
-    """The ops in eager's order on one lane of `width` threads on the first cores."""
+def serial_plan(
+    captured: Captured, width: int, machine: Machine, exact: Mapping[str, Collection[int]] | None = None
+) -> Plan:
+    """The ops in eager's order, one after another, with `width` threads on the first cores.
+
+    Args:
+        captured: the step.
+        width: threads.
+        machine: the cores.
+        exact: for each op the widths that it may have; one that may not have this width takes the nearest.
+    """
     device = next(device for device in machine.devices if device.kind == "cpu")
-    cores = tuple(range(min(width, device.cores)))
-    return Plan((Lane("main", captured.graph.order, device=device.name, width=width, cores=cores),), planner="serial")
+    widths = dict.fromkeys(captured.graph.order, width)
+    for op, possible in (exact or {}).items():
+        widths[op] = min(possible, key=lambda other: (abs(other - width), -other))
+    return one_by_one(captured.graph, captured.graph.order, widths, device)
 
 
 def trace_costs(

@@ -228,7 +228,6 @@ class PurityWatch:
             elif settled or not (change.then is None or change.then is ABSENT):
                 yield _finding(change)
 
-
     def _is_known(self, place: Place) -> bool:
         return any(place.identity in known for known in (self.rebound, self.moving, self.written))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 
 import numpy as np
 import numpy.typing as npt
@@ -66,7 +67,7 @@ def _on_device(ops: Sequence[str], lane: Lane, costs: Costs) -> list[float]:
         rows = list(map(costs.durations_us.__getitem__, ops))
     except KeyError as error:
         raise InputError(f"costs: no duration for op {error.args[0]!r}, which lane {lane.name!r} runs") from None
-    return [
+    durations_us = [
         row[exact]
         if exact in row
         else row[device]
@@ -76,3 +77,6 @@ def _on_device(ops: Sequence[str], lane: Lane, costs: Costs) -> list[float]:
         else costs.duration_us(op, width=lane.width, device=device)
         for op, row in zip(ops, rows, strict=True)
     ]
+    if costs.only_listed and inf in durations_us:
+        raise InputError(f"costs: op {ops[durations_us.index(inf)]!r} may not run with {width} thread(s)")
+    return durations_us

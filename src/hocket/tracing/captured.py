@@ -333,9 +333,7 @@ def capture_step(
     return found
 
 
-def _recorded(
-    step: Callable[[Any], Any], model: Any, optimizer: Any, batch: Any, known: Mapping[str, Any]
-) -> Recorded:
+def _recorded(step: Callable[[Any], Any], model: Any, optimizer: Any, batch: Any, known: Mapping[str, Any]) -> Recorded:
     try:
         return record_step(step, model, optimizer, batch, undoes=True, **known)
     except CaptureError:

@@ -289,9 +289,7 @@ class _Again:
         self.tape.unproven = self.trace.tape.unproven  # what is proven of the plain form holds for this one
         self.ops.finish()
         result = self.trace.result
-        leaves = tuple(
-            (kind, self._node(leaf) if kind in ("tensor", "item") else leaf) for kind, leaf in result.leaves
-        )
+        leaves = tuple((kind, self._node(leaf) if kind in ("tensor", "item") else leaf) for kind, leaf in result.leaves)
         return replace(
             self.trace,
             graph=self.ops.graph,

@@ -153,10 +153,10 @@ def strategy_widths(graph: Graph, instance: Instance, strategies: Collection[int
             known = largest.setdefault((described.target, described.role), op)
             if instance.durations_us[op][1] > instance.durations_us[known][1]:
                 largest[described.target, described.role] = op
-        return [instance.best_width[largest[described.target, described.role]] for described in graph.ops]
+        return instance.usable([instance.best_width[largest[op.target, op.role]] for op in graph.ops])
     if 1 in strategies or 3 in strategies:
         return list(instance.best_width)
-    return [instance.num_cores] * len(graph)
+    return instance.usable([instance.num_cores] * len(graph))
 
 
 def strategy_candidates(
@@ -168,10 +168,12 @@ def strategy_candidates(
     """
     found = []
     for durations, usual in zip(instance.durations_us, widths, strict=True):
-        candidates = sorted(range(1, len(durations)), key=lambda width: (durations[width], width))[:CANDIDATES]
+        possible = [width for width in range(1, len(durations)) if durations[width] < float("inf")]
+        candidates = sorted(possible, key=lambda width: (durations[width], width))[:CANDIDATES]
         if 2 in strategies:
             candidates = [width for width in candidates if abs(width - usual) <= MAX_DEPARTURE] or [usual]
-        found.append(sorted({*candidates, max(1, usual // 2)} if halves else candidates))
+        half = max(1, usual // 2)
+        found.append(sorted({*candidates, half} if halves and half in possible else candidates))
     return found
 
 

@@ -26,6 +26,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from hocket.ir import Costs, Device, Graph, Lane, Machine, Plan
+from hocket.planning.arrivals import by_earliest
 from hocket.planning.critical_path.priorities import Priorities
 from hocket.planning.critical_path.streams import Streams, streams_of
 from hocket.planning.moldable.instance import Instance, as_plan, instance_of
@@ -61,7 +62,7 @@ def core_plans(
     """
     if not keep_order:
         serial = Serial().compute_plan(graph, costs, Machine((device,)), earliest_us or {})
-        yield serial, serial.lanes[0].ops
+        yield serial, by_earliest(graph, earliest_us or {})
     if device.cores == 1:
         return
     instance = instance_of(graph, costs, device, earliest_us)
@@ -83,7 +84,7 @@ def core_plans(
         ranks = instance.ranks_at_us([device.cores] * len(names))
         orders += [list(instance.order), sorted(instance.order, key=lambda op: (-ranks[op], place[names[op]]))]
     turn = {op: at for at, op in enumerate(graph.order)}  # of ops that take no time, in a plan as well
-    packed = [parallel_sgs(instance, of_ops, first, wait_us=wait_us) for of_ops in widths]
+    packed = [parallel_sgs(instance, of_ops, first, wait_us=wait_us) for of_ops in map(instance.usable, widths)]
     packed += [in_phases(instance, sorted(of, key=instance.ready_us), SWITCH_US, wait_us) for of in orders]
     for placed in packed:
         by_start = sorted(placed, key=lambda p: (p.start_us, p.end_us, turn[names[p.op]]))
@@ -104,7 +105,9 @@ def switches_us(plan: Plan) -> float:
 
 def _own_cores(graph: Graph, instance: Instance, device: Device, order: Sequence[str]) -> Plan:
     """A lane for each stream on cores that no other lane has; only as many streams as there are cores."""
-    durations = {op.name: row[-1] for op, row in zip(graph.ops, instance.durations_us, strict=True)}
+    widths = instance.usable([device.cores] * len(graph))
+    rows = zip(graph.ops, instance.durations_us, widths, strict=True)
+    durations = {op.name: of_op[width] for op, of_op, width in rows}
     streams = replace(streams_of(graph, durations, min(device.cores, 8)), order=tuple(order))
     lanes, begin = [], 0
     found = streams.lanes()

@@ -20,7 +20,7 @@ from functools import partial
 from hocket.errors import InputError
 from hocket.ir import Costs, Device, Graph, Lane, Machine, Plan
 from hocket.planning.arrivals import by_earliest, plan_around
-from hocket.planning.base import Planner, cpu_devices, gpu_of
+from hocket.planning.base import Planner, cpu_devices, gpu_of, misplaced
 from hocket.planning.channels import ROLES, transfers_of
 from hocket.planning.critical_path.cores import core_plans, switches_us
 from hocket.planning.critical_path.layer_sync import layer_sync
@@ -149,7 +149,7 @@ class CriticalPath(Planner):
 
         def consider(plans: Iterable[tuple[Plan, Sequence[str]]]) -> None:
             nonlocal chosen
-            timed = [(takes_us(plan), plan, order) for plan, order in plans]
+            timed = [(takes_us(plan), plan, order) for plan, order in plans if not misplaced(plan, costs)]
             for free_us, plan, order in sorted(timed, key=lambda entry: entry[0]):
                 if chosen is not None and free_us >= chosen[0]:
                     break  # to be held back makes no plan shorter
@@ -159,7 +159,8 @@ class CriticalPath(Planner):
                     if chosen is None or held_us < chosen[0]:
                         chosen = (held_us, *held)
 
-        durations = {op.name: costs.duration_us(op.name, width=_width(device), device=device.name) for op in graph.ops}
+        widths = {op.name: costs.nearest_width(op.name, _width(device)) for op in graph.ops}
+        durations = {op: costs.duration_us(op, width=width, device=device.name) for op, width in widths.items()}
         streams = streams_of(graph, durations, self.max_streams, updates_last=updates_last)
         consider(self._plans(graph, costs, device, streams, earliest_us))
         if graph.buffers:  # in another order a plan may hold less

@@ -60,11 +60,14 @@ class Coarse:
 
     @cached_property
     def costs(self) -> Costs:
-        """What the actions take, at each width of the device."""
-        rows = self.table_us[:, 1:].tolist()
-        widths = [str(width) for width in range(1, self.table_us.shape[1])]
+        """What the actions take, at each width of the device at which they may run."""
         names = (action.name for action in self.graph.ops)
-        return Costs({name: dict(zip(widths, row, strict=True)) for name, row in zip(names, rows, strict=True)})
+        rows = self.table_us.tolist()
+        durations_us = {
+            name: {str(width): us for width, us in enumerate(row) if width and us < float("inf")}
+            for name, row in zip(names, rows, strict=True)
+        }
+        return Costs(durations_us, only_listed=True)
 
     @cached_property
     def action_of(self) -> dict[str, int]:

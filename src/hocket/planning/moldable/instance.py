@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
+from math import inf
 from typing import NamedTuple
 
 import numpy as np
@@ -74,6 +75,11 @@ class Instance:
         """When `op` can start at the earliest."""
         return self.earliest_us[op] if self.earliest_us else 0.0
 
+    def usable(self, widths: Sequence[int]) -> list[int]:
+        """These widths, with the fastest in place of one at which an op may not run (`Costs.only_listed`)."""
+        rows = zip(self.durations_us, widths, self.best_width, strict=True)
+        return [best if of_op[width] == inf else width for of_op, width, best in rows]
+
     @cached_property
     def ranks_us(self) -> list[float]:
         """For each op the longest path to the end of the step, every op at its best width."""
@@ -81,7 +87,7 @@ class Instance:
 
     def ranks_at_us(self, widths: Sequence[int]) -> list[float]:
         """For each op the longest path from its start to the end of the step, at these widths."""
-        durations_us = [row[width] for row, width in zip(self.durations_us, widths, strict=True)]
+        durations_us = [row[width] for row, width in zip(self.durations_us, self.usable(widths), strict=True)]
         return upward_ranks(self.order, self.successors, durations_us)
 
     @cached_property
@@ -89,12 +95,6 @@ class Instance:
         """No placement of all ops ends earlier: the longest path, and the least area over the cores."""
         areas = [min(width * us for width, us in enumerate(of_op) if width) for of_op in self.durations_us]
         return max(max(self.ranks_us, default=0.0), sum(areas) / self.num_cores)
-
-    def on_cores(self, num_cores: int) -> Instance:
-        """The same ops on some of the cores."""
-        durations_us = [of_op[: num_cores + 1] for of_op in self.durations_us]
-        best_width = [min(range(1, num_cores + 1), key=of_op.__getitem__) for of_op in durations_us]
-        return replace(self, num_cores=num_cores, durations_us=durations_us, best_width=best_width)
 
 
 def instance_of(graph: Graph, costs: Costs, device: Device, earliest_us: Mapping[str, float] | None = None) -> Instance:
@@ -142,6 +142,9 @@ def durations_of(graph: Graph, costs: Costs, device: Device) -> npt.NDArray[np.f
             exact = next((key for key in (f"{device.name}:{width}", device.name, str(width)) if key in column), None)
             if exact is not None:
                 table[ops, width] = column[exact]
+                continue
+            if costs.only_listed:
+                table[ops, width] = np.inf
                 continue
             if not widths:
                 costs.duration_us(graph.ops[ops[0]].name, width=width, device=device.name)  # raises, and says why

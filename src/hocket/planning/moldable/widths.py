@@ -36,7 +36,8 @@ def allotments(instance: Instance) -> Iterator[list[int]]:
     ways = [_equal(instance), _by_prices(instance), _by_chain(instance)]
     while ways:
         for way in list(ways):
-            for widths in way:
+            for made in way:
+                widths = instance.usable(made)
                 key = tuple(widths)
                 if key not in seen:
                     seen.add(key)
@@ -72,7 +73,7 @@ def useful_widths(durations_us: Sequence[float]) -> list[int]:
     """The widths of one op that are faster than every narrower one."""
     found: list[int] = []
     for width in range(1, len(durations_us)):
-        if not found or durations_us[width] < durations_us[found[-1]]:
+        if durations_us[width] < (durations_us[found[-1]] if found else float("inf")):
             found.append(width)
     return found
 
@@ -93,7 +94,7 @@ def _by_price(instance: Instance, price: float, steps: Sequence[int]) -> list[in
 def _by_chain(instance: Instance) -> Iterator[list[int]]:
     durations, cores = instance.durations_us, instance.num_cores
     steps = ladder(cores)
-    widths = _by_price(instance, 1e9, steps)
+    widths = instance.usable(_by_price(instance, 1e9, steps))
     wider = [_wider(of_op, steps) for of_op in durations]
     area_us = sum(of_op[width] * width for of_op, width in zip(durations, widths, strict=True))
     balances = list(BALANCES)
