@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -15,8 +15,8 @@ from hocket.reporting import Comparison, Sample
 
 __all__ = ["comparison_of", "notes_of"]
 
-# Pairs of ops that a report names, of those that ran side by side and gained most.
-REPORTED_PAIRS = 5
+# Pairs of ops that a report names, of those that ran side by side and gained most, and ops that run at one width only.
+REPORTED_PAIRS = REPORTED_OPS = 5
 
 
 def comparison_of(
@@ -75,4 +75,24 @@ def notes_of(decision: Decision, history: Sequence[Verdict]) -> tuple[str, ...]:
         ]
     if len(bad) > REPORTED_PAIRS:
         lines.append(f"interfered: {len(bad) - REPORTED_PAIRS} further pairs")
-    return tuple(lines)
+    return (*lines, *_for_their_bits(decision))
+
+
+def _for_their_bits(decision: Decision) -> Iterator[str]:
+    """The ops that run at one width only, so that nothing may run beside them where that is all cores."""
+    costs = decision.candidate.costs if decision.candidate else None
+    if costs is None or not costs.only_listed:
+        return
+    step_us = sum(min(durations.values()) for durations in costs.durations_us.values())
+    bound = {op: next(iter(row.items())) for op, row in costs.durations_us.items() if len(row) == 1}
+    wide = {op: us for op, (width, us) in bound.items() if width.isdecimal() and int(width) > 1}
+    if not wide:
+        return
+    slowest = sorted(wide, key=lambda op: -wide[op])[:REPORTED_OPS]
+    listed = ", ".join(f"{op} ({wide[op]:.0f} us)" for op in slowest)
+    more = f" and {len(wide) - len(slowest)} more" if len(wide) > len(slowest) else ""
+    yield (
+        f"numerics='bitwise' lets {len(wide)} op(s), {sum(wide.values()) / step_us:.0%} of all ops' time, run with "
+        f"eager's number of threads only, since another one changes their bits: {listed}{more}; "
+        "numerics='rounding' lets them run beside others"
+    )

@@ -15,7 +15,7 @@ from support.schedules import state, twin
 def test_a_new_shape_is_captured_again_and_remembered() -> None:
     _, job = twin()
     fast = hocket.schedule(job.step, job.model, job.optimizer, planner="serial", guard=False)
-    for number in range(15):
+    for number in range(20):
         fast(job.batch(number))
     assert fast.decided
     whole = fast.captured

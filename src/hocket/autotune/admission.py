@@ -75,8 +75,7 @@ class Admission:
         yield from self._watched()
         places = inventory(self._config.model, self._config.optimizer)
         reason = ""
-        # A step in another form of the modules rounds otherwise, and it would be one of the user's.
-        for form in ("",) if self._config.numerics == "bitwise" else forms_of(places):
+        for form in forms_of(places):
             found = yield from self._recorded(form)
             if found.captured is None:
                 reason = reason or found.reason

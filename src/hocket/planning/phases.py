@@ -21,6 +21,7 @@ Two orders are tried: the program's own, and that of the longest paths to the en
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import inf
 
 from hocket.errors import InputError
 from hocket.ir import Costs, Graph, Machine, Plan
@@ -61,7 +62,7 @@ class Phases(Planner):
 
     def __init__(self, switch_us: float = SWITCH_US, wait_us: float = 3.0) -> None:
         for option, value in (("switch_us", switch_us), ("wait_us", wait_us)):
-            if not 0 <= value < float("inf"):
+            if not 0 <= value < inf:
                 raise InputError(f"planner phases: expected {option} >= 0, got {value!r}")
         self.switch_us = switch_us
         self.wait_us = wait_us
@@ -111,7 +112,7 @@ def divide(instance: Instance, order: Sequence[int], switch_us: float) -> list[t
     counts = [k for k in range(1, min(MAX_LANES, instance.num_cores) + 1) if instance.num_cores % k == 0]
     cuts = _cuts(instance, order, len(counts))
     # best[j]: the cheapest way to the j-th cut, as (time, number of lanes of its last phase, where that began).
-    best: list[tuple[float, int, int]] = [(0.0, 0, 0)] + [(float("inf"), 0, 0)] * (len(cuts) - 1)
+    best: list[tuple[float, int, int]] = [(0.0, 0, 0)] + [(inf, 0, 0)] * (len(cuts) - 1)
     for first in range(len(cuts) - 1):
         for lanes in counts:
             begin_us = best[first][0] + (switch_us if first and best[first][1] != lanes else 0.0)
@@ -155,8 +156,11 @@ def _phases_from(instance: Instance, order: Sequence[int], cuts: Sequence[int], 
     area_us = chain_us = 0.0
     for begin, end in zip(cuts[first:], cuts[first + 1 :], strict=False):
         for op in order[begin:end]:
-            us = durations[op][width]
-            area_us += us
+            us, cores = durations[op][width], width
+            if us == inf:  # it may not run at this width
+                cores = instance.best_width[op]
+                us = durations[op][cores]
+            area_us += us * cores / width
             if lanes > 1:
                 depth[op] = us + max([depth.get(before, 0.0) for before in predecessors[op]], default=0.0)
                 chain_us = max(chain_us, depth[op])

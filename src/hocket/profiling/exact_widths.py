@@ -261,6 +261,6 @@ def same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
         return True
     if not one.is_floating_point() and not one.is_complex():
         return False
-    as_numbers = (one, other) if one.is_floating_point() else map(torch.view_as_real, (one, other))
-    one, other = (torch.where(each.isnan(), 0.0, each) for each in as_numbers)  # -0.0 stays what it is
+    parts = (one, other) if one.is_floating_point() else map(torch.view_as_real, (one, other))
+    one, other = (torch.where(each.isnan(), torch.zeros_like(each), each) for each in parts)  # -0.0 stays what it is
     return torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8))

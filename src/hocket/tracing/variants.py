@@ -151,7 +151,7 @@ def rewrites_in(form: str) -> tuple[str, ...]:
 @contextmanager
 def in_form(places: Inventory, form: str) -> Iterator[None]:
     """Every module that has forms takes this one, or its likeliest if it does not have this one."""
-    modules, wanted = _with_forms(places) if plain_of(form) else [], plain_of(form)
+    modules, wanted = _with_forms(places), plain_of(form)
     before = [module._hocket_form for module in modules]
     for module in modules:
         forms = module._hocket_forms()

@@ -132,7 +132,7 @@ def coarsen(
     """Merge ops into actions that take less than `below_us` on `device`, each op at its best width; 0: merge nothing.
 
     Ops of the roles ``recv`` and ``send`` stay alone: they have lanes of their own kind. Ops that wait for different
-    arrivals (`earliest_us`) are not merged.
+    arrivals (`earliest_us`), or may run at different widths, are not merged.
 
     Raises:
         InputError: an op without a cost.
@@ -146,7 +146,7 @@ def coarsen(
     table = durations_of(graph, costs, device)
     place = {name: position for position, name in enumerate(graph.order)}
     earliest_us = earliest_us or {}
-    clusters = _Clusters(graph, table[:, 1:].min(axis=1).tolist() if len(graph) else [], below_us, earliest_us)
+    clusters = _Clusters(graph, table, below_us, earliest_us)
     if below_us > 0:
         clusters.merge(place)
     groups = [sorted(group, key=lambda op: place[graph.ops[op].name]) for group in clusters.groups()]
@@ -165,9 +165,11 @@ class _Clusters:
     """Ops on their way to actions; a cluster is known by one of its ops."""
 
     def __init__(
-        self, graph: Graph, least_us: Sequence[float], below_us: float, earliest_us: Mapping[str, float]
+        self, graph: Graph, table: npt.NDArray[np.float64], below_us: float, earliest_us: Mapping[str, float]
     ) -> None:
         index = graph.index
+        least_us = table[:, 1:].min(axis=1).tolist() if len(graph) else []
+        self._widths = [row.tobytes() for row in np.isfinite(table)]
         self._below_us = below_us
         self._size_us = list(least_us)
         self._members = {op: [op] for op in range(len(graph))}
@@ -221,7 +223,7 @@ class _Clusters:
 
     def _fit(self, one: int, other: int) -> bool:
         both_us = self._size_us[one] + self._size_us[other]
-        together = self._earliest_us[one] == self._earliest_us[other]
+        together = self._earliest_us[one] == self._earliest_us[other] and self._widths[one] == self._widths[other]
         return together and self._small[one] and self._small[other] and both_us < self._below_us
 
     def _join(self, op: int, into: int) -> None:
