@@ -57,9 +57,7 @@ class Admission:
         difference: what the verification found.
     """
 
-    def __init__(
-        self, config: TunerConfig, backend: Backend, compiler: FormCompiler | None = None
-    ) -> None:
+    def __init__(self, config: TunerConfig, backend: Backend, compiler: FormCompiler | None = None) -> None:
         self.guards: Guards | None = None
         self.fingerprints: dict[str, str] = {}
         self.forms: dict[str, Captured] = {}

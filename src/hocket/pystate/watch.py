@@ -6,9 +6,9 @@ steps are different: modules are imported, optimizers make their state. A step c
 time.
 
 What a step may write is what its graph can write, too: models, gradients, optimizers, tensors in place; places that it
-binds to another tensor each time (a moving average, a hidden state), that it counts on, or sets to a plain value, all of
-which become outputs of the graph; and lists that it appends to. Anything else, and any look at the world outside (a
-clock, a file, a random generator that is not torch's), is a *finding*: the step stays eager.
+binds to another tensor each time (a moving average, a hidden state), that it counts on, or sets to a plain value: these
+become outputs of the graph; and lists that it appends to. Anything else, and any look at the world outside (a clock, a
+file, a random generator that is not torch's), is a *finding*: the step stays eager.
 """
 
 from __future__ import annotations
@@ -122,7 +122,8 @@ def is_followed(change: Change, rebound: Iterable[Any], moving: Iterable[Any]) -
 
     Args:
         change: between two steps.
-        rebound, moving: identities of the places whose tensors, and whose numbers, the graph reads anew.
+        rebound: identities of the places whose tensors the graph reads anew.
+        moving: those of the places whose numbers it reads anew.
     """
     identity = change.place.identity
     if identity in moving and is_number(change.then):
@@ -227,7 +228,6 @@ class PurityWatch:
                 self.written[change.place.identity] = change.place
             elif settled or not (change.then is None or change.then is ABSENT):
                 yield _finding(change)
-
 
     def _is_known(self, place: Place) -> bool:
         return any(place.identity in known for known in (self.rebound, self.moving, self.written))

@@ -18,8 +18,8 @@ from hocket.interrupts import held_interrupts
 from hocket.ir import Graph
 from hocket.tracing.lowering.lower import Lowered, lower
 from hocket.tracing.program import Program, compile_action, compile_tape
-from hocket.tracing.recording.batch_reads import BatchNumber
 from hocket.tracing.reasons import Reasons
+from hocket.tracing.recording.batch_reads import BatchNumber
 from hocket.tracing.recording.exits import exits_noted
 from hocket.tracing.recording.record import Recorded, Trace, record_step
 from hocket.tracing.saved_state import Saved
@@ -103,7 +103,7 @@ class Captured:
             if isinstance(source, (Entry, Gradient)) and _is_gone(source):
                 return f"there is no {source.name} yet: run one eager step before the planned ones"
         if self._read_inputs(leaves) is None:
-            return self.standing.why_not({slot: source for slot, source in self.inputs})
+            return self.standing.why_not(dict(self.inputs))
         if self._numbers_of(leaves) is None:
             return "a number that the step uses is of another type, or one that it branches on has changed"
         return ""
@@ -203,7 +203,7 @@ class Captured:
         return values if self.standing.holds(values) else None
 
     def _read_numbers(self, batch: list[Any]) -> list[Any] | None:
-        """The leaves of the tape; None where one is of another type, or what is read of the batch turns out otherwise."""
+        """The leaves of the tape; None where one is of another type, or a read of the batch turns out otherwise."""
         of_batch = self.trace.batch_guards.evaluate(batch)
         if of_batch is None:
             return None
@@ -333,9 +333,7 @@ def capture_step(
     return found
 
 
-def _recorded(
-    step: Callable[[Any], Any], model: Any, optimizer: Any, batch: Any, known: Mapping[str, Any]
-) -> Recorded:
+def _recorded(step: Callable[[Any], Any], model: Any, optimizer: Any, batch: Any, known: Mapping[str, Any]) -> Recorded:
     try:
         return record_step(step, model, optimizer, batch, undoes=True, **known)
     except CaptureError:
@@ -366,8 +364,10 @@ def captured_from(
     Args:
         trace: the recorded step.
         signature: of the call that was recorded, as it was before the call.
-        step, batch: the user's own.
-        split, pays: as for `hocket.capture`.
+        step: the user's own.
+        batch: what it was called with.
+        split: as for `hocket.capture`.
+        pays: as for `hocket.capture`.
         made: state that was not there yet, by its source.
     """
     lowered = lower(trace, split_backward=split, pays=pays)

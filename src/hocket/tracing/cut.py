@@ -156,7 +156,8 @@ def _restricted(made: _Cut) -> Trace:
         return node is None or made.keeps(slot_of[node])
 
     leaves: tuple[tuple[str, Any], ...] = tuple(
-        leaf if leaf[0] in ("value", "number", "place") or stays(leaf[1]) else ("value", None) for leaf in trace.result.leaves
+        leaf if leaf[0] in ("value", "number", "place") or stays(leaf[1]) else ("value", None)
+        for leaf in trace.result.leaves
     )
     used = {ref.index for action in made.actions for call in action.calls for ref in references(call)}
     used |= {leaf.index for kind, leaf in leaves if kind == "number"}

@@ -2,9 +2,9 @@
 
 The recorded ops run once more, on copies of everything, with these changes:
 
-- ``channels-last``: what goes into a convolution of images has its channels last in memory, and so has what comes of it.
-  A view that needs channels first is one of a copy. Gradients and whatever else the step leaves behind keep their
-  layout. A dropout draws its random numbers in the order in which they lie in memory, so masks have channels first.
+- ``channels-last``: what goes into a convolution of images has its channels last in memory, and so has its result. A
+  view that needs channels first is one of a copy. Gradients and whatever else the step leaves behind keep their layout.
+  A dropout draws its random numbers in the order in which they lie in memory, so masks have channels first.
 - ``fused-update``: the ops of an optimizer's `step` are left out, and a twin of the optimizer makes the update on the
   copies by torch's own fused kernels.
 
@@ -200,14 +200,15 @@ class _Again:
     # ----------------------------------------------------------------------------------------------- channels last
 
     def _changed(self, node: fx.Node, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        func, args = node.target, list(args)
+        func: Any = node.target
+        args = list(args)
         for position in _CONVOLUTIONS.get(func, ()):
             args[position] = self._image(node.args[position], args[position])
         if func in _VIEWS and not _can_view(args[0], args[1]):
             args[0] = args[0].contiguous()
         roots = self.trace.notes[node].returns
         if self.trace.notes[node].random or not self.drawn.isdisjoint(root for root in roots if root is not None):
-            schema = func._schema.arguments  # type: ignore[union-attr]
+            schema = func._schema.arguments
             if any(argument.name == "memory_format" for argument in schema) and _is_image(args[0]):
                 kwargs = {**kwargs, "memory_format": torch.contiguous_format}
         return tuple(args), kwargs
@@ -252,7 +253,7 @@ class _Again:
             twin.param_groups.append(made)
         self.where.note = Note("update", "")
         with followed_math(), python_functions_open(), FunctionRecorder(self.ops, self.tape, lambda tensor: None):
-            type(twin).step(twin)  # type: ignore[call-arg]
+            type(twin).step(twin)
         for group in twin.param_groups:
             for copy in group["params"]:
                 copy.grad = None
@@ -289,9 +290,7 @@ class _Again:
         self.tape.unproven = self.trace.tape.unproven  # what is proven of the plain form holds for this one
         self.ops.finish()
         result = self.trace.result
-        leaves = tuple(
-            (kind, self._node(leaf) if kind in ("tensor", "item") else leaf) for kind, leaf in result.leaves
-        )
+        leaves = tuple((kind, self._node(leaf) if kind in ("tensor", "item") else leaf) for kind, leaf in result.leaves)
         return replace(
             self.trace,
             graph=self.ops.graph,

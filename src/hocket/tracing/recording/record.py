@@ -150,8 +150,8 @@ def record_step(
 
     Args:
         step: the user's own.
-        model, optimizer: what it trains, each one or a list. The optimizer has made its state (it does so in the first
-            step that it runs).
+        model: what it trains, one or a list.
+        optimizer: one or a list. It has made its state (it does so in the first step that it runs).
         batch: what the step is called with.
         further: places outside of models and optimizers that the step writes, or whose number changes between steps.
         appended: lists that it appends to.
@@ -378,7 +378,8 @@ class _Recording:
     def _result(self, ops: OpRecorder, result: Any, added: list[list[Any]]) -> Result:
         flat, spec = tree_flatten((result, [list(each) for each in added]))
         objects: dict[int, Any] = {}
-        for source in (*self.places.tensors, *self.gradients, *self.places.parameters):
+        sources: tuple[Any, ...] = (*self.places.tensors, *self.gradients, *self.places.parameters)
+        for source in sources:
             if not self.reasons and (value := source.get()) is not None:
                 objects[id(value)] = source
         names: dict[int, str] = {}

@@ -276,13 +276,18 @@ class LateFloat(float):
         reasons: where any use is noted.
     """
 
+    tensor: Any
+    origin: str
+    plain: float
+    reasons: Any
+
     for _name in set(vars(float)) - _FREE:
         if callable(getattr(float, _name)):
             locals()[_name] = _late(_name)
     __copy__ = __deepcopy__ = lambda self, *_: self
     __reduce_ex__ = _late_reduce
     __array_ufunc__ = _late_ufunc
-    __class__ = property(lambda self: float)  # type: ignore[assignment]
+    __class__ = property(lambda self: float)
 
     def __new__(cls, value: Any = 0.0, tensor: Any = None, origin: str = "", reasons: Any = None) -> Any:
         number = float.__new__(cls, value)
@@ -309,7 +314,7 @@ def replace_by_plain(handed_out: Sequence[weakref.ref[Any]]) -> None:
                 _put(holder, plain)
         known |= {id(plain), id(further)}
         # A tuple is made anew, and so is what holds it.
-        left = {address: value for address, value in further.items()}
+        left = dict(further)
         known.add(id(left))
 
 

@@ -2,9 +2,9 @@
 
 The classic bug of a captured step is a learning rate or a step count that was baked in. Here every Python number that
 an optimizer keeps (in its parameter groups, or in its state) is replaced, while the step is recorded, by a number that
-has its true value and remembers how it was computed (see `live`). The arithmetic that leads from the optimizer's numbers
-to the scalars of its update ops is thereby written on a `Tape`, and replayed before each planned step in the same Python
-floats as eager uses::
+has its true value and remembers how it was computed (see `live`). The arithmetic that leads from the numbers of the
+optimizer to the scalars of its update ops is thereby written on a `Tape`, and replayed before each planned step in the
+same Python floats as eager uses::
 
     group["lr"] ----.                         tape                        graph
     group["betas"] --+--> lr / (1 - b1 ** t) ------> addcdiv_(p, m, d, value=<tape 7>)
