@@ -28,7 +28,8 @@ from hocket.errors import CaptureError, HocketError
 from hocket.ir import Machine
 from hocket.job import Job
 from hocket.session import Schedule
-from hocket.tracing.captured import Captured, capture_step
+from hocket.tracing.captured import Captured
+from hocket.tracing.capturing import capture_step
 from hocket.tracing.compiling.folder import Compiling
 from hocket.tracing.compiling.process import CompilingProcess, niceness
 from hocket.tracing.state import inventory

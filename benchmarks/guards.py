@@ -23,7 +23,7 @@ from hocket.ir import Machine
 from hocket.profiling.tracer import serial_plan
 from hocket.pystate.guards import Guards
 from hocket.pystate.watch import PurityWatch
-from hocket.tracing.captured import capture_step
+from hocket.tracing.capturing import capture_step
 
 __all__ = ["measure", "run"]
 

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 import hocket
-from hocket.tracing.captured import capture_step
+from hocket.tracing.capturing import capture_step
 from loops.loop import Case, Loop
 from loops.snapshot import differences, fingerprint, flat, trained
 

@@ -10,7 +10,8 @@ from hocket.pystate.guards import A_TENSOR, Guards
 from hocket.pystate.places import ABSENT
 from hocket.pystate.watch import Change, PurityWatch, Watched, differences, in_words
 from hocket.tracing.captured import Captured, alone, captured_from
-from hocket.tracing.recording.record import Recorded, Trace, record_step
+from hocket.tracing.recording.record import Recorded, record_step
+from hocket.tracing.recording.trace import Trace
 from hocket.tracing.signature import signature_of
 from hocket.tracing.state import Entry, inventory
 from hocket.tracing.variants import in_form

@@ -13,22 +13,19 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from hocket.errors import CaptureError
-from hocket.heap import collections_held, trim_heap
+from hocket.heap import collections_held
 from hocket.interrupts import held_interrupts
 from hocket.ir import Graph
 from hocket.tracing.lowering.lower import Lowered, lower
 from hocket.tracing.program import Program, compile_action, compile_tape
-from hocket.tracing.reasons import Reasons
 from hocket.tracing.recording.batch_reads import BatchNumber
-from hocket.tracing.recording.exits import exits_noted
-from hocket.tracing.recording.record import Recorded, Trace, record_step
-from hocket.tracing.saved_state import Saved
+from hocket.tracing.recording.trace import Trace
 from hocket.tracing.signature import signature_of
 from hocket.tracing.spent_graphs import with_spent_graph
 from hocket.tracing.standing import Standing
-from hocket.tracing.state import BatchLeaf, Entry, Gradient, Inventory, LiveLeaf, inventory
+from hocket.tracing.state import BatchLeaf, Entry, Gradient, LiveLeaf
 
-__all__ = ["Captured", "Frame", "alone", "capture_step", "captured_from", "relowered"]
+__all__ = ["Captured", "Frame", "alone", "captured_from", "relowered"]
 
 # Tracing replaces functions of torch and of `math` for the whole process, and puts back what it found.
 _ONE_AT_A_TIME = threading.RLock()
@@ -295,53 +292,6 @@ class Captured:
         return tuple(gradient for gradient, _ in self.gradients if id(gradient) not in read)
 
 
-def capture_step(
-    step: Callable[[Any], Any],
-    model: Any,
-    optimizer: Any,
-    batch: Any,
-    *,
-    split: bool = True,
-    pays: Callable[[str, str], bool] | None = None,
-    **known: Any,
-) -> Captured:
-    """See `hocket.capture`; what else is `known` of the step is for `hocket.tracing.recording.record.record_step`."""
-    places = inventory(model, optimizer)
-    made: dict[Any, Any] = {}
-    with alone():
-        if _has_state(places):
-            signature = signature_of(places, batch)
-            recorded = _recorded(step, model, optimizer, batch, known)
-        else:
-            # The optimizer makes its state in its first step. Let it, and take everything back afterwards.
-            saved = Saved(places, [leaf for leaf in tree_flatten(batch)[0] if isinstance(leaf, torch.Tensor)])
-            try:
-                with exits_noted(Reasons(raises=True)):
-                    step(batch)
-                signature = signature_of(places, batch)
-                recorded = _recorded(step, model, optimizer, batch, known)
-                for source in recorded.trace.sources if recorded.trace else ():
-                    if isinstance(source, (Entry, Gradient)) and source.kind in ("state", "gradient"):
-                        made[source] = source.get().detach().clone()
-            finally:
-                saved.restore()
-        if recorded.trace is None:
-            raise CaptureError(str(recorded.reason))
-        recorded.trace.tape.trusting = True  # there is no eager step to compare with
-        found = captured_from(recorded.trace, signature, step, batch, split=split, pays=pays, made=made)
-    trim_heap()
-    return found
-
-
-def _recorded(step: Callable[[Any], Any], model: Any, optimizer: Any, batch: Any, known: Mapping[str, Any]) -> Recorded:
-    try:
-        return record_step(step, model, optimizer, batch, undoes=True, **known)
-    except CaptureError:
-        raise
-    except Exception as error:
-        raise CaptureError(f"the step raised while it was recorded: {type(error).__name__}: {error}") from error
-
-
 @contextmanager
 def alone() -> Iterator[None]:
     """Record a step: Ctrl-C, Python's collector and other recordings wait."""
@@ -396,14 +346,3 @@ def _is_gone(source: Entry | Gradient) -> bool:
         return source.get() is None
     except LookupError:
         return True
-
-
-def _has_state(places: Inventory) -> bool:
-    """Whether every optimizer has taken a step (one without any state, plain SGD, never shows it and need not)."""
-    for optimizer in places.optimizers:
-        if optimizer.state:
-            continue
-        stateless = type(optimizer) is torch.optim.SGD and not any(g["momentum"] for g in optimizer.param_groups)
-        if not stateless:
-            return False
-    return True

@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from hocket.errors import InputError
 from hocket.pystate.places import Place
+from hocket.tracing.tables import GroupOf, StateOf, ValueOf
 
 __all__ = [
     "PLAIN",
@@ -74,47 +75,6 @@ def _exchanged(container: Any, path: tuple[Any, ...], value: Any) -> Any:
     elements = list(container)
     elements[first] = _exchanged(elements[first], rest, value)
     return container._make(elements) if hasattr(container, "_make") else type(container)(elements)
-
-
-@dataclass(frozen=True, eq=False)
-class StateOf:
-    """``optimizer.state[parameter]``, asked for anew each time: loading a state exchanges all of these dicts."""
-
-    optimizer: torch.optim.Optimizer
-    parameter: torch.Tensor
-
-    def __getitem__(self, key: Any) -> Any:
-        return self.optimizer.state.get(self.parameter, {})[key]
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        self.optimizer.state[self.parameter][key] = value
-
-
-@dataclass(frozen=True, eq=False)
-class GroupOf:
-    """``optimizer.param_groups[position]``, asked for anew each time."""
-
-    optimizer: torch.optim.Optimizer
-    position: int
-
-    def __getitem__(self, key: Any) -> Any:
-        return self.optimizer.param_groups[self.position][key]
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        self.optimizer.param_groups[self.position][key] = value
-
-
-@dataclass(frozen=True, eq=False)
-class ValueOf:
-    """A place outside of models and optimizers (see `hocket.pystate.places`), as a table of one entry."""
-
-    place: Place
-
-    def __getitem__(self, key: Any) -> Any:
-        return self.place.get()
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        self.place.set(value)
 
 
 @dataclass(frozen=True, eq=False)

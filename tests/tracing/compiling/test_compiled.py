@@ -18,7 +18,8 @@ from hocket.checking import check
 from hocket.errors import PlanError, StaleCaptureError
 from hocket.execution.native import NativeLanes
 from hocket.ir import Lane, Machine, Plan
-from hocket.tracing.captured import Captured, capture_step
+from hocket.tracing.captured import Captured
+from hocket.tracing.capturing import capture_step
 from hocket.tracing.compiling.folder import Compiling, compiled_step
 from hocket.tracing.compiling.listing import FORMAT, load_listings
 from hocket.tracing.program import Call

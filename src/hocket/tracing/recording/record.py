@@ -13,111 +13,33 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import fx
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_map_only, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from hocket.pystate.appended import AppendedList, recorded_lists
 from hocket.pystate.executed import user_line_of
 from hocket.pystate.places import Place, is_plain, same, shown
 from hocket.tracing.reasons import Reason, Reasons
-from hocket.tracing.recording.batch_reads import BatchGuards
 from hocket.tracing.recording.exits import exits_noted
 from hocket.tracing.recording.function_recorder import FunctionRecorder, python_functions_open
 from hocket.tracing.recording.module_tracker import ModuleTracker
-from hocket.tracing.recording.op_recorder import Note, OpRecorder
+from hocket.tracing.recording.op_recorder import OpRecorder
 from hocket.tracing.recording.returned import returned_leaf
 from hocket.tracing.recording.step_counts import StepCounts
+from hocket.tracing.recording.trace import Result, Trace, UpdateCall
 from hocket.tracing.scalars.followed_math import followed_math
 from hocket.tracing.scalars.live import LateFloat, Live
+from hocket.tracing.scalars.plain import is_about_live_numbers, plain_of, plain_result
 from hocket.tracing.scalars.tape import Tape, TapeRef
 from hocket.tracing.standing import TensorKind
 from hocket.tracing.state import PLAIN, BatchLeaf, Entry, Gradient, Inventory, LiveLeaf, inventory
 
-__all__ = ["Recorded", "Result", "Trace", "UpdateCall", "record_step"]
-
-
-@dataclass(frozen=True)
-class Result:
-    """What the step returns, and what it appends to each list: a tree of two.
-
-    Attributes:
-        spec: the tree.
-        leaves: each with its kind:
-
-            - ``tensor``: the tensor that a node makes; ``item``: the number inside
-            - ``number``: one of the tape
-            - ``place``: the object that stands at a source when the step is over, a parameter for example
-            - ``value``: a plain value
-        grad_names: of leaves that require a gradient (by position) the name of their autograd node, whose graph the
-            step's own backward has used up; empty for a tensor that is a leaf of autograd itself.
-    """
-
-    spec: TreeSpec
-    leaves: tuple[tuple[str, Any], ...]
-    grad_names: dict[int, str] = field(default_factory=dict)
-
-
-@dataclass
-class UpdateCall:
-    """One call of an optimizer's `step` within the recorded step.
-
-    Attributes:
-        optimizer: the optimizer.
-        gradients: by the address of a parameter the node of its gradient when the call began.
-        first: position in `Trace.order` of its first op.
-        end: position after its last op; -1 where the call did not come to its end.
-    """
-
-    optimizer: torch.optim.Optimizer
-    gradients: dict[int, fx.Node]
-    first: int
-    end: int = -1
-
-
-@dataclass(frozen=True)
-class Trace:
-    """A recorded step.
-
-    Attributes:
-        graph: a placeholder for each of `sources`; ATen ops.
-        notes: what was seen of each op.
-        gradients: each parameter's gradient at the end: a node, None, or absent where it stays what it was.
-        rebound: places that hold another tensor at the end than at the beginning.
-        with_grad: those of them whose tensor requires a gradient.
-        numbers: places whose number changed: the tape entry that computes it.
-        effects: places that hold another plain value at the end than at the beginning, with that value.
-        kinds: type and layout of the tensor at each source, as it was before the step.
-        order: the nodes of ops, in the order in which they ran.
-        updates: the calls of optimizers.
-        batch_spec, batch_leaves: the shape of the batch; leaves that are no tensors stand as they are.
-        batch_guards: what the step reads of its batch.
-        appended: the lists that it appends to.
-    """
-
-    graph: fx.Graph
-    sources: tuple[Any, ...]
-    notes: dict[fx.Node, Note]
-    tape: Tape
-    result: Result
-    gradients: dict[Gradient, fx.Node | None]
-    rebound: dict[Entry, fx.Node]
-    with_grad: frozenset[Entry]
-    numbers: dict[Entry, TapeRef]
-    places: Inventory
-    batch_spec: TreeSpec
-    batch_leaves: tuple[Any, ...]
-    roots: dict[fx.Node, int]
-    batch_guards: BatchGuards
-    appended: tuple[AppendedList, ...] = ()
-    effects: dict[Entry, Any] = field(default_factory=dict)
-    kinds: dict[Any, TensorKind | None] = field(default_factory=dict)
-    order: tuple[fx.Node, ...] = ()
-    updates: tuple[UpdateCall, ...] = ()
+__all__ = ["Recorded", "record_step"]
 
 
 @dataclass(frozen=True)
@@ -230,11 +152,11 @@ class _Recording:
                             result = step(self._batch())
                             ops.refuse_rewound("its end")
                     except Exception as error:
-                        if not _is_about_live_numbers(error):
+                        if not is_about_live_numbers(error):
                             raise
                         return self._again(step, ops, error)
             trace = self._trace(ops, result, added)
-            return Recorded(_plain_result(result), trace, self.reasons.first)
+            return Recorded(plain_result(result), trace, self.reasons.first)
 
     def _again(self, step: Callable[[Any], Any], ops: OpRecorder, error: Exception) -> Recorded:
         """The step with plain numbers, where a C function of no concern to torch would not take a live one."""
@@ -340,7 +262,7 @@ class _Recording:
             if isinstance(value, torch.Tensor):
                 found[entry] = self._node(ops, value)
             else:
-                self.reasons.add("sets a value", f"{entry.name} to {_shown(value)}", "")
+                self.reasons.add("sets a value", f"{entry.name} to {shown(plain_of(value))}", "")
         for entry in self.places.plain:
             if isinstance(value := entry.get(), torch.Tensor):
                 found[entry] = self._node(ops, value)
@@ -360,7 +282,7 @@ class _Recording:
             elif type(value) in (int, float):
                 found[entry] = self.tape.constant(value)
             else:
-                self.reasons.add("sets a value", f"{entry.name} to {_shown(value)}", "")
+                self.reasons.add("sets a value", f"{entry.name} to {shown(plain_of(value))}", "")
         return found
 
     def _effects(self) -> dict[Entry, Any]:
@@ -370,7 +292,7 @@ class _Recording:
             if isinstance(value, torch.Tensor):
                 continue
             if isinstance(value, (Live, LateFloat)) or not is_plain(value):
-                self.reasons.add("sets a value", f"{entry.name} to {_shown(value)}", "")
+                self.reasons.add("sets a value", f"{entry.name} to {shown(plain_of(value))}", "")
             elif not same(before, value):
                 found[entry] = value
         return found
@@ -398,9 +320,7 @@ class _Recording:
         changed: set[tuple[int, Any]] = set()
         for entry, before in self.numbers.items():
             value = entry.get()
-            now = value.plain if isinstance(value, (Live, LateFloat)) else value
-            if self.undoes:
-                now = before
+            now = before if self.undoes else plain_of(value)
             entry.set(now)
             if not same(now, before):
                 changed.add((id(entry.table), entry.key))
@@ -428,25 +348,3 @@ class _Recording:
         torch.set_rng_state(self.random)
         for device, state in self.random_cuda.items():
             torch.cuda.set_rng_state(state, device)
-
-
-def _is_about_live_numbers(error: Exception) -> bool:
-    """Whether the step raised because code that takes floats and ints of Python's own was given a live number."""
-    if any(name in str(error) for name in ("LiveFloat", "LiveInt")):
-        return True
-    trace, found = error.__traceback__, False
-    while trace is not None:
-        found, trace = any(isinstance(value, Live) for value in trace.tb_frame.f_locals.values()), trace.tb_next
-    return found and isinstance(error, TypeError)
-
-
-def _shown(value: Any) -> str:
-    return shown(value.plain if isinstance(value, (Live, LateFloat)) else value)
-
-
-def _plain_result(result: Any) -> Any:
-    """The user's own result, with plain numbers in place of live ones."""
-    flat, _ = tree_flatten(result)
-    if not any(isinstance(leaf, (Live, LateFloat)) for leaf in flat):
-        return result
-    return tree_map_only((Live, LateFloat), lambda number: number.plain, result)
