@@ -64,6 +64,7 @@ def recorded_form(config: TunerConfig, batch: Any, form: str) -> RecordedForm:
             further=further,
             appended=appended,
             live_leaves=live,
+            follows=not watch.executed.asks_types,  # the step could tell a live number from a plain one
         )
         recorded.append(found)
         return found.result

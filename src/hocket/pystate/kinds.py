@@ -23,6 +23,7 @@ import sys
 import threading
 import types
 import weakref
+from _collections import _tuplegetter  # type: ignore[attr-defined]  # the fields of a named tuple
 from collections.abc import Callable
 from contextvars import Context, ContextVar
 from typing import Any
@@ -48,7 +49,7 @@ _IMMUTABLE: tuple[type, ...] = (
     types.CodeType, types.GetSetDescriptorType, types.MemberDescriptorType, types.MethodDescriptorType,
     types.WrapperDescriptorType, types.ClassMethodDescriptorType, types.GenericAlias, types.UnionType, types.FrameType,
     types.TracebackType, re.Pattern, re.Match, operator.itemgetter, operator.attrgetter, operator.methodcaller,
-    torch._ops.OpOverload, torch._ops.OpOverloadPacket, object,
+    torch._ops.OpOverload, torch._ops.OpOverloadPacket, _tuplegetter, object,
 )  # fmt: skip
 # Modules whose C types are values, or hold nothing that a step could read without being watched otherwise.
 _TRUSTED_C = ("torch", "numpy", "typing", "_operator", "_sre", "datetime", "_decimal", "uuid", "_abc", "zoneinfo",
@@ -95,7 +96,7 @@ class Kinds(TorchKinds):
         self.add("readonly", value, path, keys, (value.func, value.args, value.keywords), ".")
 
     def builtin(self, value: Any, path: Path) -> None:
-        owner = value.__self__
+        owner = getattr(value, "__self__", None)
         if owner is not None and not isinstance(owner, types.ModuleType):
             self.todo.append((owner, (path, ".", "__self__")))
 
@@ -318,6 +319,8 @@ def _visitor(kind: type) -> Callable[[Kinds, Any, Path], None]:
             return visit
     if kind in (weakref.ProxyType, weakref.CallableProxyType):
         return Kinds.weak_proxy
+    if kind.__name__ == "cython_function_or_method":  # each Cython has a type of its own
+        return Kinds.builtin
     holder = foreign_base(kind)
     if holder is not None and not (holder.__module__ or "").startswith(_TRUSTED_C):
         return Kinds.opaque

@@ -86,12 +86,13 @@ def differences(before: Reachable, after: Reachable) -> Iterator[Change]:
 
 
 def _changes(then: Group, now: Group) -> Iterator[Change]:
+    if now.kind in _TOKENS:
+        if then.values != now.values:
+            yield Change(now.place(0), then.values[0], now.values[0])
+        return
     if len(then.keys) == len(now.keys) and all(map(_is_key, then.keys, now.keys)):
         for position, (old, new) in enumerate(zip(then.values, now.values, strict=True)):
-            if now.kind in _TOKENS:
-                if old != new:
-                    yield Change(now.place(position), old, new)
-            elif not same(old, new) and not (now.rebindable and are_like(old, new)):
+            if not same(old, new) and not (now.rebindable and are_like(old, new)):
                 yield Change(now.place(position), old, new)
         return
     if then.kind in ("list", "sequence"):

@@ -158,6 +158,7 @@ class Inventory:
         further: places outside of models and optimizers that a step writes, or whose number changes between steps.
         plain: those of them that hold any other value now, or none (`ABSENT`).
         twins: pairs of places that hold the same tensor object.
+        follows: whether numbers of further places are among `numbers`; else they are among `plain`.
     """
 
     models: tuple[nn.Module, ...]
@@ -171,10 +172,11 @@ class Inventory:
     further: tuple[Place, ...] = ()
     plain: tuple[Entry, ...] = ()
     twins: tuple[tuple[Entry, Entry], ...] = ()
+    follows: bool = True
 
     def again(self) -> Inventory:
         """The places of the same models and optimizers as they are now."""
-        return inventory(self.models, self.optimizers, self.further)
+        return inventory(self.models, self.optimizers, self.further, self.follows)
 
     def versions(self) -> tuple[int, ...]:
         """How often each of those that count has changed."""
@@ -197,8 +199,10 @@ def as_tuple(value: Any, kind: type, what: str) -> tuple[Any, ...]:
     return found
 
 
-def inventory(model: Any, optimizer: Any, further: Sequence[Place] = ()) -> Inventory:
+def inventory(model: Any, optimizer: Any, further: Sequence[Place] = (), follows: bool = True) -> Inventory:
     """List every place that belongs to `model` and `optimizer` (each one object or a list), and the `further` ones.
+
+    Without `follows`, a number at a further place is a value like any other.
 
     Raises:
         InputError: something that is not a module or not an optimizer.
@@ -259,7 +263,7 @@ def inventory(model: Any, optimizer: Any, further: Sequence[Place] = ()) -> Inve
                 else:
                     known[id(element)] = one
                     tensors.append(one)
-            elif not path and isinstance(element, (int, float)) and not isinstance(element, bool):
+            elif follows and not path and isinstance(element, (int, float)) and not isinstance(element, bool):
                 numbers.append(one)  # in a recording it is a live number
             elif not path:
                 plain.append(one)
@@ -276,6 +280,7 @@ def inventory(model: Any, optimizer: Any, further: Sequence[Place] = ()) -> Inve
         tuple(further),
         tuple(plain),
         tuple(twins),
+        follows,
     )
 
 

@@ -66,6 +66,7 @@ def record_step(
     further: Sequence[Place] = (),
     appended: Sequence[AppendedList] = (),
     live_leaves: Collection[int] = (),
+    follows: bool = True,
     undoes: bool = False,
 ) -> Recorded:
     """Run ``step(batch)`` once and record it.
@@ -78,13 +79,14 @@ def record_step(
         further: places outside of models and optimizers that the step writes, or whose number changes between steps.
         appended: lists that it appends to.
         live_leaves: leaves of the batch, counted among those that are no tensors, whose number changes between batches.
+        follows: whether numbers at `further` places are followed. Without, the graph is good for their values alone.
         undoes: put all tensors that the step wrote, gradients, numbers and random state back when it is over; the step
             ends where it does what a graph cannot hold.
 
     Raises:
         Exception: whatever the step raises.
     """
-    recording = _Recording(inventory(model, optimizer, further), batch, appended, live_leaves, undoes)
+    recording = _Recording(inventory(model, optimizer, further, follows), batch, appended, live_leaves, undoes)
     for leaf in recording.leaves:
         if not isinstance(leaf, (torch.Tensor, *PLAIN)):
             recording.reasons.add("batch unseen", f"{type(leaf).__module__}.{type(leaf).__name__}", "")
@@ -146,7 +148,7 @@ class _Recording:
             with followed_math(), exits_noted(self.reasons), python_functions_open():
                 for entry, value in self.numbers.items():
                     entry.set(self.tape.leaf(entry, value))
-                with recorded_lists(self.appended, self._note_list) as added:
+                with recorded_lists(self.appended, partial(self.reasons.add, "reads an appended list")) as added:
                     try:
                         with ops, FunctionRecorder(ops, self.tape, counts):
                             result = step(self._batch())
@@ -178,9 +180,6 @@ class _Recording:
             for entry, value in now.items():
                 if isinstance(value, (Live, LateFloat)):
                     entry.set(value)
-
-    def _note_list(self, name: str) -> None:
-        self.reasons.add("reads an appended list", name)
 
     def _note_update(self, ops: OpRecorder, optimizer: torch.optim.Optimizer, begins: bool) -> None:
         if self.reasons:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import gc
 import types
 import weakref
@@ -50,8 +51,8 @@ def replace_by_plain(handed_out: Sequence[weakref.ref[Any]]) -> None:
         for holder in gc.get_referrers(*left.values()):
             if id(holder) in known or isinstance(holder, types.FrameType):
                 continue
-            known.add(id(holder))
             if isinstance(holder, tuple):
+                known.add(id(holder))
                 further[id(holder)] = holder
             else:
                 _put(holder, plain)
@@ -59,6 +60,11 @@ def replace_by_plain(handed_out: Sequence[weakref.ref[Any]]) -> None:
         # A tuple is made anew, and so is what holds it.
         left = dict(further)
         known.add(id(left))
+
+
+def _key_of_call(key: Any) -> Any:
+    """How `functools.lru_cache` remembers a call: one plain argument by itself, several as a tuple."""
+    return key[0] if type(key) is tuple and len(key) == 1 and type(key[0]) is int else key
 
 
 def _plain_of(value: Any, left: dict[int, Any]) -> Any:
@@ -76,7 +82,9 @@ def _put(holder: Any, plain: dict[int, Any]) -> None:
                 list.__setitem__(holder, position, plain[id(value)])
     elif isinstance(holder, dict):
         if any(id(key) in plain for key in dict.keys(holder)):
-            items = [(plain.get(id(key), key), value) for key, value in dict.items(holder)]
+            is_cache = any(type(each) is functools._lru_cache_wrapper for each in gc.get_referrers(holder))
+            keys = {address: _key_of_call(key) if is_cache else key for address, key in plain.items()}
+            items = [(keys.get(id(key), key), value) for key, value in dict.items(holder)]
             dict.clear(holder)
             dict.update(holder, items)
         for key, value in list(dict.items(holder)):
@@ -92,6 +100,8 @@ def _put(holder: Any, plain: dict[int, Any]) -> None:
             holder.add(plain[id(value)])
     elif isinstance(holder, types.CellType):
         holder.cell_contents = plain[id(holder.cell_contents)]
+    elif type(holder) is functools._lru_cache_wrapper and holder.cache_parameters()["maxsize"] is not None:
+        holder.cache_clear()  # an entry of a bounded cache is out of reach
     else:
         if (table := instance_dict(holder)) is not None:
             _put(table, plain)
