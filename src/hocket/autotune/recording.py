@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,14 +51,14 @@ def recorded_form(config: TunerConfig, batch: Any, form: str) -> RecordedForm:
     signature: list[tuple[Any, ...]] = []
     known: list[set[Any]] = []
 
-    def run(batch: Any) -> Any:
+    def recording(step: Callable[[Any], Any], batch: Any) -> Any:
         further = watch.outputs
         known.append({*(place.identity for place in further), *watch.appended})
         signature.append(signature_of(places, batch))
         appended = tuple(watch.appended.values())
         live = frozenset(watch.live_leaves)
         found = record_step(
-            config.step,
+            step,
             config.model,
             config.optimizer,
             batch,
@@ -70,7 +71,7 @@ def recorded_form(config: TunerConfig, batch: Any, form: str) -> RecordedForm:
         return found.result
 
     with alone(), in_form(places, form):
-        seen = watch.run(run, batch, counts=False)
+        seen = watch.run(config.step, batch, counts=False, by=recording)
     return _judged(config, watch, seen, recorded[0], signature[0], known[0], batch)
 
 

@@ -23,7 +23,6 @@ import sys
 import threading
 import types
 import weakref
-from _collections import _tuplegetter  # type: ignore[attr-defined]  # the fields of a named tuple
 from collections.abc import Callable
 from contextvars import Context, ContextVar
 from typing import Any
@@ -36,7 +35,7 @@ from hocket.pystate.executed import is_user_code, origin
 from hocket.pystate.layout import foreign_base
 from hocket.pystate.places import Group, Path, describe, is_immutable, members_of
 from hocket.pystate.tokens import ITERATORS, generator_state, iterator_state
-from hocket.pystate.torch_kinds import TorchKinds
+from hocket.pystate.torch_kinds import TorchKinds, is_ours
 from hocket.pystate.walk import MAX_ITEMS
 
 __all__ = ["Kinds"]
@@ -45,11 +44,12 @@ MAX_ARRAY_BYTES = 1 << 20
 
 _LOGGING_SLOTS = frozenset(("level", "disabled", "handlers", "filters", "propagate"))
 
+_FieldOfTuple = type(vars(collections.namedtuple("_Pair", "first second"))["first"])
 _IMMUTABLE: tuple[type, ...] = (
     types.CodeType, types.GetSetDescriptorType, types.MemberDescriptorType, types.MethodDescriptorType,
     types.WrapperDescriptorType, types.ClassMethodDescriptorType, types.GenericAlias, types.UnionType, types.FrameType,
     types.TracebackType, re.Pattern, re.Match, operator.itemgetter, operator.attrgetter, operator.methodcaller,
-    torch._ops.OpOverload, torch._ops.OpOverloadPacket, _tuplegetter, object,
+    torch._ops.OpOverload, torch._ops.OpOverloadPacket, _FieldOfTuple, object,
 )  # fmt: skip
 # Modules whose C types are values, or hold nothing that a step could read without being watched otherwise.
 _TRUSTED_C = ("torch", "numpy", "typing", "_operator", "_sre", "datetime", "_decimal", "uuid", "_abc", "zoneinfo",
@@ -65,7 +65,7 @@ class Kinds(TorchKinds):
         if rule is None:
             rule = _VISITORS[kind] = _visitor(kind)
         rule(self, value, path)
-        if kind not in _LOOKED_INTO and not issubclass(kind, _WITH_OWN_RULE):
+        if kind not in _LOOKED_INTO and not issubclass(kind, _WITH_OWN_RULE) and not is_ours(value):
             self.attributes(value, path)
 
     # ---------------------------------------------------------------------------------------------------- functions

@@ -13,7 +13,7 @@ from hocket.pystate.layout import origin_of
 from hocket.pystate.places import Path, describe, is_number
 from hocket.pystate.walk import Walk
 
-__all__ = ["HOOK_TABLES", "TorchKinds"]
+__all__ = ["HOOK_TABLES", "TorchKinds", "is_ours"]
 
 HOOK_TABLES = frozenset(
     (
@@ -54,7 +54,7 @@ class TorchKinds(Walk):
             found = f"{describe(path)} is a {type(value).__name__}: its communication cannot be captured"
             self.found.opaque[found] = None
         is_own = id(value) in self.own
-        if _is_ours(value):
+        if is_ours(value):
             self.names(value.__dict__, path, _MODULE_SLOTS.__contains__)
         else:
             self.attributes(value, path, _MODULE_SLOTS, _MODULE_SKIPPED)
@@ -78,7 +78,7 @@ class TorchKinds(Walk):
             return
         self.done.add(id(value.state))
         self.done.update(id(value.__dict__.get(key)) for key in _OPTIMIZER_SKIPPED)
-        if _is_ours(value):
+        if is_ours(value):
             self.names(value.__dict__, path, (_OPTIMIZER_SLOTS | {"_hocket_version"}).__contains__)
         else:
             self.names(value.__dict__, path, self.named_or(_OPTIMIZER_SLOTS, _OPTIMIZER_SKIPPED))
@@ -92,8 +92,8 @@ class TorchKinds(Walk):
             self.add("dict", group, group_path, keys, [group[key] for key in keys], "[]", counts=counts)
 
 
-def _is_ours(value: Any) -> bool:
-    """Whether it is a fused model or its optimizer: what that remembers is no part of what it computes."""
+def is_ours(value: Any) -> bool:
+    """Whether it is an object of Hocket's own, such as a fused model: what it remembers is no part of the step."""
     return type(value).__module__.startswith("hocket.") and origin_of(type(value)) == "torch"
 
 
