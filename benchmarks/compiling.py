@@ -15,7 +15,6 @@ import signal
 import tempfile
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, median
 from time import perf_counter
@@ -24,15 +23,17 @@ from typing import Any
 import torch
 
 from hocket import zoo
+from hocket.autotune.rewriting import rewritten
 from hocket.errors import CaptureError, HocketError
 from hocket.ir import Machine
 from hocket.job import Job
 from hocket.session import Schedule
-from hocket.tracing.captured import Captured, capture_step
+from hocket.tracing.captured import Captured
+from hocket.tracing.capturing import capture_step
 from hocket.tracing.compiling.folder import Compiling
 from hocket.tracing.compiling.process import CompilingProcess, niceness
 from hocket.tracing.state import inventory
-from hocket.tracing.variants import compiled_from, compiled_rewrites_of, in_form, rewritten
+from hocket.tracing.variants import compiled_from, compiled_rewrites_of
 
 __all__ = ["BAR", "TARGETS", "measure", "run"]
 
@@ -168,13 +169,12 @@ def _to_compile(job: Job) -> Captured:
     """The step as it is given to the compiler."""
     batch = job.batch(0)
     places = inventory(job.model, job.optimizer)
+    captured = capture_step(job.step, job.model, job.optimizer, batch, split=False)
     failure: CaptureError | None = None
     for form in reversed(compiled_rewrites_of("", places, batch)):
         for source in compiled_from(form, places):
             try:
-                with in_form(places, source):
-                    step = rewritten(job.step, source, places)
-                    return replace(capture_step(step, job.model, job.optimizer, batch, split=False), step=job.step)
+                return rewritten(captured, source)
             except CaptureError as error:
                 failure = failure or error
     raise HocketError(f"{job.name} has no compiled form: {failure}")

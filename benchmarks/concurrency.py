@@ -50,7 +50,8 @@ from hocket.planning import bounds
 from hocket.profiling import profile
 from hocket.reporting import corunning_of, write_corunning
 from hocket.session import Schedule
-from hocket.tracing.captured import Captured, capture_step
+from hocket.tracing.captured import Captured
+from hocket.tracing.capturing import capture_step
 
 __all__ = ["LARGE", "SMALL", "measure", "run"]
 

@@ -21,9 +21,9 @@ from hocket.autotune.audit import Audit, audited
 from hocket.execution import executor
 from hocket.ir import Machine
 from hocket.profiling.tracer import serial_plan
-from hocket.tracing.captured import capture_step
 from hocket.pystate.guards import Guards
 from hocket.pystate.watch import PurityWatch
+from hocket.tracing.capturing import capture_step
 
 __all__ = ["measure", "run"]
 
@@ -65,7 +65,7 @@ def measure(target: str, rounds: int = 5) -> dict[str, float]:
     watched = []
     for number in range(3):
         start = perf_counter()
-        _, seen = watch.run(job.step, job.batch(number))
+        seen = watch.run(job.step, job.batch(number))
         watched.append(perf_counter() - start)
     eager = _times(job.step, job, rounds)
     guards = Guards(seen.after, watch)

@@ -39,13 +39,13 @@ def in_another_process(folder) -> dict:
     return json.loads(done.stdout)
 
 
-def test_another_process_runs_the_plan_from_the_fifth_step_on(tmp_path):
+def test_another_process_runs_the_plan_from_the_sixth_step_on(tmp_path):
     first, again = in_another_process(tmp_path), in_another_process(tmp_path)
     assert all(first["equal"])
     assert all(again["equal"])
     assert again["verdict"] == "planned"
     assert again["why"] == f"{first['why']}; remembered"
-    assert again["decided"] == [False] * 3 + [True] * 27
+    assert again["decided"] == [False] * 4 + [True] * 26
     assert first["decided"].index(True) > 6
 
 
@@ -55,11 +55,11 @@ def test_by_default_decisions_are_kept_in_the_users_cache_folder(cache_folder):
     assert len(list((cache_folder / "hocket" / "decisions").glob("*.json"))) == 1
     planned, eager = twin()
     fast = hocket.schedule(planned.step, planned.model, planned.optimizer, **OPTIONS)
-    assert decide(fast, planned) == 4
+    assert decide(fast, planned) == 5
     assert fast.decision.is_recalled
-    for number in range(4):
+    for number in range(5):
         eager.step(eager.batch(number))
-    for number in range(4, 20):
+    for number in range(5, 20):
         assert torch.equal(fast(planned.batch(number)), eager.step(eager.batch(number)))
     assert all(torch.equal(a, b) for (_, a), (_, b) in zip(state(planned), state(eager), strict=True))
 
@@ -68,7 +68,7 @@ def test_without_a_cache_nothing_is_kept_or_found(cache_folder):
     for _ in range(2):
         planned, _ = twin()
         fast = hocket.schedule(planned.step, planned.model, planned.optimizer, cache=False, **OPTIONS)
-        assert decide(fast, planned) > 4
+        assert decide(fast, planned) > 5
     assert not cache_folder.exists()
 
 
@@ -82,7 +82,7 @@ def test_a_schedule_takes_its_decisions_along_with_a_checkpoint(tmp_path):
     planned, _ = twin()
     fast = hocket.schedule(planned.step, planned.model, planned.optimizer, cache=False, **OPTIONS)
     fast.load_state_dict(loaded)
-    assert decide(fast, planned) == 4
+    assert decide(fast, planned) == 5
     assert fast.decision.is_recalled
     assert fast.state_dict() == loaded
 
@@ -110,7 +110,7 @@ def test_the_state_of_another_model_is_said_and_the_step_is_searched(caplog):
     other = zoo.load("mlp", depth=3, width=16, batch_size=4)
     slow = hocket.schedule(other.step, other.model, other.optimizer, cache=False, **OPTIONS)
     slow.load_state_dict(fast.state_dict())
-    assert decide(slow, other) > 4
+    assert decide(slow, other) > 5
     assert slow.verdict == "planned"
     assert "no loaded decision is for this step here (other graphs); it is searched" in caplog.text
 

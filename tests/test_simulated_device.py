@@ -107,18 +107,9 @@ def test_a_graph_that_is_slower_than_eager_stays_eager_and_is_reported(tmp_path:
     fast.close()
 
 
-class Throttled(SimulatedClock):
-    """Time that passes faster than it should once the GPU is hot."""
-
-    factor = 1.0
-
-    def advance(self, duration_us: float) -> None:
-        super().advance(duration_us * self.factor)
-
-
 def test_a_step_that_has_drifted_is_searched_again() -> None:
     _, job = twin()
-    clock = Throttled()
+    clock = SimulatedClock()
     limits = DriftLimits(factor=1.3, window=5, patience=2, rest_steps=30, max_share=1.0)
     fast = scheduled(job, clock=clock, drift=limits)
     decide(fast, job)
@@ -126,7 +117,7 @@ def test_a_step_that_has_drifted_is_searched_again() -> None:
     for number in range(100):
         fast(job.batch(number))
         assert fast.decided
-    clock.factor = 2.0
+    clock.slowdown = 2.0
     for number in range(200):
         fast(job.batch(number))
         if not fast.decided:

@@ -23,7 +23,8 @@ from hocket.ir import Costs, Machine, Timeline
 from hocket.job import Job
 from hocket.planning import plan
 from hocket.planning.critical_path import METHODS
-from hocket.tracing.captured import Captured, capture_step
+from hocket.tracing.captured import Captured
+from hocket.tracing.capturing import capture_step
 
 __all__ = ["on_cores", "on_gpu"]
 

@@ -17,7 +17,7 @@ import torch
 from hocket import zoo
 from hocket.execution import executor
 from hocket.ir import Lane, Machine, Plan
-from hocket.tracing.captured import capture_step
+from hocket.tracing.capturing import capture_step
 
 __all__ = ["peaks_on_cores"]
 

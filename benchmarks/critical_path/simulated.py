@@ -22,7 +22,7 @@ from hocket.planning.critical_path import METHODS
 from hocket.planning.ranks import graph_ranks
 from hocket.profiling.gpu import Fit, GpuModel, estimate_gpu
 from hocket.simulation import simulate
-from hocket.tracing.captured import capture_step
+from hocket.tracing.capturing import capture_step
 
 __all__ = ["BATCHES", "DEPTHS", "PAPER", "PAPER_SPEEDUP", "measure", "sensitivity", "simulated"]
 

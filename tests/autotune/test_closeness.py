@@ -14,7 +14,8 @@ from equivalence.compare import assert_same
 from hocket.autotune import closeness
 from hocket.autotune.closeness import MAX_SAMPLES, Closeness, Distance, sample
 from hocket.autotune.rewriting import rewritten
-from hocket.tracing.captured import Captured, capture_step
+from hocket.tracing.captured import Captured
+from hocket.tracing.capturing import capture_step
 from hocket.tracing.float64 import Left, float64_step
 from hocket.tracing.program import Action, Call
 from hocket.tracing.saved_state import Saved

@@ -15,7 +15,8 @@ from hocket import native
 from hocket.autotune import compiling
 from hocket.autotune.compiling import BEGIN_AFTER_S, FormCompiler
 from hocket.session import Schedule
-from hocket.tracing.captured import Captured, capture_step
+from hocket.tracing.captured import Captured
+from hocket.tracing.capturing import capture_step
 from hocket.tracing.compiling.process import CompilingProcess, niceness
 from support.steps import training_step
 

@@ -12,7 +12,8 @@ from torch import nn
 from hocket.autotune import room
 from hocket.autotune.closeness import sample
 from hocket.errors import CaptureError
-from hocket.tracing.captured import Captured, capture_step
+from hocket.tracing.captured import Captured
+from hocket.tracing.capturing import capture_step
 
 
 @pytest.fixture(scope="module")

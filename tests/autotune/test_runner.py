@@ -19,7 +19,8 @@ from hocket.autotune.verification import verify
 from hocket.backends import CpuBackend
 from hocket.execution.threads import ThreadLanes
 from hocket.ir import Lane, Plan
-from hocket.tracing.captured import Captured, capture_step
+from hocket.tracing.captured import Captured
+from hocket.tracing.capturing import capture_step
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from equivalence.compare import assert_same, everything, twins
 from equivalence.test_critical_path import on_cores
 from execution.probe import KINDS
 from hocket.execution import executor
-from hocket.tracing.captured import capture_step
+from hocket.tracing.capturing import capture_step
 from hocket.zoo import load
 from quick import covering
 

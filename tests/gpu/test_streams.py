@@ -17,7 +17,7 @@ from hocket.ir import Costs, Machine
 from hocket.planning import plan
 from hocket.planning.critical_path import METHODS
 from hocket.tracing import capture
-from hocket.tracing.captured import capture_step
+from hocket.tracing.capturing import capture_step
 from hocket.zoo import load
 
 pytestmark = pytest.mark.gpu

@@ -12,7 +12,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from loops.loop import Loop, labelled, loop, mlp, task, update
 
 
-@loop(word="average")
+@loop(planned=True)
 def average_rebound_in_a_dictionary() -> Loop:
     model, optimizer, batches = task()
     average = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -27,7 +27,7 @@ def average_rebound_in_a_dictionary() -> Loop:
     return Loop(step, model, optimizer, batches, lambda: average)
 
 
-@loop()
+@loop(planned=True)
 def average_in_place_in_a_list() -> Loop:
     model, optimizer, batches = task()
     average = [p.detach().clone() for p in model.parameters()]
@@ -64,7 +64,7 @@ def average_in_a_model_that_is_known() -> Loop:
     return averaged(known=True)
 
 
-@loop()
+@loop(planned=True)
 def average_in_a_model_that_is_not_known() -> Loop:
     return averaged(known=False)
 
@@ -83,7 +83,7 @@ def average_by_torch() -> Loop:
     return Loop(step, [model, average], optimizer, batches)
 
 
-@loop()
+@loop(planned=True)
 def exponential_average_by_torch() -> Loop:
     model, optimizer, batches = task()
     average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
@@ -129,7 +129,7 @@ def teacher_that_is_fixed() -> Loop:
     return Loop(step, model, optimizer, batches)
 
 
-@loop()
+@loop(planned=True)
 def teacher_that_follows() -> Loop:
     model, optimizer, batches = task()
     teacher = copy.deepcopy(model).requires_grad_(False)
@@ -153,7 +153,7 @@ def words():
     return [(torch.randn(4, 3, 8), torch.randn(4, 3, 6)) for _ in range(10)]
 
 
-@loop(word="hidden")
+@loop(planned=True)
 def hidden_state_in_a_closure() -> Loop:
     """Backpropagation through time, cut after each piece of the sequence."""
     model = nn.GRU(8, 6)
@@ -183,7 +183,7 @@ class Reader(nn.Module):
         return out
 
 
-@loop(word="hidden")
+@loop(planned=True)
 def hidden_state_in_the_module() -> Loop:
     model = Reader()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
@@ -253,7 +253,7 @@ def queue_with_a_pointer_in_a_tensor() -> Loop:
     return contrastive(torch.zeros((), dtype=torch.long))
 
 
-@loop(word="place")
+@loop(planned=True)
 def queue_with_a_pointer_in_an_attribute() -> Loop:
     return contrastive(0)
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from loops.loop import CHANGE, Loop, loop, mlp, task, update
 
 
-@loop()
+@loop(planned=True)
 def number_of_the_step_in_the_batch() -> Loop:
     model, optimizer, batches = task()
 
@@ -26,7 +26,7 @@ def number_of_the_step_in_the_batch() -> Loop:
     return Loop(step, model, optimizer, lambda n: (n, *batches[n % 10]))
 
 
-@loop()
+@loop(planned=True)
 def weight_in_the_batch() -> Loop:
     model, optimizer, batches = task()
 
@@ -137,7 +137,7 @@ def batch_written_in_place() -> Loop:
     return Loop(step, model, optimizer, batches, lambda: {"batches": batches})
 
 
-@loop()
+@loop(planned=True)
 def nothing_for_a_batch_now_and_then() -> Loop:
     model, optimizer, batches = task()
 
@@ -164,7 +164,7 @@ def last_batch_smaller() -> Loop:
     return Loop(step, model, optimizer, lambda n: batches[n % 10 if n < 150 else n % 9])
 
 
-@loop()
+@loop(planned=True)
 def index_tensor_that_splits() -> Loop:
     model, optimizer, batches = task()
     places = [torch.tensor([2, 4]), torch.tensor([1, 5]), torch.tensor([3, 3])]
@@ -237,7 +237,7 @@ def result_is_a_dataclass() -> Loop:
     return Loop(step, model, optimizer, batches)
 
 
-@loop(word="calls")
+@loop(planned=True)
 def step_that_fails_by_its_own_count() -> Loop:
     model, optimizer, batches = task()
     calls = 0
@@ -254,7 +254,7 @@ def step_that_fails_by_its_own_count() -> Loop:
     return Loop(step, model, optimizer, batches, lambda: {"calls": calls})
 
 
-@loop()
+@loop(planned=True)
 def step_that_fails_on_some_batches() -> Loop:
     """A label that does not exist: torch itself raises, after the gradients are gone."""
     model, optimizer, batches = task()
@@ -270,7 +270,7 @@ def step_that_fails_on_some_batches() -> Loop:
     return Loop(step, model, optimizer, lambda n: bad if n in (20, 150) else batches[n % 10])
 
 
-@loop(word="when it is traced")
+@loop(word="its state still changes")
 def rare_batch_writes_and_draws() -> Loop:
     """The first call that takes this branch may be the one that is traced."""
     model, optimizer, batches = task()

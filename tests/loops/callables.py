@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 import types
 import weakref
 
@@ -102,7 +103,7 @@ def decorated() -> Loop:
     return Loop(step, model, optimizer, batches)
 
 
-@loop(word="calls")
+@loop(planned=True)
 def decorated_with_a_counter() -> Loop:
     model, optimizer, batches = task()
 
@@ -161,7 +162,7 @@ def made_by_exec() -> Loop:
     return executed("pass", "<string>")
 
 
-@loop(word="count")
+@loop(planned=True)
 def cell_of_a_notebook_that_counts() -> Loop:
     return executed("global count; count += 1", "<ipython-input-1-8f2a>")
 
@@ -220,6 +221,20 @@ def names_in_a_namespace() -> Loop:
         out = space.model(batch[0])
         loss = F.cross_entropy(out, batch[1], label_smoothing=space.self[0].smoothing)
         update(space.optimizer, loss)
+        return loss
+
+    return Loop(step, model, optimizer, batches)
+
+
+@loop(planned=True)
+def step_under_a_lock() -> Loop:
+    model, optimizer, batches = task()
+    lock = threading.RLock()
+
+    def step(batch):
+        with lock:
+            loss = F.cross_entropy(model(batch[0]), batch[1])
+            update(optimizer, loss)
         return loss
 
     return Loop(step, model, optimizer, batches)

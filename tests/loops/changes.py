@@ -279,7 +279,7 @@ def optimizer_replaced() -> Loop:
     return Loop(step, model, optimizer, batches, lambda: {"used": used.state_dict()}, after)
 
 
-@loop()
+@loop(planned=True)
 def model_and_optimizer_rebound() -> Loop:
     """The names stand for others from some step on; the schedule was told of the first ones."""
     model, optimizer, batches = task()

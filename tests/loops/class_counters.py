@@ -47,19 +47,19 @@ class Trainer:
         return Loop(method, self.model, self.optimizer, self.batches, lambda: {"step": self.step, "n": Trainer.started})
 
 
-@loop(word="step")
+@loop(planned=True)
 def accumulation_by_attribute() -> Loop:
     trainer = Trainer()
     return trainer.loop(trainer.accumulate)
 
 
-@loop()
+@loop(planned=True)
 def warm_up_inside() -> Loop:
     trainer = Trainer()
     return trainer.loop(trainer.warm_up)
 
 
-@loop(word="started")
+@loop(planned=True)
 def counter_of_a_class() -> Loop:
     Trainer.started = 0
     trainer = Trainer()
@@ -75,7 +75,7 @@ class Progress:
         self.done = 0
 
 
-@loop(word="done")
+@loop(planned=True)
 def counter_in_slots() -> Loop:
     model, optimizer, batches = task()
     progress = Progress()
@@ -96,7 +96,7 @@ class Settings:
     weight = 1.0
 
 
-@loop(word="Settings.step")
+@loop(planned=True)
 def counter_in_a_class_without_objects() -> Loop:
     model, optimizer, batches = task()
     Settings.step = 0

@@ -17,7 +17,7 @@ global_step = 0
 position: contextvars.ContextVar[int] = contextvars.ContextVar("position")
 
 
-@loop(word="count")
+@loop(planned=True)
 def accumulation_by_closure() -> Loop:
     model, optimizer, batches = task()
     count = 0
@@ -36,7 +36,7 @@ def accumulation_by_closure() -> Loop:
     return Loop(step, model, optimizer, batches, lambda: {"count": count})
 
 
-@loop()
+@loop(planned=True)
 def accumulation_by_batch_index() -> Loop:
     """The place in the epoch travels in the batch, as `enumerate` gives it."""
     model, optimizer, batches = task()
@@ -53,7 +53,7 @@ def accumulation_by_batch_index() -> Loop:
     return Loop(step, model, optimizer, lambda n: (n % 10, *batches[n % 10]))
 
 
-@loop(word="global_step")
+@loop(planned=True)
 def counter_in_a_global() -> Loop:
     global global_step
     global_step = 0
@@ -71,7 +71,7 @@ def counter_in_a_global() -> Loop:
     return Loop(step, model, optimizer, batches, lambda: {"global_step": global_step})
 
 
-@loop(word="count")
+@loop(planned=True)
 def every_tenth_by_a_counter_inside() -> Loop:
     model, optimizer, batches = task()
     count = 0
@@ -88,7 +88,7 @@ def every_tenth_by_a_counter_inside() -> Loop:
     return Loop(step, model, optimizer, batches, lambda: {"count": count})
 
 
-@loop()
+@loop(planned=True)
 def every_tenth_by_a_flag_outside() -> Loop:
     model, optimizer, batches = task()
     flags = {"penalise": True}
@@ -119,7 +119,7 @@ def counter_in_a_default() -> Loop:
     return Loop(step, model, optimizer, batches, lambda: {"seen": step.__defaults__[0]})
 
 
-@loop(word="calls")
+@loop(planned=True)
 def counter_on_the_function() -> Loop:
     model, optimizer, batches = task()
 
@@ -133,7 +133,7 @@ def counter_on_the_function() -> Loop:
     return Loop(step, model, optimizer, batches, lambda: {"calls": step.calls})
 
 
-@loop()
+@loop(planned=True)
 def counter_in_a_context_variable() -> Loop:
     model, optimizer, batches = task()
     position.set(0)
@@ -161,7 +161,7 @@ def counter_in_an_iterator() -> Loop:
     return Loop(step, model, optimizer, batches, lambda: {"counter": repr(counter)})
 
 
-@loop()
+@loop(word="step")
 def counter_and_a_remembered_rate() -> Loop:
     model, optimizer, batches = task()
     state = {"step": 0}
@@ -196,7 +196,7 @@ def remembered_function_that_is_pure() -> Loop:
     return Loop(step, model, optimizer, batches)
 
 
-@loop()
+@loop(planned=True)
 def counter_in_a_tensor() -> Loop:
     model, optimizer, batches = task()
     done = torch.zeros(())
@@ -226,7 +226,7 @@ def counter_in_an_array() -> Loop:
     return Loop(step, model, optimizer, batches, lambda: {"classes": classes})
 
 
-@loop()
+@loop(planned=True)
 def counter_in_a_buffer_elsewhere() -> Loop:
     """A module that the schedule is not told of has a buffer that the step writes."""
     model, optimizer, batches = task()
@@ -238,3 +238,19 @@ def counter_in_a_buffer_elsewhere() -> Loop:
         return loss
 
     return Loop(step, model, optimizer, batches, scale.state_dict)
+
+
+@loop(word="step")
+def counter_whose_type_is_asked() -> Loop:
+    model, optimizer, batches = task()
+    state = {"step": 0, "odd": 0}
+
+    def step(batch):
+        state["step"] += 1
+        if type(state["step"]) is not int:
+            state["odd"] += 1
+        loss = F.cross_entropy(model(batch[0]), batch[1]) * 0.99 ** state["step"]
+        update(optimizer, loss)
+        return loss
+
+    return Loop(step, model, optimizer, batches, lambda: state)

@@ -51,7 +51,7 @@ def replay_buffer() -> Loop:
     return Loop(step, model, optimizer, batches, lambda: {"memory": len(memory)})
 
 
-@loop(word="total")
+@loop(planned=True)
 def total_of_tensors() -> Loop:
     model, optimizer, batches = task()
     total = torch.zeros(())
@@ -66,7 +66,7 @@ def total_of_tensors() -> Loop:
     return Loop(step, model, optimizer, batches, lambda: {"total": total})
 
 
-@loop(word="total")
+@loop(word="value of a tensor")
 def total_of_numbers() -> Loop:
     model, optimizer, batches = task()
     total = 0.0
@@ -81,7 +81,7 @@ def total_of_numbers() -> Loop:
     return Loop(step, model, optimizer, batches, lambda: {"total": total})
 
 
-@loop(word="losses")
+@loop(planned=True)
 def losses_as_numbers() -> Loop:
     model, optimizer, batches = task()
     losses = []
@@ -94,7 +94,7 @@ def losses_as_numbers() -> Loop:
     return Loop(step, model, optimizer, batches, lambda: {"losses": losses})
 
 
-@loop(word="losses")
+@loop(planned=True)
 def losses_as_tensors() -> Loop:
     model, optimizer, batches = task()
     losses = []
@@ -215,7 +215,7 @@ class Callback:
             self.events.append(loss.detach().clone())
 
 
-@loop(word="calls")
+@loop(planned=True)
 def callbacks() -> Loop:
     model, optimizer, batches = task()
     listeners = [Callback(7), Callback(50)]

@@ -359,7 +359,7 @@ def keyword_defaults(first):
 
 @holder
 def item_of_a_default(first):
-    def held(value=[first]):
+    def held(value=[first]):  # noqa: B006  # that is the point
         return value
 
     def write(value):
@@ -773,7 +773,7 @@ def position_in_a_text_stream(first):
 
 @number
 def position_in_a_file(first):
-    held = tempfile.TemporaryFile()
+    held = tempfile.TemporaryFile()  # noqa: SIM115  # it stays open as long as the loop runs
     KEPT.append(held)
     held.seek(first)
     return held.tell, held.seek

@@ -86,7 +86,7 @@ def gradient_hook_removed() -> Loop:
     return hooked(lambda model, _: model[0].weight.register_hook(lambda grad: 2 * grad), when=None, removed=CHANGE)
 
 
-@loop(word="seen")
+@loop(planned=True)
 def hook_that_collects_activations() -> Loop:
     seen = []
     return hooked(
@@ -106,7 +106,7 @@ def hook_that_collects_norms() -> Loop:
     return hooked(add, lambda: norms, when=None)
 
 
-@loop()
+@loop(planned=True)
 def hook_that_collects_from_a_certain_step_on() -> Loop:
     seen = []
     return hooked(
@@ -133,7 +133,7 @@ def hook_whose_value_changes() -> Loop:
     return Loop(step, model, optimizer, batches, lambda: scale, after)
 
 
-@loop()
+@loop(planned=True)
 def optimizer_in_the_backward_pass() -> Loop:
     """Every parameter has an optimizer of its own, which steps as soon as its gradient is there."""
     model = nn.Sequential(nn.Linear(8, 12), nn.Tanh(), nn.Linear(12, 4))

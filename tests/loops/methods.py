@@ -32,7 +32,7 @@ def generator_loss(generator, critic):
     return F.binary_cross_entropy_with_logits(critic(generator(torch.randn(6, 3))), torch.ones(6, 1))
 
 
-@loop()
+@loop(planned=True)
 def adversaries_by_turns() -> Loop:
     """One step that trains the critic four times out of five, by a counter in its closure."""
     generator, critic, optimizers, batches = adversaries()
@@ -259,7 +259,7 @@ def curriculum_of_lengths() -> Loop:
     return Loop(step, model, optimizer, lambda n: data[n % 10, :, :, : 2 + 3 * (n // 70)])
 
 
-@loop(word="stage")
+@loop(word="value of a tensor")
 def curriculum_inside() -> Loop:
     """The step itself decides how much of the batch it takes, by how well it does."""
     model, optimizer, batches = task()
@@ -277,7 +277,7 @@ def curriculum_inside() -> Loop:
     return Loop(step, model, optimizer, batches, lambda: stage)
 
 
-@loop()
+@loop(planned=True)
 def tasks_in_turn() -> Loop:
     """A generator of Python's gives the name of the next task."""
     body, heads = mlp(8, 8, 6), nn.ModuleDict({"sum": nn.Linear(6, 1), "max": nn.Linear(6, 1), "sign": nn.Linear(6, 1)})

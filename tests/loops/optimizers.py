@@ -142,7 +142,7 @@ class ScheduleFree(torch.optim.Optimizer):
             group["k"] += 1
 
 
-@loop()
+@loop(planned=True)
 def schedule_free() -> Loop:
     model = mlp()
     optimizer = ScheduleFree(model.parameters())
@@ -172,7 +172,7 @@ class Lookahead(torch.optim.SGD):
                     p.copy_(slow)
 
 
-@loop(word="taken")
+@loop(planned=True)
 def optimizer_that_counts() -> Loop:
     model = mlp()
     optimizer = Lookahead(model.parameters(), lr=0.05, momentum=0.9)

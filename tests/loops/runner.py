@@ -26,7 +26,6 @@ import numpy as np
 import torch
 
 import hocket
-from hocket.tracing.captured import capture_step
 from loops.loop import Case, Loop
 from loops.snapshot import differences, fingerprint, flat, trained
 
@@ -34,9 +33,6 @@ __all__ = ["STEPS", "Ended", "builder", "code_of", "problems", "run", "time_limi
 
 STEPS = 200
 MARKED = 7  # every so many rounds all state is looked at, which takes longer than a step; no loop repeats itself in 7
-
-_TRACING = capture_step.__code__
-MAX_TRACES = 18
 
 
 @dataclass
@@ -47,8 +43,7 @@ class Ended:
         returned: of every call what it returned, or the exception it raised.
         marks: of every `MARKED`-th round, and of the last one, the fingerprints of all state, by name.
         state: all state after the last round.
-        calls: how often each step was called, by its code; not by a trace.
-        traces: how often it was called by a trace.
+        calls: how often each step was called, by its code.
         verdicts: of each schedule ``verdict: why``.
         trouble: tracebacks by round, of whatever was raised.
     """
@@ -57,7 +52,6 @@ class Ended:
     marks: dict[int, dict[str, int]] = field(default_factory=dict)
     state: dict[str, Any] = field(default_factory=dict)
     calls: Counter[types.CodeType] = field(default_factory=Counter)
-    traces: Counter[types.CodeType] = field(default_factory=Counter)
     verdicts: list[tuple[str, str]] = field(default_factory=list)
     trouble: dict[int, str] = field(default_factory=dict)
 
@@ -161,12 +155,6 @@ def problems(eager: Ended, scheduled: Ended, *, exact: bool = True) -> list[str]
     for code, count in scheduled.calls.items():
         if count > eager.calls[code]:
             lines.append(f"the step was called {count} times, {count - eager.calls[code]} too many")
-    planned = all(verdict == "planned" for verdict, _ in scheduled.verdicts)
-    for code, count in scheduled.traces.items():
-        # Once for each variant, and again where numbers that move cannot be followed, or lead to another branch. A step
-        # that is planned is called less often than eagerly for all that.
-        if count > MAX_TRACES or (planned and count + scheduled.calls[code] > eager.calls[code]):
-            lines.append(f"the step was traced {count} times, and called {scheduled.calls[code]} times")
     unexpected = [n for n in scheduled.trouble if n not in eager.trouble]
     if unexpected:
         lines.append(f"raised in round {unexpected[0]}:\n{scheduled.trouble[unexpected[0]]}")
@@ -191,17 +179,11 @@ def code_of(step: Any) -> types.CodeType | None:
             step = method
 
 
-def _is_within(code: types.CodeType, frame: types.FrameType | None) -> bool:
-    while frame is not None and frame.f_code is not code:
-        frame = frame.f_back
-    return frame is not None
-
-
 @contextlib.contextmanager
 def _counted(codes: set[types.CodeType], ended: Ended) -> Iterator[None]:
     def trace(frame: types.FrameType, event: str, argument: Any) -> None:
         if frame.f_code in codes:
-            (ended.traces if _is_within(_TRACING, frame) else ended.calls)[frame.f_code] += 1
+            ended.calls[frame.f_code] += 1
 
     before = sys.gettrace()
     sys.settrace(trace)

@@ -33,7 +33,7 @@ def coder():
     return model, torch.optim.Adam(model.parameters(), lr=0.01), [torch.randn(6, 8) for _ in range(10)]
 
 
-@loop()
+@loop(planned=True)
 def kl_weight_in_a_closure() -> Loop:
     model, optimizer, batches = coder()
     weight = 0.0
@@ -51,7 +51,7 @@ def kl_weight_in_a_closure() -> Loop:
     return Loop(step, model, optimizer, batches, lambda: {"weight": weight}, after)
 
 
-@loop()
+@loop(planned=True)
 def kl_weight_in_a_dictionary() -> Loop:
     model, optimizer, batches = coder()
     options = {"kl": {"weight": 0.0}}
@@ -68,7 +68,7 @@ def kl_weight_in_a_dictionary() -> Loop:
     return Loop(step, model, optimizer, batches, lambda: options, after)
 
 
-@loop()
+@loop(planned=True)
 def kl_weight_in_an_attribute_of_the_model() -> Loop:
     model, optimizer, batches = coder()
 
@@ -84,7 +84,7 @@ def kl_weight_in_an_attribute_of_the_model() -> Loop:
     return Loop(step, model, optimizer, batches, lambda: {"weight": model.weight_of_kl}, after)
 
 
-@loop()
+@loop(planned=True)
 def temperature_in_a_global() -> Loop:
     global temperature
     temperature = 1.0

@@ -156,7 +156,7 @@ def file_kept_open(folder) -> Loop:
     return Loop(step, model, optimizer, batches, lambda: {"place": file.tell()}, close=file.close)
 
 
-@loop()
+@loop(planned=True)
 def environment_read_inside() -> Loop:
     model, optimizer, batches = task()
     os.environ["LOOPS_WEIGHT"] = "1.0"
@@ -188,7 +188,7 @@ def time_taken_inside() -> Loop:
     return Loop(step, model, optimizer, batches, lambda: {"times": times})
 
 
-@loop()
+@loop(planned=True)
 def clock_that_decides() -> Loop:
     """A clock of the test's own, so that both runs read the same."""
     model, optimizer, batches = task()

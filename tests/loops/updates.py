@@ -129,7 +129,7 @@ def penalties_by_hand() -> Loop:
     return Loop(step, model, optimizer, labelled())
 
 
-@loop()
+@loop(planned=True)
 def without_an_optimizer() -> Loop:
     """Updates by hand at a rate that the step lowers itself; the optimizer is there for form's sake."""
     model = mlp()
@@ -167,7 +167,7 @@ def losses_that_are_not_finite_skipped() -> Loop:
     return Loop(step, model, optimizer, batches, lambda: {"skipped": skipped})
 
 
-@loop()
+@loop(planned=True)
 def weights_under_norms() -> Loop:
     model = nn.Sequential(spectral_norm(nn.Linear(8, 12)), nn.ReLU(), weight_norm(nn.Linear(12, 4)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
@@ -194,7 +194,7 @@ def activations_recomputed() -> Loop:
     return Loop(step, model, optimizer, labelled())
 
 
-@loop()
+@loop(planned=True)
 def anomalies_detected_in_one_step() -> Loop:
     model, optimizer, batches = task()
     watched = {"anomalies": False}

@@ -21,7 +21,8 @@ from hocket.autotune.rewriting import rewritten
 from hocket.execution.native import NativeLanes
 from hocket.ir import Lane, Plan
 from hocket.native import load
-from hocket.tracing.captured import Captured, capture_step, relowered
+from hocket.tracing.captured import Captured, relowered
+from hocket.tracing.capturing import capture_step
 from hocket.tracing.compiling.folder import compiled_step
 from hocket.tracing.float64 import float64_step
 from hocket.tracing.state import inventory

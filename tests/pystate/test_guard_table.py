@@ -55,7 +55,6 @@ class Things:
         table.add_buffer(self.bytes)
         table.add_set(self.members)
         table.add_test(lambda: self.answer)
-        table.guard_flags()
         table.finish()
 
 
@@ -98,14 +97,7 @@ CHANGES: dict[str, tuple[Any, int]] = {
     "bytes": (_written, 10),
     "a member": (lambda t: t.members.add(3), 11),
     "a test": (lambda t: setattr(t, "answer", False), 12),
-    "a switch of torch": (lambda t: torch.use_deterministic_algorithms(True, warn_only=True), -2),
 }
-
-
-@pytest.fixture(autouse=True)
-def _switches():
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 @pytest.mark.parametrize("make", [PythonTable, lambda: native.load().GuardTable()], ids=["python", "native"])

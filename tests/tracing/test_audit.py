@@ -21,7 +21,7 @@ from hocket.job import Job
 from hocket.tracing import capture
 from hocket.tracing.captured import Captured
 from hocket.tracing.program import Action, Slot, compile_action
-from hocket.tracing.recording.op_recorder import written_arguments
+from hocket.tracing.recording.op_arguments import written_arguments
 from hocket.tracing.scalars.tape import TapeRef
 from tracing.observe import content, observe, storages
 

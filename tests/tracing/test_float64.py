@@ -14,7 +14,8 @@ from torch import nn
 from equivalence.compare import assert_same
 from hocket.errors import CaptureError
 from hocket.tracing import float64
-from hocket.tracing.captured import Captured, capture_step
+from hocket.tracing.captured import Captured
+from hocket.tracing.capturing import capture_step
 from hocket.tracing.float64 import float64_step
 from hocket.tracing.program import Call
 from hocket.tracing.saved_state import Saved

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,8 @@ from hocket.pystate.guards import A_TENSOR, Guards
 from hocket.pystate.places import ABSENT
 from hocket.pystate.watch import Change, PurityWatch, Watched, differences, in_words
 from hocket.tracing.captured import Captured, alone, captured_from
-from hocket.tracing.recording.record import Recorded, Trace, record_step
+from hocket.tracing.recording.record import Recorded, record_step
+from hocket.tracing.recording.trace import Trace
 from hocket.tracing.signature import signature_of
 from hocket.tracing.state import Entry, inventory
 from hocket.tracing.variants import in_form
@@ -49,26 +51,27 @@ def recorded_form(config: TunerConfig, batch: Any, form: str) -> RecordedForm:
     signature: list[tuple[Any, ...]] = []
     known: list[set[Any]] = []
 
-    def run(batch: Any) -> Any:
+    def recording(step: Callable[[Any], Any], batch: Any) -> Any:
         further = watch.outputs
         known.append({*(place.identity for place in further), *watch.appended})
         signature.append(signature_of(places, batch))
         appended = tuple(watch.appended.values())
         live = frozenset(watch.live_leaves)
         found = record_step(
-            config.step,
+            step,
             config.model,
             config.optimizer,
             batch,
             further=further,
             appended=appended,
             live_leaves=live,
+            follows=not watch.executed.asks_types,  # the step could tell a live number from a plain one
         )
         recorded.append(found)
         return found.result
 
     with alone(), in_form(places, form):
-        seen = watch.run(run, batch, counts=False)
+        seen = watch.run(config.step, batch, counts=False, by=recording)
     return _judged(config, watch, seen, recorded[0], signature[0], known[0], batch)
 
 

@@ -13,7 +13,7 @@ from hocket.tracing.captured import Captured, relowered
 from hocket.tracing.rerecording import rerecorded
 from hocket.tracing.variants import compiled_from, compiled_rewrites_of, native_ops_of, rewrites_in, rewrites_of
 
-__all__ = ["MAX_OPS", "rewritten_forms"]
+__all__ = ["MAX_OPS", "rewritten", "rewritten_forms"]
 
 log = logging.getLogger(__name__)
 

@@ -31,6 +31,9 @@ __all__ = ["SimulatedBackend", "SimulatedClock"]
 class SimulatedClock:
     """Counts the seconds that simulated steps take; it stands still in between.
 
+    Attributes:
+        slowdown: factor on what is simulated; above 1 for a GPU that is throttled.
+
     Example:
         >>> clock = SimulatedClock()
         >>> clock.advance(1500.0)
@@ -39,6 +42,7 @@ class SimulatedClock:
     """
 
     def __init__(self) -> None:
+        self.slowdown = 1.0
         self._now_us = 0.0
 
     def __call__(self) -> float:
@@ -46,7 +50,7 @@ class SimulatedClock:
 
     def advance(self, duration_us: float) -> None:
         """Let so many microseconds pass."""
-        self._now_us += duration_us
+        self._now_us += duration_us * self.slowdown
 
 
 class SimulatedBackend(StreamBackend):

@@ -81,9 +81,8 @@ class StepGuard:
             StaleCaptureError: it is not; names what changed.
         """
         assert self._guards is not None
-        if not self._guards.hold():
-            if not self._guards.renew() and (changes := self._guards.changes()):
-                raise StaleCaptureError(f"distribute: {named(changes)} changed since the first call; nothing was run")
+        if not self._guards.hold() and not self._guards.renew() and (changes := self._guards.changes()):
+            raise StaleCaptureError(f"distribute: {named(changes)} changed since the first call; nothing was run")
 
     def _run(self, step: Callable[[Any], Any], batch: Any) -> None:
         for _ in range(MAX_WATCHED):

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from hocket.pystate.places import Place, describe
@@ -90,7 +91,7 @@ def recorded_lists(appended: Sequence[AppendedList], note: Callable[[str], None]
         appended: the lists.
         note: called with the name of a list that is used for anything else.
     """
-    stand_ins = [_Recorded(each.target, lambda name=each.name: note(name)) for each in appended]
+    stand_ins = [_Recorded(each.target, partial(note, each.name)) for each in appended]
     sizes = [len(each.target) for each in appended]
     added = [each._added for each in stand_ins]
     for each, stand_in in zip(appended, stand_ins, strict=True):

@@ -23,58 +23,40 @@ import sys
 import threading
 import types
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextvars import Context, ContextVar
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor
 
 from hocket.pystate.executed import is_user_code, origin
-from hocket.pystate.layout import foreign_base, origin_of
-from hocket.pystate.places import Group, Path, describe, is_immutable, is_number, members_of
+from hocket.pystate.layout import foreign_base
+from hocket.pystate.places import Group, Path, describe, is_immutable, members_of
 from hocket.pystate.tokens import ITERATORS, generator_state, iterator_state
-from hocket.pystate.walk import MAX_ITEMS, Walk
+from hocket.pystate.torch_kinds import TorchKinds, is_ours
+from hocket.pystate.walk import MAX_ITEMS
 
-__all__ = ["HOOK_TABLES", "Kinds"]
+__all__ = ["Kinds"]
 
 MAX_ARRAY_BYTES = 1 << 20
 
-HOOK_TABLES = frozenset(
-    (
-        "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", "_forward_hooks_with_kwargs",
-        "_forward_pre_hooks_with_kwargs", "_forward_hooks_always_called",
-    )
-)  # fmt: skip
-_MODULE_SLOTS = HOOK_TABLES | {
-    "training", "_parameters", "_buffers", "_modules", "_is_full_backward_hook", "_hocket_version",
-}  # fmt: skip
-# What a module keeps for saving and loading.
-_MODULE_SKIPPED = frozenset(
-    (
-        "_non_persistent_buffers_set", "_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks",
-        "_load_state_dict_post_hooks",
-    )
-)  # fmt: skip
-_OPTIMIZER_SLOTS = frozenset(("param_groups", "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"))
-_OPTIMIZER_SKIPPED = frozenset(("state", "_step_count", "_opt_called", "defaults"))
 _LOGGING_SLOTS = frozenset(("level", "disabled", "handlers", "filters", "propagate"))
-_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 
+_FieldOfTuple = type(vars(collections.namedtuple("_Pair", "first second"))["first"])
 _IMMUTABLE: tuple[type, ...] = (
     types.CodeType, types.GetSetDescriptorType, types.MemberDescriptorType, types.MethodDescriptorType,
     types.WrapperDescriptorType, types.ClassMethodDescriptorType, types.GenericAlias, types.UnionType, types.FrameType,
     types.TracebackType, re.Pattern, re.Match, operator.itemgetter, operator.attrgetter, operator.methodcaller,
-    torch._ops.OpOverload, torch._ops.OpOverloadPacket, object,
+    torch._ops.OpOverload, torch._ops.OpOverloadPacket, _FieldOfTuple, object,
 )  # fmt: skip
 # Modules whose C types are values, or hold nothing that a step could read without being watched otherwise.
 _TRUSTED_C = ("torch", "numpy", "typing", "_operator", "_sre", "datetime", "_decimal", "uuid", "_abc", "zoneinfo",
               "_struct", "_thread", "_weakref")  # fmt: skip
 
 
-class Kinds(Walk):
+class Kinds(TorchKinds):
     """A method for each kind of object; `_RULES` says which is for which."""
 
     def visit(self, value: Any, path: Path) -> None:
@@ -83,62 +65,8 @@ class Kinds(Walk):
         if rule is None:
             rule = _VISITORS[kind] = _visitor(kind)
         rule(self, value, path)
-        if kind not in _LOOKED_INTO and not issubclass(kind, _WITH_OWN_RULE):
+        if kind not in _LOOKED_INTO and not issubclass(kind, _WITH_OWN_RULE) and not is_ours(value):
             self.attributes(value, path)
-
-    # ------------------------------------------------------------------------------------------------------- torch
-
-    def tensor(self, value: torch.Tensor, path: Path) -> None:
-        hooks = [_hooks_of(value, name) for name in ("_backward_hooks", "_post_accumulate_grad_hooks")]
-        meta = (value.dtype, value.device, tuple(value.shape), value.requires_grad, value.layout)
-        self.add("tensor", value, path, ("kind", "hooks", "post-accumulate hooks"), (meta, *map(_ids, hooks)), ".")
-        for found in hooks:
-            for hook in found:
-                self.todo.append((hook, (path, "hook of {}", None)))
-        if value.__dict__ and not isinstance(value, FakeTensor):  # that has torch's own notes
-            self.attributes(value, path)
-
-    def module(self, value: nn.Module, path: Path) -> None:
-        if type(value).__name__ in ("DistributedDataParallel", "FullyShardedDataParallel"):
-            found = f"{describe(path)} is a {type(value).__name__}: its communication cannot be captured"
-            self.found.opaque[found] = None
-        is_own = id(value) in self.own
-        if _is_ours(value):
-            self.names(value.__dict__, path, _MODULE_SLOTS.__contains__)
-        else:
-            self.attributes(value, path, _MODULE_SLOTS, _MODULE_SKIPPED)
-        # A layer of torch's own looks up the entries it was made with; containers go over all they have.
-        fixed = origin_of(type(value)) == "torch" and not isinstance(value, _CONTAINERS)
-        for name in ("_parameters", "_buffers", "_modules"):
-            table = value.__dict__.get(name)
-            if type(table) is dict and id(table) not in self.done:
-                self.done.add(id(table))
-                if fixed and not table:
-                    continue
-                if name == "_buffers" and is_own:
-                    self.done.update(id(tensor) for tensor in table.values() if _is_constant(tensor))
-                # Spelled as the user spells it: model.fc.weight.
-                rebindable = name == "_buffers" and is_own
-                self.add("dict", table, path, list(table), list(table.values()), ".", rebindable=rebindable)
-
-    def optimizer(self, value: torch.optim.Optimizer, path: Path) -> None:
-        if id(value) not in self.own:
-            self.attributes(value, path)
-            return
-        self.done.add(id(value.state))
-        self.done.update(id(value.__dict__.get(key)) for key in _OPTIMIZER_SKIPPED)
-        if _is_ours(value):
-            self.names(value.__dict__, path, (_OPTIMIZER_SLOTS | {"_hocket_version"}).__contains__)
-        else:
-            self.names(value.__dict__, path, self.named_or(_OPTIMIZER_SLOTS, _OPTIMIZER_SKIPPED))
-        self.class_of(type(value))
-        for number, group in enumerate(value.param_groups):
-            # Numbers of a group are read anew by every planned step.
-            self.done.add(id(group))
-            keys = [key for key in group if not _is_numeric(group[key])]
-            group_path = (path, f"{{}}.param_groups[{number}]", None)
-            counts = frozenset(keys).__contains__
-            self.add("dict", group, group_path, keys, [group[key] for key in keys], "[]", counts=counts)
 
     # ---------------------------------------------------------------------------------------------------- functions
 
@@ -168,7 +96,7 @@ class Kinds(Walk):
         self.add("readonly", value, path, keys, (value.func, value.args, value.keywords), ".")
 
     def builtin(self, value: Any, path: Path) -> None:
-        owner = value.__self__
+        owner = getattr(value, "__self__", None)
         if owner is not None and not isinstance(owner, types.ModuleType):
             self.todo.append((owner, (path, ".", "__self__")))
 
@@ -391,33 +319,9 @@ def _visitor(kind: type) -> Callable[[Kinds, Any, Path], None]:
             return visit
     if kind in (weakref.ProxyType, weakref.CallableProxyType):
         return Kinds.weak_proxy
+    if kind.__name__ == "cython_function_or_method":  # each Cython has a type of its own
+        return Kinds.builtin
     holder = foreign_base(kind)
     if holder is not None and not (holder.__module__ or "").startswith(_TRUSTED_C):
         return Kinds.opaque
     return Kinds.nothing
-
-
-def _is_ours(value: Any) -> bool:
-    """Whether it is a fused model or its optimizer: what that remembers is no part of what it computes."""
-    return type(value).__module__.startswith("hocket.") and origin_of(type(value)) == "torch"
-
-
-def _is_constant(tensor: Any) -> bool:
-    """Whether a buffer is out of reach of autograd, and so of hooks."""
-    return isinstance(tensor, torch.Tensor) and not tensor.requires_grad
-
-
-def _hooks_of(tensor: torch.Tensor, name: str) -> list[Any]:
-    found = getattr(tensor, name, None)
-    return list(found.values()) if found else []
-
-
-def _ids(values: Iterable[Any]) -> tuple[int, ...]:
-    return tuple(map(id, values))
-
-
-def _is_numeric(value: Any) -> bool:
-    """Whether a captured step reads it anew: a number, a tensor, or a pair of such (a rate, betas)."""
-    if isinstance(value, torch.Tensor):
-        return True
-    return is_number(value) or (type(value) in (tuple, list) and all(map(_is_numeric, value)))

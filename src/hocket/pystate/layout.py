@@ -69,7 +69,7 @@ def instance_dict(value: Any) -> dict[str, Any] | None:
         table: Any = value.__dict__  # of this thread; there is no descriptor of it
         return table if type(table) is dict else None
     for base in type(value).__mro__:
-        descriptor = vars(base).get("__dict__")
+        descriptor: Any = vars(base).get("__dict__")
         if type(descriptor) in (types.GetSetDescriptorType, types.MemberDescriptorType):
             table = descriptor.__get__(value)
             return table if type(table) is dict else None

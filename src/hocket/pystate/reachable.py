@@ -15,7 +15,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from hocket.pystate.executed import ExecutedCode
-from hocket.pystate.kinds import HOOK_TABLES, Kinds
+from hocket.pystate.kinds import Kinds
+from hocket.pystate.torch_kinds import HOOK_TABLES
 from hocket.pystate.walk import MAX_VALUES, Reachable
 
 __all__ = ["HOOK_TABLES", "Reachable", "reachable"]

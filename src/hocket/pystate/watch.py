@@ -6,15 +6,15 @@ steps are different: modules are imported, optimizers make their state. A step c
 time.
 
 What a step may write is what its graph can write, too: models, gradients, optimizers, tensors in place; places that it
-binds to another tensor each time (a moving average, a hidden state), that it counts on, or sets to a plain value, all of
-which become outputs of the graph; and lists that it appends to. Anything else, and any look at the world outside (a
-clock, a file, a random generator that is not torch's), is a *finding*: the step stays eager.
+binds to another tensor each time (a moving average, a hidden state), that it counts on, or sets to a plain value: these
+become outputs of the graph; and lists that it appends to. Anything else, and any look at the world outside (a clock, a
+file, a random generator that is not torch's), is a *finding*: the step stays eager.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -86,12 +86,13 @@ def differences(before: Reachable, after: Reachable) -> Iterator[Change]:
 
 
 def _changes(then: Group, now: Group) -> Iterator[Change]:
+    if now.kind in _TOKENS:
+        if then.values != now.values:
+            yield Change(now.place(0), then.values[0], now.values[0])
+        return
     if len(then.keys) == len(now.keys) and all(map(_is_key, then.keys, now.keys)):
         for position, (old, new) in enumerate(zip(then.values, now.values, strict=True)):
-            if now.kind in _TOKENS:
-                if old != new:
-                    yield Change(now.place(position), old, new)
-            elif not same(old, new) and not (now.rebindable and are_like(old, new)):
+            if not same(old, new) and not (now.rebindable and are_like(old, new)):
                 yield Change(now.place(position), old, new)
         return
     if then.kind in ("list", "sequence"):
@@ -122,7 +123,8 @@ def is_followed(change: Change, rebound: Iterable[Any], moving: Iterable[Any]) -
 
     Args:
         change: between two steps.
-        rebound, moving: identities of the places whose tensors, and whose numbers, the graph reads anew.
+        rebound: identities of the places whose tensors the graph reads anew.
+        moving: those of the places whose numbers it reads anew.
     """
     identity = change.place.identity
     if identity in moving and is_number(change.then):
@@ -168,13 +170,21 @@ class PurityWatch:
         """The places that a graph of the step has to write or read anew."""
         return tuple({**self.rebound, **self.moving, **self.written}.values())
 
-    def run(self, step: Callable[[Any], Any], batch: Any, *, counts: bool = True) -> Watched:
+    def run(
+        self,
+        step: Callable[[Any], Any],
+        batch: Any,
+        *,
+        counts: bool = True,
+        by: Callable[[Callable[[Any], Any], Any], Any] | None = None,
+    ) -> Watched:
         """Run and watch one ordinary step.
 
         Args:
             step: makes it.
             batch: of the step.
             counts: whether the step has to be watched; else, where Python's hooks are taken, it runs without.
+            by: calls the step that it is given with the batch. The code that it runs besides is not watched.
 
         Raises:
             CaptureError: the step cannot be watched; it was not run.
@@ -185,17 +195,12 @@ class PurityWatch:
             self.note_moving(differences(self._last, before))
         leaves, spec = tree_flatten(batch)
         versions = [leaf._version if isinstance(leaf, torch.Tensor) else None for leaf in leaves]
-        try:
-            watching: Any = self.executed.watching()
-            watching.__enter__()
-        except CaptureError:
-            if counts:
-                raise
-            watching = nullcontext()
-        try:
-            result = step(batch)
-        finally:
-            watching.__exit__(None, None, None)
+
+        def watched(batch: Any) -> Any:
+            with self._watching(counts):
+                return step(batch)
+
+        result = watched(batch) if by is None else by(watched, batch)
         self.num_watched += 1
         after = self._last = self.look()
         settled = before is not None and self.executed.num_new == 0
@@ -205,6 +210,16 @@ class PurityWatch:
         findings += list(after.opaque)
         findings += _batch_findings(batch, leaves, spec, versions)
         return Watched(result, tuple(dict.fromkeys(findings)), settled, before, after)
+
+    @contextmanager
+    def _watching(self, counts: bool) -> Iterator[None]:
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(self.executed.watching())
+            except CaptureError:
+                if counts:
+                    raise
+            yield
 
     def note_moving(self, changes: Iterable[Change]) -> list[Change]:
         """Numbers and tensors that changed between two steps are read anew from now on; other changes are returned."""

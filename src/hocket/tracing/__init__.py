@@ -55,6 +55,6 @@ def capture(
         >>> sorted({op.role for op in captured.graph.ops})
         ['activation_grad', 'bias_grad', 'forward', 'update', 'weight_grad']
     """
-    from hocket.tracing.captured import capture_step
+    from hocket.tracing.capturing import capture_step
 
     return capture_step(step, model, optimizer, batch, split=split, pays=pays)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from hocket.tracing.state import Entry, GroupOf, StateOf, ValueOf
+from hocket.tracing.state import Entry
+from hocket.tracing.tables import GroupOf, StateOf, ValueOf
 
 __all__ = ["BoundPlaces"]
 

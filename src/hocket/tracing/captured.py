@@ -13,22 +13,19 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from hocket.errors import CaptureError
-from hocket.heap import collections_held, trim_heap
+from hocket.heap import collections_held
 from hocket.interrupts import held_interrupts
 from hocket.ir import Graph
 from hocket.tracing.lowering.lower import Lowered, lower
 from hocket.tracing.program import Program, compile_action, compile_tape
 from hocket.tracing.recording.batch_reads import BatchNumber
-from hocket.tracing.reasons import Reasons
-from hocket.tracing.recording.exits import exits_noted
-from hocket.tracing.recording.record import Recorded, Trace, record_step
-from hocket.tracing.saved_state import Saved
+from hocket.tracing.recording.trace import Trace
 from hocket.tracing.signature import signature_of
 from hocket.tracing.spent_graphs import with_spent_graph
 from hocket.tracing.standing import Standing
-from hocket.tracing.state import BatchLeaf, Entry, Gradient, Inventory, LiveLeaf, inventory
+from hocket.tracing.state import BatchLeaf, Entry, Gradient, LiveLeaf
 
-__all__ = ["Captured", "Frame", "alone", "capture_step", "captured_from", "relowered"]
+__all__ = ["Captured", "Frame", "alone", "captured_from", "relowered"]
 
 # Tracing replaces functions of torch and of `math` for the whole process, and puts back what it found.
 _ONE_AT_A_TIME = threading.RLock()
@@ -103,7 +100,7 @@ class Captured:
             if isinstance(source, (Entry, Gradient)) and _is_gone(source):
                 return f"there is no {source.name} yet: run one eager step before the planned ones"
         if self._read_inputs(leaves) is None:
-            return self.standing.why_not({slot: source for slot, source in self.inputs})
+            return self.standing.why_not(dict(self.inputs))
         if self._numbers_of(leaves) is None:
             return "a number that the step uses is of another type, or one that it branches on has changed"
         return ""
@@ -203,7 +200,7 @@ class Captured:
         return values if self.standing.holds(values) else None
 
     def _read_numbers(self, batch: list[Any]) -> list[Any] | None:
-        """The leaves of the tape; None where one is of another type, or what is read of the batch turns out otherwise."""
+        """The leaves of the tape; None where one is of another type, or a read of the batch turns out otherwise."""
         of_batch = self.trace.batch_guards.evaluate(batch)
         if of_batch is None:
             return None
@@ -295,6 +292,7 @@ class Captured:
         return tuple(gradient for gradient, _ in self.gradients if id(gradient) not in read)
 
 
+<<<<<<< HEAD
 def capture_step(
     step: Callable[[Any], Any],
     model: Any,
@@ -342,6 +340,8 @@ def _recorded(step: Callable[[Any], Any], model: Any, optimizer: Any, batch: Any
         raise CaptureError(f"the step raised while it was recorded: {type(error).__name__}: {error}") from error
 
 
+=======
+>>>>>>> wt-a
 @contextmanager
 def alone() -> Iterator[None]:
     """Record a step: Ctrl-C, Python's collector and other recordings wait."""
@@ -364,8 +364,10 @@ def captured_from(
     Args:
         trace: the recorded step.
         signature: of the call that was recorded, as it was before the call.
-        step, batch: the user's own.
-        split, pays: as for `hocket.capture`.
+        step: the user's own.
+        batch: what it was called with.
+        split: as for `hocket.capture`.
+        pays: as for `hocket.capture`.
         made: state that was not there yet, by its source.
     """
     lowered = lower(trace, split_backward=split, pays=pays)
@@ -394,14 +396,3 @@ def _is_gone(source: Entry | Gradient) -> bool:
         return source.get() is None
     except LookupError:
         return True
-
-
-def _has_state(places: Inventory) -> bool:
-    """Whether every optimizer has taken a step (one without any state, plain SGD, never shows it and need not)."""
-    for optimizer in places.optimizers:
-        if optimizer.state:
-            continue
-        stateless = type(optimizer) is torch.optim.SGD and not any(g["momentum"] for g in optimizer.param_groups)
-        if not stateless:
-            return False
-    return True

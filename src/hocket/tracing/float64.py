@@ -20,7 +20,7 @@ from hocket.heap import HeapTrimmer, trim_heap
 from hocket.tracing.captured import Captured
 from hocket.tracing.convolution_parts import convolution_in_parts
 from hocket.tracing.program import Call, Slot
-from hocket.tracing.recording.op_recorder import written_arguments
+from hocket.tracing.recording.op_arguments import written_arguments
 from hocket.tracing.scalars.tape import TapeRef
 from hocket.tracing.spill import ValueMemory
 from hocket.tracing.state import BatchLeaf

@@ -52,7 +52,7 @@ REASONS: dict[str, tuple[str, str]] = {
         "use a tensor in place of the number",
     ),
     "hands a number on": (
-        "the step at {line} hands a number that changes between steps to code that takes plain numbers only ({subject})",
+        "the step at {line} hands a number that changes between steps to code that only takes plain ones ({subject})",
         "do that outside the step",
     ),
     "steps a scheduler": (

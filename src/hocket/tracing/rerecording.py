@@ -2,9 +2,9 @@
 
 The recorded ops run once more, on copies of everything, with these changes:
 
-- ``channels-last``: what goes into a convolution of images has its channels last in memory, and so has what comes of it.
-  A view that needs channels first is one of a copy. Gradients and whatever else the step leaves behind keep their
-  layout. A dropout draws its random numbers in the order in which they lie in memory, so masks have channels first.
+- ``channels-last``: what goes into a convolution of images has its channels last in memory, and so has its result. A
+  view that needs channels first is one of a copy. Gradients and whatever else the step leaves behind keep their layout.
+  A dropout draws its random numbers in the order in which they lie in memory, so masks have channels first.
 - ``fused-update``: the ops of an optimizer's `step` are left out, and a twin of the optimizer makes the update on the
   copies by torch's own fused kernels.
 
@@ -21,46 +21,29 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.optim import optimizer as torch_optimizer
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten
 
 from hocket.errors import CaptureError
 from hocket.tracing.captured import Captured, alone, captured_from
+from hocket.tracing.fused_updates import can_fuse
 from hocket.tracing.recording.function_recorder import FunctionRecorder, python_functions_open
 from hocket.tracing.recording.module_tracker import ModuleTracker
 from hocket.tracing.recording.op_recorder import Note, OpRecorder
-from hocket.tracing.recording.record import Trace, UpdateCall
+from hocket.tracing.recording.trace import Trace, UpdateCall
 from hocket.tracing.scalars.followed_math import followed_math
 from hocket.tracing.scalars.live import wrap
-from hocket.tracing.scalars.tape import Tape
 from hocket.tracing.standing import TensorKind
 from hocket.tracing.state import BatchLeaf, Entry
 
-__all__ = ["CHANNELS_LAST", "FUSED_UPDATE", "has_fused_kernels", "rerecorded"]
+__all__ = ["CHANNELS_LAST", "FUSED_UPDATE", "rerecorded"]
 
 CHANNELS_LAST, FUSED_UPDATE = "channels-last", "fused-update"
 
-# The optimizers with fused kernels for CPU, the state of which is as without them. SGD's is wrong for bfloat16 in torch
-# 2.13 (with momentum, parameters of 1e28 after five steps), so only these dtypes have them.
-_FUSED = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad)
-_FUSED_DTYPES = (torch.float32, torch.float64)
 
 _aten = torch.ops.aten
 _CONVOLUTIONS = {_aten.convolution.default: (0,), _aten.convolution_backward.default: (0, 1)}
 _VIEWS = (_aten.view.default, _aten._unsafe_view.default, _aten._reshape_alias.default)
-
-
-def has_fused_kernels(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether torch has kernels for the whole update of this optimizer, which it does not use yet."""
-    if type(optimizer) not in _FUSED:
-        return False
-    for group in optimizer.param_groups:
-        if group.get("fused") is not None or any(group.get(o) for o in ("foreach", "differentiable", "capturable")):
-            return False
-        if any(p.dtype not in _FUSED_DTYPES or p.device.type != "cpu" for p in group["params"]):
-            return False
-    return True
 
 
 def rerecorded(captured: Captured, rewrites: Collection[str]) -> Captured:
@@ -106,7 +89,7 @@ class _Again:
         self.captured, self.trace = captured, captured.trace
         self.last = CHANNELS_LAST in rewrites
         self.where = _Where()
-        self.tape = _tape_of(captured.trace.tape)
+        self.tape = captured.trace.tape.reopened()
         self.ops = OpRecorder(self.where, self.tape)
         self.values: dict[fx.Node, Any] = {}
         self.numbers = self.trace.tape.evaluate(self.trace.tape.found)
@@ -115,7 +98,7 @@ class _Again:
         self.updates = {
             update.first: update
             for update in self.trace.updates
-            if FUSED_UPDATE in rewrites and update.end > update.first and _can_fuse(update.optimizer)
+            if FUSED_UPDATE in rewrites and update.end > update.first and can_fuse(update.optimizer)
         }
         self.drawn = {root for note in self.trace.notes.values() if note.random for root in note.writes}
         self.left = _left_behind(self.trace)
@@ -200,14 +183,15 @@ class _Again:
     # ----------------------------------------------------------------------------------------------- channels last
 
     def _changed(self, node: fx.Node, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        func, args = node.target, list(args)
+        func: Any = node.target
+        args = list(args)
         for position in _CONVOLUTIONS.get(func, ()):
             args[position] = self._image(node.args[position], args[position])
         if func in _VIEWS and not _can_view(args[0], args[1]):
             args[0] = args[0].contiguous()
         roots = self.trace.notes[node].returns
         if self.trace.notes[node].random or not self.drawn.isdisjoint(root for root in roots if root is not None):
-            schema = func._schema.arguments  # type: ignore[union-attr]
+            schema = func._schema.arguments
             if any(argument.name == "memory_format" for argument in schema) and _is_image(args[0]):
                 kwargs = {**kwargs, "memory_format": torch.contiguous_format}
         return tuple(args), kwargs
@@ -252,7 +236,7 @@ class _Again:
             twin.param_groups.append(made)
         self.where.note = Note("update", "")
         with followed_math(), python_functions_open(), FunctionRecorder(self.ops, self.tape, lambda tensor: None):
-            type(twin).step(twin)  # type: ignore[call-arg]
+            type(twin).step(twin)
         for group in twin.param_groups:
             for copy in group["params"]:
                 copy.grad = None
@@ -329,25 +313,6 @@ def _filled(value: Any, path: tuple[Any, ...], note: Note, again: _Again) -> Any
             filled |= {p[1]: again.numbers[r.index] for p, r in note.scalars.items() if len(p) == 2 and p[0] == 1}
         return filled
     return value
-
-
-def _tape_of(tape: Tape) -> Tape:
-    """A tape that goes on where a closed one ended."""
-    made = Tape(list(tape.entries), list(tape.leaves), list(tape.guards), list(tape.found), set(tape.unproven))
-    made.trusting = tape.trusting
-    made.settled = set(tape.settled)
-    made._plain, made._known, made._guarded = list(tape._plain), dict(tape._known), set(tape._guarded)
-    return made
-
-
-def _can_fuse(optimizer: torch.optim.Optimizer) -> bool:
-    hooks = (
-        optimizer._optimizer_step_pre_hooks,
-        optimizer._optimizer_step_post_hooks,
-        torch_optimizer._global_optimizer_pre_hooks,
-        torch_optimizer._global_optimizer_post_hooks,
-    )
-    return has_fused_kernels(optimizer) and not any(hooks)
 
 
 def _now(source: Any) -> Any:

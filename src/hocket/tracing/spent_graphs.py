@@ -24,7 +24,7 @@ SPENT = (
 
 class _Spent(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.view_as(tensor)
 
     @staticmethod

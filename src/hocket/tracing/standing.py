@@ -17,7 +17,7 @@ from torch import fx
 from hocket.tracing.state import BatchLeaf, Entry
 
 if TYPE_CHECKING:
-    from hocket.tracing.recording.record import Trace
+    from hocket.tracing.recording.trace import Trace
 
 __all__ = ["Standing", "TensorKind"]
 

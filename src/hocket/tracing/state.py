@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from hocket.errors import InputError
 from hocket.pystate.places import Place
+from hocket.tracing.tables import GroupOf, StateOf, ValueOf
 
 __all__ = [
     "PLAIN",
@@ -74,47 +75,6 @@ def _exchanged(container: Any, path: tuple[Any, ...], value: Any) -> Any:
     elements = list(container)
     elements[first] = _exchanged(elements[first], rest, value)
     return container._make(elements) if hasattr(container, "_make") else type(container)(elements)
-
-
-@dataclass(frozen=True, eq=False)
-class StateOf:
-    """``optimizer.state[parameter]``, asked for anew each time: loading a state exchanges all of these dicts."""
-
-    optimizer: torch.optim.Optimizer
-    parameter: torch.Tensor
-
-    def __getitem__(self, key: Any) -> Any:
-        return self.optimizer.state.get(self.parameter, {})[key]
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        self.optimizer.state[self.parameter][key] = value
-
-
-@dataclass(frozen=True, eq=False)
-class GroupOf:
-    """``optimizer.param_groups[position]``, asked for anew each time."""
-
-    optimizer: torch.optim.Optimizer
-    position: int
-
-    def __getitem__(self, key: Any) -> Any:
-        return self.optimizer.param_groups[self.position][key]
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        self.optimizer.param_groups[self.position][key] = value
-
-
-@dataclass(frozen=True, eq=False)
-class ValueOf:
-    """A place outside of models and optimizers (see `hocket.pystate.places`), as a table of one entry."""
-
-    place: Place
-
-    def __getitem__(self, key: Any) -> Any:
-        return self.place.get()
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        self.place.set(value)
 
 
 @dataclass(frozen=True, eq=False)
@@ -198,6 +158,7 @@ class Inventory:
         further: places outside of models and optimizers that a step writes, or whose number changes between steps.
         plain: those of them that hold any other value now, or none (`ABSENT`).
         twins: pairs of places that hold the same tensor object.
+        follows: whether numbers of further places are among `numbers`; else they are among `plain`.
     """
 
     models: tuple[nn.Module, ...]
@@ -211,10 +172,11 @@ class Inventory:
     further: tuple[Place, ...] = ()
     plain: tuple[Entry, ...] = ()
     twins: tuple[tuple[Entry, Entry], ...] = ()
+    follows: bool = True
 
     def again(self) -> Inventory:
         """The places of the same models and optimizers as they are now."""
-        return inventory(self.models, self.optimizers, self.further)
+        return inventory(self.models, self.optimizers, self.further, self.follows)
 
     def versions(self) -> tuple[int, ...]:
         """How often each of those that count has changed."""
@@ -237,8 +199,10 @@ def as_tuple(value: Any, kind: type, what: str) -> tuple[Any, ...]:
     return found
 
 
-def inventory(model: Any, optimizer: Any, further: Sequence[Place] = ()) -> Inventory:
+def inventory(model: Any, optimizer: Any, further: Sequence[Place] = (), follows: bool = True) -> Inventory:
     """List every place that belongs to `model` and `optimizer` (each one object or a list), and the `further` ones.
+
+    Without `follows`, a number at a further place is a value like any other.
 
     Raises:
         InputError: something that is not a module or not an optimizer.
@@ -299,7 +263,7 @@ def inventory(model: Any, optimizer: Any, further: Sequence[Place] = ()) -> Inve
                 else:
                     known[id(element)] = one
                     tensors.append(one)
-            elif not path and isinstance(element, (int, float)) and not isinstance(element, bool):
+            elif follows and not path and isinstance(element, (int, float)) and not isinstance(element, bool):
                 numbers.append(one)  # in a recording it is a live number
             elif not path:
                 plain.append(one)
@@ -316,6 +280,7 @@ def inventory(model: Any, optimizer: Any, further: Sequence[Place] = ()) -> Inve
         tuple(further),
         tuple(plain),
         tuple(twins),
+        follows,
     )
 
 

@@ -29,7 +29,7 @@ def switches() -> tuple[Any, ...]:
         torch.get_float32_matmul_precision(),
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
-        torch.utils.deterministic.fill_uninitialized_memory,
+        torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]  # a property of the module
         torch.backends.mkldnn.enabled,
         torch._C._get_nnpack_enabled(),
         torch.backends.cudnn.enabled,

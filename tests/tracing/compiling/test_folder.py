@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 from hocket.errors import CaptureError
-from hocket.tracing.captured import Captured, capture_step
+from hocket.tracing.captured import Captured
+from hocket.tracing.capturing import capture_step
 from hocket.tracing.compiling import folder as folder_module
 from hocket.tracing.compiling import inductor
 from hocket.tracing.compiling.folder import MAX_SCRATCH_S, Compiling, _bound

@@ -11,7 +11,8 @@ from torch import nn
 
 from hocket.autotune.rewriting import rewritten
 from hocket.errors import CaptureError
-from hocket.tracing.captured import Captured, capture_step
+from hocket.tracing.captured import Captured
+from hocket.tracing.capturing import capture_step
 from hocket.tracing.compiling.request import request_of
 from hocket.tracing.state import inventory
 from hocket.tracing.variants import compiled_from

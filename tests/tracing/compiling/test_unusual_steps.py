@@ -19,7 +19,8 @@ from hocket.errors import CaptureError
 from hocket.execution.threads import ThreadLanes
 from hocket.ir import Lane, Plan
 from hocket.job import Job
-from hocket.tracing.captured import Captured, capture_step
+from hocket.tracing.captured import Captured
+from hocket.tracing.capturing import capture_step
 from hocket.tracing.compiling.folder import compiled_step
 from hocket.tracing.compiling.functional import functional_graph
 from hocket.tracing.compiling.request import request_of

@@ -7,12 +7,12 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hocket.errors import CaptureError
-from hocket.tracing.compiling.wrapper import Recorded, recorded
+from hocket.tracing.compiling.wrapper import RecordedCalls, recorded
 
 KERNEL = "cpp_fused_0 = async_compile.cpp_pybinding(['const float*', 'float*'], r'''void kernel()''')\n"
 
 
-def notes_of(body: str, head: str = KERNEL) -> Recorded:
+def notes_of(body: str, head: str = KERNEL) -> RecordedCalls:
     lines = "\n".join(f"    {line}" for line in body.splitlines())
     with FakeTensorMode():
         return recorded(f"{head}def call(args):\n    a, = args\n    args.clear()\n{lines}\n", [torch.zeros(4, 6)])

@@ -12,7 +12,8 @@ from torch.nn import functional as F
 
 from hocket.autotune.rewriting import rewritten
 from hocket.native import available
-from hocket.tracing.captured import capture_step, relowered
+from hocket.tracing.captured import relowered
+from hocket.tracing.capturing import capture_step
 from hocket.tracing.state import inventory
 from hocket.tracing.variants import rewrites_of
 from support.captures import closeness, kernels

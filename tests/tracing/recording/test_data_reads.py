@@ -7,6 +7,8 @@ below.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -114,6 +116,19 @@ def test_a_number_of_a_sequence_that_is_kept_in_python_is_refused():
 CHUNKS = 24
 # They return memory that nobody has written.
 UNWRITTEN = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"}
+# They do not check their indices: one beyond the data reads memory that holds something else each time.
+UNCHECKED = {"_segment_reduce_offsets"}
+
+
+def within(sample):
+    """The sample without values of which an index lies beyond those that it was drawn with."""
+    bounds = [None if value.is_floating_point() else int(value.max()) for value in sample.values]
+
+    def is_within(values):
+        pairs = zip(values, bounds, strict=True)
+        return all(most is None or (int(value.min()) >= 0 and int(value.max()) <= most) for value, most in pairs)
+
+    return replace(sample, others=tuple(filter(is_within, sample.others)))
 
 
 @pytest.mark.slow
@@ -123,6 +138,8 @@ def test_no_op_of_torchs_own_tests_bakes_a_value_in(chunk):
     problems = {}
     for info in op_db()[chunk::CHUNKS]:
         for sample in samples_of(info, most=4):
+            if sample.name in UNCHECKED:
+                sample = within(sample)
             bad = outcomes(sample) - {"refused", "guarded", "follows", "same"}
             if bad and info.name not in UNWRITTEN:
                 problems[sample.name] = bad

@@ -14,9 +14,9 @@ from math import cos as cos_by_name
 import numpy as np
 import pytest
 import torch
-from hocket.tracing.reasons import Reasons
 
 from hocket.tracing.program import compile_tape
+from hocket.tracing.reasons import Reasons
 from hocket.tracing.scalars.followed_math import followed_math
 from hocket.tracing.scalars.live import LateFloat, Live
 from hocket.tracing.scalars.tape import Tape

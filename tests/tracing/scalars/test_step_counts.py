@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from equivalence.compare import Planned, Twins, assert_same, check_twins, everything, twins
+from equivalence.compare import assert_same, check_twins, everything
 from hocket.job import Job
 from hocket.tracing import capture
 from hocket.tracing.scalars.live import Live

@@ -12,8 +12,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from hocket.tracing.program import compile_tape
-from hocket.tracing.scalars.followed_math import followed_math
 from hocket.tracing.reasons import Reasons
+from hocket.tracing.scalars.followed_math import followed_math
 from hocket.tracing.scalars.live import LateFloat, Live
 from hocket.tracing.scalars.tape import Tape, TapeRef
 

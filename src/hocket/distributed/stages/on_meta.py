@@ -27,6 +27,7 @@ from torch.utils import _foreach_utils
 from hocket.distributed.setup import captured_for
 from hocket.errors import CaptureError, InputError
 from hocket.tracing.captured import Captured
+from hocket.tracing.standing import TensorKind
 from hocket.tracing.state import inventory
 
 __all__ = ["captured_at", "given_memory", "standing_for_cpu"]
@@ -102,7 +103,15 @@ def given_memory(captured: Captured) -> Captured:
     stand_ins = {
         slot: _empty(value) if isinstance(value, FakeTensor) else value for slot, value in captured.stand_ins.items()
     }
-    return replace(captured, stand_ins=stand_ins)
+    kinds = {source: _with_memory(source, kind) for source, kind in captured.trace.kinds.items()}
+    return replace(captured, stand_ins=stand_ins, trace=replace(captured.trace, kinds=kinds))
+
+
+def _with_memory(source: Any, kind: TensorKind | None) -> TensorKind | None:
+    """The kind of a tensor with memory, in place of that of a fake one."""
+    if kind is None or not issubclass(kind.type, FakeTensor):
+        return kind
+    return replace(kind, type=nn.Parameter if source.kind == "parameter" else torch.Tensor)
 
 
 def _of_meta(model: Any, optimizer: Any) -> dict[str, torch.Tensor]:

@@ -23,7 +23,8 @@ from hocket.tracing.compiling.listing import ListedCall, ListedTensor, Listing
 from hocket.tracing.compiling.request import CompileRequest
 from hocket.tracing.lowering.lower import lower
 from hocket.tracing.native_ops import WINOGRAD
-from hocket.tracing.recording.op_recorder import Note, written_arguments
+from hocket.tracing.recording.op_arguments import written_arguments
+from hocket.tracing.recording.op_recorder import Note
 from hocket.tracing.scalars.tape import TapeRef
 
 __all__ = ["compiled_form"]

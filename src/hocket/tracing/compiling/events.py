@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hocket.tracing.compiling.wrapper import Recorded
+from hocket.tracing.compiling.wrapper import RecordedCalls
 
 __all__ = ["arranged"]
 
@@ -19,7 +19,7 @@ Event = dict[str, Any]
 _ALLOCATION, _VIEW = "aten.empty_strided.default", "hocket.part.default"
 
 
-def arranged(notes: Recorded, prefix: str) -> Event:
+def arranged(notes: RecordedCalls, prefix: str) -> Event:
     """One precision's part of a listing.
 
     Args:
@@ -43,7 +43,7 @@ def arranged(notes: Recorded, prefix: str) -> Event:
     }
 
 
-def _places(notes: Recorded) -> dict[int, tuple[int, int]]:
+def _places(notes: RecordedCalls) -> dict[int, tuple[int, int]]:
     """Of each view what it is taken of, that is no view, and the offset in elements."""
     places: dict[int, tuple[int, int]] = {}
     for event in notes.events:
@@ -62,7 +62,7 @@ def _on_bases(event: Event, places: Mapping[int, tuple[int, int]]) -> Event:
     return {**event, "given": [base for base, _ in found], "written": written, "offsets": [n for _, n in found]}
 
 
-def _allocating(events: list[Event], notes: Recorded, roots: list[int]) -> list[Event]:
+def _allocating(events: list[Event], notes: RecordedCalls, roots: list[int]) -> list[Event]:
     """The same events, where those that touch a buffer first allocate it, if they can."""
     first: dict[int, int] = {}
     for at, event in enumerate(events):
@@ -82,7 +82,7 @@ def _allocating(events: list[Event], notes: Recorded, roots: list[int]) -> list[
     return found
 
 
-def _can_make(event: Event, buffer: int, notes: Recorded, roots: list[int]) -> bool:
+def _can_make(event: Event, buffer: int, notes: RecordedCalls, roots: list[int]) -> bool:
     """Whether this event, the first one to touch a buffer, can allocate it."""
     if {value for value in event["given"] if roots[value] == buffer} != {buffer} or buffer not in event["written"]:
         return False

@@ -24,7 +24,7 @@ from hocket.tracing.captured import Captured
 from hocket.tracing.compiling.arguments import encoded, op_text
 from hocket.tracing.compiling.sharing import with_told_views
 from hocket.tracing.program import Action, Call, Slot, slots_in
-from hocket.tracing.recording.op_recorder import written_arguments
+from hocket.tracing.recording.op_arguments import written_arguments
 from hocket.tracing.scalars.tape import TapeRef
 
 __all__ = ["FORMAT", "CompileRequest", "request_of"]

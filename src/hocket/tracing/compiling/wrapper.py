@@ -18,9 +18,9 @@ from torch.utils._pytree import tree_leaves
 from hocket.errors import CaptureError
 from hocket.tracing.compiling.arguments import encoded, op_text
 from hocket.tracing.compiling.functional import plain_op
-from hocket.tracing.recording.op_recorder import written_arguments
+from hocket.tracing.recording.op_arguments import written_arguments
 
-__all__ = ["Recorded", "WrittenKernel", "kernels_of", "recorded"]
+__all__ = ["RecordedCalls", "WrittenKernel", "kernels_of", "recorded"]
 
 _aten = torch.ops.aten
 # Products, by the names that the wrapper has for them. They write into `out`.
@@ -36,7 +36,7 @@ class WrittenKernel:
 
 
 @dataclass
-class Recorded:
+class RecordedCalls:
     """Events in their order, on numbered values.
 
     Attributes:
@@ -108,7 +108,7 @@ def kernels_of(source: str) -> dict[str, WrittenKernel]:
     return found
 
 
-def recorded(source: str, given: Sequence[torch.Tensor]) -> Recorded:
+def recorded(source: str, given: Sequence[torch.Tensor]) -> RecordedCalls:
     """Run a wrapper's ``call`` on fake tensors, inside their mode, and note what it does.
 
     Args:
@@ -123,7 +123,7 @@ def recorded(source: str, given: Sequence[torch.Tensor]) -> Recorded:
         raise CaptureError(f"the wrapper has {len(calls)} functions named call")
     (function,) = calls
     function.decorator_list.clear()
-    notes = Recorded()
+    notes = RecordedCalls()
     for tensor in given:
         notes.new(tensor)
     names: dict[str, Any] = {"__builtins__": {}, **_stand_ins(notes, kernels_of(source))}
@@ -144,7 +144,7 @@ def recorded(source: str, given: Sequence[torch.Tensor]) -> Recorded:
     return notes
 
 
-def _stand_ins(notes: Recorded, kernels: dict[str, WrittenKernel]) -> dict[str, Any]:
+def _stand_ins(notes: RecordedCalls, kernels: dict[str, WrittenKernel]) -> dict[str, Any]:
     """What the names in a wrapper stand for."""
 
     def allocated(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -173,7 +173,7 @@ def _stand_ins(notes: Recorded, kernels: dict[str, WrittenKernel]) -> dict[str, 
     return found
 
 
-def _kernel(notes: Recorded, name: str, kernel: WrittenKernel) -> Callable[..., None]:
+def _kernel(notes: RecordedCalls, name: str, kernel: WrittenKernel) -> Callable[..., None]:
     def call(*args: Any) -> None:
         if len(args) != len(kernel.types) or not all(isinstance(arg, torch.Tensor) for arg in args):
             raise CaptureError(f"kernel {name} is given what is no tensor")
@@ -187,7 +187,7 @@ def _kernel(notes: Recorded, name: str, kernel: WrittenKernel) -> Callable[..., 
 class _Products:
     """``extern_kernels``: products of matrices, which write into a buffer that is there, and convolutions."""
 
-    def __init__(self, notes: Recorded) -> None:
+    def __init__(self, notes: RecordedCalls) -> None:
         self._notes = notes
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
@@ -215,7 +215,7 @@ class _Products:
 class _Ops:
     """``torch.ops.aten`` and the ops in it: called, they note themselves."""
 
-    def __init__(self, notes: Recorded, of: Any) -> None:
+    def __init__(self, notes: RecordedCalls, of: Any) -> None:
         self._notes, self._of = notes, of
 
     def __getattr__(self, name: str) -> _Ops:
@@ -233,7 +233,7 @@ class _Ops:
 class _Torch:
     """``torch`` in a wrapper: its ops, and constants such as dtypes."""
 
-    def __init__(self, notes: Recorded) -> None:
+    def __init__(self, notes: RecordedCalls) -> None:
         self._notes = notes
 
     def __getattr__(self, name: str) -> Any:

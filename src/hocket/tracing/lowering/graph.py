@@ -11,7 +11,7 @@ from hocket.tracing.lowering import conv_backward, dependencies
 from hocket.tracing.lowering.calls import AnnotatedCall, SlotTable
 from hocket.tracing.lowering.raising import may_raise
 from hocket.tracing.program import Program
-from hocket.tracing.recording.record import Trace
+from hocket.tracing.recording.trace import Trace
 
 __all__ = ["graph_of"]
 

@@ -22,7 +22,7 @@ from hocket.tracing.lowering.passes import drop_dead, fold_views, split_conv_bac
 from hocket.tracing.lowering.winograd import tile_convolutions
 from hocket.tracing.native_ops import FUSED_NORM, WINOGRAD
 from hocket.tracing.program import Action, Program
-from hocket.tracing.recording.record import Trace
+from hocket.tracing.recording.trace import Trace
 
 __all__ = ["Lowered", "lower"]
 

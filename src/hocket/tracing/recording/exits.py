@@ -30,6 +30,7 @@ def exits_noted(reasons: Reasons) -> Iterator[None]:
     def leaves(tensor: Any) -> None:
         reasons.add("leaves torch", "it is printed, or handed on by DLPack")
 
+    methods: list[tuple[type, str, Callable[[Any], None]]]
     methods = [(kind, "step", schedules) for kind in kinds if "step" in vars(kind)]
     methods += [(torch.Tensor, "__repr__", leaves), (torch.Tensor, "__dlpack__", leaves)]
     usual = [(kind, name, vars(kind)[name]) for kind, name, _ in methods]

@@ -10,7 +10,7 @@ functions with Python arguments.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -27,23 +27,18 @@ from hocket.pystate.executed import user_line
 from hocket.tracing.recording.batch_reads import LIFTING, BatchReads
 from hocket.tracing.recording.data_reads import reads_value, shaped_by_values
 from hocket.tracing.recording.module_tracker import ModuleTracker
+from hocket.tracing.recording.op_arguments import is_list, mapped, tensors_in, with_plain_numbers, written_arguments
 from hocket.tracing.recording.ties import tie
 from hocket.tracing.scalars.live import Live
 from hocket.tracing.scalars.tape import Tape, TapeRef
 from hocket.tracing.state import Constant
 
-__all__ = ["Note", "OpRecorder", "tensors_in", "written_arguments"]
+__all__ = ["Note", "OpRecorder"]
 
-# Kernels that write running statistics (while training) or scratch memory without saying so in their schema.
-_UNDECLARED_WRITES = {
-    "aten::native_batch_norm": ("running_mean", "running_var"),
-    "aten::cudnn_batch_norm": ("running_mean", "running_var"),
-    "aten::miopen_batch_norm": ("running_mean", "running_var"),
-    "aten::mkldnn_rnn_layer_backward": ("workspace",),
-}
 
 _TORCHS_OWN = frozenset(("aten", "prim", "prims", "inductor", "mkldnn", "mkl", "quantized", "c10d", "hocket"))
-_SYMBOLIC = (torch.SymFloat, torch.SymInt, torch.SymBool)
+
+
 _MOVES_MEMORY = frozenset(("aten::set_", "aten::resize_", "aten::resize_as_"))
 
 
@@ -181,7 +176,7 @@ class OpRecorder(TorchDispatchMode):
                 return func(*args, **kwargs)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        args, kwargs, live = _with_plain_numbers(args, kwargs or {})
+        args, kwargs, live = with_plain_numbers(args, kwargs or {})
         if self.reasons or func.namespace == "profiler":
             for value in written_arguments(func, args, kwargs):
                 for tensor in tensors_in(value):
@@ -196,7 +191,7 @@ class OpRecorder(TorchDispatchMode):
 
     def _recorded(self, func: Any, args: Any, kwargs: Any, live: list[Live]) -> Any:
         inputs = list(tensors_in((args, kwargs)))
-        given = _mapped(args, self.node_of), _mapped(kwargs, self.node_of)
+        given = mapped(args, self.node_of), mapped(kwargs, self.node_of)
         reads = frozenset(self.root(tensor) for tensor in inputs)
         written = [tensor for value in written_arguments(func, args, kwargs) for tensor in tensors_in(value)]
         for tensor in written:
@@ -215,7 +210,7 @@ class OpRecorder(TorchDispatchMode):
             self._random_state = _random_state()
         if phase == "forward":
             self.where.ran(layer)
-        made = [result] if isinstance(result, torch.Tensor) else list(result) if _is_list(result) else []
+        made = [result] if isinstance(result, torch.Tensor) else list(result) if is_list(result) else []
         returns = tuple(self._returned(value) for value in made)
         if self.reasons:
             return result
@@ -291,7 +286,7 @@ class OpRecorder(TorchDispatchMode):
 
     def _returned(self, value: Any) -> int | None:
         if not isinstance(value, torch.Tensor):
-            if _is_list(value) and any(True for _ in tensors_in(value)):
+            if is_list(value) and any(True for _ in tensors_in(value)):
                 self.reasons.add("returns unseen", "list of lists of tensors from an op")
             return None
         if value.layout is not torch.strided or value.is_nested:
@@ -316,80 +311,6 @@ class OpRecorder(TorchDispatchMode):
             self.reasons.add("draws from a generator", name)
         elif shaped_by_values(func, args, kwargs):
             self.reasons.add("makes a shape of values", name)
-
-
-def written_arguments(func: Any, args: Any, kwargs: Any) -> Iterator[Any]:
-    """The arguments that `func` writes, declared or known."""
-    schema = func._schema
-    undeclared = _UNDECLARED_WRITES.get(schema.name, ())
-    for position, argument in enumerate(schema.arguments):
-        given = args[position] if position < len(args) else kwargs.get(argument.name, True)
-        if argument.name == "training" and not given:
-            undeclared = ()
-    for position, argument in enumerate(schema.arguments):
-        declared = argument.alias_info is not None and argument.alias_info.is_write
-        if declared or argument.name in undeclared:
-            if position < len(args):
-                yield args[position]
-            elif argument.name in kwargs:
-                yield kwargs[argument.name]
-
-
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """Every tensor in an op's arguments or results."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif _is_list(value):
-        for element in value:
-            yield from tensors_in(element)
-    elif isinstance(value, dict):
-        for element in value.values():
-            yield from tensors_in(element)
-
-
-def _with_plain_numbers(args: Any, kwargs: Any) -> tuple[Any, Any, list[Live]]:
-    """The arguments with the plain number in place of each symbolic one, and the live ones among these."""
-    if not any(isinstance(value, _SYMBOLIC) for value in _numbers_in((args, kwargs))):
-        return args, kwargs, []
-    live: list[Live] = []
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, Live):
-            live.append(value)
-            return value.plain
-        if isinstance(value, _SYMBOLIC):
-            return value.node.hint
-        if _is_list(value):
-            return type(value)(plain(element) for element in value)
-        return {key: plain(element) for key, element in value.items()} if isinstance(value, dict) else value
-
-    return plain(args), plain(kwargs), live
-
-
-def _numbers_in(value: Any) -> Iterator[Any]:
-    if _is_list(value):
-        for element in value:
-            yield from _numbers_in(element)
-    elif isinstance(value, dict):
-        for element in value.values():
-            yield from _numbers_in(element)
-    elif not isinstance(value, torch.Tensor):
-        yield value
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, (list, tuple))
-
-
-def _mapped(value: Any, node_of: Any) -> Any:
-    """An op's arguments with nodes in place of tensors."""
-    if isinstance(value, torch.Tensor):
-        return node_of(value)
-    if _is_list(value):
-        return type(value)([_mapped(element, node_of) for element in value]) if value else value
-    if isinstance(value, dict):
-        return {key: _mapped(element, node_of) for key, element in value.items()}
-    return value
 
 
 def _layout(tensor: torch.Tensor) -> _Layout | None:

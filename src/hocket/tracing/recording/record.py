@@ -13,111 +13,33 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import fx
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_map_only, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from hocket.pystate.appended import AppendedList, recorded_lists
 from hocket.pystate.executed import user_line_of
 from hocket.pystate.places import Place, is_plain, same, shown
 from hocket.tracing.reasons import Reason, Reasons
-from hocket.tracing.recording.batch_reads import BatchGuards
 from hocket.tracing.recording.exits import exits_noted
 from hocket.tracing.recording.function_recorder import FunctionRecorder, python_functions_open
 from hocket.tracing.recording.module_tracker import ModuleTracker
-from hocket.tracing.recording.op_recorder import Note, OpRecorder
+from hocket.tracing.recording.op_recorder import OpRecorder
 from hocket.tracing.recording.returned import returned_leaf
 from hocket.tracing.recording.step_counts import StepCounts
+from hocket.tracing.recording.trace import Result, Trace, UpdateCall
 from hocket.tracing.scalars.followed_math import followed_math
 from hocket.tracing.scalars.live import LateFloat, Live
+from hocket.tracing.scalars.plain import is_about_live_numbers, plain_of, plain_result
 from hocket.tracing.scalars.tape import Tape, TapeRef
 from hocket.tracing.standing import TensorKind
 from hocket.tracing.state import PLAIN, BatchLeaf, Entry, Gradient, Inventory, LiveLeaf, inventory
 
-__all__ = ["Recorded", "Result", "Trace", "UpdateCall", "record_step"]
-
-
-@dataclass(frozen=True)
-class Result:
-    """What the step returns, and what it appends to each list: a tree of two.
-
-    Attributes:
-        spec: the tree.
-        leaves: each with its kind:
-
-            - ``tensor``: the tensor that a node makes; ``item``: the number inside
-            - ``number``: one of the tape
-            - ``place``: the object that stands at a source when the step is over, a parameter for example
-            - ``value``: a plain value
-        grad_names: of leaves that require a gradient (by position) the name of their autograd node, whose graph the
-            step's own backward has used up; empty for a tensor that is a leaf of autograd itself.
-    """
-
-    spec: TreeSpec
-    leaves: tuple[tuple[str, Any], ...]
-    grad_names: dict[int, str] = field(default_factory=dict)
-
-
-@dataclass
-class UpdateCall:
-    """One call of an optimizer's `step` within the recorded step.
-
-    Attributes:
-        optimizer: the optimizer.
-        gradients: by the address of a parameter the node of its gradient when the call began.
-        first: position in `Trace.order` of its first op.
-        end: position after its last op; -1 where the call did not come to its end.
-    """
-
-    optimizer: torch.optim.Optimizer
-    gradients: dict[int, fx.Node]
-    first: int
-    end: int = -1
-
-
-@dataclass(frozen=True)
-class Trace:
-    """A recorded step.
-
-    Attributes:
-        graph: a placeholder for each of `sources`; ATen ops.
-        notes: what was seen of each op.
-        gradients: each parameter's gradient at the end: a node, None, or absent where it stays what it was.
-        rebound: places that hold another tensor at the end than at the beginning.
-        with_grad: those of them whose tensor requires a gradient.
-        numbers: places whose number changed: the tape entry that computes it.
-        effects: places that hold another plain value at the end than at the beginning, with that value.
-        kinds: type and layout of the tensor at each source, as it was before the step.
-        order: the nodes of ops, in the order in which they ran.
-        updates: the calls of optimizers.
-        batch_spec, batch_leaves: the shape of the batch; leaves that are no tensors stand as they are.
-        batch_guards: what the step reads of its batch.
-        appended: the lists that it appends to.
-    """
-
-    graph: fx.Graph
-    sources: tuple[Any, ...]
-    notes: dict[fx.Node, Note]
-    tape: Tape
-    result: Result
-    gradients: dict[Gradient, fx.Node | None]
-    rebound: dict[Entry, fx.Node]
-    with_grad: frozenset[Entry]
-    numbers: dict[Entry, TapeRef]
-    places: Inventory
-    batch_spec: TreeSpec
-    batch_leaves: tuple[Any, ...]
-    roots: dict[fx.Node, int]
-    batch_guards: BatchGuards
-    appended: tuple[AppendedList, ...] = ()
-    effects: dict[Entry, Any] = field(default_factory=dict)
-    kinds: dict[Any, TensorKind | None] = field(default_factory=dict)
-    order: tuple[fx.Node, ...] = ()
-    updates: tuple[UpdateCall, ...] = ()
+__all__ = ["Recorded", "record_step"]
 
 
 @dataclass(frozen=True)
@@ -144,25 +66,27 @@ def record_step(
     further: Sequence[Place] = (),
     appended: Sequence[AppendedList] = (),
     live_leaves: Collection[int] = (),
+    follows: bool = True,
     undoes: bool = False,
 ) -> Recorded:
     """Run ``step(batch)`` once and record it.
 
     Args:
         step: the user's own.
-        model, optimizer: what it trains, each one or a list. The optimizer has made its state (it does so in the first
-            step that it runs).
+        model: what it trains, one or a list.
+        optimizer: one or a list. It has made its state (it does so in the first step that it runs).
         batch: what the step is called with.
         further: places outside of models and optimizers that the step writes, or whose number changes between steps.
         appended: lists that it appends to.
         live_leaves: leaves of the batch, counted among those that are no tensors, whose number changes between batches.
+        follows: whether numbers at `further` places are followed. Without, the graph is good for their values alone.
         undoes: put all tensors that the step wrote, gradients, numbers and random state back when it is over; the step
             ends where it does what a graph cannot hold.
 
     Raises:
         Exception: whatever the step raises.
     """
-    recording = _Recording(inventory(model, optimizer, further), batch, appended, live_leaves, undoes)
+    recording = _Recording(inventory(model, optimizer, further, follows), batch, appended, live_leaves, undoes)
     for leaf in recording.leaves:
         if not isinstance(leaf, (torch.Tensor, *PLAIN)):
             recording.reasons.add("batch unseen", f"{type(leaf).__module__}.{type(leaf).__name__}", "")
@@ -224,17 +148,17 @@ class _Recording:
             with followed_math(), exits_noted(self.reasons), python_functions_open():
                 for entry, value in self.numbers.items():
                     entry.set(self.tape.leaf(entry, value))
-                with recorded_lists(self.appended, self._note_list) as added:
+                with recorded_lists(self.appended, partial(self.reasons.add, "reads an appended list")) as added:
                     try:
                         with ops, FunctionRecorder(ops, self.tape, counts):
                             result = step(self._batch())
                             ops.refuse_rewound("its end")
                     except Exception as error:
-                        if not _is_about_live_numbers(error):
+                        if not is_about_live_numbers(error):
                             raise
                         return self._again(step, ops, error)
             trace = self._trace(ops, result, added)
-            return Recorded(_plain_result(result), trace, self.reasons.first)
+            return Recorded(plain_result(result), trace, self.reasons.first)
 
     def _again(self, step: Callable[[Any], Any], ops: OpRecorder, error: Exception) -> Recorded:
         """The step with plain numbers, where a C function of no concern to torch would not take a live one."""
@@ -256,9 +180,6 @@ class _Recording:
             for entry, value in now.items():
                 if isinstance(value, (Live, LateFloat)):
                     entry.set(value)
-
-    def _note_list(self, name: str) -> None:
-        self.reasons.add("reads an appended list", name)
 
     def _note_update(self, ops: OpRecorder, optimizer: torch.optim.Optimizer, begins: bool) -> None:
         if self.reasons:
@@ -340,7 +261,7 @@ class _Recording:
             if isinstance(value, torch.Tensor):
                 found[entry] = self._node(ops, value)
             else:
-                self.reasons.add("sets a value", f"{entry.name} to {_shown(value)}", "")
+                self.reasons.add("sets a value", f"{entry.name} to {shown(plain_of(value))}", "")
         for entry in self.places.plain:
             if isinstance(value := entry.get(), torch.Tensor):
                 found[entry] = self._node(ops, value)
@@ -360,7 +281,7 @@ class _Recording:
             elif type(value) in (int, float):
                 found[entry] = self.tape.constant(value)
             else:
-                self.reasons.add("sets a value", f"{entry.name} to {_shown(value)}", "")
+                self.reasons.add("sets a value", f"{entry.name} to {shown(plain_of(value))}", "")
         return found
 
     def _effects(self) -> dict[Entry, Any]:
@@ -370,7 +291,7 @@ class _Recording:
             if isinstance(value, torch.Tensor):
                 continue
             if isinstance(value, (Live, LateFloat)) or not is_plain(value):
-                self.reasons.add("sets a value", f"{entry.name} to {_shown(value)}", "")
+                self.reasons.add("sets a value", f"{entry.name} to {shown(plain_of(value))}", "")
             elif not same(before, value):
                 found[entry] = value
         return found
@@ -378,7 +299,8 @@ class _Recording:
     def _result(self, ops: OpRecorder, result: Any, added: list[list[Any]]) -> Result:
         flat, spec = tree_flatten((result, [list(each) for each in added]))
         objects: dict[int, Any] = {}
-        for source in (*self.places.tensors, *self.gradients, *self.places.parameters):
+        sources: tuple[Any, ...] = (*self.places.tensors, *self.gradients, *self.places.parameters)
+        for source in sources:
             if not self.reasons and (value := source.get()) is not None:
                 objects[id(value)] = source
         names: dict[int, str] = {}
@@ -397,9 +319,7 @@ class _Recording:
         changed: set[tuple[int, Any]] = set()
         for entry, before in self.numbers.items():
             value = entry.get()
-            now = value.plain if isinstance(value, (Live, LateFloat)) else value
-            if self.undoes:
-                now = before
+            now = before if self.undoes else plain_of(value)
             entry.set(now)
             if not same(now, before):
                 changed.add((id(entry.table), entry.key))
@@ -427,25 +347,3 @@ class _Recording:
         torch.set_rng_state(self.random)
         for device, state in self.random_cuda.items():
             torch.cuda.set_rng_state(state, device)
-
-
-def _is_about_live_numbers(error: Exception) -> bool:
-    """Whether the step raised because code that takes floats and ints of Python's own was given a live number."""
-    if any(name in str(error) for name in ("LiveFloat", "LiveInt")):
-        return True
-    trace, found = error.__traceback__, False
-    while trace is not None:
-        found, trace = any(isinstance(value, Live) for value in trace.tb_frame.f_locals.values()), trace.tb_next
-    return found and isinstance(error, TypeError)
-
-
-def _shown(value: Any) -> str:
-    return shown(value.plain if isinstance(value, (Live, LateFloat)) else value)
-
-
-def _plain_result(result: Any) -> Any:
-    """The user's own result, with plain numbers in place of live ones."""
-    flat, _ = tree_flatten(result)
-    if not any(isinstance(leaf, (Live, LateFloat)) for leaf in flat):
-        return result
-    return tree_map_only((Live, LateFloat), lambda number: number.plain, result)

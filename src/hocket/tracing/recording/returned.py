@@ -60,7 +60,8 @@ def _is_spent(node: Any) -> bool:
     waiting, seen = [node], {node}
     while waiting:
         node = waiting.pop()
-        for name in _saved(type(node)):
+        kind: Any = type(node)
+        for name in _saved(kind):
             try:
                 getattr(node, name)
             except RuntimeError:

@@ -17,25 +17,20 @@ them when the recording is over.
 
 from __future__ import annotations
 
-import collections
-import gc
 import math
 import numbers
 import operator
-import types
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from hocket.pystate.layout import instance_dict, slot_value, slots_of
-
 if TYPE_CHECKING:
     from hocket.tracing.scalars.tape import Tape
 
-__all__ = ["LateFloat", "Live", "LiveFloat", "LiveInt", "plain_tree", "replace_by_plain", "wrap"]
+__all__ = ["LateFloat", "Live", "LiveFloat", "LiveInt", "plain_tree", "wrap"]
 
 
 class Live:
@@ -276,13 +271,18 @@ class LateFloat(float):
         reasons: where any use is noted.
     """
 
+    tensor: Any
+    origin: str
+    plain: float
+    reasons: Any
+
     for _name in set(vars(float)) - _FREE:
         if callable(getattr(float, _name)):
             locals()[_name] = _late(_name)
     __copy__ = __deepcopy__ = lambda self, *_: self
     __reduce_ex__ = _late_reduce
     __array_ufunc__ = _late_ufunc
-    __class__ = property(lambda self: float)  # type: ignore[assignment]
+    __class__ = property(lambda self: float)
 
     def __new__(cls, value: Any = 0.0, tensor: Any = None, origin: str = "", reasons: Any = None) -> Any:
         number = float.__new__(cls, value)
@@ -290,64 +290,3 @@ class LateFloat(float):
             return float.__pos__(number)  # made by a function that asks for the type of its argument
         number.plain, number.tensor, number.origin, number.reasons = float.__pos__(number), tensor, origin, reasons
         return number
-
-
-def replace_by_plain(handed_out: Sequence[weakref.ref[Any]]) -> None:
-    """Put plain numbers where the user's containers and objects hold one of these."""
-    left = {id(number): number for number in (reference() for reference in handed_out) if number is not None}
-    known: set[int] = {id(left)}
-    while left:
-        plain = {address: _plain_of(value, left) for address, value in left.items()}
-        further: dict[int, Any] = {}
-        for holder in gc.get_referrers(*left.values()):
-            if id(holder) in known or isinstance(holder, types.FrameType):
-                continue
-            known.add(id(holder))
-            if isinstance(holder, tuple):
-                further[id(holder)] = holder
-            else:
-                _put(holder, plain)
-        known |= {id(plain), id(further)}
-        # A tuple is made anew, and so is what holds it.
-        left = {address: value for address, value in further.items()}
-        known.add(id(left))
-
-
-def _plain_of(value: Any, left: dict[int, Any]) -> Any:
-    if isinstance(value, tuple):
-        elements = [_plain_of(element, left) for element in value]
-        return value._make(elements) if hasattr(value, "_make") else tuple(elements)
-    return value.plain if isinstance(value, (Live, LateFloat)) else value
-
-
-def _put(holder: Any, plain: dict[int, Any]) -> None:
-    """Exchange in one object the values whose addresses are keys of `plain`."""
-    if isinstance(holder, list):
-        for position, value in enumerate(list.__iter__(holder)):
-            if id(value) in plain:
-                list.__setitem__(holder, position, plain[id(value)])
-    elif isinstance(holder, dict):
-        if any(id(key) in plain for key in dict.keys(holder)):
-            items = [(plain.get(id(key), key), value) for key, value in dict.items(holder)]
-            dict.clear(holder)
-            dict.update(holder, items)
-        for key, value in list(dict.items(holder)):
-            if id(value) in plain:
-                dict.__setitem__(holder, key, plain[id(value)])
-    elif isinstance(holder, collections.deque):
-        for position, value in enumerate(list(holder)):
-            if id(value) in plain:
-                holder[position] = plain[id(value)]
-    elif isinstance(holder, set):
-        for value in [value for value in holder if id(value) in plain]:
-            holder.discard(value)
-            holder.add(plain[id(value)])
-    elif isinstance(holder, types.CellType):
-        holder.cell_contents = plain[id(holder.cell_contents)]
-    else:
-        if (table := instance_dict(holder)) is not None:
-            _put(table, plain)
-        for slot in slots_of(type(holder)):
-            for value in slot_value(holder, slot):
-                if id(value) in plain:
-                    setattr(holder, slot, plain[id(value)])

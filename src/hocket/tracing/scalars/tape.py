@@ -2,9 +2,9 @@
 
 The classic bug of a captured step is a learning rate or a step count that was baked in. Here every Python number that
 an optimizer keeps (in its parameter groups, or in its state) is replaced, while the step is recorded, by a number that
-has its true value and remembers how it was computed (see `live`). The arithmetic that leads from the optimizer's numbers
-to the scalars of its update ops is thereby written on a `Tape`, and replayed before each planned step in the same Python
-floats as eager uses::
+has its true value and remembers how it was computed (see `live`). The arithmetic that leads from the numbers of the
+optimizer to the scalars of its update ops is thereby written on a `Tape`, and replayed before each planned step in the
+same Python floats as eager uses::
 
     group["lr"] ----.                         tape                        graph
     group["betas"] --+--> lr / (1 - b1 ** t) ------> addcdiv_(p, m, d, value=<tape 7>)
@@ -24,7 +24,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hocket.tracing.reasons import Reasons
-from hocket.tracing.scalars.live import Live, replace_by_plain, wrap
+from hocket.tracing.scalars.live import Live, wrap
+from hocket.tracing.scalars.plain import replace_by_plain
 
 __all__ = ["Tape", "TapeRef"]
 
@@ -166,6 +167,14 @@ class Tape:
         self.closed = True
         replace_by_plain(self.handed_out)
         self.handed_out.clear()
+
+    def reopened(self) -> Tape:
+        """A tape that goes on where this closed one ended."""
+        made = Tape(list(self.entries), list(self.leaves), list(self.guards), list(self.found), set(self.unproven))
+        made.trusting = self.trusting
+        made.settled = set(self.settled)
+        made._plain, made._known, made._guarded = list(self._plain), dict(self._known), set(self._guarded)
+        return made
 
     def _computed(self, leaves: Sequence[float]) -> list[Any]:
         """The values of the entries, up to the first one that cannot be computed."""

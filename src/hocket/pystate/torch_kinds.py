@@ -1,0 +1,118 @@
+"""What tensors, modules and optimizers hold besides attributes: hooks, tables of parameters, groups."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+from hocket.pystate.layout import origin_of
+from hocket.pystate.places import Path, describe, is_number
+from hocket.pystate.walk import Walk
+
+__all__ = ["HOOK_TABLES", "TorchKinds", "is_ours"]
+
+HOOK_TABLES = frozenset(
+    (
+        "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", "_forward_hooks_with_kwargs",
+        "_forward_pre_hooks_with_kwargs", "_forward_hooks_always_called",
+    )
+)  # fmt: skip
+_MODULE_SLOTS = HOOK_TABLES | {
+    "training", "_parameters", "_buffers", "_modules", "_is_full_backward_hook", "_hocket_version",
+}  # fmt: skip
+# What a module keeps for saving and loading.
+_MODULE_SKIPPED = frozenset(
+    (
+        "_non_persistent_buffers_set", "_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks",
+        "_load_state_dict_post_hooks",
+    )
+)  # fmt: skip
+_OPTIMIZER_SLOTS = frozenset(("param_groups", "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"))
+_OPTIMIZER_SKIPPED = frozenset(("state", "_step_count", "_opt_called", "defaults"))
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
+
+
+class TorchKinds(Walk):
+    """A method for each of torch's kinds of objects; see `hocket.pystate.kinds`."""
+
+    def tensor(self, value: torch.Tensor, path: Path) -> None:
+        hooks = [_hooks_of(value, name) for name in ("_backward_hooks", "_post_accumulate_grad_hooks")]
+        meta = (value.dtype, value.device, tuple(value.shape), value.requires_grad, value.layout)
+        self.add("tensor", value, path, ("kind", "hooks", "post-accumulate hooks"), (meta, *map(_ids, hooks)), ".")
+        for found in hooks:
+            for hook in found:
+                self.todo.append((hook, (path, "hook of {}", None)))
+        if value.__dict__ and not isinstance(value, FakeTensor):  # that has torch's own notes
+            self.attributes(value, path)
+
+    def module(self, value: nn.Module, path: Path) -> None:
+        if type(value).__name__ in ("DistributedDataParallel", "FullyShardedDataParallel"):
+            found = f"{describe(path)} is a {type(value).__name__}: its communication cannot be captured"
+            self.found.opaque[found] = None
+        is_own = id(value) in self.own
+        if is_ours(value):
+            self.names(value.__dict__, path, _MODULE_SLOTS.__contains__)
+        else:
+            self.attributes(value, path, _MODULE_SLOTS, _MODULE_SKIPPED)
+        # A layer of torch's own looks up the entries it was made with; containers go over all they have.
+        fixed = origin_of(type(value)) == "torch" and not isinstance(value, _CONTAINERS)
+        for name in ("_parameters", "_buffers", "_modules"):
+            table = value.__dict__.get(name)
+            if type(table) is dict and id(table) not in self.done:
+                self.done.add(id(table))
+                if fixed and not table:
+                    continue
+                if name == "_buffers" and is_own:
+                    self.done.update(id(tensor) for tensor in table.values() if _is_constant(tensor))
+                # Spelled as the user spells it: model.fc.weight.
+                rebindable = name == "_buffers" and is_own
+                self.add("dict", table, path, list(table), list(table.values()), ".", rebindable=rebindable)
+
+    def optimizer(self, value: torch.optim.Optimizer, path: Path) -> None:
+        if id(value) not in self.own:
+            self.attributes(value, path)
+            return
+        self.done.add(id(value.state))
+        self.done.update(id(value.__dict__.get(key)) for key in _OPTIMIZER_SKIPPED)
+        if is_ours(value):
+            self.names(value.__dict__, path, (_OPTIMIZER_SLOTS | {"_hocket_version"}).__contains__)
+        else:
+            self.names(value.__dict__, path, self.named_or(_OPTIMIZER_SLOTS, _OPTIMIZER_SKIPPED))
+        self.class_of(type(value))
+        for number, group in enumerate(value.param_groups):
+            # Numbers of a group are read anew by every planned step.
+            self.done.add(id(group))
+            keys = [key for key in group if not _is_numeric(group[key])]
+            group_path = (path, f"{{}}.param_groups[{number}]", None)
+            counts = frozenset(keys).__contains__
+            self.add("dict", group, group_path, keys, [group[key] for key in keys], "[]", counts=counts)
+
+
+def is_ours(value: Any) -> bool:
+    """Whether it is an object of Hocket's own, such as a fused model: what it remembers is no part of the step."""
+    return type(value).__module__.startswith("hocket.") and origin_of(type(value)) == "torch"
+
+
+def _is_constant(tensor: Any) -> bool:
+    """Whether a buffer is out of reach of autograd, and so of hooks."""
+    return isinstance(tensor, torch.Tensor) and not tensor.requires_grad
+
+
+def _hooks_of(tensor: torch.Tensor, name: str) -> list[Any]:
+    found = getattr(tensor, name, None)
+    return list(found.values()) if found else []
+
+
+def _ids(values: Iterable[Any]) -> tuple[int, ...]:
+    return tuple(map(id, values))
+
+
+def _is_numeric(value: Any) -> bool:
+    """Whether a captured step reads it anew: a number, a tensor, or a pair of such (a rate, betas)."""
+    if isinstance(value, torch.Tensor):
+        return True
+    return is_number(value) or (type(value) in (tuple, list) and all(map(_is_numeric, value)))

@@ -1,0 +1,97 @@
+"""The arguments of an op: tensors and numbers in them, and which of them the op writes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from hocket.tracing.scalars.live import Live
+
+__all__ = ["is_list", "mapped", "tensors_in", "with_plain_numbers", "written_arguments"]
+
+# Kernels that write running statistics (while training) or scratch memory without saying so in their schema.
+_UNDECLARED_WRITES = {
+    "aten::native_batch_norm": ("running_mean", "running_var"),
+    "aten::cudnn_batch_norm": ("running_mean", "running_var"),
+    "aten::miopen_batch_norm": ("running_mean", "running_var"),
+    "aten::mkldnn_rnn_layer_backward": ("workspace",),
+}
+
+_SYMBOLIC = (torch.SymFloat, torch.SymInt, torch.SymBool)
+
+
+def written_arguments(func: Any, args: Any, kwargs: Any) -> Iterator[Any]:
+    """The arguments that `func` writes, declared or known."""
+    schema = func._schema
+    undeclared = _UNDECLARED_WRITES.get(schema.name, ())
+    for position, argument in enumerate(schema.arguments):
+        given = args[position] if position < len(args) else kwargs.get(argument.name, True)
+        if argument.name == "training" and not given:
+            undeclared = ()
+    for position, argument in enumerate(schema.arguments):
+        declared = argument.alias_info is not None and argument.alias_info.is_write
+        if declared or argument.name in undeclared:
+            if position < len(args):
+                yield args[position]
+            elif argument.name in kwargs:
+                yield kwargs[argument.name]
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """Every tensor in an op's arguments or results."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif is_list(value):
+        for element in value:
+            yield from tensors_in(element)
+    elif isinstance(value, dict):
+        for element in value.values():
+            yield from tensors_in(element)
+
+
+def with_plain_numbers(args: Any, kwargs: Any) -> tuple[Any, Any, list[Live]]:
+    """The arguments with the plain number in place of each symbolic one, and the live ones among these."""
+    if not any(isinstance(value, _SYMBOLIC) for value in _numbers_in((args, kwargs))):
+        return args, kwargs, []
+    live: list[Live] = []
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, Live):
+            live.append(value)
+            return value.plain
+        if isinstance(value, _SYMBOLIC):
+            return value.node.hint
+        if is_list(value):
+            return type(value)(plain(element) for element in value)
+        return {key: plain(element) for key, element in value.items()} if isinstance(value, dict) else value
+
+    return plain(args), plain(kwargs), live
+
+
+def _numbers_in(value: Any) -> Iterator[Any]:
+    if is_list(value):
+        for element in value:
+            yield from _numbers_in(element)
+    elif isinstance(value, dict):
+        for element in value.values():
+            yield from _numbers_in(element)
+    elif not isinstance(value, torch.Tensor):
+        yield value
+
+
+def is_list(value: Any) -> bool:
+    """Whether an argument is a list of others."""
+    return isinstance(value, (list, tuple))
+
+
+def mapped(value: Any, node_of: Any) -> Any:
+    """An op's arguments with nodes in place of tensors."""
+    if isinstance(value, torch.Tensor):
+        return node_of(value)
+    if is_list(value):
+        return type(value)([mapped(element, node_of) for element in value]) if value else value
+    if isinstance(value, dict):
+        return {key: mapped(element, node_of) for key, element in value.items()}
+    return value

@@ -1,0 +1,98 @@
+"""`Trace`: all that was recorded of one step, as the graph and what it stands for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils._pytree import TreeSpec
+
+from hocket.pystate.appended import AppendedList
+from hocket.tracing.recording.batch_reads import BatchGuards
+from hocket.tracing.recording.op_recorder import Note
+from hocket.tracing.scalars.tape import Tape, TapeRef
+from hocket.tracing.standing import TensorKind
+from hocket.tracing.state import Entry, Gradient, Inventory
+
+__all__ = ["Result", "Trace", "UpdateCall"]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What the step returns, and what it appends to each list: a tree of two.
+
+    Attributes:
+        spec: the tree.
+        leaves: each with its kind:
+
+            - ``tensor``: the tensor that a node makes; ``item``: the number inside
+            - ``number``: one of the tape
+            - ``place``: the object that stands at a source when the step is over, a parameter for example
+            - ``value``: a plain value
+        grad_names: of leaves that require a gradient (by position) the name of their autograd node, whose graph the
+            step's own backward has used up; empty for a tensor that is a leaf of autograd itself.
+    """
+
+    spec: TreeSpec
+    leaves: tuple[tuple[str, Any], ...]
+    grad_names: dict[int, str] = field(default_factory=dict)
+
+
+@dataclass
+class UpdateCall:
+    """One call of an optimizer's `step` within the recorded step.
+
+    Attributes:
+        optimizer: the optimizer.
+        gradients: by the address of a parameter the node of its gradient when the call began.
+        first: position in `Trace.order` of its first op.
+        end: position after its last op; -1 where the call did not come to its end.
+    """
+
+    optimizer: torch.optim.Optimizer
+    gradients: dict[int, fx.Node]
+    first: int
+    end: int = -1
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A recorded step.
+
+    Attributes:
+        graph: a placeholder for each of `sources`; ATen ops.
+        notes: what was seen of each op.
+        gradients: each parameter's gradient at the end: a node, None, or absent where it stays what it was.
+        rebound: places that hold another tensor at the end than at the beginning.
+        with_grad: those of them whose tensor requires a gradient.
+        numbers: places whose number changed: the tape entry that computes it.
+        effects: places that hold another plain value at the end than at the beginning, with that value.
+        kinds: type and layout of the tensor at each source, as it was before the step.
+        order: the nodes of ops, in the order in which they ran.
+        updates: the calls of optimizers.
+        batch_spec, batch_leaves: the shape of the batch; leaves that are no tensors stand as they are.
+        batch_guards: what the step reads of its batch.
+        appended: the lists that it appends to.
+    """
+
+    graph: fx.Graph
+    sources: tuple[Any, ...]
+    notes: dict[fx.Node, Note]
+    tape: Tape
+    result: Result
+    gradients: dict[Gradient, fx.Node | None]
+    rebound: dict[Entry, fx.Node]
+    with_grad: frozenset[Entry]
+    numbers: dict[Entry, TapeRef]
+    places: Inventory
+    batch_spec: TreeSpec
+    batch_leaves: tuple[Any, ...]
+    roots: dict[fx.Node, int]
+    batch_guards: BatchGuards
+    appended: tuple[AppendedList, ...] = ()
+    effects: dict[Entry, Any] = field(default_factory=dict)
+    kinds: dict[Any, TensorKind | None] = field(default_factory=dict)
+    order: tuple[fx.Node, ...] = ()
+    updates: tuple[UpdateCall, ...] = ()

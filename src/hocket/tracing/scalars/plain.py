@@ -1,0 +1,111 @@
+"""Plain numbers in place of live ones: in what a step returned, and wherever it has put them."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import gc
+import types
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+from torch.utils._pytree import tree_flatten, tree_map_only
+
+from hocket.pystate.layout import instance_dict, slot_value, slots_of
+from hocket.tracing.scalars.live import LateFloat, Live
+
+__all__ = ["is_about_live_numbers", "plain_of", "plain_result", "replace_by_plain"]
+
+
+def plain_of(value: Any) -> Any:
+    """The plain number of a live or late one; any other value as it is."""
+    return value.plain if isinstance(value, (Live, LateFloat)) else value
+
+
+def is_about_live_numbers(error: Exception) -> bool:
+    """Whether the step raised because code that takes floats and ints of Python's own was given a live number."""
+    if any(name in str(error) for name in ("LiveFloat", "LiveInt")):
+        return True
+    trace, found = error.__traceback__, False
+    while trace is not None:
+        found, trace = any(isinstance(value, Live) for value in trace.tb_frame.f_locals.values()), trace.tb_next
+    return found and isinstance(error, TypeError)
+
+
+def plain_result(result: Any) -> Any:
+    """The user's own result, with plain numbers in place of live ones."""
+    flat, _ = tree_flatten(result)
+    if not any(isinstance(leaf, (Live, LateFloat)) for leaf in flat):
+        return result
+    return tree_map_only((Live, LateFloat), plain_of, result)
+
+
+def replace_by_plain(handed_out: Sequence[weakref.ref[Any]]) -> None:
+    """Put plain numbers where the user's containers and objects hold one of these."""
+    left = {id(number): number for number in (reference() for reference in handed_out) if number is not None}
+    known: set[int] = {id(left)}
+    while left:
+        plain = {address: _plain_of(value, left) for address, value in left.items()}
+        further: dict[int, Any] = {}
+        for holder in gc.get_referrers(*left.values()):
+            if id(holder) in known or isinstance(holder, types.FrameType):
+                continue
+            if isinstance(holder, tuple):
+                known.add(id(holder))
+                further[id(holder)] = holder
+            else:
+                _put(holder, plain)
+        known |= {id(plain), id(further)}
+        # A tuple is made anew, and so is what holds it.
+        left = dict(further)
+        known.add(id(left))
+
+
+def _key_of_call(key: Any) -> Any:
+    """How `functools.lru_cache` remembers a call: one plain argument by itself, several as a tuple."""
+    return key[0] if type(key) is tuple and len(key) == 1 and type(key[0]) is int else key
+
+
+def _plain_of(value: Any, left: dict[int, Any]) -> Any:
+    if isinstance(value, tuple):
+        elements = [_plain_of(element, left) for element in value]
+        return value._make(elements) if hasattr(value, "_make") else tuple(elements)
+    return plain_of(value)
+
+
+def _put(holder: Any, plain: dict[int, Any]) -> None:
+    """Exchange in one object the values whose addresses are keys of `plain`."""
+    if isinstance(holder, list):
+        for position, value in enumerate(list.__iter__(holder)):
+            if id(value) in plain:
+                list.__setitem__(holder, position, plain[id(value)])
+    elif isinstance(holder, dict):
+        if any(id(key) in plain for key in dict.keys(holder)):
+            is_cache = any(type(each) is functools._lru_cache_wrapper for each in gc.get_referrers(holder))
+            keys = {address: _key_of_call(key) if is_cache else key for address, key in plain.items()}
+            items = [(keys.get(id(key), key), value) for key, value in dict.items(holder)]
+            dict.clear(holder)
+            dict.update(holder, items)
+        for key, value in list(dict.items(holder)):
+            if id(value) in plain:
+                dict.__setitem__(holder, key, plain[id(value)])
+    elif isinstance(holder, collections.deque):
+        for position, value in enumerate(list(holder)):
+            if id(value) in plain:
+                holder[position] = plain[id(value)]
+    elif isinstance(holder, set):
+        for value in [value for value in holder if id(value) in plain]:
+            holder.discard(value)
+            holder.add(plain[id(value)])
+    elif isinstance(holder, types.CellType):
+        holder.cell_contents = plain[id(holder.cell_contents)]
+    elif type(holder) is functools._lru_cache_wrapper and holder.cache_parameters()["maxsize"] is not None:
+        holder.cache_clear()  # an entry of a bounded cache is out of reach
+    else:
+        if (table := instance_dict(holder)) is not None:
+            _put(table, plain)
+        for slot in slots_of(type(holder)):
+            for value in slot_value(holder, slot):
+                if id(value) in plain:
+                    setattr(holder, slot, plain[id(value)])
