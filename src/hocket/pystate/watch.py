@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_flatten
 
 from hocket.errors import CaptureError
 from hocket.pystate.appended import AppendedList
+from hocket.pystate.batches import kinds_in, reads_out_of_sight, unfolded_again
 from hocket.pystate.executed import ExecutedCode
 from hocket.pystate.places import ABSENT, Group, Place, are_like, is_number, is_plain, same, shown
 from hocket.pystate.reachable import Reachable, reachable
@@ -101,6 +102,8 @@ def _changes(then: Group, now: Group) -> Iterator[Change]:
     old_values = {_hashable(key): (key, value) for key, value in zip(then.keys, then.values, strict=True)}
     for position, key in enumerate(now.keys):
         _, old = old_values.pop(_hashable(key), (key, ABSENT))
+        if old is ABSENT and then.counts is not None and not then.counts(key):
+            continue  # it did not count then
         if old is ABSENT or not same(old, now.values[position]):
             yield Change(now.place(position), old, now.values[position])
     for key, old in old_values.values():
@@ -180,6 +183,8 @@ class PurityWatch:
             CaptureError: the step cannot be watched; it was not run.
             Exception: whatever the step raises.
         """
+        for kind in kinds_in(batch):
+            self.executed.persistent[id(kind)] = kind  # its class attributes are read by its code, and are guarded
         before = self.look() if self.num_watched else None
         if before is not None and self._last is not None:
             self.note_moving(differences(self._last, before))
@@ -204,6 +209,8 @@ class PurityWatch:
             findings += self._findings(before, after, settled)
         findings += list(after.opaque)
         findings += _batch_findings(batch, leaves, spec, versions)
+        if asked := reads_out_of_sight(batch, self.executed.codes):
+            findings.append(f"it calls {asked} of its batch, which reads what cannot be seen: call it outside the step")
         return Watched(result, tuple(dict.fromkeys(findings)), settled, before, after)
 
     def note_moving(self, changes: Iterable[Change]) -> list[Change]:
@@ -227,7 +234,6 @@ class PurityWatch:
                 self.written[change.place.identity] = change.place
             elif settled or not (change.then is None or change.then is ABSENT):
                 yield _finding(change)
-
 
     def _is_known(self, place: Place) -> bool:
         return any(place.identity in known for known in (self.rebound, self.moving, self.written))
@@ -290,7 +296,7 @@ def _finding(change: Change) -> str:
 
 
 def _batch_findings(batch: Any, leaves: list[Any], spec: Any, versions: Sequence[Any]) -> Iterator[str]:
-    again, spec_now = tree_flatten(batch)
+    again, spec_now = tree_flatten(unfolded_again(batch))
     if spec_now != spec or any(map(_is_other, leaves, again)):
         yield "it puts other values into its batch"
         return

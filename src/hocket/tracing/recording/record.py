@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -22,9 +22,11 @@ from torch import fx
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_map_only, tree_unflatten
 
 from hocket.pystate.appended import AppendedList, recorded_lists
+from hocket.pystate.batches import folded, holds_arrays
 from hocket.pystate.executed import user_line_of
 from hocket.pystate.places import Place, is_plain, same, shown
 from hocket.tracing.reasons import Reason, Reasons
+from hocket.tracing.recording.arrays import WatchedArray, arrays_followed, plain_arrays, watched_array
 from hocket.tracing.recording.batch_reads import BatchGuards
 from hocket.tracing.recording.exits import exits_noted
 from hocket.tracing.recording.function_recorder import FunctionRecorder, python_functions_open
@@ -221,7 +223,7 @@ class _Recording:
             stack.callback(self.tape.close)
             stack.callback(self._put_numbers_back)
             stack.callback(where.close)
-            with followed_math(), exits_noted(self.reasons), python_functions_open():
+            with followed_math(), exits_noted(self.reasons), python_functions_open(), arrays_followed():
                 for entry, value in self.numbers.items():
                     entry.set(self.tape.leaf(entry, value))
                 with recorded_lists(self.appended, self._note_list) as added:
@@ -271,8 +273,8 @@ class _Recording:
         self.updates.append(UpdateCall(optimizer, gradients, len(ops.order)))
 
     def _batch(self) -> Any:
-        """The batch, with a live number for each leaf that changes between batches."""
-        if not self.live_leaves:
+        """The batch, with a live number for each leaf that changes between batches, and with watched arrays."""
+        if not self.live_leaves and not holds_arrays(self.batch):
             return self.batch
         found, count = list(self.leaves), -1
         for place, leaf in enumerate(self.leaves):
@@ -280,7 +282,12 @@ class _Recording:
                 count += 1
                 if count in self.live_leaves:
                     found[place] = self.tape.leaf(LiveLeaf(place), leaf)
+        if holds_arrays(self.batch):
+            return replace(self.batch, value=folded(self.batch.tree, iter(found), self._watched_array))
         return tree_unflatten(found, self.spec)
+
+    def _watched_array(self, array: Any, tensor: torch.Tensor) -> Any:
+        return watched_array(array, tensor, partial(self.reasons.add, "computes with an array"))
 
     def _trace(self, ops: OpRecorder, result: Any, added: list[list[Any]]) -> Trace | None:
         gradients = self._gradients(ops)
@@ -446,6 +453,8 @@ def _shown(value: Any) -> str:
 def _plain_result(result: Any) -> Any:
     """The user's own result, with plain numbers in place of live ones."""
     flat, _ = tree_flatten(result)
+    if any(type(leaf) is WatchedArray for leaf in flat):
+        result = plain_arrays(result)
     if not any(isinstance(leaf, (Live, LateFloat)) for leaf in flat):
         return result
     return tree_map_only((Live, LateFloat), lambda number: number.plain, result)
