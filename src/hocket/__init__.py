@@ -23,6 +23,7 @@ from hocket.version import VERSION
 if TYPE_CHECKING:
     from hocket import distribute, lr_scheduler, optim
     from hocket.autotune.decision import Decision, Verdict
+    from hocket.decorator import scheduled
     from hocket.distributed.pipelines.split import split_policy
     from hocket.distributed.prefetching import prefetch
     from hocket.loading.loader import load
@@ -65,6 +66,7 @@ __all__ = [
     "prefetch",
     "profile",
     "schedule",
+    "scheduled",
     "simulate",
     "split_policy",
     "tune",
@@ -79,6 +81,7 @@ ELSEWHERE = {
     "Population": "search.population",
     "Training": "search.training",
     "load": "loading.loader",
+    "scheduled": "decorator",
     "split_policy": "distributed.pipelines.split",
     "prefetch": "distributed.prefetching",
     "tune": "tuning",

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-__all__ = ["Arguments", "packed", "spreading"]
+__all__ = ["Arguments", "Unfolded", "packed", "spreading"]
 
 
 class Arguments(NamedTuple):
@@ -13,6 +14,21 @@ class Arguments(NamedTuple):
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Unfolded:
+    """A batch with objects in it that torch's pytree does not know; see `hocket.pystate.batches`.
+
+    Attributes:
+        value: the batch.
+        leaves: all that these objects hold.
+        tree: how.
+    """
+
+    value: Any
+    leaves: tuple[Any, ...]
+    tree: Any
 
 
 def packed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -34,6 +50,8 @@ def spreading(step: Callable[..., Any]) -> Callable[[Any], Any]:
     """
 
     def spread(batch: Any) -> Any:
+        if type(batch) is Unfolded:
+            batch = batch.value
         return step(*batch.args, **batch.kwargs) if type(batch) is Arguments else step(batch)
 
     return spread

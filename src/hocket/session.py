@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -17,16 +18,17 @@ from hocket.adaptation import CoRun, DriftLimits
 from hocket.arguments import packed, spreading
 from hocket.autotune.candidate import Candidate, TunerConfig
 from hocket.autotune.decision import Decision, Verdict
+from hocket.autotune.options import check_options
 from hocket.autotune.pool import VariantPool
 from hocket.autotune.store import DecisionStore
 from hocket.autotune.verification import Difference
 from hocket.backends import Backend
 from hocket.errors import ExecutionError, InputError
-from hocket.execution import EXECUTORS, unavailable_reason
 from hocket.execution.process import advise_spinning
+from hocket.function_like import FunctionLike
 from hocket.interrupts import native_holders
 from hocket.ir import Costs, Graph, Machine, Plan, Timeline
-from hocket.planning import Bounds, planners
+from hocket.planning import Bounds
 from hocket.pystate.watch import PurityWatch
 from hocket.reporting import Comparison, write_report
 from hocket.summary import comparison_of, notes_of
@@ -35,11 +37,8 @@ from hocket.tracing.state import inventory
 
 __all__ = ["Candidate", "Decision", "Schedule", "Verdict", "schedule"]
 
-# What a plan may compute: eager's bits, or what is as close to the float64 step.
-NUMERICS = ("bitwise", "rounding", "close")
 
-
-class Schedule:
+class Schedule(FunctionLike):
     """A training step that finds its own plan; call it as you would call the step. See `schedule`.
 
     `graph`, `costs`, `plan` and `captured` are those of the last call's shape; `InputError` before there is a plan.
@@ -70,21 +69,8 @@ class Schedule:
         drift: DriftLimits | None = None,
         backend: Callable[[], Backend] | None = None,
     ) -> None:
-        if not callable(step):
-            raise InputError(f"schedule: expected a step to call, got {type(step).__name__}")
-        if planner != "auto" and planner not in planners():
-            raise InputError(f"schedule: unknown planner {planner!r}; available: auto, {', '.join(planners())}")
-        if plan is not None and (planner != "auto" or not isinstance(plan, Plan)):
-            raise InputError("schedule: plan: expected a hocket.Plan and no planner beside it")
-        if numerics not in NUMERICS:
-            raise InputError(f"schedule: unknown numerics {numerics!r}; available: {', '.join(NUMERICS)}")
-        if executor not in EXECUTORS:
-            raise InputError(f"schedule: unknown executor {executor!r}; available: {', '.join(EXECUTORS)}")
-        self.step = step
-        self.machine = machine or Machine.here()
-        for device in self.machine.devices:
-            if problem := unavailable_reason(device):
-                raise InputError(f"schedule: machine: {problem}")
+        machine = machine or Machine.here()
+        check_options(step, machine, planner, plan, numerics, executor)
         places = inventory(model, optimizer)
         config = TunerConfig(
             step=spreading(step),
@@ -97,7 +83,7 @@ class Schedule:
             numerics=numerics,
             guard=guard,
             strict=strict,
-            machine=self.machine,
+            machine=machine,
             executor=executor,
             clock=clock,
             drift=drift or DriftLimits(),
@@ -105,11 +91,25 @@ class Schedule:
             on_progress=on_progress,
             backend=backend,
         )
-        self._pool = VariantPool(config, self._let_go)
+        self._begin(step, config)
         self.backend.candidate_planners(planner)  # raises for one that plans other devices
+
+    def _begin(self, step: Callable[..., Any], config: TunerConfig) -> None:
+        self.stand_for(step)
+        self.machine = config.machine
+        self._pool = VariantPool(config, self._let_go)
         self._busy = threading.Lock()
         self._held = False
         self._hold, self._release = native_holders()
+
+    def of_method(self, method: Callable[..., Any], instance: Any) -> Schedule:
+        """A schedule of `method`, with the same models, optimizers and options."""
+        config, made = self._pool.config, object.__new__(Schedule)
+        places = inventory(config.model, config.optimizer)
+        watch = PurityWatch(method, (*places.models, *places.optimizers))
+        store = DecisionStore(config.store.folder)
+        made._begin(method, replace(config, step=spreading(method), places=places, watch=watch, store=store))
+        return made
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """One training step, called as the user's own is.
@@ -266,15 +266,8 @@ class Schedule:
         self.close()
 
     def __repr__(self) -> str:
-        name = getattr(self.step, "__qualname__", type(self.step).__name__)
         state = f"{self.verdict}: {self.why}" if self.decided else self.why
-        return f"<hocket schedule of {name}, {state}>"
-
-    def __deepcopy__(self, memo: Any) -> Schedule:
-        return self  # as a function: it trains its own model, whoever copies its owner
-
-    def __reduce__(self) -> Any:
-        raise TypeError("a schedule belongs to its process: pickle model and optimizer, and schedule the step again")
+        return f"<hocket schedule of {self.__qualname__}, {state}>"
 
     def close(self) -> None:
         """End the lanes' threads."""

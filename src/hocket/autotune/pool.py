@@ -24,6 +24,7 @@ from hocket.autotune.candidate import TunerConfig
 from hocket.autotune.decision import Decision
 from hocket.autotune.variant import Variant
 from hocket.errors import StaleCaptureError
+from hocket.pystate.batches import unfolded
 from hocket.pystate.watch import named
 from hocket.tracing.signature import Signature, Signatures
 from hocket.tracing.state import inventory
@@ -95,6 +96,7 @@ class VariantPool:
         if self._is_eager_for_good:
             self._before_eager()
             return self.config.step(batch)
+        batch = unfolded(batch)
         if reason := obstacle():
             return self._eagerly(batch, f"it is eager while {reason}")
         if self._versions and self.config.places.versions() != self._versions:

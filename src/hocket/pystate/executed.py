@@ -24,6 +24,7 @@ import os
 import site
 import sys
 import sysconfig
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -254,6 +255,9 @@ class ExecutedCode:
         if whose == "stdlib" and not _is_for_user(frame):
             return
         owner = getattr(function, "__self__", None)
+        if function is vars(warnings).get("_showwarnmsg_impl"):  # a list's append, under catch_warnings(record=True)
+            self.world[f"warnings to record one (catch_warnings) at {user_line(frame)}"] = None
+            return
         if owner is not None:
             self._meet(owner)
         asked = _asked_of_the_world(function.__name__, getattr(function, "__module__", None), owner)
@@ -275,7 +279,11 @@ class ExecutedCode:
 def _file_of(code: CodeType, namespace: dict[str, Any]) -> str:
     """The file of a piece of code; of generated code (methods of a dataclass) that of the module it belongs to."""
     file = code.co_filename
-    return (namespace.get("__file__") or "<frozen collections>") if file.startswith("<string") else file
+    if not file.startswith("<string"):
+        return file
+    if str(namespace.get("__name__")).startswith("namedtuple_"):
+        return "<frozen collections>"
+    return namespace.get("__file__") or file  # text that the user runs, where it belongs to no module
 
 
 def _asked_of_the_world(name: str, module: str | None, owner: Any) -> str:

@@ -31,6 +31,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from hocket.function_like import FunctionLike, PerInstance
 from hocket.pystate.executed import is_user_code, origin
 from hocket.pystate.layout import foreign_base
 from hocket.pystate.places import Group, Path, describe, is_immutable, members_of
@@ -94,6 +95,9 @@ class Kinds(TorchKinds):
     def partial(self, value: functools.partial[Any], path: Path) -> None:
         keys = ("func", "args", "keywords")
         self.add("readonly", value, path, keys, (value.func, value.args, value.keywords), ".")
+
+    def scheduled(self, value: FunctionLike, path: Path) -> None:
+        self.add("readonly", value, path, ("step",), (value.step,), ".")
 
     def builtin(self, value: Any, path: Path) -> None:
         owner = getattr(value, "__self__", None)
@@ -268,6 +272,8 @@ _RULES: tuple[tuple[Any, Callable[[Kinds, Any, Path], None]], ...] = (
     (types.FunctionType, Kinds.function),
     (types.MethodType, Kinds.method),
     (functools.partial, Kinds.partial),
+    (FunctionLike, Kinds.scheduled),
+    (PerInstance, Kinds.nothing),
     ((types.BuiltinFunctionType, types.MethodWrapperType), Kinds.builtin),
     ((staticmethod, classmethod, property, functools.cached_property), Kinds.descriptor),
     (functools._lru_cache_wrapper, Kinds.cached),
@@ -304,12 +310,12 @@ _LOOKED_INTO = frozenset(
     (
         dict, list, tuple, set, frozenset, collections.deque, collections.OrderedDict, collections.defaultdict,
         types.CellType, types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType, np.ndarray, bytearray,
-        memoryview, ContextVar, Context, types.MappingProxyType, *_IMMUTABLE, *ITERATORS,
+        memoryview, ContextVar, Context, types.MappingProxyType, PerInstance, *_IMMUTABLE, *ITERATORS,
     )
 )  # fmt: skip
 _WITH_OWN_RULE = (
     torch.Tensor, nn.Module, torch.optim.Optimizer, type, types.ModuleType, logging.Logger, logging.Handler,
-    torch.utils.data.DataLoader,
+    torch.utils.data.DataLoader, FunctionLike,
 )  # fmt: skip
 
 

@@ -176,7 +176,10 @@ class Walk(ABC):
         self.found.groups[id(owner), "setting"] = Group("setting", owner, path, (read,), (read(),))
 
     def table(self, table: dict[Any, Any], path: Path) -> None:
-        """All entries of a dict."""
+        """All entries of a dict; of Python's builtins, which any dict of globals holds, those that are named."""
+        if table is vars(builtins):
+            self.names(table, (None, "", "builtins"), self.executed.user_names.__contains__, but=_CODE)
+            return
         if dict.__len__(table) > MAX_ITEMS:
             self.found.opaque[f"{describe(path)} has {dict.__len__(table)} entries, too many to watch"] = None
             return
@@ -203,10 +206,8 @@ class Walk(ABC):
         by_text = "globals" in names  # a name may be spelled as a string then
         self.names(namespace, path, lambda key: key in names or (by_text and key in executed.names))
         table = vars(builtins)
-        mine = [name for name in names if name not in namespace and name in table]
-        if mine and id(table) not in self.done:
-            counts = executed.user_names.__contains__
-            self.names(table, (None, "", "builtins"), counts, but=_CODE)
+        if any(name not in namespace and name in table for name in names):
+            self._visit(table, path)
 
     def attributes(
         self, value: Any, path: Path, always: frozenset[str] = frozenset(), never: frozenset[str] = frozenset()

@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_flatten
 
 from hocket.errors import CaptureError
 from hocket.pystate.appended import AppendedList
+from hocket.pystate.batches import kinds_in, reads_out_of_sight, unfolded_again
 from hocket.pystate.executed import ExecutedCode
 from hocket.pystate.places import ABSENT, Group, Place, are_like, is_number, is_plain, same, shown
 from hocket.pystate.reachable import Reachable, reachable
@@ -102,6 +103,8 @@ def _changes(then: Group, now: Group) -> Iterator[Change]:
     old_values = {_hashable(key): (key, value) for key, value in zip(then.keys, then.values, strict=True)}
     for position, key in enumerate(now.keys):
         _, old = old_values.pop(_hashable(key), (key, ABSENT))
+        if old is ABSENT and then.counts is not None and not then.counts(key):
+            continue  # it did not count then
         if old is ABSENT or not same(old, now.values[position]):
             yield Change(now.place(position), old, now.values[position])
     for key, old in old_values.values():
@@ -190,6 +193,8 @@ class PurityWatch:
             CaptureError: the step cannot be watched; it was not run.
             Exception: whatever the step raises.
         """
+        for kind in kinds_in(batch):
+            self.executed.persistent[id(kind)] = kind  # its class attributes are read by its code, and are guarded
         before = self.look() if self.num_watched else None
         if before is not None and self._last is not None:
             self.note_moving(differences(self._last, before))
@@ -209,6 +214,8 @@ class PurityWatch:
             findings += self._findings(before, after, settled)
         findings += list(after.opaque)
         findings += _batch_findings(batch, leaves, spec, versions)
+        if asked := reads_out_of_sight(batch, self.executed.codes):
+            findings.append(f"it calls {asked} of its batch, which reads what cannot be seen: call it outside the step")
         return Watched(result, tuple(dict.fromkeys(findings)), settled, before, after)
 
     @contextmanager
@@ -304,7 +311,7 @@ def _finding(change: Change) -> str:
 
 
 def _batch_findings(batch: Any, leaves: list[Any], spec: Any, versions: Sequence[Any]) -> Iterator[str]:
-    again, spec_now = tree_flatten(batch)
+    again, spec_now = tree_flatten(unfolded_again(batch))
     if spec_now != spec or any(map(_is_other, leaves, again)):
         yield "it puts other values into its batch"
         return

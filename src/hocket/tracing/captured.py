@@ -292,56 +292,6 @@ class Captured:
         return tuple(gradient for gradient, _ in self.gradients if id(gradient) not in read)
 
 
-<<<<<<< HEAD
-def capture_step(
-    step: Callable[[Any], Any],
-    model: Any,
-    optimizer: Any,
-    batch: Any,
-    *,
-    split: bool = True,
-    pays: Callable[[str, str], bool] | None = None,
-    **known: Any,
-) -> Captured:
-    """See `hocket.capture`; what else is `known` of the step is for `hocket.tracing.recording.record.record_step`."""
-    places = inventory(model, optimizer)
-    made: dict[Any, Any] = {}
-    with alone():
-        if _has_state(places):
-            signature = signature_of(places, batch)
-            recorded = _recorded(step, model, optimizer, batch, known)
-        else:
-            # The optimizer makes its state in its first step. Let it, and take everything back afterwards.
-            saved = Saved(places, [leaf for leaf in tree_flatten(batch)[0] if isinstance(leaf, torch.Tensor)])
-            try:
-                with exits_noted(Reasons(raises=True)):
-                    step(batch)
-                signature = signature_of(places, batch)
-                recorded = _recorded(step, model, optimizer, batch, known)
-                for source in recorded.trace.sources if recorded.trace else ():
-                    if isinstance(source, (Entry, Gradient)) and source.kind in ("state", "gradient"):
-                        made[source] = source.get().detach().clone()
-            finally:
-                saved.restore()
-        if recorded.trace is None:
-            raise CaptureError(str(recorded.reason))
-        recorded.trace.tape.trusting = True  # there is no eager step to compare with
-        found = captured_from(recorded.trace, signature, step, batch, split=split, pays=pays, made=made)
-    trim_heap()
-    return found
-
-
-def _recorded(step: Callable[[Any], Any], model: Any, optimizer: Any, batch: Any, known: Mapping[str, Any]) -> Recorded:
-    try:
-        return record_step(step, model, optimizer, batch, undoes=True, **known)
-    except CaptureError:
-        raise
-    except Exception as error:
-        raise CaptureError(f"the step raised while it was recorded: {type(error).__name__}: {error}") from error
-
-
-=======
->>>>>>> wt-a
 @contextmanager
 def alone() -> Iterator[None]:
     """Record a step: Ctrl-C, Python's collector and other recordings wait."""

@@ -34,6 +34,10 @@ REASONS: dict[str, tuple[str, str]] = {
         f"the step at {{line}} {_DATA}: it reads {{subject}} values of a tensor",
         "keep them in a tensor, or return it",
     ),
+    "computes with an array": (
+        "the step at {line} computes with a numpy array of its batch where no op of torch is seen",
+        "compute with the tensor that torch.from_numpy makes of it",
+    ),
     "uses a late number": (
         "the step at {line} reads the value of a tensor and goes on in Python with it",
         f"keep it a tensor, or {_RETURN}",

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
 from typing import NamedTuple
@@ -95,6 +95,12 @@ class Instance:
         """No placement of all ops ends earlier: the longest path, and the least area over the cores."""
         areas = [min(width * us for width, us in enumerate(of_op) if width) for of_op in self.durations_us]
         return max(max(self.ranks_us, default=0.0), sum(areas) / self.num_cores)
+
+    def on_cores(self, num_cores: int) -> Instance:
+        """The same ops on some of the cores."""
+        durations_us = [of_op[: num_cores + 1] for of_op in self.durations_us]
+        best_width = [min(range(1, num_cores + 1), key=of_op.__getitem__) for of_op in durations_us]
+        return replace(self, num_cores=num_cores, durations_us=durations_us, best_width=best_width)
 
 
 def instance_of(graph: Graph, costs: Costs, device: Device, earliest_us: Mapping[str, float] | None = None) -> Instance:

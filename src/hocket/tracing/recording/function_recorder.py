@@ -24,6 +24,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from hocket.pystate.executed import user_line
+from hocket.tracing.recording.arrays import MAKERS, WatchedArray, made_of_array
 from hocket.tracing.recording.data_reads import CHOOSERS, EXITS, UNSEEN_WRITES, tensors_read, with_numbers
 from hocket.tracing.recording.op_recorder import Note, OpRecorder
 from hocket.tracing.recording.ties import tie
@@ -81,6 +82,8 @@ class FunctionRecorder(TorchFunctionMode):
             return self._values(args[0])
         for tensor in tensors_read(func, args, kwargs):
             self._values(tensor)
+        if func in MAKERS and type(args[0]) is WatchedArray and (made := made_of_array(func, args, kwargs)) is not None:
+            return made
         args = with_numbers(func, args, lambda tensor: self._value(tensor, torch.Tensor.item))
         live = list(_live_in((args, kwargs)))
         return self._with_numbers(func, args, kwargs, live) if live else func(*args, **kwargs)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -22,9 +22,11 @@ from torch import fx
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from hocket.pystate.appended import AppendedList, recorded_lists
+from hocket.pystate.batches import folded, holds_arrays
 from hocket.pystate.executed import user_line_of
 from hocket.pystate.places import Place, is_plain, same, shown
 from hocket.tracing.reasons import Reason, Reasons
+from hocket.tracing.recording.arrays import arrays_followed, plain_arrays, watched_array
 from hocket.tracing.recording.exits import exits_noted
 from hocket.tracing.recording.function_recorder import FunctionRecorder, python_functions_open
 from hocket.tracing.recording.module_tracker import ModuleTracker
@@ -145,7 +147,7 @@ class _Recording:
             stack.callback(self.tape.close)
             stack.callback(self._put_numbers_back)
             stack.callback(where.close)
-            with followed_math(), exits_noted(self.reasons), python_functions_open():
+            with followed_math(), exits_noted(self.reasons), python_functions_open(), arrays_followed():
                 for entry, value in self.numbers.items():
                     entry.set(self.tape.leaf(entry, value))
                 with recorded_lists(self.appended, partial(self.reasons.add, "reads an appended list")) as added:
@@ -158,7 +160,7 @@ class _Recording:
                             raise
                         return self._again(step, ops, error)
             trace = self._trace(ops, result, added)
-            return Recorded(plain_result(result), trace, self.reasons.first)
+            return Recorded(plain_result(plain_arrays(result)), trace, self.reasons.first)
 
     def _again(self, step: Callable[[Any], Any], ops: OpRecorder, error: Exception) -> Recorded:
         """The step with plain numbers, where a C function of no concern to torch would not take a live one."""
@@ -192,8 +194,8 @@ class _Recording:
         self.updates.append(UpdateCall(optimizer, gradients, len(ops.order)))
 
     def _batch(self) -> Any:
-        """The batch, with a live number for each leaf that changes between batches."""
-        if not self.live_leaves:
+        """The batch, with a live number for each leaf that changes between batches, and with watched arrays."""
+        if not self.live_leaves and not holds_arrays(self.batch):
             return self.batch
         found, count = list(self.leaves), -1
         for place, leaf in enumerate(self.leaves):
@@ -201,7 +203,12 @@ class _Recording:
                 count += 1
                 if count in self.live_leaves:
                     found[place] = self.tape.leaf(LiveLeaf(place), leaf)
+        if holds_arrays(self.batch):
+            return replace(self.batch, value=folded(self.batch.tree, iter(found), self._watched_array))
         return tree_unflatten(found, self.spec)
+
+    def _watched_array(self, array: Any, tensor: torch.Tensor) -> Any:
+        return watched_array(array, tensor, partial(self.reasons.add, "computes with an array"))
 
     def _trace(self, ops: OpRecorder, result: Any, added: list[list[Any]]) -> Trace | None:
         gradients = self._gradients(ops)

@@ -1,0 +1,70 @@
+"""`hocket.scheduled`: the decorator, for steps that are functions and for those that are methods of a class."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any
+
+from hocket.function_like import FunctionLike
+from hocket.session import Schedule, schedule
+
+__all__ = ["scheduled"]
+
+
+class ScheduledMethod(FunctionLike):
+    """A method whose model and optimizer are those of the instance: each instance has a schedule of its own.
+
+    Args:
+        method: the function in the class body.
+        model, optimizer: what it trains; a function of the instance where that has it.
+        options: of `hocket.schedule`.
+    """
+
+    def __init__(self, method: Callable[..., Any], model: Any, optimizer: Any, options: dict[str, Any]) -> None:
+        self.stand_for(method)
+        self._trained = (model, optimizer)
+        self._options = options
+
+    def __call__(self, instance: Any, *args: Any, **kwargs: Any) -> Any:
+        return self.__get__(instance, type(instance))(*args, **kwargs)
+
+    def of_method(self, method: Callable[..., Any], instance: Any) -> Schedule:
+        model, optimizer = (one(instance) if isinstance(one, FunctionType) else one for one in self._trained)
+        return schedule(method, model, optimizer, **self._options)
+
+
+def scheduled(model: Any, optimizer: Any, **options: Any) -> Callable[[Callable[..., Any]], Any]:
+    """Decorate a training step, so that it is scheduled where it is defined.
+
+    Args:
+        model: the module it trains, or a list of modules. For a method of a class whose instances have their own: a
+            function of the instance.
+        optimizer: the optimizer it steps, or a list of optimizers; or such a function.
+        options: of `hocket.schedule`.
+
+    Returns:
+        The decorator. It gives a `Schedule`; on a class, each instance gets its own when it first looks the method up.
+
+    Example:
+        >>> class Trainer:
+        ...     def __init__(self, model, optimizer):
+        ...         self.model, self.optimizer = model, optimizer
+        ...
+        ...     @scheduled(lambda self: self.model, lambda self: self.optimizer)
+        ...     def training_step(self, batch):
+        ...         self.optimizer.zero_grad()
+        ...         loss = self.model(batch).square().mean()
+        ...         loss.backward()
+        ...         self.optimizer.step()
+        ...         return loss.detach()
+        >>> Trainer.training_step.__name__
+        'training_step'
+    """
+
+    def decorate(step: Callable[..., Any]) -> Any:
+        if any(isinstance(one, FunctionType) for one in (model, optimizer)):
+            return ScheduledMethod(step, model, optimizer, options)
+        return schedule(step, model, optimizer, **options)
+
+    return decorate

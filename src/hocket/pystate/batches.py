@@ -1,0 +1,245 @@
+"""Batches of any shape: objects that hold tensors are unfolded into what they hold.
+
+Torch's pytree knows lists, tuples, dicts and what was registered with it; anything else is a leaf to it. A batch is as
+often a dataclass, an `argparse.Namespace`, a `collections.UserDict`, a dict of a class of its own or the
+``BatchEncoding`` of a tokenizer. All that such an object holds is in its ``__dict__``, its slots, and the items of the
+list, tuple or dict that its class is derived from::
+
+    Batch(x=tensor, meta=Namespace(ids=tensor))   ->   leaves tensor, tensor; tree (Batch, x, (Namespace, ids))
+
+An array of numpy is unfolded into the tensor that shares its memory. `unfolded` gives such a batch as an `Unfolded`,
+which is registered with torch's pytree; the step gets its own object.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import types
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils import _pytree as pytree
+
+from hocket.arguments import Arguments, Unfolded
+from hocket.pystate.layout import foreign_base, instance_dict, slot_value, slots_of
+from hocket.pystate.places import is_plain
+
+__all__ = ["folded", "holds_arrays", "kinds_in", "reads_out_of_sight", "unfolded", "unfolded_again"]
+
+# Beyond these an object is no batch: it is left as one leaf, which cannot be seen.
+MAX_DEPTH, MAX_LEAVES = 12, 2000
+
+_CONTAINERS = (dict, list, tuple)
+_MADE_BY = (dict, list, types.SimpleNamespace)
+# Objects that are more than what they hold.
+_NEVER = (
+    torch.nn.Module, torch.optim.Optimizer, torch.Generator, type, enum.Enum, np.ndarray, np.generic, BaseException,
+    types.ModuleType, types.FunctionType, types.MethodType, types.GeneratorType,
+)  # fmt: skip
+# Attributes that hold objects of C beside what a step reads, by class and name.
+_OUT_OF_SIGHT = (("BatchEncoding", "_encodings"),)
+# Methods of these classes that do not look at them; indexing by a number does, and is not told apart.
+_INNOCENT = frozenset(
+    (
+        "__init__", "__getitem__", "__getattr__", "__contains__", "__len__", "__iter__", "keys", "values", "items",
+        "to", "get", "copy", "convert_to_tensors", "__setitem__", "__repr__",
+    )
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Tree:
+    """The shape of an unfolded value.
+
+    Attributes:
+        kind: the type of the object; None for a leaf.
+        keys: names of its attributes, then the keys of its items.
+        spec: of a node that torch's pytree knows, with leaves in it.
+        parts: a tree for each child.
+        unseen: attributes that are left out.
+    """
+
+    kind: type | None = None
+    keys: tuple[Any, ...] = ()
+    spec: Any = None
+    parts: tuple[_Tree, ...] = ()
+    unseen: dict[str, Any] = field(default_factory=dict, compare=False)
+
+    def kinds(self) -> Iterator[type]:
+        if self.kind is not None and self.spec is None:
+            yield self.kind
+        for part in self.parts:
+            yield from part.kinds()
+
+    def arrays(self, leaves: Iterator[Any]) -> dict[int, torch.Tensor]:
+        """By the address of each array its tensor."""
+        if not self.parts and self.spec is None and self.kind in (None, np.ndarray):
+            leaf = next(leaves)
+            return {} if self.kind is None else {id(self.unseen[""]): leaf}
+        return {address: leaf for part in self.parts for address, leaf in part.arrays(leaves).items()}
+
+
+_LEAF = _Tree()
+
+
+class _TooLargeError(Exception):
+    """The value is no batch: it refers to itself, or has very many parts."""
+
+
+def unfolded(batch: Any) -> Any:
+    """`batch`, as an `Unfolded` if there is an object in it that has to be unfolded to see all tensors."""
+    return batch if _is_usual(batch) else _unfolded(batch, {})
+
+
+def unfolded_again(batch: Any) -> Any:
+    """What `unfolded` gave, as it is now; an array has the same tensor as before."""
+    return _unfolded(batch.value, batch.tree.arrays(iter(batch.leaves))) if type(batch) is Unfolded else batch
+
+
+def _unfolded(batch: Any, arrays: dict[int, torch.Tensor]) -> Any:
+    leaves: list[Any] = []
+    try:
+        tree = _tree_of(batch, leaves, arrays, 0)
+    except _TooLargeError:
+        return batch
+    return Unfolded(batch, tuple(leaves), tree) if any(True for _ in tree.kinds()) else batch
+
+
+def holds_arrays(batch: Any) -> bool:
+    """Whether there are arrays of numpy in an unfolded batch."""
+    return np.ndarray in kinds_in(batch)
+
+
+def kinds_in(batch: Any) -> set[type]:
+    """The classes of all objects that were unfolded, whose code the step may run."""
+    return set(batch.tree.kinds()) if type(batch) is Unfolded else set()
+
+
+def reads_out_of_sight(batch: Any, codes: Iterable[types.CodeType]) -> str:
+    """A method that ran and may read what is not seen of the batch, as ``BatchEncoding.word_ids``; or nothing."""
+    kinds = {owner for owner, _ in _OUT_OF_SIGHT} & {kind.__name__ for kind in kinds_in(batch)}
+    for code in codes if kinds else ():
+        owner, _, name = code.co_qualname.rpartition(".")
+        if owner in kinds and name not in _INNOCENT:
+            return code.co_qualname
+    return ""
+
+
+def _is_usual(value: Any) -> bool:
+    """Whether torch's pytree sees all there is, told without its help."""
+    kind = type(value)
+    if kind is torch.Tensor or is_plain(value):
+        return True
+    if kind is list or kind is tuple:
+        return all(map(_is_usual, value))
+    if kind is dict:
+        return all(map(_is_usual, value.values()))
+    return kind is Arguments and _is_usual(value.args) and _is_usual(value.kwargs)
+
+
+def _tree_of(value: Any, leaves: list[Any], arrays: dict[int, torch.Tensor], depth: int) -> _Tree:
+    if depth > MAX_DEPTH or len(leaves) > MAX_LEAVES:
+        raise _TooLargeError
+    kind = type(value)
+    if isinstance(value, torch.Tensor) or is_plain(value):
+        leaves.append(value)
+        return _LEAF
+    if kind is np.ndarray and (tensor := arrays.get(id(value), _tensor_of(value))) is not None:
+        leaves.append(tensor)
+        return _Tree(kind, unseen={"": value})
+    children, spec = pytree.tree_flatten(value, is_leaf=lambda each: each is not value)
+    if not (len(children) == 1 and children[0] is value):
+        return _Tree(kind, (), spec, tuple(_tree_of(child, leaves, arrays, depth + 1) for child in children))
+    if not _is_seen_through(kind):  # type: ignore[arg-type]
+        leaves.append(value)
+        return _LEAF
+    keys, children, unseen = _content(value, kind)
+    return _Tree(kind, keys, None, tuple(_tree_of(child, leaves, arrays, depth + 1) for child in children), unseen)
+
+
+def _tensor_of(array: np.ndarray[Any, Any]) -> torch.Tensor | None:
+    """The tensor that shares the memory of an array; None for texts, objects and the like, and reversed ones."""
+    if array.dtype.kind not in "biufc" or any(stride < 0 for stride in array.strides):
+        return None
+    try:
+        with warnings.catch_warnings():
+            if not array.flags.writeable:
+                warnings.simplefilter("ignore")  # torch warns of memory that must not be written to
+            return torch.from_numpy(array)
+    except (TypeError, ValueError):
+        return None
+
+
+@functools.cache
+def _is_seen_through(kind: type) -> bool:
+    """Whether all that an instance holds is in its attributes and items."""
+    if issubclass(kind, _NEVER) or kind.__flags__ & 1 << 9 == 0:  # types of C, but for one
+        return kind is types.SimpleNamespace
+    base = foreign_base(kind)
+    return base is None or base in (*_CONTAINERS, types.SimpleNamespace)
+
+
+def _content(value: Any, kind: type) -> tuple[tuple[Any, ...], list[Any], dict[str, Any]]:
+    """The keys and values of an object's attributes and items, and what is left out of them."""
+    attributes = dict(instance_dict(value) or {})
+    attributes |= {name: found for name in slots_of(kind) for found in slot_value(value, name)}
+    unseen = {name: attributes[name] for name in attributes if (kind.__name__, name) in _OUT_OF_SIGHT}
+    attributes |= {name: hidden is None for name, hidden in unseen.items()}
+    items: list[tuple[Any, Any]] = []
+    if isinstance(value, dict):
+        items = list(dict.items(value))
+    elif isinstance(value, (list, tuple)):
+        base: Any = list if isinstance(value, list) else tuple
+        items = list(enumerate(base.__iter__(value)))
+    if not all(is_plain(key) for key, _ in items):
+        raise _TooLargeError
+    keys = (tuple(attributes), tuple((type(key), key) for key, _ in items))
+    return keys, [*attributes.values(), *(each for _, each in items)], unseen
+
+
+def folded(tree: _Tree, leaves: Iterator[Any], array: Callable[[Any, Any], Any] = lambda own, _: own) -> Any:
+    """The value of a tree with these leaves; `array` makes what stands for an array of it and its tensor."""
+    if tree.kind is None:
+        return next(leaves)
+    if tree.kind is np.ndarray:
+        return array(tree.unseen[""], next(leaves))
+    children = [folded(part, leaves, array) for part in tree.parts]
+    if tree.spec is not None:
+        return pytree.tree_unflatten(children, tree.spec)
+    kind: Any = tree.kind
+    names, items = tree.keys
+    found = children[len(names) :]
+    if issubclass(kind, tuple):
+        made = tuple.__new__(kind, found)
+    else:
+        made = next(base for base in (*_MADE_BY, object) if issubclass(kind, base)).__new__(kind)
+        if issubclass(kind, dict):
+            dict.update(made, zip((key for _, key in items), found, strict=True))
+        elif issubclass(kind, list):
+            list.extend(made, found)
+    table = instance_dict(made)
+    for name, each in zip(names, children, strict=False):
+        each = tree.unseen.get(name, each)
+        if table is not None and name not in slots_of(kind):
+            table[name] = each
+        else:
+            object.__setattr__(made, name, each)
+    return made
+
+
+def _unflatten(leaves: Any, tree: Any) -> Unfolded:
+    found = tuple(leaves)
+    return Unfolded(folded(tree, iter(found)), found, tree)
+
+
+pytree.register_pytree_node(
+    Unfolded,
+    lambda batch: (list(batch.leaves), batch.tree),
+    _unflatten,
+    serialized_type_name="hocket.arguments.Unfolded",
+)

@@ -1,0 +1,68 @@
+"""A step that is scheduled beside its eager twin: the same results call by call, and a graph of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+import hocket
+
+# Calls that a variant is watched, recorded and verified in, those of the gradient's two forms included, and some more.
+CALLS = 14
+
+
+@dataclass
+class Program:
+    """A training step with what it trains."""
+
+    step: Callable[..., Any]
+    model: Any
+    optimizer: Any
+    between: Callable[[int], Any] = lambda number: None
+
+
+def ran(
+    make: Callable[[], Program], batch: Callable[[int], Any], num_calls: int = CALLS, **options: Any
+) -> hocket.Schedule:
+    """Call the scheduled step and its twin; they must agree bit for bit. `batch` gives a tuple of arguments, or one."""
+    eager, program = made(make), made(make)
+    machine = hocket.Machine.of(cores=1)
+    fast = hocket.schedule(
+        program.step,
+        program.model,
+        program.optimizer,
+        **{"guard": False, "cache": False, "machine": machine, **options},
+    )
+    for number in range(num_calls):
+        found = []
+        for one, step in ((eager, eager.step), (program, fast)):
+            one.between(number)
+            torch.manual_seed(number)
+            given = batch(number)
+            found.append(step(*given) if type(given) is tuple else step(given))
+        assert all(map(_are_same, *map(tree_leaves, found))), f"call {number}: {found}"
+    for one, other in zip(eager.model.parameters(), program.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+    return fast
+
+
+def captured(
+    make: Callable[[], Program], batch: Callable[[int], Any], num_calls: int = CALLS, **options: Any
+) -> hocket.Schedule:
+    """As `ran`, and the step must be a graph at the end."""
+    fast = ran(make, batch, num_calls, **options)
+    assert fast._pool.current.captured is not None, fast.why
+    return fast
+
+
+def made(make: Callable[[], Program]) -> Program:
+    torch.manual_seed(0)
+    return make()
+
+
+def _are_same(first: Any, second: Any) -> bool:
+    return torch.equal(first, second) if isinstance(first, torch.Tensor) else first == second
