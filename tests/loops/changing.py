@@ -26,10 +26,10 @@ __all__ = ["ChangingLoop", "ChangingProgram", "changing_program", "reset_switche
 
 # How a program is scheduled: options by name, how many of ten programs have them, and how many calls it makes.
 SETTINGS: tuple[tuple[str, int, int], ...] = (
-    ("serial", 5, 24),
-    ("lanes", 2, 26),
-    ("close", 2, 34),
-    ("default", 1, 100),
+    ("serial", 5, 30),
+    ("lanes", 2, 34),
+    ("close", 2, 40),
+    ("default", 1, 110),
 )
 MAX_CHANGES = 6
 _LINEAR_FORWARD = nn.Linear.forward
@@ -103,6 +103,7 @@ class ChangingProgram:
             "",
             "def after(n, result):",
             f"    nonlocal {', '.join((*self.step.outer, *names))}",
+            *_indented(self.step.after),
             *_indented(line for n, lines in self.events for line in (f"if n == {n}:", *_indented(_split(lines)))),
             "",
             "def batches(n):",
@@ -141,7 +142,7 @@ def changing_program(seed: int) -> ChangingProgram:
     events: list[tuple[int, tuple[str, ...]]] = []
     rounds = False
     # Not while the first steps are watched in most of the programs: they would never be captured.
-    earliest = rng.choice((0, 3, 8, 12)) if num_calls < 50 else rng.choice((0, 12, 60, 80))
+    earliest = rng.choice((0, 8, num_calls // 2, num_calls // 2))
     for _ in range(rng.randrange(1, MAX_CHANGES)):
         change: Change = rng.choice(CHANGES)(rng, step.number)
         start = rng.randrange(earliest, num_calls - 2)

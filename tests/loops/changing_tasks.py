@@ -140,7 +140,7 @@ class Step:
         model: the class of the model.
         number: the expression of a number that the step reads.
         declare: lines that build it.
-        step: lines of the step's body.
+        step, after: lines of the step's body, and of the code after each step.
         outer: variables of the builder that the step or a change binds.
     """
 
@@ -148,6 +148,7 @@ class Step:
     number: str
     declare: tuple[str, ...]
     step: tuple[str, ...]
+    after: tuple[str, ...]
     outer: tuple[str, ...] = ("net", "optimizer", "k", "h")
 
 
@@ -168,6 +169,7 @@ def step_of(rng: Random) -> Step:
         f"hidden_shape = ({hidden_shape},)",
     ]
     body = ["x, y = batch"]
+    after: list[str] = []
     body += _number_read(rng, number)
     before = rng.random() < 0.5
     argument = _hidden_read(rng, hidden, body)
@@ -188,7 +190,7 @@ def step_of(rng: Random) -> Step:
     body += ["optimizer.step()"] if before else ["optimizer.step()", zero]
     if rng.random() < 0.25:
         declare.append(f"scheduler = {rng.choice(_SCHEDULERS)}")
-        body.append("scheduler.step()")
+        (after if rng.random() < 0.8 else body).append("scheduler.step()")
     if rng.random() < 0.25:
         declare.append("average = [p.detach().clone() for p in net.parameters()]")
         declare.append("s['average'] = average")
@@ -199,7 +201,7 @@ def step_of(rng: Random) -> Step:
         new = "new.detach()" if model == "RNN" else "0.9 * out.detach().mean() + torch.zeros(hidden_shape)"
         body.append(f"{hidden} = {new}")
     body.append(f"return {rng.choice(_RESULTS)}")
-    return Step(model, number, tuple(declare), tuple(body))
+    return Step(model, number, tuple(declare), tuple(body), tuple(after))
 
 
 def _number_read(rng: Random, number: str) -> list[str]:

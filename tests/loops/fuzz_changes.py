@@ -35,6 +35,8 @@ from loops.snapshot import differences, flat, trained
 __all__ = ["faults", "main", "smallest_change"]
 
 MAX_LINES = 6
+# Where programs may round otherwise: what is left where large numbers cancel counts by their size.
+SMALLEST = 1e-2
 # A call takes milliseconds; how long one program may take in all.
 TIME_LIMIT_S = 60
 
@@ -140,7 +142,7 @@ def _call(loop: ChangingLoop, fast: Any, n: int, found: Run, *, counts: bool) ->
     try:
         _state(loop, table)
     except Exception as error:  # noqa: BLE001  # optimizers that were changed may not tell their state
-        flat(error, "reading the state", table)
+        flat(type(error), "reading the state", table)
     try:
         loop.after(n, None)
     except Exception as error:  # noqa: BLE001  # a change fails where it met another one
@@ -175,7 +177,7 @@ def faults(program: ChangingProgram) -> list[str]:
     # On two cores an op may run at two threads, and rounds otherwise than eager at one.
     exact = program.setting in ("serial", "default") and not program.rounds
     for n, (one, other) in enumerate(zip(eager.calls, scheduled.calls, strict=True)):
-        lines = [f"call {n}: {line}" for line in differences(one, other, exact=exact)[:MAX_LINES]]
+        lines = [f"call {n}: {line}" for line in differences(one, other, exact=exact, smallest=SMALLEST)[:MAX_LINES]]
         if scheduled.num_steps[n] > 1:
             lines.append(f"call {n}: the step was called {scheduled.num_steps[n]} times")
         if lines:

@@ -83,12 +83,15 @@ class VariantPool:
             Exception: whatever the step raises.
         """
         if self._direct is not None:
+            failure: BaseException | None = None
             try:
                 result = self._direct(batch)
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001  # raised again, unless eager can make the step
+                failure = error
+            if failure is not None:
                 self._failed = True
-                self._end_direct(error)
-                raise
+                self._end_direct(failure)
+                return self.current.made_again(failure, batch)
             if result is not NotImplemented:
                 return result
             self._end_direct()

@@ -22,7 +22,7 @@ from hocket.heap import trim_heap
 from hocket.tracing.saved_state import Saved
 from hocket.tracing.variants import in_form
 
-__all__ = ["AGAIN", "PlanFailedError", "RefusedError", "StepRunner"]
+__all__ = ["AGAIN", "PlanFailedError", "RefusedError", "StepRunner", "again_by_eager"]
 
 # A step was made that was not the one that was asked for.
 AGAIN = object()
@@ -149,10 +149,15 @@ class StepRunner:
             self.result = executor(batch)
         except StaleCaptureError:
             raise
-        except BaseException:
-            self.failed = True  # an op that has run before: eager would have failed in it, too
-            raise
-        self.is_done = True
+        except BaseException as error:
+            if not isinstance(error, Exception) or not executor.left_no_trace():
+                self.failed = True  # an op that has run before: eager would have failed in it, too
+                raise
+            failure = error
+        else:
+            self.is_done = True
+            return
+        again_by_eager(failure, self.eager, batch)
 
     def _first_planned(self, executor: Executor, batch: Any) -> None:
         """A step of an executor that may turn out not to work at all: the state is kept, to go on eagerly."""
@@ -167,3 +172,13 @@ class StepRunner:
             raise PlanFailedError(f"a plan failed in its first step ({type(error).__name__}: {error})") from error
         self._proven.add(executor)
         self.is_done = True
+
+
+def again_by_eager(error: Exception, step: Callable[[Any], Any], batch: Any) -> Any:
+    """Make a step eagerly that raised by plan and left no trace; an error of eager's has the plan's notes."""
+    try:
+        return step(batch)
+    except Exception as own:
+        for note in getattr(error, "__notes__", ()):
+            own.add_note(note)
+        raise

@@ -18,7 +18,7 @@ from hocket.autotune.audit import Auditor
 from hocket.autotune.candidate import Candidate, TunerConfig
 from hocket.autotune.decision import UNDECIDED, Decision, Verdict
 from hocket.autotune.items import Item
-from hocket.autotune.runner import AGAIN, RefusedError, StepRunner
+from hocket.autotune.runner import AGAIN, RefusedError, StepRunner, again_by_eager
 from hocket.autotune.tuner import Tuner
 from hocket.autotune.verification import Difference
 from hocket.backends import Backend, CpuBackend, CudaBackend
@@ -102,7 +102,9 @@ class Variant:
     @property
     def lacks_state(self) -> bool:
         """Whether the graph would stand for the step if the optimizer had its state, which an eager step makes."""
-        return self.captured is not None and self.captured.lacks_state
+        if self.captured is None or not self.captured.lacks_state:
+            return False
+        return self.guards is None or self.guards.hold()
 
     @property
     def is_eager(self) -> bool:
@@ -135,6 +137,21 @@ class Variant:
             if not moved or not moved.isdisjoint(self._followed_wrongly):
                 raise
             return self._proven(best, batch, moved)
+        except Exception as error:
+            if not best.executor.left_no_trace():
+                raise
+            failure = error
+        return self.made_again(failure, batch)
+
+    def made_again(self, error: BaseException, batch: Any) -> Any:
+        """The step by eager, where a planned one has raised that left no trace; else its error again.
+
+        What the user's step does before it raises is done then, and its error is that of his own line.
+        """
+        best = self.decision.best
+        if best is None or not isinstance(error, Exception) or not best.executor.left_no_trace():
+            raise error
+        return again_by_eager(error, self._config.step, batch)
 
     def direct(self, recognised: Any) -> Any:
         """The planned step as native calls, until Python is needed next; None where it has no such form.

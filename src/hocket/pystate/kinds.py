@@ -135,9 +135,10 @@ class Kinds(Walk):
         for number, group in enumerate(value.param_groups):
             # Numbers of a group are read anew by every planned step.
             self.done.add(id(group))
-            keys = [key for key in group if not _is_numeric(group[key])]
+            numeric = frozenset(key for key in group if key != "params" and _is_numeric(group[key]))
+            keys = [key for key in group if key not in numeric]
             group_path = (path, f"{{}}.param_groups[{number}]", None)
-            counts = frozenset(keys).__contains__
+            counts = _is_not_in(numeric)
             self.add("dict", group, group_path, keys, [group[key] for key in keys], "[]", counts=counts)
 
     # ---------------------------------------------------------------------------------------------------- functions
@@ -414,6 +415,10 @@ def _hooks_of(tensor: torch.Tensor, name: str) -> list[Any]:
 
 def _ids(values: Iterable[Any]) -> tuple[int, ...]:
     return tuple(map(id, values))
+
+
+def _is_not_in(keys: frozenset[str]) -> Callable[[str], bool]:
+    return lambda key: key not in keys
 
 
 def _is_numeric(value: Any) -> bool:

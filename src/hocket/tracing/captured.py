@@ -333,9 +333,7 @@ def capture_step(
     return found
 
 
-def _recorded(
-    step: Callable[[Any], Any], model: Any, optimizer: Any, batch: Any, known: Mapping[str, Any]
-) -> Recorded:
+def _recorded(step: Callable[[Any], Any], model: Any, optimizer: Any, batch: Any, known: Mapping[str, Any]) -> Recorded:
     try:
         return record_step(step, model, optimizer, batch, undoes=True, **known)
     except CaptureError:
@@ -392,10 +390,13 @@ def _read(leaf: Any, batch: list[Any], of_batch: list[Any]) -> Any:
 
 
 def _is_gone(source: Entry | Gradient) -> bool:
+    """Whether there is nothing at a place that a step could fill: not where the parameter itself is gone."""
     try:
+        if isinstance(source, Gradient) and not isinstance(source.parameter.get(), torch.Tensor):
+            return False
         return source.get() is None
     except LookupError:
-        return True
+        return not isinstance(source, Gradient)
 
 
 def _has_state(places: Inventory) -> bool:
