@@ -59,6 +59,38 @@ def layer_exchanged_for_its_copy(model, optimizer):
     model[2] = copy.deepcopy(model[2])
 
 
+@pytest.mark.parametrize("zeroed", [True, False])
+def test_gradients_that_were_one_tensor_are_two_later(zeroed):
+    def build():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+
+        def step(x):
+            loss = model(x).pow(2).mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=not zeroed)
+            return loss
+
+        return step, model, optimizer
+
+    eager, model, _ = build()
+    step, other, optimizer = build()
+    x = torch.randn(3, 4)
+    with hocket.schedule(step, other, optimizer, guard=False, planner="serial", machine=ONE, cache=False) as fast:
+        for n in range(50):
+            for each in (model, other):
+                if n in (2, 40):
+                    each[0].weight.grad = torch.ones(4, 4)
+                    each[2].weight.grad = each[0].weight.grad
+                if n == 20:
+                    each[2].weight.grad = torch.ones(4, 4)
+            assert torch.equal(eager(x), fast(x))
+            for first, second in zip(model.parameters(), other.parameters(), strict=True):
+                assert torch.equal(first, second)
+
+
 CHANGES = (
     parameter_dropped_from_its_group,
     parameter_put_into_its_group_twice_over,

@@ -13,6 +13,8 @@ from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
+import torch
+
 from hocket.adaptation import Drift, DriftDetector
 from hocket.autotune.audit import Auditor
 from hocket.autotune.candidate import Candidate, TunerConfig
@@ -26,7 +28,7 @@ from hocket.errors import CaptureError, PlanError, StaleCaptureError
 from hocket.pystate.guards import Guards
 from hocket.pystate.watch import named
 from hocket.tracing.captured import Captured
-from hocket.tracing.state import Inventory
+from hocket.tracing.state import Entry, Inventory
 
 __all__ = ["Variant"]
 
@@ -335,7 +337,7 @@ class Variant:
 def _backend_of(config: TunerConfig) -> Backend:
     if config.backend is not None:
         return config.backend()
-    devices = {entry.get().device for entry in config.places.parameters}
+    devices = _devices_of(config.places)
     if len(devices) == 1 and (device := next(iter(devices))).type == "cuda":
         return CudaBackend(device.index or 0)
     return CpuBackend(config.machine, config.executor)
@@ -343,8 +345,21 @@ def _backend_of(config: TunerConfig) -> Backend:
 
 def _unplannable(places: Inventory) -> str:
     """Why no plan can run where this step's parameters are; empty if one can."""
-    devices = {entry.get().device for entry in places.parameters}
+    devices = _devices_of(places)
     if len(devices) == 1 and next(iter(devices)).type in ("cpu", "cuda"):
         return ""
     names = ", ".join(sorted(map(str, devices)))
     return f"its parameters are on {names}; a step is planned on CPU cores or on one GPU" if devices else ""
+
+
+def _devices_of(places: Inventory) -> set[torch.device]:
+    """Where parameters are; one that is gone, or is no tensor any more, is nowhere."""
+    found = [_value(entry) for entry in places.parameters]
+    return {value.device for value in found if isinstance(value, torch.Tensor)}
+
+
+def _value(entry: Entry) -> Any:
+    try:
+        return entry.get()
+    except LookupError:
+        return None

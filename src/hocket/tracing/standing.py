@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from hocket.tracing.state import BatchLeaf, Entry
+from hocket.tracing.state import BatchLeaf, Entry, Gradient
 
 if TYPE_CHECKING:
     from hocket.tracing.recording.record import Trace
@@ -71,7 +71,7 @@ class Standing:
     kinds: Mapping[int, TensorKind | None]
     slots: tuple[int, ...]
     first: tuple[int, ...]
-    twins: tuple[tuple[Entry, Entry], ...]
+    twins: tuple[tuple[Entry | Gradient, Entry | Gradient], ...]
 
     @staticmethod
     def of(trace: Trace, inputs: Sequence[tuple[int, Any]], slot_of: Mapping[fx.Node, int]) -> Standing:
@@ -107,7 +107,7 @@ class Standing:
                 return False
             if first.setdefault(tensor.untyped_storage()._cdata, place) != self.first[place]:
                 return False
-        return all(one.get() is other.get() for one, other in self.twins)
+        return all(_now(one) is _now(other) for one, other in self.twins)
 
 
 def _now(source: Any) -> Any:

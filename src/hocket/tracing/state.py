@@ -210,7 +210,7 @@ class Inventory:
     versioned: tuple[dict[str, Any], ...]
     further: tuple[Place, ...] = ()
     plain: tuple[Entry, ...] = ()
-    twins: tuple[tuple[Entry, Entry], ...] = ()
+    twins: tuple[tuple[Entry | Gradient, Entry | Gradient], ...] = ()
 
     def again(self) -> Inventory:
         """The places of the same models and optimizers as they are now."""
