@@ -59,6 +59,50 @@ def layer_exchanged_for_its_copy(model, optimizer):
     model[2] = copy.deepcopy(model[2])
 
 
+@pytest.mark.parametrize("place", ["item", "attribute"])
+@pytest.mark.parametrize("call", range(2, 8))
+def test_hook_that_begins_to_count_while_the_step_is_looked_at(place, call):
+    """The first recorded step makes the counter: it is new, and no name that was not looked at before.
+
+    With a convolution, torch's own code runs for the first time then.
+    """
+
+    _count(place, call)  # what torch does once in a process is done then
+    _count(place, call)
+
+
+class Seen:
+    """Holds a counter."""
+
+
+def _count(place, call):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(2, 2, 3), nn.Flatten(), nn.Linear(8, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    table, seen = {}, Seen()
+
+    def count(_):
+        if place == "item":
+            table["calls"] = table.get("calls", 0) + 1
+        else:
+            seen.calls = getattr(seen, "calls", 0) + 1
+
+    def step(x):
+        optimizer.zero_grad()
+        loss = model(x).pow(2).mean() + 0 * len(table)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    x = torch.randn(2, 2, 4, 4)
+    with hocket.schedule(step, model, optimizer, guard=False, planner="serial", machine=ONE, cache=False) as fast:
+        for n in range(30):
+            if n == call:
+                model[0].weight.register_hook(count)
+            fast(x)
+            assert (table.get("calls", 0) or getattr(seen, "calls", 0)) == max(0, n + 1 - call)
+
+
 @pytest.mark.parametrize("zeroed", [True, False])
 def test_gradients_that_were_one_tensor_are_two_later(zeroed):
     def build():

@@ -193,7 +193,7 @@ def hook(rng: Random, _: str) -> Change:
         f"net.b.weight.register_post_accumulate_grad_hook(lambda p: {count})",
         "net.b.weight.register_post_accumulate_grad_hook(lambda p: p.grad.mul_(0.5))",
         f"optimizer.register_step_post_hook(lambda o, a, k: {count})",
-        "optimizer.register_step_pre_hook(lambda o, a, k: net.a.weight.grad.mul_(0.5))",
+        "optimizer.register_step_pre_hook(lambda o, a, k: (net.a.weight.grad.mul_(0.5), None)[1])",
         f"nn.modules.module.register_module_forward_hook(lambda m, i, o: {count})",
         "nn.modules.module.register_module_forward_pre_hook(lambda m, i: None)",
         f"torch.optim.optimizer.register_optimizer_step_post_hook(lambda o, a, k: {count})",
