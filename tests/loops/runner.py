@@ -29,7 +29,7 @@ import hocket
 from loops.loop import Case, Loop
 from loops.snapshot import differences, fingerprint, flat, trained
 
-__all__ = ["STEPS", "Ended", "builder", "code_of", "problems", "run", "time_limit"]
+__all__ = ["STEPS", "Ended", "builder", "code_of", "counting", "problems", "run", "time_limit"]
 
 STEPS = 200
 MARKED = 7  # every so many rounds all state is looked at, which takes longer than a step; no loop repeats itself in 7
@@ -103,7 +103,7 @@ def _drive(
         try:
             for part, call in zip(loop.parts, calls, strict=True):
                 result: Any = None
-                with _counted(codes, ended) if counted else contextlib.nullcontext():
+                with counting(codes, ended) if counted else contextlib.nullcontext():
                     batch = part.batch(n)
                     try:
                         result = call(batch)
@@ -180,7 +180,9 @@ def code_of(step: Any) -> types.CodeType | None:
 
 
 @contextlib.contextmanager
-def _counted(codes: set[types.CodeType], ended: Ended) -> Iterator[None]:
+def counting(codes: set[types.CodeType], ended: Ended) -> Iterator[None]:
+    """Count the calls of functions with these codes."""
+
     def trace(frame: types.FrameType, event: str, argument: Any) -> None:
         if frame.f_code in codes:
             ended.calls[frame.f_code] += 1

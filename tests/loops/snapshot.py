@@ -77,12 +77,17 @@ def trained(model: Any, optimizer: Any) -> dict[str, Any]:
     return into
 
 
-def differences(first: Mapping[str, Any], second: Mapping[str, Any], *, exact: bool = True) -> list[str]:
-    """One line for each name whose values differ, and for each name that only one table has."""
+def differences(
+    first: Mapping[str, Any], second: Mapping[str, Any], *, exact: bool = True, smallest: float = 1e-7
+) -> list[str]:
+    """One line for each name whose values differ, and for each name that only one table has.
+
+    Unless `exact`, tensors may differ by a share of their largest value, or of `smallest`.
+    """
     lines = [f"{name}: only eager has it" for name in first if name not in second]
     lines += [f"{name}: only the scheduled run has it" for name in second if name not in first]
     for name in first:
-        if name in second and not _same(first[name], second[name], exact):
+        if name in second and not _same(first[name], second[name], exact, smallest):
             lines.append(f"{name}: {_difference(first[name], second[name])}")
     return lines
 
@@ -108,7 +113,7 @@ def _bytes(tensor: torch.Tensor) -> bytes:
     return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
-def _same(a: Any, b: Any, exact: bool) -> bool:
+def _same(a: Any, b: Any, exact: bool, smallest: float) -> bool:
     if type(a) is not type(b):
         return False
     if exact or not isinstance(a, (torch.Tensor, float)):
@@ -117,7 +122,10 @@ def _same(a: Any, b: Any, exact: bool) -> bool:
         return math.isclose(a, b, rel_tol=TOLERANCE, abs_tol=1e-7) or (a != a and b != b)
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
-    scale = max(float(a.double().abs().max()), 1e-7) if a.numel() else 1.0
+    if not a.is_floating_point():
+        return bool(torch.equal(torch.view_as_real(a), torch.view_as_real(b)) if a.is_complex() else torch.equal(a, b))
+    finite = a.double()[a.isfinite()]
+    scale = max(float(finite.abs().max()), smallest) if finite.numel() else 1.0
     return torch.allclose(a.double(), b.double(), rtol=0, atol=TOLERANCE * scale, equal_nan=True)
 
 

@@ -84,12 +84,15 @@ class VariantPool:
             Exception: whatever the step raises.
         """
         if self._direct is not None:
+            failure: BaseException | None = None
             try:
                 result = self._direct(batch)
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001  # raised again, unless eager can make the step
+                failure = error
+            if failure is not None:
                 self._failed = True
-                self._end_direct(error)
-                raise
+                self._end_direct(failure)
+                return self.current.made_again(failure, batch)
             if result is not NotImplemented:
                 return result
             self._end_direct()
@@ -101,17 +104,26 @@ class VariantPool:
             return self._eagerly(batch, f"it is eager while {reason}")
         if self._versions and self.config.places.versions() != self._versions:
             self.start_anew()
-        key = self._key(batch)
+        try:
+            key = self._key(batch)
+        except Exception as error:  # noqa: BLE001  # nothing was run: whatever it is, the step is eager
+            return self._unseen(batch, error)
         failed, self._failed = self._failed, False
         variants = self._variants.get(key, ())
         if failed and self._has_plan and not any(variant.captured for variant in variants):
             return self.config.step(batch)  # a step that failed has left no gradients; that is not worth a capture
-        for variant in self._candidates(key, batch):
+        candidates = self._candidates(key, batch)
+        while True:
+            try:
+                variant = next(candidates, None)
+            except Exception as error:  # noqa: BLE001  # nothing was run
+                return self._unseen(batch, error)
+            if variant is None:
+                return self._eagerly(batch, "")
             try:
                 return self._make(variant, batch)
             except StaleCaptureError:
                 continue  # nothing was run: the graph does not stand for this step
-        return self._eagerly(batch, "")
 
     @property
     def _is_eager_for_good(self) -> bool:
@@ -184,6 +196,13 @@ class VariantPool:
             self.current.decision = Decision("eager", reason)
         self._before_eager()
         return self.config.step(batch)
+
+    def _unseen(self, batch: Any, error: Exception) -> Any:
+        """The user's own step, of which it cannot be told what it would run on."""
+        reason = f"the state before the step could not be looked at ({type(error).__name__}: {error}); please report it"
+        if self.current.decision.reason != reason:
+            log.warning("hocket: this call is eager: %s", reason, exc_info=error)
+        return self._eagerly(batch, reason)
 
     def _make(self, variant: Variant, batch: Any) -> Any:
         if variant is not self.current:

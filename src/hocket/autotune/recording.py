@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hocket.autotune.candidate import TunerConfig
+from hocket.pystate.executed import NamesKnown
 from hocket.pystate.guards import A_TENSOR, Guards
 from hocket.pystate.places import ABSENT
 from hocket.pystate.watch import Change, PurityWatch, Watched, differences, in_words
@@ -50,9 +51,11 @@ def recorded_form(config: TunerConfig, batch: Any, form: str) -> RecordedForm:
     recorded: list[Recorded] = []
     signature: list[tuple[Any, ...]] = []
     known: list[set[Any]] = []
+    names: list[NamesKnown] = []
 
     def recording(step: Callable[[Any], Any], batch: Any) -> Any:
         further = watch.outputs
+        names.append(watch.executed.names_now())
         known.append({*(place.identity for place in further), *watch.appended})
         signature.append(signature_of(places, batch))
         appended = tuple(watch.appended.values())
@@ -72,7 +75,7 @@ def recorded_form(config: TunerConfig, batch: Any, form: str) -> RecordedForm:
 
     with alone(), in_form(places, form):
         seen = watch.run(config.step, batch, counts=False, by=recording)
-    return _judged(config, watch, seen, recorded[0], signature[0], known[0], batch)
+    return _judged(config, watch, seen, recorded[0], signature[0], known[0], names[0], batch)
 
 
 def _judged(
@@ -82,6 +85,7 @@ def _judged(
     recorded: Recorded,
     signature: tuple[Any, ...],
     known: set[Any],
+    names: NamesKnown,
     batch: Any,
 ) -> RecordedForm:
     assert seen.before is not None, "steps were watched before"
@@ -96,7 +100,7 @@ def _judged(
     unseen = [change for change in differences(seen.before, seen.after) if not _is_known(change, known)]
     if not seen.settled:
         # Torch's own code ran for the first time, and its names count from now on: what they name is not new.
-        unseen = [change for change in unseen if change.then is not ABSENT]
+        unseen = [change for change in unseen if change.then is not ABSENT or _was_looked_at(change, seen, names)]
     if unseen or watch.executed.num_new_of_user:
         return RecordedForm(seen.result, guards, is_settled=False, reason="it did something new in each recorded step")
     return RecordedForm(seen.result, guards, captured_from(trace, signature, config.step, batch))
@@ -104,6 +108,14 @@ def _judged(
 
 def _is_known(change: Change, known: set[Any]) -> bool:
     return change.place.identity in known or id(change.place.owner) in known
+
+
+def _was_looked_at(change: Change, seen: Watched, names: NamesKnown) -> bool:
+    """Whether what is new at a place would have been seen there before the step."""
+    place = change.place
+    assert seen.before is not None
+    group = seen.before.groups.get((id(place.owner), place.kind))
+    return group is not None and (group.whole or names.count(place.owner, place.key))
 
 
 def _effects(trace: Trace) -> dict[Any, Any]:

@@ -23,7 +23,7 @@ from hocket.ir import Plan
 from hocket.tracing.captured import Captured
 from hocket.tracing.variants import in_form
 
-__all__ = ["InexactError", "PlanFailedError", "RefusedError", "StepRunner"]
+__all__ = ["InexactError", "PlanFailedError", "RefusedError", "StepRunner", "again_by_eager"]
 
 
 class RefusedError(HocketError):
@@ -146,10 +146,15 @@ class StepRunner:
             self.result = executor(batch)
         except StaleCaptureError:
             raise
-        except BaseException:
-            self.failed = True  # an op that has run before: eager would have failed in it, too
-            raise
-        self.is_done = True
+        except BaseException as error:
+            if not isinstance(error, Exception) or not executor.left_no_trace():
+                self.failed = True  # an op that has run before: eager would have failed in it, too
+                raise
+            failure = error
+        else:
+            self.is_done = True
+            return
+        again_by_eager(failure, self.eager, batch)
 
     def _first_planned(self, executor: Executor, batch: Any) -> float:
         """The first step of a plan, or one in which a number has a value that was never compared with eager."""
@@ -180,3 +185,13 @@ class StepRunner:
         if not found.error:
             self._proven.setdefault(captured, []).append(executor.plan)
         return found
+
+
+def again_by_eager(error: Exception, step: Callable[[Any], Any], batch: Any) -> Any:
+    """Make a step eagerly that raised by plan and left no trace; an error of eager's has the plan's notes."""
+    try:
+        return step(batch)
+    except Exception as own:
+        for note in getattr(error, "__notes__", ()):
+            own.add_note(note)
+        raise

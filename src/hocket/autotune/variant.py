@@ -20,7 +20,7 @@ from hocket.autotune.audit import Auditor
 from hocket.autotune.candidate import Candidate, TunerConfig
 from hocket.autotune.decision import UNDECIDED, Decision, Verdict
 from hocket.autotune.items import Item
-from hocket.autotune.runner import InexactError, RefusedError, StepRunner
+from hocket.autotune.runner import InexactError, RefusedError, StepRunner, again_by_eager
 from hocket.autotune.tuner import Tuner
 from hocket.autotune.verification import Difference
 from hocket.backends import Backend, CpuBackend, CudaBackend
@@ -29,6 +29,7 @@ from hocket.planning.base import cpu_devices
 from hocket.pystate.guards import Guards
 from hocket.pystate.watch import named
 from hocket.tracing.captured import Captured
+from hocket.tracing.state import Entry, Inventory
 
 __all__ = ["Variant"]
 
@@ -104,7 +105,9 @@ class Variant:
     @property
     def lacks_state(self) -> bool:
         """Whether the graph would stand for the step if the optimizer had its state, which an eager step makes."""
-        return self.captured is not None and self.captured.lacks_state
+        if self.captured is None or not self.captured.lacks_state:
+            return False
+        return self.guards is None or self.guards.hold()
 
     @property
     def is_eager(self) -> bool:
@@ -137,6 +140,21 @@ class Variant:
             if not moved or not moved.isdisjoint(self._followed_wrongly):
                 raise
             return self._proven(best, batch, moved)
+        except Exception as error:
+            if not best.executor.left_no_trace():
+                raise
+            failure = error
+        return self.made_again(failure, batch)
+
+    def made_again(self, error: BaseException, batch: Any) -> Any:
+        """The step by eager, where a planned one has raised that left no trace; else its error again.
+
+        What the user's step does before it raises is done then, and its error is that of his own line.
+        """
+        best = self.decision.best
+        if best is None or not isinstance(error, Exception) or not best.executor.left_no_trace():
+            raise error
+        return again_by_eager(error, self._config.step, batch)
 
     def direct(self, recognised: Any) -> Any:
         """The planned step as native calls, until Python is needed next; None where it has no such form.
@@ -330,7 +348,7 @@ class Variant:
 def _backend_of(config: TunerConfig) -> Backend:
     if config.backend is not None:
         return config.backend()
-    devices = {entry.get().device for entry in config.places.parameters}
+    devices = _devices_of(config.places)
     if len(devices) == 1 and (device := next(iter(devices))).type == "cuda":
         return CudaBackend(device.index or 0)
     return CpuBackend(config.machine, config.executor, bitwise=config.numerics == "bitwise")
@@ -338,7 +356,7 @@ def _backend_of(config: TunerConfig) -> Backend:
 
 def _unplannable(config: TunerConfig) -> str:
     """Why no plan can run where this step's parameters are; empty if one can."""
-    devices = {entry.get().device for entry in config.places.parameters}
+    devices = _devices_of(config.places)
     if len(devices) > 1 or any(device.type not in ("cpu", "cuda") for device in devices):
         names = ", ".join(sorted(map(str, devices)))
         return f"its parameters are on {names}; a step is planned on CPU cores or on one GPU"
@@ -349,3 +367,16 @@ def _unplannable(config: TunerConfig) -> str:
             f"torch.set_num_threads({cores}), or schedule with numerics='rounding'"
         )
     return ""
+
+
+def _devices_of(places: Inventory) -> set[torch.device]:
+    """Where parameters are; one that is gone, or is no tensor any more, is nowhere."""
+    found = [_value(entry) for entry in places.parameters]
+    return {value.device for value in found if isinstance(value, torch.Tensor)}
+
+
+def _value(entry: Entry) -> Any:
+    try:
+        return entry.get()
+    except LookupError:
+        return None

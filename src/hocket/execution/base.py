@@ -6,7 +6,7 @@ Who waits for whom is worked out in `hocket.ir.waits`, which every executor read
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -131,6 +131,18 @@ class Executor(ABC):
 
     def annotate(self, error: BaseException) -> None:  # noqa: B027 (without direct calls there is nothing to note)
         """Note in an error of a direct call which op it came from."""
+
+    def begun(self) -> Collection[str] | None:
+        """Ops that have begun in the last step; None where that is not known."""
+        return None
+
+    def left_no_trace(self) -> bool:
+        """Of a step that raised: whether nothing that outlives it was written or drawn, so that eager can make it.
+
+        An op that raises is the user's own error, and it has eager's effects on Python only where Python runs.
+        """
+        begun, ops = self.begun(), self.captured.graph.by_name
+        return begun is not None and all(name in ops and ops[name].stateless for name in begun)
 
     @abstractmethod
     def run(self, frame: Any) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import SimpleQueue
@@ -120,6 +120,15 @@ class ThreadLanes(Executor):
         finally:
             self._values = []
             self._busy.release()
+
+    def begun(self) -> Collection[str] | None:
+        if self._channel_ops.lanes:
+            return None
+        return [
+            action.name
+            for actions, times in zip(self._actions, self._times, strict=True)
+            for action in actions[: len(times) + 1]
+        ]
 
     def timeline(self) -> Timeline:
         if not any(self._times):

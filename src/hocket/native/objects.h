@@ -154,8 +154,6 @@ class Places {
         return false;
       }
       ran_code = ran_code || !PyUnicode_CheckExact(node.key);
-      node.container = container;
-      node.tag = tag_of(container);
     } else {
       if (Py_TYPE(container) != node.container_type) return false;
       if (node.kind == Kind::cell) {
@@ -167,8 +165,16 @@ class Places {
       if (value == nullptr) return false;
     }
     if (node.type == nullptr) node.type = Py_TYPE(value);
+    if (Py_TYPE(value) != node.type) {
+      node.container = nullptr;  // the tag stands for a value of this type only
+      return false;
+    }
     node.value = value;
-    return Py_TYPE(value) == node.type;
+    if (node.kind == Kind::dict) {
+      node.container = container;
+      node.tag = tag_of(container);
+    }
+    return true;
   }
 
   std::vector<Node> nodes_;

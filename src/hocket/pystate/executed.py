@@ -25,8 +25,9 @@ import site
 import sys
 import sysconfig
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
@@ -36,7 +37,7 @@ import torch
 from hocket.errors import CaptureError
 from hocket.heap import collections_held
 
-__all__ = ["ExecutedCode", "is_user_code", "origin", "user_line", "user_line_of"]
+__all__ = ["ExecutedCode", "NamesKnown", "is_user_code", "origin", "user_line", "user_line_of"]
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _STDLIB = tuple({sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "platstdlib")})
@@ -129,6 +130,27 @@ def user_line_of(error: BaseException) -> str:
     return user_line(frame)
 
 
+@dataclass(frozen=True)
+class NamesKnown:
+    """The names that counted at some moment.
+
+    Attributes:
+        attributes: by which every object is looked at.
+        spaces: by the address of a module's dict, its names.
+        is_wide: all attributes counted.
+    """
+
+    attributes: frozenset[str]
+    spaces: Mapping[int, frozenset[str]]
+    is_wide: bool
+
+    def count(self, owner: Any, key: Any) -> bool:
+        """Whether a name of a dict of attributes, or of a module's, was among them."""
+        if id(owner) in self.spaces:
+            return key in self.spaces[id(owner)]
+        return self.is_wide or key in self.attributes
+
+
 class ExecutedCode:
     """The code that ran while `watching`, over all watched steps.
 
@@ -193,6 +215,11 @@ class ExecutedCode:
         if sys.gettrace() is None:
             return sys.settrace, self._traced
         raise CaptureError("a profiler and a debugger own both of Python's hooks, so the step cannot be watched")
+
+    def names_now(self) -> NamesKnown:
+        """The names that count so far."""
+        spaces = {address: frozenset(names) for address, (_, names) in self.global_names.items()}
+        return NamesKnown(frozenset(self.names & self.user_names), spaces, bool(self.dynamic))
 
     def add(self, code: CodeType, namespace: dict[str, Any]) -> None:
         """Count the names of `code`, which runs with these globals."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -86,9 +86,10 @@ class TorchKinds(Walk):
         for number, group in enumerate(value.param_groups):
             # Numbers of a group are read anew by every planned step.
             self.done.add(id(group))
-            keys = [key for key in group if not _is_numeric(group[key])]
+            numeric = frozenset(key for key in group if key != "params" and _is_numeric(group[key]))
+            keys = [key for key in group if key not in numeric]
             group_path = (path, f"{{}}.param_groups[{number}]", None)
-            counts = frozenset(keys).__contains__
+            counts = _is_not_in(numeric)
             self.add("dict", group, group_path, keys, [group[key] for key in keys], "[]", counts=counts)
 
 
@@ -109,6 +110,10 @@ def _hooks_of(tensor: torch.Tensor, name: str) -> list[Any]:
 
 def _ids(values: Iterable[Any]) -> tuple[int, ...]:
     return tuple(map(id, values))
+
+
+def _is_not_in(keys: frozenset[str]) -> Callable[[str], bool]:
+    return lambda key: key not in keys
 
 
 def _is_numeric(value: Any) -> bool:

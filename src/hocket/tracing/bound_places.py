@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hocket.tracing.state import Entry
+from hocket.tracing.state import Entry, Gradient
 from hocket.tracing.tables import GroupOf, StateOf, ValueOf
 
 __all__ = ["BoundPlaces"]
@@ -26,13 +26,15 @@ class BoundPlaces:
         self._objects: dict[int, int] = {}
         self._items: dict[tuple[int, Any], int] = {}
 
-    def add(self, entry: Entry) -> int:
+    def add(self, entry: Entry | Gradient) -> int:
         """The number of an entry's place.
 
         Raises:
             TypeError: the native core cannot read that kind of place.
             LookupError: nothing stands there.
         """
+        if not isinstance(entry, Entry):
+            raise TypeError(f"{entry.name} is an attribute of a tensor")
         number = self._found(entry.table, entry.key)
         for part in entry.path:
             number = self.item(number, part)

@@ -342,7 +342,10 @@ def _read(leaf: Any, batch: list[Any], of_batch: list[Any]) -> Any:
 
 
 def _is_gone(source: Entry | Gradient) -> bool:
+    """Whether there is nothing at a place that a step could fill: not where the parameter itself is gone."""
     try:
+        if isinstance(source, Gradient) and not isinstance(source.parameter.get(), torch.Tensor):
+            return False
         return source.get() is None
     except LookupError:
-        return True
+        return not isinstance(source, Gradient)

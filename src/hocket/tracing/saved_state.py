@@ -11,6 +11,9 @@ from hocket.tracing.state import Gradient, Inventory
 
 __all__ = ["Saved"]
 
+# What torch answers where a stride is 0.
+_OVERLAPS = 1
+
 
 class Saved:
     """A copy of everything at some places, of further tensors, and of the random state; `restore` puts it back.
@@ -36,14 +39,14 @@ class Saved:
         """Put every value back into the same tensors, and forget state that was made since."""
         with torch.no_grad():
             for entry, tensor, value in self._entries:
-                tensor.copy_(value)
+                _put(tensor, value)
                 entry.set(tensor)
             for gradient, tensor, value in self._gradients:
                 if tensor is not None and value is not None:
-                    tensor.copy_(value)
+                    _put(tensor, value)
                 gradient.set(tensor)
             for tensor, value in self._further:
-                tensor.copy_(value)
+                _put(tensor, value)
         for entry, number in self._numbers:
             entry.set(number)
         for optimizer, known in zip(self._places.optimizers, self._states, strict=True):
@@ -76,6 +79,17 @@ class Saved:
 
 def _copy(tensor: torch.Tensor | None) -> torch.Tensor | None:
     return None if tensor is None else tensor.detach().clone()
+
+
+def _put(tensor: torch.Tensor, value: torch.Tensor) -> None:
+    """Write into a tensor of any layout: elements of an expanded one share memory, which torch refuses to write."""
+    if torch._debug_has_internal_overlap(tensor) == _OVERLAPS:
+        for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+            if stride == 0 and size > 1:
+                tensor, value = tensor.narrow(dim, 0, 1), value.narrow(dim, 0, 1)
+    # A tensor of inference mode may be written only there.
+    with torch.inference_mode() if tensor.is_inference() else torch.no_grad():
+        tensor.copy_(value)
 
 
 def _cuda_devices(entries: Sequence[tuple[Any, torch.Tensor, Any]]) -> set[int]:

@@ -47,7 +47,10 @@ def signature_of(places: Inventory, batch: Any, live_leaves: Collection[int] = (
     first: dict[int, int] = {}
     twice = tuple([first.setdefault(id(tensor), place) for place, tensor in enumerate(tensors)])
     modes = tuple([module.training for module in places.modules])
-    present = tuple([(p.requires_grad, p.grad is None) for p in [entry.get() for entry in places.parameters]])
+    parameters = [entry.get() for entry in places.parameters]
+    if not all(isinstance(parameter, torch.Tensor) for parameter in parameters):
+        raise KeyError("a parameter is gone")
+    present = tuple([(p.requires_grad, p.grad is None) for p in parameters])
     return (spec, shapes, values, twice, modes, present, places.versions(), switches())
 
 

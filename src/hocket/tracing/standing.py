@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from hocket.tracing.state import BatchLeaf, Entry
+from hocket.tracing.state import BatchLeaf, Entry, Gradient
 
 if TYPE_CHECKING:
     from hocket.tracing.recording.trace import Trace
@@ -71,7 +71,7 @@ class Standing:
     kinds: Mapping[int, TensorKind | None]
     slots: tuple[int, ...]
     first: tuple[int, ...]
-    twins: tuple[tuple[Entry, Entry], ...]
+    twins: tuple[tuple[Entry | Gradient, Entry | Gradient], ...]
 
     @staticmethod
     def of(trace: Trace, inputs: Sequence[tuple[int, Any]], slot_of: Mapping[fx.Node, int]) -> Standing:
@@ -85,10 +85,10 @@ class Standing:
     def why_not(self, sources: Mapping[int, Any]) -> str:
         """The place that is not what it was, given the source of each slot."""
         for slot, kind in self.kinds.items():
-            if TensorKind.of(sources[slot].get()) != kind:
+            if TensorKind.of(_now(sources[slot])) != kind:
                 return f"{sources[slot].name} has not the type or the layout that it was captured with"
         for one, other in self.twins:
-            if one.get() is not other.get():
+            if _now(one) is not _now(other):
                 return f"{one.name} and {other.name} were one tensor when the step was captured"
         return "its tensors do not share memory as they did when the step was captured"
 
@@ -107,4 +107,12 @@ class Standing:
                 return False
             if first.setdefault(tensor.untyped_storage()._cdata, place) != self.first[place]:
                 return False
-        return all(one.get() is other.get() for one, other in self.twins)
+        return all(_now(one) is _now(other) for one, other in self.twins)
+
+
+def _now(source: Any) -> Any:
+    """What stands at a place; None where there is nothing, or no object that could have one."""
+    try:
+        return source.get()
+    except (LookupError, AttributeError, TypeError):
+        return None

@@ -171,7 +171,7 @@ class Inventory:
     versioned: tuple[dict[str, Any], ...]
     further: tuple[Place, ...] = ()
     plain: tuple[Entry, ...] = ()
-    twins: tuple[tuple[Entry, Entry], ...] = ()
+    twins: tuple[tuple[Entry | Gradient, Entry | Gradient], ...] = ()
     follows: bool = True
 
     def again(self) -> Inventory:

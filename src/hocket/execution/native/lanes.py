@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -107,6 +107,15 @@ class NativeLanes(Executor):
                 frame.values[slot] = value
         finally:
             self._busy.release()
+
+    def begun(self) -> Collection[str] | None:
+        if self._core is None or self._channels.ops.lanes:
+            return None
+        found: list[str] = []
+        for number, (worker, times) in enumerate(zip(self._shared.workers, self._core.times(), strict=True)):
+            first = 1 if number == 0 else 0  # the prologue makes views
+            found += [op for at, op in enumerate(worker.ops, first) if times[2 * at] >= 0]  # since the step began
+        return found
 
     def timeline(self) -> Timeline:
         if not self._runs or (self._core is None and not self._times):

@@ -11,7 +11,7 @@ eager and, from the same state, by the graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -107,7 +107,7 @@ class _Recording:
         live_leaves: Collection[int],
         undoes: bool,
     ) -> None:
-        self.places, self.appended, self.undoes = places, tuple(appended), undoes
+        self.appended, self.undoes = tuple(appended), undoes
         self.leaves, self.spec = tree_flatten(batch)
         self.batch = batch
         self.live_leaves = live_leaves
@@ -117,6 +117,7 @@ class _Recording:
         sources: list[Any] = [*places.parameters, *places.tensors]
         sources += [gradient for gradient in self.gradients if gradient.get() is not None]
         self.before = {source: source.get() for source in sources}
+        self.places = replace(places, twins=(*places.twins, *_twins(self.before)))
         self.sources = [*sources, *(BatchLeaf(i) for i, v in enumerate(self.leaves) if isinstance(v, torch.Tensor))]
         self.tensors = [*self.before.values(), *(leaf for leaf in self.leaves if isinstance(leaf, torch.Tensor))]
         self.kinds = {s: TensorKind.of(t) for s, t in zip(self.sources, self.tensors, strict=True)}
@@ -354,3 +355,12 @@ class _Recording:
         torch.set_rng_state(self.random)
         for device, state in self.random_cuda.items():
             torch.cuda.set_rng_state(state, device)
+
+
+def _twins(before: Mapping[Any, torch.Tensor]) -> Iterator[tuple[Any, Any]]:
+    """Pairs of places that hold one tensor: two parameters may have one gradient, which a step adds to twice."""
+    first: dict[int, Any] = {}
+    for source, tensor in before.items():
+        other = first.setdefault(id(tensor), source)
+        if other is not source:
+            yield other, source

@@ -1,0 +1,76 @@
+"""A saved state is put back whatever memory its tensors have."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import hocket
+from hocket.tracing.saved_state import Saved
+from hocket.tracing.state import inventory
+
+
+def expanded():
+    return torch.randn(3, 1).expand(3, 4)
+
+
+def of_inference_mode():
+    with torch.inference_mode():
+        return torch.randn(3, 4)
+
+
+def expanded_twice():
+    return torch.randn(1, 1).expand(3, 4)
+
+
+def transposed():
+    return torch.randn(4, 3).t()
+
+
+def of_every_second_element():
+    return torch.randn(3, 8)[:, ::2]
+
+
+@pytest.mark.parametrize("make", [expanded, expanded_twice, of_inference_mode, transposed, of_every_second_element])
+def test_tensor_is_put_back(make):
+    tensor = make()
+    before = tensor.clone()
+    saved = Saved(inventory(nn.Linear(2, 2), None), [tensor])
+    with torch.inference_mode():
+        tensor[:1].add_(1) if make is of_inference_mode else tensor.as_strided((1,), (1,)).add_(1)
+    assert not torch.equal(tensor, before)
+    saved.restore()
+    assert torch.equal(tensor, before)
+
+
+@pytest.mark.parametrize("call", [3, 5, 6, 20])
+def test_weight_is_expanded_between_steps(call):
+    def build():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+        optimizer = torch.optim.SGD([model[1].weight, *model[0].parameters()], lr=0.1, foreach=False)
+
+        def step(x):
+            optimizer.zero_grad()
+            loss = model(x).pow(2).mean()
+            loss.backward()
+            model[0].weight.grad = None
+            optimizer.step()
+            return loss
+
+        return step, model, optimizer
+
+    x = torch.randn(3, 4)
+    eager, model, _ = build()
+    step, other, optimizer = build()
+    machine = hocket.Machine.of(cores=1)
+    with hocket.schedule(step, other, optimizer, guard=False, planner="serial", machine=machine, cache=False) as fast:
+        for n in range(40):
+            if n == call:
+                for each in (model, other):
+                    each[0].weight.data = each[0].weight.data[:, :1].expand(4, 4)
+            assert torch.equal(eager(x), fast(x))
+            assert "failed" not in fast.why
+        for one, two in zip(model.parameters(), other.parameters(), strict=True):
+            assert torch.equal(one, two)
