@@ -163,7 +163,11 @@ def test_what_the_pytree_sees_is_left_alone(usual):
     assert unfolded(usual) is usual
 
 
-@pytest.mark.parametrize("strange", [object(), {1, 2}, nn.Linear(1, 1), lambda: 1, np.array(["text"])], ids=str)
+@pytest.mark.parametrize(
+    "strange",
+    [object(), {1, 2}, nn.Linear(1, 1), lambda: 1, np.array(["text"])],
+    ids=lambda value: type(value).__name__,
+)
 def test_what_is_more_than_it_holds_is_left_alone(strange):
     assert unfolded([strange])[0] is strange
 

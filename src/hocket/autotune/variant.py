@@ -13,23 +13,19 @@ from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
-import torch
-
 from hocket.adaptation import Drift, DriftDetector
 from hocket.autotune.audit import Auditor
 from hocket.autotune.candidate import Candidate, TunerConfig
 from hocket.autotune.decision import UNDECIDED, Decision, Verdict
+from hocket.autotune.device import backend_of, unplannable
 from hocket.autotune.items import Item
 from hocket.autotune.runner import InexactError, RefusedError, StepRunner, again_by_eager
 from hocket.autotune.tuner import Tuner
 from hocket.autotune.verification import Difference
-from hocket.backends import Backend, CpuBackend, CudaBackend
 from hocket.errors import CaptureError, PlanError, StaleCaptureError
-from hocket.planning.base import cpu_devices
 from hocket.pystate.guards import Guards
 from hocket.pystate.watch import named
 from hocket.tracing.captured import Captured
-from hocket.tracing.state import Entry, Inventory
 
 __all__ = ["Variant"]
 
@@ -59,8 +55,8 @@ class Variant:
         self.is_refused = False
         self.decision: Decision = UNDECIDED
         self.history: tuple[Verdict, ...] = ()
-        self._refused = refused or _unplannable(config)
-        self.backend = backend = _backend_of(config)
+        self._refused = refused or unplannable(config)
+        self.backend = backend = backend_of(config)
         self._config = config = replace(config, step=backend.eager(config.step))
         self._runner = StepRunner(config, backend)
         self._tuner = Tuner(config, backend)
@@ -343,40 +339,3 @@ class Variant:
         self.history = (*self.history, decision.verdict)
         self.settled = True
         log.info("hocket: %s: %s", decision.kind, decision.reason)
-
-
-def _backend_of(config: TunerConfig) -> Backend:
-    if config.backend is not None:
-        return config.backend()
-    devices = _devices_of(config.places)
-    if len(devices) == 1 and (device := next(iter(devices))).type == "cuda":
-        return CudaBackend(device.index or 0)
-    return CpuBackend(config.machine, config.executor, bitwise=config.numerics == "bitwise")
-
-
-def _unplannable(config: TunerConfig) -> str:
-    """Why no plan can run where this step's parameters are; empty if one can."""
-    devices = _devices_of(config.places)
-    if len(devices) > 1 or any(device.type not in ("cpu", "cuda") for device in devices):
-        names = ", ".join(sorted(map(str, devices)))
-        return f"its parameters are on {names}; a step is planned on CPU cores or on one GPU"
-    threads, cores = torch.get_num_threads(), max((device.cores for device in cpu_devices(config.machine)), default=0)
-    if config.numerics == "bitwise" and config.backend is None and 0 < cores < threads:
-        return (
-            f"eager's ops have {threads} threads and its bits, and a plan has {cores} cores: call "
-            f"torch.set_num_threads({cores}), or schedule with numerics='rounding'"
-        )
-    return ""
-
-
-def _devices_of(places: Inventory) -> set[torch.device]:
-    """Where parameters are; one that is gone, or is no tensor any more, is nowhere."""
-    found = [_value(entry) for entry in places.parameters]
-    return {value.device for value in found if isinstance(value, torch.Tensor)}
-
-
-def _value(entry: Entry) -> Any:
-    try:
-        return entry.get()
-    except LookupError:
-        return None

@@ -32,8 +32,8 @@ import torch
 from torch import nn
 
 from hocket.function_like import FunctionLike, PerInstance
-from hocket.pystate.executed import is_user_code, origin
 from hocket.pystate.layout import foreign_base
+from hocket.pystate.origins import is_user_code, origin
 from hocket.pystate.places import Group, Path, describe, is_immutable, members_of
 from hocket.pystate.tokens import ITERATORS, generator_state, iterator_state
 from hocket.pystate.torch_kinds import TorchKinds, is_ours

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from hocket.pystate.executed import origin
+from hocket.pystate.origins import origin
 
 __all__ = ["foreign_base", "instance_dict", "origin_of", "slot_value", "slots_of"]
 

@@ -344,8 +344,7 @@ def _read(leaf: Any, batch: list[Any], of_batch: list[Any]) -> Any:
 def _is_gone(source: Entry | Gradient) -> bool:
     """Whether there is nothing at a place that a step could fill: not where the parameter itself is gone."""
     try:
-        if isinstance(source, Gradient) and not isinstance(source.parameter.get(), torch.Tensor):
-            return False
-        return source.get() is None
+        has_owner = not isinstance(source, Gradient) or isinstance(source.parameter.get(), torch.Tensor)
+        return has_owner and source.get() is None
     except LookupError:
         return not isinstance(source, Gradient)

@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hocket.errors import CaptureError
-from hocket.pystate.executed import user_line
+from hocket.pystate.origins import user_line
 
 __all__ = ["REASONS", "Reason", "Reasons"]
 

@@ -23,7 +23,7 @@ from torch import fx
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
-from hocket.pystate.executed import user_line
+from hocket.pystate.origins import user_line
 from hocket.tracing.recording.arrays import MAKERS, WatchedArray, made_of_array
 from hocket.tracing.recording.data_reads import CHOOSERS, EXITS, UNSEEN_WRITES, tensors_read, with_numbers
 from hocket.tracing.recording.op_recorder import Note, OpRecorder

@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from hocket.heap import HeapTrimmer
-from hocket.pystate.executed import user_line
+from hocket.pystate.origins import user_line
 from hocket.tracing.recording.batch_reads import LIFTING, BatchReads
 from hocket.tracing.recording.data_reads import reads_value, shaped_by_values
 from hocket.tracing.recording.module_tracker import ModuleTracker

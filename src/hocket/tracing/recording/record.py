@@ -11,9 +11,9 @@ eager and, from the same state, by the graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -23,9 +23,9 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from hocket.pystate.appended import AppendedList, recorded_lists
 from hocket.pystate.batches import folded, holds_arrays
-from hocket.pystate.executed import user_line_of
+from hocket.pystate.origins import user_line_of
 from hocket.pystate.places import Place, is_plain, same, shown
-from hocket.tracing.reasons import Reason, Reasons
+from hocket.tracing.reasons import Reasons
 from hocket.tracing.recording.arrays import arrays_followed, plain_arrays, watched_array
 from hocket.tracing.recording.exits import exits_noted
 from hocket.tracing.recording.function_recorder import FunctionRecorder, python_functions_open
@@ -33,7 +33,7 @@ from hocket.tracing.recording.module_tracker import ModuleTracker
 from hocket.tracing.recording.op_recorder import OpRecorder
 from hocket.tracing.recording.returned import returned_leaf
 from hocket.tracing.recording.step_counts import StepCounts
-from hocket.tracing.recording.trace import Result, Trace, UpdateCall
+from hocket.tracing.recording.trace import Recorded, Result, Trace, UpdateCall, twins_of
 from hocket.tracing.scalars.followed_math import followed_math
 from hocket.tracing.scalars.live import LateFloat, Live
 from hocket.tracing.scalars.plain import is_about_live_numbers, plain_of, plain_result
@@ -42,21 +42,6 @@ from hocket.tracing.standing import TensorKind
 from hocket.tracing.state import PLAIN, BatchLeaf, Entry, Gradient, Inventory, LiveLeaf, inventory
 
 __all__ = ["Recorded", "record_step"]
-
-
-@dataclass(frozen=True)
-class Recorded:
-    """What one recorded step showed.
-
-    Attributes:
-        result: what it returned.
-        trace: the step as a graph; None where it cannot be one.
-        reason: why not.
-    """
-
-    result: Any
-    trace: Trace | None
-    reason: Reason | None = None
 
 
 def record_step(
@@ -117,7 +102,7 @@ class _Recording:
         sources: list[Any] = [*places.parameters, *places.tensors]
         sources += [gradient for gradient in self.gradients if gradient.get() is not None]
         self.before = {source: source.get() for source in sources}
-        self.places = replace(places, twins=(*places.twins, *_twins(self.before)))
+        self.places = replace(places, twins=(*places.twins, *twins_of(self.before)))
         self.sources = [*sources, *(BatchLeaf(i) for i, v in enumerate(self.leaves) if isinstance(v, torch.Tensor))]
         self.tensors = [*self.before.values(), *(leaf for leaf in self.leaves if isinstance(leaf, torch.Tensor))]
         self.kinds = {s: TensorKind.of(t) for s, t in zip(self.sources, self.tensors, strict=True)}
@@ -355,12 +340,3 @@ class _Recording:
         torch.set_rng_state(self.random)
         for device, state in self.random_cuda.items():
             torch.cuda.set_rng_state(state, device)
-
-
-def _twins(before: Mapping[Any, torch.Tensor]) -> Iterator[tuple[Any, Any]]:
-    """Pairs of places that hold one tensor: two parameters may have one gradient, which a step adds to twice."""
-    first: dict[int, Any] = {}
-    for source, tensor in before.items():
-        other = first.setdefault(id(tensor), source)
-        if other is not source:
-            yield other, source

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,13 +11,14 @@ from torch import fx
 from torch.utils._pytree import TreeSpec
 
 from hocket.pystate.appended import AppendedList
+from hocket.tracing.reasons import Reason
 from hocket.tracing.recording.batch_reads import BatchGuards
 from hocket.tracing.recording.op_recorder import Note
 from hocket.tracing.scalars.tape import Tape, TapeRef
 from hocket.tracing.standing import TensorKind
 from hocket.tracing.state import Entry, Gradient, Inventory
 
-__all__ = ["Result", "Trace", "UpdateCall"]
+__all__ = ["Recorded", "Result", "Trace", "UpdateCall", "twins_of"]
 
 
 @dataclass(frozen=True)
@@ -96,3 +98,27 @@ class Trace:
     kinds: dict[Any, TensorKind | None] = field(default_factory=dict)
     order: tuple[fx.Node, ...] = ()
     updates: tuple[UpdateCall, ...] = ()
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What one recorded step showed.
+
+    Attributes:
+        result: what it returned.
+        trace: the step as a graph; None where it cannot be one.
+        reason: why not.
+    """
+
+    result: Any
+    trace: Trace | None
+    reason: Reason | None = None
+
+
+def twins_of(before: Mapping[Any, torch.Tensor]) -> Iterator[tuple[Any, Any]]:
+    """Pairs of places that hold one tensor: two parameters may have one gradient, which a step adds to twice."""
+    first: dict[int, Any] = {}
+    for source, tensor in before.items():
+        other = first.setdefault(id(tensor), source)
+        if other is not source:
+            yield other, source

@@ -1,0 +1,52 @@
+"""The device on which a step is planned, or why there is none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from hocket.autotune.candidate import TunerConfig
+from hocket.backends import Backend, CpuBackend, CudaBackend
+from hocket.planning.base import cpu_devices
+from hocket.tracing.state import Entry, Inventory
+
+__all__ = ["backend_of", "unplannable"]
+
+
+def backend_of(config: TunerConfig) -> Backend:
+    """The device that runs a schedule's plans: the one that has the parameters."""
+    if config.backend is not None:
+        return config.backend()
+    devices = _devices_of(config.places)
+    if len(devices) == 1 and (device := next(iter(devices))).type == "cuda":
+        return CudaBackend(device.index or 0)
+    return CpuBackend(config.machine, config.executor, bitwise=config.numerics == "bitwise")
+
+
+def unplannable(config: TunerConfig) -> str:
+    """Why no plan can run where this step's parameters are; empty if one can."""
+    devices = _devices_of(config.places)
+    if len(devices) > 1 or any(device.type not in ("cpu", "cuda") for device in devices):
+        names = ", ".join(sorted(map(str, devices)))
+        return f"its parameters are on {names}; a step is planned on CPU cores or on one GPU"
+    threads, cores = torch.get_num_threads(), max((device.cores for device in cpu_devices(config.machine)), default=0)
+    if config.numerics == "bitwise" and config.backend is None and 0 < cores < threads:
+        return (
+            f"eager's ops have {threads} threads and its bits, and a plan has {cores} cores: call "
+            f"torch.set_num_threads({cores}), or schedule with numerics='rounding'"
+        )
+    return ""
+
+
+def _devices_of(places: Inventory) -> set[torch.device]:
+    """Where parameters are; one that is gone, or is no tensor any more, is nowhere."""
+    found = [_value(entry) for entry in places.parameters]
+    return {value.device for value in found if isinstance(value, torch.Tensor)}
+
+
+def _value(entry: Entry) -> Any:
+    try:
+        return entry.get()
+    except LookupError:
+        return None

@@ -1,0 +1,81 @@
+"""Whose code a file is: torch's, Python's, that of an installed library, or the user's; and the user's lines."""
+
+from __future__ import annotations
+
+import functools
+import os
+import site
+import sys
+import sysconfig
+from pathlib import Path
+from types import CodeType, FrameType
+
+import torch
+
+__all__ = ["OURS", "TORCH", "is_user_code", "origin", "user_line", "user_line_of"]
+
+# Folders.
+TORCH = os.path.dirname(torch.__file__) + os.sep
+_STDLIB = tuple({sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "platstdlib")})
+OURS = str(Path(__file__).parents[1]) + os.sep
+_ZOO = os.path.join(OURS, "zoo") + os.sep  # its steps are users' steps
+
+
+@functools.cache
+def origin(file: str) -> str:
+    """The owner of a file: ``torch`` (numpy and Hocket too), ``stdlib``, ``library`` or ``user``."""
+    if file.startswith((TORCH, "<hocket", "<fused")) or (file.startswith(OURS) and not file.startswith(_ZOO)):
+        return "torch"
+    root = _library_root(file)
+    if root:
+        return "torch" if file.startswith(root + os.sep + "numpy" + os.sep) else "library"
+    return "stdlib" if file.startswith((*_STDLIB, "<frozen")) else "user"
+
+
+def _library_root(file: str) -> str:
+    """The folder of installed packages that a file is in; empty if it is in none."""
+    for name in ("site-packages", "dist-packages"):
+        before, found, _ = file.rpartition(os.sep + name + os.sep)
+        if found:
+            return before + os.sep + name
+    folders = [*site.getsitepackages(), site.getusersitepackages(), *sys.path]
+    for folder in sorted(set(folders), key=len, reverse=True):
+        if folder and file.startswith(folder + os.sep):
+            return folder if _has_packages(folder) else ""
+    return ""
+
+
+@functools.cache
+def _has_packages(folder: str) -> bool:
+    """Whether packages were installed into a folder (``pip install --target``, which PYTHONPATH names)."""
+    try:
+        return any(name.endswith(".dist-info") for name in os.listdir(folder))
+    except OSError:
+        return False
+
+
+def is_user_code(code: CodeType) -> bool:
+    """Whether code is neither Python's, nor torch's, nor that of an installed library."""
+    return origin(code.co_filename) == "user"
+
+
+def user_line(frame: FrameType | None = None) -> str:
+    """``file.py:12`` of the innermost frame of the user's; of an installed library's, where there is none."""
+    frame, of_library = frame or sys._getframe(1), ""
+    while frame is not None:
+        file = frame.f_code.co_filename
+        whose = origin(file)
+        if whose == "user":
+            return f"{Path(file).name}:{frame.f_lineno}"
+        if whose == "library" and not of_library:
+            of_library = f"{Path(file).name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return of_library or "an unknown line"
+
+
+def user_line_of(error: BaseException) -> str:
+    """The user's line that an error was raised in."""
+    trace, frame = error.__traceback__, None
+    while trace is not None:
+        frame, trace = trace.tb_frame, trace.tb_next
+    return user_line(frame)
