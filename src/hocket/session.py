@@ -312,7 +312,7 @@ def schedule(
         strict: raise `CaptureError` where a step cannot be captured, instead of staying eager.
         machine: what to run on; `Machine.here()` when not given.
         executor: ``native`` lanes, ``python`` threads, or ``auto``: native where they can be built.
-        cache: remember decisions in the user's cache folder, or in this one: met again, a plan runs from call 5 on.
+        cache: remember decisions in the user's cache folder, or in this one: met again, a plan runs from call 6 on.
         on_progress: called after each step of a search with its stage (``watch``, ``verify``, ``profile`` or
             ``compare``) and how many there were. One that raises is named in the log and not called again.
 
