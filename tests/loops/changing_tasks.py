@@ -170,7 +170,14 @@ def step_of(rng: Random) -> Step:
     ]
     body = ["x, y = batch"]
     after: list[str] = []
+    if rng.random() < 0.3:
+        body.append("s['calls'] = s.get('calls', 0) + 1")
+    fails = ["if s.get('fail'):", "    raise RuntimeError('asked to fail')"] if rng.random() < 0.4 else []
+    place = rng.randrange(3)
+    body += fails if place == 0 else []
     body += _number_read(rng, number)
+    if rng.random() < 0.15 and model != "Embedded":
+        body.append("x = F.dropout(x, 0.2)")
     before = rng.random() < 0.5
     argument = _hidden_read(rng, hidden, body)
     body.append(f"out{', new' if model == 'RNN' else ''} = net(x{argument})")
@@ -179,15 +186,17 @@ def step_of(rng: Random) -> Step:
     body.append(f"loss = {loss}")
     if rng.random() < 0.3:
         body.append("loss = loss + scale * 0.1 * sum(p.pow(2).sum() for p in net.parameters())")
+    body += fails if place == 1 else []
     zero = rng.choice(("optimizer.zero_grad()", "optimizer.zero_grad(set_to_none=False)", "net.zero_grad()"))
     body += [zero, "loss.backward()"] if before else ["loss.backward()"]
     if rng.random() < 0.3:
         body.append(f"nn.utils.clip_grad_norm_(net.parameters(), {rng.choice(('1.0', 'scale', '0.1'))})")
-    if rng.random() < 0.15:
-        body += ["if s.get('log'):", "    s['seen'].append(loss.item())"]
+    if rng.random() < 0.3:
+        body += ["if s.get('log'):", f"    s['seen'].append({rng.choice(('loss.item()', 'loss.detach()', '1'))})"]
     if rng.random() < 0.15:
         body += ["if not torch.isfinite(loss):", "    raise ValueError(f'the loss is {loss.item()}')"]
     body += ["optimizer.step()"] if before else ["optimizer.step()", zero]
+    body += fails if place == 2 else []
     if rng.random() < 0.25:
         declare.append(f"scheduler = {rng.choice(_SCHEDULERS)}")
         (after if rng.random() < 0.8 else body).append("scheduler.step()")

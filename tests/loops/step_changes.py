@@ -340,6 +340,27 @@ def batch(rng: Random, _: str) -> Change:
     return Change((f"alter['batch'] = lambda x, y: {form.format(made)}",), ("alter.pop('batch', None)",))
 
 
+def flags(rng: Random, _: str) -> Change:
+    """The step is told to do something else, or its data are written to."""
+    pairs = (
+        ("s['fail'] = True", "s['fail'] = False"),
+        ("s['fail'] = True", "del s['fail']"),
+        ("s['log'] = True", "s['log'] = False"),
+        ("s['log'] = 1", "s.pop('log', None)"),
+        ("s['seen'] = []", "s['seen'] = None"),
+        ("s['seen'].append('x')", "s['seen'].clear()"),
+        ("s['calls'] = None", "s['calls'] = 0"),
+        ("s['calls'] = 'x'", "s.pop('calls', None)"),
+        ("s['count'] = 2.0", "s['count'] = 0"),
+        ("data.reverse()", "data.reverse()"),
+        ("data[0][0].mul_(2)", "data[0][0].mul_(0)"),
+        ("data[1] = tuple(t.clone() for t in data[1])", "data[1] = data[0]"),
+        ("s['average'] = None", ""),
+    )
+    do, undo = rng.choice(pairs)
+    return Change((do,), (undo,) if undo else ())
+
+
 # By how often they occur.
 _KINDS: list[tuple[int, Callable[[Random, str], Change]]] = [
     (6, number),
@@ -354,5 +375,6 @@ _KINDS: list[tuple[int, Callable[[Random, str], Change]]] = [
     (4, modules),
     (2, parametrized),
     (4, batch),
+    (4, flags),
 ]
 CHANGES = tuple(kind for weight, kind in _KINDS for _ in range(weight))
