@@ -271,3 +271,22 @@ def test_in_float64_a_value_that_is_all_rounding_passes_and_a_wrong_tiny_one_doe
     assert "tiny is off" in problem(tiny=3e-7 * 1.01)
     assert "first is off" in problem(first=0.3 * (1 + 1e-8))
     assert "bias_before_norm is off" in problem(bias_before_norm=1e-8)
+
+
+def test_what_a_flipped_relu_does_to_eager_in_one_audit_is_allowed_in_all() -> None:
+    def step(eager: float, form: float) -> dict[str, Distance]:
+        return {"w.grad": Distance("gradient", 1.0, 1.2e-7, eager=eager, form=form)}
+
+    steps = [step(1e-7, 9e-6), step(4e-6, 9e-6), *[step(1e-7, 9e-6)] * (MAX_SAMPLES - 2)]
+    wrong = [step(each["w.grad"].eager, 1e-3) for each in steps]
+
+    def judged(found: list[dict[str, Distance]], audited: bool) -> bool:
+        seen = Closeness(audited=audited)
+        for each in found:
+            seen = seen.and_sample(each)
+        return seen.holds
+
+    assert judged(steps, audited=True)
+    assert not judged(steps, audited=False)
+    assert not judged(wrong, audited=True)
+    assert not judged([step(1e-7, 9e-6)] * MAX_SAMPLES, audited=True), "eager met none"

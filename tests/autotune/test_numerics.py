@@ -16,7 +16,7 @@ from hocket.autotune.audit import Auditor
 from hocket.autotune.items import SampledForms, TimedStep
 from hocket.autotune.runner import RefusedError
 from hocket.backends import CpuBackend
-from hocket.errors import InputError
+from hocket.errors import CaptureError, InputError
 from hocket.session import Schedule
 from support.steps import training_step
 
@@ -155,6 +155,24 @@ def test_an_audit_finds_a_form_that_goes_wrong_later() -> None:
     problems, made = audited_forms(wrong=True)
     assert any("does not compute what eager computes" in str(problem) for problem in problems)
     assert made.optimizers[0].param_groups[0]["lr"] == 0.05
+
+
+def test_an_audit_that_could_not_be_made_is_put_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room(*args: Any) -> None:
+        raise CaptureError("a step in float64 takes more memory than there is")
+
+    monkeypatch.setattr("hocket.autotune.closeness.expect_room", no_room, raising=True)
+    made = job()
+    decision, _ = searched(made, lambda item: 1.0)
+    assert decision.candidate is not None
+    captured = decision.candidate.captured
+    best = replace(decision.candidate, plain=captured)
+    auditor = Auditor(CpuBackend(hocket.Machine.of(cores=1), "auto"), lambda: 0.0)
+    auditor.audit.counts()
+    result, problem = auditor.step(best, made.batch(0), made.step)
+    assert problem is None
+    assert isinstance(result, torch.Tensor)
+    assert auditor.audit.num_audits == 1
 
 
 def test_numerics_are_checked() -> None:

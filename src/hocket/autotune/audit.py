@@ -79,7 +79,7 @@ class Auditor:
         self._backend = backend
         self._clock = clock
         self._tolerance = backend.tolerance
-        self._seen = Closeness()  # of the audits that are not answered yet
+        self._seen = Closeness(audited=True)  # of the audits that are not answered yet
         self._doubted: Plan | None = None  # differed by what may be rounding; asked again on narrow lanes
 
     def step(self, best: Candidate, batch: Any, eager: Callable[[Any], Any]) -> tuple[Any, RefusedError | None]:
@@ -136,7 +136,7 @@ class Auditor:
         if not seen.holds and not seen.error and len(seen.samples) < MAX_SAMPLES:
             self.audit.due = self.audit.num_steps + 1
             return result, None
-        self._seen = Closeness()
+        self._seen = Closeness(audited=True)
         self.audit.ended(self._clock() - start, best.step_ms / 1e3)
         return result, None if seen.holds else RefusedError(self._problem(seen.why))
 

@@ -16,7 +16,9 @@ element makes a distance jump by orders of magnitude, for eager as often as for 
 in a large one (ResNet-20 at batch 64) only one of six is without. An error of the form shows in each step; so of the
 form the least distance of several steps counts, and of eager the usual one, their lower median. Between them the rates
 of the optimizer are moved, and each time the form runs once before, at the old ones: one that goes on with a number of
-the past is off by that much.
+the past is off by that much. An audit asks whether something else has gone wrong since, in many more steps: there what
+such an element does to eager in one of them is allowed, or a form that rounds a little more than eager, and meets such
+an element a little more often, would sooner or later meet one in each of some steps in a row.
 
 A compiled form is compiled in float64 as well, and that step has to agree with the float64 one to a few digits less
 than float64 has, in every sample: float32's rounding does not hide a wrong number there.
@@ -80,12 +82,13 @@ class Distance:
         return self.eager / self.scale if self.scale else 0.0
 
     @staticmethod
-    def of_several(steps: Sequence[Distance]) -> Distance:
+    def of_several(steps: Sequence[Distance], *, audited: bool = False) -> Distance:
         """What counts of one value in several steps."""
+        eager = [each.eager for each in steps]
         return replace(
             steps[0],
             scale=max(each.scale for each in steps),
-            eager=median_low(each.eager for each in steps),
+            eager=max(eager) if audited else median_low(eager),
             form=min(each.form for each in steps),
         )
 
@@ -100,6 +103,7 @@ class Closeness:
     Attributes:
         samples: in their order.
         error: what the form raised, if it did.
+        audited: these are audits.
 
     Example:
         >>> near = Distance("gradient", 1.0, 1.2e-7, eager=1e-6, form=2e-6)
@@ -111,6 +115,7 @@ class Closeness:
 
     samples: tuple[Sample, ...] = ()
     error: str = ""
+    audited: bool = False
 
     def and_sample(self, found: Sample | str) -> Closeness:
         """With one more sample, or an error."""
@@ -125,7 +130,7 @@ class Closeness:
         for each in self.samples:
             for name, one in each.items():
                 steps.setdefault(name, []).append(one)
-        return {name: Distance.of_several(found) for name, found in steps.items()}
+        return {name: Distance.of_several(found, audited=self.audited) for name, found in steps.items()}
 
     @property
     def holds(self) -> bool:

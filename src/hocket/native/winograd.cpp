@@ -10,6 +10,7 @@
 #include "widths.h"
 #include "winograd_blocks.h"
 
+#include <ATen/Version.h>
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
@@ -17,6 +18,7 @@
 #include <array>
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <vector>
 
 namespace {
@@ -64,8 +66,10 @@ HOCKET_KERNELS(Avx512, Wide, ThreeTaps, HOCKET_AVX512)
 HOCKET_KERNELS(Avx512, Wide, TwoTaps, HOCKET_AVX512)
 
 const Kernels& kernels(bool strided) {
-  static const bool wide = __builtin_cpu_supports("avx512f");
-  static const bool narrow = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  // What torch's own kernels may use: ATEN_CPU_CAPABILITY holds for these, too.
+  static const std::string torchs = at::get_cpu_capability();
+  static const bool wide = torchs == "AVX512" && __builtin_cpu_supports("avx512f");
+  static const bool narrow = torchs != "DEFAULT" && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
   if (strided) return wide ? kAvx512TwoTaps : narrow ? kAvx2TwoTaps : kAnyTwoTaps;
   return wide ? kAvx512ThreeTaps : narrow ? kAvx2ThreeTaps : kAnyThreeTaps;
 }
