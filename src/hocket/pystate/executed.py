@@ -95,11 +95,20 @@ def _library_root(file: str) -> str:
 
 @functools.cache
 def _has_packages(folder: str) -> bool:
-    """Whether packages were installed into a folder (``pip install --target``, which PYTHONPATH names)."""
+    """Whether packages were installed into a folder (``pip install --target``, which PYTHONPATH or a .pth file names).
+
+    A project that is worked on has metadata, too, but no list of installed files: it is the user's.
+    """
     try:
-        return any(name.endswith(".dist-info") for name in os.listdir(folder))
+        names = os.listdir(folder)
     except OSError:
         return False
+    return any(
+        name == "EGG-INFO"
+        or name.endswith(".dist-info")
+        or (name.endswith(".egg-info") and os.path.exists(os.path.join(folder, name, "installed-files.txt")))
+        for name in names
+    )
 
 
 def is_user_code(code: CodeType) -> bool:

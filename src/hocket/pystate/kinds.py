@@ -34,8 +34,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from hocket.function_like import FunctionLike, PerInstance
 from hocket.pystate.executed import is_user_code, origin
-from hocket.pystate.layout import foreign_base, origin_of
-from hocket.pystate.places import Group, Path, describe, is_immutable, is_number, members_of
+from hocket.pystate.layout import foreign_base, instance_dict, origin_of
+from hocket.pystate.places import Group, Path, describe, is_a, is_immutable, is_number, members_of
 from hocket.pystate.tokens import ITERATORS, generator_state, iterator_state
 from hocket.pystate.walk import MAX_ITEMS, Walk
 
@@ -96,7 +96,7 @@ class Kinds(Walk):
         for found in hooks:
             for hook in found:
                 self.todo.append((hook, (path, "hook of {}", None)))
-        if value.__dict__ and not isinstance(value, FakeTensor):  # that has torch's own notes
+        if value.__dict__ and not is_a(value, FakeTensor):  # that has torch's own notes
             self.attributes(value, path)
 
     def module(self, value: nn.Module, path: Path) -> None:
@@ -105,13 +105,13 @@ class Kinds(Walk):
             self.found.opaque[found] = None
         is_own = id(value) in self.own
         if _is_ours(value):
-            self.names(value.__dict__, path, _MODULE_SLOTS.__contains__)
+            self.names(vars(value), path, _MODULE_SLOTS.__contains__)
         else:
             self.attributes(value, path, _MODULE_SLOTS, _MODULE_SKIPPED)
         # A layer of torch's own looks up the entries it was made with; containers go over all they have.
-        fixed = origin_of(type(value)) == "torch" and not isinstance(value, _CONTAINERS)
+        fixed = origin_of(type(value)) == "torch" and not is_a(value, _CONTAINERS)
         for name in ("_parameters", "_buffers", "_modules"):
-            table = value.__dict__.get(name)
+            table = (instance_dict(value) or {}).get(name)
             if type(table) is dict and id(table) not in self.done:
                 self.done.add(id(table))
                 if fixed and not table:
@@ -173,7 +173,7 @@ class Kinds(Walk):
 
     def builtin(self, value: Any, path: Path) -> None:
         owner = value.__self__
-        if owner is not None and not isinstance(owner, types.ModuleType):
+        if owner is not None and not is_a(owner, types.ModuleType):
             self.todo.append((owner, (path, ".", "__self__")))
 
     def descriptor(self, value: Any, path: Path) -> None:
@@ -216,7 +216,7 @@ class Kinds(Walk):
         packages = [table[key] for key in names if type(table.get(key)) is types.ModuleType] if whose == "torch" else []
         self.todo += [(each, (path, ".", each.__name__)) for each in packages]
         if value is sys and "modules" in names:
-            held = [each for each in sys.modules.values() if not isinstance(each, types.ModuleType)]
+            held = [each for each in sys.modules.values() if not is_a(each, types.ModuleType)]
             self.todo += [(each, (path, "an entry of {}.modules", None)) for each in held]
 
     def logger(self, value: Any, path: Path) -> None:
@@ -225,12 +225,12 @@ class Kinds(Walk):
     def loader(self, value: Any, path: Path) -> None:
         self.attributes_of_user(value, path)
 
-    def stream(self, value: io.IOBase, path: Path) -> None:
+    def stream(self, value: Any, path: Path) -> None:
         try:
             position: Any = value.tell()
         except (OSError, ValueError):
             position = None  # not seekable: a step that uses it is refused when it does
-        if isinstance(value, (io.BytesIO, io.StringIO)) and not value.closed:
+        if is_a(value, (io.BytesIO, io.StringIO)) and not value.closed:
             position = (position, value.getvalue())
         self.state(value, path, position)
 
@@ -243,23 +243,21 @@ class Kinds(Walk):
     # ------------------------------------------------------------------------------------------ numbers and memory
 
     def generator_of_numbers(self, value: Any, path: Path) -> None:
-        try:
-            self.state(value, path, generator_state(value))
-        except NotImplementedError:
-            return  # random.SystemRandom has none: it asks the system, which is noticed
+        self.state(value, path, generator_state(value))
 
     def array(self, value: np.ndarray[Any, Any], path: Path) -> None:
-        if value.nbytes > MAX_ARRAY_BYTES:
-            size = value.nbytes >> 20
+        plain = np.ndarray.view(value, np.ndarray)  # no code of a class that is derived from it
+        if plain.nbytes > MAX_ARRAY_BYTES:
+            size = plain.nbytes >> 20
             found = f"{describe(path)} is an array of {size} MiB, too large to watch; make it a tensor"
             self.found.opaque[found] = None
-        elif value.dtype.hasobject:
-            items = list(np.ndarray.flatten(value)) if value.dtype == object else []
-            if not items and value.size:
+        elif plain.dtype.hasobject:
+            items = list(plain.flatten()) if plain.dtype == object else []
+            if not items and plain.size:
                 self.opaque(value, path)
             self.add("sequence", value, path, range(len(items)), items, "[]")
         else:
-            self.add("buffer", value, path, ("",), (np.ndarray.tobytes(value),))
+            self.add("buffer", value, path, ("",), (plain.tobytes(),))
 
     def buffer(self, value: Any, path: Path) -> None:
         with memoryview(value) as view:
@@ -269,7 +267,7 @@ class Kinds(Walk):
                 self.add("buffer", value, path, ("",), (view.tobytes(),))
 
     def of_ctypes(self, value: Any, path: Path) -> None:
-        if isinstance(value, ctypes._Pointer):
+        if is_a(value, ctypes._Pointer):
             self.opaque(value, path)
         else:
             self.buffer(value, path)
@@ -306,8 +304,8 @@ class Kinds(Walk):
         self.add("sequence", value, path, list(value), list(value.values()), "[]")
 
     def sequence(self, value: Any, path: Path) -> None:
-        kind = "list" if isinstance(value, list) else "sequence"
-        base: Any = next(each for each in (list, tuple, collections.deque) if isinstance(value, each))
+        kind = "list" if is_a(value, list) else "sequence"
+        base: Any = next(each for each in (list, tuple, collections.deque) if is_a(value, each))
         if base.__len__(value) > MAX_ITEMS:
             self.found.opaque[f"{describe(path)} has {base.__len__(value)} items, too many to watch"] = None
             return
@@ -315,7 +313,7 @@ class Kinds(Walk):
         self.add(kind, value, path, range(len(items)), items, "[]")
 
     def members(self, value: Any, path: Path) -> None:
-        base: Any = set if isinstance(value, set) else frozenset
+        base: Any = set if is_a(value, set) else frozenset
         items = list(base.__iter__(value))
         if len(items) > MAX_ITEMS:
             self.found.opaque[f"{describe(path)} has {len(items)} members, too many to watch"] = None
@@ -326,7 +324,7 @@ class Kinds(Walk):
 
     def exception(self, value: BaseException, path: Path) -> None:
         keys = ("args", "__cause__", "__context__")
-        self.add("slots", value, path, keys, [getattr(value, key) for key in keys], ".")
+        self.add("slots", value, path, keys, [object.__getattribute__(value, key) for key in keys], ".")
 
     def nothing(self, value: Any, path: Path) -> None:
         """No-op: immutable, or seen by its attributes alone."""
@@ -410,7 +408,7 @@ def _is_ours(value: Any) -> bool:
 
 def _is_constant(tensor: Any) -> bool:
     """Whether a buffer is out of reach of autograd, and so of hooks."""
-    return isinstance(tensor, torch.Tensor) and not tensor.requires_grad
+    return is_a(tensor, torch.Tensor) and not tensor.requires_grad
 
 
 def _hooks_of(tensor: torch.Tensor, name: str) -> list[Any]:
@@ -424,6 +422,6 @@ def _ids(values: Iterable[Any]) -> tuple[int, ...]:
 
 def _is_numeric(value: Any) -> bool:
     """Whether a captured step reads it anew: a number, a tensor, or a pair of such (a rate, betas)."""
-    if isinstance(value, torch.Tensor):
+    if is_a(value, torch.Tensor):
         return True
     return is_number(value) or (type(value) in (tuple, list) and all(map(_is_numeric, value)))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hocket.pystate.places import is_plain
+from hocket.pystate.places import is_a, is_plain
 
 __all__ = ["ITERATORS", "generator_state", "iterator_state"]
 
@@ -26,12 +26,12 @@ ITERATORS: tuple[type, ...] = (
 
 
 def generator_state(value: Any) -> Any:
-    """Where a generator of `random`, numpy or torch stands."""
-    if isinstance(value, torch.Generator):
+    """Where a generator of `random`, numpy or torch stands; None for one that asks the system, which is noticed."""
+    if is_a(value, torch.Generator):
         return value.get_state().numpy().tobytes()
-    if isinstance(value, random.Random):
-        return hash(value.getstate())
-    if isinstance(value, np.random.Generator):
+    if is_a(value, random.Random):
+        return None if is_a(value, random.SystemRandom) else hash(random.Random.getstate(value))
+    if is_a(value, np.random.Generator):
         return repr(value.bit_generator.state)
     state: Any = value.get_state()
     return (state[1].tobytes(), *state[2:])
@@ -54,11 +54,11 @@ def _flat(state: Any, depth: int) -> Iterator[Any]:
     if depth > MAX_DEPTH:
         raise ValueError("iterators of iterators, too deep to look into")
     for each in state:
-        if isinstance(each, tuple):
+        if is_a(each, tuple):
             yield from _flat(each, depth)
         elif is_plain(each):
             yield (type(each), each)
-        elif isinstance(each, ITERATORS):
+        elif is_a(each, ITERATORS):
             yield from _flat(each.__reduce__(), depth + 1)
         else:
             yield id(each)

@@ -26,7 +26,7 @@ from hocket.errors import CaptureError
 from hocket.pystate.appended import AppendedList
 from hocket.pystate.batches import kinds_in, reads_out_of_sight, unfolded_again
 from hocket.pystate.executed import ExecutedCode
-from hocket.pystate.places import ABSENT, Group, Place, are_like, is_number, is_plain, same, shown
+from hocket.pystate.places import ABSENT, Group, Place, are_like, is_a, is_immutable, is_number, is_plain, same, shown
 from hocket.pystate.reachable import Reachable, reachable
 
 __all__ = ["Change", "PurityWatch", "Watched", "differences", "in_words", "is_followed", "named"]
@@ -87,7 +87,7 @@ def differences(before: Reachable, after: Reachable) -> Iterator[Change]:
 
 
 def _changes(then: Group, now: Group) -> Iterator[Change]:
-    if len(then.keys) == len(now.keys) and all(map(_is_key, then.keys, now.keys)):
+    if now.kind in _TOKENS or (len(then.keys) == len(now.keys) and all(map(_is_key, then.keys, now.keys))):
         for position, (old, new) in enumerate(zip(then.values, now.values, strict=True)):
             if now.kind in _TOKENS:
                 if old != new:
@@ -117,7 +117,7 @@ def _is_key(first: Any, second: Any) -> bool:
 
 
 def _hashable(key: Any) -> Any:
-    return (type(key), key) if isinstance(key, (str, int, float, tuple)) else id(key)
+    return (type(key), key) if is_immutable(key) else id(key)
 
 
 def is_followed(change: Change, rebound: Iterable[Any], moving: Iterable[Any]) -> bool:
@@ -189,7 +189,7 @@ class PurityWatch:
         if before is not None and self._last is not None:
             self.note_moving(differences(self._last, before))
         leaves, spec = tree_flatten(batch)
-        versions = [leaf._version if isinstance(leaf, torch.Tensor) else None for leaf in leaves]
+        versions = [leaf._version if is_a(leaf, torch.Tensor) else None for leaf in leaves]
         try:
             watching: Any = self.executed.watching()
             watching.__enter__()
@@ -265,7 +265,7 @@ def _is_rebinding(change: Change) -> bool:
 
 
 def _may_be_kept(change: Change) -> bool:
-    found = [leaf for leaf in tree_flatten(change.now)[0] if isinstance(leaf, torch.Tensor)]
+    found = [leaf for leaf in tree_flatten(change.now)[0] if is_a(leaf, torch.Tensor)]
     return bool(found) and (not any(leaf.requires_grad for leaf in found) or _is_made_by_hook(change.place))
 
 
@@ -277,7 +277,7 @@ def _is_output(change: Change) -> bool:
     """Whether a graph could put the new value there: a plain one, or a tensor where there was none."""
     if not change.place.is_writable or not is_plain(change.then):
         return False
-    if isinstance(change.now, torch.Tensor):
+    if is_a(change.now, torch.Tensor):
         return type(change.now) is torch.Tensor and not change.now.requires_grad
     return is_plain(change.now)
 
@@ -286,7 +286,7 @@ def _finding(change: Change) -> str:
     kind = change.place.kind
     if kind == "state":
         return f"it advances {change}"
-    if isinstance(change.now, torch.Tensor) and change.now.requires_grad:
+    if is_a(change.now, torch.Tensor) and change.now.requires_grad:
         return f"it keeps a tensor with its autograd graph in {change.place.name}: detach it"
     if is_number(change.then) and is_number(change.now) and change.place.kind != "length":
         return f"it changes {change}: count outside the step, or return the number"

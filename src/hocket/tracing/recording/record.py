@@ -24,7 +24,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_map_only, tree_unfl
 from hocket.pystate.appended import AppendedList, recorded_lists
 from hocket.pystate.batches import folded, holds_arrays
 from hocket.pystate.executed import user_line_of
-from hocket.pystate.places import Place, is_plain, same, shown
+from hocket.pystate.places import Place, is_a, is_plain, same, shown
 from hocket.tracing.reasons import Reason, Reasons
 from hocket.tracing.recording.arrays import WatchedArray, arrays_followed, plain_arrays, watched_array
 from hocket.tracing.recording.batch_reads import BatchGuards
@@ -442,7 +442,7 @@ def _is_about_live_numbers(error: Exception) -> bool:
         return True
     trace, found = error.__traceback__, False
     while trace is not None:
-        found, trace = any(isinstance(value, Live) for value in trace.tb_frame.f_locals.values()), trace.tb_next
+        found, trace = any(is_a(value, Live) for value in trace.tb_frame.f_locals.values()), trace.tb_next
     return found and isinstance(error, TypeError)
 
 

@@ -31,6 +31,7 @@ import numpy as np
 import torch
 
 from hocket.pystate.layout import instance_dict, slot_value, slots_of
+from hocket.pystate.places import is_a
 
 if TYPE_CHECKING:
     from hocket.tracing.scalars.tape import Tape
@@ -300,10 +301,10 @@ def replace_by_plain(handed_out: Sequence[weakref.ref[Any]]) -> None:
         plain = {address: _plain_of(value, left) for address, value in left.items()}
         further: dict[int, Any] = {}
         for holder in gc.get_referrers(*left.values()):
-            if id(holder) in known or isinstance(holder, types.FrameType):
+            if id(holder) in known or is_a(holder, types.FrameType):
                 continue
             known.add(id(holder))
-            if isinstance(holder, tuple):
+            if is_a(holder, tuple):
                 further[id(holder)] = holder
             else:
                 _put(holder, plain)
@@ -322,11 +323,11 @@ def _plain_of(value: Any, left: dict[int, Any]) -> Any:
 
 def _put(holder: Any, plain: dict[int, Any]) -> None:
     """Exchange in one object the values whose addresses are keys of `plain`."""
-    if isinstance(holder, list):
+    if is_a(holder, list):
         for position, value in enumerate(list.__iter__(holder)):
             if id(value) in plain:
                 list.__setitem__(holder, position, plain[id(value)])
-    elif isinstance(holder, dict):
+    elif is_a(holder, dict):
         if any(id(key) in plain for key in dict.keys(holder)):
             items = [(plain.get(id(key), key), value) for key, value in dict.items(holder)]
             dict.clear(holder)
@@ -334,15 +335,15 @@ def _put(holder: Any, plain: dict[int, Any]) -> None:
         for key, value in list(dict.items(holder)):
             if id(value) in plain:
                 dict.__setitem__(holder, key, plain[id(value)])
-    elif isinstance(holder, collections.deque):
+    elif is_a(holder, collections.deque):
         for position, value in enumerate(list(holder)):
             if id(value) in plain:
                 holder[position] = plain[id(value)]
-    elif isinstance(holder, set):
+    elif is_a(holder, set):
         for value in [value for value in holder if id(value) in plain]:
             holder.discard(value)
             holder.add(plain[id(value)])
-    elif isinstance(holder, types.CellType):
+    elif is_a(holder, types.CellType):
         holder.cell_contents = plain[id(holder.cell_contents)]
     else:
         if (table := instance_dict(holder)) is not None:
