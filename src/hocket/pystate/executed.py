@@ -19,6 +19,7 @@ from __future__ import annotations
 import dis
 import functools
 import gc
+import inspect
 import io
 import os
 import site
@@ -36,11 +37,12 @@ import torch
 from hocket.errors import CaptureError
 from hocket.heap import collections_held
 
-__all__ = ["ExecutedCode", "is_user_code", "origin", "user_line", "user_line_of"]
+__all__ = ["ExecutedCode", "is_user_code", "origin", "step_line", "user_line", "user_line_of", "with_nested"]
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _STDLIB = tuple({sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "platstdlib")})
 _OURS = str(Path(__file__).parents[1]) + os.sep
+_SCHEDULERS = os.path.join(_TORCH, "optim", "lr_scheduler.py")
 _DISPATCH = os.path.join(_TORCH, "_ops.py")
 # What records and walks is no part of the step.
 _LOOKING_ON = tuple(_OURS + name + os.sep for name in ("tracing", "pystate"))
@@ -130,6 +132,20 @@ def user_line(frame: FrameType | None = None) -> str:
     return of_library or "an unknown line"
 
 
+def step_line(step: Any, *, returns: bool = False) -> str:
+    """``file.py:12`` of a step: where it is defined, or where it returns last."""
+    function = inspect.unwrap(step)
+    function = getattr(function, "func", function)  # of a partial
+    code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
+    if code is None:
+        return "an unknown line"
+    line, found = code.co_firstlineno, code.co_firstlineno
+    for instruction in dis.get_instructions(code) if returns else ():
+        line = instruction.starts_line or line
+        found = line if instruction.opname == "RETURN_VALUE" else found
+    return f"{Path(code.co_filename).name}:{found}"
+
+
 def user_line_of(error: BaseException) -> str:
     """The user's line that an error was raised in."""
     trace, frame = error.__traceback__, None
@@ -145,6 +161,7 @@ class ExecutedCode:
         names: every name and attribute in that code, user code that it refers to included.
         user_names: those of code that is neither torch's nor Python's own.
         global_names: for each module (by its ``__dict__``), the global names that code uses.
+        schedulers: those of rates that the last watched step stepped, with the user's line.
         world: clocks, files and the like that the last watched step asked, with the user's line.
         dynamic: user functions with `getattr`, `vars` or the like: every attribute counts then.
         asks_types: user functions that compare ``type(x)``: they could tell a live number from a plain one.
@@ -158,6 +175,7 @@ class ExecutedCode:
         self.user_names: set[str] = set()
         self.global_names: dict[int, tuple[dict[str, Any], set[str]]] = {}
         self.world: dict[str, None] = {}
+        self.schedulers: list[tuple[str, str]] = []
         self.dynamic: dict[str, None] = {}
         self.asks_types: dict[str, None] = {}
         self.persistent: dict[int, Any] = {}
@@ -177,6 +195,7 @@ class ExecutedCode:
         """
         set_hook, hook = self._free_hook()
         self.world = {}
+        self.schedulers = []
         self.num_new_of_user = 0
         known = len(self.codes)
         with collections_held():
@@ -211,7 +230,7 @@ class ExecutedCode:
         self.codes.add(code)
         whose = origin(file)
         self.num_new_of_user += whose in ("user", "library")
-        for part in _with_nested(code):
+        for part in with_nested(code):
             self.names.update(part.co_names)
             if whose == "torch" or whose == "stdlib":
                 continue
@@ -236,6 +255,8 @@ class ExecutedCode:
                     self._skipped = frame
                     return
                 self._meet_function(code)
+            if code.co_name == "step" and code.co_filename == _SCHEDULERS:
+                self._note_scheduler(frame)
             if not _is_for_user(frame.f_back):
                 self._skipped = frame
             elif code not in self.codes:
@@ -272,7 +293,12 @@ class ExecutedCode:
         asked = _asked_of_the_world(function.__name__, getattr(function, "__module__", None), owner)
         if not asked or (whose == "stdlib" and _is_quiet(frame, asked)):
             return
-        self.world[f"{asked} at {user_line(frame)}"] = None
+        self.world[f"{_as_called(asked, frame)} at {user_line(frame)}"] = None
+
+    def _note_scheduler(self, frame: FrameType) -> None:
+        line = user_line(frame)
+        if line not in [known for _, known in self.schedulers]:  # one of them may step others
+            self.schedulers.append((type(frame.f_locals.get("self")).__name__, line))
 
     def _meet(self, value: Any) -> None:
         if value is not None and not issubclass(type(value), _UNMET):  # isinstance asks proxies
@@ -293,6 +319,18 @@ def _file_of(code: CodeType, namespace: dict[str, Any]) -> str:
     if str(namespace.get("__name__")).startswith("namedtuple_"):
         return "<frozen collections>"
     return namespace.get("__file__") or file  # text that the user runs, where it belongs to no module
+
+
+def _as_called(asked: str, frame: FrameType) -> str:
+    """What is asked, by the function of Python's library that the user's code, or a library's, has called for it."""
+    if not asked.startswith(("posix.", "nt.")):
+        return asked
+    called: FrameType | None = None
+    caller: FrameType | None = frame
+    while caller is not None and origin(caller.f_code.co_filename) == "stdlib":
+        called, caller = caller, caller.f_back
+    name = called and f"{called.f_globals.get('__name__', '')}.{called.f_code.co_qualname}"
+    return name.replace("genericpath.", "os.path.").replace("posixpath.", "os.path.") if name else asked
 
 
 def _asked_of_the_world(name: str, module: str | None, owner: Any) -> str:
@@ -353,8 +391,9 @@ def _compares_types(code: CodeType) -> bool:
     return False
 
 
-def _with_nested(code: CodeType) -> Iterator[CodeType]:
+def with_nested(code: CodeType) -> Iterator[CodeType]:
+    """`code`, and that of the functions and classes within it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _with_nested(constant)
+            yield from with_nested(constant)

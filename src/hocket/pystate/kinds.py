@@ -36,7 +36,7 @@ from hocket.function_like import FunctionLike, PerInstance
 from hocket.pystate.executed import is_user_code, origin
 from hocket.pystate.layout import foreign_base, instance_dict, origin_of
 from hocket.pystate.places import Group, Path, describe, is_a, is_immutable, is_number, members_of
-from hocket.pystate.tokens import ITERATORS, generator_state, iterator_state
+from hocket.pystate.tokens import GENERATORS, ITERATORS, generator_state, iterator_state
 from hocket.pystate.walk import MAX_ITEMS, Walk
 
 __all__ = ["HOOK_TABLES", "Kinds"]
@@ -73,6 +73,8 @@ _IMMUTABLE: tuple[type, ...] = (
 # Modules whose C types are values, or hold nothing that a step could read without being watched otherwise.
 _TRUSTED_C = ("torch", "numpy", "typing", "_operator", "_sre", "datetime", "_decimal", "uuid", "_abc", "zoneinfo",
               "_struct", "_thread", "_weakref")  # fmt: skip
+# Functions of Cython's and pybind11's, which have modules of their own for their types.
+_FUNCTIONS_OF_C = ("_cython_", "pybind11_builtins")
 
 
 class Kinds(Walk):
@@ -243,7 +245,8 @@ class Kinds(Walk):
     # ------------------------------------------------------------------------------------------ numbers and memory
 
     def generator_of_numbers(self, value: Any, path: Path) -> None:
-        self.state(value, path, generator_state(value))
+        if value is not _OF_RANDOM and value is not _OF_NUMPY:  # those are looked at in any case
+            self.state(value, path, generator_state(value))
 
     def array(self, value: np.ndarray[Any, Any], path: Path) -> None:
         plain = np.ndarray.view(value, np.ndarray)  # no code of a class that is derived from it
@@ -334,6 +337,7 @@ class Kinds(Walk):
         self.found.opaque[f"{describe(path)} is a {kind.__module__}.{kind.__name__}, whose state cannot be seen"] = None
 
 
+_OF_RANDOM, _OF_NUMPY = random.random.__self__, np.random.rand.__self__  # type: ignore[attr-defined]
 _NO_CODE = (lambda: None).__code__
 _CODE_OF_OTHERS = (types.FunctionType, types.BuiltinFunctionType, types.ModuleType, type)
 
@@ -354,7 +358,7 @@ _RULES: tuple[tuple[Any, Callable[[Kinds, Any, Path], None]], ...] = (
     (types.ModuleType, Kinds.imported),
     (types.GeneratorType, Kinds.generator),
     ((types.CoroutineType, types.AsyncGeneratorType, asyncio.Future), Kinds.coroutine),
-    ((torch.Generator, random.Random, np.random.Generator, np.random.RandomState), Kinds.generator_of_numbers),
+    (GENERATORS, Kinds.generator_of_numbers),
     (np.ndarray, Kinds.array),
     ((bytearray, memoryview, array.array, mmap.mmap), Kinds.buffer),
     ((ctypes._SimpleCData, ctypes.Structure, ctypes.Array, ctypes.Union, ctypes._Pointer), Kinds.of_ctypes),
@@ -395,6 +399,8 @@ def _visitor(kind: type) -> Callable[[Kinds, Any, Path], None]:
             return visit
     if kind in (weakref.ProxyType, weakref.CallableProxyType):
         return Kinds.weak_proxy
+    if kind.__module__.startswith(_FUNCTIONS_OF_C):
+        return Kinds.nothing
     holder = foreign_base(kind)
     if holder is not None and not (holder.__module__ or "").startswith(_TRUSTED_C):
         return Kinds.opaque
