@@ -72,7 +72,7 @@ _IMMUTABLE: tuple[type, ...] = (
 )  # fmt: skip
 # Modules whose C types are values, or hold nothing that a step could read without being watched otherwise.
 _TRUSTED_C = ("torch", "numpy", "typing", "_operator", "_sre", "datetime", "_decimal", "uuid", "_abc", "zoneinfo",
-              "_struct", "_thread", "_weakref")  # fmt: skip
+              "_struct", "_thread", "_weakref", "_collections")  # fmt: skip
 # Functions of Cython's and pybind11's, which have modules of their own for their types.
 _FUNCTIONS_OF_C = ("_cython_", "pybind11_builtins")
 
@@ -376,6 +376,7 @@ _RULES: tuple[tuple[Any, Callable[[Kinds, Any, Path], None]], ...] = (
     ((list, tuple, collections.deque), Kinds.sequence),
     ((set, frozenset), Kinds.members),
     (BaseException, Kinds.exception),
+    (types.GenericAlias, Kinds.nothing),
     ((int, float, complex, str, bytes, enum.Enum, threading.local, types.SimpleNamespace), Kinds.nothing),
 )
 _VISITORS: dict[type, Callable[[Kinds, Any, Path], None]] = dict.fromkeys(_IMMUTABLE, Kinds.nothing)
@@ -402,7 +403,7 @@ def _visitor(kind: type) -> Callable[[Kinds, Any, Path], None]:
     if kind.__module__.startswith(_FUNCTIONS_OF_C):
         return Kinds.nothing
     holder = foreign_base(kind)
-    if holder is not None and not (holder.__module__ or "").startswith(_TRUSTED_C):
+    if holder is not None and not any((each.__module__ or "").startswith(_TRUSTED_C) for each in (holder, kind)):
         return Kinds.opaque
     return Kinds.nothing
 
