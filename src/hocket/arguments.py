@@ -54,4 +54,5 @@ def spreading(step: Callable[..., Any]) -> Callable[[Any], Any]:
             batch = batch.value
         return step(*batch.args, **batch.kwargs) if type(batch) is Arguments else step(batch)
 
+    spread.__wrapped__ = step  # type: ignore[attr-defined]
     return spread

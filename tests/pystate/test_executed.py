@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from hocket.pystate.executed import ExecutedCode
+from hocket.pystate.origins import origin
 
 
 class Cycle:
@@ -75,3 +76,27 @@ def test_the_collector_stays_as_it_was() -> None:
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize(
+    ("metadata", "whose"),
+    [
+        ("other-1.0.dist-info/METADATA", "library"),
+        ("other.egg-info/installed-files.txt", "library"),
+        ("EGG-INFO/PKG-INFO", "library"),
+        ("mine.egg-info/PKG-INFO", "user"),
+        ("", "user"),
+    ],
+)
+def test_a_folder_of_installed_packages_is_known_by_what_was_installed(tmp_path, monkeypatch, metadata, whose):
+    """``pip install --target``, PYTHONPATH and .pth files name folders outside of the interpreter's own."""
+    if metadata:
+        (tmp_path / metadata).parent.mkdir()
+        (tmp_path / metadata).touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert origin(str(tmp_path / "package" / "module.py")) == whose
+
+
+@pytest.mark.parametrize("folder", ["site-packages", "dist-packages"])
+def test_packages_of_another_interpreter_or_of_the_user_are_libraries(folder):
+    assert origin(f"/home/user/.local/lib/python3.11/{folder}/package/module.py") == "library"

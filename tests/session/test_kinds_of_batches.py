@@ -6,7 +6,7 @@ import argparse
 import collections
 import dataclasses
 import types
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -339,3 +339,19 @@ def test_the_step_returns_its_own_array():
     )
     for _ in range(9):
         assert fast(kept) is kept[0]
+
+
+class Named(NamedTuple):
+    x: torch.Tensor
+    y: torch.Tensor
+
+
+def test_a_named_tuple_that_the_step_makes_anew_is_seen_through():
+    """Its class is met in the step's variables: the getters of its fields are values."""
+
+    def read(batch: Any) -> Any:
+        kind, found = Named, Named(*batch)
+        assert kind is type(found)
+        return found.x, found.y
+
+    captured(program(read), lambda number: [torch.randn(4, 6), torch.randn(4, 3)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -42,6 +43,7 @@ def ran(
         for one, step in ((eager, eager.step), (program, fast)):
             one.between(number)
             torch.manual_seed(number)
+            random.seed(number)
             given = batch(number)
             found.append(step(*given) if type(given) is tuple else step(given))
         assert all(map(_are_same, *map(tree_leaves, found))), f"call {number}: {found}"

@@ -102,7 +102,7 @@ struct Dict {
   int group;
 
   bool order_holds() const {
-    PyObject* iterator = PyObject_GetIter(dict.ptr());
+    PyObject* iterator = (ordered ? PyODict_Type : PyDict_Type).tp_iter(dict.ptr());
     if (iterator == nullptr) {
       PyErr_Clear();
       return false;
@@ -162,7 +162,7 @@ struct Slot {
   int group;
 
   bool holds() const {
-    PyObject* now = PyObject_GetAttr(owner.ptr(), name.ptr());
+    PyObject* now = PyObject_GenericGetAttr(owner.ptr(), name.ptr());  // runs no code of the user's class
     if (now == nullptr) {
       PyErr_Clear();
       return false;

@@ -34,8 +34,9 @@ from hocket.errors import CaptureError
 from hocket.heap import collections_held
 from hocket.pystate.origins import OURS, TORCH, origin, user_line
 
-__all__ = ["ExecutedCode", "NamesKnown"]
+__all__ = ["ExecutedCode", "NamesKnown", "with_nested"]
 
+_SCHEDULERS = os.path.join(TORCH, "optim", "lr_scheduler.py")
 _DISPATCH = os.path.join(TORCH, "_ops.py")
 # What records and walks is no part of the step.
 _LOOKING_ON = tuple(OURS + name + os.sep for name in ("tracing", "pystate"))
@@ -91,6 +92,7 @@ class ExecutedCode:
         names: every name and attribute in that code, user code that it refers to included.
         user_names: those of code that is neither torch's nor Python's own.
         global_names: for each module (by its ``__dict__``), the global names that code uses.
+        schedulers: those of rates that the last watched step stepped, with the user's line.
         world: clocks, files and the like that the last watched step asked, with the user's line.
         dynamic: user functions with `getattr`, `vars` or the like: every attribute counts then.
         asks_types: user functions that compare ``type(x)``: they could tell a live number from a plain one.
@@ -104,6 +106,7 @@ class ExecutedCode:
         self.user_names: set[str] = set()
         self.global_names: dict[int, tuple[dict[str, Any], set[str]]] = {}
         self.world: dict[str, None] = {}
+        self.schedulers: list[tuple[str, str]] = []
         self.dynamic: dict[str, None] = {}
         self.asks_types: dict[str, None] = {}
         self.persistent: dict[int, Any] = {}
@@ -123,6 +126,7 @@ class ExecutedCode:
         """
         set_hook, hook = self._free_hook()
         self.world = {}
+        self.schedulers = []
         self.num_new_of_user = 0
         known = len(self.codes)
         with collections_held():
@@ -162,7 +166,7 @@ class ExecutedCode:
         self.codes.add(code)
         whose = origin(file)
         self.num_new_of_user += whose in ("user", "library")
-        for part in _with_nested(code):
+        for part in with_nested(code):
             self.names.update(part.co_names)
             if whose == "torch" or whose == "stdlib":
                 continue
@@ -187,6 +191,8 @@ class ExecutedCode:
                     self._skipped = frame
                     return
                 self._meet_function(code)
+            if code.co_name == "step" and code.co_filename == _SCHEDULERS:
+                self._note_scheduler(frame)
             if not _is_for_user(frame.f_back):
                 self._skipped = frame
             elif code not in self.codes:
@@ -223,7 +229,12 @@ class ExecutedCode:
         asked = _asked_of_the_world(function.__name__, getattr(function, "__module__", None), owner)
         if not asked or (whose == "stdlib" and _is_quiet(frame, asked)):
             return
-        self.world[f"{asked} at {user_line(frame)}"] = None
+        self.world[f"{_as_called(asked, frame)} at {user_line(frame)}"] = None
+
+    def _note_scheduler(self, frame: FrameType) -> None:
+        line = user_line(frame)
+        if line not in [known for _, known in self.schedulers]:  # one of them may step others
+            self.schedulers.append((type(frame.f_locals.get("self")).__name__, line))
 
     def _meet(self, value: Any) -> None:
         if value is not None and not issubclass(type(value), _UNMET):  # isinstance asks proxies
@@ -244,6 +255,18 @@ def _file_of(code: CodeType, namespace: dict[str, Any]) -> str:
     if str(namespace.get("__name__")).startswith("namedtuple_"):
         return "<frozen collections>"
     return namespace.get("__file__") or file  # text that the user runs, where it belongs to no module
+
+
+def _as_called(asked: str, frame: FrameType) -> str:
+    """What is asked, by the function of Python's library that the user's code, or a library's, has called for it."""
+    if not asked.startswith(("posix.", "nt.")):
+        return asked
+    called: FrameType | None = None
+    caller: FrameType | None = frame
+    while caller is not None and origin(caller.f_code.co_filename) == "stdlib":
+        called, caller = caller, caller.f_back
+    name = called and f"{called.f_globals.get('__name__', '')}.{called.f_code.co_qualname}"
+    return name.replace("genericpath.", "os.path.").replace("posixpath.", "os.path.") if name else asked
 
 
 def _asked_of_the_world(name: str, module: str | None, owner: Any) -> str:
@@ -304,8 +327,9 @@ def _compares_types(code: CodeType) -> bool:
     return False
 
 
-def _with_nested(code: CodeType) -> Iterator[CodeType]:
+def with_nested(code: CodeType) -> Iterator[CodeType]:
+    """`code`, and that of the functions and classes within it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _with_nested(constant)
+            yield from with_nested(constant)

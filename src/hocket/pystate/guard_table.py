@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from hocket.pystate.places import are_like, same
+from hocket.pystate.places import are_like, is_a, same
 
 __all__ = ["PythonTable"]
 
@@ -54,8 +54,15 @@ class PythonTable:
         return self.add_test(holds)
 
     def add_slot(self, owner: Any, name: str, value: Any, kind: int) -> int:
-        test, absent = _test(value, kind), object()
-        return self.add_test(lambda: test(getattr(owner, name, absent)))
+        test = _test(value, kind)
+
+        def holds() -> bool:
+            try:
+                return test(object.__getattribute__(owner, name))
+            except AttributeError:
+                return False
+
+        return self.add_test(holds)
 
     def add_function(self, function: types.FunctionType) -> int:
         parts = (function.__code__, function.__defaults__, function.__kwdefaults__)
@@ -120,7 +127,7 @@ def _test(value: Any, kind: int) -> Callable[[Any], bool]:
         return lambda now: type(now) is type(value)
     if kind == 3:
         expected = _meta(value)
-        return lambda now: isinstance(now, torch.Tensor) and _meta(now) == expected
+        return lambda now: is_a(now, torch.Tensor) and _meta(now) == expected
     if kind == 4:
         return lambda now: are_like(value, now)
     return lambda now: now is value

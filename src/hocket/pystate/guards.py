@@ -22,7 +22,7 @@ from torch.utils.hooks import RemovableHandle
 
 from hocket import native
 from hocket.pystate.guard_table import PythonTable
-from hocket.pystate.places import Group, is_plain, members_of, same
+from hocket.pystate.places import Group, is_a, is_plain, members_of, same
 from hocket.pystate.reachable import HOOK_TABLES, Reachable
 from hocket.pystate.watch import Change, PurityWatch, differences, is_followed
 
@@ -120,7 +120,7 @@ class Guards:
         if place.identity not in self._effects:
             return False
         expected = self._effects[place.identity]
-        return isinstance(change.now, torch.Tensor) if expected is A_TENSOR else same(expected, change.now)
+        return is_a(change.now, torch.Tensor) if expected is A_TENSOR else same(expected, change.now)
 
     def _is_about_others(self, failed: int) -> bool:
         """Whether a hook went to another module, or a dict has only gained or lost names that the step does not use."""
@@ -152,7 +152,7 @@ class Guards:
         elif kind == "list":
             number = table.add_list(owner, list(group.values), self._hows(group))
         elif kind == "dict":
-            ordered = isinstance(owner, collections.OrderedDict)
+            ordered = is_a(owner, collections.OrderedDict)
             number = table.add_dict(
                 owner, list(group.keys), list(group.values), self._hows(group), group.whole, ordered
             )
@@ -161,16 +161,16 @@ class Guards:
         elif kind == "context":
             number = table.add_test(lambda: same(owner.get(None), group.values[0]))
         elif kind == "setting":
-            number = table.add_test(lambda: group.keys[0]() == group.values[0])
+            number = table.add_test(_safe(lambda: group.keys[0]() == group.values[0]))
         elif kind in ("slots", "readonly"):
             for position, (name, value) in enumerate(zip(group.keys, group.values, strict=True)):
                 self._groups.append(group)
                 number = table.add_slot(owner, name, value, self._how(group, position))
             return
-        elif kind == "set" and all(map(_is_safe_member, owner)):
+        elif kind == "set" and type(owner) in (set, frozenset) and all(map(_is_safe_member, owner)):
             number = table.add_set(owner)
-        elif kind in ("set", "sequence") and not isinstance(owner, (tuple, frozenset)):
-            number = table.add_test(_test_of(group))
+        elif kind in ("set", "sequence") and not is_a(owner, (tuple, frozenset)):
+            number = table.add_test(_safe(_test_of(group)))
         else:
             return  # a tuple cannot change; reading a generator or an iterator advances it, which no pure step does
         assert number == len(self._groups), "tables number their groups one by one"
@@ -184,7 +184,7 @@ class Guards:
         identity = (group.kind, id(group.owner), group.keys[position])
         if is_plain(value):
             return NUMBER if identity in self._moving else EQUAL
-        if isinstance(value, torch.Tensor):
+        if is_a(value, torch.Tensor):
             return TENSOR if group.rebindable or identity in self._rebound else IDENTITY
         return TREE if identity in self._rebound else IDENTITY
 
@@ -206,12 +206,28 @@ def _test_of(group: Group) -> Callable[[], bool]:
         now = _contents(owner)
         return len(now) == len(values) and all(map(same, now, values))
 
-    return (lambda: members_of(owner) == values[0]) if group.kind == "set" else holds
+    base: Any = set if is_a(owner, set) else frozenset
+    return (lambda: members_of(base.__iter__(owner)) == values[0]) if group.kind == "set" else holds
+
+
+def _safe(test: Callable[[], bool]) -> Callable[[], bool]:
+    """A test that says no where code of the user's raises in it."""
+
+    def holds() -> bool:
+        try:
+            return test()
+        except Exception:  # noqa: BLE001  # whatever it is: this state is not known to stand
+            return False
+
+    return holds
 
 
 def _contents(owner: Any) -> list[Any]:
-    if isinstance(owner, ContextVar):
+    if is_a(owner, ContextVar):
         return [owner.get(None)]
-    if isinstance(owner, np.ndarray):
-        return list(owner.flat)
-    return list(owner.values() if isinstance(owner, MappingProxyType) else owner)
+    if is_a(owner, np.ndarray):
+        return list(np.ndarray.view(owner, np.ndarray).flat)
+    if is_a(owner, MappingProxyType):
+        return list(owner.values())
+    base: Any = collections.deque if is_a(owner, collections.deque) else type(owner)
+    return list(base.__iter__(owner))

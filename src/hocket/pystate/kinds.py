@@ -34,8 +34,8 @@ from torch import nn
 from hocket.function_like import FunctionLike, PerInstance
 from hocket.pystate.layout import foreign_base
 from hocket.pystate.origins import is_user_code, origin
-from hocket.pystate.places import Group, Path, describe, is_immutable, members_of
-from hocket.pystate.tokens import ITERATORS, generator_state, iterator_state
+from hocket.pystate.places import Group, Path, describe, is_a, is_immutable, members_of
+from hocket.pystate.tokens import GENERATORS, ITERATORS, generator_state, iterator_state
 from hocket.pystate.torch_kinds import TorchKinds, is_ours
 from hocket.pystate.walk import MAX_ITEMS
 
@@ -54,7 +54,9 @@ _IMMUTABLE: tuple[type, ...] = (
 )  # fmt: skip
 # Modules whose C types are values, or hold nothing that a step could read without being watched otherwise.
 _TRUSTED_C = ("torch", "numpy", "typing", "_operator", "_sre", "datetime", "_decimal", "uuid", "_abc", "zoneinfo",
-              "_struct", "_thread", "_weakref")  # fmt: skip
+              "_struct", "_thread", "_weakref", "_collections")  # fmt: skip
+# Functions of Cython's and pybind11's, which have modules of their own for their types.
+_FUNCTIONS_OF_C = ("_cython_", "pybind11_builtins")
 
 
 class Kinds(TorchKinds):
@@ -101,7 +103,7 @@ class Kinds(TorchKinds):
 
     def builtin(self, value: Any, path: Path) -> None:
         owner = getattr(value, "__self__", None)
-        if owner is not None and not isinstance(owner, types.ModuleType):
+        if owner is not None and not is_a(owner, types.ModuleType):
             self.todo.append((owner, (path, ".", "__self__")))
 
     def descriptor(self, value: Any, path: Path) -> None:
@@ -144,7 +146,7 @@ class Kinds(TorchKinds):
         packages = [table[key] for key in names if type(table.get(key)) is types.ModuleType] if whose == "torch" else []
         self.todo += [(each, (path, ".", each.__name__)) for each in packages]
         if value is sys and "modules" in names:
-            held = [each for each in sys.modules.values() if not isinstance(each, types.ModuleType)]
+            held = [each for each in sys.modules.values() if not is_a(each, types.ModuleType)]
             self.todo += [(each, (path, "an entry of {}.modules", None)) for each in held]
 
     def logger(self, value: Any, path: Path) -> None:
@@ -153,12 +155,12 @@ class Kinds(TorchKinds):
     def loader(self, value: Any, path: Path) -> None:
         self.attributes_of_user(value, path)
 
-    def stream(self, value: io.IOBase, path: Path) -> None:
+    def stream(self, value: Any, path: Path) -> None:
         try:
             position: Any = value.tell()
         except (OSError, ValueError):
             position = None  # not seekable: a step that uses it is refused when it does
-        if isinstance(value, (io.BytesIO, io.StringIO)) and not value.closed:
+        if is_a(value, (io.BytesIO, io.StringIO)) and not value.closed:
             position = (position, value.getvalue())
         self.state(value, path, position)
 
@@ -171,23 +173,22 @@ class Kinds(TorchKinds):
     # ------------------------------------------------------------------------------------------ numbers and memory
 
     def generator_of_numbers(self, value: Any, path: Path) -> None:
-        try:
+        if value is not _OF_RANDOM and value is not _OF_NUMPY:  # those are looked at in any case
             self.state(value, path, generator_state(value))
-        except NotImplementedError:
-            return  # random.SystemRandom has none: it asks the system, which is noticed
 
     def array(self, value: np.ndarray[Any, Any], path: Path) -> None:
-        if value.nbytes > MAX_ARRAY_BYTES:
-            size = value.nbytes >> 20
+        plain = np.ndarray.view(value, np.ndarray)  # no code of a class that is derived from it
+        if plain.nbytes > MAX_ARRAY_BYTES:
+            size = plain.nbytes >> 20
             found = f"{describe(path)} is an array of {size} MiB, too large to watch; make it a tensor"
             self.found.opaque[found] = None
-        elif value.dtype.hasobject:
-            items = list(np.ndarray.flatten(value)) if value.dtype == object else []
-            if not items and value.size:
+        elif plain.dtype.hasobject:
+            items = list(plain.flatten()) if plain.dtype == object else []
+            if not items and plain.size:
                 self.opaque(value, path)
             self.add("sequence", value, path, range(len(items)), items, "[]")
         else:
-            self.add("buffer", value, path, ("",), (np.ndarray.tobytes(value),))
+            self.add("buffer", value, path, ("",), (plain.tobytes(),))
 
     def buffer(self, value: Any, path: Path) -> None:
         with memoryview(value) as view:
@@ -197,7 +198,7 @@ class Kinds(TorchKinds):
                 self.add("buffer", value, path, ("",), (view.tobytes(),))
 
     def of_ctypes(self, value: Any, path: Path) -> None:
-        if isinstance(value, ctypes._Pointer):
+        if is_a(value, ctypes._Pointer):
             self.opaque(value, path)
         else:
             self.buffer(value, path)
@@ -234,8 +235,8 @@ class Kinds(TorchKinds):
         self.add("sequence", value, path, list(value), list(value.values()), "[]")
 
     def sequence(self, value: Any, path: Path) -> None:
-        kind = "list" if isinstance(value, list) else "sequence"
-        base: Any = next(each for each in (list, tuple, collections.deque) if isinstance(value, each))
+        kind = "list" if is_a(value, list) else "sequence"
+        base: Any = next(each for each in (list, tuple, collections.deque) if is_a(value, each))
         if base.__len__(value) > MAX_ITEMS:
             self.found.opaque[f"{describe(path)} has {base.__len__(value)} items, too many to watch"] = None
             return
@@ -243,7 +244,7 @@ class Kinds(TorchKinds):
         self.add(kind, value, path, range(len(items)), items, "[]")
 
     def members(self, value: Any, path: Path) -> None:
-        base: Any = set if isinstance(value, set) else frozenset
+        base: Any = set if is_a(value, set) else frozenset
         items = list(base.__iter__(value))
         if len(items) > MAX_ITEMS:
             self.found.opaque[f"{describe(path)} has {len(items)} members, too many to watch"] = None
@@ -254,7 +255,7 @@ class Kinds(TorchKinds):
 
     def exception(self, value: BaseException, path: Path) -> None:
         keys = ("args", "__cause__", "__context__")
-        self.add("slots", value, path, keys, [getattr(value, key) for key in keys], ".")
+        self.add("slots", value, path, keys, [object.__getattribute__(value, key) for key in keys], ".")
 
     def nothing(self, value: Any, path: Path) -> None:
         """No-op: immutable, or seen by its attributes alone."""
@@ -264,6 +265,7 @@ class Kinds(TorchKinds):
         self.found.opaque[f"{describe(path)} is a {kind.__module__}.{kind.__name__}, whose state cannot be seen"] = None
 
 
+_OF_RANDOM, _OF_NUMPY = random.random.__self__, np.random.rand.__self__  # type: ignore[attr-defined]
 _NO_CODE = (lambda: None).__code__
 _CODE_OF_OTHERS = (types.FunctionType, types.BuiltinFunctionType, types.ModuleType, type)
 
@@ -284,7 +286,7 @@ _RULES: tuple[tuple[Any, Callable[[Kinds, Any, Path], None]], ...] = (
     (types.ModuleType, Kinds.imported),
     (types.GeneratorType, Kinds.generator),
     ((types.CoroutineType, types.AsyncGeneratorType, asyncio.Future), Kinds.coroutine),
-    ((torch.Generator, random.Random, np.random.Generator, np.random.RandomState), Kinds.generator_of_numbers),
+    (GENERATORS, Kinds.generator_of_numbers),
     (np.ndarray, Kinds.array),
     ((bytearray, memoryview, array.array, mmap.mmap), Kinds.buffer),
     ((ctypes._SimpleCData, ctypes.Structure, ctypes.Array, ctypes.Union, ctypes._Pointer), Kinds.of_ctypes),
@@ -302,6 +304,7 @@ _RULES: tuple[tuple[Any, Callable[[Kinds, Any, Path], None]], ...] = (
     ((list, tuple, collections.deque), Kinds.sequence),
     ((set, frozenset), Kinds.members),
     (BaseException, Kinds.exception),
+    (types.GenericAlias, Kinds.nothing),
     ((int, float, complex, str, bytes, enum.Enum, threading.local, types.SimpleNamespace), Kinds.nothing),
 )
 _VISITORS: dict[type, Callable[[Kinds, Any, Path], None]] = dict.fromkeys(_IMMUTABLE, Kinds.nothing)
@@ -327,7 +330,9 @@ def _visitor(kind: type) -> Callable[[Kinds, Any, Path], None]:
         return Kinds.weak_proxy
     if kind.__name__ == "cython_function_or_method":  # each Cython has a type of its own
         return Kinds.builtin
+    if kind.__module__.startswith(_FUNCTIONS_OF_C):
+        return Kinds.nothing
     holder = foreign_base(kind)
-    if holder is not None and not (holder.__module__ or "").startswith(_TRUSTED_C):
+    if holder is not None and not any((each.__module__ or "").startswith(_TRUSTED_C) for each in (holder, kind)):
         return Kinds.opaque
     return Kinds.nothing

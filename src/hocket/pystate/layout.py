@@ -11,6 +11,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from hocket.pystate.origins import origin
+from hocket.pystate.places import is_a
 
 __all__ = ["foreign_base", "instance_dict", "origin_of", "slot_value", "slots_of"]
 
@@ -34,7 +35,7 @@ def foreign_base(kind: type) -> type | None:
 
 def _own_slots(kind: type) -> tuple[str, ...]:
     slots = vars(kind).get("__slots__", ())
-    names = (slots,) if isinstance(slots, str) else tuple(slots)
+    names = (slots,) if is_a(slots, str) else tuple(slots)
     return tuple(name for name in names if name not in ("__dict__", "__weakref__"))
 
 
@@ -65,7 +66,7 @@ def slot_value(value: Any, slot: str) -> tuple[Any, ...]:
 
 def instance_dict(value: Any) -> dict[str, Any] | None:
     """The ``__dict__`` of an instance, asked without running code of its class; None where it has none."""
-    if isinstance(value, threading.local):
+    if is_a(value, threading.local):
         table: Any = value.__dict__  # of this thread; there is no descriptor of it
         return table if type(table) is dict else None
     for base in type(value).__mro__:
@@ -77,7 +78,7 @@ def instance_dict(value: Any) -> dict[str, Any] | None:
 
 
 def origin_of(kind: type) -> str:
-    """Whose a class is (see `hocket.pystate.executed.origin`); empty for builtins."""
+    """Whose a class is (see `hocket.pystate.origins.origin`); empty for builtins."""
     return _origin_of_module(kind.__module__)
 
 

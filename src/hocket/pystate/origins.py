@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import dis
 import functools
+import inspect
 import os
 import site
 import sys
 import sysconfig
 from pathlib import Path
 from types import CodeType, FrameType
+from typing import Any
 
 import torch
 
-__all__ = ["OURS", "TORCH", "is_user_code", "origin", "user_line", "user_line_of"]
+__all__ = ["OURS", "TORCH", "is_user_code", "origin", "step_line", "user_line", "user_line_of"]
 
 # Folders.
 TORCH = os.path.dirname(torch.__file__) + os.sep
@@ -47,11 +50,20 @@ def _library_root(file: str) -> str:
 
 @functools.cache
 def _has_packages(folder: str) -> bool:
-    """Whether packages were installed into a folder (``pip install --target``, which PYTHONPATH names)."""
+    """Whether packages were installed into a folder (``pip install --target``, which PYTHONPATH or a .pth file names).
+
+    A project that is worked on has metadata, too, but no list of installed files: it is the user's.
+    """
     try:
-        return any(name.endswith(".dist-info") for name in os.listdir(folder))
+        names = os.listdir(folder)
     except OSError:
         return False
+    return any(
+        name == "EGG-INFO"
+        or name.endswith(".dist-info")
+        or (name.endswith(".egg-info") and os.path.exists(os.path.join(folder, name, "installed-files.txt")))
+        for name in names
+    )
 
 
 def is_user_code(code: CodeType) -> bool:
@@ -71,6 +83,20 @@ def user_line(frame: FrameType | None = None) -> str:
             of_library = f"{Path(file).name}:{frame.f_lineno}"
         frame = frame.f_back
     return of_library or "an unknown line"
+
+
+def step_line(step: Any, *, returns: bool = False) -> str:
+    """``file.py:12`` of a step: where it is defined, or where it returns last."""
+    function = inspect.unwrap(step)
+    function = getattr(function, "func", function)  # of a partial
+    code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
+    if code is None:
+        return "an unknown line"
+    line, found = code.co_firstlineno, code.co_firstlineno
+    for instruction in dis.get_instructions(code) if returns else ():
+        line = instruction.starts_line or line
+        found = line if instruction.opname == "RETURN_VALUE" else found
+    return f"{Path(code.co_filename).name}:{found}"
 
 
 def user_line_of(error: BaseException) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ __all__ = [
     "Place",
     "are_like",
     "describe",
+    "is_a",
     "is_immutable",
     "is_number",
     "is_plain",
@@ -56,6 +57,11 @@ _VALUES = (np.generic, np.dtype, enum.Enum)
 _SHOWN_CHARACTERS = 60
 
 
+def is_a(value: Any, kinds: Any) -> bool:
+    """As `isinstance`, which asks the value for its ``__class__`` besides: that runs code of the user's."""
+    return issubclass(type(value), kinds)
+
+
 def is_plain(value: Any) -> bool:
     """Whether `value` is immutable all through, so that type and equality identify it."""
     kind = type(value)
@@ -84,28 +90,38 @@ def same(first: Any, second: Any) -> bool:
         return struct.pack("d", first) == struct.pack("d", second)
     if type(first) is tuple:
         return len(first) == len(second) and all(map(same, first, second))
-    return bool(first == second)
+    return not is_a(first, enum.Enum) and bool(first == second)  # of a member there is one
 
 
 def are_like(first: Any, second: Any) -> bool:
     """Whether two values are tensors of one kind, or tuples, lists and dicts of such in the same order."""
-    if isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor):
+    if is_a(first, torch.Tensor) and is_a(second, torch.Tensor):
         kinds = [(t.dtype, t.device, t.layout, t.shape, t.requires_grad) for t in (first, second)]
         if kinds[0] != kinds[1] or isinstance(second, torch.nn.Parameter):
             return False
         return first.layout is not torch.strided or first.stride() == second.stride()
     if type(first) is not type(second):
         return False
-    if isinstance(first, (tuple, list)):
-        return len(first) == len(second) and all(map(are_like, first, second))
-    if isinstance(first, dict):
-        return list(first) == list(second) and all(are_like(first[key], second[key]) for key in first)
+    for base in (tuple, list, dict):
+        if is_a(first, base):
+            parts = [list(_items(base, each)) for each in (first, second)]
+            return len(parts[0]) == len(parts[1]) and all(map(are_like, *parts))
     return same(first, second)
+
+
+def _items(base: Any, value: Any) -> Iterator[Any]:
+    """The items of a container, without running code of a class that is derived from `base`."""
+    if base is not dict:
+        yield from base.__iter__(value)
+        return
+    for key, item in dict.items(value):
+        yield key
+        yield item
 
 
 def members_of(values: Iterable[Any]) -> frozenset[Any]:
     """What is in a set: plain values with their types, objects by identity."""
-    return frozenset((type(each), each) if is_plain(each) else id(each) for each in values)
+    return frozenset((type(each), each) if is_immutable(each) else id(each) for each in values)
 
 
 def describe(path: Path) -> str:
@@ -117,17 +133,27 @@ def describe(path: Path) -> str:
     if form == ".":
         return f"{before}.{key}"
     if form == "[]":
-        text = repr(key)
+        text = _text(key)
         return f"{before}[{text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + '...'}]"
     return form.format(before, key)
 
 
 def shown(value: Any) -> str:
     """A value in a message: as it is if it is plain, else its type."""
-    if isinstance(value, torch.Tensor):
+    if is_a(value, torch.Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
-    text = repr(value) if is_plain(value) else f"a {type(value).__name__}"
+    text = _text(value)
     return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "..."
+
+
+def _text(value: Any) -> str:
+    """`value` as Python spells it, without running code of its class."""
+    kind = type(value)
+    if is_a(value, enum.Enum):
+        return f"{kind.__name__}.{vars(value).get('_name_', '?')}"
+    if kind is tuple:
+        return f"({', '.join(map(_text, value))}{',' if len(value) == 1 else ''})"
+    return repr(value) if is_plain(value) else f"a {kind.__name__}"
 
 
 class Group:
@@ -217,7 +243,7 @@ class Place:
         if self.kind == "cell":
             return self.owner.cell_contents
         if self.kind == "slots":
-            return getattr(self.owner, self.key)
+            return object.__getattribute__(self.owner, self.key)
         if self.kind == "class":
             return vars(self.owner)[self.key]
         return self.owner.get() if self.kind == "context" else self.owner[self.key]

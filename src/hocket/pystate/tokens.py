@@ -10,15 +10,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from hocket.pystate.places import is_plain
+from hocket.pystate.places import is_a, is_plain
 
-__all__ = ["ITERATORS", "generator_state", "iterator_state"]
+__all__ = ["GENERATORS", "ITERATORS", "generator_state", "iterator_state"]
 
 # Iterators within iterators, and what they say of their places.
 MAX_DEPTH, MAX_PARTS = 20, 1000
 
 _EMPTY: tuple[Any, ...] = ([], (), range(0), {}, {}.items(), {}.values(), set(), "", b"")
 
+GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
 ITERATORS: tuple[type, ...] = (
     itertools.cycle, itertools.count, itertools.repeat, itertools.chain, itertools.islice, zip, map, enumerate, filter,
     reversed, *(type(iter(each)) for each in _EMPTY),
@@ -26,12 +27,12 @@ ITERATORS: tuple[type, ...] = (
 
 
 def generator_state(value: Any) -> Any:
-    """Where a generator of `random`, numpy or torch stands."""
-    if isinstance(value, torch.Generator):
+    """Where a generator of `random`, numpy or torch stands; None for one that asks the system, which is noticed."""
+    if is_a(value, torch.Generator):
         return value.get_state().numpy().tobytes()
-    if isinstance(value, random.Random):
-        return hash(value.getstate())
-    if isinstance(value, np.random.Generator):
+    if is_a(value, random.Random):
+        return None if is_a(value, random.SystemRandom) else hash(random.Random.getstate(value))
+    if is_a(value, np.random.Generator):
         return repr(value.bit_generator.state)
     state: Any = value.get_state()
     return (state[1].tobytes(), *state[2:])
@@ -54,11 +55,11 @@ def _flat(state: Any, depth: int) -> Iterator[Any]:
     if depth > MAX_DEPTH:
         raise ValueError("iterators of iterators, too deep to look into")
     for each in state:
-        if isinstance(each, tuple):
+        if is_a(each, tuple):
             yield from _flat(each, depth)
         elif is_plain(each):
             yield (type(each), each)
-        elif isinstance(each, ITERATORS):
+        elif is_a(each, ITERATORS):
             yield from _flat(each.__reduce__(), depth + 1)
         else:
             yield id(each)

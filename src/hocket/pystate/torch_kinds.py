@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from hocket.pystate.layout import origin_of
-from hocket.pystate.places import Path, describe, is_number
+from hocket.pystate.layout import instance_dict, origin_of
+from hocket.pystate.places import Path, describe, is_a, is_number
 from hocket.pystate.walk import Walk
 
 __all__ = ["HOOK_TABLES", "TorchKinds", "is_ours"]
@@ -46,7 +46,7 @@ class TorchKinds(Walk):
         for found in hooks:
             for hook in found:
                 self.todo.append((hook, (path, "hook of {}", None)))
-        if value.__dict__ and not isinstance(value, FakeTensor):  # that has torch's own notes
+        if value.__dict__ and not is_a(value, FakeTensor):  # that has torch's own notes
             self.attributes(value, path)
 
     def module(self, value: nn.Module, path: Path) -> None:
@@ -55,13 +55,13 @@ class TorchKinds(Walk):
             self.found.opaque[found] = None
         is_own = id(value) in self.own
         if is_ours(value):
-            self.names(value.__dict__, path, _MODULE_SLOTS.__contains__)
+            self.names(vars(value), path, _MODULE_SLOTS.__contains__)
         else:
             self.attributes(value, path, _MODULE_SLOTS, _MODULE_SKIPPED)
         # A layer of torch's own looks up the entries it was made with; containers go over all they have.
-        fixed = origin_of(type(value)) == "torch" and not isinstance(value, _CONTAINERS)
+        fixed = origin_of(type(value)) == "torch" and not is_a(value, _CONTAINERS)
         for name in ("_parameters", "_buffers", "_modules"):
-            table = value.__dict__.get(name)
+            table = (instance_dict(value) or {}).get(name)
             if type(table) is dict and id(table) not in self.done:
                 self.done.add(id(table))
                 if fixed and not table:
@@ -100,7 +100,7 @@ def is_ours(value: Any) -> bool:
 
 def _is_constant(tensor: Any) -> bool:
     """Whether a buffer is out of reach of autograd, and so of hooks."""
-    return isinstance(tensor, torch.Tensor) and not tensor.requires_grad
+    return is_a(tensor, torch.Tensor) and not tensor.requires_grad
 
 
 def _hooks_of(tensor: torch.Tensor, name: str) -> list[Any]:
@@ -118,6 +118,6 @@ def _is_not_in(keys: frozenset[str]) -> Callable[[str], bool]:
 
 def _is_numeric(value: Any) -> bool:
     """Whether a captured step reads it anew: a number, a tensor, or a pair of such (a rate, betas)."""
-    if isinstance(value, torch.Tensor):
+    if is_a(value, torch.Tensor):
         return True
     return is_number(value) or (type(value) in (tuple, list) and all(map(_is_numeric, value)))

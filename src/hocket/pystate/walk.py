@@ -25,7 +25,7 @@ from torch import nn
 
 from hocket.pystate.executed import ExecutedCode
 from hocket.pystate.layout import instance_dict, origin_of, slot_value, slots_of
-from hocket.pystate.places import Group, Path, describe, is_immutable
+from hocket.pystate.places import Group, Path, describe, is_a, is_immutable
 
 __all__ = ["MAX_ITEMS", "MAX_VALUES", "Reachable", "Walk"]
 
@@ -89,12 +89,12 @@ class Walk(ABC):
 
     def start(self, step: Any, roots: Iterable[Any]) -> None:
         name = getattr(step, "__name__", type(step).__name__)
-        if isinstance(step, types.MethodType):
+        if is_a(step, types.MethodType):
             self.todo.append((step.__self__, (None, "", "self")))
             step = step.__func__
         self.todo.append((step, (None, "", name)))
         for number, root in enumerate(roots):
-            kind = "optimizer" if isinstance(root, torch.optim.Optimizer) else "model"
+            kind = "optimizer" if is_a(root, torch.optim.Optimizer) else "model"
             self.todo.append((root, (None, "", kind if number == 0 else f"{kind}{number}")))
             self.own.update([id(root)] if kind == "optimizer" else map(id, root.modules()))
         for namespace, names in list(self.executed.global_names.values()):
@@ -183,7 +183,7 @@ class Walk(ABC):
         if dict.__len__(table) > MAX_ITEMS:
             self.found.opaque[f"{describe(path)} has {dict.__len__(table)} entries, too many to watch"] = None
             return
-        ordered = isinstance(table, collections.OrderedDict)
+        ordered = is_a(table, collections.OrderedDict)
         keys = list((collections.OrderedDict if ordered else dict).__iter__(table))
         self.add("dict", table, path, keys, [dict.__getitem__(table, key) for key in keys], "[]")
 
@@ -267,7 +267,8 @@ class Walk(ABC):
         try:
             self.visit(value, path)
         except Exception as error:  # noqa: BLE001  # code of an object's own class may do anything
-            self.found.opaque[f"{describe(path)} cannot be looked into ({type(error).__name__}: {error})"] = None
+            found = f"{describe(path)} cannot be looked into ({type(error).__name__}: {error})"
+            self.found.opaque[f"{found}: keep it out of the step's reach"] = None
 
     @abstractmethod
     def visit(self, value: Any, path: Path) -> None:

@@ -13,12 +13,14 @@ file, a random generator that is not torch's), is a *finding*: the step stays ea
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils._pytree import tree_flatten
 
@@ -26,8 +28,10 @@ from hocket.errors import CaptureError
 from hocket.pystate.appended import AppendedList
 from hocket.pystate.batches import kinds_in, reads_out_of_sight, unfolded_again
 from hocket.pystate.executed import ExecutedCode
-from hocket.pystate.places import ABSENT, Group, Place, are_like, is_number, is_plain, same, shown
+from hocket.pystate.findings import finding, line_about
+from hocket.pystate.places import ABSENT, Group, Place, are_like, is_a, is_immutable, is_number, is_plain, same, shown
 from hocket.pystate.reachable import Reachable, reachable
+from hocket.pystate.tokens import GENERATORS
 
 __all__ = ["Change", "PurityWatch", "Watched", "differences", "in_words", "is_followed", "named"]
 
@@ -118,7 +122,7 @@ def _is_key(first: Any, second: Any) -> bool:
 
 
 def _hashable(key: Any) -> Any:
-    return (type(key), key) if isinstance(key, (str, int, float, tuple)) else id(key)
+    return (type(key), key) if is_immutable(key) else id(key)
 
 
 def is_followed(change: Change, rebound: Iterable[Any], moving: Iterable[Any]) -> bool:
@@ -199,7 +203,7 @@ class PurityWatch:
         if before is not None and self._last is not None:
             self.note_moving(differences(self._last, before))
         leaves, spec = tree_flatten(batch)
-        versions = [leaf._version if isinstance(leaf, torch.Tensor) else None for leaf in leaves]
+        versions = [leaf._version if is_a(leaf, torch.Tensor) else None for leaf in leaves]
 
         def watched(batch: Any) -> Any:
             with self._watching(counts):
@@ -209,9 +213,12 @@ class PurityWatch:
         self.num_watched += 1
         after = self._last = self.look()
         settled = before is not None and self.executed.num_new == 0
-        findings = [f"it asks {asked}" for asked in self.executed.world] if before is not None else []
+        findings: list[str] = []
         if before is not None:
+            findings = [f"it asks {asked}: do that outside the step" for asked in self.executed.world]
             findings += self._findings(before, after, settled)
+            if self.executed.schedulers:  # all else that changes is its doing
+                findings = [finding("steps a scheduler", *each) for each in self.executed.schedulers]
         findings += list(after.opaque)
         findings += _batch_findings(batch, leaves, spec, versions)
         if asked := reads_out_of_sight(batch, self.executed.codes):
@@ -248,7 +255,7 @@ class PurityWatch:
             elif _is_output(change) and (change.then is not ABSENT or self._is_known(change.place)):
                 self.written[change.place.identity] = change.place
             elif settled or not (change.then is None or change.then is ABSENT):
-                yield _finding(change)
+                yield _finding(change, line_about(change.place, self.executed.codes))
 
     def _is_known(self, place: Place) -> bool:
         return any(place.identity in known for known in (self.rebound, self.moving, self.written))
@@ -280,7 +287,7 @@ def _is_rebinding(change: Change) -> bool:
 
 
 def _may_be_kept(change: Change) -> bool:
-    found = [leaf for leaf in tree_flatten(change.now)[0] if isinstance(leaf, torch.Tensor)]
+    found = [leaf for leaf in tree_flatten(change.now)[0] if is_a(leaf, torch.Tensor)]
     return bool(found) and (not any(leaf.requires_grad for leaf in found) or _is_made_by_hook(change.place))
 
 
@@ -292,32 +299,35 @@ def _is_output(change: Change) -> bool:
     """Whether a graph could put the new value there: a plain one, or a tensor where there was none."""
     if not change.place.is_writable or not is_plain(change.then):
         return False
-    if isinstance(change.now, torch.Tensor):
+    if is_a(change.now, torch.Tensor):
         return type(change.now) is torch.Tensor and not change.now.requires_grad
     return is_plain(change.now)
 
 
-def _finding(change: Change) -> str:
+def _finding(change: Change, line: str) -> str:
     kind = change.place.kind
     if kind == "state":
-        return f"it advances {change}"
-    if isinstance(change.now, torch.Tensor) and change.now.requires_grad:
-        return f"it keeps a tensor with its autograd graph in {change.place.name}: detach it"
-    if is_number(change.then) and is_number(change.now) and change.place.kind != "length":
-        return f"it changes {change}: count outside the step, or return the number"
-    if change.place.kind == "length":
-        return f"it changes {change}: return what is to be kept, and keep it outside the step"
-    return f"it changes {change}"
+        draws = any(change.place.owner is module for module in (random, np.random)) or is_a(
+            change.place.owner, GENERATORS
+        )
+        return finding("draws" if draws else "advances", change, line)
+    if is_a(change.now, torch.Tensor) and change.now.requires_grad:
+        return finding("keeps a graph", change.place.name, line)
+    if kind == "length" or change.then is ABSENT or change.now is ABSENT:
+        return finding("grows", change, line)
+    if is_number(change.then) and is_number(change.now):
+        return finding("counts", change, line)
+    return finding("exchanges", change, line)
 
 
 def _batch_findings(batch: Any, leaves: list[Any], spec: Any, versions: Sequence[Any]) -> Iterator[str]:
     again, spec_now = tree_flatten(unfolded_again(batch))
     if spec_now != spec or any(map(_is_other, leaves, again)):
-        yield "it puts other values into its batch"
+        yield "it puts other values into its batch: put them into a copy"
         return
     for place, (leaf, version) in enumerate(zip(leaves, versions, strict=True)):
         if version is not None and leaf._version != version:
-            yield f"it writes into tensor {place} of its batch"
+            yield f"it writes into tensor {place} of its batch: write into a copy"
             return
 
 

@@ -56,7 +56,7 @@ REASONS: dict[str, tuple[str, str]] = {
         "use a tensor in place of the number",
     ),
     "hands a number on": (
-        "the step at {line} hands a number that changes between steps to code that only takes plain ones ({subject})",
+        "the step at {line} hands a number that changes between steps to code that takes plain ones only ({subject})",
         "do that outside the step",
     ),
     "steps a scheduler": (
@@ -85,34 +85,34 @@ REASONS: dict[str, tuple[str, str]] = {
         "make the view by a function of torch",
     ),
     "makes state": (
-        "the step changes which state there is ({subject})",
-        "run one step before capturing",
+        "the step at {line} makes new state in each call ({subject})",
+        "make all state in the first step",
     ),
     "sets a value": (
-        "the step sets {subject}, which a planned step could not",
+        "the step at {line} sets {subject}, which a planned step could not",
         "set it outside the step, or return it",
     ),
     "returns unseen": (
-        "the step returns (or keeps in a list) a {subject}, whose tensors cannot be seen",
+        "the step at {line} returns (or keeps in a list) a {subject}, whose tensors cannot be seen",
         "return tensors and plain values, in lists, tuples and dicts",
     ),
     "returns a graph": (
-        "the step returns {subject} with its autograd graph, for a backward outside of it",
+        "the step at {line} returns {subject} with its autograd graph, for a backward outside of it",
         "call backward and the optimizer inside the step, or return it detached",
     ),
     "retains a gradient": (
-        "the step returns {subject}, which retains its gradient",
+        "the step at {line} returns {subject}, which retains its gradient",
         "return the gradient itself",
     ),
     "batch unseen": (
-        "the batch holds a {subject}, whose tensors cannot be seen",
+        "the batch of the step at {line} holds a {subject}, whose tensors cannot be seen",
         "pass tensors and plain values, in lists, tuples and dicts",
     ),
     "reads an appended list": (
-        "the step appends to {subject} and reads it, too",
+        "the step at {line} reads {subject}, to which it appends",
         "return what is to be kept, and keep it outside the step",
     ),
-    "runs no ops": ("it runs no ops", "schedule the function that trains"),
+    "runs no ops": ("the step at {line} runs no ops", "schedule the function that trains"),
 }
 
 
@@ -147,10 +147,10 @@ class Reasons:
 
     Example:
         >>> reasons = Reasons()
-        >>> reasons.add("runs no ops"); reasons.add("makes state", "momentum"); bool(reasons)
+        >>> reasons.add("runs no ops", line="train.py:12"); reasons.add("makes state", "momentum"); bool(reasons)
         True
         >>> print(reasons.first)
-        it runs no ops; schedule the function that trains
+        the step at train.py:12 runs no ops; schedule the function that trains
     """
 
     def __init__(self, *, raises: bool = False) -> None:

@@ -23,7 +23,8 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from hocket.pystate.appended import AppendedList, recorded_lists
 from hocket.pystate.batches import folded, holds_arrays
-from hocket.pystate.origins import user_line_of
+from hocket.pystate.findings import codes_of, line_about
+from hocket.pystate.origins import step_line, user_line_of
 from hocket.pystate.places import Place, is_plain, same, shown
 from hocket.tracing.reasons import Reasons
 from hocket.tracing.recording.arrays import arrays_followed, plain_arrays, watched_array
@@ -76,7 +77,7 @@ def record_step(
     recording = _Recording(inventory(model, optimizer, further, follows), batch, appended, live_leaves, undoes)
     for leaf in recording.leaves:
         if not isinstance(leaf, (torch.Tensor, *PLAIN)):
-            recording.reasons.add("batch unseen", f"{type(leaf).__module__}.{type(leaf).__name__}", "")
+            recording.reasons.add("batch unseen", f"{type(leaf).__module__}.{type(leaf).__name__}", step_line(step))
             return Recorded(step(batch), None, recording.reasons.first)
     return recording.run(step)
 
@@ -116,7 +117,13 @@ class _Recording:
         self.random_cuda = {device: torch.cuda.get_rng_state(device) for device in devices}
         self.states = [{p: dict(s) for p, s in o.state.items() if isinstance(s, dict)} for o in places.optimizers]
 
+    def _line_of(self, entry: Entry) -> str:
+        """The line of the step that writes a place, or that of the step."""
+        place = getattr(entry.table, "place", None)
+        return (place is not None and line_about(place, codes_of(self.step))) or self.line
+
     def run(self, step: Callable[[Any], Any]) -> Recorded:
+        self.step, self.line = step, step_line(step)
         where = ModuleTracker(self.places.paths, self.places.optimizers)
         ops = OpRecorder(where, self.tape, self._plain_numbers)
         for source, tensor in zip(self.sources, self.tensors, strict=True):
@@ -204,9 +211,9 @@ class _Recording:
         found = self._result(ops, result, added)
         made = self.places.again().state_keys() ^ self.keys
         if made:
-            self.reasons.add("makes state", ", ".join(sorted(name for name, _ in made)[:3]), "")
+            self.reasons.add("makes state", ", ".join(sorted(name for name, _ in made)[:3]), self.line)
         if not ops.order:
-            self.reasons.add("runs no ops", line="")
+            self.reasons.add("runs no ops", line=self.line)
         if self.reasons:
             return None
         ops.finish()
@@ -254,7 +261,7 @@ class _Recording:
             if isinstance(value, torch.Tensor):
                 found[entry] = self._node(ops, value)
             else:
-                self.reasons.add("sets a value", f"{entry.name} to {shown(plain_of(value))}", "")
+                self.reasons.add("sets a value", f"{entry.name} to {shown(plain_of(value))}", self._line_of(entry))
         for entry in self.places.plain:
             if isinstance(value := entry.get(), torch.Tensor):
                 found[entry] = self._node(ops, value)
@@ -274,7 +281,7 @@ class _Recording:
             elif type(value) in (int, float):
                 found[entry] = self.tape.constant(value)
             else:
-                self.reasons.add("sets a value", f"{entry.name} to {shown(plain_of(value))}", "")
+                self.reasons.add("sets a value", f"{entry.name} to {shown(plain_of(value))}", self._line_of(entry))
         return found
 
     def _effects(self) -> dict[Entry, Any]:
@@ -284,7 +291,7 @@ class _Recording:
             if isinstance(value, torch.Tensor):
                 continue
             if isinstance(value, (Live, LateFloat)) or not is_plain(value):
-                self.reasons.add("sets a value", f"{entry.name} to {shown(plain_of(value))}", "")
+                self.reasons.add("sets a value", f"{entry.name} to {shown(plain_of(value))}", self._line_of(entry))
             elif not same(before, value):
                 found[entry] = value
         return found
@@ -301,7 +308,7 @@ class _Recording:
         for position, leaf in enumerate(flat):
             if self.reasons:
                 break
-            kind, value, name = returned_leaf(ops, leaf, objects, self.undoes)
+            kind, value, name = returned_leaf(ops, leaf, objects, step_line(self.step, returns=True), self.undoes)
             leaves.append((kind, value))
             if name is not None:
                 names[position] = name

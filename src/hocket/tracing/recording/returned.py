@@ -17,7 +17,7 @@ __all__ = ["returned_leaf"]
 
 
 def returned_leaf(
-    ops: OpRecorder, leaf: Any, objects: Mapping[int, Any], detaches: bool = False
+    ops: OpRecorder, leaf: Any, objects: Mapping[int, Any], line: str, detaches: bool = False
 ) -> tuple[str, Any, str | None]:
     """The kind of a leaf and where its value comes from (see `record.Result`).
 
@@ -25,6 +25,7 @@ def returned_leaf(
         ops: has recorded the step, and takes the reason where a leaf cannot be returned by a graph.
         leaf: of what the step returned.
         objects: by address, the tensors that stand at sources when the step is over.
+        line: of the user's code that returns it.
         detaches: a tensor may be returned without the graph that a backward outside of the step would need.
 
     Returns:
@@ -41,13 +42,13 @@ def returned_leaf(
         if is_live and detaches:
             return "tensor", ops.node_of(leaf), None
         if leaf.requires_grad and leaf.retains_grad:
-            ops.reasons.add("retains a gradient", _shown(leaf), "")
+            ops.reasons.add("retains a gradient", _shown(leaf), line)
         elif is_live:
-            ops.reasons.add("returns a graph", _shown(leaf), "")
+            ops.reasons.add("returns a graph", _shown(leaf), line)
         name = None if not leaf.requires_grad else "" if leaf.grad_fn is None else leaf.grad_fn.name()
         return "tensor", ops.node_of(leaf), name
     if not isinstance(leaf, PLAIN):
-        ops.reasons.add("returns unseen", f"{type(leaf).__module__}.{type(leaf).__name__}", "")
+        ops.reasons.add("returns unseen", f"{type(leaf).__module__}.{type(leaf).__name__}", line)
     return "value", leaf, None
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from torch.utils._pytree import tree_flatten, tree_map_only
 
 from hocket.pystate.layout import instance_dict, slot_value, slots_of
+from hocket.pystate.places import is_a
 from hocket.tracing.scalars.live import LateFloat, Live
 
 __all__ = ["is_about_live_numbers", "plain_of", "plain_result", "replace_by_plain"]
@@ -29,7 +30,7 @@ def is_about_live_numbers(error: Exception) -> bool:
         return True
     trace, found = error.__traceback__, False
     while trace is not None:
-        found, trace = any(isinstance(value, Live) for value in trace.tb_frame.f_locals.values()), trace.tb_next
+        found, trace = any(is_a(value, Live) for value in trace.tb_frame.f_locals.values()), trace.tb_next
     return found and isinstance(error, TypeError)
 
 
@@ -49,9 +50,9 @@ def replace_by_plain(handed_out: Sequence[weakref.ref[Any]]) -> None:
         plain = {address: _plain_of(value, left) for address, value in left.items()}
         further: dict[int, Any] = {}
         for holder in gc.get_referrers(*left.values()):
-            if id(holder) in known or isinstance(holder, types.FrameType):
+            if id(holder) in known or is_a(holder, types.FrameType):
                 continue
-            if isinstance(holder, tuple):
+            if is_a(holder, tuple):
                 known.add(id(holder))
                 further[id(holder)] = holder
             else:
@@ -76,11 +77,11 @@ def _plain_of(value: Any, left: dict[int, Any]) -> Any:
 
 def _put(holder: Any, plain: dict[int, Any]) -> None:
     """Exchange in one object the values whose addresses are keys of `plain`."""
-    if isinstance(holder, list):
+    if is_a(holder, list):
         for position, value in enumerate(list.__iter__(holder)):
             if id(value) in plain:
                 list.__setitem__(holder, position, plain[id(value)])
-    elif isinstance(holder, dict):
+    elif is_a(holder, dict):
         if any(id(key) in plain for key in dict.keys(holder)):
             is_cache = any(type(each) is functools._lru_cache_wrapper for each in gc.get_referrers(holder))
             keys = {address: _key_of_call(key) if is_cache else key for address, key in plain.items()}
@@ -90,15 +91,15 @@ def _put(holder: Any, plain: dict[int, Any]) -> None:
         for key, value in list(dict.items(holder)):
             if id(value) in plain:
                 dict.__setitem__(holder, key, plain[id(value)])
-    elif isinstance(holder, collections.deque):
+    elif is_a(holder, collections.deque):
         for position, value in enumerate(list(holder)):
             if id(value) in plain:
                 holder[position] = plain[id(value)]
-    elif isinstance(holder, set):
+    elif is_a(holder, set):
         for value in [value for value in holder if id(value) in plain]:
             holder.discard(value)
             holder.add(plain[id(value)])
-    elif isinstance(holder, types.CellType):
+    elif is_a(holder, types.CellType):
         holder.cell_contents = plain[id(holder.cell_contents)]
     elif type(holder) is functools._lru_cache_wrapper and holder.cache_parameters()["maxsize"] is not None:
         holder.cache_clear()  # an entry of a bounded cache is out of reach

@@ -1,0 +1,474 @@
+"""Every reason for staying eager names the user's line, the object and a cure; a step that is cured is planned."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import inspect
+import random
+import re
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.optim import lr_scheduler
+
+import hocket
+from hocket.pystate.findings import FINDINGS
+from hocket.tracing.reasons import REASONS
+from support.twins import Program, captured, ran
+
+
+class Parts:
+    """What a step works with."""
+
+    def __init__(self) -> None:
+        self.model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9)
+        self.scheduler = lr_scheduler.StepLR(self.optimizer, 100)
+        self.table: dict[Any, Any] = {
+            "loss": 0.5,
+            "list": [],
+            "n": 0,
+            "object": None,
+            "deque": deque([0]),
+            "kept": None,
+            "names": {},
+        }
+        self.numbers = iter(range(10_000))
+
+    def train(self, loss: torch.Tensor) -> torch.Tensor:
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+    def loss(self, batch: torch.Tensor) -> torch.Tensor:
+        return self.model(batch).square().mean()
+
+
+# In each step the line marked "here" is at fault. One of the same name with "_cured" does what the reason says.
+
+
+def reads_a_value(p, batch):
+    out = p.model(batch)
+    if out.sum() > 1e9:  # here
+        out = out * 2
+    return p.train(out.square().mean())
+
+
+def reads_a_value_cured(p, batch):
+    out = p.model(batch)
+    out = torch.where(out.sum() > 1e9, out * 2, out)
+    return p.train(out.square().mean())
+
+
+def reads_many_values(p, batch):
+    many = p.model(batch).detach().repeat(200, 1).tolist()  # here
+    return p.train(p.loss(batch) * len(many) / 1000)
+
+
+def reads_many_values_cured(p, batch):
+    many = p.model(batch).detach().repeat(200, 1)
+    return p.train(p.loss(batch) * len(many) / 1000)
+
+
+def uses_a_late_number(p, batch):
+    loss = p.loss(batch)
+    scale = loss.item()  # here
+    return p.train(loss * (1 + scale))
+
+
+def uses_a_late_number_cured(p, batch):
+    loss = p.loss(batch)
+    return p.train(loss * (1 + loss.detach()))
+
+
+def makes_a_shape_of_values(p, batch):
+    out = p.model(batch)
+    return p.train(out[out > -1e9].square().mean())  # here
+
+
+def makes_a_shape_of_values_cured(p, batch):
+    out = p.model(batch)
+    return p.train(torch.where(out > -1e9, out, 0.0).square().mean())
+
+
+def leaves_torch(p, batch):
+    loss = p.loss(batch)
+    p.train(loss)
+    return float(loss.detach().numpy())  # here
+
+
+def leaves_torch_cured(p, batch):
+    return p.train(p.loss(batch))
+
+
+def computes_with_an_array(p, batch):
+    return p.train(p.loss(torch.from_numpy(batch / 2)))  # here
+
+
+def computes_with_an_array_cured(p, batch):
+    return p.train(p.loss(torch.from_numpy(batch) / 2))
+
+
+def computes_unseen(p, batch):
+    out, kinds = p.model(batch), torch.zeros(4, dtype=torch.int64)
+    loss = nn.functional.cross_entropy(out, kinds, label_smoothing=p.optimizer.param_groups[0]["lr"])  # here
+    return p.train(loss)
+
+
+def computes_unseen_cured(p, batch):
+    out, kinds = p.model(batch), torch.zeros(4, dtype=torch.int64)
+    smooth = torch.tensor(p.optimizer.param_groups[0]["lr"])
+    losses = nn.functional.cross_entropy(out, kinds), -out.log_softmax(1).mean()
+    return p.train((1 - smooth) * losses[0] + smooth * losses[1])
+
+
+def hands_a_number_on(p, batch):
+    span = datetime.timedelta(seconds=p.optimizer.param_groups[0]["lr"])  # here
+    return p.train(p.loss(batch) * (span.days + 1))
+
+
+def sets_random_state(p, batch):
+    torch.manual_seed(3)
+    return p.train(p.loss(batch + torch.rand(4, 6)))  # here
+
+
+def sets_random_state_cured(p, batch):
+    return p.train(p.loss(batch + torch.rand(4, 6)))
+
+
+def draws_from_a_generator(p, batch):
+    own = torch.Generator().manual_seed(3)
+    return p.train(p.loss(batch + torch.rand(4, 6, generator=own)))  # here
+
+
+draws_from_a_generator_cured = sets_random_state_cured
+
+
+def moves_memory(p, batch):
+    scratch = torch.zeros(3)
+    scratch.resize_(4)  # here
+    return p.train(p.loss(batch) + scratch.sum() * 0)
+
+
+def moves_memory_cured(p, batch):
+    scratch = torch.zeros(4)
+    return p.train(p.loss(batch) + scratch.sum() * 0)
+
+
+def uses_a_layout(p, batch):
+    sparse = batch.to_sparse()  # here
+    return p.train(p.loss(sparse.to_dense()))
+
+
+def uses_a_layout_cured(p, batch):
+    return p.train(p.loss(batch))
+
+
+def shares_memory_unseen(p, batch):
+    doubled = nn.Parameter(batch * 2, requires_grad=False)
+    return p.train(p.model(doubled).square().mean())  # here
+
+
+def shares_memory_unseen_cured(p, batch):
+    return p.train(p.loss((batch * 2).detach()))
+
+
+def makes_state(p, batch):  # here
+    loss = p.train(p.loss(batch))
+    p.optimizer.state[p.model[0].weight][f"more{len(p.optimizer.state[p.model[0].weight])}"] = torch.zeros(2)
+    return loss
+
+
+def makes_state_cured(p, batch):
+    loss = p.train(p.loss(batch))
+    p.optimizer.state[p.model[0].weight].setdefault("more", torch.zeros(2))
+    return loss
+
+
+def sets_a_value(p, batch):
+    loss = p.train(p.loss(batch))
+    p.table["loss"] = loss.item()  # here
+    return loss
+
+
+def sets_a_value_cured(p, batch):
+    return p.train(p.loss(batch)).item()
+
+
+def returns_unseen(p, batch):
+    loss = p.train(p.loss(batch))
+    return {"loss": loss, "of": object}, {1, 2}  # here
+
+
+def returns_unseen_cured(p, batch):
+    loss = p.train(p.loss(batch))
+    return {"loss": loss}, [1, 2]
+
+
+def returns_a_graph(p, batch):
+    p.train(p.loss(batch))
+    return p.model(batch)  # here
+
+
+def returns_a_graph_cured(p, batch):
+    p.train(p.loss(batch))
+    return p.model(batch).detach()
+
+
+def retains_a_gradient(p, batch):
+    out = p.model(batch)
+    out.retain_grad()
+    p.train(out.square().mean())
+    return out  # here
+
+
+def retains_a_gradient_cured(p, batch):
+    out = p.model(batch)
+    out.retain_grad()
+    p.train(out.square().mean())
+    return out.grad
+
+
+def batch_unseen(p, batch):  # here
+    return p.train(p.loss(batch[0]))
+
+
+def batch_unseen_cured(p, batch):
+    return p.train(p.loss(batch[0]))
+
+
+def reads_an_appended_list(p, batch):
+    loss = p.train(p.loss(batch))
+    p.table["list"].append(loss.item())
+    return len(p.table["list"])  # here
+
+
+def reads_an_appended_list_cured(p, batch):
+    loss = p.train(p.loss(batch))
+    p.table["list"].append(loss.item())
+    return loss
+
+
+def runs_no_ops(p, batch):  # here
+    return None
+
+
+def runs_no_ops_cured(p, batch):
+    return p.train(p.loss(batch))
+
+
+def steps_a_scheduler(p, batch):
+    loss = p.train(p.loss(batch))
+    p.scheduler.step()  # here
+    return loss
+
+
+def steps_a_scheduler_cured(p, batch):
+    return p.train(p.loss(batch))
+
+
+# Findings of the watch.
+
+
+def draws(p, batch):
+    return p.train(p.loss(batch * random.random()))  # here
+
+
+def draws_cured(p, batch):
+    return p.train(p.loss(batch * torch.rand(())))
+
+
+def advances(p, batch):
+    return p.train(p.loss(batch + next(p.numbers)))  # here
+
+
+def keeps_a_graph(p, batch):
+    loss = p.loss(batch)
+    p.table["kept"] = loss  # here
+    return p.train(loss)
+
+
+def keeps_a_graph_cured(p, batch):
+    loss = p.loss(batch)
+    p.table["kept"] = loss.detach()
+    return p.train(loss)
+
+
+def counts(p, batch):
+    p.table["deque"][0] += 1  # here
+    return p.train(p.loss(batch))
+
+
+def grows(p, batch):
+    p.table["names"][f"n{len(p.table['names'])}"] = 1  # here
+    return p.train(p.loss(batch))
+
+
+def exchanges(p, batch):
+    p.table["object"] = object()  # here
+    return p.train(p.loss(batch))
+
+
+def exchanges_cured(p, batch):
+    return p.train(p.loss(batch))
+
+
+@dataclasses.dataclass
+class Case:
+    """One reason.
+
+    Attributes:
+        about: the object, in the user's words.
+        batch: of the step.
+        cured_batch: of the cured one, where it is another.
+    """
+
+    about: str = ""
+    batch: Callable[[int], Any] = lambda number: torch.randn(4, 6)
+    cured_batch: Callable[[int], Any] | None = None
+
+
+def array(number: int) -> Any:
+    return np.random.default_rng(number).standard_normal((4, 6)).astype(np.float32)
+
+
+CASES = {
+    "reads a value": Case("bool reads a tensor's value"),
+    "reads many values": Case("2400 values"),
+    "makes a shape of values": Case("aten::index"),
+    "leaves torch": Case("numpy"),
+    "computes with an array": Case("a numpy array of its batch", array),
+    "uses a late number": Case("the value of a tensor"),
+    "computes unseen": Case("cross_entropy"),
+    "hands a number on": Case("timedelta"),
+    "sets random state": Case("torch.manual_seed"),
+    "draws from a generator": Case("aten::rand"),
+    "moves memory": Case("aten::resize_"),
+    "uses a layout": Case("torch.sparse_coo"),
+    "shares memory unseen": Case(r"of shape \(4, 6\)"),
+    "makes state": Case(r"optimizer\.0\.weight\.more"),
+    "sets a value": Case(r"table\['loss'\]"),
+    "returns unseen": Case("builtins.set"),
+    "returns a graph": Case(r"a tensor of shape \(4, 3\)"),
+    "retains a gradient": Case(r"a tensor of shape \(4, 3\)"),
+    "batch unseen": Case("builtins.set", lambda n: [torch.randn(4, 6), {1}], lambda n: [torch.randn(4, 6), [1]]),
+    "reads an appended list": Case(r"table\['list'\]"),
+    "runs no ops": Case("ops"),
+    "steps a scheduler": Case("StepLR"),
+    "draws": Case("the state of random"),
+    "advances": Case("numbers, a range_iterator"),
+    "keeps a graph": Case(r"table\['kept'\]"),
+    "counts": Case(r"table\['deque'\]\[0\] \(\d -> \d\)"),
+    "grows": Case(r"table\['names'\]"),
+    "exchanges": Case(r"table\['object'\]"),
+}
+
+
+def function_of(kind: str) -> Any:
+    return globals()[kind.replace(" ", "_")]
+
+
+def program(body: Any) -> Callable[[], Program]:
+    """The body as a step; its parts are reached as the user's objects are, by a closure."""
+
+    def make() -> Program:
+        parts = Parts()
+        step = lambda batch: body(parts, batch)  # noqa: E731
+        step.__wrapped__ = body  # type: ignore[attr-defined]
+        return Program(step, parts.model, parts.optimizer)
+
+    return make
+
+
+def line_of(body: Any) -> str:
+    lines, first = inspect.getsourcelines(body)
+    return f"test_reasons.py:{next(number for number, line in enumerate(lines, first) if '# here' in line)}"
+
+
+def test_every_reason_has_a_case():
+    assert set(CASES) == {*REASONS, *FINDINGS}
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_a_reason_names_the_line_the_object_and_a_cure(kind):
+    case, body = CASES[kind], function_of(kind)
+    make = program(body)
+    fast = ran(make, case.batch, 18)
+    assert fast._pool.current.captured is None
+    table = REASONS if kind in REASONS else FINDINGS
+    cures = [known[kind][1] for known in (REASONS, FINDINGS) if kind in known]
+    assert any(cure in fast.why for cure in cures), fast.why
+    assert table[kind][1]
+    assert re.search(case.about, fast.why), fast.why
+    assert line_of(body) in fast.why, fast.why
+
+
+@pytest.mark.parametrize("kind", [kind for kind in CASES if f"{kind.replace(' ', '_')}_cured" in globals()])
+def test_the_cure_is_planned(kind):
+    case = CASES[kind]
+    fast = captured(program(function_of(f"{kind} cured")), case.cured_batch or case.batch)
+    assert fast._pool.current.difference is not None
+
+
+def asks_the_clock(p, batch):
+    return p.train(p.loss(batch) * (time.time() > 0))  # here
+
+
+def asks_the_system(p, batch):
+    from os.path import exists
+
+    return p.train(p.loss(batch) * (1 + exists("/nowhere")))  # here
+
+
+def draws_by_numpy(p, batch):
+    return p.train(p.loss(batch * np.random.rand()))  # noqa: NPY002  # here
+
+
+OWN = np.random.default_rng(0)
+
+
+def draws_by_its_own_generator(p, batch):
+    return p.train(p.loss(batch * OWN.random()))  # here
+
+
+@pytest.mark.parametrize(
+    ("body", "about"),
+    [
+        (asks_the_clock, r"the clock \(time\)"),
+        (asks_the_system, r"os\.path\.exists"),
+        (draws_by_numpy, r"^it advances the state of numpy\.random: draw with torch's default generator[^;]*$"),
+        (draws_by_its_own_generator, r"^it advances [^;]*OWN, a Generator: draw[^;]*$"),
+    ],
+)
+def test_what_is_asked_is_named_as_the_user_calls_it(body, about):
+    parts = Parts()
+    fast = hocket.schedule(lambda batch: body(parts, batch), parts.model, parts.optimizer, guard=False, cache=False)
+    for _ in range(12):
+        fast(torch.randn(4, 6))
+    assert re.search(about, fast.why), fast.why
+    assert line_of(body) in fast.why
+
+
+def test_a_compiled_model_is_not_refused_for_what_its_compiler_does():
+    def make() -> Program:
+        model = torch.compile(nn.Linear(6, 3), backend="eager")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(batch: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = model(batch).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return Program(step, model, optimizer)
+
+    captured(make, lambda number: torch.randn(4, 6))
