@@ -89,7 +89,10 @@ def test_a_function_in_a_file_is_a_target_and_what_it_prints_goes_to_stderr(hock
     assert found.json["target"] == "train.py:printing"
     assert found.err.startswith("importing\nstepping\n")
     line = line_of('print("stepping")')
-    assert (found.json["verdict"], found.json["why"]) == ("eager", f"it asks print at train.py:{line}")
+    assert (found.json["verdict"], found.json["why"]) == (
+        "eager",
+        f"it asks print at train.py:{line}: do that outside the step",
+    )
 
 
 def test_a_function_in_a_file_is_planned(hocket, steps):

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from hocket.profiling.exact_widths import ExactWidths, same_bits
-from hocket.tracing.captured import Captured, capture_step
+from hocket.tracing.captured import Captured
+from hocket.tracing.capturing import capture_step
 
 
 @pytest.fixture

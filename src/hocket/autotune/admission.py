@@ -147,7 +147,7 @@ class Admission:
         """One ordinary step, made again by the plan of eager's order."""
         plain = self._backend.executor(captured, self._backend.serial_plan(captured))
         try:
-            found: Difference = yield VerifiedStep(form, captured, plain)
+            found: Difference = yield VerifiedStep(form, plain)
         finally:
             plain.close()
         self.expect_no_writes()

@@ -100,7 +100,7 @@ def take_turn(candidate: Candidate | None, after_each: Callable[[], None]) -> Ge
     """Ask for a few steps in a row of a plan (None: of eager); the times of all but the first."""
     times = []
     for number in range(STEPS_IN_A_ROW):
-        took_ms = yield TimedStep(candidate.executor if candidate else None)
+        took_ms = yield TimedStep(candidate.executor, form=candidate.form) if candidate else TimedStep()
         if number or candidate is None:
             after_each()
         if number:

@@ -8,7 +8,6 @@ import torch
 
 from hocket.autotune.candidate import TunerConfig
 from hocket.backends import Backend, CpuBackend, CudaBackend
-from hocket.planning.base import cpu_devices
 from hocket.tracing.state import Entry, Inventory
 
 __all__ = ["backend_of", "unplannable"]
@@ -24,18 +23,12 @@ def backend_of(config: TunerConfig) -> Backend:
     return CpuBackend(config.machine, config.executor, bitwise=config.numerics == "bitwise")
 
 
-def unplannable(config: TunerConfig) -> str:
+def unplannable(places: Inventory) -> str:
     """Why no plan can run where this step's parameters are; empty if one can."""
-    devices = _devices_of(config.places)
+    devices = _devices_of(places)
     if len(devices) > 1 or any(device.type not in ("cpu", "cuda") for device in devices):
         names = ", ".join(sorted(map(str, devices)))
         return f"its parameters are on {names}; a step is planned on CPU cores or on one GPU"
-    threads, cores = torch.get_num_threads(), max((device.cores for device in cpu_devices(config.machine)), default=0)
-    if config.numerics == "bitwise" and config.backend is None and 0 < cores < threads:
-        return (
-            f"eager's ops have {threads} threads and its bits, and a plan has {cores} cores: call "
-            f"torch.set_num_threads({cores}), or schedule with numerics='rounding'"
-        )
     return ""
 
 

@@ -42,7 +42,6 @@ class VerifiedStep:
     stage: ClassVar[str] = "verify"
 
     form: str
-    captured: Captured
     executor: Executor
 
 
@@ -63,10 +62,11 @@ class SampledForms:
 
 @dataclass(frozen=True, eq=False)
 class TimedStep:
-    """A step by `executor`; an ordinary one where there is none. Back come its milliseconds."""
+    """A step by `executor` in this form; an ordinary one where there is none. Back come its milliseconds."""
 
     executor: Executor | None = None
     stage: str = "compare"
+    form: str = ""
 
 
 Item = WatchedStep | RecordedStep | VerifiedStep | SampledForms | TimedStep

@@ -79,13 +79,12 @@ class StepRunner:
                 return self._own(lambda: self._config.watch.run(self._config.step, batch))
             case RecordedStep(form):
                 return self._own(lambda: recorded_form(self._config, batch, form))
-            case VerifiedStep(form, captured, executor):
-                with in_form(captured.trace.places, form):
-                    return self._verified(executor, batch)
+            case VerifiedStep(form, executor):
+                return self._verified(executor, form, batch)
             case SampledForms():
                 return self._sampled(item, batch)
-            case TimedStep(executor):
-                return self._timed(executor, batch)
+            case TimedStep(executor, form=form):
+                return self._timed(executor, form, batch)
 
     def _own(self, run: Callable[[], Any]) -> Any:
         """An ordinary step of the user's, looked at."""
@@ -122,12 +121,12 @@ class StepRunner:
         self.eager(batch)
         return found
 
-    def _timed(self, executor: Executor | None, batch: Any) -> float:
+    def _timed(self, executor: Executor | None, form: str, batch: Any) -> float:
         if executor is None:
             return self._took_ms(self.eager, batch)
         proven = executor.plan in self._proven.get(executor.captured, ())
         if not proven or executor.captured.moved(batch):
-            return self._first_planned(executor, batch)
+            return self._first_planned(executor, form, batch)
         if self._was_eager:
             trim_heap()
             self._was_eager = False
@@ -156,7 +155,7 @@ class StepRunner:
             return
         again_by_eager(failure, self.eager, batch)
 
-    def _first_planned(self, executor: Executor, batch: Any) -> float:
+    def _first_planned(self, executor: Executor, form: str, batch: Any) -> float:
         """The first step of a plan, or one in which a number has a value that was never compared with eager."""
         times_ms = []
         moved = bool(executor.captured.moved(batch))
@@ -166,7 +165,7 @@ class StepRunner:
             times_ms.append(self._took_ms(lambda batch: results.append(executor(batch)), batch))
             return results[0]
 
-        found = self._verified(executor, batch, planned)
+        found = self._verified(executor, form, batch, planned)
         if found.equal or (self._backend.tolerance and not found.error and not moved):
             return times_ms[0]
         if moved:
@@ -175,13 +174,18 @@ class StepRunner:
             raise PlanFailedError(f"a plan failed in its first step ({found.error})")
         raise InexactError(f"a plan has other bits than eager: {found.where} differs by {found.max_abs_diff:.3g}")
 
-    def _verified(self, executor: Executor, batch: Any, planned: Callable[[Any], Any] | None = None) -> Difference:
+    def _verified(
+        self, executor: Executor, form: str, batch: Any, planned: Callable[[Any], Any] | None = None
+    ) -> Difference:
         """The user's own step, and from the same state the same by plan."""
         captured = executor.captured
         if not captured.holds(batch) and not captured.moved(batch):
             raise StaleCaptureError("captured for another branch of the step")
         tolerance = self._backend.tolerance
-        found, (self.result,) = verify(captured, planned or executor, [batch], eager=self.eager, tolerance=tolerance)
+        with in_form(captured.trace.places, form):
+            found, (self.result,) = verify(
+                captured, planned or executor, [batch], eager=self.eager, tolerance=tolerance
+            )
         if not found.error:
             self._proven.setdefault(captured, []).append(executor.plan)
         return found

@@ -19,6 +19,8 @@ from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from hocket.adaptation import CoRun, Drift, co_runs, interfering
 from hocket.autotune.admission import Admission
 from hocket.autotune.candidate import Candidate, TunerConfig, rank_of
@@ -122,7 +124,8 @@ class Tuner:
             self._propose(profile, proposals)
         if not proposals:
             raise RefusedError(
-                f"no plan of {self._config.planner!r} has eager's bits; numerics='rounding' allows others"
+                f"no plan of {self._config.planner!r} has eager's bits, of {torch.get_num_threads()} thread(s): call "
+                "torch.set_num_threads with as many as a plan has cores, or schedule with numerics='rounding'"
             )
         if not self._config.guard:
             best = self._candidate(min(proposals, key=lambda proposal: proposal.predicted_ms))
@@ -186,7 +189,7 @@ class Tuner:
                 return profile_of(form, captured, end.value, self._backend, ran)
             if not steps or steps[-1][0] is not executor:
                 steps.append((executor, []))
-            steps[-1][1].append((yield TimedStep(executor, "profile")))
+            steps[-1][1].append((yield TimedStep(executor, "profile", form)))
 
     def _decided_at_once(
         self, profiles: Sequence[Profile], drift: Drift | None
@@ -218,6 +221,11 @@ class Tuner:
     def _plans(self, profile: Profile) -> Iterator[Plan]:
         if self._config.plan is not None:
             yield self._config.plan
+            return
+        cores, costs = self._backend.num_cores, profile.costs
+        wide = [op for op in costs.durations_us if not any(costs.allows(op, width) for width in range(1, cores + 1))]
+        if costs.only_listed and wide:
+            log.info("hocket: op %r has eager's bits on more than %d core(s) only", wide[0], cores)
             return
         for name, options in self._backend.candidate_planners(self._config.planner):
             yield plan(profile.captured.graph, profile.costs, self._backend.machine, planner=name, **options)

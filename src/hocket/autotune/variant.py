@@ -55,7 +55,7 @@ class Variant:
         self.is_refused = False
         self.decision: Decision = UNDECIDED
         self.history: tuple[Verdict, ...] = ()
-        self._refused = refused or unplannable(config)
+        self._refused = refused or unplannable(config.places)
         self.backend = backend = backend_of(config)
         self._config = config = replace(config, step=backend.eager(config.step))
         self._runner = StepRunner(config, backend)

@@ -13,6 +13,7 @@ file, a random generator that is not torch's), is a *finding*: the step stays ea
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -209,6 +210,7 @@ class PurityWatch:
             with self._watching(counts):
                 return step(batch)
 
+        functools.update_wrapper(watched, step)  # whose lines a reason names
         result = watched(batch) if by is None else by(watched, batch)
         self.num_watched += 1
         after = self._last = self.look()
