@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import nn
 
 import hocket
 from hocket import native
-from hocket.autotune import compiling
+from hocket.autotune import compiling, tuner
 from hocket.autotune.compiling import BEGIN_AFTER_S, FormCompiler
 from hocket.session import Schedule
 from hocket.tracing.captured import Captured
@@ -44,7 +45,8 @@ def decided(fast: Schedule, made: hocket.Job) -> None:
     raise AssertionError("no decision")
 
 
-def test_a_step_is_compiled_tried_and_found_again(tmp_path: Path) -> None:
+def test_a_step_is_compiled_tried_and_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuner, "SLOWER_FORM", math.inf)  # no form is left out for its time
     made = job()
     fast = Schedule(made.step, made.model, made.optimizer, numerics="close", cache=tmp_path)
     decided(fast, made)

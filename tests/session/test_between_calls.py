@@ -237,7 +237,9 @@ def dispatch_mode() -> Program:
 @case
 def hooks_on_saved_tensors() -> Program:
     kept: list[int] = []
-    made = _around(lambda: saved_tensors_hooks(lambda tensor: (kept.append(tensor.numel()), tensor)[1], lambda t: t * 1.5))
+    made = _around(
+        lambda: saved_tensors_hooks(lambda tensor: (kept.append(tensor.numel()), tensor)[1], lambda t: t * 1.5)
+    )
     made.numbers = kept
     return made
 
@@ -390,7 +392,14 @@ def _told(made: Program, options: dict[str, Any] | None) -> Iterator[Any]:
         yield f"call {call}", [(type(leaf), leaf.requires_grad, leaf.detach().clone()) for leaf in leaves]
         yield f"state {call}", {name: value.clone() for name, value in made.model.state_dict().items()}
         yield f"strides {call}", [parameter.stride() for parameter in made.model.parameters()]
-    yield "numbers", [str(each) if isinstance(each, torch.library.Library) else each for each in made.numbers if type(each) is not torch.library.Library]
+    yield (
+        "numbers",
+        [
+            str(each) if isinstance(each, torch.library.Library) else each
+            for each in made.numbers
+            if type(each) is not torch.library.Library
+        ],
+    )
     if options is not None:
         fast.close()
 
