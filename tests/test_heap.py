@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import platform
 import subprocess
 import sys
+import threading
 
 import pytest
 
 from hocket import heap
-from hocket.heap import HeapTrimmer
+from hocket.heap import HeapTrimmer, collections_held
 
 
 def test_it_is_trimmed_each_time_so_much_was_made(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -19,6 +21,25 @@ def test_it_is_trimmed_each_time_so_much_was_made(monkeypatch: pytest.MonkeyPatc
     for made_bytes, expected in ((60, 0), (40, 0), (1, 1), (100, 1), (1, 2), (1000, 3)):
         trimmer.made(made_bytes)
         assert len(trims) == expected
+
+
+def test_the_collector_is_off_until_the_last_thread_is_done() -> None:
+    assert gc.isenabled()
+    held, leave = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with collections_held():
+            held.set()
+            leave.wait()
+
+    thread = threading.Thread(target=hold)
+    with collections_held():
+        thread.start()
+        held.wait()
+    assert not gc.isenabled(), "the thread still holds it"
+    leave.set()
+    thread.join()
+    assert gc.isenabled()
 
 
 FAULTS = """

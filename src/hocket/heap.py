@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -34,13 +36,40 @@ def collections_held() -> Iterator[None]:
         ...     gc.isenabled()
         False
     """
-    enabled = gc.isenabled()
-    gc.disable()
+    _HELD.enter()
     try:
         yield
     finally:
-        if enabled:
-            gc.enable()
+        _HELD.leave()
+
+
+class _CollectorHold:
+    """Keeps the collector off as long as any thread holds it: the first block puts it off, the last one on again."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._num_blocks = 0
+        self._was_enabled = False
+
+    def renew_lock(self) -> None:
+        self._lock = threading.Lock()
+
+    def enter(self) -> None:
+        with self._lock:
+            if not self._num_blocks:
+                self._was_enabled = gc.isenabled()
+            self._num_blocks += 1
+            gc.disable()
+
+    def leave(self) -> None:
+        with self._lock:
+            self._num_blocks -= 1
+            if not self._num_blocks and self._was_enabled:
+                gc.enable()
+
+
+_HELD = _CollectorHold()
+os.register_at_fork(after_in_child=_HELD.renew_lock)  # another thread may have had it at that moment
 
 
 @cache
