@@ -101,12 +101,19 @@ def plain_tree(value: Any) -> Any:
     return value
 
 
+# What stands beside a number by mistake, or repeats itself by it.
+_NO_NUMBERS = (type(None), str, bytes, bytearray, list, tuple, dict, set, frozenset)
+_ORDERS = (operator.lt, operator.le, operator.gt, operator.ge)
+
+
 def _computed(function: Callable[..., Any], one: Live, *operands: Any) -> Any:
     other = operands[0] if operands[1] is one else operands[1]
     if isinstance(other, (int, float)):
         return one.tape.apply(function, *operands)
     if isinstance(other, numbers.Number):  # complex, a fraction, numpy's single precision
         return function(*plain_tree(operands))
+    if isinstance(other, _NO_NUMBERS):
+        return function(*plain_tree(operands))  # mostly raises what it raises of plain numbers, the user's own error
     return NotImplemented
 
 
@@ -134,7 +141,7 @@ def _compared(function: Callable[..., Any]) -> Any:
     def compare(self: Any, other: Any) -> Any:
         if isinstance(other, (int, float)):
             return self.tape.guard(function, self, other)
-        if isinstance(other, numbers.Number):
+        if isinstance(other, numbers.Number) or (function in _ORDERS and isinstance(other, _NO_NUMBERS)):
             return function(self.tape.settle(self), other)
         return NotImplemented
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import functools
 import gc
+import traceback
 import types
 import weakref
 from collections.abc import Sequence
@@ -25,13 +26,16 @@ def plain_of(value: Any) -> Any:
 
 
 def is_about_live_numbers(error: Exception) -> bool:
-    """Whether the step raised because code that takes floats and ints of Python's own was given a live number."""
+    """Whether the step raised because code that takes floats and ints of Python's own was given a live number.
+
+    What a live number's own methods raise is what a plain number's raise: the user's own error.
+    """
+    innermost = [frame for frame, _ in traceback.walk_tb(error.__traceback__)][-1]
+    if innermost.f_globals.get("__name__") == Live.__module__:
+        return False
     if any(name in str(error) for name in ("LiveFloat", "LiveInt")):
         return True
-    trace, found = error.__traceback__, False
-    while trace is not None:
-        found, trace = any(is_a(value, Live) for value in trace.tb_frame.f_locals.values()), trace.tb_next
-    return found and isinstance(error, TypeError)
+    return isinstance(error, TypeError) and any(is_a(value, Live) for value in innermost.f_locals.values())
 
 
 def plain_result(result: Any) -> Any:
