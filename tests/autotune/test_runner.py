@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import closing, nullcontext
 from time import perf_counter
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,7 +14,7 @@ from torch import nn
 import hocket
 from hocket.autotune import runner, verification
 from hocket.autotune.items import TimedStep
-from hocket.autotune.runner import StepRunner
+from hocket.autotune.runner import InexactError, StepRunner
 from hocket.autotune.verification import verify
 from hocket.backends import CpuBackend
 from hocket.execution.threads import ThreadLanes
@@ -85,3 +85,24 @@ def test_a_verified_step_holds_no_memory_of_lanes_beside_eagers(
         found, _ = verify(captured, planned, [torch.ones(2, 4)], eager=eager)
     assert found.equal
     assert order == ["lanes and heap", "eager", "heap", "planned"]
+
+
+def test_a_plan_with_other_bits_stays_unproven(captured: Captured) -> None:
+    class Off(ThreadLanes):
+        """Leaves one parameter an ulp away."""
+
+        def __call__(self, batch: Any) -> Any:
+            result = super().__call__(batch)
+            weight = captured.trace.places.parameters[0].get().detach()
+            weight.copy_(torch.nextafter(weight, torch.ones_like(weight)))
+            return result
+
+    config = cast("Any", SimpleNamespace(step=captured.step, clock=perf_counter))
+    for bitwise in (True, False):
+        made = StepRunner(config, CpuBackend(hocket.Machine.of(cores=1), "auto", bitwise=bitwise))
+        with closing(Off(captured, Plan((Lane("main", captured.graph.order, width=1),)))) as executor:
+            for _ in range(2):
+                made.start()
+                with pytest.raises(InexactError, match="other bits than eager") if bitwise else nullcontext():
+                    made.perform(TimedStep(executor), torch.ones(2, 4))
+                assert made.is_done

@@ -186,7 +186,7 @@ class StepRunner:
             found, (self.result,) = verify(
                 captured, planned or executor, [batch], eager=self.eager, tolerance=tolerance
             )
-        if not found.error:
+        if found.equal or (tolerance and not found.error):
             self._proven.setdefault(captured, []).append(executor.plan)
         return found
 
