@@ -13,8 +13,8 @@ Contenders, all in one process, each on a twin of the same job, in turns (`bench
 - ``s1``, ``s12``, ``s123`` (and ``s1234`` where cores have siblings): the paper's strategies, added in turn;
 - ``lookahead``: the search on top of them; ``phases``: see `hocket.planning.phases`;
 - ``all``: `hocket.schedule`, called as a user calls it: signature and guards included. Of its audits, which take at
-  most 0.25% of a long run, the first ones would be every other step here; they are put off. ``rounding`` and
-  ``close``: the same with these ``numerics``, and ``close_compiled`` once its compiled forms are there;
+  most 0.25% of a long run, the first ones would be every other step here. They are put off. ``rounding`` and
+  ``close``: the same with these ``numerics``, and ``close_compiled`` once its compiled forms are there.
 - ``jax``: ``jit`` of the whole step, in a process of its own, where JAX is installed: the MLP, LSTM cells and GPT-2.
 
 The bound is that of the graph that ``all`` runs (where it is left out, that of the first after it), from median times

@@ -18,7 +18,7 @@ class Arguments(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Unfolded:
-    """A batch with objects in it that torch's pytree does not know; see `hocket.pystate.batches`.
+    """A batch with objects in it that torch's pytree does not know. See `hocket.pystate.batches`.
 
     Attributes:
         value: the batch.

@@ -17,7 +17,7 @@ class ScheduledMethod(FunctionLike):
 
     Args:
         method: the function in the class body.
-        model, optimizer: what it trains; a function of the instance where that has it.
+        model, optimizer: what it trains, or functions that give them for an instance.
         options: of `hocket.schedule`.
     """
 
@@ -40,11 +40,11 @@ def scheduled(model: Any, optimizer: Any, **options: Any) -> Callable[[Callable[
     Args:
         model: the module it trains, or a list of modules. For a method of a class whose instances have their own: a
             function of the instance.
-        optimizer: the optimizer it steps, or a list of optimizers; or such a function.
+        optimizer: the optimizer it steps, or a list of optimizers, or such a function.
         options: of `hocket.schedule`.
 
     Returns:
-        The decorator. It gives a `Schedule`; on a class, each instance gets its own when it first looks the method up.
+        The decorator. It gives a `Schedule`. On a class, each instance gets its own when it first looks the method up.
 
     Example:
         >>> class Trainer:

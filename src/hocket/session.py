@@ -307,7 +307,7 @@ def schedule(
         numerics: ``bitwise``: an op runs only with numbers of threads at which it has eager's bits. ``rounding``: an op
             may run with any number of threads, which rounds sums otherwise. ``close``: a form of the step that rounds
             otherwise may run, too (channels last, fused updates), if it is no farther from the step in float64 than
-            four times what eager is; see ``docs/forms.md``.
+            four times what eager is. See ``docs/forms.md``.
         guard: measure the plan against eager and keep the faster; without it the plan runs in any case.
         strict: raise `CaptureError` where a step cannot be captured, instead of staying eager.
         machine: what to run on; `Machine.here()` when not given.

@@ -1,4 +1,4 @@
-"""What changes between two steps of a planned step: each call is as eager's."""
+"""Changes between two calls of a planned step: each call is as eager's."""
 
 from __future__ import annotations
 

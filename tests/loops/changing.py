@@ -1,4 +1,4 @@
-"""Random programs with random changes between their steps, as source text; see `loops.fuzz_changes`.
+"""Random programs with random changes between their steps, as source text. See `loops.fuzz_changes`.
 
 ``python -m loops.changing 17`` prints program 17.
 """
@@ -72,7 +72,7 @@ class ChangingProgram:
     """One program.
 
     Attributes:
-        setting: how it is scheduled; see `SETTINGS`.
+        setting: how it is scheduled. See `SETTINGS`.
         num_calls: of the step.
         events: changes and what undoes them, by the number of the call that they follow.
     """

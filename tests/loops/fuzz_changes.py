@@ -43,7 +43,7 @@ TIME_LIMIT_S = 60
 
 @dataclass
 class Run:
-    """What one run showed.
+    """Results of one run.
 
     Attributes:
         calls: for each call what it returned or raised, and all state after it, as a flat table.
@@ -170,7 +170,7 @@ def _state(loop: ChangingLoop, table: dict[str, Any]) -> None:
 
 
 def faults(program: ChangingProgram) -> list[str]:
-    """Where the scheduled run of a program does not do what eager does; empty where it does."""
+    """Differences between the scheduled run of a program and the eager one. Empty if there are none."""
     eager = run(program, None)
     scheduled = run(program, options_of(program.setting))
     # On two cores an op may run at two threads, and rounds otherwise than eager at one.
@@ -188,7 +188,7 @@ def faults(program: ChangingProgram) -> list[str]:
 
 
 def _is_left_halfway(eager: Mapping[str, Any], scheduled: Mapping[str, Any], trouble: str) -> bool:
-    """Whether a planned step has raised what eager raises, after an op that wrote what outlives the step.
+    """True if a planned step has raised what eager raises, after an op that wrote what outlives the step.
 
     Batch norm has updated its statistics when a loss refuses its target. Eager cannot make such a step again: what the
     user's Python does before the op is not done, and gradients are gone. The error is all that is promised.

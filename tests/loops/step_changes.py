@@ -1,4 +1,4 @@
-"""What may happen to a training program between two of its steps, as lines of source, and how it is taken back."""
+"""Changes of a training program between two of its steps, as lines of source, and how they are taken back."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _HIDDEN = (
 
 
 def number(rng: Random, place: str) -> Change:
-    """A number becomes something else, or is gone; the old kind comes back later."""
+    """A number becomes something else, or is gone. The old kind comes back later."""
     back = (f"{place} = {rng.choice(('0.5', '0.25', '1.0'))}",)
     kind = rng.random()
     if kind < 0.15 and place in ("s['k']", "box.x", "net.k"):

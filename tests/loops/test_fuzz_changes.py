@@ -1,4 +1,4 @@
-"""Random changes between the steps of random programs; see `loops.fuzz_changes`."""
+"""Random changes between the steps of random programs. See `loops.fuzz_changes`."""
 
 from __future__ import annotations
 

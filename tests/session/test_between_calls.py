@@ -1,4 +1,4 @@
-"""What changes between two calls (kinds of values, layouts, aliases, modes, what is removed): each call is eager's."""
+"""Changes between two calls (kinds of values, layouts, aliases, modes, removals): each call is as eager's."""
 
 from __future__ import annotations
 
@@ -368,7 +368,7 @@ def composite_op_counts() -> Program:
 
 
 def _told(made: Program, options: dict[str, Any] | None) -> Iterator[Any]:
-    """What one run shows: results, states, kinds and errors of each call, and how often the step ran."""
+    """Results, states, kinds and errors of each call of one run."""
     calls = 0
     own = made.step
 

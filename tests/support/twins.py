@@ -29,7 +29,7 @@ class Program:
 def ran(
     make: Callable[[], Program], batch: Callable[[int], Any], num_calls: int = CALLS, **options: Any
 ) -> hocket.Schedule:
-    """Call the scheduled step and its twin; they must agree bit for bit. `batch` gives a tuple of arguments, or one."""
+    """Call the scheduled step and its twin. They must agree bit for bit. `batch` gives a tuple of arguments, or one."""
     eager, program = made(make), made(make)
     machine = hocket.Machine.of(cores=1)
     fast = hocket.schedule(

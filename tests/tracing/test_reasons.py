@@ -1,4 +1,4 @@
-"""Every reason for staying eager names the user's line, the object and a cure; a step that is cured is planned."""
+"""Every reason for staying eager names the user's line, the object and a cure. A step that is cured is planned."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from support.twins import Program, captured, ran
 
 
 class Parts:
-    """What a step works with."""
+    """The parts of a step."""
 
     def __init__(self) -> None:
         self.model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
@@ -377,7 +377,7 @@ def function_of(kind: str) -> Any:
 
 
 def program(body: Any) -> Callable[[], Program]:
-    """The body as a step; its parts are reached as the user's objects are, by a closure."""
+    """The body as a step. Its parts are reached as the user's objects are, by a closure."""
 
     def make() -> Program:
         parts = Parts()

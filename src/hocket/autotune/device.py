@@ -24,7 +24,7 @@ def backend_of(config: TunerConfig) -> Backend:
 
 
 def unplannable(places: Inventory) -> str:
-    """Why no plan can run where this step's parameters are; empty if one can."""
+    """Why no plan can run where this step's parameters are. Empty if one can."""
     devices = _devices_of(places)
     if len(devices) > 1 or any(device.type not in ("cpu", "cuda") for device in devices):
         names = ", ".join(sorted(map(str, devices)))
@@ -33,7 +33,7 @@ def unplannable(places: Inventory) -> str:
 
 
 def _devices_of(places: Inventory) -> set[torch.device]:
-    """Where parameters are; one that is gone, or is no tensor any more, is nowhere."""
+    """The devices of the parameters. One that is gone, or is no tensor any more, has none."""
     found = [_value(entry) for entry in places.parameters]
     return {value.device for value in found if isinstance(value, torch.Tensor)}
 

@@ -62,7 +62,7 @@ class SampledForms:
 
 @dataclass(frozen=True, eq=False)
 class TimedStep:
-    """A step by `executor` in this form; an ordinary one where there is none. Back come its milliseconds."""
+    """A step by `executor` in this form, or an ordinary one. Back come its milliseconds."""
 
     executor: Executor | None = None
     stage: str = "compare"

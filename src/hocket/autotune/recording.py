@@ -111,7 +111,7 @@ def _is_known(change: Change, known: set[Any]) -> bool:
 
 
 def _was_looked_at(change: Change, seen: Watched, names: NamesKnown) -> bool:
-    """Whether what is new at a place would have been seen there before the step."""
+    """True if what is new at a place would have been seen there before the step."""
     place = change.place
     assert seen.before is not None
     group = seen.before.groups.get((id(place.owner), place.kind))

@@ -31,11 +31,11 @@ class RefusedError(HocketError):
 
 
 class PlanFailedError(HocketError):
-    """A plan raised in its first step; the step was made eagerly."""
+    """A plan raised in its first step. The step was made eagerly."""
 
 
 class InexactError(RefusedError):
-    """Where every bit has to be eager's, a plan's first step has others; the step was made eagerly."""
+    """A plan's first step has other bits than eager, where every bit has to be eager's. The step was made eagerly."""
 
 
 class StepRunner:
@@ -192,7 +192,7 @@ class StepRunner:
 
 
 def again_by_eager(error: Exception, step: Callable[[Any], Any], batch: Any) -> Any:
-    """Make a step eagerly that raised by plan and left no trace; an error of eager's has the plan's notes."""
+    """Make a step eagerly that raised by plan and left no trace. An error of eager's has the plan's notes."""
     try:
         return step(batch)
     except Exception as own:

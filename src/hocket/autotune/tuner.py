@@ -231,7 +231,7 @@ class Tuner:
             yield plan(profile.captured.graph, profile.costs, self._backend.machine, planner=name, **options)
 
     def _proposal(self, profile: Profile, known: Sequence[Plan], made: Plan) -> Proposal | None:
-        """A plan, checked and simulated; None if there is one like it, or if it has other bits than eager."""
+        """A plan, checked and simulated. None if there is one like it, or if it has other bits than eager."""
         if any(_alike(made, other) for other in known):
             return None
         check(profile.captured.graph, made, self._backend.machine)

@@ -143,7 +143,7 @@ class Variant:
         return self.made_again(failure, batch)
 
     def made_again(self, error: BaseException, batch: Any) -> Any:
-        """The step by eager, where a planned one has raised that left no trace; else its error again.
+        """The step by eager, where a planned one has raised that left no trace, else its error again.
 
         What the user's step does before it raises is done then, and its error is that of his own line.
         """

@@ -48,7 +48,7 @@ class Backend(ABC):
         return True
 
     def distrust_widths(self) -> bool:
-        """Run every op at eager's width from now on; False where they do, or where rounding may differ."""
+        """Run every op at eager's width from now on. False where they do, or where rounding may differ."""
         return False
 
     def eager(self, step: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -112,12 +112,12 @@ class CpuBackend(Backend):
 
     @property
     def _widths(self) -> tuple[int, ...]:
-        """What ops are profiled at on few cores."""
+        """Numbers of threads at which ops are profiled on few cores."""
         usual = () if self.exact_widths is None else (self.exact_widths.usual_width,)
         return tuple(sorted({*default_widths(self.machine.cores), *usual}))
 
     def _exact(self, captured: Captured, widths: Iterable[int]) -> Mapping[str, Collection[int]] | None:
-        """For each op the widths that it may have; None: any."""
+        """For each op the widths that it may have, None for any."""
         return None if self.exact_widths is None else self.exact_widths.of(captured, widths)
 
     def _listed(self, captured: Captured, costs: Costs, widths: Iterable[int]) -> Costs:

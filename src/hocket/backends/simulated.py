@@ -32,7 +32,7 @@ class SimulatedClock:
     """Counts the seconds that simulated steps take; it stands still in between.
 
     Attributes:
-        slowdown: factor on what is simulated; above 1 for a GPU that is throttled.
+        slowdown: factor on what is simulated, above 1 for a GPU that is throttled.
 
     Example:
         >>> clock = SimulatedClock()

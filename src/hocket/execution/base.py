@@ -133,11 +133,11 @@ class Executor(ABC):
         """Note in an error of a direct call which op it came from."""
 
     def begun(self) -> Collection[str] | None:
-        """Ops that have begun in the last step; None where that is not known."""
+        """Ops that have begun in the last step. None where that is not known."""
         return None
 
     def left_no_trace(self) -> bool:
-        """Of a step that raised: whether nothing that outlives it was written or drawn, so that eager can make it.
+        """True if a step that raised has written and drawn nothing that outlives it, so that eager can make it.
 
         An op that raises is the user's own error, and it has eager's effects on Python only where Python runs.
         """

@@ -131,7 +131,7 @@ class Costs:
         return not self.only_listed or op not in self.durations_us or str(width) in self.durations_us[op]
 
     def nearest_width(self, op: str, width: int) -> int:
-        """The width next to this one at which `op` may run; of two that are equally near the wider one.
+        """The width next to this one at which `op` may run, the wider one of two that are equally near.
 
         Example:
             >>> costs = Costs({"sum": {"2": 10.0}, "relu": {"1": 6.0, "2": 4.0}}, only_listed=True)

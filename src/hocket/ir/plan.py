@@ -183,7 +183,7 @@ def one_by_one(graph: Graph, order: Sequence[str], widths: Mapping[str, int], de
     Args:
         graph: the step.
         order: its ops, each after those that it waits for.
-        widths: threads of each op; they may be more than there are cores.
+        widths: threads of each op. They may be more than there are cores.
         device: the CPU.
 
     Example:

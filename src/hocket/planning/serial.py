@@ -16,7 +16,7 @@ class Serial(Planner):
     """One lane on the first CPU device, in `Graph.order`; where ops wait for arrivals, by when they can start.
 
     Args:
-        width: its threads; all cores of the device when not given. Ops that may not run at this width
+        width: its threads, all cores of the device when not given. Ops that may not run at this width
             (`Costs.only_listed`) take the nearest one, on a lane of their own.
 
     Example:

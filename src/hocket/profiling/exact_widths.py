@@ -50,7 +50,7 @@ class ExactWidths:
         usual_width: threads of an eager op.
 
     Attributes:
-        is_trusted: the trials have not been found wrong; otherwise every op runs at the usual width.
+        is_trusted: the trials have not been found wrong. Otherwise every op runs at the usual width.
     """
 
     def __init__(self, usual_width: int) -> None:
@@ -96,7 +96,7 @@ class ExactWidths:
 
 @contextmanager
 def _scratch(captured: Captured) -> Iterator[tuple[list[Any], list[Any]]]:
-    """The slots and numbers of a step on copies; generators and the number of threads are as before afterwards."""
+    """The slots and numbers of a step on copies. Generators and the number of threads are as before afterwards."""
     threads = torch.get_num_threads()
     held = _generators([(call.args, call.kwargs) for action in captured.program.actions for call in action.calls])
     states = [generator.get_state() for generator in held]
@@ -167,7 +167,7 @@ def _is_exact(
 def _outcome(
     action: Action, run: Run, values: Sequence[Any], numbers: list[Any], width: int, trial: int
 ) -> list[torch.Tensor] | None:
-    """The tensors that an action makes or writes on copies of its inputs; None where it raises.
+    """The tensors that an action makes or writes on copies of its inputs. None where it raises.
 
     Trial 0 is on the values as they are, every other one on values near them.
     """
@@ -199,7 +199,7 @@ def _draws(action: Action) -> bool:
 
 
 def _copies(values: Mapping[int, Any], trial: int) -> dict[int, Any] | None:
-    """Copies of these values that share memory as they do; None where a value is not laid out by strides."""
+    """Copies of these values that share memory as they do. None where a value is not laid out by strides."""
     tensors = [leaf for leaf in tree_leaves(list(values.values())) if isinstance(leaf, torch.Tensor)]
     if any(each.layout != torch.strided for each in tensors):
         return None
@@ -243,7 +243,7 @@ def _span(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def _near(memory: torch.Tensor, random: torch.Generator) -> torch.Tensor:
-    """Other numbers of the same signs and ranges; random ones where all are zero."""
+    """Other numbers of the same signs and ranges, random ones where all are zero."""
     if not (memory.is_floating_point() or memory.is_complex()) or not memory.numel():
         return memory
     factors = torch.rand(memory.shape, generator=random, dtype=torch.float32)
@@ -253,7 +253,7 @@ def _near(memory: torch.Tensor, random: torch.Generator) -> torch.Tensor:
 
 
 def same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """True where two tensors have the same bits; NaN is NaN, whatever its payload, and -0.0 is not 0.0."""
+    """True where two tensors have the same bits. NaN is NaN, whatever its payload, and -0.0 is not 0.0."""
     if first.shape != second.shape or first.dtype != second.dtype:
         return False
     one, other = (tensor.contiguous().reshape(-1) for tensor in (first, second))

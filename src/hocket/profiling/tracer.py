@@ -34,7 +34,7 @@ def serial_plan(
         captured: the step.
         width: threads.
         machine: the cores.
-        exact: for each op the widths that it may have; one that may not have this width takes the nearest.
+        exact: for each op the widths that it may have. One that may not have this width takes the nearest.
     """
     device = next(device for device in machine.devices if device.kind == "cpu")
     widths = dict.fromkeys(captured.graph.order, width)

@@ -1,6 +1,6 @@
 """Batches of any shape: objects that hold tensors are unfolded into what they hold.
 
-Torch's pytree knows lists, tuples, dicts and what was registered with it; anything else is a leaf to it. A batch is as
+Torch's pytree knows lists, tuples, dicts and what was registered with it. Anything else is a leaf to it. A batch is as
 often a dataclass, an `argparse.Namespace`, a `collections.UserDict`, a dict of a class of its own or the
 ``BatchEncoding`` of a tokenizer. All that such an object holds is in its ``__dict__``, its slots, and the items of the
 list, tuple or dict that its class is derived from::
@@ -8,7 +8,7 @@ list, tuple or dict that its class is derived from::
     Batch(x=tensor, meta=Namespace(ids=tensor))   ->   leaves tensor, tensor; tree (Batch, x, (Namespace, ids))
 
 An array of numpy is unfolded into the tensor that shares its memory. `unfolded` gives such a batch as an `Unfolded`,
-which is registered with torch's pytree; the step gets its own object.
+which is registered with torch's pytree. The step gets its own object.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class _Tree:
     """The shape of an unfolded value.
 
     Attributes:
-        kind: the type of the object; None for a leaf.
+        kind: the type of the object. None for a leaf.
         keys: names of its attributes, then the keys of its items.
         spec: of a node that torch's pytree knows, with leaves in it.
         parts: a tree for each child.
@@ -97,7 +97,7 @@ def unfolded(batch: Any) -> Any:
 
 
 def unfolded_again(batch: Any) -> Any:
-    """What `unfolded` gave, as it is now; an array has the same tensor as before."""
+    """The result of `unfolded`, as it is now. An array has the same tensor as before."""
     return _unfolded(batch.value, batch.tree.arrays(iter(batch.leaves))) if type(batch) is Unfolded else batch
 
 
@@ -111,7 +111,7 @@ def _unfolded(batch: Any, arrays: dict[int, torch.Tensor]) -> Any:
 
 
 def holds_arrays(batch: Any) -> bool:
-    """Whether there are arrays of numpy in an unfolded batch."""
+    """True if there are arrays of numpy in an unfolded batch."""
     return np.ndarray in kinds_in(batch)
 
 
@@ -121,7 +121,7 @@ def kinds_in(batch: Any) -> set[type]:
 
 
 def reads_out_of_sight(batch: Any, codes: Iterable[types.CodeType]) -> str:
-    """A method that ran and may read what is not seen of the batch, as ``BatchEncoding.word_ids``; or nothing."""
+    """A method that ran and may read what is not seen of the batch, as ``BatchEncoding.word_ids``, if any."""
     kinds = {owner for owner, _ in _OUT_OF_SIGHT} & {kind.__name__ for kind in kinds_in(batch)}
     for code in codes if kinds else ():
         owner, _, name = code.co_qualname.rpartition(".")
@@ -131,7 +131,7 @@ def reads_out_of_sight(batch: Any, codes: Iterable[types.CodeType]) -> str:
 
 
 def _is_usual(value: Any) -> bool:
-    """Whether torch's pytree sees all there is, told without its help."""
+    """True if torch's pytree sees all there is. The answer does not come from the pytree."""
     kind = type(value)
     if kind is torch.Tensor or is_plain(value):
         return True
@@ -163,7 +163,7 @@ def _tree_of(value: Any, leaves: list[Any], arrays: dict[int, torch.Tensor], dep
 
 
 def _tensor_of(array: np.ndarray[Any, Any]) -> torch.Tensor | None:
-    """The tensor that shares the memory of an array; None for texts, objects and the like, and reversed ones."""
+    """The tensor that shares the memory of an array. None for texts, objects and the like, and reversed ones."""
     if array.dtype.kind not in "biufc" or any(stride < 0 for stride in array.strides):
         return None
     try:
@@ -177,7 +177,7 @@ def _tensor_of(array: np.ndarray[Any, Any]) -> torch.Tensor | None:
 
 @functools.cache
 def _is_seen_through(kind: type) -> bool:
-    """Whether all that an instance holds is in its attributes and items."""
+    """True if all that an instance holds is in its attributes and items."""
     if issubclass(kind, _NEVER) or kind.__flags__ & 1 << 9 == 0:  # types of C, but for one
         return kind is types.SimpleNamespace
     base = foreign_base(kind)
@@ -203,7 +203,7 @@ def _content(value: Any, kind: type) -> tuple[tuple[Any, ...], list[Any], dict[s
 
 
 def folded(tree: _Tree, leaves: Iterator[Any], array: Callable[[Any, Any], Any] = lambda own, _: own) -> Any:
-    """The value of a tree with these leaves; `array` makes what stands for an array of it and its tensor."""
+    """The value of a tree with these leaves. `array` makes what stands for an array of it and its tensor."""
     if tree.kind is None:
         return next(leaves)
     if tree.kind is np.ndarray:

@@ -79,7 +79,7 @@ class NamesKnown:
     is_wide: bool
 
     def count(self, owner: Any, key: Any) -> bool:
-        """Whether a name of a dict of attributes, or of a module's, was among them."""
+        """True if a name of a dict of attributes, or of a module's, was among them."""
         if id(owner) in self.spaces:
             return key in self.spaces[id(owner)]
         return self.is_wide or key in self.attributes
@@ -248,7 +248,7 @@ class ExecutedCode:
 
 
 def _file_of(code: CodeType, namespace: dict[str, Any]) -> str:
-    """The file of a piece of code; of generated code (methods of a dataclass) that of the module it belongs to."""
+    """The file of a piece of code, or of the module of generated code (methods of a dataclass)."""
     file = code.co_filename
     if not file.startswith("<string"):
         return file
@@ -258,7 +258,7 @@ def _file_of(code: CodeType, namespace: dict[str, Any]) -> str:
 
 
 def _as_called(asked: str, frame: FrameType) -> str:
-    """What is asked, by the function of Python's library that the user's code, or a library's, has called for it."""
+    """The function of Python's library that the user's code, or a library's, has called."""
     if not asked.startswith(("posix.", "nt.")):
         return asked
     called: FrameType | None = None
@@ -283,7 +283,7 @@ def _asked_of_the_world(name: str, module: str | None, owner: Any) -> str:
 
 
 def _is_for_user(frame: FrameType | None) -> bool:
-    """Whether a frame of Python's own library runs on behalf of the user: not to import a module, and not for torch."""
+    """True if a frame of Python's own library runs on behalf of the user: not to import a module, and not for torch."""
     caller = frame
     while caller is not None and origin(caller.f_code.co_filename) == "stdlib":
         if caller.f_code.co_filename.startswith(_IMPORTS[0]) or _IMPORTS[1] in caller.f_code.co_filename:

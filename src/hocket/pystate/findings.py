@@ -1,6 +1,6 @@
 """Findings of the watch: what a step does that its graph could not, in words, with the user's line and a cure.
 
-A *finding* is about Python's state or the world outside; what cannot be recorded has its table in
+A *finding* is about Python's state or the world outside. What cannot be recorded has its table in
 `hocket.tracing.reasons`. `docs/eager.md` lists the same entries as both.
 """
 
@@ -53,7 +53,7 @@ def codes_of(step: Any) -> list[CodeType]:
 
 
 def line_about(place: Place, codes: Iterable[CodeType]) -> str:
-    """The line of the user's code that writes a place, or else one that names it; empty if none does."""
+    """The line of the user's code that writes a place, or else one that names it. Empty if none does."""
     mine = sorted((code for code in codes if origin(code.co_filename) == "user"), key=lambda code: code.co_firstlineno)
     for number, name in enumerate(_names(place)):
         read = ""

@@ -65,7 +65,7 @@ def slot_value(value: Any, slot: str) -> tuple[Any, ...]:
 
 
 def instance_dict(value: Any) -> dict[str, Any] | None:
-    """The ``__dict__`` of an instance, asked without running code of its class; None where it has none."""
+    """The ``__dict__`` of an instance, asked without running code of its class. None where it has none."""
     if is_a(value, threading.local):
         table: Any = value.__dict__  # of this thread; there is no descriptor of it
         return table if type(table) is dict else None
@@ -78,7 +78,7 @@ def instance_dict(value: Any) -> dict[str, Any] | None:
 
 
 def origin_of(kind: type) -> str:
-    """Whose a class is (see `hocket.pystate.origins.origin`); empty for builtins."""
+    """The owner of a class (see `hocket.pystate.origins.origin`). Empty for builtins."""
     return _origin_of_module(kind.__module__)
 
 

@@ -1,4 +1,4 @@
-"""Whose code a file is: torch's, Python's, that of an installed library, or the user's; and the user's lines."""
+"""Owners of code (torch, Python, an installed library, or the user), and lines of the user's code."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def origin(file: str) -> str:
 
 
 def _library_root(file: str) -> str:
-    """The folder of installed packages that a file is in; empty if it is in none."""
+    """The folder of installed packages that a file is in. Empty if it is in none."""
     for name in ("site-packages", "dist-packages"):
         before, found, _ = file.rpartition(os.sep + name + os.sep)
         if found:
@@ -50,7 +50,7 @@ def _library_root(file: str) -> str:
 
 @functools.cache
 def _has_packages(folder: str) -> bool:
-    """Whether packages were installed into a folder (``pip install --target``, which PYTHONPATH or a .pth file names).
+    """True if packages were installed into a folder (``pip install --target``, which PYTHONPATH or a .pth file names).
 
     A project that is worked on has metadata, too, but no list of installed files: it is the user's.
     """
@@ -67,12 +67,12 @@ def _has_packages(folder: str) -> bool:
 
 
 def is_user_code(code: CodeType) -> bool:
-    """Whether code is neither Python's, nor torch's, nor that of an installed library."""
+    """True if code is neither Python's, nor torch's, nor that of an installed library."""
     return origin(code.co_filename) == "user"
 
 
 def user_line(frame: FrameType | None = None) -> str:
-    """``file.py:12`` of the innermost frame of the user's; of an installed library's, where there is none."""
+    """``file.py:12`` of the innermost frame of the user's, or of an installed library's."""
     frame, of_library = frame or sys._getframe(1), ""
     while frame is not None:
         file = frame.f_code.co_filename

@@ -71,7 +71,7 @@ def is_plain(value: Any) -> bool:
 
 
 def is_immutable(value: Any) -> bool:
-    """Whether `value` is plain and cannot have attributes either (a member of an enum can)."""
+    """True if `value` is plain and cannot have attributes either (a member of an enum can)."""
     return is_plain(value) and not issubclass(type(value), enum.Enum)
 
 
@@ -208,7 +208,7 @@ class Place:
     """One value that can be read and written.
 
     Args:
-        kind: of the group it belongs to; see `is_writable`.
+        kind: of the group it belongs to. See `is_writable`.
         owner: the dict, cell, list, object or class.
         key: where in it.
         path: how the step reaches it.
@@ -229,7 +229,7 @@ class Place:
 
     @property
     def is_writable(self) -> bool:
-        """Whether a value can be put there, as the user's code does."""
+        """True if a value can be put there, as the user's code does."""
         return self.kind in ("dict", "cell", "list", "slots", "class", "context")
 
     def get(self) -> Any:

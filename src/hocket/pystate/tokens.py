@@ -27,7 +27,7 @@ ITERATORS: tuple[type, ...] = (
 
 
 def generator_state(value: Any) -> Any:
-    """Where a generator of `random`, numpy or torch stands; None for one that asks the system, which is noticed."""
+    """The state of a generator of `random`, numpy or torch. None for one that asks the system, which is noticed."""
     if is_a(value, torch.Generator):
         return value.get_state().numpy().tobytes()
     if is_a(value, random.Random):

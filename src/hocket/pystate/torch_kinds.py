@@ -1,4 +1,4 @@
-"""What tensors, modules and optimizers hold besides attributes: hooks, tables of parameters, groups."""
+"""The contents of tensors, modules and optimizers besides attributes: hooks, tables of parameters, groups."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn
 
 
 class TorchKinds(Walk):
-    """A method for each of torch's kinds of objects; see `hocket.pystate.kinds`."""
+    """A method for each of torch's kinds of objects. See `hocket.pystate.kinds`."""
 
     def tensor(self, value: torch.Tensor, path: Path) -> None:
         hooks = [_hooks_of(value, name) for name in ("_backward_hooks", "_post_accumulate_grad_hooks")]
@@ -94,12 +94,12 @@ class TorchKinds(Walk):
 
 
 def is_ours(value: Any) -> bool:
-    """Whether it is an object of Hocket's own, such as a fused model: what it remembers is no part of the step."""
+    """True if it is an object of Hocket's own, such as a fused model: what it remembers is no part of the step."""
     return type(value).__module__.startswith("hocket.") and origin_of(type(value)) == "torch"
 
 
 def _is_constant(tensor: Any) -> bool:
-    """Whether a buffer is out of reach of autograd, and so of hooks."""
+    """True if a buffer is out of reach of autograd, and so of hooks."""
     return is_a(tensor, torch.Tensor) and not tensor.requires_grad
 
 
@@ -117,7 +117,7 @@ def _is_not_in(keys: frozenset[str]) -> Callable[[str], bool]:
 
 
 def _is_numeric(value: Any) -> bool:
-    """Whether a captured step reads it anew: a number, a tensor, or a pair of such (a rate, betas)."""
+    """True if a captured step reads it anew: a number, a tensor, or a pair of such (a rate, betas)."""
     if is_a(value, torch.Tensor):
         return True
     return is_number(value) or (type(value) in (tuple, list) and all(map(_is_numeric, value)))

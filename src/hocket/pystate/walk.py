@@ -73,7 +73,7 @@ class Walk(ABC):
     """Visits everything once, breadth first, so that a value is named by its shortest path.
 
     Attributes:
-        own: addresses of the modules and optimizers that a captured step trains; it reads and writes their tensors
+        own: addresses of the modules and optimizers that a captured step trains. It reads and writes their tensors
             and numbers wherever they stand.
     """
 
@@ -172,11 +172,11 @@ class Walk(ABC):
         self.found.groups[id(owner), "state"] = Group("state", owner, path, ("",), (token,))
 
     def setting(self, owner: Any, path: Path, read: Callable[[], Any]) -> None:
-        """State of an object of C that a function reads; it is guarded by calling that again."""
+        """State of an object of C that a function reads. It is guarded by calling that again."""
         self.found.groups[id(owner), "setting"] = Group("setting", owner, path, (read,), (read(),))
 
     def table(self, table: dict[Any, Any], path: Path) -> None:
-        """All entries of a dict; of Python's builtins, which any dict of globals holds, those that are named."""
+        """All entries of a dict, and the named ones of Python's builtins, which any dict of globals holds."""
         if table is vars(builtins):
             self.names(table, (None, "", "builtins"), self.executed.user_names.__contains__, but=_CODE)
             return

@@ -7,7 +7,7 @@ time.
 
 What a step may write is what its graph can write, too: models, gradients, optimizers, tensors in place; places that it
 binds to another tensor each time (a moving average, a hidden state), that it counts on, or sets to a plain value: these
-become outputs of the graph; and lists that it appends to. Anything else, and any look at the world outside (a clock, a
+become outputs of the graph, and lists that it appends to. Anything else, and any look at the world outside (a clock, a
 file, a random generator that is not torch's), is a *finding*: the step stays eager.
 """
 

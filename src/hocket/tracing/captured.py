@@ -94,7 +94,7 @@ class Captured:
         return self._read_inputs(leaves) is not None and self._numbers_of(leaves) is not None
 
     def why_not(self, batch: Any) -> str:
-        """Why the graph does not stand for a step with this batch now; empty if it does."""
+        """Why the graph does not stand for a step with this batch now. Empty if it does."""
         leaves, _ = tree_flatten(batch)
         for _, source in self.inputs:
             if isinstance(source, (Entry, Gradient)) and _is_gone(source):
@@ -200,7 +200,7 @@ class Captured:
         return values if self.standing.holds(values) else None
 
     def _read_numbers(self, batch: list[Any]) -> list[Any] | None:
-        """The leaves of the tape; None where one is of another type, or a read of the batch turns out otherwise."""
+        """The leaves of the tape. None where one is of another type, or a read of the batch turns out otherwise."""
         of_batch = self.trace.batch_guards.evaluate(batch)
         if of_batch is None:
             return None
@@ -342,7 +342,7 @@ def _read(leaf: Any, batch: list[Any], of_batch: list[Any]) -> Any:
 
 
 def _is_gone(source: Entry | Gradient) -> bool:
-    """Whether there is nothing at a place that a step could fill: not where the parameter itself is gone."""
+    """True if there is nothing at a place that a step could fill: not where the parameter itself is gone."""
     try:
         has_owner = not isinstance(source, Gradient) or isinstance(source.parameter.get(), torch.Tensor)
         return has_owner and source.get() is None

@@ -1,4 +1,4 @@
-"""`capture_step`: a step captured by itself, outside of a schedule; its effects are undone."""
+"""`capture_step`: a step captured by itself, outside of a schedule. Its effects are undone."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def capture_step(
     pays: Callable[[str, str], bool] | None = None,
     **known: Any,
 ) -> Captured:
-    """See `hocket.capture`; what else is `known` of the step is for `hocket.tracing.recording.record.record_step`."""
+    """See `hocket.capture`. What else is `known` of the step is for `hocket.tracing.recording.record.record_step`."""
     places = inventory(model, optimizer)
     made: dict[Any, Any] = {}
     with alone():
@@ -69,7 +69,7 @@ def _recorded(step: Callable[[Any], Any], model: Any, optimizer: Any, batch: Any
 
 
 def _has_state(places: Inventory) -> bool:
-    """Whether every optimizer has taken a step (one without any state, plain SGD, never shows it and need not)."""
+    """True if every optimizer has taken a step (one without any state, plain SGD, never shows it and need not)."""
     for optimizer in places.optimizers:
         if optimizer.state:
             continue

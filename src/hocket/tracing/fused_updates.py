@@ -1,4 +1,4 @@
-"""Which optimizers torch has kernels for that make the whole update."""
+"""Optimizers for which torch has kernels that make the whole update."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FUSED_DTYPES = (torch.float32, torch.float64)
 
 
 def has_fused_kernels(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether torch has kernels for the whole update of this optimizer, which it does not use yet."""
+    """True if torch has kernels for the whole update of this optimizer, which it does not use yet."""
     if type(optimizer) not in _FUSED:
         return False
     for group in optimizer.param_groups:
@@ -26,7 +26,7 @@ def has_fused_kernels(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def can_fuse(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether an update by these kernels leaves out nothing: no hook runs at its beginning or end."""
+    """True if an update by these kernels leaves out nothing: no hook runs at its beginning or end."""
     hooks = (
         optimizer._optimizer_step_pre_hooks,
         optimizer._optimizer_step_post_hooks,

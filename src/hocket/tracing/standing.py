@@ -111,7 +111,7 @@ class Standing:
 
 
 def _now(source: Any) -> Any:
-    """What stands at a place; None where there is nothing, or no object that could have one."""
+    """The value at a place. None where there is nothing, or no object that could have one."""
     try:
         return source.get()
     except (LookupError, AttributeError, TypeError):

@@ -158,7 +158,7 @@ class Inventory:
         further: places outside of models and optimizers that a step writes, or whose number changes between steps.
         plain: those of them that hold any other value now, or none (`ABSENT`).
         twins: pairs of places that hold the same tensor object.
-        follows: whether numbers of further places are among `numbers`; else they are among `plain`.
+        follows: numbers of further places are among `numbers`, else among `plain`.
     """
 
     models: tuple[nn.Module, ...]

@@ -31,7 +31,7 @@ def test_what_cannot_be_done_is_an_error_and_bakes_nothing(use, value):
 
 @pytest.mark.parametrize("value", [0.5, 3])
 def test_torch_computes_with_the_true_value_where_it_is_not_seen(value):
-    """No mode looks at torch functions here; the ops get plain numbers from the recorder of ops."""
+    """No mode looks at torch functions here. The ops get plain numbers from the recorder of ops."""
     live, ones = Tape().leaf(None, value), torch.ones(2)
     assert torch.add(ones, ones, alpha=live).tolist() == [1 + value] * 2
     assert torch.clamp(ones, max=live).tolist() == [min(1, value)] * 2

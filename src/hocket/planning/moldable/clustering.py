@@ -60,7 +60,7 @@ class Coarse:
 
     @cached_property
     def costs(self) -> Costs:
-        """What the actions take, at each width of the device at which they may run."""
+        """Durations of the actions, at each width of the device at which they may run."""
         names = (action.name for action in self.graph.ops)
         rows = self.table_us.tolist()
         durations_us = {

@@ -31,7 +31,7 @@ _FREE = frozenset(
 
 
 class WatchedArray(np.ndarray[Any, Any]):
-    """An array of the batch; whatever is done with its elements is noted, and done with the user's own array."""
+    """An array of the batch. Whatever is done with its elements is noted, and done with the user's own array."""
 
     _hocket_plain: Any = None
     _hocket_tensor: Any = None
@@ -96,7 +96,7 @@ def plain_arrays(value: Any) -> Any:
 
 
 def made_of_array(func: Any, args: Any, kwargs: Any) -> torch.Tensor | None:
-    """The tensor that one of `MAKERS` makes of a watched array; None where it is not known how."""
+    """The tensor that one of `MAKERS` makes of a watched array. None where it is not known how."""
     if kwargs.keys() - {"dtype", "device"} or len(args) != 1:
         args[0]._hocket_note()
         return None
@@ -106,7 +106,7 @@ def made_of_array(func: Any, args: Any, kwargs: Any) -> torch.Tensor | None:
 
 @contextmanager
 def arrays_followed() -> Iterator[None]:
-    """While this lasts, `torch.from_numpy` follows watched arrays; no mode of torch sees it."""
+    """While this lasts, `torch.from_numpy` follows watched arrays. No mode of torch sees it."""
     usual = torch.from_numpy
 
     def from_numpy(ndarray: Any) -> torch.Tensor:

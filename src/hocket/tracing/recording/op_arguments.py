@@ -82,7 +82,7 @@ def _numbers_in(value: Any) -> Iterator[Any]:
 
 
 def is_list(value: Any) -> bool:
-    """Whether an argument is a list of others."""
+    """True if an argument is a list of others."""
     return isinstance(value, (list, tuple))
 
 

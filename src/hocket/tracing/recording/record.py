@@ -68,7 +68,7 @@ def record_step(
         appended: lists that it appends to.
         live_leaves: leaves of the batch, counted among those that are no tensors, whose number changes between batches.
         follows: whether numbers at `further` places are followed. Without, the graph is good for their values alone.
-        undoes: put all tensors that the step wrote, gradients, numbers and random state back when it is over; the step
+        undoes: put all tensors that the step wrote, gradients, numbers and random state back when it is over. The step
             ends where it does what a graph cannot hold.
 
     Raises:

@@ -23,18 +23,19 @@ __all__ = ["Recorded", "Result", "Trace", "UpdateCall", "twins_of"]
 
 @dataclass(frozen=True)
 class Result:
-    """What the step returns, and what it appends to each list: a tree of two.
+    """The values that the step returns and those that it appends to each list: a tree of two.
 
     Attributes:
         spec: the tree.
         leaves: each with its kind:
 
-            - ``tensor``: the tensor that a node makes; ``item``: the number inside
+            - ``tensor``: the tensor that a node makes
+            - ``item``: the number inside of it
             - ``number``: one of the tape
             - ``place``: the object that stands at a source when the step is over, a parameter for example
             - ``value``: a plain value
         grad_names: of leaves that require a gradient (by position) the name of their autograd node, whose graph the
-            step's own backward has used up; empty for a tensor that is a leaf of autograd itself.
+            step's own backward has used up. Empty for a tensor that is a leaf of autograd itself.
     """
 
     spec: TreeSpec
@@ -64,7 +65,7 @@ class Trace:
     """A recorded step.
 
     Attributes:
-        graph: a placeholder for each of `sources`; ATen ops.
+        graph: a placeholder for each of `sources`, and ATen ops.
         notes: what was seen of each op.
         gradients: each parameter's gradient at the end: a node, None, or absent where it stays what it was.
         rebound: places that hold another tensor at the end than at the beginning.
@@ -74,7 +75,7 @@ class Trace:
         kinds: type and layout of the tensor at each source, as it was before the step.
         order: the nodes of ops, in the order in which they ran.
         updates: the calls of optimizers.
-        batch_spec, batch_leaves: the shape of the batch; leaves that are no tensors stand as they are.
+        batch_spec, batch_leaves: the shape of the batch. Leaves that are no tensors stand as they are.
         batch_guards: what the step reads of its batch.
         appended: the lists that it appends to.
     """
@@ -102,11 +103,11 @@ class Trace:
 
 @dataclass(frozen=True)
 class Recorded:
-    """What one recorded step showed.
+    """One recorded step: its result, and its graph.
 
     Attributes:
         result: what it returned.
-        trace: the step as a graph; None where it cannot be one.
+        trace: the step as a graph. None where it cannot be one.
         reason: why not.
     """
 

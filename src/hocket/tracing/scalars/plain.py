@@ -21,12 +21,12 @@ __all__ = ["is_about_live_numbers", "plain_of", "plain_result", "replace_by_plai
 
 
 def plain_of(value: Any) -> Any:
-    """The plain number of a live or late one; any other value as it is."""
+    """The plain number of a live or late one. Any other value as it is."""
     return value.plain if isinstance(value, (Live, LateFloat)) else value
 
 
 def is_about_live_numbers(error: Exception) -> bool:
-    """Whether the step raised because code that takes floats and ints of Python's own was given a live number.
+    """True if the step raised because code that takes floats and ints of Python's own was given a live number.
 
     What a live number's own methods raise is what a plain number's raise: the user's own error.
     """
@@ -68,7 +68,7 @@ def replace_by_plain(handed_out: Sequence[weakref.ref[Any]]) -> None:
 
 
 def _key_of_call(key: Any) -> Any:
-    """How `functools.lru_cache` remembers a call: one plain argument by itself, several as a tuple."""
+    """The key of a call in `functools.lru_cache`: one plain argument by itself, several as a tuple."""
     return key[0] if type(key) is tuple and len(key) == 1 and type(key[0]) is int else key
 
 
