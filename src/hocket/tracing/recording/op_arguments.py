@@ -41,19 +41,12 @@ def written_arguments(func: Any, args: Any, kwargs: Any) -> Iterator[Any]:
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     """Every tensor in an op's arguments or results."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif is_list(value):
-        for element in value:
-            yield from tensors_in(element)
-    elif isinstance(value, dict):
-        for element in value.values():
-            yield from tensors_in(element)
+    return (leaf for leaf in _leaves(value) if isinstance(leaf, torch.Tensor))
 
 
 def with_plain_numbers(args: Any, kwargs: Any) -> tuple[Any, Any, list[Live]]:
     """The arguments with the plain number in place of each symbolic one, and the live ones among these."""
-    if not any(isinstance(value, _SYMBOLIC) for value in _numbers_in((args, kwargs))):
+    if not any(isinstance(value, _SYMBOLIC) for value in _leaves((args, kwargs))):
         return args, kwargs, []
     live: list[Live] = []
 
@@ -70,14 +63,11 @@ def with_plain_numbers(args: Any, kwargs: Any) -> tuple[Any, Any, list[Live]]:
     return plain(args), plain(kwargs), live
 
 
-def _numbers_in(value: Any) -> Iterator[Any]:
-    if is_list(value):
-        for element in value:
-            yield from _numbers_in(element)
-    elif isinstance(value, dict):
-        for element in value.values():
-            yield from _numbers_in(element)
-    elif not isinstance(value, torch.Tensor):
+def _leaves(value: Any) -> Iterator[Any]:
+    if is_list(value) or isinstance(value, dict):
+        for element in value.values() if isinstance(value, dict) else value:
+            yield from _leaves(element)
+    else:
         yield value
 
 

@@ -1,0 +1,10 @@
+"""Places in which Python programs keep state: each holds one value, which a step reads and writes.
+
+A holder is made anew for each run: ``make(first)`` returns two functions, one that reads the value and one that puts
+another one there, as user code would. `NUMBERS` hold whole numbers only.
+"""
+
+from loops.holders import elsewhere, objects, whole_numbers
+from loops.holders.registry import HOLDERS, NUMBERS, Made
+
+__all__ = ["HOLDERS", "NUMBERS", "Made", "elsewhere", "objects", "whole_numbers"]
