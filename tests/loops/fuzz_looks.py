@@ -1,0 +1,527 @@
+"""Fuzzer of looking: fused models whose forwards look at things compute what the plain models compute, one by one.
+
+``python -m loops.fuzz_looks --seed 17`` (in ``tests``, or ``python -m tests.loops.fuzz_looks`` from the root) replays
+one program and shrinks it where it fails; ``--first 0 --programs 5000`` runs many and lists what fails. An `InputError`
+where eager raises nothing is "loud": it is allowed, and counted by reason. Everything else that differs is a failure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import collections.abc
+import importlib.util
+import logging
+import os
+import random
+import re
+import sys
+import tempfile
+import traceback
+import types
+import warnings
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+if __package__ != "loops":
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+import hocket
+from hocket.errors import InputError
+from loops.looks import FRAMES, HOLDERS, IMPORTS, PIECES, PLACEMENTS, USES, VALUES, Piece, held_number
+from loops.runner import time_limit
+
+__all__ = ["Call", "Program", "Use", "Verdict", "judge", "looking_program", "main", "report", "single"]
+
+TIME_LIMIT_S = 60
+RTOL, ATOL = 1e-4, 1e-5
+WAYS = ("forward", "tuple", "dict", "loss", "losses")
+BACKBONES = {
+    "linear": ("", "h = torch.tanh(self.a(x))"),
+    "norm": ("self.norm = nn.LayerNorm(6)", "h = self.norm(F.gelu(self.a(x)))"),
+    "batch norm": ("self.norm = nn.BatchNorm1d(6)", "h = self.norm(F.elu(self.a(x)))"),
+    "convolution": ("self.conv = nn.Conv1d(1, 6, 3)", "h = torch.tanh(self.a(x) + self.conv(x[:, None]).mean(2))"),
+}
+
+
+@dataclass(frozen=True)
+class Use:
+    """A piece in a program: which frame uses it, and at which tensor it looks."""
+
+    piece: Piece
+    frame: str = "if"
+    value: str = "x"
+
+    def text(self, what: str, k: int) -> str:
+        """A part of the piece as source; `k` is its number in the program."""
+        piece = self.piece
+        text = getattr(piece, what)
+        if what == "lines" and not text:
+            frame = FRAMES[self.frame] if piece.test else USES[self.frame]
+            text = frame.replace("{t}", piece.test).replace("{r}", piece.number)
+        for name, value in {"{k}": str(k), "{v}": self.value, "{new}": "(0.5 + 0.25 * (n % 5))"}.items():
+            text = text.replace(name, value)
+        return text
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call: rows of the batch, numbers of the uses whose change comes before it, and the modes around it."""
+
+    rows: int = 5
+    changes: tuple[int, ...] = ()
+    training: bool = True
+    grad: bool = True
+    autocast: bool = False
+
+
+@dataclass(frozen=True)
+class Program:
+    """A model class with some looks, how its models are fused, and how they are called."""
+
+    uses: tuple[Use, ...]
+    calls: tuple[Call, ...]
+    seed: int = 0
+    num_models: int = 2
+    backend: str = "auto"
+    way: str = "forward"
+    shared: bool = True
+    seeds: bool = False
+    input_grad: bool = False
+    backbone: str = "linear"
+
+    @property
+    def source(self) -> str:
+        """The user's file."""
+        parts: dict[str, list[str]] = {what: [] for what in ("top", "init", "lines")}
+        changes = []
+        for k, use in enumerate(self.uses):
+            for what, texts in parts.items():
+                texts += use.text(what, k).splitlines()
+            lines = use.text("change", k).splitlines() or ["pass"]
+            changes += [f"def change_{k}(models, held, n):", *_indented(lines, 1), ""]
+        init, body = BACKBONES[self.backbone]
+        out = {"tuple": "(out, h.mean(-1))", "dict": "{'out': out, 'deep': [h.sum(-1)]}"}.get(self.way, "out")
+        made = ["self.a = nn.Linear(4, 6)", *filter(None, [init]), "self.t = nn.Linear(6, 3)"]
+        made.append("self.register_buffer('scale', torch.randn(5, 4))")
+        forward = [body, *parts["lines"], "out = self.t(torch.tanh(h.to(self.t.weight.dtype)))", f"return {out}"]
+        lines = [IMPORTS, *parts["top"], "", "class Model(nn.Module):", "    def __init__(self, i, held):"]
+        lines += _indented(["super().__init__()", *made, *parts["init"]], 2)
+        lines += ["", "    def forward(self, x):", *_indented(forward, 2), "", *changes]
+        return "\n".join(lines) + "\n"
+
+
+def _indented(lines: list[str], depth: int) -> list[str]:
+    return ["    " * depth + line for line in lines]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How a program ended: "right", "loud", "wrong" or "raises", and the line that says why."""
+
+    kind: str
+    line: str = ""
+    detail: str = ""
+
+    @property
+    def is_failure(self) -> bool:
+        return self.kind in ("wrong", "raises")
+
+
+class _Side:
+    """B models of a program, in a module of their own: its globals, classes and defaults belong to one side."""
+
+    def __init__(self, program: Program, path: Path, name: str) -> None:
+        self.program, self.held = program, types.SimpleNamespace()
+        spec = importlib.util.spec_from_file_location(f"looks_{name}_{program.seed}", path)
+        assert spec is not None
+        assert spec.loader is not None
+        self.module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = self.module
+        spec.loader.exec_module(self.module)
+        self.models: list[Any] = []
+        for i in range(program.num_models):
+            torch.manual_seed(1000 * program.seed + i)
+            self.models.append(self.module.Model(i, self.held))
+
+    def change(self, call: Call, n: int) -> None:
+        for k in call.changes:
+            getattr(self.module, f"change_{k}")(self.holders(), self.held, n)
+        self.train(call.training)
+
+    def holders(self) -> list[Any]:
+        """The modules whose attributes the calls read."""
+        return self.models
+
+    def train(self, mode: bool) -> None:
+        for model in self.models:
+            model.train(mode)
+
+    def globals(self) -> dict[str, Any]:
+        places = {"": vars(self.module), "Model.": vars(self.module.Model), "held.": vars(self.held)}
+        return {
+            f"{place}{name}": value
+            for place, names in places.items()
+            for name, value in names.items()
+            if re.fullmatch(r"[A-Za-z]+\d+", name)
+        }
+
+
+class _Plain(_Side):
+    """The truth: one model after another, each with its optimizer and, where there are seeds, its own random state."""
+
+    def __init__(self, program: Program, path: Path) -> None:
+        super().__init__(program, path, "plain")
+        self.optimizers = [torch.optim.SGD(model.parameters(), lr=0.02) for model in self.models]
+        self.states = [torch.Generator().manual_seed(10 + i).get_state() for i in range(program.num_models)]
+
+    def call(self, call: Call, x: Tensor, y: Tensor) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        is_own = not self.program.shared
+        for i, model in enumerate(self.models):
+            if self.program.seeds:
+                torch.set_rng_state(self.states[i])
+            out = model(x[i] if is_own else x)
+            loss = _loss(out, y[i] if is_own else y, self.program.way)
+            self.states[i] = torch.get_rng_state()
+            if call.grad:
+                loss.backward()
+            found |= _record(i, out, loss, {name: p.grad for name, p in model.named_parameters()})
+        for optimizer in self.optimizers if call.grad else ():
+            optimizer.step()
+            optimizer.zero_grad()
+        state = nn.ModuleList(self.models).state_dict()
+        return found | {f"state {name}": each.detach().clone() for name, each in state.items()}
+
+    def unfused(self) -> list[Any]:
+        return self.models
+
+
+class _Fused(_Side):
+    """The same models by `hocket.fuse`."""
+
+    def __init__(self, program: Program, path: Path) -> None:
+        super().__init__(program, path, "fused")
+        seeds = [10 + i for i in range(program.num_models)] if program.seeds else None
+        self.array = hocket.fuse(self.models, backend=program.backend, seeds=seeds, shared=program.shared)
+        self.optimizer = torch.optim.SGD(self.array.parameters(), lr=0.02)
+
+    def holders(self) -> list[Any]:
+        return self.array._store.templates
+
+    def train(self, mode: bool) -> None:
+        self.array.train(mode)
+
+    def call(self, call: Call, x: Tensor, y: Tensor) -> dict[str, Any]:
+        array, way = self.array, self.program.way
+        out: Any = None
+        if way == "losses":
+            losses = array.losses(nn.functional.mse_loss, x, y)
+        elif way == "loss":
+            out = array(x)
+            losses = array.loss(nn.functional.mse_loss, out, y)
+        else:
+            out = array(x)
+            losses = sum(each.square().flatten(1).mean(1) for each in pytree.tree_leaves(out))
+        if call.grad:
+            losses.sum().backward()
+        found: dict[str, Any] = {}
+        for i in range(self.program.num_models):
+            own = None if out is None else pytree.tree_map(lambda leaf, i=i: leaf[i], out)
+            found |= _record(i, own, losses[i], self._gradients(i))
+        if call.grad:
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        return found | {f"state {name}": each.detach().clone() for name, each in array.state_dict().items()}
+
+    def _gradients(self, i: int) -> dict[str, Tensor | None]:
+        array = self.array
+        named = {name: None if p.grad is None else p.grad[i] for name, p in array.fused.named_parameters()}
+        for block, place in array._store.separate_index.items():
+            named |= {f"{block}.{name}": p.grad for name, p in array.separate[place][i].named_parameters()}
+        return named
+
+    def unfused(self) -> list[Any]:
+        return self.array.unfuse()
+
+
+def _loss(out: Any, y: Tensor, way: str) -> Tensor:
+    if way in ("loss", "losses"):
+        return nn.functional.mse_loss(out, y)
+    return sum(leaf.square().mean() for leaf in pytree.tree_leaves(out))  # type: ignore[return-value]
+
+
+def _record(i: int, out: Any, loss: Tensor, gradients: dict[str, Tensor | None]) -> dict[str, Any]:
+    leaves = enumerate(filter(torch.is_tensor, pytree.tree_leaves(out)))
+    found = {f"output {n} of model {i}": each.detach() for n, each in leaves}
+    found[f"loss of model {i}"] = loss.detach()
+    return found | {f"gradient {i}.{name}": each for name, each in gradients.items() if each is not None}
+
+
+STATEFUL = ("writes", "named", "state", "default", "loud")
+
+
+def judge(program: Program) -> Verdict:
+    """Run both sides of a program call by call, up to the first difference."""
+    kept = torch.get_default_dtype(), dict(os.environ), random.getstate(), torch.get_rng_state()
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        logging.disable(logging.CRITICAL)
+        path = Path(folder) / f"looks_{program.seed}.py"
+        path.write_text(program.source)
+        try:
+            return _judge(program, path)
+        finally:
+            logging.disable(logging.NOTSET)
+            torch.set_default_dtype(kept[0])
+            for name in set(os.environ) - set(kept[1]):
+                del os.environ[name]
+            random.setstate(kept[2])
+            torch.set_rng_state(kept[3])
+            for name in [name for name in sys.modules if name.startswith("looks_")]:
+                del sys.modules[name]
+
+
+def _judge(program: Program, path: Path) -> Verdict:
+    plain = _Plain(program, path)
+    fused, ended = _tried(lambda: _Fused(program, path), "fuse")
+    if ended is not None:
+        return ended
+    draws = any(use.piece.draws for use in program.uses)
+    is_stateful = draws or any(use.piece.group in STATEFUL for use in program.uses)
+    for n, call in enumerate(program.calls):
+        plain.change(call, n)
+        _, ended = _tried(lambda call=call, n=n: fused.change(call, n), f"the change before call {n}")
+        if ended is not None:
+            return ended
+        expected, error = _called(plain, call, n)
+        found, other = _called(fused, call, n)
+        if error is not None:
+            if other is None:
+                return Verdict("wrong", f"call {n}: eager raises {error!r}, the array does not")
+            if is_stateful or "norm" in program.backbone:
+                return Verdict("right", "raised")  # models before the one that raised have written what others have not
+        elif other is not None:
+            return _raised(other, f"call {n}")
+        else:
+            loose = any(each.autocast for each in program.calls[: n + 1])
+            if line := _difference(expected, found, draws and not program.seeds, loose):
+                return Verdict("wrong", f"call {n}: {line}")
+    models, ended = _tried(fused.unfused, "unfuse")
+    if ended is not None:
+        return ended
+    for i, (one, other) in enumerate(zip(plain.models, models, strict=True)):
+        if line := _unequal(_attributes(one), _attributes(other)):
+            return Verdict("wrong", f"attributes of model {i}: {line}")
+    line = _unequal(plain.globals(), fused.globals())
+    return Verdict("wrong", f"globals: {line}") if line else Verdict("right")
+
+
+def _tried(act: Any, what: str) -> tuple[Any, Verdict | None]:
+    try:
+        return act(), None
+    except Exception as error:  # noqa: BLE001  # whatever it is, it is a finding
+        return None, _raised(error, what)
+
+
+def _raised(error: Exception, what: str) -> Verdict:
+    text = f"{what}: {type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+    kind = "loud" if isinstance(error, InputError) else "raises"
+    return Verdict(kind, text, "".join(traceback.format_exception(error, limit=-5)))
+
+
+def _called(side: Any, call: Call, n: int) -> tuple[dict[str, Any], Exception | None]:
+    program = side.program
+    models = () if program.shared else (program.num_models,)
+    generator = torch.Generator().manual_seed(100 * program.seed + n)
+    x = torch.randn((*models, call.rows, 4), generator=generator, dtype=torch.float32)
+    y = torch.randn((*models, call.rows, 3), generator=generator, dtype=torch.float32)
+    x.requires_grad_(program.input_grad)
+    random.seed(n)
+    np.random.seed(n)  # noqa: NPY002  # the programs draw from it
+    torch.manual_seed(n)
+    try:
+        with torch.set_grad_enabled(call.grad), torch.autocast("cpu", enabled=call.autocast):
+            found = side.call(call, x, y)
+    except Exception as error:  # noqa: BLE001  # eager's has to be the array's
+        return {}, error
+    return found | ({} if x.grad is None else {"gradient of the input": x.grad}), None
+
+
+def _difference(plain: dict[str, Any], fused: dict[str, Any], only_kinds: bool, is_loose: bool) -> str:
+    """The first difference of two records, in words. A gradient of zeros is as good as none."""
+    rtol, atol = (5e-2, 5e-2) if is_loose else (RTOL, ATOL)
+    has_outputs = any(name.startswith("output") for name in fused)
+    for name in dict.fromkeys((*plain, *fused)):
+        if name.startswith("output") and not has_outputs:
+            continue
+        one, other = plain.get(name), fused.get(name)
+        if one is None or other is None:
+            there = other if one is None else one
+            if name.startswith("gradient") and (only_kinds or not there.any()):
+                continue
+            return f"{name}: only in one of the two"
+        if not isinstance(one, Tensor) or not isinstance(other, Tensor):
+            return f"{name}: {one!r} plain, {other!r} fused"
+        kinds = [(tuple(each.shape), each.dtype, each.device) for each in (one, other)]
+        if kinds[0] != kinds[1]:
+            return f"{name}: {kinds[0]} plain, {kinds[1]} fused"
+        if not only_kinds and not _is_close(one, other, rtol, atol):
+            return f"{name}: off by {(one.double() - other.double()).abs().max().item():.3g}"
+    return ""
+
+
+def _is_close(one: Tensor, other: Tensor, rtol: float, atol: float) -> bool:
+    """Relative to the largest element: what rounding does to one goes by the terms of a sum, not by the sum."""
+    if torch.allclose(one, other, rtol, atol, equal_nan=True) or not one.is_floating_point():
+        return torch.allclose(one, other, rtol, atol, equal_nan=True)
+    return bool((one - other).abs().max() <= atol + rtol * one.abs().max())
+
+
+def _attributes(model: nn.Module) -> dict[str, Any]:
+    """Attributes of the user's, of all layers, that are no tensors."""
+    machinery = set(vars(nn.Module()))
+    return {
+        f"{name}.{key}": value
+        for name, layer in model.named_modules()
+        for key, value in vars(layer).items()
+        if key not in machinery and not isinstance(value, Tensor)
+    }
+
+
+def _unequal(one: Any, other: Any, depth: int = 0) -> str:
+    """Where plain values differ in two structures; empty where they do not."""
+    if isinstance(one, Tensor) or depth > 8:
+        return ""
+    if type(one).__name__ != type(other).__name__:
+        return f"{type(one).__name__} plain, {type(other).__name__} fused"
+    if isinstance(one, float):
+        return "" if abs(one - other) <= 1e-3 or one != one else f"{one} plain, {other} fused"
+    if one is None or isinstance(one, (bool, int, str)):
+        return "" if one == other or "looks_" in str(one) else f"{one!r} plain, {other!r} fused"
+    pairs: list[tuple[Any, Any, Any]] = []
+    if isinstance(one, collections.abc.Mapping):
+        if list(map(str, one)) != list(map(str, other)):
+            return f"keys {list(one)} plain, {list(other)} fused"
+        pairs = [
+            (key, value, other_value) for (key, value), other_value in zip(one.items(), other.values(), strict=True)
+        ]
+    elif isinstance(one, (list, tuple, collections.deque)):
+        if len(one) != len(other):
+            return f"{len(one)} elements plain, {len(other)} fused"
+        pairs = [(key, *pair) for key, pair in enumerate(zip(one, other, strict=True))]
+    elif isinstance(one, types.FunctionType):
+        pairs = [("()", one.__defaults__, other.__defaults__), ("(*)", one.__kwdefaults__, other.__kwdefaults__)]
+        pairs.append(("", vars(one), vars(other)))
+    elif isinstance(getattr(one, "__dict__", None), dict) and not isinstance(one, nn.Module):
+        pairs = [("", vars(one), vars(other))]
+    return next((f"{key}: {line}" for key, a, b in pairs if (line := _unequal(a, b, depth + 1))), "")
+
+
+def single(piece: Piece, number: int, backend: str = "auto") -> Program:
+    """A program of one piece, `number` of all, whose other choices go by its number."""
+    calls = (Call(), Call(changes=(0,)), Call(4), Call(5, (0,), training=False), Call(grad=False), Call(changes=(0,)))
+    use = Use(piece, ("times" if piece.number else ("if", "ternary", "sum", "except")[number % 4]), VALUES[number % 2])
+    return Program((use,), calls, number, 2, backend, WAYS[number % 5], number % 3 > 0, bool(piece.draws))
+
+
+def looking_program(seed: int) -> Program:
+    """The program of a seed."""
+    rng = random.Random(seed)
+    uses = tuple(_use(rng) for _ in range(rng.choice((1, 1, 2, 3))))
+    changing = [k for k, use in enumerate(uses) if use.piece.change]
+    is_exact = any(use.piece.group in ("values", "parameters") for use in uses)
+    backbone = rng.choice(list(BACKBONES))
+    calls = [Call()]
+    for _ in range(rng.randrange(2, 6)):
+        changes = tuple(k for k in changing if rng.random() < 0.5)
+        modes = (
+            rng.random() < 0.8,
+            rng.random() < 0.85,
+            not is_exact and "batch" not in backbone and rng.random() < 0.04,
+        )
+        calls.append(Call(rng.choice((5, 5, 5, 4, 6)), changes, *modes))
+    num_models, way, shared = rng.choice((1, 2, 2, 3)), rng.choice(WAYS), rng.random() < 0.6
+    backend = rng.choice(("auto", "auto", "auto", "auto", "rule", "vmap"))
+    seeds = rng.random() < (0.5 if any(use.piece.draws for use in uses) else 0.05)
+    input_grad = shared and way != "losses" and rng.random() < 0.2
+    return Program(uses, tuple(calls), seed, num_models, backend, way, shared, seeds, input_grad, backbone)
+
+
+def _use(rng: random.Random) -> Use:
+    piece: Piece | None = None
+    if rng.random() < 0.3:
+        while piece is None:
+            piece = held_number(rng.choice(HOLDERS), rng.choice(list(PLACEMENTS)))
+    else:
+        group = rng.choice(sorted({piece.group for piece in PIECES}))
+        piece = rng.choice([each for each in PIECES if each.group == group])
+    return Use(piece, rng.choice(list(USES if piece.number else FRAMES)), rng.choice(VALUES))
+
+
+def smallest(failing: Program) -> Program:
+    """The program with as few pieces and calls as its failure needs."""
+    for k in reversed(range(len(failing.uses))):
+        uses = failing.uses[:k] + failing.uses[k + 1 :]
+        calls = [
+            replace(call, changes=tuple(each - (each > k) for each in call.changes if each != k))
+            for call in failing.calls
+        ]
+        less = replace(failing, uses=uses, calls=tuple(calls))
+        failing = less if judge(less).is_failure else failing
+    for n in reversed(range(len(failing.calls))):
+        less = replace(failing, calls=failing.calls[:n] + failing.calls[n + 1 :])
+        failing = less if less.calls and judge(less).is_failure else failing
+    return failing
+
+
+def report(failing: Program) -> str:
+    """A failing program, shrunk, as text."""
+    less = smallest(failing)
+    verdict = judge(less)
+    source = less.source.removeprefix(IMPORTS)
+    return f"{replace(less, uses=())}\n{source}\n{verdict.kind}: {verdict.line}\n{verdict.detail}"
+
+
+def main(arguments: list[str]) -> int:
+    """Run one program, or many."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, help="replay and shrink this program")
+    parser.add_argument("--programs", type=int, default=100)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--backend", default="", help="fuse otherwise than the seed says")
+    asked = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    seeds = [asked.seed] if asked.seed is not None else range(asked.first, asked.first + asked.programs)
+    kinds, loud, names = Counter[str](), Counter[str](), Counter[str]()
+    failing: list[int] = []
+    for seed in seeds:
+        program = looking_program(seed)
+        program = replace(program, backend=asked.backend or program.backend)
+        with time_limit(TIME_LIMIT_S):
+            verdict = judge(program)
+        kinds[verdict.kind] += 1
+        if verdict.kind == "loud":
+            loud[re.sub(r"\d+", "#", verdict.line.split(": ", 1)[1])[:150]] += 1
+        if verdict.is_failure:
+            failing.append(seed)
+            names.update({use.piece.name for use in program.uses} if len(program.uses) == 1 else ())
+            pieces = "; ".join(f"{use.piece.group}: {use.piece.name}" for use in program.uses)
+            print(f"seed {seed} ({program.backend}, {pieces}): {verdict.kind}: {verdict.line[:200]}", flush=True)
+            if asked.seed is not None:
+                print(report(program))
+    for reason, count in loud.most_common():
+        print(f"loud {count}x: {reason}")
+    print(f"{len(failing)} of {len(seeds)} programs fail: {failing}\n{dict(kinds)}; alone: {dict(names)}")
+    return int(bool(failing))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
