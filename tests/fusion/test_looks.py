@@ -24,7 +24,7 @@ def check(program: Program) -> None:
         pytest.fail(report(program), pytrace=False)
 
 
-@pytest.mark.parametrize(("number", "name"), enumerate(WAYS), ids=list(WAYS))
+@pytest.mark.parametrize(("number", "name"), list(enumerate(WAYS)), ids=list(WAYS))
 def test_a_way_of_looking(number, name):
     check(single(WAYS[name], number))
 

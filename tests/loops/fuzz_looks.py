@@ -196,7 +196,6 @@ class _Plain(_Side):
             found |= _record(i, out, loss, {name: p.grad for name, p in model.named_parameters()})
         for optimizer in self.optimizers if call.grad else ():
             optimizer.step()
-            optimizer.zero_grad()
         state = nn.ModuleList(self.models).state_dict()
         return found | {f"state {name}": each.detach().clone() for name, each in state.items()}
 
@@ -211,7 +210,7 @@ class _Fused(_Side):
         super().__init__(program, path, "fused")
         seeds = [10 + i for i in range(program.num_models)] if program.seeds else None
         self.array = hocket.fuse(self.models, backend=program.backend, seeds=seeds, shared=program.shared)
-        self.optimizer = torch.optim.SGD(self.array.parameters(), lr=0.02)
+        self.optimizers = [torch.optim.SGD(self.array.parameters(), lr=0.02)]
 
     def holders(self) -> list[Any]:
         return self.array._store.templates
@@ -237,8 +236,7 @@ class _Fused(_Side):
             own = None if out is None else pytree.tree_map(lambda leaf, i=i: leaf[i], out)
             found |= _record(i, own, losses[i], self._gradients(i))
         if call.grad:
-            self.optimizer.step()
-            self.optimizer.zero_grad()
+            self.optimizers[0].step()
         return found | {f"state {name}": each.detach().clone() for name, each in array.state_dict().items()}
 
     def _gradients(self, i: int) -> dict[str, Tensor | None]:
@@ -347,6 +345,8 @@ def _called(side: Any, call: Call, n: int) -> tuple[dict[str, Any], Exception | 
     random.seed(n)
     np.random.seed(n)  # noqa: NPY002  # the programs draw from it
     torch.manual_seed(n)
+    for optimizer in side.optimizers:  # and not after the call, which may have raised
+        optimizer.zero_grad()
     try:
         with torch.set_grad_enabled(call.grad), torch.autocast("cpu", enabled=call.autocast):
             found = side.call(call, x, y)

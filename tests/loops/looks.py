@@ -128,8 +128,7 @@ all(each.is_leaf for each in self.parameters()) ;; list(self.state_dict())[0] in
 self.a.weight.norm().item() > 1.5 ;; next(iter(self.parameters())).flatten()[0] > 0 ;;
 self.a.weight in set(self.parameters()) ;;
 self.a.weight.data_ptr() == dict(self.named_parameters())["a.weight"].data_ptr() ;;
-[name for name, _ in self.named_buffers()][0] == "scale" ;;
-sum(each.untyped_storage().nbytes() for each in self.parameters()) == 4 * sum(map(torch.numel, self.parameters()))
+[name for name, _ in self.named_buffers()][0] == "scale"
 """
 
 
@@ -391,7 +390,8 @@ HOLDERS = (
     Holder("property", "T{k}({x})", "{c}.y", "{c}.x = {new}",
         _class("y = property(lambda self: self.x)")),
     Holder("getattr", "T{k}({x})", "{c}.y", "{c}.x = {new}",
-        _class("def __getattr__(self, name):\n    if name != 'y':\n        raise AttributeError(name)\n    return self.x")),
+        _class("def __getattr__(self, name):\n    if name != 'y':\n        raise AttributeError(name)\n"
+               "    return self.x")),
     Holder("getitem", "T{k}({x})", "{c}[0]", "{c}.x = {new}",
         _class("def __getitem__(self, key):\n    return self.x")),
     Holder("callable", "T{k}({x})", "{c}(0.5)", "{c}.x = {new}",
