@@ -1,14 +1,13 @@
-"""Comparisons of plans that a given plan wins; the others run once all the same, so that they could leave a trace."""
+"""Plans that arrays run by in tests, whatever is faster on this machine."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from hocket.fusion import choose
-from hocket.fusion.plan import ExecutionPlan
+from hocket.fusion import calls
+from hocket.fusion.plan import ExecutionPlan, plans_for
 
 ALL = "all"  # all models at a time
 
@@ -19,19 +18,17 @@ def name_of(plan: ExecutionPlan, num_models: int) -> str:
 
 
 def prefer(monkeypatch: pytest.MonkeyPatch, step: str = ALL, forward: str = ALL) -> None:
-    """Let one plan win of `array.losses`, and one of ``array(x)``; where it is not there, the first one wins."""
+    """Let calls of ``array.losses`` have one plan to run by, and those of ``array(x)``; the usual one if it is not there.
 
-    def in_turns(racing: dict[ExecutionPlan, Callable[[], None]], *_: Any) -> dict[ExecutionPlan, float]:
-        size = max(plan.group_size for plan in racing)
-        of_losses = any(plan.per_group_backward for plan in racing)
-        wanted = {step} if of_losses else {forward, step} if size == 1 else {forward}
-        return {
-            plan: 1.0 if name_of(plan, size) in wanted else 2 * choose.DISTURBED + place
-            for place, plan in enumerate(racing)
-        }
+    The first call of a kind runs the plain models, so it is the second one that goes by the plan.
+    """
 
-    monkeypatch.setattr(choose, "_in_turns", in_turns)
-    monkeypatch.setattr(choose, "LARGE_S", float("inf"))  # however slow the machine is
+    def wanted(num_models: int, *, with_losses: bool, has_images: bool) -> list[ExecutionPlan]:
+        plans = plans_for(num_models, with_losses=with_losses, has_images=has_images)
+        names = {step} if with_losses else {forward, step} if num_models == 1 else {forward}
+        return [plan for plan in plans if name_of(plan, num_models) in names] or plans[-1:]
+
+    monkeypatch.setattr(calls, "plans_for", wanted)
 
 
 def winner(array: Any, place: int = -1) -> str:

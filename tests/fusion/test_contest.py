@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import hocket
 from hocket.fusion import choose, contest
-from hocket.fusion.choose import Choice
+from hocket.fusion.contest import Choice
 from hocket.fusion.contest import CALL_RATIOS, ContestedCall, Intervals, PlanContest, contestants
 from hocket.fusion.plan import ExecutionPlan
 

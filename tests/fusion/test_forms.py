@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 import hocket
 from hocket.fusion import calls
-from hocket.fusion.choose import Choice
+from hocket.fusion.contest import Choice
 from hocket.fusion.plan import ExecutionPlan
 
 B = 3

@@ -1,18 +1,22 @@
-r"""Calling B models: trace once for each kind of call, choose a plan, run it.
+r"""Calling B models: record each kind of call once, choose a plan, run it.
 
-arguments --which are of each model--> leaves --trace--> program --choose--> plan --> what runs from now on
-    \--nothing can trace it--> the plain models one after another
+arguments --which are of each model--> leaves --first call: the plain models, recorded--> output, and a program
+                                              \--later calls: program --by some plan--> output
+                                              \--no graph can stand for the models: one after another--> output
 
-One cache holds all that is known of a kind of call, by what it depends on: the arguments' shapes, types and devices,
-the loss function, grad mode, autocast, the default dtype, training or evaluation, and who watches.
+All that is known of a kind of call is kept by what it depends on: the arguments' shapes, types and devices, the loss
+function, grad mode, autocast, the default dtype, training or evaluation, who watches, and the state that the forwards
+read (`hocket.fusion.programs`).
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -20,31 +24,30 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from hocket.errors import InputError
-from hocket.fusion.bounded import Bounded
 from hocket.fusion.call_spec import CallSpec, autocast, modes
-from hocket.fusion.choose import CLOSE, FAILURES, Choice, Copies, choose, make_pass, restored
-from hocket.fusion.contest import ContestedCall, Intervals
+from hocket.fusion.contest import FAILURES, Choice, ContestedCall, Intervals
 from hocket.fusion.executor import LeadsElsewhereError, SingleExecutor
 from hocket.fusion.gradients import GradientMemory
-from hocket.fusion.loss import per_model_loss, stand_in
+from hocket.fusion.loss import per_model_loss
 from hocket.fusion.loss_kind import buffers_in, kind_of
 from hocket.fusion.model_slice import ModelSlice, Settings
+from hocket.fusion.one_by_one import one_by_one
 from hocket.fusion.plan import ExecutionPlan, plans_for
 from hocket.fusion.program import FusedProgram
-from hocket.fusion.programs import Programs
-from hocket.fusion.random_sources import restored_sources
+from hocket.fusion.programs import Kind, Programs, Unfused, World
+from hocket.fusion.restored import Snapshot, restored
 from hocket.fusion.rules.base import is_watched
 from hocket.fusion.single_model import has_images
 from hocket.fusion.stacked import Stacked, as_tensors
 from hocket.fusion.steps import warn_without_rule
 from hocket.fusion.store import Store
-from hocket.fusion.unfused_copy import one_by_one
 
 __all__ = ["Calls", "run_by"]
 
-MAX_CALLS = 256  # kinds that are remembered
-MAX_TIMED = 8  # of such that are timed: sequences of ever other lengths would be timed for ever
 NEAR = 3.0  # times the fastest: what lanes can win back on models one by one
+CLOSE = 2.0  # times the fastest: what counts as such while calls are still to tell plans apart
+LIKE = 4.0  # times as many numbers in the arguments: calls for which the same plan is the fastest
+RECORDING = 4.0  # times as long as a forward alone takes one that is recorded, at most
 
 
 @dataclass(frozen=True)
@@ -54,10 +57,12 @@ class KnownCall:
     Attributes:
         own: for each leaf of the arguments, whether it is of each model.
         run: the output from the leaves; or losses from loss function, leaves and targets.
+        program: that runs; None where the plain models do.
     """
 
     own: tuple[bool, ...]
     run: Callable[..., Any]
+    program: Any
 
     def values(self, leaves: list[Any]) -> list[Any]:
         """The leaves, `Stacked` where they are of each model."""
@@ -82,11 +87,12 @@ class Calls:
 
     def forget(self) -> None:
         """Let go of everything that was made from the models as they were."""
+        self.store.link()
         self.memory = GradientMemory()
         self.models = ModelSlice(self.store, self.settings, self.memory)
         self.programs = Programs(self.models)
-        self._calls: Bounded[KnownCall] = Bounded(MAX_CALLS)
         self._intervals = Intervals()
+        self._recorded_s = math.inf  # how long the forwards of all models took at least, one after another
         self._counted_from = len(self.choices)  # earlier choices say nothing of later calls
 
     def __getstate__(self) -> dict[str, Any]:
@@ -103,15 +109,12 @@ class Calls:
         Raises:
             InputError: an op fails, or the input fits no model; names the layer.
         """
-        self._follow_globals()
+        world = self.programs.world()
         key, leaves = self._read("forward", args, kwargs)
-        call = self._calls.get(key)
+        call = world.calls.get(key)
         if call is not None:
             return as_tensors(call.run(call.values(leaves)), self.store.num_models)
-        call = self._new_forward(args, kwargs)
-        out = as_tensors(call.run(call.values(leaves)), self.store.num_models)
-        self._calls[key] = call
-        return out
+        return as_tensors(self._new_forward(world, key, args, kwargs), self.store.num_models)
 
     def losses(
         self,
@@ -133,27 +136,26 @@ class Calls:
         Raises:
             InputError: an op or `fn` fails, or a shape fits no model; names the layer.
         """
-        self._follow_globals()
         args, kwargs = _arguments(inputs)
         if is_hooked or not self._may_choose() or not torch.is_grad_enabled():
             return self.loss(fn, forward(*args, **kwargs), targets)
+        world = self.programs.world()
         kind = kind_of(fn)
         key, leaves = self._read(("losses", kind), args, kwargs, targets)
-        call = self._calls.get(key)
+        call = world.calls.get(key)
         if call is not None:
             return call.run(fn, call.values(leaves), targets)
-        call = self._new_losses(kind, args, kwargs, targets)
+        call = self._new_losses(world, kind, args, kwargs, targets)
         if call is None:
             return self.loss(fn, forward(*args, **kwargs), targets)
+        values = call.values(leaves)
         try:
-            with restored(self.store.buffers() + buffers_in(fn), self.store.generators, only_after_errors=True):
-                losses: Tensor = call.run(fn, call.values(leaves), targets)
+            with restored(self._written(call.program) + buffers_in(fn), self.store.generators):
+                losses: Tensor = call.run(fn, values, targets)
         except LeadsElsewhereError:
-            program, *_ = self._program(args, kwargs)
-            assert program is not None  # the executor has been made from it
-            call = KnownCall(call.own, partial(self._losses_of_all, program))
-            losses = call.run(fn, call.values(leaves), targets)
-        self._calls[key] = call
+            call = KnownCall(call.own, partial(self._losses_of_all, call.program), call.program)
+            losses = call.run(fn, values, targets)
+        world.calls[key] = call
         return losses
 
     def loss(self, fn: Callable[..., Any], out: Any, targets: tuple[Any, ...]) -> Tensor:
@@ -168,28 +170,19 @@ class Calls:
         """
         if self.settings.backend != "auto" or self.store.seeds is not None:
             return ("rule",)
-        # How many times the fastest, in the choice where it fared best. What calls are still to tell apart counts as
-        # close, and what has won by them as ahead: a neighbour may have held up its passes.
+        # How many times the fastest, in the choice where it fared best.
         behind: dict[str, float] = {}
         for choice in self.choices:
-            times_us = choice.times_us or {choice.winner: 1.0}
-            for plan, time_us in times_us.items():
+            for plan, times in choice.behind().items():
                 form = "loop" if plan.group_size == 1 else "rule"
-                times = 0.0 if plan == choice.winner else time_us / min(times_us.values())
-                if not choice.is_settled and plan in choice.finalists:
-                    times = min(times, CLOSE)
-                behind[form] = min(behind.get(form, NEAR), times)
+                behind[form] = min(behind.get(form, NEAR), times if choice.is_settled else min(times, CLOSE))
         return tuple(sorted([form for form in behind if behind[form] < NEAR], key=behind.__getitem__)) or ("rule",)
 
-    def _follow_globals(self) -> None:
-        """Let go of the graphs where what the forwards read outside of the models has changed."""
-        if self.programs.are_outdated():
-            self.forget()
-
     def _may_choose(self) -> bool:
-        if self.settings.backend != "auto" or self.form is not None or is_watched():
-            return False
-        return not torch._C._are_functorch_transforms_active() and not torch.is_inference_mode_enabled()
+        return self.settings.backend == "auto" and self.form is None and not self._is_transformed()
+
+    def _is_transformed(self) -> bool:
+        return is_watched() or torch._C._are_functorch_transforms_active() or torch.is_inference_mode_enabled()
 
     def _read(
         self, what: Any, args: tuple[Any, ...], kwargs: dict[str, Any], targets: tuple[Any, ...] = ()
@@ -203,32 +196,61 @@ class Calls:
         given, spec = pytree.tree_flatten(targets)
         return (what, call, spec, _kinds((*leaves, *given)), mode), leaves
 
-    def _program(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[FusedProgram | None, tuple[bool, ...], list[Any], Any]:
-        """The program for these arguments, or None; which leaves are of each model; the leaves, and their tree."""
+    def _kind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Kind, list[Any]]:
+        """What a program for these arguments depends on, and the leaves, `Stacked` where they are of each model."""
         call, leaves = CallSpec.of(args, kwargs)
-        own = self.settings.model_axis.inputs(self.store.templates[0], leaves, call.spec, self.store.num_models)
-        values = KnownCall(own, len).values(leaves)
-        if self.settings.backend == "loop" or self.form == "loop":
-            return None, own, values, call.spec
-        return self.programs.of(call, values, (_kinds(leaves), own)), own, values, call.spec
+        own = self.settings.model_axis.inputs(self.store, leaves, call.spec)
+        values = [Stacked(leaf) if each else leaf for leaf, each in zip(leaves, own, strict=True)]
+        return Kind(call, own, leaves, self.store.templates[0].training), values
 
-    def _new_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> KnownCall:
-        program, own, values, spec = self._program(args, kwargs)
-        if program is None:
-            if self.settings.backend != "loop" and self.form != "loop" and not is_watched():
-                # Nobody knows what the models have in common, so each runs as it is.
-                warn_without_rule(self.settings, "", type(self.store.templates[0]).__name__)
-            return KnownCall(own, partial(one_by_one, self.store, spec))
-        if self.settings.backend != "auto" or self.form is not None or is_watched():
-            return KnownCall(own, program.run)
-        return KnownCall(own, self._chosen(("forward", torch.is_grad_enabled()), program, values))
+    def _new_forward(self, world: World, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The output of a call of which nothing is known; of a later one like it, there is."""
+        if self.store.link():
+            self.forget()
+            world = self.programs.world()
+        kind, values = self._kind(args, kwargs)
+        found = world.find(kind)
+        if self.settings.backend == "loop" or self.form == "loop":
+            found = Unfused("")
+        elif self.programs.given_up and not isinstance(found, FusedProgram):
+            found = Unfused(self.programs.given_up)
+        if found is None and self._is_transformed():
+            return one_by_one(self.store, kind.call.spec, values)
+        if found is None:
+            snapshot = Snapshot(self.store.buffers(), self.store.generators)
+            start = perf_counter()
+            out = self.programs.record(world, kind, values)
+            self._recorded_s = min(self._recorded_s, (perf_counter() - start) / RECORDING)
+            found = world.find(kind)
+            is_auto = self.settings.backend == "auto" and self.form is None
+            if is_auto or not isinstance(found, FusedProgram) or found.writes_inputs or found.writes_parameters:
+                return out
+            snapshot.put_back()  # the user asked for another way
+        plain = partial(one_by_one, self.store, kind.call.spec)
+        if isinstance(found, FusedProgram):
+            may_choose = self._may_choose() and not found.writes_inputs
+            run = self._chosen(world, ("forward", kind.key(0)), found, values) if may_choose else found.run
+            try:
+                with restored(self._written(found), self.store.generators):
+                    out = run(values)
+                world.calls[key] = KnownCall(kind.own, run, found)
+                return out
+            except InputError as error:
+                if self.settings.strict or is_watched():
+                    raise
+                found = Unfused(str(error))
+        if found.reason and not is_watched():
+            warn_without_rule(self.settings, "", type(self.store.templates[0]).__name__, found.reason)
+        world.calls[key] = KnownCall(kind.own, plain, None)
+        return plain(values)
 
     def _new_losses(
-        self, kind: Any, args: tuple[Any, ...], kwargs: dict[str, Any], targets: tuple[Any, ...]
+        self, world: World, kind: Any, args: tuple[Any, ...], kwargs: dict[str, Any], targets: tuple[Any, ...]
     ) -> KnownCall | None:
-        """How losses are computed, or None where gradients go further than to the stacked parameters."""
+        """How losses are computed, or None where the array's output is wanted first.
+
+        That is so where nothing is recorded yet, and where gradients go further than to the stacked parameters.
+        """
         params = self.store.parameters()
         given = [leaf for leaf in pytree.tree_leaves((args, kwargs, targets)) if isinstance(leaf, Tensor)]
         trains_more = kind[-1] or any(leaf.requires_grad for leaf in given) or self.store.separate_index
@@ -237,61 +259,68 @@ class Calls:
         half = half or any(enabled and dtype == torch.float16 for enabled, dtype in autocast())
         if trains_more or half or not any(p.requires_grad for p in params) or not all(p.is_leaf for p in params):
             return None
-        program, own, values, _ = self._program(args, kwargs)
-        return None if program is None else KnownCall(own, self._chosen(("losses", kind), program, values))
+        if self.store.link():
+            self.forget()
+            return None
+        call, values = self._kind(args, kwargs)
+        program = world.find(call)
+        if not isinstance(program, FusedProgram) or program.writes_inputs:
+            return None
+        return KnownCall(call.own, self._chosen(world, ("losses", kind), program, values), program)
 
-    def _chosen(self, kind: Any, program: FusedProgram, values: list[Any]) -> Callable[..., Any]:
-        """What runs for calls of this kind: by timing, or, after many of its sort, as most of them."""
+    def _chosen(self, world: World, kind: Any, program: FusedProgram, values: list[Any]) -> Callable[..., Any]:
+        """What runs for calls of this kind: by the plan that most of its sort run by, or, of the first, by turns."""
         with_losses, total = kind[0] == "losses", self.store.num_models
         if self.plan is not None:
-            return self._asked(self.plan, program, values, with_losses)
-        winners = [choice.winner for choice in self.choices[self._counted_from :] if choice.kind == kind]
-        if len(winners) >= MAX_TIMED:
-            return self._by(program, Counter(winners).most_common(1)[0][0], with_losses)
-        plans = plans_for(total, with_losses=with_losses, has_images=has_images(program))
-        runs = {plan: self._by(program, plan, with_losses) for plan in plans}
+            return self._asked(self.plan, program, with_losses)
+        size = sum(value.tensor.numel() if isinstance(value, Stacked) else value.numel() for value in _tensors(values))
+        alike = [
+            choice
+            for choice in self.choices[self._counted_from :]
+            if choice.kind == kind and max(size, choice.size) <= LIKE * min(size, choice.size)
+        ]
+        if alike:
+            settled = Counter(choice.winner for choice in alike if choice.is_settled)
+            plan = settled.most_common(1)[0][0] if settled else alike[0].winner
+            return self._by(program, plan, with_losses)
+        plans = plans_for(total, with_losses=with_losses, has_images=has_images(program))[::-1]
+        self.choices.append(Choice(kind, plans[0], {}, len(plans) == 1, size))
         if len(plans) == 1:
-            self.choices.append(Choice(kind, plans[0], {}))
-            return runs[plans[0]]
-        copies = Copies(values)
-        params = [param for param in self.store.parameters() if param.requires_grad]
-        given = (stand_in, copies.leaves, ()) if with_losses else (copies.leaves,)
-        passes = {plan: make_pass(partial(run, *given), params) for plan, run in runs.items()}
-        on_cpu = all(param.device.type == "cpu" for param in params)
-        with restored(self.store.buffers(), self.store.generators), restored_sources(self.programs.random_sources):
-            choice = choose(kind, passes, copies, on_cpu, total)
-        if choice is None:  # no plan ran: what is wrong shows when it is run without being timed
-            return self._by(program, plans[-1], with_losses)
-        finalists = choice.finalists
-        self.choices.append(replace(choice, is_settled=len(finalists) == 1))
-        if len(finalists) == 1:
-            return runs[choice.winner]
-        won = partial(self._won, len(self.choices) - 1)
-        return ContestedCall({plan: runs[plan] for plan in finalists}, won, self._intervals)
+            return self._by(program, plans[0], with_losses)
+        runs = {plan: partial(self._by, program, plan, with_losses) for plan in plans}
+        at_least_s = {plan: self._recorded_s for plan in plans if plan.group_size == 1}
+        guard = partial(restored, self._written(program), self.store.generators)
+        return ContestedCall(runs, partial(self._timed, len(self.choices) - 1), self._intervals, at_least_s, guard)
 
-    def _won(self, number: int, plan: ExecutionPlan) -> None:
-        """Real calls have shown which plan is the fastest for those of this choice."""
-        self.choices[number] = replace(self.choices[number], winner=plan, is_settled=True)
+    def _timed(self, number: int, winner: ExecutionPlan, times_s: Mapping[ExecutionPlan, float], is_over: bool) -> None:
+        """Real calls have shown which plan is the fastest so far for those of this choice."""
+        times_us = {plan: time_s * 1e6 for plan, time_s in times_s.items() if time_s < math.inf}
+        self.choices[number] = replace(self.choices[number], winner=winner, times_us=times_us, is_settled=is_over)
 
-    def _asked(
-        self, plan: ExecutionPlan, program: FusedProgram, values: list[Any], with_losses: bool
-    ) -> Callable[..., Any]:
-        """What runs by a plan, if a forward of the first model shows that they can; else all of them at once."""
+    def _asked(self, plan: ExecutionPlan, program: FusedProgram, with_losses: bool) -> Callable[..., Any]:
+        """What runs by a plan if that can; else all of them at once."""
         whole = ExecutionPlan(self.store.num_models)
         if not with_losses:  # groups that wait for each other are of one model, or of all
             plan = replace(plan, per_group_backward=False) if plan.group_size == 1 else whole
-        if plan.group_size == whole.group_size and not plan.channels_last:
-            return self._by(program, whole, with_losses)
-        executor = SingleExecutor(program, plan)
-        copies = Copies(values)
-        try:
-            with restored(self.store.buffers(), self.store.generators), restored_sources(self.programs.random_sources):
-                executor.forward_of_first(copies.leaves)
-        except FAILURES:  # a forward that sees strides may fail in another layout
-            return self._by(program, whole, with_losses)
-        if copies.are_written():  # then models cannot read one input in turn
-            return self._by(program, whole, with_losses)
-        return executor.losses if with_losses else executor.forward
+        run, usual = self._by(program, plan, with_losses), self._by(program, whole, with_losses)
+        if plan == whole:
+            return usual
+        guard = partial(restored, self._written(program), self.store.generators)
+        can: list[bool] = []
+
+        def first(*args: Any) -> Any:
+            """Other calls than the first one know whether the plan can run."""
+            if not can:
+                try:
+                    with guard():
+                        out = run(*args)
+                    can.append(True)
+                    return out
+                except FAILURES:  # a forward that sees strides may fail in another layout
+                    can.append(False)
+            return run(*args) if can[0] else usual(*args)
+
+        return first
 
     def _by(self, program: FusedProgram, plan: ExecutionPlan, with_losses: bool) -> Callable[..., Any]:
         if plan.group_size == self.store.num_models > 1:
@@ -303,6 +332,11 @@ class Calls:
         self, program: FusedProgram, fn: Callable[..., Any], values: list[Any], targets: tuple[Any, ...]
     ) -> Tensor:
         return self.loss(fn, as_tensors(program.run(values), self.store.num_models), targets)
+
+    def _written(self, program: FusedProgram) -> list[Tensor]:
+        """The tensors that a program may write into."""
+        named = [self.store.whole(name) for name in program.written_names]
+        return list({id(tensor): tensor for tensor in (*self.store.buffers(), *named)}.values())
 
 
 def run_by(array: Any, plan: ExecutionPlan | None) -> None:
@@ -325,6 +359,10 @@ def _kinds(leaves: Any) -> tuple[Any, ...]:
             for leaf in leaves
         ]
     )
+
+
+def _tensors(values: list[Any]) -> list[Any]:
+    return [value for value in values if isinstance(value, (Stacked, Tensor))]
 
 
 def _arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

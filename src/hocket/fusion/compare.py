@@ -8,7 +8,7 @@ directly below the root it is an error
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from hocket.errors import InputError
 from hocket.fusion.constants import is_same
 from hocket.fusion.memory import check_memory
-from hocket.fusion.python_state import held_by_functions
+from hocket.fusion.shared_objects import attributes_of, held, reached
 from hocket.fusion.rules.base import where
 from hocket.fusion.store import named_tensors
 
@@ -137,12 +137,19 @@ def _check_layers(models: Sequence[nn.Module]) -> None:
             if any(getattr(tensor, kind, None) for kind in HOOKS_OF_TENSORS):
                 raise InputError(f"model {index}: {name}: has a hook on its gradient; remove it before fusing")
         own = set(map(id, (*model.modules(), *model.parameters(), *model.buffers())))
-        for path, value in held_by_functions(model):
+        for path, value in _held_by_functions(model):
             if id(value) in own:
                 raise InputError(
                     f"model {index}: {path}: a function that holds the model or a part of it, which no copy of the "
                     "model would take along; make it a method, or hand it the model"
                 )
+
+
+def _held_by_functions(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    """What functions in attributes hold in closures and defaults, which a copy of the model shares."""
+    for path, value in attributes_of(model):
+        for each in reached(value, set()):
+            yield from ((path, inner) for inner in held(each))
 
 
 def _compared(path: str, modules: list[nn.Module], separate: dict[str, str]) -> list[str]:

@@ -19,23 +19,51 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
 import torch
 from torch import nn
 
+from hocket.errors import HocketError
 from hocket.fusion.plan import ExecutionPlan, plans_for, usual_of
 
-__all__ = ["ContestedCall", "Intervals", "PlanContest", "contestants"]
+__all__ = ["Choice", "ContestedCall", "Intervals", "PlanContest", "contestants"]
 
 TURN = 2
+FAILURES = (HocketError, RuntimeError, ValueError, TypeError, NotImplementedError)  # out of memory is a RuntimeError
 # Times the fastest step so far: what is slower leaves, after one round and another, until the leader has won.
 RATIOS = (1.5, 1.2, 1.2)
 CALL_RATIOS = (math.inf, 1.5, 1.3, 1.2, 1.1, 1.1, 1.1, 1.1)  # where anything may happen between two calls
 HANDICAP = 1.05  # times what a plan took that is not the usual one
 
 CONVOLUTIONS = (nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The plan that calls of a kind run by.
+
+    Attributes:
+        kind: "forward" or "losses", and what else tells such calls apart but their arguments' shapes.
+        winner: the plan that runs from now on; the fastest so far where it is not settled yet.
+        times_us: from a call by each plan to the next call, microseconds; the fastest.
+        is_settled: whether calls have shown which plan it is, or there was only one.
+        size: how many numbers the arguments have.
+    """
+
+    kind: Any
+    winner: ExecutionPlan
+    times_us: Mapping[ExecutionPlan, float]
+    is_settled: bool = True
+    size: int = 0
+
+    def behind(self) -> dict[ExecutionPlan, float]:
+        """How many times the fastest each plan takes; the winner is the fastest."""
+        fastest_us = min(self.times_us.values(), default=1.0)
+        return {plan: us / fastest_us for plan, us in self.times_us.items()} | {self.winner: 0.0}
 
 
 class PlanContest:
@@ -56,6 +84,7 @@ class PlanContest:
     def __init__(self, plans: Sequence[ExecutionPlan], ratios: Sequence[float] = RATIOS) -> None:
         self._ratios = ratios
         self._fastest_s = dict.fromkeys(plans, math.inf)
+        self.times_s = dict(self._fastest_s)  # of all, those that have left included
         self._turn = list(plans)
         self._rounds = 0
         self._steps = 0
@@ -81,13 +110,26 @@ class PlanContest:
         """The leader's fastest step; infinite until each plan had its turn."""
         return min(self._fastest_s.values()) if self._rounds else math.inf
 
+    @property
+    def step_s_of_any(self) -> float:
+        """The fastest step so far."""
+        return min(self.times_s.values())
+
+    def leave(self, plan: ExecutionPlan) -> None:
+        """Take a plan out that cannot win, unless it is the only one."""
+        if plan in self._fastest_s and len(self._fastest_s) > 1:
+            del self._fastest_s[plan]
+            self._turn = [each for each in self._turn if each != plan]
+            if not self._turn:
+                self._end_round()
+
     def took(self, seconds: float) -> None:
         """A step by `plan` took so long."""
         self._steps += 1
         if self._steps < TURN:
             return
         plan = self._turn.pop(0)
-        self._fastest_s[plan] = min(self._fastest_s[plan], seconds)
+        self._fastest_s[plan] = self.times_s[plan] = min(self._fastest_s[plan], seconds)
         self._steps = 0
         if not self._turn:
             self._end_round()
@@ -135,34 +177,58 @@ class ContestedCall:
     the user does, which is the same for all plans; the fastest of several times has no rare interruption in it.
 
     Args:
-        runs: what runs by each plan.
-        won: is told the winner.
+        make: gives what runs by each plan; the usual one comes first.
+        timed: is told the leader, the times of all plans, and whether the contest is over.
         intervals: of all calls of an array.
+        at_least_s: what a call by some of the plans takes at least: they have no turn if another is faster than that.
+        guard: puts back what a call has written if it fails.
     """
 
     def __init__(
         self,
-        runs: Mapping[ExecutionPlan, Callable[..., Any]],
-        won: Callable[[ExecutionPlan], None],
+        make: Mapping[ExecutionPlan, Callable[[], Callable[..., Any]]],
+        timed: Callable[[ExecutionPlan, Mapping[ExecutionPlan, float], bool], None],
         intervals: Intervals,
+        at_least_s: Mapping[ExecutionPlan, float],
+        guard: Callable[[], AbstractContextManager[Any]],
     ) -> None:
-        self._runs = dict(runs)
-        self._won = won
+        self._make = dict(make)
+        self._runs: dict[ExecutionPlan, Callable[..., Any]] = {}
+        self._timed = timed
         self._intervals = intervals
-        self._contest = PlanContest(list(runs), CALL_RATIOS)
+        self._at_least_s = at_least_s
+        self._guard = guard
+        self._contest = PlanContest(list(make), CALL_RATIOS)
         self._winner: Callable[..., Any] | None = None
 
     def __call__(self, *args: Any) -> Any:
         """Run the call, by whose turn it is."""
-        self._intervals.begin(self._contest if self._winner is None else None)
         if self._winner is not None:
+            self._intervals.begin(None)
             return self._winner(*args)
-        run = self._runs[self._contest.plan]
+        self._intervals.begin(self._contest)
+        for plan, least_s in self._at_least_s.items():
+            if self._contest.step_s_of_any <= least_s:
+                self._contest.leave(plan)
+        self._timed(self._contest.leader, self._contest.times_s, self._contest.is_over)
+        plan = self._contest.plan
         if self._contest.is_over:
-            self._winner = run
+            self._winner = self._run_by(plan)
             self._runs.clear()  # what the others hold on to is free
-            self._won(self._contest.plan)
-        return run(*args)
+            return self._winner(*args)
+        if plan in self._runs or plan == next(iter(self._make)):
+            return self._run_by(plan)(*args)
+        try:
+            with self._guard():
+                return self._run_by(plan)(*args)
+        except FAILURES:  # a forward that sees strides may fail in another layout
+            self._contest.leave(plan)
+            return self(*args)
+
+    def _run_by(self, plan: ExecutionPlan) -> Callable[..., Any]:
+        if plan not in self._runs:
+            self._runs[plan] = self._make[plan]()
+        return self._runs[plan]
 
 
 def contestants(model: nn.Module, num_models: int, *, with_losses: bool) -> list[ExecutionPlan]:

@@ -20,7 +20,7 @@ from operator import attrgetter, is_
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 __all__ = ["LARGE_BYTES", "Gather", "GradientMemory", "Parts", "leaf_parts", "linked_parts"]
 
@@ -71,12 +71,16 @@ class Parts:
         self._seen: tuple[list[int], list[bool]] = ([], [])
         self._parts: list[dict[str, Tensor]] = []
 
+    def are_of(self, wholes: Mapping[str, Tensor]) -> bool:
+        """Whether what was made last is parts of these tensors, where they lie now."""
+        now = list(wholes.values())
+        # What is kept holds on to its memory: another tensor in the same place has another address.
+        return bool(self._parts) and _seen(now) == self._seen and all(map(is_, now, self._wholes))
+
     def of(self, wholes: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
         """One model's tensors after the other's; tied ones are one tensor."""
-        now = list(wholes.values())
-        seen = (list(map(Tensor.data_ptr, now)), list(map(REQUIRES_GRAD, now)))
-        # What is kept holds on to its memory: another tensor in the same place has another address.
-        if not self._parts or seen != self._seen or not all(map(is_, now, self._wholes)):
+        if not self.are_of(wholes):
+            now = list(wholes.values())
             trained = list({id(whole): whole for whole in now if whole.requires_grad}.values())
             of = dict(self._make(trained))
             for whole in now:
@@ -84,16 +88,20 @@ class Parts:
                     of[id(whole)] = _owns(whole)
             columns = zip(*(of[id(whole)] for whole in now), strict=True)
             self._parts = [dict(zip(wholes, column, strict=True)) for column in columns]
-            self._wholes, self._seen = now, seen
+            self._wholes, self._seen = now, _seen(now)
         return self._parts
+
+
+def _seen(wholes: list[Tensor]) -> tuple[list[int], list[bool]]:
+    return list(map(Tensor.data_ptr, wholes)), list(map(REQUIRES_GRAD, wholes))
 
 
 def linked_parts(wholes: list[Tensor]) -> PartsOf:
     """Parts whose gradients go back to the stacked parameters through one node.
 
     A view of each in each step costs two nodes for each, forth and back: on a small model as much as its ops. A part
-    shares memory and version count with its whole, so an update shows in it, and an update between forward and backward
-    is an error as ever.
+    shares its memory with the whole, so an update shows in it. It counts its own versions: a model that writes into its
+    tensors in its forward is no reason for another one's backward to fail.
     """
     if not wholes:
         return {}
@@ -125,7 +133,8 @@ def leaf_parts(wholes: list[Tensor]) -> PartsOf:
 
 def _owns(whole: Tensor) -> tuple[Tensor, ...]:
     """Each model's part, and to autograd no views: a view would follow its base's history."""
-    return tuple([own.detach() for own in whole.detach().unbind(0)])
+    rows = [row.data for row in whole.data.unbind(0)]
+    return tuple([nn.Parameter(row, requires_grad=False) for row in rows]) if isinstance(whole, nn.Parameter) else tuple(rows)
 
 
 def _joined(grads: Sequence[Tensor | None]) -> Tensor | None:

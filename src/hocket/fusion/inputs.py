@@ -12,7 +12,6 @@ first part. Where both work, as for a linear layer, nothing is guessed: ``fuse(.
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice, product
@@ -24,6 +23,7 @@ from torch.utils import _pytree as pytree
 
 from hocket.errors import InputError
 from hocket.fusion.stacked import Stacked, unwatched
+from hocket.fusion.store import Store
 
 __all__ = ["ModelAxis"]
 
@@ -52,22 +52,21 @@ class ModelAxis:
         self.shared = shared
         self._ranks: dict[Any, set[int]] = {}  # of what one model takes, by argument
 
-    def inputs(self, template: nn.Module, leaves: list[Any], spec: Any, num_models: int) -> tuple[bool, ...]:
+    def inputs(self, store: Store, leaves: list[Any], spec: Any) -> tuple[bool, ...]:
         """For each leaf of the arguments, whether its first axis is the models'.
 
         Args:
-            template: a model whose tensors are on the meta device.
+            store: of the models.
             leaves: all leaves of the arguments.
             spec: the tree they come from.
-            num_models: B.
 
         Raises:
             InputError: `shared` is False and an input's first axis is not B; or both readings are possible.
         """
-        kind = str(spec)
+        kind, num_models = str(spec), store.num_models
         said: list[bool | None] = [self.shared if isinstance(self.shared, bool) else None] * len(leaves)
         if isinstance(self.shared, Mapping):
-            said = _by_name(template, spec, self.shared)
+            said = _by_name(store.templates[0], spec, self.shared)
         own = [
             self._held((kind, place), leaf, num_models)
             if said[place] is None
@@ -81,7 +80,7 @@ class ModelAxis:
             works = [
                 reading
                 for reading in readings
-                if _works(template, leaves, spec, [reading.get(place, each) for place, each in enumerate(own)])
+                if _works(store.on_meta(0), leaves, spec, [reading.get(place, each) for place, each in enumerate(own)])
             ]
             if len(works) != 1:
                 shapes = ", ".join(str(tuple(leaves[place].shape)) for place in open_places)
@@ -192,7 +191,7 @@ def _by_name(template: nn.Module, spec: Any, shared: Mapping[str, bool]) -> list
     return said
 
 
-def _works(template: nn.Module, leaves: list[Any], spec: Any, choice: Sequence[bool | None]) -> bool:
+def _works(model: nn.Module, leaves: list[Any], spec: Any, choice: Sequence[bool | None]) -> bool:
     """Whether the model takes these inputs, with a batch axis where a layer has one."""
     with unwatched(), torch.no_grad(), torch.random.fork_rng(devices=[]):
         filled = [
@@ -202,7 +201,6 @@ def _works(template: nn.Module, leaves: list[Any], spec: Any, choice: Sequence[b
             for leaf, own in zip(leaves, choice, strict=True)
         ]
         args, kwargs = pytree.tree_unflatten(filled, spec)
-        model = copy.deepcopy(template)  # a forward may leave something behind in its attributes
         for module in model.modules():
             if type(module) in BATCHED:
                 module.register_forward_pre_hook(_needs_batch)

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from hocket.fusion.python_state import held_by
+from hocket.fusion.shared_objects import held_by
 
 __all__ = ["buffers_in", "kind_of"]
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from hocket.errors import InputError
-from hocket.fusion.python_state import attributes, held
+from hocket.fusion.shared_objects import attributes_of, held, reached
 from hocket.fusion.store import named_tensors
 
 __all__ = ["check_memory"]
@@ -55,11 +55,12 @@ def _values(model: nn.Module) -> Iterator[tuple[str, Any, bool]]:
     for name, tensor in named.values():
         yield name, tensor, True
     seen = set(named)
-    for _, path, value in attributes(model, deep=False):
-        for each in (value, *held(value)):
-            if id(each) not in seen:
-                seen.add(id(each))
-                yield path, each, False
+    for path, value in attributes_of(model):
+        for inner in reached(value, set()):
+            for each in (inner, *held(inner)):
+                if id(each) not in seen:
+                    seen.add(id(each))
+                    yield path, each, False
 
 
 def _span(value: Any) -> Span | None:

@@ -20,10 +20,10 @@ from torch.utils import _pytree as pytree
 from hocket.errors import InputError
 from hocket.fusion.constants import is_same, joined
 from hocket.fusion.rules.base import op_name, where
-from hocket.fusion.stacked import ModelValues, Stacked, as_type_of
-from hocket.fusion.trace import Traced
+from hocket.fusion.stacked import ModelValues, as_type_of
+from hocket.fusion.record import Traced
 
-__all__ = ["is_alike", "merged"]
+__all__ = ["merged"]
 
 
 def merged(traces: Sequence[Traced]) -> Traced:
@@ -56,16 +56,6 @@ def merged(traces: Sequence[Traced]) -> Traced:
     if any(spec != specs[0] for spec in specs):
         raise InputError(f"models differ: the output is {specs[0]} in model 0, not in all others")
     return replace(first, constants=constants)
-
-
-def is_alike(traced: Traced, again: Traced) -> bool:
-    """Whether the same model gave the same graph twice."""
-    try:
-        found = merged([traced, again])
-    except InputError:
-        return False
-    leaves = [leaf for node in found.graph.nodes for leaf in pytree.tree_leaves((node.args, node.kwargs))]
-    return not any(isinstance(leaf, (ModelValues, Stacked)) for leaf in (*leaves, *found.constants.values()))
 
 
 class _NodePlace(int):

@@ -2,7 +2,7 @@ r"""The fused module: B models as one, their parameters stacked, their ops fused
 
     models --compare--> blocks
        |--tensors, stacked--> parameters (B, *shape)      (`fusion.store`)
-       \--without tensors--> templates --trace--> program --choose--> plan --> what runs      (`fusion.calls`)
+       \--copied--> templates --first call, recorded--> program --later calls, by some plan--> output  (`fusion.calls`)
 
 Source: S. Wang et al., "Horizontally Fused Training Array", MLSys 2021, section 3.
 """
@@ -21,7 +21,7 @@ from torch.nn.modules.module import _has_any_global_hook, _IncompatibleKeys
 from hocket.errors import InputError
 from hocket.fusion import slots, state
 from hocket.fusion.calls import Calls
-from hocket.fusion.choose import Choice
+from hocket.fusion.contest import Choice
 from hocket.fusion.compare import compare
 from hocket.fusion.coupling import warn_of_coupling
 from hocket.fusion.inputs import ModelAxis
@@ -317,7 +317,6 @@ class Array(nn.Module):
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         super()._apply(fn, recurse)
         self._store.mark()
-        self._store.match_dtypes()
         self._forget()
         return self
 

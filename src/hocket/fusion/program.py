@@ -19,7 +19,7 @@ from hocket.fusion.rules.base import IN_PLACE, where
 from hocket.fusion.source import ProgramSource, Ref
 from hocket.fusion.stacked import ModelValues, Stacked, is_stacked, map_tree, unwrap, with_model_dim
 from hocket.fusion.steps import Step, make_step, warn_without_rule
-from hocket.fusion.trace import Traced
+from hocket.fusion.record import Traced
 from hocket.fusion.writes import find_writes
 
 __all__ = ["FusedProgram"]
@@ -43,6 +43,9 @@ class FusedProgram:
         tensors: places of parameters and buffers, and their names.
         constants: places of constants, and these.
         owned: places of values that become each model's own, because views of them are written to.
+        written_names: parameters and buffers that ops write into.
+        writes_parameters: whether parameters are among them.
+        writes_inputs: whether ops write into the arguments.
     """
 
     def __init__(self, models: ModelSlice, traced: Traced) -> None:
@@ -74,8 +77,11 @@ class FusedProgram:
         def layer(name: str) -> nn.Module:
             return models.layers(name)[0]
 
-        writes, owned, views = find_writes(traced.graph, traced.tensors, traced.constants, layer)
+        writes, owned, views, written = find_writes(traced.graph, traced.tensors, traced.constants, layer)
         self.owned = {places[node] for node in owned}
+        self.written_names = [root for kind, root in written if kind == "tensor"]
+        self.writes_parameters = any(isinstance(models.store.whole(name), nn.Parameter) for name in self.written_names)
+        self.writes_inputs = any(kind == "value" and root in traced.inputs for kind, root in written)
         last_use = {used: node for node in nodes for used in node.all_input_nodes}
         for node in nodes:
             if node.op == "output":

@@ -1,168 +1,257 @@
-"""The traced models of an array: one program for each kind of call, made from the graphs of all models."""
+r"""The programs of an array: made while the plain models run for the first time, and kept while their world stands still.
+
+    first call of a kind    model 0, model 1, ... run as they are, recorded and watched --> output
+                            \--graphs of all models, merged--> program
+    later calls             program
+
+A *world* is the state that the forwards read: attributes, closures, globals, containers of the models' own. When it
+changes, the next call is a first one again; when it changes back, what was made in it is used again.
+"""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from hocket.errors import InputError
-from hocket.fusion import trace
 from hocket.fusion.bounded import Bounded
 from hocket.fusion.call_spec import CallSpec, modes
-from hocket.fusion.merge import is_alike, merged
+from hocket.fusion.merge import merged
 from hocket.fusion.model_slice import ModelSlice
+from hocket.fusion.one_by_one import one_by_one
 from hocket.fusion.program import FusedProgram
-from hocket.fusion.python_state import Globals, attributes, has_own_code
-from hocket.fusion.random_sources import default_sources, restored_sources
-from hocket.fusion.record import recorded
-from hocket.fusion.rules.base import is_watched
+from hocket.fusion.record import LAYOUT, NOTHING, SHAPE, Recorded, Traced, recorded
+from hocket.fusion.shared_objects import attributes_of
 from hocket.fusion.stacked import Stacked, unwatched
-from hocket.fusion.store import Store
+from hocket.fusion.watching import ForwardWatch
+from hocket.pystate.guards import Guards
 
-__all__ = ["Programs"]
+__all__ = ["Kind", "Programs", "Unfused"]
 
-MAX_PROGRAMS = 32
+MAX_PROGRAMS = 256
+MAX_WORLDS = 4
+MAX_ATTEMPTS = 3
+# Calls that a world has to last, and how often in a row one may not, before models are not recorded any more.
+SHORT_CALLS = 3
+MAX_SHORT = 6
+CANNOT = (RuntimeError, ValueError, TypeError, AttributeError, LookupError, AssertionError)
+
+
+@dataclass(frozen=True)
+class Unfused:
+    """Stands for a program where there is none.
+
+    Attributes:
+        reason: why there is none.
+        is_final: whether it is not worth another try.
+    """
+
+    reason: str
+    is_final: bool = True
+
+
+class Kind:
+    """What a program depends on but the state of the world: how the models are called.
+
+    Args:
+        call: the tree of arguments, and the constants in it.
+        own: for each leaf, whether it is of each model.
+        leaves: of the arguments.
+        training: whether the models are in training.
+    """
+
+    def __init__(self, call: CallSpec, own: tuple[bool, ...], leaves: list[Any], training: bool) -> None:
+        self.call = call
+        self.own = own
+        self._base = (call, own, training, modes())
+        self._tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+
+    def key(self, looks: int) -> Any:
+        """What tells it from others for a forward that looks so far."""
+        each = [(leaf.ndim, leaf.dtype, leaf.device, leaf.requires_grad) for leaf in self._tensors]
+        shapes = [leaf.shape for leaf in self._tensors] if looks >= SHAPE else ()
+        strides = [leaf.stride() for leaf in self._tensors] if looks >= LAYOUT else ()
+        return (self._base, *each, *shapes, *strides)
+
+
+class World:
+    """What was made of the forwards in one state of all that they read.
+
+    Attributes:
+        calls: what is known of kinds of calls; `hocket.fusion.calls` keeps it here.
+        num_calls: how many were made.
+    """
+
+    def __init__(self) -> None:
+        self.calls: Bounded[Any] = Bounded(MAX_PROGRAMS)
+        self.num_calls = 0
+        self._guards: Guards | None = None
+        self._looks: dict[Any, int] = {}
+        self._programs: Bounded[FusedProgram | Unfused] = Bounded(MAX_PROGRAMS)
+        self._attempts: dict[Any, int] = {}
+
+    def holds(self) -> bool:
+        """Whether the state is this one."""
+        return self._guards is None or self._guards.hold()
+
+    def renew(self) -> bool:
+        """Whether the state is this one after all: objects may have been exchanged for equal ones."""
+        return self._guards is not None and self._guards.renew()
+
+    def changed(self) -> str:
+        """What is not as it was."""
+        changes = [] if self._guards is None else self._guards.changes()
+        return str(changes[0]) if changes else "something that the forward reads"
+
+    def guard(self, guards: Guards) -> None:
+        """What is made from now on depends on this state, too."""
+        self._guards = guards
+
+    def find(self, kind: Kind) -> FusedProgram | Unfused | None:
+        """The program for calls of a kind; why there is none; or None where nothing is known."""
+        looks = self._looks.get(kind.key(NOTHING))
+        return None if looks is None else self._programs.get(kind.key(looks))
+
+    def keep(self, kind: Kind, looks: int, found: FusedProgram | Unfused) -> None:
+        """Remember what came of recording a kind."""
+        base = kind.key(NOTHING)
+        if isinstance(found, Unfused):
+            self._attempts[base] = self._attempts.get(base, 0) + 1
+            if self._attempts[base] < (2 if found.is_final else MAX_ATTEMPTS):
+                return
+        self._looks[base] = max(looks, self._looks.get(base, NOTHING))
+        self._programs[kind.key(self._looks[base])] = found
+
+    def was_tried(self, kind: Kind) -> bool:
+        """Whether a kind has been recorded before."""
+        return kind.key(NOTHING) in self._attempts
+
+    def programs(self) -> list[FusedProgram]:
+        """Those that are kept, the one that was used last first."""
+        return [each for each in reversed(self._programs.values()) if isinstance(each, FusedProgram)]
 
 
 class Programs:
-    """Traces models, and keeps what was made of them.
+    """Records models, and keeps what was made of them.
 
     Args:
         models: all of them.
+
+    Attributes:
+        given_up: why models are not recorded any more; empty where they are.
     """
 
     def __init__(self, models: ModelSlice) -> None:
         self._models = models
-        self._kept: Bounded[FusedProgram | None] = Bounded(MAX_PROGRAMS)
-        self._globals: Globals | None = None  # what the traced forwards read outside of the models
+        self._templates = models.store.templates
+        self._has_own_code = any(map(has_own_code, self._templates))
+        self._watch = ForwardWatch(self._templates)
+        self._worlds: list[World] = [World()]
+        self._num_short = 0
+        self.given_up = ""
 
     def made(self) -> list[FusedProgram]:
-        """Those that are kept, the one that was used last first."""
-        return [program for program in reversed(self._kept.values()) if program is not None]
+        """The programs of the world at hand, the one that was used last first."""
+        return self._worlds[0].programs()
 
-    @property
-    def random_sources(self) -> list[Any]:
-        """Generators that the traced forwards may draw from, torch's, Python's and numpy's own included."""
-        return default_sources() if self._globals is None else self._globals.random_sources
+    def world(self) -> World:
+        """The world as it is now."""
+        current = self._worlds[0]
+        if not current.holds():
+            current = self._other(current)
+        current.num_calls += 1
+        return current
 
-    def are_outdated(self) -> bool:
-        """Whether what the traced forwards read outside of the models has changed."""
-        return self._globals is not None and self._globals.changed() is not None
+    def _other(self, current: World) -> World:
+        for other in self._worlds[1:]:
+            if other.holds():
+                break
+        else:
+            if current.renew():
+                return current
+            self._num_short = self._num_short + 1 if current.num_calls <= SHORT_CALLS else 0
+            if self._num_short >= MAX_SHORT and not self.given_up:
+                self.given_up = f"{current.changed()} changes from call to call; hand it over as an argument, a tensor"
+            other = World()
+            self._worlds.append(other)
+        self._worlds.remove(other)
+        self._worlds.insert(0, other)
+        del self._worlds[MAX_WORLDS:]
+        return other
 
-    def of(self, call: CallSpec, values: list[Any], kinds: Any) -> FusedProgram | None:
-        """The program for a kind of call, or None where nothing can trace it.
+    def record(self, world: World, kind: Kind, values: list[Any]) -> Any:
+        """Run the plain models, and make a program of what they do.
 
         Args:
-            call: the tree of arguments, and the constants in it.
-            values: the leaves at hand, `Stacked` where models have their own.
-            kinds: shapes and types of the leaves, and which are of each model: a recorded graph holds for these.
+            world: the state of all that they read.
+            kind: of the call.
+            values: the leaves of the arguments, `Stacked` where models have their own.
+
+        Returns:
+            The output, `Stacked` where models have their own.
 
         Raises:
-            InputError: the models' graphs differ.
+            InputError: an op fails, or the models' graphs differ; names the layer.
         """
-        has_gradients = torch.is_grad_enabled()
-        key: Any = (call, self._models.store.templates[0].training, modes())
-        known = None
-        if key not in self._kept:
-            known = Globals(self._models.store.templates)
-            self._kept[key] = self._made(self._symbolic, values, call.spec, has_gradients, known)
-        program = self._kept.get(key)
-        if program is not None:
-            return program
-        key = (*key, kinds)
-        if key not in self._kept and not is_watched():
-            if known is None or known.changed() is not None:
-                known = Globals(self._models.store.templates)
-            self._kept[key] = self._made(partial(self._recorded, known), values, call.spec, has_gradients, known)
-        return self._kept.get(key)
-
-    def _symbolic(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[trace.Traced]:
-        store = self._models.store
+        store, traces = self._models.store, list[Recorded]()
         separate = frozenset(store.separate_index)
-        traces: list[trace.Traced] = []
-        for template in self._different():
-            model = copy.deepcopy(template)
-            traces.append(trace.symbolic(model, args, kwargs, separate))
-            if traces[-1].keeps_values and not is_alike(traces[-1], trace.symbolic(model, args, kwargs, separate)):
-                raise torch.fx.proxy.TraceError("the forward reads what an earlier call left behind")
-        return traces
 
-    def _recorded(self, known: Globals, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[trace.Traced]:
-        store = self._models.store
-        separate = frozenset(store.separate_index)
-        with restored_sources(known.random_sources):
-            _fill_caches(store, args, kwargs)
-        known.put_back()
-        return [
-            recorded(template, store.tensors_of(index), args, kwargs, separate)
-            for index, template in enumerate(self._different())
-        ]
+        def call(watched: Callable[[], AbstractContextManager[frozenset[int]]]) -> Any:
+            def one(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
+                if traces and not self._has_own_code:  # the same layers, which `compare` has seen to
+                    return model(*args, **kwargs)
+                with watched() as known:
+                    traces.append(recorded(model, args, kwargs, separate, known))
+                return traces[-1].out
 
-    def _different(self) -> list[nn.Module]:
-        """The models that may have a graph of their own.
+            return one_by_one(store, kind.call.spec, values, one)
 
-        What only torch's own layers compute is the same for the same layers, which `compare` has seen to.
-        """
-        templates = self._models.store.templates
-        return templates if any(map(has_own_code, templates)) else templates[:1]
+        seen = self._watch.run(call) if self._has_own_code else None
+        result = call(partial(nullcontext, frozenset())) if seen is None else seen.result
+        looks = max(each.looks for each in traces)
+        if own := [each.reason for each in traces if each.reason]:
+            world.keep(kind, looks, Unfused(own[0]))
+        elif seen is not None and seen.reason:
+            world.keep(kind, looks, Unfused(seen.reason, not seen.may_pass))
+        else:
+            graphs = [each.traced for each in traces if each.traced is not None]
+            found = self._made(graphs, world.was_tried(kind))
+            world.keep(kind, looks, found)
+            if seen is not None and isinstance(found, FusedProgram):
+                world.guard(self._watch.guards(seen.state))
+        return result
 
-    def _made(
-        self,
-        trace_all: Callable[..., list[trace.Traced]],
-        values: list[Any],
-        spec: Any,
-        has_gradients: bool,
-        known: Globals,
-    ) -> FusedProgram | None:
-        """A program from traces of all models, or None where these fail, or change what was known before."""
-        if known.iterator is not None:  # which a trace would go on in
-            return None
+    def _made(self, graphs: list[Traced], is_again: bool) -> FusedProgram | Unfused:
+        """A program of the models' graphs."""
         try:
-            with unwatched(), torch.set_grad_enabled(has_gradients), restored_sources(known.random_sources) as is_drawn:
-                args, kwargs = _sample(values, spec)
-                program = FusedProgram(self._models, merged(trace_all(args, kwargs)))
-                # Numbers that are drawn where no op is recorded would be constants.
-                is_sound = not is_drawn() and known.changed() is None
+            with unwatched():
+                return FusedProgram(self._models, merged(graphs))
         except InputError as error:
-            raise InputError(f"{error}{self._hint()}") from error
-        except (torch.fx.proxy.TraceError, *trace.FAILURES):
-            return None
-        finally:
-            known.put_back()
-        if not is_sound:
-            return None
-        self._globals = known
-        return program
+            if is_again or not self._has_own_code:
+                raise InputError(f"{error}{self._hint()}") from error
+            return Unfused(str(error), is_final=False)  # what the first model put into a cache the others have found
+        except CANNOT as error:
+            return Unfused(str(error))
 
     def _hint(self) -> str:
         """Attributes in which models differ, which may be why their graphs do."""
-        templates = self._models.store.templates
-        known = {path: value for _, path, value in attributes(templates[0])}
-        for index, template in enumerate(templates[1:], 1):
-            for _, path, value in attributes(template):
+        known = dict(attributes_of(self._templates[0]))
+        for index, template in enumerate(self._templates[1:], 1):
+            for path, value in attributes_of(template):
                 if isinstance(value, (bool, int, float, str)) and known.get(path) != value:
                     return f" ({path}: {known.get(path)!r} in model 0, {value!r} in model {index})"
         return ""
 
 
-def _fill_caches(store: Store, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Call a copy of the first model once: what its forward keeps from call to call outside of the model is there then.
-
-    A table in a ``functools.lru_cache``, say. If it were made while a forward is recorded, it would have no data, and
-    every later call of any such model would get it.
-    """
-    args, kwargs = pytree.tree_map_only(Tensor, Tensor.clone, (args, kwargs))
-    store.plain(0)(*args, **kwargs)
-
-
-def _sample(values: list[Any], spec: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments as the first model sees them."""
-    first = [value.tensor[0].detach() if isinstance(value, Stacked) else value for value in values]
-    args, kwargs = pytree.tree_unflatten(first, spec)
-    return args, kwargs
+def has_own_code(model: nn.Module) -> bool:
+    """Whether a layer of a model is of the user's, or has a forward of its own."""
+    return any(
+        not type(layer).__module__.startswith("torch.nn.modules.") or "forward" in vars(layer)
+        for layer in model.modules()
+    )

@@ -1,143 +1,170 @@
-"""A model becomes a graph by a forward on tensors without data, of which each function of torch is written down.
+"""A model becomes a graph while it runs: each function of torch that its forward calls is written down.
 
-    forward on fake tensors --each call of torch--> node, and a fake result that Python goes on with
+    forward on the model's own tensors --each call of torch--> its result, and a node of the graph
 
-The forward sees shapes, types and devices, and may branch on them, so the graph holds for these only. What it sees of
-values is an error: fake tensors have none. So is whatever a graph would lose, such as a hook.
+The forward sees what it sees alone: real tensors and parameters, with values. So it takes the branches that it would
+take, and what it does besides, it does once. What a graph cannot stand for (a look at values, an op that fails and is
+caught) is noted, and no ``except`` of the user's clears it: such a model has no graph. What the forward asks of shapes
+or strides is noted too: the graph holds for these only.
 
 Functions are written down where they are called, before torch takes them apart, by their names there: the ones that
-rules know. Layers that have a rule, and blocks that stay separate, are one node each.
+rules know. Layers that have a rule, and blocks that stay separate, are one node each. Transformer layers run through
+forwards without a fast path (`transformer_forwards`), because torch's own choose one by looking at values.
 """
 
 from __future__ import annotations
 
-import copy
 import operator
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
-from torch.fx.proxy import TraceError
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from hocket.fusion.python_state import attributes, changes
+from hocket.errors import HocketError, InputError
+from hocket.fusion.checkpointing import without_checkpoints
 from hocket.fusion.rules import find_module
-from hocket.fusion.rules.base import op_name
+from hocket.fusion.rules.base import op_name, where
 from hocket.fusion.store import named_tensors
-from hocket.fusion.trace import Traced, autograd_functions_by, mode_of_torch
 from hocket.fusion.transformer_forwards import TRACEABLE_FORWARDS
+from hocket.pystate.origins import user_line
 
-__all__ = ["recorded"]
+__all__ = ["LAYOUT", "NOTHING", "SHAPE", "Recorded", "Traced", "recorded"]
+
+# How far a forward looks at its tensors, apart from rank, type and device.
+NOTHING, SHAPE, LAYOUT = range(3)
 
 # What these give is known without values, and so is what functions without tensors among their arguments give.
-KNOWN = frozenset(
-    """
-    size dim ndimension numel nelement stride storage_offset is_contiguous is_floating_point is_complex is_signed
-    is_tensor element_size get_device result_type promote_types can_cast __len__ is_inference is_same_size type
-    """.split()  # noqa: SIM905  (a list of quoted names says no more, and is longer)
+_KNOWN = dict.fromkeys(
+    "dim ndimension is_floating_point is_complex is_signed is_tensor element_size get_device result_type "
+    "promote_types can_cast is_inference type".split(),
+    NOTHING,
 )
+_KNOWN |= dict.fromkeys("size numel nelement __len__ is_same_size".split(), SHAPE)
+_KNOWN |= dict.fromkeys("stride storage_offset is_contiguous".split(), LAYOUT)
 # Not whether a tensor has gradients: that is another thing under `torch.no_grad()`, where the same graph runs.
-KNOWN_ATTRIBUTES = frozenset(
+_KNOWN_ATTRIBUTES = dict.fromkeys(
+    "dtype device ndim layout is_cuda is_cpu is_meta is_sparse is_quantized is_mkldnn is_xpu is_mps is_nested "
+    "itemsize names".split(),
+    NOTHING,
+)
+_KNOWN_ATTRIBUTES |= dict.fromkeys(("shape", "nbytes"), SHAPE)
+_VIEWS = frozenset("T mT H mH real imag data".split())  # attributes that are tensors
+# How many tensors these give depends on shapes.
+_AS_MANY = frozenset("unbind split chunk tensor_split hsplit vsplit dsplit meshgrid".split())
+# The shapes of what these give depend on values.
+_SHAPED_BY_VALUES = frozenset("nonzero argwhere masked_select unique unique_consecutive bincount _unique2".split())
+_OF_GENERATORS = frozenset("get_rng_state set_rng_state manual_seed seed initial_seed".split())
+_REFLECTED = {f"__r{name}__": getattr(operator, name) for name in ("sub", "truediv", "floordiv", "mod", "pow")}
+_REFLECTED |= {"__rdiv__": operator.truediv, "__rmatmul__": operator.matmul}
+_WITHOUT_RESULT = ("__setitem__", "_assert", "_assert_async")  # and yet ops
+_MASKS = (torch.bool, torch.uint8)
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A graph and what its nodes stand for.
+
+    Attributes:
+        graph: the ops of one model.
+        inputs: for each placeholder that is an input, the number of the leaf among all leaves of the arguments.
+        tensors: the names of the parameters and buffers that ``get_attr`` nodes stand for.
+        constants: values of ``get_attr`` nodes that belong to no layer.
+        out_spec: the tree of the output, of which the graph gives the leaves.
     """
-    shape dtype device ndim layout is_cuda is_cpu is_meta is_sparse is_quantized is_mkldnn is_xpu is_mps is_nested
-    itemsize nbytes names
-    """.split()  # noqa: SIM905
-)
-REFLECTED = {f"__r{name}__": getattr(operator, name) for name in ("sub", "truediv", "floordiv", "mod", "pow")}
-REFLECTED |= {"__rdiv__": operator.truediv, "__rmatmul__": operator.matmul}
-DEVICE = torch.ops.prim.device.default
-_aten = torch.ops.aten
-VIEWS = frozenset(
-    [
-        *(_aten.view.default, _aten._unsafe_view.default, _aten.expand.default),
-        *(_aten.t.default, _aten.transpose.int, _aten.unsqueeze.default),
-    ]
-)
-WITHOUT_RESULT = ("__setitem__", "_assert", "_assert_async")  # and yet ops
+
+    graph: fx.Graph
+    inputs: dict[fx.Node, int]
+    tensors: dict[fx.Node, str]
+    constants: dict[fx.Node, Any]
+    out_spec: Any
+
+    def unflatten(self, out: Any) -> Any:
+        """The output, from what the graph gives."""
+        return pytree.tree_unflatten(list(out) if isinstance(out, (list, tuple)) else [out], self.out_spec)
+
+    def layer(self, node: fx.Node) -> str:
+        """The name of the innermost layer a node belongs to; empty for the model itself."""
+        return str(node.target) if node.op == "call_module" else str(node.meta.get("layer", ""))
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One forward that was recorded.
+
+    Attributes:
+        out: what it returned.
+        looks: how far it looked at its tensors: `NOTHING`, `SHAPE` or `LAYOUT`.
+        traced: its graph, or None.
+        reason: why there is none.
+    """
+
+    out: Any
+    looks: int
+    traced: Traced | None
+    reason: str = ""
 
 
 def recorded(
-    model: nn.Module, values: dict[str, Tensor], args: tuple[Any, ...], kwargs: dict[str, Any], separate: frozenset[str]
-) -> Traced:
-    """The graph of a forward, for the shapes of these arguments.
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], separate: frozenset[str], known: frozenset[int]
+) -> Recorded:
+    """Call a model, and write down what its forward calls.
 
     Args:
-        model: its tensors need no data.
-        values: its parameters and buffers by name, for their types and devices; nothing reads what is in them.
+        model: a plain module.
         args: of the forward.
         kwargs: the same.
         separate: names of blocks that are one node.
+        known: the addresses of tensors that were there before, and belong to no layer.
 
     Raises:
-        TraceError: the forward looks at values, or does what a graph would lose.
+        InputError: an op fails; names its layer.
         Exception: whatever the forward raises.
     """
-    fakes = _Fakes(allow_non_fake_inputs=True)  # tensors that belong to no layer have their data
-    known = {
-        id(hollow): _fake(fakes, values[name], isinstance(hollow, nn.Parameter))
-        for name, hollow in named_tensors(model)
-        if name in values
-    }
-    model = copy.deepcopy(model, dict(known))
-    leaves, spec = pytree.tree_flatten((args, kwargs))
-    given = [_fake(fakes, leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-    args, kwargs = pytree.tree_unflatten(given, spec)
-    before = attributes(model)
-    tensors_before = [(name, id(tensor)) for name, tensor in named_tensors(model)]
-    recorder = _Recorder(model, separate, given)
-    with warnings.catch_warnings(), fakes:
-        warnings.simplefilter("ignore")
-        with _layers_by(recorder.layer), autograd_functions_by(recorder.function), recorder:
-            out = model(*args, **kwargs)
-    for path, _ in changes(before, attributes(model)):
-        raise TraceError(f"the forward changes {path}")
-    if tensors_before != [(name, id(tensor)) for name, tensor in named_tensors(model)]:
-        raise TraceError("the forward assigns a parameter or buffer anew")
-    return recorder.traced(out)
-
-
-class _Fakes(FakeTensorMode):
-    """Torch's mode, which takes half as long again: it guards each op against its compiler, and views are Python."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is DEVICE and not args[0].fake_mode.in_kernel_invocation:
-            return args[0].fake_device
-        if func in VIEWS and isinstance(args[0], FakeTensor):  # the meta tensor in it knows the answer
-            with in_kernel_invocation_manager(self):
-                return FakeTensor(self, func(*args, **(kwargs or {})), args[0].fake_device)
-        return self.dispatch(func, types, args, kwargs or {})
-
-
-def _fake(fakes: FakeTensorMode, tensor: Tensor, is_parameter: bool = False) -> Tensor:
-    """A fake tensor like this one, around one on the meta device: by an op of the mode it takes ten times as long."""
-    hollow = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
-    own = FakeTensor(fakes, hollow, tensor.device)
-    own._is_param = is_parameter  # which makes it an `nn.Parameter`
-    return own.requires_grad_(tensor.requires_grad)
+    leaves = pytree.tree_leaves((args, kwargs))
+    recorder = _Recorder(model, separate, leaves, known)
+    with _layers_by(recorder.layer), _functions_by(recorder.function):
+        try:
+            with recorder:
+                out = model(*args, **kwargs)
+        except (HocketError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            if (place := recorder.failures.get(id(error))) is None:
+                raise
+            raise InputError(f"{place}: {error}") from error
+    traced = recorder.traced(out) if not recorder.reason else None
+    return Recorded(out, recorder.looks, traced if not recorder.reason else None, recorder.reason)
 
 
 class _Recorder(TorchFunctionMode):
     """Writes down calls.
 
     Args:
-        model: whose forward runs; its tensors are fake.
+        model: whose forward runs.
         separate: names of blocks that are one node.
         leaves: of the arguments.
+        known: the addresses of other tensors that may be constants.
+
+    Attributes:
+        reason: why the forward has no graph; the first one found, empty if there is none.
+        looks: how far it has looked at its tensors.
+        failures: the layers and ops that have raised, by the id of the exception.
     """
 
-    def __init__(self, model: nn.Module, separate: frozenset[str], leaves: list[Any]) -> None:
+    def __init__(self, model: nn.Module, separate: frozenset[str], leaves: list[Any], known: frozenset[int]) -> None:
         super().__init__()
+        self.reason = ""
+        self.looks = NOTHING
+        self.failures: dict[int, str] = {}
         self._graph = fx.Graph()
+        self._model = model
         self._separate = separate
+        self._known = known
         self._paths = {id(module): name for name, module in model.named_modules()}
         self._stack: list[str] = []
         self._names = {id(tensor): name for name, tensor in reversed(named_tensors(model))}
@@ -145,22 +172,25 @@ class _Recorder(TorchFunctionMode):
         self._inputs: dict[fx.Node, int] = {}
         self._tensors: dict[fx.Node, str] = {}
         self._constants: dict[fx.Node, Any] = {}
-        self._trains, *self._mode = mode_of_torch()
+        self._raised: list[BaseException] = []  # held, so that their addresses stay theirs
+        self._buffers = dict(model.named_buffers(remove_duplicate=False))
+        self._trains, *self._mode = _mode_of_torch()
         for number, leaf in enumerate(leaves):
             if isinstance(leaf, Tensor):
                 if id(leaf) in self._nodes:
-                    raise TraceError("the same tensor stands for two arguments")
+                    self._cannot("the same tensor stands for two arguments")
                 node = self._graph.placeholder(f"input_{number}")
                 self._nodes[id(leaf)] = (leaf, node)
                 self._inputs[node] = number
 
     def traced(self, out: Any) -> Traced:
         """The graph, ended by this output."""
+        self._write_back()
         leaves, spec = pytree.tree_flatten(out)
         self._graph.output(tuple([self._argument(leaf) for leaf in leaves]))
         for node in reversed(list(self._graph.nodes)):
             if node.target is operator.getitem and not node.users:
-                self._graph.erase_node(node)  # a part of a result that nobody wanted
+                self._graph.erase_node(node)  # a part of a result that nothing reads
         return Traced(self._graph, self._inputs, self._tensors, self._constants, spec)
 
     def __torch_function__(
@@ -170,26 +200,41 @@ class _Recorder(TorchFunctionMode):
         kwargs = kwargs or {}
         name = func.__name__
         if name == "__get__":
-            return self._attribute(func.__self__.__name__, func, args)
+            return self._attribute(getattr(func.__self__, "__name__", "of a class"), func, args)
+        if name == "__set__":
+            return self._set(getattr(func.__self__, "__name__", "of a class"), func, args)
         if name == "_set_grad_enabled":  # what it is for a call is asked in `_record`
             return func(*args, **kwargs)
-        result = func(*args, **kwargs)
+        if name == "__iter__":
+            func, name = Tensor.unbind, "unbind"
+            return iter(self._called(func, name, args, kwargs))
+        return self._called(func, name, args, kwargs)
+
+    def _called(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = self._run(name, func, args, kwargs)
         if not _has_tensor(result):
-            is_known = name in KNOWN or not _has_tensor((args, kwargs))
-            if not is_known and name not in WITHOUT_RESULT:
-                raise TraceError(f"the forward looks at values, by {name}")
-            if is_known:
+            is_known = name in _KNOWN or not _has_tensor((args, kwargs))
+            self._look(_KNOWN.get(name, NOTHING))
+            if not is_known and name not in _WITHOUT_RESULT:
+                self._cannot(f"the forward looks at values, by {name}")
+            if is_known or self.reason:
                 return result
+        if name in _SHAPED_BY_VALUES or (name == "where" and len(args) + len(kwargs) == 1) or _is_masked(name, args):
+            self._cannot(f"{name} gives tensors whose shapes depend on values")
+        if name in _OF_GENERATORS:
+            self._cannot(f"the forward asks the random generator, by {name}")
+        if name in _AS_MANY:
+            self._look(SHAPE)
         if getattr(Tensor, name, None) is not func:
             if op_name(func) is None:
-                raise TraceError(f"{name} is no op")
+                self._cannot(f"{name} is no op")
             self._record("call_function", func, args, kwargs, result)
-        elif name in REFLECTED:
-            self._record("call_function", REFLECTED[name], args[::-1], kwargs, result)
+        elif name in _REFLECTED:
+            self._record("call_function", _REFLECTED[name], args[::-1], kwargs, result)
         elif name.startswith("__") and hasattr(operator, name):
             self._record("call_function", getattr(operator, name), args, kwargs, result)
         elif name.startswith("__"):
-            raise TraceError(f"no op is known for {name}")
+            self._cannot(f"no op is known for {name}")
         else:
             self._record("call_method", name, args, kwargs, result)
         return result
@@ -205,31 +250,77 @@ class _Recorder(TorchFunctionMode):
                 plain = TRACEABLE_FORWARDS.get(type(module))
                 return usual(module, *args, **kwargs) if plain is None else plain(module, *args, **kwargs)
             with torch._C.DisableTorchFunction():
-                result = usual(module, *args, **kwargs)
+                result = self._run(type(module).__name__, usual, (module, *args), kwargs)
             return self._record("call_module", path, args, kwargs, result)
         finally:
             self._stack.pop()
 
     def function(self, apply: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A `torch.autograd.Function`, which is one op."""
-        if not any(isinstance(leaf, FakeTensor) for leaf in pytree.tree_leaves((args, kwargs))):
-            return apply(*args, **kwargs)  # of another thread
+        """A `torch.autograd.Function`, which is one op: the ops of its forward have another backward."""
+        if not torch._C._is_torch_function_mode_enabled():  # in a layer that is one op, or of another thread
+            return apply(*args, **kwargs)
         with torch._C.DisableTorchFunction():
-            result = apply(*args, **kwargs)
+            result = self._run("apply", apply, args, kwargs)
         return self._record("call_function", apply, args, kwargs, result)
+
+    # ---------------------------------------------------------------------------------------------------- internals
+
+    def _cannot(self, reason: str) -> None:
+        if not self.reason:
+            self.reason = f"{reason} ({user_line()})"
+
+    def _look(self, far: int) -> None:
+        self.looks = max(self.looks, far)
+
+    def _run(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        try:
+            return func(*args, **kwargs)
+        except Exception as error:
+            self._cannot(f"{name} raises {type(error).__name__}")
+            self.failures.setdefault(id(error), f"{where(self._stack[-1] if self._stack else '')}: {name}")
+            self._raised.append(error)
+            raise
 
     def _attribute(self, name: str, func: Any, args: tuple[Any, ...]) -> Any:
         result = func(*args)
-        if name in KNOWN_ATTRIBUTES:
+        if name in _KNOWN_ATTRIBUTES:
+            self._look(_KNOWN_ATTRIBUTES[name])
             return result
-        if not isinstance(result, Tensor):
-            raise TraceError(f"the forward looks at values, by the attribute {name}")
+        if name not in _VIEWS:
+            self._cannot(f"the forward looks at the attribute {name} of a tensor")
+            return result
         return self._record("call_function", getattr, (args[0], name), {}, result)
 
+    def _set(self, name: str, func: Any, args: tuple[Any, ...]) -> Any:
+        """``tensor.data = value`` of the model's own tensors is a write into their memory."""
+        target, value = args
+        is_like = isinstance(value, Tensor) and (value.shape, value.dtype) == (target.shape, target.dtype)
+        if name != "data" or id(target) not in self._names or not is_like:
+            self._cannot(f"the forward sets the attribute {name} of a tensor")
+            return func(*args)
+        data = target.data
+        data.copy_(value)
+        own = self._placed(self._graph.call_function(getattr, (self._argument(target), "data")))
+        self._placed(self._graph.call_method("copy_", (own, self._argument(value))))
+        return None
+
+    def _write_back(self) -> None:
+        """A buffer that the forward binds anew (``self.n = self.n + 1``) gets what was bound written into it."""
+        for name, value in self._model.named_buffers(remove_duplicate=False):
+            old = self._buffers.get(name)
+            if value is old or old is None:
+                continue
+            node = self._argument(value)
+            if not (node.op == "get_attr" and self._tensors.get(node) == name):
+                own = self._argument(old)
+                self._placed(self._graph.call_method("copy_", (own, node)))
+
     def _record(self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
-        has_gradients, *mode = mode_of_torch()
+        has_gradients, *mode = _mode_of_torch()
         if mode != self._mode:
-            raise TraceError("a part of the forward runs in inference mode, or in an autocast of its own")
+            self._cannot("a part of the forward runs in inference mode, or in an autocast of its own")
+        if self.reason:
+            return result
         is_detached = self._trains and not has_gradients
         argument = self._detached if is_detached else self._argument
         own_args, own_kwargs = fx.node.map_aggregate(args, argument), fx.node.map_aggregate(kwargs, argument)
@@ -239,8 +330,7 @@ class _Recorder(TorchFunctionMode):
         return result
 
     def _placed(self, node: fx.Node) -> fx.Node:
-        path = self._stack[-1] if self._stack else ""
-        node.meta["nn_module_stack"] = {path: (path, nn.Module)}
+        node.meta["layer"] = self._stack[-1] if self._stack else ""
         return node
 
     def _name_parts(self, node: fx.Node, result: Any) -> None:
@@ -256,7 +346,7 @@ class _Recorder(TorchFunctionMode):
                 if _has_tensor(part):
                     self._name_item(node, key, part)
         elif _has_tensor(result):
-            raise TraceError(f"{node.name} gives a {type(result).__name__}")
+            self._cannot(f"{node.name} gives a {type(result).__name__}")
 
     def _name_item(self, node: fx.Node, key: Any, part: Any) -> None:
         self._name_parts(self._placed(self._graph.call_function(operator.getitem, (node, key))), part)
@@ -277,9 +367,9 @@ class _Recorder(TorchFunctionMode):
         if name is not None:
             node = self._graph.get_attr(name)
             self._tensors[node] = name
-        elif isinstance(leaf, FakeTensor):
-            raise TraceError("the forward has a tensor that no op has given")
         else:
+            if id(leaf) not in self._known:
+                self._cannot("the forward has a tensor that no op of torch's has given")
             node = self._graph.get_attr(f"constant_{len(self._constants)}")
             self._constants[node] = leaf
         self._nodes[id(leaf)] = (leaf, node)
@@ -288,6 +378,20 @@ class _Recorder(TorchFunctionMode):
 
 def _has_tensor(tree: Any) -> bool:
     return any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(tree))
+
+
+def _is_masked(name: str, args: tuple[Any, ...]) -> bool:
+    """Whether a tensor is indexed by a mask, so that the result is as long as the mask has ones."""
+    if name != "__getitem__":
+        return False
+    index = args[1] if isinstance(args[1], tuple) else (args[1],)
+    return any(isinstance(each, Tensor) and each.dtype in _MASKS for each in index)
+
+
+def _mode_of_torch() -> tuple[bool, ...]:
+    """What a ``with`` inside of a forward may change."""
+    found = [torch.is_grad_enabled(), torch.is_inference_mode_enabled()]
+    return (*found, *(torch.is_autocast_enabled(device) for device in ("cpu", "cuda")))
 
 
 @contextmanager
@@ -303,3 +407,19 @@ def _layers_by(layer: Callable[..., Any]) -> Iterator[None]:
         yield
     finally:
         nn.Module.__call__ = usual  # type: ignore[method-assign]
+
+
+@contextmanager
+def _functions_by(record: Callable[..., Any]) -> Iterator[None]:
+    """While this is open, `record` calls the forwards of `torch.autograd.Function`."""
+    usual: Mapping[str, Any] = {"apply": torch.autograd.Function.__dict__["apply"]}
+
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        return record(usual["apply"].__get__(None, cls), args, kwargs)
+
+    torch.autograd.Function.apply = classmethod(apply)  # type: ignore[method-assign, assignment]
+    try:
+        with without_checkpoints():
+            yield
+    finally:
+        torch.autograd.Function.apply = usual["apply"]  # type: ignore[method-assign]

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from hocket.errors import InputError
 from hocket.fusion.compare import compare
 from hocket.fusion.memory import check_memory
-from hocket.fusion.python_state import held
-from hocket.fusion.store import Store, mark, named_tensors, template_of
+from hocket.fusion.shared_objects import held
+from hocket.fusion.store import Store, mark, named_tensors
 
 __all__ = ["refill", "select_models"]
 
@@ -100,7 +100,7 @@ def refill(store: Store, model: int, new: nn.Module, seed: int | None, training:
             store.separate[place] = nn.ModuleList(group)
             mark(group)
     if not only_values:
-        store.templates[model] = template_of(new, model)
+        store.templates[model] = store.template_of(new, model)
         store.templates[model].train(training)
     if store.seeds is not None and seed is not None:
         store.seeds[model] = int(seed)

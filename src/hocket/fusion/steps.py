@@ -26,7 +26,7 @@ from hocket.fusion.rules.base import op_name, where
 from hocket.fusion.rules.pointwise import NUMBERS
 from hocket.fusion.rules.random import DRAWS, each
 from hocket.fusion.stacked import Stacked, is_stacked, unwrap
-from hocket.fusion.trace import Traced
+from hocket.fusion.record import Traced
 
 __all__ = ["Step", "make_step", "warn_without_rule"]
 
@@ -162,7 +162,7 @@ def _generators(models: ModelSlice, args: tuple[Any, ...]) -> tuple[torch.Genera
     return models.generators_on(torch.device("cpu") if first is None else first.device)
 
 
-def warn_without_rule(settings: Settings, layer: str, op: str) -> None:
+def warn_without_rule(settings: Settings, layer: str, op: str, reason: str = "") -> None:
     """Warn of an op without a rule, once for each.
 
     Raises:
@@ -172,5 +172,9 @@ def warn_without_rule(settings: Settings, layer: str, op: str) -> None:
         return
     settings.warned.add((op, layer))
     if settings.strict:
-        raise InputError(f"{where(layer)}: {op}: no rule fuses it as it is called here (strict=True)")
-    warnings.warn(f"hocket.fuse: {where(layer)}: {op} has no rule; it runs by vmap or a loop", stacklevel=2)
+        because = reason or "no rule fuses it as it is called here"
+        raise InputError(f"{where(layer)}: {op}: {because} (strict=True)")
+    if reason:
+        warnings.warn(f"hocket.fuse: {op}: {reason}; its models run one after another", stacklevel=2)
+    else:
+        warnings.warn(f"hocket.fuse: {where(layer)}: {op} has no rule; it runs by vmap or a loop", stacklevel=2)

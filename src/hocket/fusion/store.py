@@ -1,8 +1,11 @@
-r"""The tensors of B models, stacked, and the models without theirs.
+r"""The tensors of B models, stacked, and the models on their parts of them.
 
 models --tensors, stacked--> parameters (B, *shape), under the names that they have in a model
-    \--without tensors--> templates, from which plain modules are made again
+    \--copied--> templates: plain modules, whose tensors are their parts of the stacked ones
     \--blocks that differ--> B modules each, as they are
+
+A template is a module like any other: its parameters have values, devices and gradients, and what its forward writes
+into them is in the stacked tensors. Objects that all models hold, such as a config, are held by all templates, too.
 """
 
 from __future__ import annotations
@@ -15,9 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from hocket.errors import InputError
+from hocket.fusion.gradients import Parts, linked_parts
+from hocket.fusion.shared_objects import held_in_common
 from hocket.fusion.stacked import Stacked
 
-__all__ = ["Store", "mark", "named_tensors", "template_of"]
+__all__ = ["Store", "mark", "named_tensors"]
 
 
 class _Store(nn.Module):
@@ -45,7 +50,8 @@ class Store:
 
     def _fill(self, models: list[nn.Module]) -> None:
         """Stack the tensors; keep the models without theirs."""
-        self.templates = [template_of(model, index) for index, model in enumerate(models)]
+        self._parts = Parts(linked_parts)
+        self._common = held_in_common(models)
         self.fused: nn.Module = _Store()
         self.separate = nn.ModuleList()
         self.places: dict[str, tuple[nn.Module, str]] = {}
@@ -75,6 +81,46 @@ class Store:
             own = [copy.deepcopy(model.get_submodule(name)) for model in models]
             mark(own)
             self.separate.append(nn.ModuleList(own))
+        self.templates = [self.template_of(model, index) for index, model in enumerate(models)]
+
+    def template_of(self, model: nn.Module, index: int) -> nn.Module:
+        """A copy of a model, or of a template, on the tensors of this slot.
+
+        Raises:
+            InputError: the model cannot be copied.
+        """
+        parts = self._own_tensors()[index]
+        memo: dict[int, Any] = {id(tensor): parts[name] for name, tensor in named_tensors(model) if name in parts}
+        memo |= {id(each): each for each in self._common}
+        for block, place in self.separate_index.items():
+            memo[id(model.get_submodule(block))] = self.group(place)[index]
+        return _copied(model, memo, index)
+
+    def link(self) -> bool:
+        """Let the templates follow the stacked tensors to where these lie now.
+
+        Returns:
+            Whether they had to, so that the templates are others.
+        """
+        wholes = self.all_tensors()
+        if not wholes or self._parts.are_of(wholes):
+            return False
+        self.templates = [self.template_of(template, index) for index, template in enumerate(self.templates)]
+        return True
+
+    def _own_tensors(self) -> list[dict[str, Tensor]]:
+        """Each model's parts of the stacked tensors, by name."""
+        wholes = self.all_tensors()
+        return self._parts.of(wholes) if wholes else [{} for _ in range(self.num_models)]
+
+    def settle(self) -> None:
+        """Write what forwards have bound anew into the stacked tensors, and give the templates their parts again."""
+        for template, parts in zip(self.templates, self._own_tensors(), strict=True):
+            for name, own in parts.items():
+                table, leaf = _table(template, name)
+                if table[leaf] is not own:
+                    own.data.copy_(table[leaf].data)
+                    table[leaf] = own
 
     def _store(self, name: str) -> tuple[nn.Module, str]:
         """The container for a dotted name, and the last part of the name."""
@@ -148,24 +194,34 @@ class Store:
     def plain(self, index: int) -> nn.Module:
         """Model `index` as a plain module with tensors of its own."""
         template = self.templates[index]
-        memo: dict[int, Any] = {}
-        for name, hollow in named_tensors(template):
-            if id(hollow) in memo or name not in self.places:
-                continue
-            whole = self.whole(name)
-            own = whole.detach()[index].clone()
-            is_parameter = isinstance(hollow, nn.Parameter)
-            memo[id(hollow)] = nn.Parameter(own, requires_grad=whole.requires_grad) if is_parameter else own
+        memo: dict[int, Any] = {id(each): each for each in self._common}
+        for name, part in named_tensors(template):
+            if id(part) not in memo and name in self.places:
+                own = self.whole(name).detach()[index].clone()
+                is_parameter = isinstance(part, nn.Parameter)
+                trains = self.whole(name).requires_grad
+                memo[id(part)] = nn.Parameter(own, requires_grad=trains) if is_parameter else own
         for block, place in self.separate_index.items():
             memo[id(template.get_submodule(block))] = copy.deepcopy(self.group(place)[index])
-        plain = copy.deepcopy(template, memo)
-        for module in plain.modules():
-            if isinstance(module, nn.RNNBase):
-                module._init_flat_weights()
+        plain = _copied(template, memo, index)
         for parameter in plain.parameters():
             if hasattr(parameter, "_hocket_model"):
                 del parameter._hocket_model
         return plain
+
+    def on_meta(self, index: int) -> nn.Module:
+        """Model `index` on the meta device, without data."""
+        memo: dict[int, Any] = {id(each): each for each in self._common}
+        for _, tensor in named_tensors(self.templates[index]):
+            hollow = torch.empty_like(tensor, device="meta", requires_grad=False)
+            is_parameter = isinstance(tensor, nn.Parameter)
+            memo[id(tensor)] = nn.Parameter(hollow, requires_grad=tensor.requires_grad) if is_parameter else hollow
+        return _copied(self.templates[index], memo, index)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Templates without data, as parts would each be saved with the tensors of all models."""
+        templates = [self.on_meta(index) for index in range(self.num_models)]
+        return {**self.__dict__, "templates": templates, "_parts": Parts(linked_parts)}
 
     def mark(self) -> None:
         """Say of each parameter which model it belongs to, or that it is of all; copies do not take that along."""
@@ -173,15 +229,6 @@ class Store:
             parameter._hocket_models = self.num_models  # type: ignore[attr-defined]
         for group in self.separate:
             mark(list(group.children()))
-
-    def match_dtypes(self) -> None:
-        """Let templates follow the stacked tensors, after ``double()`` and the like."""
-        for template in self.templates:
-            for name, hollow in named_tensors(template):
-                if name in self.places:
-                    dtype = self.whole(name).dtype
-                    if hollow.dtype != dtype:
-                        hollow.data = torch.empty_like(hollow, dtype=dtype)
 
     def check_slot(self, model: int) -> None:
         """Check that a model is there."""
@@ -194,17 +241,27 @@ def named_tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
     return [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
 
 
-def template_of(model: nn.Module, index: int) -> nn.Module:
-    """A copy of a model whose parameters and buffers hold no data (they are on the meta device)."""
-    memo: dict[int, Any] = {}
-    for _, tensor in named_tensors(model):
-        hollow = torch.empty_like(tensor, device="meta")
-        is_parameter = isinstance(tensor, nn.Parameter)
-        memo[id(tensor)] = nn.Parameter(hollow, requires_grad=tensor.requires_grad) if is_parameter else hollow
+def _copied(model: nn.Module, memo: dict[int, Any], index: int) -> nn.Module:
+    """A copy of a model with these objects in place of its own.
+
+    Raises:
+        InputError: it cannot be copied.
+    """
     try:
-        return copy.deepcopy(model, memo)
+        found = copy.deepcopy(model, memo)
     except (RuntimeError, TypeError) as error:
         raise InputError(f"model {index}: cannot be copied: {error}") from error
+    for module in found.modules():
+        if isinstance(module, nn.RNNBase):
+            module._init_flat_weights()
+    return found
+
+
+def _table(model: nn.Module, name: str) -> tuple[dict[str, Any], str]:
+    """The dict that holds a parameter or buffer of a model, and its name there."""
+    path, _, leaf = name.rpartition(".")
+    module = model.get_submodule(path)
+    return (module._parameters if leaf in module._parameters else module._buffers), leaf  # type: ignore[return-value]
 
 
 def mark(modules: list[nn.Module]) -> None:

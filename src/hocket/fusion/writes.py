@@ -65,9 +65,9 @@ class _Memory:
 
 def find_writes(
     graph: fx.Graph, tensors: dict[fx.Node, str], constants: dict[fx.Node, Any], layer: Callable[[str], nn.Module]
-) -> tuple[dict[fx.Node, tuple[int, ...]], set[fx.Node], set[fx.Node]]:
+) -> tuple[dict[fx.Node, tuple[int, ...]], set[fx.Node], set[fx.Node], set[Any]]:
     """The writes of a graph, each with the places of all names of what it writes over; the values that are each model's
-    own from the start, as views of them are written to; and these views.
+    own from the start, as views of them are written to; these views; and whose memory is written.
 
     Args:
         graph: of one model.
@@ -85,6 +85,7 @@ def find_writes(
     writes: dict[fx.Node, tuple[int, ...]] = {}
     owned: set[fx.Node] = set()
     views: set[Any] = set()  # roots of what is written to and read
+    written: set[Any] = set()
     for node in nodes:
         target = written_by(node, layer)
         memory[node] = _memory_of(node, target, memory, tensors, constants)
@@ -92,6 +93,7 @@ def find_writes(
             continue
         own = memory[target]
         kinds = {root[0] for root in own.roots}
+        written |= own.roots
         if "constant" in kinds:
             raise ValueError(f"{node.name}: writes into a tensor that is no parameter or buffer")
         readers = [
@@ -109,7 +111,7 @@ def find_writes(
             owned |= {root[1] for root in own.roots if root[0] == "value"}
         if readers or is_kept:
             views |= own.roots
-    return writes, owned, {node for node, known in memory.items() if known.roots & views and _is_view(node)}
+    return writes, owned, {node for node, known in memory.items() if known.roots & views and _is_view(node)}, written
 
 
 def _memory_of(

@@ -1,0 +1,116 @@
+"""B models one after another, each as the user wrote it, on its part of the stacked tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from hocket.fusion import fallback
+from hocket.fusion.checkpointing import without_checkpoints
+from hocket.fusion.rules.base import is_watched
+from hocket.fusion.rules.random import drawing_from
+from hocket.fusion.stacked import Stacked
+from hocket.fusion.store import Store, named_tensors
+
+__all__ = ["fail_after_updates", "one_by_one"]
+
+_IS_LEAF = attrgetter("is_leaf")
+
+
+def one_by_one(store: Store, spec: Any, values: list[Any], call: Callable[..., Any] | None = None) -> Any:
+    """The plain models one after another.
+
+    Args:
+        store: of the models.
+        spec: the tree of the arguments.
+        values: their leaves, `Stacked` where models have their own.
+        call: calls a model with its arguments; the model itself does if it is not given.
+
+    Returns:
+        The output, `Stacked` where models have their own.
+    """
+    args, kwargs = pytree.tree_unflatten(values, spec)
+    wholes = store.all_tensors()
+    is_plain = not (is_watched() or torch._C._are_functorch_transforms_active()) and all(map(_IS_LEAF, wholes.values()))
+    targets = _linked(store, call or _call) if is_plain else _functional(store, wholes)
+    try:
+        out = fallback.loop(targets, args, kwargs, "the model itself")
+    finally:
+        if is_plain:
+            store.settle()
+    fail_after_updates(out, list(wholes.values()))
+    return out
+
+
+def fail_after_updates(out: Any, wholes: list[Tensor]) -> None:
+    """Let the backward of an output fail where parameters are updated before it, as it does for a plain model."""
+    trained = [whole for whole in wholes if whole.requires_grad]
+    versions = [whole._version for whole in trained]
+
+    def check(_: Any) -> None:
+        if versions != [whole._version for whole in trained]:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace operation: "
+                "parameters of fused models were updated between forward and backward"
+            )
+
+    for leaf in pytree.tree_leaves(out, is_leaf=lambda value: isinstance(value, Stacked)):
+        tensor = leaf.tensor if isinstance(leaf, Stacked) else leaf
+        if isinstance(tensor, Tensor) and tensor.grad_fn is not None and trained and not torch.is_inference_mode_enabled():
+            tensor.grad_fn.register_prehook(check)
+
+
+def _linked(store: Store, call: Callable[..., Any]) -> list[Callable[..., Any]]:
+    """The templates, whose gradients go back to the stacked tensors."""
+    return [partial(_drawing, store, index, call, template) for index, template in enumerate(store.templates)]
+
+
+def _call(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    return model(*args, **kwargs)
+
+
+def _functional(store: Store, wholes: dict[str, Tensor]) -> list[Callable[..., Any]]:
+    """The templates on views of what stands for the stacked tensors, in a transform or while a step is captured."""
+    parts: dict[int, tuple[Tensor, ...]] = {}
+    tensors = {name: parts.setdefault(id(whole), whole.unbind(0)) for name, whole in wholes.items()}
+    targets: list[Callable[..., Any]] = []
+    for index, template in enumerate(store.templates):
+        own = {name: each[index] for name, each in tensors.items()}
+        for block in store.separate_index:
+            own |= {f"{block}.{name}": each for name, each in named_tensors(template.get_submodule(block))}
+        targets.append(partial(_drawing, store, index, _called_with, template, own))
+    return targets
+
+
+def _drawing(store: Store, index: int, call: Callable[..., Any], template: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """A call of one model, which draws from its own generator where it has one."""
+    context: AbstractContextManager[Any] = nullcontext()
+    if store.seeds is not None:
+        first = next((tensor for _, tensor in named_tensors(template)), None)
+        device = torch.device("cpu") if first is None else first.device
+        context = drawing_from(store.generators_on(device)[index])
+    with context:
+        return call(template, *args, **kwargs)
+
+
+def _called_with(template: nn.Module, tensors: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a template with these tensors; a buffer that its forward assigns anew is written into its tensor."""
+
+    def write_back(module: nn.Module, _: Any, __: Any) -> None:
+        for name, value in module.named_buffers(remove_duplicate=False):
+            if name in tensors and value is not tensors[name]:
+                tensors[name].copy_(value)
+
+    handle = template.register_forward_hook(write_back)
+    try:
+        with without_checkpoints():
+            return torch.func.functional_call(template, tensors, args, kwargs)
+    finally:
+        handle.remove()

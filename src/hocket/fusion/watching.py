@@ -1,0 +1,119 @@
+"""Watches forwards while they are recorded: a graph stands for what a forward reads as it was, and writes nothing else.
+
+    state before --forward, recorded--> state after         the same: the graph holds while the state is this one
+                                        something changed:  what it was, in words
+
+Source of both: `hocket.pystate`, which watches training steps in the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from torch import Tensor, nn
+
+from hocket.errors import CaptureError
+from hocket.pystate.findings import line_about
+from hocket.pystate.guards import Guards
+from hocket.pystate.places import ABSENT
+from hocket.pystate.reachable import Reachable
+from hocket.pystate.watch import PurityWatch, differences, in_words
+
+__all__ = ["ForwardWatch", "Seen"]
+
+# Python and C functions whose effect on torch's generators no walk can see.
+_SEEDING = frozenset(("manual_seed", "manual_seed_all", "set_rng_state", "fork_rng"))
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One watched call of the models.
+
+    Attributes:
+        result: what it gave.
+        state: the state that it can read, which is as it was before unless there is a reason.
+        reason: what a graph of it would lose, in words; empty if nothing.
+        may_pass: whether another call may have no such reason: caches are filled, all code has run.
+    """
+
+    result: Any
+    state: Reachable
+    reason: str
+    may_pass: bool
+
+
+class ForwardWatch:
+    """Watches the forwards of some models.
+
+    Args:
+        models: plain modules.
+    """
+
+    def __init__(self, models: Sequence[nn.Module]) -> None:
+        self._watch = PurityWatch(models[0].forward, models)
+
+    def run(self, call: Callable[[Callable[[], AbstractContextManager[frozenset[int]]]], Any]) -> Seen:
+        """Run and watch a call of all models.
+
+        The first model runs what code is new, so that all names by which state is read are known for the others.
+
+        Args:
+            call: makes it; takes what gives a context for the call of each model, in which the addresses of the tensors
+                are known that were there before.
+
+        Raises:
+            Exception: whatever it raises.
+        """
+        looks = [self._watch.look()]
+        unwatched: list[str] = []
+
+        @contextmanager
+        def one() -> Iterator[frozenset[int]]:
+            if len(looks) == 1 and numbers:
+                looks.append(self._watch.look())
+            with ExitStack() as stack:
+                try:
+                    stack.enter_context(executed.watching())
+                except CaptureError as error:
+                    unwatched.append(str(error))
+                yield _tensors_in(looks[-1])
+            numbers.append(executed.num_new_of_user)
+            asked.update(executed.world)
+
+        executed, numbers, asked = self._watch.executed, list[int](), dict[str, None]()
+        result = call(one)
+        executed.persistent.clear()  # objects of one call, such as its inputs
+        looks.append(self._watch.look())
+        state = looks[-1]
+        if unwatched:
+            return Seen(result, state, unwatched[0], True)
+        if any(numbers[1:] or numbers):
+            return Seen(result, state, "it runs code for the first time", True)
+        if seeding := sorted(_SEEDING & executed.user_names):
+            return Seen(result, state, f"it calls {seeding[0]}: seed outside of the forward", False)
+        if asked:
+            return Seen(result, state, f"it asks {in_words(asked)}: do that outside of the forward", False)
+        for number, (before, after) in enumerate(pairwise(looks)):
+            for change in differences(before, after):
+                if number + 2 < len(looks) and (change.then is ABSENT or change.then is None):
+                    continue  # what the first model has named for the first time, or has put into a cache
+                line = line_about(change.place, executed.codes)
+                return Seen(result, state, f"it changes {change}" + (f" ({line})" if line else ""), True)
+        return Seen(result, state, in_words(state.opaque), False)
+
+    def guards(self, state: Reachable) -> Guards:
+        """What has to hold for a graph to stand for the forwards that were recorded in this state."""
+        return Guards(state, self._watch)
+
+
+def _tensors_in(state: Reachable) -> frozenset[int]:
+    return frozenset(
+        id(value)
+        for group in state.groups.values()
+        for value in (group.owner, *group.values)
+        if isinstance(value, Tensor)
+    )
