@@ -223,6 +223,8 @@ class Calls:
             self._recorded_s = min(self._recorded_s, (perf_counter() - start) / RECORDING)
             found = world.find(kind)
             is_auto = self.settings.backend == "auto" and self.form is None
+            if isinstance(found, Unfused):
+                self._say(found)
             if is_auto or not isinstance(found, FusedProgram) or found.writes_inputs or found.writes_parameters:
                 return out
             snapshot.put_back()  # the user asked for another way
@@ -239,10 +241,14 @@ class Calls:
                 if self.settings.strict or is_watched():
                     raise
                 found = Unfused(str(error))
-        if found.reason and not is_watched():
-            warn_without_rule(self.settings, "", type(self.store.templates[0]).__name__, found.reason)
+        self._say(found)
         world.calls[key] = KnownCall(kind.own, plain, None)
         return plain(values)
+
+    def _say(self, found: Unfused) -> None:
+        """Warn that models run one after another, once."""
+        if found.reason and not is_watched():
+            warn_without_rule(self.settings, "", type(self.store.templates[0]).__name__, found.reason)
 
     def _new_losses(
         self, world: World, kind: Any, args: tuple[Any, ...], kwargs: dict[str, Any], targets: tuple[Any, ...]

@@ -22,6 +22,7 @@ from hocket.errors import InputError
 from hocket.fusion import fallback
 from hocket.fusion.gradients import LARGE_BYTES, Gather, Parts, leaf_parts, linked_parts
 from hocket.fusion.loss import Losses, first_tensor, loss_of_one
+from hocket.fusion.one_by_one import fail_after_updates
 from hocket.fusion.plan import ExecutionPlan
 from hocket.fusion.program import FusedProgram
 from hocket.fusion.rules.base import is_watched
@@ -59,12 +60,9 @@ class SingleExecutor:
     def forward(self, leaves: list[Any]) -> Any:
         """The output for these leaves of the arguments, `Stacked` where models have their own."""
         outs = [single(*each) for single, each in zip(self._single, self._split(leaves, self._linked()), strict=True)]
-        return fallback.stack_parts(outs, "the model itself")
-
-    def forward_of_first(self, leaves: list[Any]) -> Any:
-        """The output of the first model alone."""
-        [each, *_] = self._split(leaves, self._linked())
-        return self._single[0](*each)
+        out = fallback.stack_parts(outs, "the model itself")
+        fail_after_updates(out, list(self._models.store.all_tensors().values()))
+        return out
 
     def losses(self, fn: Callable[..., Any], leaves: list[Any], targets: tuple[Any, ...]) -> Tensor:
         """The loss of each model, ``(B,)``.

@@ -41,12 +41,34 @@ def one_by_one(store: Store, spec: Any, values: list[Any], call: Callable[..., A
     is_plain = not (is_watched() or torch._C._are_functorch_transforms_active()) and all(map(_IS_LEAF, wholes.values()))
     targets = _linked(store, call or _call) if is_plain else _functional(store, wholes)
     try:
-        out = fallback.loop(targets, args, kwargs, "the model itself")
+        out = _stacked_outputs(targets, args, kwargs)
     finally:
         if is_plain:
             store.settle()
     fail_after_updates(out, list(wholes.values()))
     return out
+
+
+def _stacked_outputs(targets: list[Callable[..., Any]], args: Any, kwargs: Any) -> Any:
+    """The outputs of all models, each of which reads shared tensors as they came, even if another writes over them."""
+    leaves, spec = pytree.tree_flatten((args, kwargs), is_leaf=lambda value: isinstance(value, Stacked))
+    kept = [leaf.clone() if isinstance(leaf, Tensor) and len(targets) > 1 else leaf for leaf in leaves]
+    outs = []
+    for index, target in enumerate(targets):
+        own_args, own_kwargs = pytree.tree_unflatten([_own(leaf, index) for leaf in leaves], spec)
+        before = _versions(leaves)
+        outs.append(target(*own_args, **own_kwargs))
+        if index + 1 < len(targets) and before != _versions(leaves):
+            leaves = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in kept]
+    return fallback.stack_parts(outs, "the model itself")
+
+
+def _own(leaf: Any, index: int) -> Any:
+    return leaf.parts()[index] if isinstance(leaf, Stacked) else leaf
+
+
+def _versions(leaves: list[Any]) -> list[int]:
+    return [leaf._version for leaf in leaves if isinstance(leaf, Tensor) and not leaf.is_inference()]
 
 
 def fail_after_updates(out: Any, wholes: list[Tensor]) -> None:

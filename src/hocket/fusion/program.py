@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 
 from hocket.errors import HocketError, InputError
 from hocket.fusion.model_slice import ModelSlice
-from hocket.fusion.rules.base import IN_PLACE, where
+from hocket.fusion.rules.base import IN_PLACE, op_name, where
 from hocket.fusion.source import ProgramSource, Ref
 from hocket.fusion.stacked import ModelValues, Stacked, is_stacked, map_tree, unwrap, with_model_dim
 from hocket.fusion.steps import Step, make_step, warn_without_rule
@@ -95,8 +95,22 @@ class FusedProgram:
                 step.write, step.must_view = writes.get(node), node in views
                 step.dead = [places[used] for used in node.all_input_nodes if last_use[used] is node]
                 self.steps.append(step)
+        self._check_order(nodes, writes)
         arguments = [(step.args, step.kwargs) for step in self.steps]
         self.has_per_model = bool(_per_model((arguments, [value for _, value in self.constants])))
+
+    def _check_order(self, nodes: list[fx.Node], writes: Any) -> None:
+        """Refuse writes into parameters that an op has read: all models' gradients may need them as they were."""
+        names = [name for name in self.written_names if isinstance(self.models.store.whole(name), nn.Parameter)]
+        begun: set[str] = set()
+        for node in nodes:
+            if node in writes and begun.intersection(names):
+                raise ValueError(f"{node.name}: writes into {sorted(begun.intersection(names))[0]} after an op has read it")
+            if node.op == "call_module":
+                prefix = f"{node.target}." if node.target else ""
+                begun.update(prefix + name for name in self.models.store.names_in(str(node.target)))
+            elif node.op.startswith("call_") and op_name(node.target) not in ("detach", "getattr"):
+                begun.update(self.traced.tensors[used] for used in node.all_input_nodes if used in self.traced.tensors)
 
     def run(self, leaves: list[Any], tensor: Callable[[str], Stacked] | None = None) -> Any:
         """The output for these leaves of the arguments, `Stacked` where models have their own.

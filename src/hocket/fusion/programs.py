@@ -92,26 +92,31 @@ class World:
         self.calls: Bounded[Any] = Bounded(MAX_PROGRAMS)
         self.num_calls = 0
         self._guards: Guards | None = None
+        self._versions: dict[int, tuple[Tensor, int]] = {}
         self._looks: dict[Any, int] = {}
         self._programs: Bounded[FusedProgram | Unfused] = Bounded(MAX_PROGRAMS)
         self._attempts: dict[Any, int] = {}
 
     def holds(self) -> bool:
         """Whether the state is this one."""
+        if any(tensor._version != version for tensor, version in self._versions.values()):
+            return False
         return self._guards is None or self._guards.hold()
 
     def renew(self) -> bool:
         """Whether the state is this one after all: objects may have been exchanged for equal ones."""
-        return self._guards is not None and self._guards.renew()
+        is_written = any(tensor._version != version for tensor, version in self._versions.values())
+        return not is_written and self._guards is not None and self._guards.renew()
 
     def changed(self) -> str:
         """What is not as it was."""
         changes = [] if self._guards is None else self._guards.changes()
         return str(changes[0]) if changes else "something that the forward reads"
 
-    def guard(self, guards: Guards) -> None:
-        """What is made from now on depends on this state, too."""
+    def guard(self, guards: Guards, copied: list[Tensor]) -> None:
+        """What is made from now on depends on this state, too, and on the contents of tensors that were copied."""
         self._guards = guards
+        self._versions |= {id(tensor): (tensor, tensor._version) for tensor in copied if not tensor.is_inference()}
 
     def find(self, kind: Kind) -> FusedProgram | Unfused | None:
         """The program for calls of a kind; why there is none; or None where nothing is known."""
@@ -123,14 +128,10 @@ class World:
         base = kind.key(NOTHING)
         if isinstance(found, Unfused):
             self._attempts[base] = self._attempts.get(base, 0) + 1
-            if self._attempts[base] < (2 if found.is_final else MAX_ATTEMPTS):
+            if not found.is_final and self._attempts[base] < MAX_ATTEMPTS:
                 return
         self._looks[base] = max(looks, self._looks.get(base, NOTHING))
         self._programs[kind.key(self._looks[base])] = found
-
-    def was_tried(self, kind: Kind) -> bool:
-        """Whether a kind has been recorded before."""
-        return kind.key(NOTHING) in self._attempts
 
     def programs(self) -> list[FusedProgram]:
         """Those that are kept, the one that was used last first."""
@@ -216,26 +217,25 @@ class Programs:
         result = call(partial(nullcontext, frozenset())) if seen is None else seen.result
         looks = max(each.looks for each in traces)
         if own := [each.reason for each in traces if each.reason]:
-            world.keep(kind, looks, Unfused(own[0]))
+            world.keep(kind, looks, Unfused(own[0], not any(each.may_pass for each in traces)))
         elif seen is not None and seen.reason:
             world.keep(kind, looks, Unfused(seen.reason, not seen.may_pass))
         else:
             graphs = [each.traced for each in traces if each.traced is not None]
-            found = self._made(graphs, world.was_tried(kind))
+            found = self._made(graphs)
             world.keep(kind, looks, found)
             if seen is not None and isinstance(found, FusedProgram):
-                world.guard(self._watch.guards(seen.state))
+                world.guard(self._watch.guards(seen.state), _copied_constants(graphs))
         return result
 
-    def _made(self, graphs: list[Traced], is_again: bool) -> FusedProgram | Unfused:
+    def _made(self, graphs: list[Traced]) -> FusedProgram | Unfused:
         """A program of the models' graphs."""
         try:
             with unwatched():
                 return FusedProgram(self._models, merged(graphs))
         except InputError as error:
-            if is_again or not self._has_own_code:
-                raise InputError(f"{error}{self._hint()}") from error
-            return Unfused(str(error), is_final=False)  # what the first model put into a cache the others have found
+            # What the first model has put into a cache the others may have found there.
+            return Unfused(f"{error}{self._hint()}", is_final=False)
         except CANNOT as error:
             return Unfused(str(error))
 
@@ -247,6 +247,12 @@ class Programs:
                 if isinstance(value, (bool, int, float, str)) and known.get(path) != value:
                     return f" ({path}: {known.get(path)!r} in model 0, {value!r} in model {index})"
         return ""
+
+
+def _copied_constants(graphs: list[Traced]) -> list[Tensor]:
+    """The constants that are not one object for all models, so that a program has copies of them."""
+    columns = zip(*(list(graph.constants.values()) for graph in graphs), strict=True)
+    return [each for column in columns if any(each is not column[0] for each in column) for each in column]
 
 
 def has_own_code(model: nn.Module) -> bool:

@@ -53,6 +53,8 @@ _KNOWN_ATTRIBUTES = dict.fromkeys(
     NOTHING,
 )
 _KNOWN_ATTRIBUTES |= dict.fromkeys(("shape", "nbytes"), SHAPE)
+# What a parameter of the model says of itself, whatever its part of the stacked one says.
+_OF_LEAVES = {"is_leaf": True, "grad_fn": None, "retains_grad": False, "output_nr": 0}
 _VIEWS = frozenset("T mT H mH real imag data".split())  # attributes that are tensors
 # How many tensors these give depends on shapes.
 _AS_MANY = frozenset("unbind split chunk tensor_split hsplit vsplit dsplit meshgrid".split())
@@ -61,7 +63,10 @@ _SHAPED_BY_VALUES = frozenset("nonzero argwhere masked_select unique unique_cons
 _OF_GENERATORS = frozenset("get_rng_state set_rng_state manual_seed seed initial_seed".split())
 _REFLECTED = {f"__r{name}__": getattr(operator, name) for name in ("sub", "truediv", "floordiv", "mod", "pow")}
 _REFLECTED |= {"__rdiv__": operator.truediv, "__rmatmul__": operator.matmul}
+# Some of a tensor's operators go by another name.
+_OPERATORS = {getattr(Tensor, name): name for name in dir(Tensor) if name in ("__pow__", "__ipow__", "__rpow__")}
 _WITHOUT_RESULT = ("__setitem__", "_assert", "_assert_async")  # and yet ops
+_UNKNOWN = "the forward has a tensor that no op of torch's has given"
 _MASKS = (torch.bool, torch.uint8)
 
 
@@ -101,12 +106,14 @@ class Recorded:
         looks: how far it looked at its tensors: `NOTHING`, `SHAPE` or `LAYOUT`.
         traced: its graph, or None.
         reason: why there is none.
+        may_pass: whether there may be one next time, when what is made once is there.
     """
 
     out: Any
     looks: int
     traced: Traced | None
     reason: str = ""
+    may_pass: bool = False
 
 
 def recorded(
@@ -138,7 +145,8 @@ def recorded(
                 raise
             raise InputError(f"{place}: {error}") from error
     traced = recorder.traced(out) if not recorder.reason else None
-    return Recorded(out, recorder.looks, traced if not recorder.reason else None, recorder.reason)
+    reason = recorder.reason
+    return Recorded(out, recorder.looks, None if reason else traced, reason, reason.startswith(_UNKNOWN))
 
 
 class _Recorder(TorchFunctionMode):
@@ -167,6 +175,7 @@ class _Recorder(TorchFunctionMode):
         self._known = known
         self._paths = {id(module): name for name, module in model.named_modules()}
         self._stack: list[str] = []
+        self._is_whole = False  # in a layer that is one node
         self._names = {id(tensor): name for name, tensor in reversed(named_tensors(model))}
         self._nodes: dict[int, tuple[Tensor, fx.Node]] = {}  # by the id of the tensor, which is held
         self._inputs: dict[fx.Node, int] = {}
@@ -198,7 +207,7 @@ class _Recorder(TorchFunctionMode):
     ) -> Any:
         """One call of torch."""
         kwargs = kwargs or {}
-        name = func.__name__
+        name = _OPERATORS.get(func) or func.__name__
         if name == "__get__":
             return self._attribute(getattr(func.__self__, "__name__", "of a class"), func, args)
         if name == "__set__":
@@ -221,11 +230,13 @@ class _Recorder(TorchFunctionMode):
                 return result
         if name in _SHAPED_BY_VALUES or (name == "where" and len(args) + len(kwargs) == 1) or _is_masked(name, args):
             self._cannot(f"{name} gives tensors whose shapes depend on values")
+        if name.startswith("_foreach"):
+            self._cannot(f"{name} goes over lists of tensors")
         if name in _OF_GENERATORS:
             self._cannot(f"the forward asks the random generator, by {name}")
         if name in _AS_MANY:
             self._look(SHAPE)
-        if getattr(Tensor, name, None) is not func:
+        if getattr(Tensor, name, None) != func:
             if op_name(func) is None:
                 self._cannot(f"{name} is no op")
             self._record("call_function", func, args, kwargs, result)
@@ -242,17 +253,20 @@ class _Recorder(TorchFunctionMode):
     def layer(self, module: nn.Module, usual: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call of a module of the model, or of one that it makes."""
         path = self._paths.get(id(module))
-        if path is None:
+        if path is None or self._is_whole:
             return usual(module, *args, **kwargs)
         self._stack.append(path)
         try:
             if find_module(module) is None and path not in self._separate:
                 plain = TRACEABLE_FORWARDS.get(type(module))
                 return usual(module, *args, **kwargs) if plain is None else plain(module, *args, **kwargs)
+            self._is_whole = True
             with torch._C.DisableTorchFunction():
                 result = self._run(type(module).__name__, usual, (module, *args), kwargs)
+            self._is_whole = False
             return self._record("call_module", path, args, kwargs, result)
         finally:
+            self._is_whole = False
             self._stack.pop()
 
     def function(self, apply: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -277,7 +291,8 @@ class _Recorder(TorchFunctionMode):
             return func(*args, **kwargs)
         except Exception as error:
             self._cannot(f"{name} raises {type(error).__name__}")
-            self.failures.setdefault(id(error), f"{where(self._stack[-1] if self._stack else '')}: {name}")
+            kinds = ", ".join(str(leaf.dtype) for leaf in pytree.tree_leaves(args) if isinstance(leaf, Tensor))
+            self.failures.setdefault(id(error), f"{where(self._stack[-1] if self._stack else '')}: {name}({kinds})")
             self._raised.append(error)
             raise
 
@@ -286,6 +301,8 @@ class _Recorder(TorchFunctionMode):
         if name in _KNOWN_ATTRIBUTES:
             self._look(_KNOWN_ATTRIBUTES[name])
             return result
+        if name in _OF_LEAVES and id(args[0]) in self._names and isinstance(args[0], nn.Parameter):
+            return _OF_LEAVES[name]
         if name not in _VIEWS:
             self._cannot(f"the forward looks at the attribute {name} of a tensor")
             return result
@@ -369,7 +386,7 @@ class _Recorder(TorchFunctionMode):
             self._tensors[node] = name
         else:
             if id(leaf) not in self._known:
-                self._cannot("the forward has a tensor that no op of torch's has given")
+                self._cannot(_UNKNOWN)
             node = self._graph.get_attr(f"constant_{len(self._constants)}")
             self._constants[node] = leaf
         self._nodes[id(leaf)] = (leaf, node)

@@ -15,8 +15,8 @@ from hocket.pystate.places import is_a, is_immutable
 
 __all__ = ["attributes_of", "held", "held_by", "held_in_common", "reached"]
 
-# A copy shares these anyway, or has its own.
-_NOT_COPIED = (type, FunctionType, ModuleType, nn.Module, Tensor)
+# Not looked into: a copy shares them, or has its own.
+_WHOLE = (type, FunctionType, ModuleType, nn.Module, Tensor)
 _MACHINERY = frozenset(vars(nn.Module())) - {"training"}
 
 
@@ -43,7 +43,8 @@ def held_in_common(models: Sequence[nn.Module]) -> list[Any]:
         counts.update(found.keys())
         objects |= found
     enough = min(len(models), 2)
-    return [each for key, each in objects.items() if counts[key] >= enough and not _holds_tensors(each)]
+    own = {id(each) for model in models for each in (*model.modules(), *model.parameters(), *model.buffers())}
+    return [each for key, each in objects.items() if counts[key] >= enough and not _holds_any(each, own)]
 
 
 def held_by(function: Any) -> list[Any]:
@@ -73,9 +74,9 @@ def _is_empty(cell: Any) -> bool:
     return False
 
 
-def _holds_tensors(value: Any) -> bool:
-    """True if tensors or modules, which each model has of its own, are reached from an object."""
-    return any(is_a(each, (Tensor, nn.Module)) for each in reached(value, set()))
+def _holds_any(value: Any, own: set[int]) -> bool:
+    """True if a model's own tensors or modules are reached from an object."""
+    return any(id(each) in own for each in reached(value, set()))
 
 
 def reached(value: Any, seen: set[int], depth: int = 8) -> Iterator[Any]:
@@ -84,7 +85,7 @@ def reached(value: Any, seen: set[int], depth: int = 8) -> Iterator[Any]:
         return
     seen.add(id(value))
     yield value
-    if not is_a(value, _NOT_COPIED):
+    if not is_a(value, _WHOLE):
         for each in _inside(value):
             yield from reached(each, seen, depth - 1)
 

@@ -19,6 +19,7 @@ from torch import Tensor, fx, nn
 
 from hocket.errors import InputError
 from hocket.fusion import fallback
+from hocket.fusion.compare import differing_attribute
 from hocket.fusion.in_place import in_place
 from hocket.fusion.model_slice import ModelSlice, Settings
 from hocket.fusion.rules import OpContext, find, find_module, norm
@@ -108,6 +109,8 @@ def _layer_step(models: ModelSlice, layer: str, place: int) -> Step:
     context = OpContext(layer, type(templates[0]).__name__, tuple(targets), templates, memory=models.gradient_memory)
     call = _caller(models, context, find_module(templates[0]), True, bool(names))
     backends = ["separate"] if blocks is not None else _backends(models, True)
+    if any(differing_attribute(templates[0], each) for each in templates[1:]):  # under vmap all would be as the first
+        backends = [backend for backend in backends if backend != "vmap"]
     step = Step(place, layer, context.name, call, backends, names)
     if type(templates[0]) in norm.BATCH_NORMS:
         step.plain = norm.plain_batch_norm(templates[0])

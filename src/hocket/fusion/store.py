@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from hocket.errors import InputError
 from hocket.fusion.gradients import Parts, linked_parts
-from hocket.fusion.shared_objects import held_in_common
+from hocket.fusion.shared_objects import attributes_of, held_in_common, reached
 from hocket.fusion.stacked import Stacked
 
 __all__ = ["Store", "mark", "named_tensors"]
@@ -114,13 +114,28 @@ class Store:
         return self._parts.of(wholes) if wholes else [{} for _ in range(self.num_models)]
 
     def settle(self) -> None:
-        """Write what forwards have bound anew into the stacked tensors, and give the templates their parts again."""
-        for template, parts in zip(self.templates, self._own_tensors(), strict=True):
+        """Write what forwards have bound anew into the stacked tensors, and give the templates their parts again.
+
+        Raises:
+            InputError: a forward has put another parameter in the place of one.
+        """
+        replaced = ""
+        for index, (template, parts) in enumerate(zip(self.templates, self._own_tensors(), strict=True)):
             for name, own in parts.items():
                 table, leaf = _table(template, name)
-                if table[leaf] is not own:
-                    own.data.copy_(table[leaf].data)
+                if table.get(leaf) is not own:
+                    replaced = name if isinstance(own, nn.Parameter) else replaced
+                    if isinstance(table.get(leaf), Tensor):
+                        own.data.copy_(table[leaf].data)
                     table[leaf] = own
+                row = self.whole(name).data[index]
+                if own.data_ptr() != row.data_ptr():  # its data was bound anew
+                    own.data = row.copy_(own.data)
+        if replaced:
+            raise InputError(
+                f"{replaced}: the forward puts another parameter in its place, which fused models cannot follow; "
+                "write into it, under torch.no_grad()"
+            )
 
     def _store(self, name: str) -> tuple[nn.Module, str]:
         """The container for a dotted name, and the last part of the name."""
@@ -247,6 +262,10 @@ def _copied(model: nn.Module, memo: dict[int, Any], index: int) -> nn.Module:
     Raises:
         InputError: it cannot be copied.
     """
+    for _, value in attributes_of(model):
+        for each in reached(value, set()):  # what a forward has left behind
+            if isinstance(each, Tensor) and each.grad_fn is not None and id(each) not in memo:
+                memo[id(each)] = each.detach().clone()
     try:
         found = copy.deepcopy(model, memo)
     except (RuntimeError, TypeError) as error:
