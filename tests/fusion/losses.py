@@ -91,11 +91,13 @@ def linears(num_models: int = 3) -> list[nn.Module]:
 
 
 def pair(monkeypatch, way=GO, make=linears, **options):
-    """An array that runs this way, and the same that goes the ordinary way."""
+    """An array that runs this way, as it has been recorded already, and the same that goes the ordinary way."""
     prefer(monkeypatch, way)
     models = make()
     options = {"shared": True} | options
-    return hocket.fuse(copy.deepcopy(models), **options), hocket.fuse(models, **(options | {"backend": "rule"}))
+    array = hocket.fuse(copy.deepcopy(models), **options)
+    array(X)
+    return array, hocket.fuse(models, **(options | {"backend": "rule"}))
 
 
 def ordinary(array, fn=F.cross_entropy, x=X, y=Y):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -12,9 +13,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import hocket
-from hocket.fusion import choose, contest
-from hocket.fusion.contest import Choice
+from hocket.fusion import calls, contest
 from hocket.fusion.contest import CALL_RATIOS, ContestedCall, Intervals, PlanContest, contestants
+from hocket.fusion.executor import SingleExecutor
 from hocket.fusion.plan import ExecutionPlan
 
 CALL_ROUNDS = len(CALL_RATIOS)
@@ -47,25 +48,23 @@ def test_a_layout_has_to_win_clearly(faster, wins):
     assert (among.plan is last) is wins
 
 
-@pytest.mark.parametrize(
-    ("times_us", "finalists"),
-    [
-        ({ONE: 1.0, ALL: 1.1}, [ONE, ALL]),
-        ({ONE: 1.1, ALL: 1.0}, [ALL]),  # behind in passes, so calls need not be tried
-        ({ONE: 1.0, ALL: 7.9}, [ONE, ALL]),  # as while a neighbour has the other core
-        ({ONE: 1.0, ALL: 8.1}, [ONE]),
-    ],
-)
-def test_other_plans_than_the_usual_one_have_to_be_ahead_in_passes_too(times_us, finalists):
-    assert Choice(("losses",), ONE, times_us).finalists == finalists
-
-
 @pytest.mark.parametrize(("faster", "wins"), [(1.04, False), (1.06, True)])
 def test_models_one_at_a_time_have_to_be_clearly_faster_than_all_at_once(faster, wins):
     among = PlanContest([ONE, ALL], CALL_RATIOS)
     while not among.is_over:
         among.took(1.0 if among.plan is ONE else faster)
     assert (among.plan is ONE) is wins
+
+
+def contested(runs, won, intervals=None, at_least_s=None):
+    """A call by these plans, which tells `won` the winner."""
+
+    def timed(leader, times_s, is_over):
+        if is_over:
+            won.append(leader)
+
+    makes = {plan: (lambda run=run: run) for plan, run in runs.items()}
+    return ContestedCall(makes, timed, intervals or Intervals(), at_least_s or {}, nullcontext)
 
 
 class Clock:
@@ -88,7 +87,7 @@ class Clock:
 def test_calls_run_by_each_plan_in_turns_and_then_by_the_faster_one(faster, monkeypatch):
     clock, log, won = Clock(monkeypatch), [], []
     runs = {plan: clock.taking(1.0 if plan is faster else 1.18, log, plan) for plan in (ONE, ALL)}
-    call = ContestedCall(runs, won.append, Intervals())
+    call = contested(runs, won)
     for number in range(8 * CALL_ROUNDS):
         assert call(number)[1] == number, "each call runs once, whoever's turn it is"
         clock.now_s += 100.0 * (number % 7 == 3)  # now and then somebody evaluates the models
@@ -100,29 +99,51 @@ def test_calls_run_by_each_plan_in_turns_and_then_by_the_faster_one(faster, monk
 
 def test_calls_of_two_kinds_are_each_judged_by_their_own_time(monkeypatch):
     """In a step with both, by the whole step neither plan of the short call would be 5% ahead."""
-    clock, won, intervals = Clock(monkeypatch), {}, Intervals()
+    clock, won, intervals = Clock(monkeypatch), {"long": [], "short": []}, Intervals()
     runs = {
         "long": {ALL: clock.taking(100.0, [], ALL), ONE: clock.taking(120.0, [], ONE)},
         "short": {ALL: clock.taking(2.0, [], ALL), ONE: clock.taking(1.0, [], ONE)},
     }
-    calls = {
-        name: ContestedCall(own, lambda plan, name=name: won.setdefault(name, plan), intervals)
-        for name, own in runs.items()
-    }
+    both = {name: contested(own, won[name], intervals) for name, own in runs.items()}
     for _ in range(4 * CALL_ROUNDS):
-        for call in calls.values():
+        for call in both.values():
             call()
-    assert won == {"long": ALL, "short": ONE}
+    assert won == {"long": [ALL], "short": [ONE]}
 
 
 def test_a_loser_is_let_go_of(monkeypatch):
     clock = Clock(monkeypatch)
-    call = ContestedCall(
-        {ONE: clock.taking(2.0, [], ONE), ALL: clock.taking(1.0, [], ALL)}, lambda plan: None, Intervals()
-    )
+    call = contested({ONE: clock.taking(2.0, [], ONE), ALL: clock.taking(1.0, [], ALL)}, [])
     for _ in range(4 * CALL_ROUNDS):
         call()
     assert not call._runs
+
+
+def test_models_one_at_a_time_have_no_turn_where_a_call_is_faster_than_they_are_at_least(monkeypatch):
+    clock, log = Clock(monkeypatch), []
+    runs = {ALL: clock.taking(1.0, log, ALL), ONE: clock.taking(9.0, log, ONE)}
+    call = contested(runs, [], at_least_s={ONE: 2.0})
+    for _ in range(8):
+        call()
+    assert set(log) == {ALL}
+
+
+@pytest.mark.parametrize("fails", [ALL, ONE])
+def test_a_plan_that_cannot_run_has_no_other_turn_and_the_usual_one_raises(fails, monkeypatch):
+    clock, log = Clock(monkeypatch), []
+
+    def failing():
+        log.append(fails)
+        raise RuntimeError("by intent")
+
+    runs = {plan: clock.taking(1.0, [], plan) for plan in (ALL, ONE)} | {fails: failing}
+    call = contested(runs, [])
+    if fails is ALL:
+        with pytest.raises(RuntimeError, match="by intent"):
+            call()
+        return
+    assert {call() for _ in range(20)} == {(ALL,)}
+    assert log == [ONE]
 
 
 def linears():
@@ -130,18 +151,16 @@ def linears():
 
 
 def test_training_while_plans_have_their_turns_is_that_of_plain_models(monkeypatch):
-    """Plans that are equally fast in passes take real steps, and all of them are right."""
-    monkeypatch.setattr(choose, "_in_turns", lambda racing, *_: dict.fromkeys(racing, 1.0))
+    """Plans that take real steps are all of them right."""
     models = linears()
     array = hocket.fuse(linears(), shared=True)
     optimizer = hocket.optim.SGD(array.parameters(), lr=0.1, momentum=0.9)
     own = [torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9) for model in models]
+    monkeypatch.setattr(calls, "RECORDING", math.inf)  # so that both have a turn
     ran = set()
-    for name in ("_losses_of_all", "_by"):
-        usual = getattr(hocket.fusion.calls.Calls, name)
-        monkeypatch.setattr(
-            hocket.fusion.calls.Calls, name, lambda *given, usual=usual, name=name: ran.add(name) or usual(*given)
-        )
+    for kind, name in ((calls.Calls, "_losses_of_all"), (SingleExecutor, "losses")):
+        usual = getattr(kind, name)
+        monkeypatch.setattr(kind, name, lambda *given, usual=usual, name=name: ran.add(name) or usual(*given))
     for _ in range(4 * CALL_ROUNDS + 4):
         optimizer.zero_grad()
         losses = array.losses(F.cross_entropy, X, Y)
@@ -153,7 +172,7 @@ def test_training_while_plans_have_their_turns_is_that_of_plain_models(monkeypat
             loss.backward()
             each.step()
             assert_close(losses[index].detach().as_subclass(torch.Tensor), loss.detach(), "loss")
-    assert ran == {"_losses_of_all", "_by"}
+    assert ran == {"_losses_of_all", "losses"}
     assert len(array.choices) == 1
     assert winner(array) in ("all", "1 at a time with backward")
     for index, model in enumerate(models):
@@ -161,9 +180,8 @@ def test_training_while_plans_have_their_turns_is_that_of_plain_models(monkeypat
             assert_close(array.unfuse()[index].get_parameter(name), parameter, name)
 
 
-def test_a_loss_that_trains_more_is_found_before_the_second_plan_has_its_turn(monkeypatch):
+def test_a_loss_that_trains_more_is_found_before_the_second_plan_has_its_turn():
     """One whose gradients lead elsewhere cannot go in one go, not in any later call either."""
-    monkeypatch.setattr(choose, "_in_turns", lambda racing, *_: dict.fromkeys(racing, 1.0))
     array = hocket.fuse(linears(), shared=True)
     head = {"weight": torch.ones(2, dtype=torch.float64, requires_grad=True)}
 

@@ -1,7 +1,7 @@
 """Random models that differ in all that a forward may read, fused and alone, in double precision.
 
-Each is right or refused by name, by every backend; what ``backend="auto"`` keeps is left to chance, so that every way
-in which models may run has its turn.
+Each is right or refused by name, by every backend; by which plan ``backend="auto"`` runs is left to chance, so that
+every way in which models may run has its turn.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from torch.utils import _pytree as pytree
 
 import hocket
 from hocket.errors import InputError
-from hocket.fusion import choose
+from hocket.fusion import calls
+from hocket.fusion.plan import plans_for
 
 D = torch.float64
 QUICK, MANY, BLOCK = 120, 5000, 250
@@ -73,19 +74,19 @@ def run(seed: int, backend: str) -> str:
     """What came of one case: "right", "refused", or "skipped" where the models fail alone."""
     shared = bool(seed // 2 % 2)
     plain, seeds = models_of(seed), [3 * seed + index for index in range(2 + seed % 2)]
-    calls = [torch.randn(*([] if shared else [len(plain)]), 4, 6, dtype=D) for _ in range(2)]
+    inputs = [torch.randn(*([] if shared else [len(plain)]), 4, 6, dtype=D) for _ in range(3)]
     expected: list[list[list[Tensor]]] = []
     for index, model in enumerate(plain):
         torch.manual_seed(seeds[index])
         try:
-            outs = [pytree.tree_leaves(model(x.clone() if shared else x[index].clone())) for x in calls]
+            outs = [pytree.tree_leaves(model(x.clone() if shared else x[index].clone())) for x in inputs]
             sum(out.sin().sum() for each in outs for out in each).backward()  # type: ignore[union-attr]
         except (RuntimeError, TypeError):
             return "skipped"
         expected.append(outs)
     try:
         array = hocket.fuse(models_of(seed), backend=backend, seeds=seeds, shared=shared)
-        outs = [pytree.tree_leaves(array(x.clone())) for x in calls]
+        outs = [pytree.tree_leaves(array(x.clone())) for x in inputs]
         sum(out.sin().sum() for each in outs for out in each).backward()  # type: ignore[union-attr]
     except InputError as error:
         return "refused" if "layer" in str(error) or "model" in str(error) else f"refused without a name: {error}"
@@ -115,10 +116,7 @@ def fuzz(seeds: range, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     counts: Counter[str] = Counter()
     chance = random.Random(seeds.start)
 
-    def any_of(contenders: dict[str, Any], *_: Any) -> dict[str, float]:
-        return {name: chance.random() for name in contenders}
-
-    monkeypatch.setattr(choose, "_in_turns", any_of)
+    monkeypatch.setattr(calls, "plans_for", lambda *given, **options: [chance.choice(plans_for(*given, **options))])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for seed in seeds:
