@@ -28,12 +28,12 @@ def test_with_seeds_each_model_draws_what_the_plain_one_draws(name, backend):
     array = hocket.fuse(models, backend=backend, seeds=seeds, shared=False)
     x = torch.randn(3, *shape).double()
     usual = torch.get_rng_state()
-    first, second = array(x), array(x)
+    outs = [array(x), array(x), array(x)]
     assert torch.equal(torch.get_rng_state(), usual), "models with seeds leave torch's generator alone"
     for index, (model, seed) in enumerate(zip(models, seeds, strict=True)):
         torch.manual_seed(seed)
-        assert_close(first[index], model(x[index]), f"model {index}")
-        assert_close(second[index], model(x[index]), f"model {index}, second pass")
+        for number, out in enumerate(outs):
+            assert_close(out[index], model(x[index]), f"model {index}, pass {number}")
 
 
 def test_dropout_of_a_function_and_of_recurrent_layers_with_seeds():

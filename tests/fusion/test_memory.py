@@ -52,7 +52,7 @@ PARTED = {
     tied_by_data: ("a.weight", "b.weight"),
     tied_in_part: ("a.weight", "b.bias"),
     buffer_of_a_parameter: ("a.weight", "first"),
-    attribute_of_a_parameter: ("a.weight", "kept['first'][0]"),
+    attribute_of_a_parameter: ("a.weight", "kept"),
     array_of_a_parameter: ("a.bias", "table"),
     in_a_closure: ("a.weight", "function"),
 }

@@ -112,14 +112,17 @@ def test_an_update_shows_and_tensors_are_made_once():
     assert own.tolist() == [2, 2]
 
 
-def test_an_update_between_forward_and_backward_is_an_error():
-    weight = nn.Parameter(torch.ones(1, 2))
-    own = _own({"weight": weight})["weight"]
-    loss = (own * own).sum()
-    with torch.no_grad():
-        weight.add_(1)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        loss.backward()
+@pytest.mark.parametrize("backend", ["auto", "rule", "vmap", "loop"])
+@pytest.mark.parametrize("num_models", [1, 3])
+def test_an_update_between_forward_and_backward_is_an_error(num_models, backend):
+    array = hocket.fuse([_pair()[0] for _ in range(num_models)], backend=backend, shared=True)
+    for _ in range(3):
+        loss = array(X).sum()
+        with torch.no_grad():
+            for parameter in array.parameters():
+                parameter.add_(1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
 
 
 @pytest.mark.parametrize("change", ["data", "requires_grad", "other"])

@@ -26,10 +26,11 @@ from hocket.fusion.merge import merged
 from hocket.fusion.model_slice import ModelSlice
 from hocket.fusion.one_by_one import one_by_one
 from hocket.fusion.program import FusedProgram
-from hocket.fusion.record import LAYOUT, NOTHING, SHAPE, Recorded, Traced, recorded
+from hocket.fusion.record import LAYOUT, NOTHING, SHAPE, Recorded, Traced, calls_recorded, recorded
 from hocket.fusion.shared_objects import attributes_of
 from hocket.fusion.stacked import Stacked, unwatched
 from hocket.fusion.watching import ForwardWatch
+from hocket.heap import collections_held
 from hocket.pystate.guards import Guards
 
 __all__ = ["Kind", "Programs", "Unfused"]
@@ -99,7 +100,7 @@ class World:
 
     def holds(self) -> bool:
         """Whether the state is this one."""
-        if any(tensor._version != version for tensor, version in self._versions.values()):
+        if self._versions and any(tensor._version != version for tensor, version in self._versions.values()):
             return False
         return self._guards is None or self._guards.hold()
 
@@ -211,9 +212,11 @@ class Programs:
                     traces.append(recorded(model, args, kwargs, separate, known))
                 return traces[-1].out
 
-            return one_by_one(store, kind.call.spec, values, one)
+            with calls_recorded():
+                return one_by_one(store, kind.call.spec, values, one)
 
-        seen = self._watch.run(call) if self._has_own_code else None
+        with collections_held():  # of the many objects that a walk makes, none is garbage yet
+            seen = self._watch.run(call) if self._has_own_code else None
         result = call(partial(nullcontext, frozenset())) if seen is None else seen.result
         looks = max(each.looks for each in traces)
         if own := [each.reason for each in traces if each.reason]:

@@ -15,6 +15,7 @@ forwards without a fast path (`transformer_forwards`), because torch's own choos
 from __future__ import annotations
 
 import operator
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ from hocket.fusion.store import named_tensors
 from hocket.fusion.transformer_forwards import TRACEABLE_FORWARDS
 from hocket.pystate.origins import user_line
 
-__all__ = ["LAYOUT", "NOTHING", "SHAPE", "Recorded", "Traced", "recorded"]
+__all__ = ["LAYOUT", "NOTHING", "SHAPE", "Recorded", "Traced", "calls_recorded", "recorded"]
 
 # How far a forward looks at its tensors, apart from rank, type and device.
 NOTHING, SHAPE, LAYOUT = range(3)
@@ -67,6 +68,7 @@ _REFLECTED |= {"__rdiv__": operator.truediv, "__rmatmul__": operator.matmul}
 _OPERATORS = {getattr(Tensor, name): name for name in dir(Tensor) if name in ("__pow__", "__ipow__", "__rpow__")}
 _WITHOUT_RESULT = ("__setitem__", "_assert", "_assert_async")  # and yet ops
 _UNKNOWN = "the forward has a tensor that no op of torch's has given"
+_NO_TREES = frozenset((int, float, bool, str, type(None), torch.Size, torch.dtype, torch.device))
 _MASKS = (torch.bool, torch.uint8)
 
 
@@ -119,7 +121,7 @@ class Recorded:
 def recorded(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], separate: frozenset[str], known: frozenset[int]
 ) -> Recorded:
-    """Call a model, and write down what its forward calls.
+    """Call a model, and write down what its forward calls; `calls_recorded` is open.
 
     Args:
         model: a plain module.
@@ -132,18 +134,19 @@ def recorded(
         InputError: an op fails; names its layer.
         Exception: whatever the forward raises.
     """
-    leaves = pytree.tree_leaves((args, kwargs))
-    recorder = _Recorder(model, separate, leaves, known)
-    with _layers_by(recorder.layer), _functions_by(recorder.function):
-        try:
-            with recorder:
-                out = model(*args, **kwargs)
-        except (HocketError, torch.OutOfMemoryError):
+    recorder = _Recorder(model, separate, pytree.tree_leaves((args, kwargs)), known)
+    _current.recorder = recorder
+    try:
+        with recorder:
+            out = model(*args, **kwargs)
+    except (HocketError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        if (place := recorder.failures.get(id(error))) is None:
             raise
-        except Exception as error:
-            if (place := recorder.failures.get(id(error))) is None:
-                raise
-            raise InputError(f"{place}: {error}") from error
+        raise InputError(f"{place}: {error}") from error
+    finally:
+        _current.recorder = None
     traced = recorder.traced(out) if not recorder.reason else None
     reason = recorder.reason
     return Recorded(out, recorder.looks, None if reason else traced, reason, reason.startswith(_UNKNOWN))
@@ -222,7 +225,7 @@ class _Recorder(TorchFunctionMode):
     def _called(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = self._run(name, func, args, kwargs)
         if not _has_tensor(result):
-            is_known = name in _KNOWN or not _has_tensor((args, kwargs))
+            is_known = name in _KNOWN or not (any(map(_has_tensor, args)) or any(map(_has_tensor, kwargs.values())))
             self._look(_KNOWN.get(name, NOTHING))
             if not is_known and name not in _WITHOUT_RESULT:
                 self._cannot(f"the forward looks at values, by {name}")
@@ -342,7 +345,7 @@ class _Recorder(TorchFunctionMode):
         argument = self._detached if is_detached else self._argument
         own_args, own_kwargs = fx.node.map_aggregate(args, argument), fx.node.map_aggregate(kwargs, argument)
         node = self._placed(self._graph.create_node(op, target, own_args, own_kwargs))
-        if not is_detached or not any(result is leaf for leaf in pytree.tree_leaves((args, kwargs))):
+        if not (is_detached and any(result is leaf for leaf in pytree.tree_leaves((args, kwargs)))):
             self._name_parts(node, result)  # else written over without gradients: its own go where they went before
         return result
 
@@ -394,6 +397,10 @@ class _Recorder(TorchFunctionMode):
 
 
 def _has_tensor(tree: Any) -> bool:
+    if isinstance(tree, Tensor):
+        return True
+    if type(tree) in _NO_TREES:
+        return False
     return any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(tree))
 
 
@@ -411,32 +418,34 @@ def _mode_of_torch() -> tuple[bool, ...]:
     return (*found, *(torch.is_autocast_enabled(device) for device in ("cpu", "cuda")))
 
 
-@contextmanager
-def _layers_by(layer: Callable[..., Any]) -> Iterator[None]:
-    """While this is open, `layer` calls modules."""
-    usual = nn.Module.__call__
+class _Current(threading.local):
+    """The recorder of this thread."""
 
-    def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        return layer(module, usual, args, kwargs)
+    recorder: _Recorder | None = None
 
-    nn.Module.__call__ = call  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        nn.Module.__call__ = usual  # type: ignore[method-assign]
+
+_current = _Current()
 
 
 @contextmanager
-def _functions_by(record: Callable[..., Any]) -> Iterator[None]:
-    """While this is open, `record` calls the forwards of `torch.autograd.Function`."""
+def calls_recorded() -> Iterator[None]:
+    """While this is open, calls of modules and of `torch.autograd.Function` go to the recorder of their thread."""
+    call = nn.Module.__call__
     usual: Mapping[str, Any] = {"apply": torch.autograd.Function.__dict__["apply"]}
 
-    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        return record(usual["apply"].__get__(None, cls), args, kwargs)
+    def call_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        recorder = _current.recorder
+        return call(module, *args, **kwargs) if recorder is None else recorder.layer(module, call, args, kwargs)
 
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        recorder, function = _current.recorder, usual["apply"].__get__(None, cls)
+        return function(*args, **kwargs) if recorder is None else recorder.function(function, args, kwargs)
+
+    nn.Module.__call__ = call_module  # type: ignore[method-assign]
     torch.autograd.Function.apply = classmethod(apply)  # type: ignore[method-assign, assignment]
     try:
         with without_checkpoints():
             yield
     finally:
+        nn.Module.__call__ = call  # type: ignore[method-assign]
         torch.autograd.Function.apply = usual["apply"]  # type: ignore[method-assign]

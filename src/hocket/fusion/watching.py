@@ -69,18 +69,20 @@ class ForwardWatch:
             Exception: whatever it raises.
         """
         looks = [self._watch.look()]
+        known = [_tensors_in(looks[0])]
         unwatched: list[str] = []
 
         @contextmanager
         def one() -> Iterator[frozenset[int]]:
             if len(looks) == 1 and numbers:
                 looks.append(self._watch.look())
+                known[0] = _tensors_in(looks[1])
             with ExitStack() as stack:
                 try:
                     stack.enter_context(executed.watching())
                 except CaptureError as error:
                     unwatched.append(str(error))
-                yield _tensors_in(looks[-1])
+                yield known[0]
             numbers.append(executed.num_new_of_user)
             asked.update(executed.world)
 
