@@ -80,7 +80,7 @@ def check(
         inputs: of all models where `shared`, else with a models' axis.
         shared: see `inputs`.
         backend: of `hocket.fuse`.
-        steps: passes, each of which may move running statistics.
+        steps: passes, each of which may move running statistics; with "auto" three at least.
         expect: what may have computed the ops, such as {"rule", "shared"}.
         vanishing: see `check_state`.
         options: of `hocket.fuse`.
@@ -88,7 +88,7 @@ def check(
     num_models = len(models)
     plain = [copy.deepcopy(model) for model in models]
     array = hocket.fuse(models, backend=backend, shared=shared, **options)
-    for _ in range(steps):
+    for _ in range(max(steps, 3) if backend == "auto" else steps):  # the first ones may run the plain models
         array.zero_grad()
         for model in plain:
             model.zero_grad()

@@ -216,7 +216,7 @@ def test_input_that_fits_no_layer_names_the_layer():
     with pytest.raises(InputError, match=r"expected 2 models in the first axis, got shape \(3, 5, 4\)"):
         hocket.fuse(models, shared=False)(torch.ones(3, 5, 4))
     words = hocket.fuse([nn.Sequential(nn.Embedding(3, 2)) for _ in range(2)])
-    with pytest.raises(InputError, match="layer 0: embedding.*indices"):
+    with pytest.raises(InputError, match=r"layer 0: embedding.*indices"):
         words(torch.ones(4, 5))
 
 
