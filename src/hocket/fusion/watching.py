@@ -68,7 +68,9 @@ class ForwardWatch:
         Raises:
             Exception: whatever it raises.
         """
+        executed, numbers, asked = self._watch.executed, list[int](), dict[str, None]()
         looks = [self._watch.look()]
+        names = [frozenset(executed.names)]
         known = [_tensors_in(looks[0])]
         unwatched: list[str] = []
 
@@ -76,6 +78,7 @@ class ForwardWatch:
         def one() -> Iterator[frozenset[int]]:
             if len(looks) == 1 and numbers:
                 looks.append(self._watch.look())
+                names.append(frozenset(executed.names))
                 known[0] = _tensors_in(looks[1])
             with ExitStack() as stack:
                 try:
@@ -86,7 +89,6 @@ class ForwardWatch:
             numbers.append(executed.num_new_of_user)
             asked.update(executed.world)
 
-        executed, numbers, asked = self._watch.executed, list[int](), dict[str, None]()
         result = call(one)
         executed.persistent.clear()  # objects of one call, such as its inputs
         looks.append(self._watch.look())
@@ -101,8 +103,10 @@ class ForwardWatch:
             return Seen(result, state, f"it asks {in_words(asked)}: do that outside of the forward", False)
         for number, (before, after) in enumerate(pairwise(looks)):
             for change in differences(before, after):
-                if number + 2 < len(looks) and (change.then is ABSENT or change.then is None):
-                    continue  # what the first model has named for the first time, or has put into a cache
+                if change.then is ABSENT and change.place.key not in names[number]:
+                    continue  # its name was not known to count
+                if (change.then is ABSENT or change.then is None) and number + 2 < len(looks):
+                    continue  # the first model has put it into a cache
                 line = line_about(change.place, executed.codes)
                 return Seen(result, state, f"it changes {change}" + (f" ({line})" if line else ""), True)
         return Seen(result, state, in_words(state.opaque), False)
