@@ -23,11 +23,12 @@ from operator import attrgetter
 from typing import Any, ClassVar
 
 import torch
+from torch.optim import optimizer as torch_optimizer
 
 from hocket.errors import InputError
 from hocket.optim import counts
 from hocket.optim.arithmetic import Tensors
-from hocket.optim.chunks import Bucket, Chunk, Columns, Layout, lay_out, one_thread
+from hocket.optim.chunks import Bucket, Chunk, Layout, columns, lay_out
 from hocket.optim.hyper import Number, one_of, plain
 from hocket.optim.options import Options, groups_of, options_of, signature_of
 from hocket.optim.slots import slots_of
@@ -37,6 +38,7 @@ __all__ = ["Chunk", "FusedOptimizer"]
 
 NONFINITE = ("step", "skip", "freeze")
 IS_SPARSE = attrgetter("grad.is_sparse")
+GLOBAL_HOOKS = (torch_optimizer._global_optimizer_pre_hooks, torch_optimizer._global_optimizer_post_hooks)
 
 
 class FusedOptimizer(Options, ABC):
@@ -121,6 +123,29 @@ class FusedOptimizer(Options, ABC):
 
     # ---------------------------------------------------------------------------------------------------------- steps
 
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update the parameters that have a gradient.
+
+        Args:
+            closure: computes the losses again and returns them.
+        """
+        # torch gives each call a name for a profiler, which takes a quarter of a small model's update.
+        hooks = (self._optimizer_step_pre_hooks, self._optimizer_step_post_hooks, *GLOBAL_HOOKS)
+        if torch._C._autograd._profiler_enabled() or any(hooks):
+            return _observed_step(self) if closure is None else _observed_step(self, closure)
+        return self._step(closure)
+
+    step.hooked = True  # type: ignore[attr-defined]  # or torch would wrap it
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Let go of the gradients, or set them to zero."""
+        if not set_to_none:
+            super().zero_grad(set_to_none=False)
+            return
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.grad = None
+
     def _step(self, closure: Callable[[], Any] | None = None) -> Any:
         loss = None if closure is None else torch.enable_grad()(closure)()
         with torch.no_grad():
@@ -157,7 +182,14 @@ class FusedOptimizer(Options, ABC):
         self._per_model_steps = True
         steps = ((p, own["step"]) for p, own in self.state.items() if "step" in own)
         if any(not step.dim() and self._slots[p] is None for p, step in steps):
-            counts.rejoin(self)
+            self._share_counts()
+
+    def _share_counts(self) -> None:
+        """Let parameters that are in step share a count, after the state was set; per model if any model has to."""
+        if any(self._frozen) or any(own["step"].dim() for own in self.state.values() if "step" in own):
+            self._per_model_steps = True
+        for group in self.param_groups:
+            counts.share_counts(self, group)
 
     def _update_all(self, skipped: Sequence[int]) -> None:
         if skipped or True in self._frozen:
@@ -191,15 +223,14 @@ class FusedOptimizer(Options, ABC):
 
     def _laid_out(self, number: int, group: dict[str, Any], ready: Tensors) -> Layout:
         """The layout of a group's parameters that have gradients, whose states are complete from here on."""
-        states = [self.state[p] for p in ready]
+        states, entries = [self.state[p] for p in ready], self.entries(group)
         layout = self._layouts.get(number)
-        entries = self.entries(group)
-        if layout is None or layout.entries != entries or not layout.is_of(ready, states):
+        if layout is None or not layout.is_of(ready, states, entries):
             self._slots.check_shapes(ready)
             shared: dict[Any, torch.Tensor] = {}
             for p, state in zip(ready, states, strict=True):
                 self.complete(p, group, state, shared)
-            counts.part(self, group, ready)
+            counts.share_counts(self, group, resting={*group["params"]} - {*ready})
             layout = self._layouts[number] = lay_out(ready, states, entries, self._slots)
         return layout
 
@@ -231,18 +262,17 @@ class FusedOptimizer(Options, ABC):
 
     def _update_bucket(self, group: dict[str, Any], bucket: Bucket) -> None:
         numbers = self.kernel_numbers(group, bucket.params[0].dtype) if bucket.fits_kernels() else None
-        update = self.update if numbers is None else self.update_by_kernel
-        threads = one_thread() if numbers is not None and bucket.is_small else nullcontext()
-        chunks = bucket.chunks
-        if numbers is not None and not any(isinstance(number, torch.Tensor) for number in numbers.values()):
-            chunks = [bucket.whole]  # in one pass: nothing is read again from a cache
+        by_kernel = numbers is not None
+        update, threads = (self.update_by_kernel, bucket.threads()) if by_kernel else (self.update, nullcontext())
         if numbers is None:
             numbers = self.coefficients(group, counts.step_of(bucket.state), bucket.state)
-        columns = Columns(numbers, bucket.params[0], self._slots)
+        rows = bucket.rows(numbers)
+        # Without rows the kernel makes one pass: nothing is read again from a cache.
+        chunks = [bucket.whole] if by_kernel and not rows else bucket.chunks
         with threads:
             for pieces in chunks:
-                chunk = pieces.chunk(bucket.state.get("step"), group["maximize"])
-                update(chunk, group, columns.beside(pieces))
+                by = {**numbers, **columns(rows, pieces, self._slots)} if rows else numbers
+                update(pieces.chunk(group["maximize"]), group, by)
 
     # ------------------------------------------------------------------------------- state, from and to plain torch
 
@@ -267,7 +297,7 @@ class FusedOptimizer(Options, ABC):
         self._frozen = list(frozen)
         for group in self.param_groups:
             self.settle(group)
-        counts.rejoin(self)
+        self._share_counts()
         self._hocket_version += 1
 
     def __getstate__(self) -> dict[str, Any]:
@@ -336,3 +366,8 @@ class FusedOptimizer(Options, ABC):
         """
         slot = self.checked_model(model)
         refill(self, slot, checked_refill(self, slot, state, options))
+
+
+@torch.optim.Optimizer.profile_hook_step
+def _observed_step(self: FusedOptimizer, closure: Callable[[], Any] | None = None) -> Any:
+    return self._step(closure)

@@ -6,7 +6,7 @@ a model rests on its own      step (7, 6, 7)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +16,7 @@ from hocket.optim.hyper import Number
 if TYPE_CHECKING:
     from hocket.optim.base import FusedOptimizer
 
-__all__ = ["count_dtype", "first_count", "part", "rejoin", "step_of"]
+__all__ = ["count_dtype", "first_count", "share_counts", "step_of"]
 
 
 def count_dtype() -> torch.dtype:
@@ -40,35 +40,20 @@ def step_of(state: dict[str, Any]) -> Number:
     return 0.0 if count is None else count if count.dim() else count.item()
 
 
-def part(optimizer: FusedOptimizer, group: dict[str, Any], params: Sequence[torch.Tensor]) -> None:
-    """Give the parameters of a group that do not take part in a step, unlike `params`, counters of their own."""
-    if len(params) < len(group["params"]):
-        shared = {id(optimizer.state[p].get(key)) for p in params for key in optimizer.counters}
-        taking_part = set(params)
-        for p in group["params"]:
-            entries = optimizer.state.get(p, {}) if p not in taking_part else {}
-            for key in optimizer.counters:
-                if key in entries and id(entries[key]) in shared:
-                    entries[key] = entries[key].clone()
+def share_counts(optimizer: FusedOptimizer, group: dict[str, Any], resting: Collection[torch.Tensor] = ()) -> None:
+    """Let parameters of a group that have equal counts share one; those that rest in a step share none with the others.
 
-
-def rejoin(optimizer: FusedOptimizer) -> None:
-    """Let parameters of a group that have equal counts share one, and count per model if any model has to."""
-    steps = [entries["step"] for entries in optimizer.state.values() if "step" in entries]
-    if any(optimizer.frozen) or any(step.dim() for step in steps):
-        optimizer._per_model_steps = True
-    for group in optimizer.param_groups:
-        known: dict[Any, torch.Tensor] = {}
-        joined: dict[Any, tuple[Any, torch.Tensor]] = {}  # with the old counter, so that no other tensor gets its id
-        for p in group["params"]:
-            entries, is_fused = optimizer.state.get(p, {}), optimizer._slots[p] is None
-            for key in optimizer.counters.keys() & entries.keys():
-                old = entries[key]
-                if (id(old), is_fused) not in joined:
-                    value = torch.as_tensor(old)
-                    if key == "step" and not value.dim() and optimizer._per_model_steps and is_fused:
-                        value = first_count(optimizer, key, p) + value.item()
-                    value = value.to("cpu" if key == "step" and not value.dim() else p.device)
-                    same = (key, value.device, value.dtype, value.dim(), *value.reshape(-1).tolist())
-                    joined[id(old), is_fused] = old, known.setdefault(same, value)
-                entries[key] = joined[id(old), is_fused][1]
+    A count is one per model wherever models have to be counted on their own.
+    """
+    known: dict[Any, torch.Tensor] = {}
+    for p in group["params"]:
+        entries, is_fused = optimizer.state.get(p, {}), optimizer._slots[p] is None
+        for key in optimizer.counters.keys() & entries.keys():
+            count = torch.as_tensor(entries[key])
+            if key == "step" and not count.dim() and optimizer._per_model_steps and is_fused:
+                count = first_count(optimizer, key, p) + count.item()
+            count = count.to("cpu" if key == "step" and not count.dim() else p.device)
+            same = (key, p in resting, count.device, count.dtype, count.dim(), *count.reshape(-1).tolist())
+            if p in resting and same not in known:
+                count = count.clone()
+            entries[key] = known.setdefault(same, count)

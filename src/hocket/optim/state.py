@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hocket.errors import InputError
-from hocket.optim.counts import count_dtype, rejoin
+from hocket.optim.counts import count_dtype
 from hocket.optim.hyper import PerModel, as_tuple, from_models, is_row, of_model, plain
 from hocket.optim.options import FLAGS
 from hocket.optim.slots import Slots
@@ -98,7 +98,7 @@ def refill(optimizer: FusedOptimizer, model: int, new: PlainState) -> None:
             optimizer.set_for_model(group, key, model, options[key])
     optimizer.count_per_model()
     _put_entries(optimizer, model, new.entries)
-    rejoin(optimizer)
+    optimizer._share_counts()
     if list(map(id, before)) != list(map(id, _tensors(optimizer))):
         optimizer._hocket_version += 1
     if optimizer.frozen[model]:
@@ -131,7 +131,7 @@ def load(optimizer: FusedOptimizer, states: Sequence[Mapping[str, Any]]) -> None
         step = state.get("step")
         if step is not None and step.dim() and bool((step == step[0]).all()):
             state["step"] = torch.tensor(step[0].item(), dtype=count_dtype())
-    rejoin(optimizer)
+    optimizer._share_counts()
 
 
 def _checked(
@@ -155,11 +155,11 @@ def _put_entries(optimizer: FusedOptimizer, model: int, entries: Sequence[Sequen
     """Write one model's plain entries into its rows; counters stay shared where all of its parameters are in step."""
     flat = [own for group in entries for own in group]
     in_step = len({tuple(number_of(own.get(key)) for key in optimizer.counters) for own in flat}) < 2
-    shared: dict[Any, torch.Tensor] = {}
     rows: list[torch.Tensor] = []
     values: list[torch.Tensor] = []
     for group, params, given in zip(optimizer.param_groups, _params_of(optimizer, model), entries, strict=True):
         options = {key: of_model(group[key], model) for key in optimizer.bounds}
+        shared: dict[Any, torch.Tensor] = {}
         for p, own in zip(params, given, strict=True):
             if optimizer._slots[p] is not None:
                 optimizer.state.pop(p, None)
@@ -230,7 +230,7 @@ def select(optimizer: FusedOptimizer, models: Sequence[int], params: Iterable[to
     optimizer._frozen = [optimizer._frozen[model] for model in chosen]
     optimizer.state.clear()
     optimizer.state.update(state)
-    rejoin(optimizer)
+    optimizer._share_counts()
 
 
 def exchange(optimizer: FusedOptimizer, new: Mapping[torch.Tensor, torch.Tensor]) -> None:
