@@ -15,7 +15,7 @@ import torch
 from hocket.optim.hyper import Number
 
 __all__ = ["Factor", "Tensors", "add", "add_", "addcdiv_", "addcmul_", "divided", "is_on", "lerp_", "power"]
-__all__ += ["root", "sqrt"]
+__all__ += ["root", "root_and"]
 
 Tensors = list[torch.Tensor]
 Factor = float | Tensors
@@ -36,9 +36,11 @@ def add(xs: Tensors, ys: Tensors, alpha: Factor) -> Tensors:
     return list(torch._foreach_add(xs, ys, alpha=alpha))
 
 
-def sqrt(xs: Tensors) -> Tensors:
-    """``x ** 0.5``."""
-    return list(torch._foreach_sqrt(xs))
+def root_and(xs: Tensors, eps: Factor) -> Tensors:
+    """``x ** 0.5 + eps``."""
+    roots = list(torch._foreach_sqrt(xs))
+    torch._foreach_add_(roots, eps)
+    return roots
 
 
 def addcmul_(xs: Tensors, ys: Tensors, zs: Tensors, value: Factor) -> None:

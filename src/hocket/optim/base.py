@@ -27,7 +27,7 @@ from torch.optim import optimizer as torch_optimizer
 
 from hocket.errors import InputError
 from hocket.optim import counts
-from hocket.optim.arithmetic import Tensors
+from hocket.optim.arithmetic import Tensors, is_on
 from hocket.optim.chunks import Bucket, Chunk, Layout, columns, lay_out
 from hocket.optim.hyper import Number, one_of, plain
 from hocket.optim.options import Options, groups_of, options_of, signature_of
@@ -94,7 +94,7 @@ class FusedOptimizer(Options, ABC):
 
     @abstractmethod
     def coefficients(self, group: dict[str, Any], step: Number, state: dict[str, Any]) -> dict[str, Number]:
-        """The numbers of this step's update, each a float or B of them; `step` counts from 1."""
+        """The numbers of this step's update besides decay and eps, each a float or B of them; `step` counts from 1."""
 
     @abstractmethod
     def update(self, chunk: Chunk, group: dict[str, Any], by: Mapping[str, Any]) -> None:
@@ -265,14 +265,30 @@ class FusedOptimizer(Options, ABC):
         by_kernel = numbers is not None
         update, threads = (self.update_by_kernel, bucket.threads()) if by_kernel else (self.update, nullcontext())
         if numbers is None:
-            numbers = self.coefficients(group, counts.step_of(bucket.state), bucket.state)
+            eps = {"eps": group["eps"]} if "eps" in group else {}
+            own = self.coefficients(group, counts.step_of(bucket.state), bucket.state)
+            numbers = {"decay": self.decay(group), **eps, **own}
         rows = bucket.rows(numbers)
         # Without rows the kernel makes one pass: nothing is read again from a cache.
         chunks = [bucket.whole] if by_kernel and not rows else bucket.chunks
         with threads:
             for pieces in chunks:
                 by = {**numbers, **columns(rows, pieces, self._slots)} if rows else numbers
-                update(pieces.chunk(group["maximize"]), group, by)
+                chunk = pieces.chunk(group["maximize"])
+                update(chunk if by_kernel else self.decayed(chunk, group, by["decay"]), group, by)
+
+    def decay(self, group: dict[str, Any]) -> Number:
+        """What gradients get of the parameters, or, decoupled, what parameters are multiplied by."""
+        number: Number = group["weight_decay"]
+        return 1 - group["lr"] * number if group.get("decoupled_weight_decay") and is_on(number) else number
+
+    def decayed(self, chunk: Chunk, group: dict[str, Any], decay: Any) -> Chunk:
+        """A chunk with its weight decay in the gradients, or, decoupled, taken off the parameters."""
+        if not group.get("decoupled_weight_decay"):
+            return chunk.decayed(decay)
+        if is_on(group["weight_decay"]):
+            torch._foreach_mul_(chunk.params, decay)
+        return chunk
 
     # ------------------------------------------------------------------------------- state, from and to plain torch
 

@@ -21,7 +21,7 @@ import torch
 from hocket.errors import InputError
 
 __all__ = ["Bound", "Number", "PerModel", "as_tuple", "by_model", "check_whole", "from_models", "is_number", "is_row"]
-__all__ += ["numbers_of", "of_model", "one_of", "per_model", "plain", "row"]
+__all__ += ["numbers", "numbers_of", "of_model", "one_of", "per_model", "plain", "row"]
 
 
 class PerModel(torch.Tensor):
@@ -79,6 +79,11 @@ class Bound:
         # Comparisons alone: a captured step follows a number that changes as long as they come out alike.
         above = self.low <= value if self.low > -math.inf else value > -math.inf
         return bool(above and (value <= self.high if self.closed else value < self.high))
+
+
+def numbers(*names: str) -> dict[str, Bound]:
+    """Hyper-parameters that are at least 0."""
+    return dict.fromkeys(names, Bound())
 
 
 def is_number(value: Any) -> bool:
