@@ -155,10 +155,6 @@ class FusedScheduler(LRScheduler):
         self._step_count += 1
         self._copy_out()
 
-    def get_lr(self) -> list[Any]:
-        """As `get_last_lr`: nothing is computed ahead."""
-        return self._last_lr
-
     def refill(self, model: int, lr: float | None = None, **arguments: Any) -> None:
         """Begin the schedule of one slot anew, at epoch 0; the others go on undisturbed.
 

@@ -87,21 +87,13 @@ def power(base: Number, exponent: Number) -> Number:
     after the last whole vector. Operands that are two elements apart keep it on that loop, which calls what Python
     calls.
     """
-    if not isinstance(base, torch.Tensor) and not isinstance(exponent, torch.Tensor):
+    tensors = [each for each in (base, exponent) if isinstance(each, torch.Tensor)]
+    if not tensors:
         return base**exponent
-    return torch.pow(
-        *(torch.stack((each, each), -1)[..., 0] for each in torch.broadcast_tensors(*_both(base, exponent)))
-    )
+    ones = torch.ones(tensors[0].shape, dtype=torch.float64, device=tensors[0].device)
+    return torch.pow(*(torch.stack((each, each), -1)[..., 0] for each in (ones * base, ones * exponent)))
 
 
 def root(number: Number) -> Number:
     """The square root, correctly rounded."""
     return number.sqrt() if isinstance(number, torch.Tensor) else math.sqrt(number)
-
-
-def _both(first: Number, second: Number) -> tuple[torch.Tensor, torch.Tensor]:
-    """Two numbers, one of them in a tensor, in float64 tensors on one device."""
-    like = first if isinstance(first, torch.Tensor) else second
-    assert isinstance(like, torch.Tensor)
-    ones = torch.ones(like.shape, dtype=torch.float64, device=like.device)
-    return ones * first, ones * second

@@ -159,21 +159,14 @@ class Layout:
 
     params: Tensors
     states: Sequence[dict[str, Any]]
-    entries: tuple[str, ...]
-    counts: Sequence[torch.Tensor | None]
-    sizes: Sequence[int]
+    objects: Sequence[Any]
+    values: Sequence[Any]
     buckets: Sequence[Bucket]
 
     def is_of(self, params: Tensors, states: Sequence[dict[str, Any]], entries: tuple[str, ...]) -> bool:
         """Whether these are still the same parameters, states and counts."""
-        return (
-            entries == self.entries
-            and len(params) == len(self.params)
-            and all(map(is_, params, self.params))
-            and all(map(is_, states, self.states))
-            and all(map(is_, [state.get("step") for state in states], self.counts))
-            and list(map(torch.Tensor.numel, params)) == self.sizes
-        )
+        objects, values = _identity(params, states, entries)
+        return values == self.values and all(map(is_, objects, self.objects))
 
 
 def lay_out(params: Tensors, states: Sequence[dict[str, Any]], entries: tuple[str, ...], slots: Slots) -> Layout:
@@ -182,16 +175,23 @@ def lay_out(params: Tensors, states: Sequence[dict[str, Any]], entries: tuple[st
     def is_even(p: torch.Tensor) -> bool:
         return slots.num_models == 1 or slots[p] is not None or p.nbytes // slots.num_models % LINE_BYTES == 0
 
-    counts = [state.get("step") for state in states]
     found: dict[Any, list[tuple[torch.Tensor, dict[str, Any]]]] = {}
-    for p, state, count in zip(params, states, counts, strict=True):
-        key = (is_even(p), p.device, p.dtype, id(count), id(state.get("mu_product")))
+    for p, state in zip(params, states, strict=True):
+        key = (is_even(p), p.device, p.dtype, id(state.get("step")), id(state.get("mu_product")))
         found.setdefault(key, []).append((p, state))
     buckets = []
     for (even, *_), rows in found.items():
         own, states_of = [p for p, _ in rows], [state for _, state in rows]
         buckets.append(Bucket(even, Pieces(own, states_of), list(_cut(own, states_of, slots))))
-    return Layout(params, states, entries, counts, [p.numel() for p in params], buckets)
+    return Layout(params, states, *_identity(params, states, entries), buckets)
+
+
+def _identity(
+    params: Tensors, states: Sequence[dict[str, Any]], entries: tuple[str, ...]
+) -> tuple[list[Any], tuple[Any, ...]]:
+    """The objects, and the values, that are the same as long as a layout holds."""
+    objects = [*params, *states, *[state.get("step") for state in states]]
+    return objects, (entries, *map(torch.Tensor.numel, params))
 
 
 def _cut(params: Tensors, states: Sequence[dict[str, Any]], slots: Slots) -> Iterator[Pieces]:

@@ -121,10 +121,9 @@ def numbers_of(name: str, value: Any, num_models: int, bound: Bound) -> float | 
         return number
     found = row(name, value, num_models)
     for model, element in enumerate(found):
-        if type(element) is not float and not is_number(element):
-            raise InputError(f"{name}: expected {bound}, got {element!r} for model {model} in {_shown(value)}")
-        if not bound.holds(float(element)):
-            raise InputError(f"{name}: expected {bound}, got {float(element)} for model {model} in {_shown(value)}")
+        given = float(element) if type(element) is float or is_number(element) else element
+        if not isinstance(given, float) or not bound.holds(given):
+            raise InputError(f"{name}: expected {bound}, got {given!r} for model {model} in {_shown(value)}")
     return [float(element) for element in found]
 
 
