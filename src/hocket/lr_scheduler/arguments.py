@@ -34,15 +34,6 @@ def checked(torch_class: type[LRScheduler], name: str, value: Any) -> Any:
 
     Raises:
         InputError: the value is of another type or out of bounds.
-
-    Example:
-        >>> from torch.optim.lr_scheduler import StepLR
-        >>> checked(StepLR, "gamma", 1)
-        1.0
-        >>> checked(StepLR, "gamma", "fast")
-        Traceback (most recent call last):
-        ...
-        hocket.errors.InputError: gamma: expected a number, got 'fast'
     """
     kind = inspect.formatannotation(inspect.signature(torch_class).parameters[name].annotation)
     if value is None and "None" in kind:

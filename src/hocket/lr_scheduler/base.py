@@ -6,7 +6,7 @@ numbers of one model in one group. A step copies them in, steps torch's schedule
     group["lr"]  0.1 | (B,)  --in-->  B stand-ins  --torch's step-->  B stand-ins  --out-->  in place
 
 So a model's rate is, to the last bit, the one that a scheduler of its own would set, whatever the scheduler. Schedulers
-may be stacked, and a rate that was changed by hand stays changed, as in torch. The loop costs 3 to 5 us a model.
+may be stacked, and a rate that was changed by hand stays changed, as in torch. The loop costs 3 to 7 us a model.
 """
 
 from __future__ import annotations

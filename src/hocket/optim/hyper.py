@@ -54,12 +54,7 @@ def plain(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Bound:
-    """What a hyper-parameter may be: ``low <= x``, and below `high` (or at most, if `closed`).
-
-    Example:
-        >>> print(Bound(0, 1), "|", Bound(0))
-        numbers >= 0 and < 1 | numbers >= 0
-    """
+    """What a hyper-parameter may be: ``low <= x``, and below `high` (or at most, if `closed`)."""
 
     low: float = 0.0
     high: float = math.inf
@@ -105,14 +100,6 @@ def numbers_of(name: str, value: Any, num_models: int, bound: Bound) -> float | 
 
     Raises:
         InputError: something else, a row of the wrong length, or a number out of bounds; restates `value`.
-
-    Example:
-        >>> numbers_of("lr", (1, 0.5), 2, Bound(0))
-        [1.0, 0.5]
-        >>> numbers_of("lr", [0.1, -0.5], 2, Bound(0))
-        Traceback (most recent call last):
-        ...
-        hocket.errors.InputError: lr: expected numbers >= 0, got -0.5 for model 1 in [0.1, -0.5]
     """
     if is_number(value):
         number: float = value if isinstance(value, int) else float(value)  # momentum=0 prints as 0, as in torch
