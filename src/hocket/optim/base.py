@@ -26,11 +26,11 @@ import torch
 from torch.optim import optimizer as torch_optimizer
 
 from hocket.errors import InputError
-from hocket.optim import counts
 from hocket.optim.arithmetic import Tensors, is_on
 from hocket.optim.chunks import Bucket, Chunk, Layout, columns, lay_out
+from hocket.optim.counts import Counted, step_of
 from hocket.optim.hyper import Number, one_of, plain
-from hocket.optim.options import Options, groups_of, options_of, signature_of
+from hocket.optim.options import groups_of, options_of, signature_of
 from hocket.optim.slots import slots_of
 from hocket.optim.state import check_fits, checked_refill, load, plain_state, refill, select
 
@@ -41,7 +41,7 @@ IS_SPARSE = attrgetter("grad.is_sparse")
 GLOBAL_HOOKS = (torch_optimizer._global_optimizer_pre_hooks, torch_optimizer._global_optimizer_post_hooks)
 
 
-class FusedOptimizer(Options, ABC):
+class FusedOptimizer(Counted, ABC):
     """An optimizer over fused parameters; all of torch's machinery (groups, hooks, schedulers) works on it.
 
     Attributes:
@@ -66,7 +66,6 @@ class FusedOptimizer(Options, ABC):
     """
 
     torch_class: ClassVar[type[torch.optim.Optimizer]]
-    counters: ClassVar[Mapping[str, float]] = {"step": 0.0}
     fixed: ClassVar[Mapping[str, Any]] = {}
 
     def __init_subclass__(cls) -> None:
@@ -82,11 +81,9 @@ class FusedOptimizer(Options, ABC):
         self._slots = slots_of([p for group in groups for p in group["params"]], num_models)
         self._frozen = [False] * self.num_models
         self._hocket_version = 0  # whoever captured a step sees by it that another one is needed
-        self._per_model_steps = nonfinite != "step"  # whether each model's steps are counted on their own
+        self._per_model_steps = nonfinite != "step"
         self._layouts: dict[int, Layout] = {}  # of each group, by its number
         super().__init__(groups, defaults)
-
-    # ------------------------------------------------------------------------------- what a kind of optimizer defines
 
     @abstractmethod
     def entries(self, group: dict[str, Any]) -> tuple[str, ...]:
@@ -104,11 +101,6 @@ class FusedOptimizer(Options, ABC):
         """An entry of a parameter's state, or of one model's part of it under plain options, before the first step."""
         return torch.zeros_like(p)
 
-    def count(self, group: dict[str, Any], states: Sequence[dict[str, Any]]) -> None:
-        """Count a step in these states, of which some may share their count."""
-        for step in {id(state["step"]): state["step"] for state in states if "step" in state}.values():
-            step += 1
-
     def plain_state(self, state: dict[str, Any], group: dict[str, Any]) -> dict[str, Any]:
         """The state of one model, under its own plain options, as `torch_class` would hold it."""
         return state
@@ -120,8 +112,6 @@ class FusedOptimizer(Options, ABC):
     def update_by_kernel(self, chunk: Chunk, group: dict[str, Any], by: Mapping[str, Any]) -> None:
         """Update a chunk in one pass over its memory."""
         raise NotImplementedError
-
-    # ---------------------------------------------------------------------------------------------------------- steps
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update the parameters that have a gradient.
@@ -161,36 +151,6 @@ class FusedOptimizer(Options, ABC):
         with torch.no_grad():
             self._update_all([self.checked_model(model) for model in models])
 
-    @property
-    def frozen(self) -> tuple[bool, ...]:
-        """For each model whether it is frozen."""
-        return tuple(self._frozen)
-
-    def freeze(self, model: int) -> None:
-        """Leave this model as it is, parameters and state, in all steps to come."""
-        self._frozen[self.checked_model(model)] = True
-        self._hocket_version += 1
-        self.count_per_model()
-
-    def unfreeze(self, model: int) -> None:
-        """Let this model take part in the steps again."""
-        self._frozen[self.checked_model(model)] = False
-        self._hocket_version += 1
-
-    def count_per_model(self) -> None:
-        """From now on count the steps of each model on its own."""
-        self._per_model_steps = True
-        steps = ((p, own["step"]) for p, own in self.state.items() if "step" in own)
-        if any(not step.dim() and self._slots[p] is None for p, step in steps):
-            self._share_counts()
-
-    def _share_counts(self) -> None:
-        """Let parameters that are in step share a count, after the state was set; per model if any model has to."""
-        if any(self._frozen) or any(own["step"].dim() for own in self.state.values() if "step" in own):
-            self._per_model_steps = True
-        for group in self.param_groups:
-            counts.share_counts(self, group)
-
     def _update_all(self, skipped: Sequence[int]) -> None:
         if skipped or True in self._frozen:
             skipped = sorted({*skipped, *(model for model, frozen in enumerate(self._frozen) if frozen)})
@@ -227,25 +187,17 @@ class FusedOptimizer(Options, ABC):
         layout = self._layouts.get(number)
         if layout is None or not layout.is_of(ready, states, entries):
             self._slots.check_shapes(ready)
-            shared: dict[Any, torch.Tensor] = {}
             for p, state in zip(ready, states, strict=True):
-                self.complete(p, group, state, shared)
-            counts.share_counts(self, group, resting={*group["params"]} - {*ready})
+                self.complete(p, group, state)
+            self.share_counts(group, resting={*group["params"]} - {*ready})
             layout = self._layouts[number] = lay_out(ready, states, entries, self._slots)
         return layout
 
-    def complete(
-        self, p: torch.Tensor, group: dict[str, Any], state: dict[str, Any], shared: dict[Any, torch.Tensor]
-    ) -> None:
-        """Make what a state lacks; parameters that begin together share their counters."""
+    def complete(self, p: torch.Tensor, group: dict[str, Any], state: dict[str, Any]) -> None:
+        """Make what a state lacks."""
         entries = self.entries(group)
         if entries and not state:
-            fused = self._slots[p] is None
-            for key in self.counters:
-                place = (key, fused, p.device)
-                if place not in shared:
-                    shared[place] = counts.first_count(self, key, p)
-                state[key] = shared[place]
+            state.update({key: self.first_count(key, p) for key in self.counters})
         for key in entries:
             if key not in state:
                 state[key] = self.initial(key, p, group)
@@ -266,7 +218,7 @@ class FusedOptimizer(Options, ABC):
         update, threads = (self.update_by_kernel, bucket.threads()) if by_kernel else (self.update, nullcontext())
         if numbers is None:
             eps = {"eps": group["eps"]} if "eps" in group else {}
-            own = self.coefficients(group, counts.step_of(bucket.state), bucket.state)
+            own = self.coefficients(group, step_of(bucket.state), bucket.state)
             numbers = {"decay": self.decay(group), **eps, **own}
         rows = bucket.rows(numbers)
         # Without rows the kernel makes one pass: nothing is read again from a cache.
@@ -290,8 +242,6 @@ class FusedOptimizer(Options, ABC):
             torch._foreach_mul_(chunk.params, decay)
         return chunk
 
-    # ------------------------------------------------------------------------------- state, from and to plain torch
-
     def state_dict(self) -> dict[str, Any]:
         """As torch's, with B numbers as a tensor of shape (B,), and which models are frozen under ``"hocket"``."""
         found = super().state_dict()
@@ -313,7 +263,7 @@ class FusedOptimizer(Options, ABC):
         self._frozen = list(frozen)
         for group in self.param_groups:
             self.settle(group)
-        self._share_counts()
+        self.share_all_counts()
         self._hocket_version += 1
 
     def __getstate__(self) -> dict[str, Any]:

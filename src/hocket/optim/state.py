@@ -81,7 +81,7 @@ def refill(optimizer: FusedOptimizer, model: int, new: PlainState) -> None:
     before = _tensors(optimizer)
     optimizer.count_per_model()
     _put(optimizer, {model: new})
-    optimizer._share_counts()
+    optimizer.share_all_counts()
     if list(map(id, before)) != list(map(id, _tensors(optimizer))):
         optimizer._hocket_version += 1
     if optimizer.frozen[model]:
@@ -100,7 +100,7 @@ def load(optimizer: FusedOptimizer, states: Sequence[Mapping[str, Any]]) -> None
         step = state.get("step")
         if step is not None and step.dim() and bool((step == step[0]).all()):
             state["step"] = torch.tensor(step[0].item(), dtype=count_dtype())
-    optimizer._share_counts()
+    optimizer.share_all_counts()
 
 
 def _merged(optimizer: FusedOptimizer, new: Mapping[int, PlainState]) -> list[dict[str, list[Any]]]:
@@ -160,14 +160,13 @@ def _put_entries(optimizer: FusedOptimizer, model: int, entries: Sequence[Sequen
     values: list[torch.Tensor] = []
     for group, params, given in zip(optimizer.param_groups, _params_of(optimizer, model), entries, strict=True):
         options = {key: of_model(group[key], model) for key in optimizer.bounds}
-        shared: dict[Any, torch.Tensor] = {}
         for p, own in zip(params, given, strict=True):
             if optimizer._slots[p] is not None:
                 optimizer.state.pop(p, None)
             if not own and p not in optimizer.state:
                 continue
             state = optimizer.state[p]
-            optimizer.complete(p, group, state, shared)
+            optimizer.complete(p, group, state)
             for key in () if in_step else optimizer.counters:
                 if key in state:
                     state[key] = state[key].clone()  # until they are joined again
@@ -226,7 +225,7 @@ def select(optimizer: FusedOptimizer, models: Sequence[int], params: Iterable[to
     optimizer._frozen = [optimizer._frozen[model] for model in chosen]
     optimizer.state.clear()
     optimizer.state.update(state)
-    optimizer._share_counts()
+    optimizer.share_all_counts()
 
 
 def exchange(optimizer: FusedOptimizer, new: Mapping[torch.Tensor, torch.Tensor]) -> None:
