@@ -79,6 +79,17 @@ def test_a_round_trip_keeps_every_bit(case):
     same_bits(go_on(params, optimizer), go_on(other_params, other))
 
 
+@pytest.mark.parametrize("nonfinite", ["step", "skip"])
+def test_groups_that_are_loaded_count_a_step_once(nonfinite):
+    params = fused_parameters(2)
+    optimizer = optim.Adam([{"params": params[:1]}, {"params": params[1:]}], nonfinite=nonfinite)
+    for _ in range(2):
+        set_gradients(params, 0, range(2))
+        optimizer.step()
+        optimizer.load_unfused(optimizer.unfuse())
+    assert [float(optimizer.unfuse()[1]["state"][place]["step"]) for place in range(len(params))] == [2.0] * len(params)
+
+
 @pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("case", EACH)
 def test_saved_and_loaded(case, frozen):

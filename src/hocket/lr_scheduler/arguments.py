@@ -9,14 +9,16 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from hocket.errors import InputError
-from hocket.lr_scheduler.shared import Place
 from hocket.optim.base import FusedOptimizer
 from hocket.optim.hyper import Bound, check_whole, is_number, is_row, one_of, row
 
-__all__ = ["bound", "by_place", "check_epoch", "checked"]
+__all__ = ["Place", "bound", "by_place", "checked", "for_each"]
+
+Place = tuple[int, int]  # a model, and the number of a parameter group
 
 LEAST = {"total_iters": 0, "patience": 0, "cooldown": 0, "milestones": 0}  # other whole numbers are at least 1
 BOUNDS = {
@@ -32,15 +34,6 @@ def checked(torch_class: type[LRScheduler], name: str, value: Any) -> Any:
 
     Raises:
         InputError: the value is of another type or out of bounds.
-
-    Example:
-        >>> from torch.optim.lr_scheduler import StepLR
-        >>> checked(StepLR, "gamma", 1)
-        1.0
-        >>> checked(StepLR, "gamma", "fast")
-        Traceback (most recent call last):
-        ...
-        hocket.errors.InputError: gamma: expected a number, got 'fast'
     """
     kind = inspect.formatannotation(inspect.signature(torch_class).parameters[name].annotation)
     if value is None and "None" in kind:
@@ -75,33 +68,29 @@ def by_place(
     """For each model and group of an optimizer the arguments of its scheduler.
 
     Raises:
-        InputError: a value of the wrong length, type or bounds, or values that do not go together.
+        InputError: a value of the wrong length, type or bounds.
     """
     groups, models = len(optimizer.param_groups), optimizer.num_models
     rows = {
         name: [[checked(torch_class, name, element) for element in own] for own in _rows(name, value, groups, models)]
         for name, value in values.items()
     }
-    found = {}
-    for model, group in itertools.product(range(models), range(groups)):
-        own = found[model, group] = {name: each[group][model] for name, each in rows.items()}
-        if own.get("cycle_momentum") and not {"momentum", "betas"} & set(optimizer.bounds):
-            raise InputError(
-                "cycle_momentum: expected an optimizer with a momentum or betas, got "
-                f"{type(optimizer).__name__}; pass cycle_momentum=False"
-            )
-        if own.get("total_steps", 1) is None and None in (own["epochs"], own["steps_per_epoch"]):
-            raise InputError("total_steps: expected it, or both epochs and steps_per_epoch")
-    return found
+    return {
+        (model, group): {name: each[group][model] for name, each in rows.items()}
+        for model, group in itertools.product(range(models), range(groups))
+    }
 
 
-def check_epoch(optimizer: FusedOptimizer, last_epoch: Any) -> int:
-    """`last_epoch`: -1, or one from which the groups of the optimizer know how to go on."""
-    last_epoch = check_whole("last_epoch", last_epoch, -1)
-    for number, group in enumerate(optimizer.param_groups):
-        if last_epoch != -1 and "initial_lr" not in group:
-            raise InputError(f"last_epoch: expected -1, got {last_epoch}, but group {number} has no 'initial_lr'")
-    return last_epoch
+def for_each(name: str, value: Any, num_models: int) -> list[float]:
+    """What a step is given, one number for all models or B of them, as B floats."""
+    if isinstance(value, torch.Tensor):
+        value = value.detach().cpu()
+    if isinstance(value, (list, tuple)) or getattr(value, "shape", ()) not in ((), (1,)):
+        return [float(each) for each in row(name, value, num_models)]
+    try:
+        return [float(value)] * num_models
+    except (TypeError, ValueError):
+        raise InputError(f"{name}: expected a number, or one for each model, got {value!r}") from None
 
 
 def _rows(name: str, value: Any, groups: int, models: int) -> list[list[Any]]:

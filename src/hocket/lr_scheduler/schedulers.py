@@ -11,13 +11,7 @@
     [0.25, 0.25]
 
 A `OneCycleLR` that is over for one model keeps that model's last rate while others still have steps to go (torch, with
-one model, raises):
-
-    >>> scheduler = OneCycleLR(optimizer, max_lr=[1.0, 2.0], total_steps=[10, 15], div_factor=4, pct_start=0.2)
-    >>> optimizer.step(); scheduler.step(); scheduler.get_last_lr()[0].tolist()
-    [1.0, 1.25]
-
-Milestones are a list for all models, or B such lists:
+one model, raises). Milestones are a list for all models, or B such lists:
 
     >>> optimizer = SGD([weights], lr=[1.0, 2.0], num_models=2)
     >>> warm = ConstantLR(optimizer, factor=0.5, total_iters=9)
@@ -34,13 +28,12 @@ import inspect
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch.optim import lr_scheduler as torch_schedulers
 
 from hocket.errors import InputError
+from hocket.lr_scheduler.arguments import for_each
 from hocket.lr_scheduler.base import FusedScheduler
 from hocket.optim.base import FusedOptimizer
-from hocket.optim.hyper import row
 
 __all__ = ["ChainedScheduler", "ConstantLR", "CosineAnnealingLR", "CosineAnnealingWarmRestarts", "CyclicLR"]
 __all__ += ["ExponentialLR", "LambdaLR", "LinearLR", "MultiStepLR", "MultiplicativeLR", "OneCycleLR", "PolynomialLR"]
@@ -84,13 +77,14 @@ class CosineAnnealingWarmRestarts(FusedScheduler):
         if epoch is None:
             super().step()
         else:
-            self._advance([(each,) for each in _each("epoch", epoch, self.optimizer.num_models)])
+            self._advance([(each,) for each in for_each("epoch", epoch, self.optimizer.num_models)])
 
 
 class ReduceLROnPlateau(FusedScheduler):
     """`torch.optim.lr_scheduler.ReduceLROnPlateau` of B models: each by its own metric.
 
     Example:
+        >>> import torch
         >>> from hocket.optim import SGD
         >>> weights = torch.nn.Parameter(torch.ones(2, 3))
         >>> scheduler = ReduceLROnPlateau(SGD([weights], lr=1.0, num_models=2), patience=0, factor=0.5)
@@ -101,7 +95,6 @@ class ReduceLROnPlateau(FusedScheduler):
     """
 
     torch_class = torch_schedulers.ReduceLROnPlateau
-    takes_metrics = True
 
     def step(self, metrics: Any) -> None:  # type: ignore[override]
         """Look at how the models do, and lower the rates of those that have been stuck for too long.
@@ -112,7 +105,7 @@ class ReduceLROnPlateau(FusedScheduler):
         Raises:
             InputError: something else, or not B of them.
         """
-        self._advance([(metric,) for metric in _each("metrics", metrics, self.optimizer.num_models)])
+        self._advance([(metric,) for metric in for_each("metrics", metrics, self.optimizer.num_models)])
 
 
 class ChainedScheduler(FusedScheduler):
@@ -124,15 +117,3 @@ class ChainedScheduler(FusedScheduler):
         if not schedulers:
             raise InputError("schedulers: expected at least one to be chained, got none")
         super().__init__(optimizer or schedulers[0].optimizer, schedulers)
-
-
-def _each(name: str, value: Any, num_models: int) -> list[float]:
-    """One number for all models, or B of them, as B floats."""
-    if isinstance(value, torch.Tensor):
-        value = value.detach().cpu()
-    if isinstance(value, (list, tuple)) or getattr(value, "shape", ()) not in ((), (1,)):
-        return [float(each) for each in row(name, value, num_models)]
-    try:
-        return [float(value)] * num_models
-    except (TypeError, ValueError):
-        raise InputError(f"{name}: expected a number, or one for each model, got {value!r}") from None

@@ -18,8 +18,7 @@ from hocket.optim.base import FusedOptimizer
 from hocket.optim.clip import clip_grad_norm_, clip_grad_value_
 from hocket.optim.grad_scaler import GradScaler
 from hocket.optim.model_slots import ModelSlots, TrainedModel
-from hocket.optim.sgd import SGD
-from hocket.optim.squares import Adadelta, Adagrad, RMSprop
+from hocket.optim.sgd import SGD, Adadelta, Adagrad, RMSprop
 
 __all__ = ["SGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "FusedOptimizer", "GradScaler", "ModelSlots"]
 __all__ += ["NAdam", "RAdam", "RMSprop", "TrainedModel", "clip_grad_norm_", "clip_grad_value_"]

@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 
 import torch
 
-from hocket.optim.arithmetic import Tensors, add_, addcdiv_, addcmul_, divided, is_on, lerp_, power, root, sqrt
+from hocket.optim.arithmetic import Tensors, add_, addcdiv_, addcmul_, divided, lerp_, power, root, root_and
 from hocket.optim.base import Chunk, FusedOptimizer
 from hocket.optim.counts import step_of
-from hocket.optim.hyper import Bound, Number
+from hocket.optim.hyper import Bound, Number, numbers
 
 __all__ = ["Adam", "AdamW", "Adamax", "NAdam", "RAdam"]
 
@@ -18,44 +18,33 @@ __all__ = ["Adam", "AdamW", "Adamax", "NAdam", "RAdam"]
 class MovingAverages(FusedOptimizer):
     """Moving averages of gradients and of their squares: what Adam and its kin have in common."""
 
-    bounds: ClassVar[Mapping[str, Bound]] = {
-        "lr": Bound(),
-        "betas": Bound(0, 1),
-        "eps": Bound(),
-        "weight_decay": Bound(),
-    }
+    bounds: ClassVar[Mapping[str, Bound]] = {**numbers("lr", "betas", "eps", "weight_decay"), "betas": Bound(0, 1)}
 
     def entries(self, group: dict[str, Any]) -> tuple[str, ...]:
         return ("exp_avg", "exp_avg_sq", *(("max_exp_avg_sq",) if group.get("amsgrad") else ()))
 
     def coefficients(self, group: dict[str, Any], step: Number, state: dict[str, Any]) -> dict[str, Number]:
-        """Of weight decay and of both averages, what corrects the second's bias, and a step's size."""
-        lr, (beta1, beta2), decay = group["lr"], group["betas"], group["weight_decay"]
+        """Of both averages, what corrects the second's bias, and a step's size."""
+        lr, (beta1, beta2) = group["lr"], group["betas"]
         return {
-            "decay": 1 - lr * decay if group.get("decoupled_weight_decay") and is_on(decay) else decay,
             "first": 1 - beta1,
             "keep": beta2,
             "second": 1 - beta2,
             "root": root(1 - power(beta2, step)),
-            "eps": group["eps"],
             "size": -divided(lr, 1 - power(beta1, step)),
         }
 
-    def averaged(self, chunk: Chunk, group: dict[str, Any], by: Mapping[str, Any]) -> tuple[Chunk, Tensors, Tensors]:
-        """Decay weights and update the moving averages; the chunk with its gradients, and both averages."""
-        if not group["decoupled_weight_decay"]:
-            chunk = chunk.decayed(by["decay"])
-        elif is_on(group["weight_decay"]):
-            torch._foreach_mul_(chunk.params, by["decay"])
+    def averaged(self, chunk: Chunk, by: Mapping[str, Any]) -> tuple[Tensors, Tensors]:
+        """Both moving averages, updated."""
         first, second = chunk.state("exp_avg"), chunk.state("exp_avg_sq")
         lerp_(first, chunk.grads, by["first"])
         torch._foreach_mul_(second, by["keep"])
         addcmul_(second, chunk.grads, chunk.grads, by["second"])
-        return chunk, first, second
+        return first, second
 
-    def spread(self, second: Tensors, chunk: Chunk, by: Mapping[str, Any]) -> Tensors:
+    def spread(self, second: Tensors, by: Mapping[str, Any]) -> Tensors:
         """The root of the second average, its bias corrected, that a direction is divided by."""
-        below = sqrt(second)
+        below = list(torch._foreach_sqrt(second))
         torch._foreach_div_(below, by["root"])
         torch._foreach_add_(below, by["eps"])
         return below
@@ -77,32 +66,27 @@ class Adam(MovingAverages):
     torch_class: ClassVar[type[torch.optim.Optimizer]] = torch.optim.Adam
 
     def update(self, chunk: Chunk, group: dict[str, Any], by: Mapping[str, Any]) -> None:
-        chunk, first, second = self.averaged(chunk, group, by)
+        first, second = self.averaged(chunk, by)
         if group["amsgrad"]:
             largest = chunk.state("max_exp_avg_sq")
             torch._foreach_maximum_(largest, second)
             second = largest
-        addcdiv_(chunk.params, first, self.spread(second, chunk, by), by["size"])
+        addcdiv_(chunk.params, first, self.spread(second, by), by["size"])
 
     def kernel_numbers(self, group: dict[str, Any], dtype: torch.dtype) -> dict[str, Number] | None:
         if any(isinstance(number, torch.Tensor) for number in (*group["betas"], group["eps"])):
             return None
         lr, decay = group["lr"], group["weight_decay"]
-        if isinstance(lr, torch.Tensor) or isinstance(decay, torch.Tensor):
-            if dtype != torch.float32:  # where a direction and a rate, each rounded, show in the twelfth digit
-                return None
-            decay = 1 - lr * decay if group["decoupled_weight_decay"] and is_on(decay) else decay
-        return {"lr": lr, "decay": decay}
+        if not isinstance(lr, torch.Tensor) and not isinstance(decay, torch.Tensor):
+            return {"lr": lr, "decay": decay}
+        # In double precision a direction and a rate, each rounded, show in the twelfth digit.
+        return {"lr": lr, "decay": self.decay(group)} if dtype == torch.float32 else None
 
     def update_by_kernel(self, chunk: Chunk, group: dict[str, Any], by: Mapping[str, Any]) -> None:
         """With rates that differ, by a kernel that steps at a rate of 1 from 0: a step's direction, times the rates."""
         rate, decay, params, decoupled = by["lr"], by["decay"], chunk.params, group["decoupled_weight_decay"]
         if isinstance(rate, list) or isinstance(decay, list):
-            if decoupled and is_on(group["weight_decay"]):
-                torch._foreach_mul_(params, decay)
-            elif not decoupled:
-                chunk = chunk.decayed(decay)
-            decay = 0.0
+            chunk, decay = self.decayed(chunk, group, decay), 0.0
         if isinstance(rate, list):
             params = list(map(torch.zeros_like, params))
         (beta1, beta2), amsgrad = group["betas"], group["amsgrad"]
@@ -127,28 +111,14 @@ class Adam(MovingAverages):
 
 
 class AdamW(Adam):
-    """`torch.optim.AdamW` (Loshchilov and Hutter, ICLR 2019) of B models: weight decay shrinks the parameters.
-
-    Example:
-        >>> weights = torch.nn.Parameter(torch.ones(2, 3)); weights.grad = torch.zeros(2, 3)
-        >>> AdamW([weights], lr=0.5, weight_decay=[0.5, 0], num_models=2).step()
-        >>> weights[:, 0].tolist()
-        [0.75, 1.0]
-    """
+    """`torch.optim.AdamW` (Loshchilov and Hutter, ICLR 2019) of B models: weight decay shrinks the parameters."""
 
     torch_class = torch.optim.AdamW
     fixed = {"decoupled_weight_decay": True}  # noqa: RUF012
 
 
 class Adamax(MovingAverages):
-    """`torch.optim.Adamax` (Kingma and Ba, section 7.1) of B models: lr, betas, eps and weight_decay may differ.
-
-    Example:
-        >>> weights = torch.nn.Parameter(torch.ones(2, 3)); weights.grad = torch.ones(2, 3)
-        >>> Adamax([weights], lr=[0.5, 0.25], num_models=2).step()
-        >>> [round(weight, 4) for weight in weights[:, 0].tolist()]
-        [0.5, 0.75]
-    """
+    """`torch.optim.Adamax` (Kingma and Ba, section 7.1) of B models: lr, betas, eps and weight_decay may differ."""
 
     torch_class = torch.optim.Adamax
 
@@ -156,7 +126,6 @@ class Adamax(MovingAverages):
         return ("exp_avg", "exp_inf")
 
     def update(self, chunk: Chunk, group: dict[str, Any], by: Mapping[str, Any]) -> None:
-        chunk = chunk.decayed(by["decay"])
         first, largest = chunk.state("exp_avg"), chunk.state("exp_inf")
         lerp_(first, chunk.grads, by["first"])
         torch._foreach_mul_(largest, by["keep"])
@@ -167,14 +136,7 @@ class Adamax(MovingAverages):
 
 
 class NAdam(MovingAverages):
-    """`torch.optim.NAdam` (Dozat, ICLR workshop 2016) of B models: every number may differ, momentum_decay too.
-
-    Example:
-        >>> weights = torch.nn.Parameter(torch.ones(2, 3)); weights.grad = torch.ones(2, 3)
-        >>> NAdam([weights], lr=[0.5, 0.25], num_models=2).step()
-        >>> [round(weight, 2) for weight in weights[:, 0].tolist()]
-        [0.47, 0.74]
-    """
+    """`torch.optim.NAdam` (Dozat, ICLR workshop 2016) of B models: every number may differ, momentum_decay too."""
 
     torch_class = torch.optim.NAdam
     bounds = {**MovingAverages.bounds, "momentum_decay": Bound()}  # noqa: RUF012
@@ -196,21 +158,14 @@ class NAdam(MovingAverages):
         return {**super().coefficients(group, step, state), "grad": grad, "mean": mean}
 
     def update(self, chunk: Chunk, group: dict[str, Any], by: Mapping[str, Any]) -> None:
-        chunk, first, second = self.averaged(chunk, group, by)
-        below = self.spread(second, chunk, by)
+        first, second = self.averaged(chunk, by)
+        below = self.spread(second, by)
         addcdiv_(chunk.params, chunk.grads, below, by["grad"])
         addcdiv_(chunk.params, first, below, by["mean"])
 
 
 class RAdam(MovingAverages):
-    """`torch.optim.RAdam` (Liu et al., ICLR 2020) of B models: lr, betas, eps and weight_decay may differ.
-
-    Example:
-        >>> weights = torch.nn.Parameter(torch.ones(2, 3)); weights.grad = torch.ones(2, 3)
-        >>> RAdam([weights], lr=[0.5, 0.25], num_models=2).step()
-        >>> weights[:, 0].tolist()
-        [0.5, 0.75]
-    """
+    """`torch.optim.RAdam` (Liu et al., ICLR 2020) of B models: lr, betas, eps and weight_decay may differ."""
 
     torch_class = torch.optim.RAdam
     least_length: ClassVar[float] = 5.0  # of the moving average, from which its variance is rectified
@@ -231,10 +186,9 @@ class RAdam(MovingAverages):
         return {**numbers, "rectified": rectified, "size": numbers["size"] * factor}
 
     def update(self, chunk: Chunk, group: dict[str, Any], by: Mapping[str, Any]) -> None:
-        chunk, first, second = self.averaged(chunk, group, by)
+        first, second = self.averaged(chunk, by)
         rectified = by["rectified"]
-        below = sqrt(second)
-        torch._foreach_add_(below, by["eps"])
+        below = root_and(second, by["eps"])
         if isinstance(rectified, list):
             below = [torch.where(each > 0, own, 1.0) for each, own in zip(rectified, below, strict=True)]
         elif not rectified:

@@ -15,7 +15,7 @@ import torch
 from hocket.optim.hyper import Number
 
 __all__ = ["Factor", "Tensors", "add", "add_", "addcdiv_", "addcmul_", "divided", "is_on", "lerp_", "power"]
-__all__ += ["root", "sqrt"]
+__all__ += ["root", "root_and"]
 
 Tensors = list[torch.Tensor]
 Factor = float | Tensors
@@ -36,9 +36,11 @@ def add(xs: Tensors, ys: Tensors, alpha: Factor) -> Tensors:
     return list(torch._foreach_add(xs, ys, alpha=alpha))
 
 
-def sqrt(xs: Tensors) -> Tensors:
-    """``x ** 0.5``."""
-    return list(torch._foreach_sqrt(xs))
+def root_and(xs: Tensors, eps: Factor) -> Tensors:
+    """``x ** 0.5 + eps``."""
+    roots = list(torch._foreach_sqrt(xs))
+    torch._foreach_add_(roots, eps)
+    return roots
 
 
 def addcmul_(xs: Tensors, ys: Tensors, zs: Tensors, value: Factor) -> None:
@@ -85,21 +87,13 @@ def power(base: Number, exponent: Number) -> Number:
     after the last whole vector. Operands that are two elements apart keep it on that loop, which calls what Python
     calls.
     """
-    if not isinstance(base, torch.Tensor) and not isinstance(exponent, torch.Tensor):
+    tensors = [each for each in (base, exponent) if isinstance(each, torch.Tensor)]
+    if not tensors:
         return base**exponent
-    return torch.pow(
-        *(torch.stack((each, each), -1)[..., 0] for each in torch.broadcast_tensors(*_both(base, exponent)))
-    )
+    ones = torch.ones(tensors[0].shape, dtype=torch.float64, device=tensors[0].device)
+    return torch.pow(*(torch.stack((each, each), -1)[..., 0] for each in (ones * base, ones * exponent)))
 
 
 def root(number: Number) -> Number:
     """The square root, correctly rounded."""
     return number.sqrt() if isinstance(number, torch.Tensor) else math.sqrt(number)
-
-
-def _both(first: Number, second: Number) -> tuple[torch.Tensor, torch.Tensor]:
-    """Two numbers, one of them in a tensor, in float64 tensors on one device."""
-    like = first if isinstance(first, torch.Tensor) else second
-    assert isinstance(like, torch.Tensor)
-    ones = torch.ones(like.shape, dtype=torch.float64, device=like.device)
-    return ones * first, ones * second

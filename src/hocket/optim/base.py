@@ -23,13 +23,14 @@ from operator import attrgetter
 from typing import Any, ClassVar
 
 import torch
+from torch.optim import optimizer as torch_optimizer
 
 from hocket.errors import InputError
-from hocket.optim import counts
-from hocket.optim.arithmetic import Tensors
-from hocket.optim.chunks import Bucket, Chunk, Columns, Layout, lay_out, one_thread
+from hocket.optim.arithmetic import Tensors, is_on
+from hocket.optim.chunks import Bucket, Chunk, Layout, columns, lay_out
+from hocket.optim.counts import Counted, step_of
 from hocket.optim.hyper import Number, one_of, plain
-from hocket.optim.options import Options, groups_of, options_of, signature_of
+from hocket.optim.options import groups_of, options_of, signature_of
 from hocket.optim.slots import slots_of
 from hocket.optim.state import check_fits, checked_refill, load, plain_state, refill, select
 
@@ -37,9 +38,10 @@ __all__ = ["Chunk", "FusedOptimizer"]
 
 NONFINITE = ("step", "skip", "freeze")
 IS_SPARSE = attrgetter("grad.is_sparse")
+GLOBAL_HOOKS = (torch_optimizer._global_optimizer_pre_hooks, torch_optimizer._global_optimizer_post_hooks)
 
 
-class FusedOptimizer(Options, ABC):
+class FusedOptimizer(Counted, ABC):
     """An optimizer over fused parameters; all of torch's machinery (groups, hooks, schedulers) works on it.
 
     Attributes:
@@ -64,7 +66,6 @@ class FusedOptimizer(Options, ABC):
     """
 
     torch_class: ClassVar[type[torch.optim.Optimizer]]
-    counters: ClassVar[Mapping[str, float]] = {"step": 0.0}
     fixed: ClassVar[Mapping[str, Any]] = {}
 
     def __init_subclass__(cls) -> None:
@@ -80,11 +81,9 @@ class FusedOptimizer(Options, ABC):
         self._slots = slots_of([p for group in groups for p in group["params"]], num_models)
         self._frozen = [False] * self.num_models
         self._hocket_version = 0  # whoever captured a step sees by it that another one is needed
-        self._per_model_steps = nonfinite != "step"  # whether each model's steps are counted on their own
+        self._per_model_steps = nonfinite != "step"
         self._layouts: dict[int, Layout] = {}  # of each group, by its number
         super().__init__(groups, defaults)
-
-    # ------------------------------------------------------------------------------- what a kind of optimizer defines
 
     @abstractmethod
     def entries(self, group: dict[str, Any]) -> tuple[str, ...]:
@@ -92,7 +91,7 @@ class FusedOptimizer(Options, ABC):
 
     @abstractmethod
     def coefficients(self, group: dict[str, Any], step: Number, state: dict[str, Any]) -> dict[str, Number]:
-        """The numbers of this step's update, each a float or B of them; `step` counts from 1."""
+        """The numbers of this step's update besides decay and eps, each a float or B of them; `step` counts from 1."""
 
     @abstractmethod
     def update(self, chunk: Chunk, group: dict[str, Any], by: Mapping[str, Any]) -> None:
@@ -101,11 +100,6 @@ class FusedOptimizer(Options, ABC):
     def initial(self, key: str, p: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:
         """An entry of a parameter's state, or of one model's part of it under plain options, before the first step."""
         return torch.zeros_like(p)
-
-    def count(self, group: dict[str, Any], states: Sequence[dict[str, Any]]) -> None:
-        """Count a step in these states, of which some may share their count."""
-        for step in {id(state["step"]): state["step"] for state in states if "step" in state}.values():
-            step += 1
 
     def plain_state(self, state: dict[str, Any], group: dict[str, Any]) -> dict[str, Any]:
         """The state of one model, under its own plain options, as `torch_class` would hold it."""
@@ -119,7 +113,28 @@ class FusedOptimizer(Options, ABC):
         """Update a chunk in one pass over its memory."""
         raise NotImplementedError
 
-    # ---------------------------------------------------------------------------------------------------------- steps
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update the parameters that have a gradient.
+
+        Args:
+            closure: computes the losses again and returns them.
+        """
+        # torch gives each call a name for a profiler, which takes a quarter of a small model's update.
+        hooks = (self._optimizer_step_pre_hooks, self._optimizer_step_post_hooks, *GLOBAL_HOOKS)
+        if torch._C._autograd._profiler_enabled() or any(hooks):
+            return _observed_step(self) if closure is None else _observed_step(self, closure)
+        return self._step(closure)
+
+    step.hooked = True  # type: ignore[attr-defined]  # or torch would wrap it
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Let go of the gradients, or set them to zero."""
+        if not set_to_none:
+            super().zero_grad(set_to_none=False)
+            return
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.grad = None
 
     def _step(self, closure: Callable[[], Any] | None = None) -> Any:
         loss = None if closure is None else torch.enable_grad()(closure)()
@@ -135,29 +150,6 @@ class FusedOptimizer(Options, ABC):
         """Update all models but these, whose parameters and state stay as they are, bit for bit."""
         with torch.no_grad():
             self._update_all([self.checked_model(model) for model in models])
-
-    @property
-    def frozen(self) -> tuple[bool, ...]:
-        """For each model whether it is frozen."""
-        return tuple(self._frozen)
-
-    def freeze(self, model: int) -> None:
-        """Leave this model as it is, parameters and state, in all steps to come."""
-        self._frozen[self.checked_model(model)] = True
-        self._hocket_version += 1
-        self.count_per_model()
-
-    def unfreeze(self, model: int) -> None:
-        """Let this model take part in the steps again."""
-        self._frozen[self.checked_model(model)] = False
-        self._hocket_version += 1
-
-    def count_per_model(self) -> None:
-        """From now on count the steps of each model on its own."""
-        self._per_model_steps = True
-        steps = ((p, own["step"]) for p, own in self.state.items() if "step" in own)
-        if any(not step.dim() and self._slots[p] is None for p, step in steps):
-            counts.rejoin(self)
 
     def _update_all(self, skipped: Sequence[int]) -> None:
         if skipped or True in self._frozen:
@@ -191,30 +183,21 @@ class FusedOptimizer(Options, ABC):
 
     def _laid_out(self, number: int, group: dict[str, Any], ready: Tensors) -> Layout:
         """The layout of a group's parameters that have gradients, whose states are complete from here on."""
-        states = [self.state[p] for p in ready]
+        states, entries = [self.state[p] for p in ready], self.entries(group)
         layout = self._layouts.get(number)
-        entries = self.entries(group)
-        if layout is None or layout.entries != entries or not layout.is_of(ready, states):
+        if layout is None or not layout.is_of(ready, states, entries):
             self._slots.check_shapes(ready)
-            shared: dict[Any, torch.Tensor] = {}
             for p, state in zip(ready, states, strict=True):
-                self.complete(p, group, state, shared)
-            counts.part(self, group, ready)
+                self.complete(p, group, state)
+            self.share_counts(group, resting={*group["params"]} - {*ready})
             layout = self._layouts[number] = lay_out(ready, states, entries, self._slots)
         return layout
 
-    def complete(
-        self, p: torch.Tensor, group: dict[str, Any], state: dict[str, Any], shared: dict[Any, torch.Tensor]
-    ) -> None:
-        """Make what a state lacks; parameters that begin together share their counters."""
+    def complete(self, p: torch.Tensor, group: dict[str, Any], state: dict[str, Any]) -> None:
+        """Make what a state lacks."""
         entries = self.entries(group)
         if entries and not state:
-            fused = self._slots[p] is None
-            for key in self.counters:
-                place = (key, fused, p.device)
-                if place not in shared:
-                    shared[place] = counts.first_count(self, key, p)
-                state[key] = shared[place]
+            state.update({key: self.first_count(key, p) for key in self.counters})
         for key in entries:
             if key not in state:
                 state[key] = self.initial(key, p, group)
@@ -231,20 +214,33 @@ class FusedOptimizer(Options, ABC):
 
     def _update_bucket(self, group: dict[str, Any], bucket: Bucket) -> None:
         numbers = self.kernel_numbers(group, bucket.params[0].dtype) if bucket.fits_kernels() else None
-        update = self.update if numbers is None else self.update_by_kernel
-        threads = one_thread() if numbers is not None and bucket.is_small else nullcontext()
-        chunks = bucket.chunks
-        if numbers is not None and not any(isinstance(number, torch.Tensor) for number in numbers.values()):
-            chunks = [bucket.whole]  # in one pass: nothing is read again from a cache
+        by_kernel = numbers is not None
+        update, threads = (self.update_by_kernel, bucket.threads()) if by_kernel else (self.update, nullcontext())
         if numbers is None:
-            numbers = self.coefficients(group, counts.step_of(bucket.state), bucket.state)
-        columns = Columns(numbers, bucket.params[0], self._slots)
+            eps = {"eps": group["eps"]} if "eps" in group else {}
+            own = self.coefficients(group, step_of(bucket.state), bucket.state)
+            numbers = {"decay": self.decay(group), **eps, **own}
+        rows = bucket.rows(numbers)
+        # Without rows the kernel makes one pass: nothing is read again from a cache.
+        chunks = [bucket.whole] if by_kernel and not rows else bucket.chunks
         with threads:
             for pieces in chunks:
-                chunk = pieces.chunk(bucket.state.get("step"), group["maximize"])
-                update(chunk, group, columns.beside(pieces))
+                by = {**numbers, **columns(rows, pieces, self._slots)} if rows else numbers
+                chunk = pieces.chunk(group["maximize"])
+                update(chunk if by_kernel else self.decayed(chunk, group, by["decay"]), group, by)
 
-    # ------------------------------------------------------------------------------- state, from and to plain torch
+    def decay(self, group: dict[str, Any]) -> Number:
+        """What gradients get of the parameters, or, decoupled, what parameters are multiplied by."""
+        number: Number = group["weight_decay"]
+        return 1 - group["lr"] * number if group.get("decoupled_weight_decay") and is_on(number) else number
+
+    def decayed(self, chunk: Chunk, group: dict[str, Any], decay: Any) -> Chunk:
+        """A chunk with its weight decay in the gradients, or, decoupled, taken off the parameters."""
+        if not group.get("decoupled_weight_decay"):
+            return chunk.decayed(decay)
+        if is_on(group["weight_decay"]):
+            torch._foreach_mul_(chunk.params, decay)
+        return chunk
 
     def state_dict(self) -> dict[str, Any]:
         """As torch's, with B numbers as a tensor of shape (B,), and which models are frozen under ``"hocket"``."""
@@ -267,7 +263,7 @@ class FusedOptimizer(Options, ABC):
         self._frozen = list(frozen)
         for group in self.param_groups:
             self.settle(group)
-        counts.rejoin(self)
+        self.share_all_counts()
         self._hocket_version += 1
 
     def __getstate__(self) -> dict[str, Any]:
@@ -336,3 +332,8 @@ class FusedOptimizer(Options, ABC):
         """
         slot = self.checked_model(model)
         refill(self, slot, checked_refill(self, slot, state, options))
+
+
+@torch.optim.Optimizer.profile_hook_step
+def _observed_step(self: FusedOptimizer, closure: Callable[[], Any] | None = None) -> Any:
+    return self._step(closure)

@@ -11,40 +11,28 @@ What a step lays out the next one finds again: as long as parameters, states and
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import attrgetter, is_
 from typing import Any
 
 import torch
 
-from hocket.fusion.rules.base import is_watched
 from hocket.optim.arithmetic import Factor, Tensors, add
 from hocket.optim.hyper import Number
 from hocket.optim.slots import Slots
 
-__all__ = ["Bucket", "Chunk", "Columns", "Layout", "Pieces", "lay_out", "one_thread"]
+__all__ = ["Bucket", "Chunk", "Layout", "Pieces", "columns", "lay_out"]
 
 GRAD, GRAD_DTYPE = attrgetter("grad"), attrgetter("grad.dtype")
 LINE_BYTES = 64
 CHUNK_BYTES = 1 << 20  # parameters of one chunk on a CPU; an update reads and writes a few times as much
 LARGE_CHUNKS = 2  # of these in a chunk of one large parameter: half the calls
 # Elements of a bucket up to which one thread updates it, torch's own grain. Its fused kernels share out each parameter,
-# however small: to wake a thread for it takes longer than the update, twice as long for an MLP of width 32.
+# however small, and to wake threads for that takes longer than the update.
 GRAIN = 32_768
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Ops of the calling thread run on it alone."""
-    usual = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(usual)
 
 
 @dataclass(frozen=True)
@@ -68,39 +56,6 @@ class Chunk:
         return replace(self, grads=add(self.grads, self.params, weight_decay))
 
 
-class Columns:
-    """The coefficients of a bucket: floats as they are, B numbers as columns beside a parameter, cast once."""
-
-    def __init__(self, numbers: dict[str, Number], like: torch.Tensor, slots: Slots) -> None:
-        self._slots = slots
-        self._floats = {name: value for name, value in numbers.items() if not isinstance(value, torch.Tensor)}
-        real = like.real.dtype if like.is_complex() else like.dtype
-        # Half precision would round a rate to three digits; torch's scalars are float32 there.
-        dtype = torch.float32 if real in (torch.float16, torch.bfloat16) else real
-        # A `PerModel` goes into an op as it is: a capture knows the group's tensor, and not a plain alias of it.
-        self._rows = {
-            name: value.to(like.device, dtype) for name, value in numbers.items() if isinstance(value, torch.Tensor)
-        }
-        self._views: dict[Any, dict[str, torch.Tensor]] = {}
-
-    def beside(self, pieces: Pieces) -> dict[str, Any]:
-        """For each coefficient a float, or a list with a tensor that broadcasts against each of the pieces."""
-        if not self._rows:
-            return self._floats
-        views = [self._viewed(p, pieces) for p in pieces.params]
-        return {**self._floats, **{name: [view[name] for view in views] for name in self._rows}}
-
-    def _viewed(self, p: torch.Tensor, pieces: Pieces) -> dict[str, torch.Tensor]:
-        slot, dims = self._slots[p], p.dim() + p.is_complex()
-        key = (slot, dims, pieces.begin, pieces.end)
-        if key not in self._views:
-            self._views[key] = {
-                name: pieces.of(row).view(-1, *(1,) * (dims - 1)) if slot is None else row[slot] if row.dim() else row
-                for name, row in self._rows.items()
-            }
-        return self._views[key]
-
-
 @dataclass(frozen=True)
 class Pieces:
     """Parameters that are updated together; of a large one, which goes alone, the models from `begin` to `end`."""
@@ -109,54 +64,34 @@ class Pieces:
     states: Sequence[dict[str, Any]]
     begin: int = 0
     end: int | None = None
-    kept: dict[str, Any] = field(default_factory=dict)  # parts of the large one and of its state, and where they lie
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
         """These models' part of a tensor whose first dimension is B."""
         return tensor if self.end is None else tensor[self.begin : self.end]
 
-    def chunk(self, count: torch.Tensor | None, maximize: bool) -> Chunk:
+    def chunk(self, maximize: bool) -> Chunk:
         """Their part of the parameters, the gradients and the states, in which all but the count is of all models."""
-        params, states = self.params, self.states
+        params, states, count = self.params, self.states, self.states[0].get("step")
         grads: Tensors = list(map(GRAD, params))
         if self.end is not None:
-            (params, states), grads = self._parts(), list(map(self.of, grads))
+            params, grads = list(map(self.of, params)), list(map(self.of, grads))
+            states = [{key: self.of(value) for key, value in states[0].items() if key != "step"}]
         if params[0].is_complex():
             params, grads = list(map(torch.view_as_real, params)), list(map(torch.view_as_real, grads))
         return Chunk(params, list(torch._foreach_neg(grads)) if maximize else grads, states, count)
 
-    def _parts(self) -> tuple[Tensors, Sequence[dict[str, Any]]]:
-        """Parts of the large parameter and of its state: views, made once for as long as these lie where they lay."""
-        [p], [state] = self.params, self.states
-        # What is kept holds on to its memory: another tensor in the same place has another address.
-        places = None if is_watched() else [(each.data_ptr(), each.stride()) for each in (p, *state.values())]
-        if places is None or self.kept.get("places") != places:
-            parts = [self.of(p)], [{key: self.of(value) for key, value in state.items() if key != "step"}]
-            if places is None:  # a capture has to see that they are parts
-                return parts
-            self.kept.update(places=places, parts=parts)
-        found: tuple[Tensors, Sequence[dict[str, Any]]] = self.kept["parts"]
-        return found
 
-
-def cut(params: Tensors, states: Sequence[dict[str, Any]], slots: Slots) -> Iterator[Pieces]:
-    """Parameters in pieces of up to `CHUNK_BYTES`, on a CPU; a large one in pieces of up to `LARGE_CHUNKS` as much."""
-    begin = end = size_bytes = 0
-    for number, p in enumerate(params):
-        is_large = p.device.type == "cpu" and p.nbytes > CHUNK_BYTES and slots[p] is None
-        if is_large or (begin < end and p.device.type == "cpu" and size_bytes + p.nbytes > CHUNK_BYTES):
-            if begin < end:
-                yield Pieces(params[begin:end], states[begin:end])
-            begin, size_bytes = number, 0
-        end = number + 1
-        size_bytes += p.nbytes
-        if is_large:
-            at_once = max(1, LARGE_CHUNKS * CHUNK_BYTES * p.shape[0] // p.nbytes)
-            for first in range(0, p.shape[0], at_once):
-                yield Pieces([p], [states[number]], first, first + at_once)
-            begin, size_bytes = end, 0
-    if begin < end:
-        yield Pieces(params[begin:end], states[begin:end])
+def columns(rows: Mapping[str, torch.Tensor], pieces: Pieces, slots: Slots) -> dict[str, Tensors]:
+    """For each coefficient that is one per model a list, with a tensor beside each of the pieces' parameters."""
+    shapes = [(slots[p], p.dim() + p.is_complex() - 1) for p in pieces.params]
+    found = {}
+    for name, row in rows.items():
+        views = {
+            (slot, dims): pieces.of(row).view(-1, *(1,) * dims) if slot is None else row[slot]
+            for slot, dims in {*shapes}
+        }
+        found[name] = [views[shape] for shape in shapes]
+    return found
 
 
 @dataclass(frozen=True)
@@ -195,6 +130,28 @@ class Bucket:
             and {*map(GRAD_DTYPE, params)} == {first.dtype}
         )
 
+    def rows(self, numbers: Mapping[str, Number]) -> dict[str, torch.Tensor]:
+        """The coefficients that are one per model, in the parameters' precision."""
+        found = {name: value for name, value in numbers.items() if isinstance(value, torch.Tensor)}
+        if found:
+            like = self.params[0].real if self.params[0].is_complex() else self.params[0]
+            # Half precision would round a rate to three digits; torch's scalars are float32 there.
+            dtype = torch.float32 if like.itemsize < 4 else like.dtype
+            # A `PerModel` goes into an op as it is: a capture knows the group's tensor, and not a plain alias of it.
+            found = {name: value.to(like.device, dtype) for name, value in found.items()}
+        return found
+
+    @contextmanager
+    def threads(self) -> Iterator[None]:
+        """The number of threads that updates it fastest, for the ops of the block."""
+        usual = torch.get_num_threads()
+        if self.is_small:
+            torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(usual)
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -202,20 +159,14 @@ class Layout:
 
     params: Tensors
     states: Sequence[dict[str, Any]]
-    entries: tuple[str, ...]
-    counts: Sequence[torch.Tensor | None]
-    sizes: Sequence[int]
+    objects: Sequence[Any]
+    values: Sequence[Any]
     buckets: Sequence[Bucket]
 
-    def is_of(self, params: Tensors, states: Sequence[dict[str, Any]]) -> bool:
+    def is_of(self, params: Tensors, states: Sequence[dict[str, Any]], entries: tuple[str, ...]) -> bool:
         """Whether these are still the same parameters, states and counts."""
-        return (
-            len(params) == len(self.params)
-            and all(map(is_, params, self.params))
-            and all(map(is_, states, self.states))
-            and all(map(is_, [state.get("step") for state in states], self.counts))
-            and list(map(torch.Tensor.numel, params)) == self.sizes
-        )
+        objects, values = _identity(params, states, entries)
+        return values == self.values and all(map(is_, objects, self.objects))
 
 
 def lay_out(params: Tensors, states: Sequence[dict[str, Any]], entries: tuple[str, ...], slots: Slots) -> Layout:
@@ -224,13 +175,39 @@ def lay_out(params: Tensors, states: Sequence[dict[str, Any]], entries: tuple[st
     def is_even(p: torch.Tensor) -> bool:
         return slots.num_models == 1 or slots[p] is not None or p.nbytes // slots.num_models % LINE_BYTES == 0
 
-    counts = [state.get("step") for state in states]
     found: dict[Any, list[tuple[torch.Tensor, dict[str, Any]]]] = {}
-    for p, state, count in zip(params, states, counts, strict=True):
-        key = (is_even(p), p.device, p.dtype, id(count), id(state.get("mu_product")))
+    for p, state in zip(params, states, strict=True):
+        key = (is_even(p), p.device, p.dtype, id(state.get("step")), id(state.get("mu_product")))
         found.setdefault(key, []).append((p, state))
     buckets = []
     for (even, *_), rows in found.items():
         own, states_of = [p for p, _ in rows], [state for _, state in rows]
-        buckets.append(Bucket(even, Pieces(own, states_of), list(cut(own, states_of, slots))))
-    return Layout(params, states, entries, counts, [p.numel() for p in params], buckets)
+        buckets.append(Bucket(even, Pieces(own, states_of), list(_cut(own, states_of, slots))))
+    return Layout(params, states, *_identity(params, states, entries), buckets)
+
+
+def _identity(
+    params: Tensors, states: Sequence[dict[str, Any]], entries: tuple[str, ...]
+) -> tuple[list[Any], tuple[Any, ...]]:
+    """The objects, and the values, that are the same as long as a layout holds."""
+    objects = [*params, *states, *[state.get("step") for state in states]]
+    return objects, (entries, *map(torch.Tensor.numel, params))
+
+
+def _cut(params: Tensors, states: Sequence[dict[str, Any]], slots: Slots) -> Iterator[Pieces]:
+    """Parameters in pieces of up to `CHUNK_BYTES`, on a CPU; a large one in pieces of up to `LARGE_CHUNKS` as much."""
+    begin = size_bytes = 0
+    for number, p in enumerate(params):
+        size = p.nbytes if p.device.type == "cpu" else 0
+        is_large = size > CHUNK_BYTES and slots[p] is None
+        if begin < number and (is_large or size_bytes + size > CHUNK_BYTES):
+            yield Pieces(params[begin:number], states[begin:number])
+            begin, size_bytes = number, 0
+        size_bytes += size
+        if is_large:
+            at_once = max(1, LARGE_CHUNKS * CHUNK_BYTES * p.shape[0] // size)
+            for first in range(0, p.shape[0], at_once):
+                yield Pieces([p], [states[number]], first, first + at_once)
+            begin, size_bytes = number + 1, 0
+    if begin < len(params):
+        yield Pieces(params[begin:], states[begin:])

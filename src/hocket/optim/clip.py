@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from hocket.errors import InputError
-from hocket.optim.hyper import Bound, numbers_of
-from hocket.optim.slots import Slots, slots_of
+from hocket.optim.hyper import Bound, by_model, numbers_of
+from hocket.optim.slots import slots_of
 
 __all__ = ["clip_grad_norm_", "clip_grad_value_"]
 
@@ -60,9 +60,9 @@ def clip_grad_norm_(
         if error_if_nonfinite and not bool(torch.isfinite(total).all()):
             bad = [model for model, fine in enumerate(torch.isfinite(total).tolist()) if not fine]
             raise InputError(f"the gradients' norm of order {norm_type} is not finite for model {bad}")
-        factors = torch.clamp(_column(limits, total) / (total + 1e-6), max=1.0)
+        factors = torch.clamp(torch.as_tensor(limits, dtype=total.dtype, device=total.device) / (total + 1e-6), max=1.0)
         for p, grad in params:
-            grad.mul_(_beside(factors, p, slots))
+            grad.mul_(slots.column(factors.to(p.device, torch.promote_types(p.dtype, factors.dtype)), p))
     return total
 
 
@@ -88,16 +88,6 @@ def clip_grad_value_(
     limits = numbers_of("clip_value", clip_value, slots.num_models, Bound())
     with torch.no_grad():
         for p, grad in slots.gradients():
-            if isinstance(limits, list):
-                limit = _beside(_column(limits, grad), p, slots)
-                torch.clamp(grad, min=-limit, max=limit, out=grad)
-            else:
-                grad.clamp_(min=-limits, max=limits)
-
-
-def _column(limits: float | list[float], like: torch.Tensor) -> Any:
-    return torch.tensor(limits, dtype=like.dtype, device=like.device) if isinstance(limits, list) else limits
-
-
-def _beside(row: torch.Tensor, p: torch.Tensor, slots: Slots) -> torch.Tensor:
-    return slots.column(row.to(p.device, torch.promote_types(p.dtype, row.dtype)), p)
+            row = torch.tensor(by_model(limits, slots.num_models), dtype=grad.dtype, device=grad.device)
+            limit = slots.column(row, p)
+            torch.clamp(grad, min=-limit, max=limit, out=grad)

@@ -21,7 +21,7 @@ import torch
 from hocket.errors import InputError
 
 __all__ = ["Bound", "Number", "PerModel", "as_tuple", "by_model", "check_whole", "from_models", "is_number", "is_row"]
-__all__ += ["numbers_of", "of_model", "one_of", "per_model", "plain", "row"]
+__all__ += ["numbers", "numbers_of", "of_model", "one_of", "per_model", "plain", "row"]
 
 
 class PerModel(torch.Tensor):
@@ -54,12 +54,7 @@ def plain(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Bound:
-    """What a hyper-parameter may be: ``low <= x``, and below `high` (or at most, if `closed`).
-
-    Example:
-        >>> print(Bound(0, 1), "|", Bound(0))
-        numbers >= 0 and < 1 | numbers >= 0
-    """
+    """What a hyper-parameter may be: ``low <= x``, and below `high` (or at most, if `closed`)."""
 
     low: float = 0.0
     high: float = math.inf
@@ -81,6 +76,11 @@ class Bound:
         return bool(above and (value <= self.high if self.closed else value < self.high))
 
 
+def numbers(*names: str) -> dict[str, Bound]:
+    """Hyper-parameters that are at least 0."""
+    return dict.fromkeys(names, Bound())
+
+
 def is_number(value: Any) -> bool:
     """Whether `value` is a real number, of Python, numpy or a tensor of no dimension, and no truth value."""
     if isinstance(value, torch.Tensor):
@@ -100,14 +100,6 @@ def numbers_of(name: str, value: Any, num_models: int, bound: Bound) -> float | 
 
     Raises:
         InputError: something else, a row of the wrong length, or a number out of bounds; restates `value`.
-
-    Example:
-        >>> numbers_of("lr", (1, 0.5), 2, Bound(0))
-        [1.0, 0.5]
-        >>> numbers_of("lr", [0.1, -0.5], 2, Bound(0))
-        Traceback (most recent call last):
-        ...
-        hocket.errors.InputError: lr: expected numbers >= 0, got -0.5 for model 1 in [0.1, -0.5]
     """
     if is_number(value):
         number: float = value if isinstance(value, int) else float(value)  # momentum=0 prints as 0, as in torch
@@ -116,10 +108,9 @@ def numbers_of(name: str, value: Any, num_models: int, bound: Bound) -> float | 
         return number
     found = row(name, value, num_models)
     for model, element in enumerate(found):
-        if type(element) is not float and not is_number(element):
-            raise InputError(f"{name}: expected {bound}, got {element!r} for model {model} in {_shown(value)}")
-        if not bound.holds(float(element)):
-            raise InputError(f"{name}: expected {bound}, got {float(element)} for model {model} in {_shown(value)}")
+        given = float(element) if type(element) is float or is_number(element) else element
+        if not isinstance(given, float) or not bound.holds(given):
+            raise InputError(f"{name}: expected {bound}, got {given!r} for model {model} in {_shown(value)}")
     return [float(element) for element in found]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -42,24 +42,6 @@ class TrainedModel:
     generators: Mapping[torch.device, torch.Tensor] | None = None
 
 
-class Scheduler(Protocol):
-    """What slots need of a scheduler of `hocket.lr_scheduler`, which stands on optimizers and is not known here."""
-
-    num_models: int
-
-    def select_models(self, models: list[int]) -> None:
-        """Keep these models, in this order."""
-
-    def refill(self, model: int) -> None:
-        """Begin one model's schedule anew."""
-
-    def model_state(self, model: int) -> dict[str, Any]:
-        """One model's state."""
-
-    def load_model_state(self, model: int, state: Mapping[str, Any]) -> None:
-        """Load what `model_state` gave."""
-
-
 class ModelSlots:
     """The slots of B models in an array and in what trains it, which change together.
 
@@ -89,16 +71,14 @@ class ModelSlots:
         self,
         array: Array,
         optimizers: FusedOptimizer | Sequence[FusedOptimizer],
-        schedulers: Scheduler | Sequence[Scheduler] = (),
+        schedulers: Any = (),
         scaler: GradScaler | None = None,
     ) -> None:
         self.array = array
         self.optimizers = tuple(optimizers) if isinstance(optimizers, Sequence) else (optimizers,)
         self.schedulers = tuple(schedulers) if isinstance(schedulers, Sequence) else (schedulers,)
         self.scaler = scaler
-        self._parts: list[FusedOptimizer | Scheduler | GradScaler] = [*self.optimizers, *self.schedulers]
-        if scaler is not None:
-            self._parts.append(scaler)
+        self._parts: list[Any] = [*self.optimizers, *self.schedulers, *([] if scaler is None else [scaler])]
         self._check()
 
     def state(self, model: int, module: nn.Module | None = None) -> TrainedModel:

@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 import torch
 
 from hocket.errors import InputError
-from hocket.optim.calls import DirectCalls
 from hocket.optim.hyper import Bound, PerModel, as_tuple, by_model, from_models, is_number, numbers_of, per_model
 from hocket.optim.slots import Slots, largest, slots_of
 
@@ -19,7 +18,7 @@ KERNELS = ("foreach", "fused", "capturable", "differentiable")  # torch's choice
 FLAGS = ("amsgrad", "centered", "decoupled_weight_decay", "maximize", "nesterov")  # they choose code, not numbers
 
 
-class Options(DirectCalls):
+class Options(torch.optim.Optimizer):
     """The part of `hocket.optim.base.FusedOptimizer` that keeps options, and checks them."""
 
     bounds: ClassVar[Mapping[str, Bound]]

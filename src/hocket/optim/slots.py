@@ -77,11 +77,6 @@ def slots_of(params: Iterable[Any], num_models: int | None = None, known: Slots 
 
     Raises:
         InputError: a parameter that is neither, B = 0, or parameters of other numbers of models.
-
-    Example:
-        >>> slots = slots_of([torch.zeros(3, 2), torch.zeros(3)], num_models=3)
-        >>> slots.num_models, [slots[p] for p in slots]
-        (3, [None, None])
     """
     found = [p[1] if isinstance(p, tuple) else p for p in params]
     for place, p in enumerate(found):

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hocket.errors import InputError
-from hocket.optim.counts import count_dtype, rejoin
-from hocket.optim.hyper import PerModel, as_tuple, from_models, is_row, of_model, plain
+from hocket.optim.counts import count_dtype
+from hocket.optim.hyper import PerModel, as_tuple, by_model, from_models, is_row, of_model, plain
 from hocket.optim.options import FLAGS
 from hocket.optim.slots import Slots
 
@@ -63,42 +63,25 @@ def plain_state(optimizer: FusedOptimizer, model: int) -> dict[str, Any]:
 def checked_refill(
     optimizer: FusedOptimizer, model: int, state: Mapping[str, Any] | None, options: Mapping[str, Any]
 ) -> PlainState:
-    """What a slot gets from a plain state, or begins anew with where that is None; nothing is changed yet.
-
-    Args:
-        optimizer: of the slot.
-        model: the slot.
-        state: of `torch_class`.
-        options: numbers that go before those of the state.
-
-    Raises:
-        InputError: the state or a number does not fit the parameters, the bounds or the other models.
-    """
+    """What a slot gets from a plain state, overridden by options, or begins anew with without a state; all checked."""
     for key, value in options.items():
         if key not in optimizer.bounds:
             raise InputError(f"refill: expected options among {', '.join(optimizer.bounds)}, got {key}={value!r}")
     new = _checked(optimizer, model, state, options, "state")
-    for group, own in zip(optimizer.param_groups, new.options, strict=True):
-        for key, value in own.items():
-            if key in optimizer.bounds:
-                if any(map(is_row, as_tuple(value))):
-                    raise InputError(f"refill: {key}: expected the number of one model, got {value!r}")
-                optimizer.settled(key, value)
-            elif key in FLAGS:
-                _check_same(key, [value if slot == model else group[key] for slot in range(optimizer.num_models)])
+    for own in new.options:
+        for key in own.keys() & optimizer.bounds.keys():
+            if any(map(is_row, as_tuple(own[key]))):
+                raise InputError(f"refill: {key}: expected the number of one model, got {own[key]!r}")
+    _merged(optimizer, {model: new})
     return new
 
 
 def refill(optimizer: FusedOptimizer, model: int, new: PlainState) -> None:
     """Write what `checked_refill` gave into a slot; what the state does not have begins anew."""
     before = _tensors(optimizer)
-    for group, options in zip(optimizer.param_groups, new.options, strict=True):
-        optimizer.settle(group)
-        for key in options.keys() & optimizer.bounds.keys():
-            optimizer.set_for_model(group, key, model, options[key])
     optimizer.count_per_model()
-    _put_entries(optimizer, model, new.entries)
-    rejoin(optimizer)
+    _put(optimizer, {model: new})
+    optimizer.share_all_counts()
     if list(map(id, before)) != list(map(id, _tensors(optimizer))):
         optimizer._hocket_version += 1
     if optimizer.frozen[model]:
@@ -107,31 +90,40 @@ def refill(optimizer: FusedOptimizer, model: int, new: PlainState) -> None:
 
 def load(optimizer: FusedOptimizer, states: Sequence[Mapping[str, Any]]) -> None:
     """See `FusedOptimizer.load_unfused`."""
-    new = [_checked(optimizer, model, state, {}, f"state of model {model}") for model, state in enumerate(states)]
-    options: list[dict[str, list[Any]]] = []
-    for number in range(len(optimizer.param_groups)):
-        own = [each.options[number] for each in new]
-        options.append({key: [each[key] for each in own] for key in own[0] if all(key in each for each in own)})
-        for key, values in options[-1].items():
-            if key in optimizer.bounds:
-                optimizer.settled(key, from_models(values))
-            elif key in FLAGS:
-                _check_same(key, values)
-    for group, found in zip(optimizer.param_groups, options, strict=True):
-        for key, values in found.items():
-            is_note = all(isinstance(value, float) for value in values)  # of a scheduler
-            if is_note or key in optimizer.bounds or key in FLAGS:
-                optimizer.set_by_model(group, key, values)
+    new = {m: _checked(optimizer, m, state, {}, f"state of model {m}") for m, state in enumerate(states)}
+    _merged(optimizer, new)  # all of it fits, before the state is cleared
     steps_apart, optimizer._per_model_steps = optimizer._per_model_steps, True
     optimizer.state.clear()
-    for model, each in enumerate(new):
-        _put_entries(optimizer, model, each.entries)
+    _put(optimizer, new)
     optimizer._per_model_steps = steps_apart
     for state in () if steps_apart else optimizer.state.values():
         step = state.get("step")
         if step is not None and step.dim() and bool((step == step[0]).all()):
             state["step"] = torch.tensor(step[0].item(), dtype=count_dtype())
-    rejoin(optimizer)
+    optimizer.share_all_counts()
+
+
+def _merged(optimizer: FusedOptimizer, new: Mapping[int, PlainState]) -> list[dict[str, list[Any]]]:
+    """For each group the options with these slots' values in place of the present ones, checked, by model.
+
+    Of what is no option only what schedulers note, where every model has it.
+    """
+    merged = []
+    for number, group in enumerate(optimizer.param_groups):
+        optimizer.settle(group)
+        options = {model: each.options[number] for model, each in new.items()}
+        values: dict[str, list[Any]] = {}
+        for key in set.intersection(*(set(own) for own in options.values())):
+            is_note = len(new) == optimizer.num_models and all(isinstance(own[key], float) for own in options.values())
+            if is_note or key in optimizer.bounds or key in FLAGS:
+                row = by_model(group.get(key), optimizer.num_models)
+                values[key] = [options[model][key] if model in options else was for model, was in enumerate(row)]
+            if key in optimizer.bounds:
+                optimizer.settled(key, from_models(values[key]))
+            elif key in FLAGS and any(value != values[key][0] for value in values[key]):
+                raise InputError(f"{key}: expected the same for all models of a group, got {values[key]!r}")
+        merged.append(values)
+    return merged
 
 
 def _checked(
@@ -142,20 +134,28 @@ def _checked(
     if state is None:
         return PlainState([[{} for _ in own] for own in params], [options for _ in params])
     _check_state(optimizer, what, state, params, is_plain=True)
-    groups = state["param_groups"]
-    known = state["state"].items()
-    own = {index: {key: each for key, each in given.items() if each is not None} for index, given in known}
+    groups = [{**group, **options} for group in state["param_groups"]]
+    own = {
+        index: {key: each for key, each in given.items() if each is not None} for index, given in state["state"].items()
+    }
     entries = [[own.get(index, {}) for index in group["params"]] for group in groups]
-    merged = [{**group, **options} for group in groups]
-    numbers = [{key: number_of(each) for key, each in group.items() if key != "params"} for group in merged]
-    return PlainState(entries, numbers)
+    return PlainState(entries, [{key: number_of(each) for key, each in group.items()} for group in groups])
+
+
+def _put(optimizer: FusedOptimizer, new: Mapping[int, PlainState]) -> None:
+    """Write into slots what they get."""
+    for group, values in zip(optimizer.param_groups, _merged(optimizer, new), strict=True):
+        for key, row in values.items():
+            if row != by_model(group.get(key), optimizer.num_models):
+                optimizer.set_by_model(group, key, row)
+    for model, each in new.items():
+        _put_entries(optimizer, model, each.entries)
 
 
 def _put_entries(optimizer: FusedOptimizer, model: int, entries: Sequence[Sequence[Entries]]) -> None:
     """Write one model's plain entries into its rows; counters stay shared where all of its parameters are in step."""
     flat = [own for group in entries for own in group]
     in_step = len({tuple(number_of(own.get(key)) for key in optimizer.counters) for own in flat}) < 2
-    shared: dict[Any, torch.Tensor] = {}
     rows: list[torch.Tensor] = []
     values: list[torch.Tensor] = []
     for group, params, given in zip(optimizer.param_groups, _params_of(optimizer, model), entries, strict=True):
@@ -166,7 +166,7 @@ def _put_entries(optimizer: FusedOptimizer, model: int, entries: Sequence[Sequen
             if not own and p not in optimizer.state:
                 continue
             state = optimizer.state[p]
-            optimizer.complete(p, group, state, shared)
+            optimizer.complete(p, group, state)
             for key in () if in_step else optimizer.counters:
                 if key in state:
                     state[key] = state[key].clone()  # until they are joined again
@@ -179,11 +179,6 @@ def _put_entries(optimizer: FusedOptimizer, model: int, entries: Sequence[Sequen
                     values.append(torch.as_tensor(own[key]) if key in own else optimizer.initial(key, row, options))
     if rows:
         torch._foreach_copy_(rows, values)
-
-
-def _check_same(key: str, values: Sequence[Any]) -> None:
-    if any(value != values[0] for value in values):
-        raise InputError(f"{key}: expected the same for all models of a group, got {values!r}")
 
 
 def _tensors(optimizer: FusedOptimizer) -> list[torch.Tensor]:
@@ -230,7 +225,7 @@ def select(optimizer: FusedOptimizer, models: Sequence[int], params: Iterable[to
     optimizer._frozen = [optimizer._frozen[model] for model in chosen]
     optimizer.state.clear()
     optimizer.state.update(state)
-    rejoin(optimizer)
+    optimizer.share_all_counts()
 
 
 def exchange(optimizer: FusedOptimizer, new: Mapping[torch.Tensor, torch.Tensor]) -> None:
