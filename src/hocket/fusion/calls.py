@@ -228,7 +228,7 @@ class Calls:
             if is_auto or not isinstance(found, FusedProgram) or found.writes_inputs or found.writes_parameters:
                 return out
             snapshot.put_back()  # the user asked for another way
-        plain = partial(one_by_one, self.store, kind.call.spec)
+        plain = partial(one_by_one, self.store, kind.call.spec, asks_leaves=self.programs.asks_leaves())
         if isinstance(found, FusedProgram):
             may_choose = self._may_choose() and not found.writes_inputs
             run = self._chosen(world, ("forward", kind.key(0)), found, values) if may_choose else found.run

@@ -86,6 +86,9 @@ class Parts:
             for whole in now:
                 if id(whole) not in of:
                     of[id(whole)] = _owns(whole)
+            for whole in trained:
+                for index, part in enumerate(of[id(whole)]):
+                    part._hocket_row = (whole, index)  # type: ignore[attr-defined]
             columns = zip(*(of[id(whole)] for whole in now), strict=True)
             self._parts = [dict(zip(wholes, column, strict=True)) for column in columns]
             self._wholes, self._seen = now, _seen(now)

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from hocket.fusion import fallback
 from hocket.fusion.checkpointing import without_checkpoints
+from hocket.fusion.leaves import SaidOfLeaves
 from hocket.fusion.rules.base import is_watched
 from hocket.fusion.rules.random import drawing_from
 from hocket.fusion.stacked import Stacked
@@ -24,7 +25,9 @@ __all__ = ["fail_after_updates", "one_by_one"]
 _IS_LEAF = attrgetter("is_leaf")
 
 
-def one_by_one(store: Store, spec: Any, values: list[Any], call: Callable[..., Any] | None = None) -> Any:
+def one_by_one(
+    store: Store, spec: Any, values: list[Any], call: Callable[..., Any] | None = None, *, asks_leaves: bool = False
+) -> Any:
     """The plain models one after another.
 
     Args:
@@ -32,6 +35,7 @@ def one_by_one(store: Store, spec: Any, values: list[Any], call: Callable[..., A
         spec: the tree of the arguments.
         values: their leaves, `Stacked` where models have their own.
         call: calls a model with its arguments; the model itself does if it is not given.
+        asks_leaves: whether the forwards ask their parameters for gradients and the like.
 
     Returns:
         The output, `Stacked` where models have their own.
@@ -41,7 +45,8 @@ def one_by_one(store: Store, spec: Any, values: list[Any], call: Callable[..., A
     is_plain = not (is_watched() or torch._C._are_functorch_transforms_active()) and all(map(_IS_LEAF, wholes.values()))
     targets = _linked(store, call or _call) if is_plain else _functional(store, wholes)
     try:
-        out = _stacked_outputs(targets, args, kwargs)
+        with SaidOfLeaves() if asks_leaves else nullcontext():
+            out = _stacked_outputs(targets, args, kwargs)
     finally:
         if is_plain:
             store.settle()

@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 from hocket.errors import InputError
 from hocket.fusion.bounded import Bounded
 from hocket.fusion.call_spec import CallSpec, modes
+from hocket.fusion.leaves import ASKED
 from hocket.fusion.merge import merged
 from hocket.fusion.model_slice import ModelSlice
 from hocket.fusion.one_by_one import one_by_one
@@ -41,6 +42,10 @@ MAX_ATTEMPTS = 3
 # Calls that a world has to last, and how often in a row one may not, before models are not recorded any more.
 SHORT_CALLS = 3
 MAX_SHORT = 6
+# Names by which code finds out that it is recorded.
+BETRAYING = frozenset(
+    ("_get_current_function_mode_stack", "_get_current_function_mode", "_len_torch_function_stack", "getprofile")
+)
 CANNOT = (RuntimeError, ValueError, TypeError, AttributeError, LookupError, AssertionError)
 
 
@@ -158,6 +163,10 @@ class Programs:
         self._num_short = 0
         self.given_up = ""
 
+    def asks_leaves(self) -> bool:
+        """Whether the forwards ask their parameters for gradients and the like."""
+        return self._watch.names(ASKED)
+
     def made(self) -> list[FusedProgram]:
         """The programs of the world at hand, the one that was used last first."""
         return self._worlds[0].programs()
@@ -214,6 +223,10 @@ class Programs:
 
             with calls_recorded():
                 return one_by_one(store, kind.call.spec, values, one)
+
+        if self._watch.names(BETRAYING):
+            world.keep(kind, LAYOUT, Unfused("the forward asks who watches it"))
+            return one_by_one(store, kind.call.spec, values)
 
         with collections_held():  # of the many objects that a walk makes, none is garbage yet
             seen = self._watch.run(call) if self._has_own_code else None

@@ -30,6 +30,7 @@ from hocket.errors import HocketError, InputError
 from hocket.fusion.checkpointing import without_checkpoints
 from hocket.fusion.rules import find_module
 from hocket.fusion.rules.base import op_name, where
+from hocket.fusion.leaves import as_leaf
 from hocket.fusion.store import named_tensors
 from hocket.fusion.transformer_forwards import TRACEABLE_FORWARDS
 from hocket.pystate.origins import user_line
@@ -54,8 +55,6 @@ _KNOWN_ATTRIBUTES = dict.fromkeys(
     NOTHING,
 )
 _KNOWN_ATTRIBUTES |= dict.fromkeys(("shape", "nbytes"), SHAPE)
-# What a parameter of the model says of itself, whatever its part of the stacked one says.
-_OF_LEAVES = {"is_leaf": True, "grad_fn": None, "retains_grad": False, "output_nr": 0}
 _VIEWS = frozenset("T mT H mH real imag data".split())  # attributes that are tensors
 # How many tensors these give depends on shapes.
 _AS_MANY = frozenset("unbind split chunk tensor_split hsplit vsplit dsplit meshgrid".split())
@@ -300,12 +299,12 @@ class _Recorder(TorchFunctionMode):
             raise
 
     def _attribute(self, name: str, func: Any, args: tuple[Any, ...]) -> Any:
-        result = func(*args)
+        result = func(*args) if (found := as_leaf(args[0], name)) is NotImplemented else found
         if name in _KNOWN_ATTRIBUTES:
             self._look(_KNOWN_ATTRIBUTES[name])
             return result
-        if name in _OF_LEAVES and id(args[0]) in self._names and isinstance(args[0], nn.Parameter):
-            return _OF_LEAVES[name]
+        if found is not NotImplemented and name != "grad":
+            return result
         if name not in _VIEWS:
             self._cannot(f"the forward looks at the attribute {name} of a tensor")
             return result

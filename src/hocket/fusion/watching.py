@@ -56,6 +56,12 @@ class ForwardWatch:
     def __init__(self, models: Sequence[nn.Module]) -> None:
         self._watch = PurityWatch(models[0].forward, models)
 
+    def names(self, names: frozenset[str]) -> bool:
+        """Whether code of the user's, as far as it is known, names any of these."""
+        if not self._watch.executed.codes:
+            self._watch.look()
+        return not names.isdisjoint(self._watch.executed.user_names)
+
     def run(self, call: Callable[[Callable[[], AbstractContextManager[frozenset[int]]]], Any]) -> Seen:
         """Run and watch a call of all models.
 

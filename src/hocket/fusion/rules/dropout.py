@@ -21,10 +21,10 @@ ALPHA = 1.7580993408473766  # of self-normalising networks, as torch has it
 def drawn(context: OpContext, shape: tuple[int, ...], like: Tensor, keep: list[float]) -> Tensor:
     """``(B, *shape)`` of zeros and ones, each one with the chance `keep` of its model."""
     if context.generators:
-        own = [
-            torch.empty(shape, dtype=like.dtype, device=like.device).bernoulli_(chance, generator=generator)
-            for chance, generator in zip(keep, context.generators, strict=True)
-        ]
+        own = [torch.full(shape, chance, dtype=like.dtype, device=like.device) for chance in keep]
+        for each, chance, generator in zip(own, keep, context.generators, strict=True):
+            if 0.0 < chance < 1.0:  # else torch draws nothing either
+                each.bernoulli_(chance, generator=generator)
         return torch.stack(own)
     noise = torch.empty((context.num_models, *shape), dtype=like.dtype, device=like.device)
     if len(set(keep)) == 1:

@@ -140,7 +140,7 @@ def layer_norm(
     shape = tuple(normalized_shape)
     x = with_model_dim(input, context.num_models)
     y = functional.layer_norm(x, shape, None, None, eps)
-    return Stacked(_scaled(context, y, weight, bias, len(shape)))
+    return Stacked(_scaled(context, y, weight, bias, len(shape)).to(y.dtype))  # weights are wider under autocast
 
 
 @rule("rms_norm")
