@@ -39,7 +39,7 @@ from hocket.tracing.scalars.followed_math import followed_math
 from hocket.tracing.scalars.live import LateFloat, Live
 from hocket.tracing.scalars.plain import plain_of, plain_result
 from hocket.tracing.scalars.tape import Tape, TapeRef
-from hocket.tracing.standing import TensorKind
+from hocket.tracing.standing import TensorKind, value_now
 from hocket.tracing.state import PLAIN, BatchLeaf, Entry, Gradient, Inventory, LiveLeaf, inventory
 
 __all__ = ["Recorded", "record_step"]
@@ -128,7 +128,7 @@ class _Recording:
     def run(self, step: Callable[[Any], Any]) -> Recorded:
         self.step, self.line = step, step_line(step)
         where = ModuleTracker(self.places.paths, self.places.optimizers)
-        ops = OpRecorder(where, self.tape, self._plain_numbers)
+        ops = OpRecorder(where, self.tape, self._plain_numbers, self._effects_now)
         for source, tensor in zip(self.sources, self.tensors, strict=True):
             node = ops.add_source(source, tensor)
             if isinstance(source, BatchLeaf):
@@ -155,16 +155,14 @@ class _Recording:
 
     @contextmanager
     def _plain_numbers(self) -> Iterator[None]:
-        now = {entry: entry.get() for entry in self.numbers}
-        for entry, value in now.items():
-            if isinstance(value, (Live, LateFloat)):
-                entry.set(value.plain)
+        live = {entry: value for entry in self.numbers if isinstance(value := entry.get(), (Live, LateFloat))}
+        for entry, value in live.items():
+            entry.set(value.plain)
         try:
             yield
         finally:
-            for entry, value in now.items():
-                if isinstance(value, (Live, LateFloat)):
-                    entry.set(value)
+            for entry, value in live.items():
+                entry.set(value)
 
     def _note_update(self, ops: OpRecorder, optimizer: torch.optim.Optimizer, begins: bool) -> None:
         if self.reasons:
@@ -260,16 +258,27 @@ class _Recording:
     def _node(self, ops: OpRecorder, tensor: torch.Tensor) -> Any:
         return None if self.reasons else ops.node_of(tensor)
 
-    def _numbers(self) -> dict[Entry, TapeRef]:
-        found: dict[Entry, TapeRef] = {}
+    def _numbers_set(self) -> Iterator[tuple[Entry, Any]]:
+        """The numbers that the step has set so far."""
         for entry, before in self.numbers.items():
-            value = entry.get()
-            if not self.tape.follows and same(before, value):
-                continue  # guarded
+            value = value_now(entry)
             if isinstance(value, Live):
                 function, operand = self.tape.entries[value.index]
                 if function is not None or self.tape.leaves[operand] is not entry:
-                    found[entry] = TapeRef(value.index)
+                    yield entry, value
+            elif self.tape.follows or not same(before, value):  # else it is guarded
+                yield entry, value
+
+    def _effects_now(self) -> dict[Entry, Any]:
+        found = {entry: TapeRef(v.index) if isinstance(v, Live) else v for entry, v in self._numbers_set()}
+        found |= {entry: value for entry, before in self.plain.items() if not same(before, value := value_now(entry))}
+        return {entry: value for entry, value in found.items() if isinstance(value, TapeRef) or is_plain(value)}
+
+    def _numbers(self) -> dict[Entry, TapeRef]:
+        found: dict[Entry, TapeRef] = {}
+        for entry, value in self._numbers_set():
+            if isinstance(value, Live):
+                found[entry] = TapeRef(value.index)
             elif type(value) in (int, float):
                 found[entry] = self.tape.constant(value)
             else:
