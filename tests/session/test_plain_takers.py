@@ -168,3 +168,57 @@ def test_an_error_of_the_users_own_is_eagers_word_for_word():
             assert (type(caught.value), str(caught.value)) == (type(expected.value), str(expected.value))
             assert len(calls) == number
         fast.close()
+
+
+def test_an_error_beside_live_numbers_is_the_users_own_and_the_step_is_called_once():
+    model = nn.Linear(6, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    calls = []
+
+    def step(batch: torch.Tensor) -> torch.Tensor:
+        calls.append(1)
+        loss = model(batch).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    fast = hocket.schedule(step, model, optimizer)
+    for number in range(1, 12):
+        optimizer.param_groups[0]["lr"] = None if number in (4, 7) else 0.01
+        if number in (4, 7):
+            with pytest.raises(TypeError, match="bad operand type for unary -: 'NoneType'"):
+                fast(torch.randn(4, 6))
+        else:
+            fast(torch.randn(4, 6))
+        assert len(calls) == number
+    fast.close()
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["a number", "in a tensor"])
+@pytest.mark.parametrize("name", ["timedelta", "json", "Decimal", "ctypes"])
+def test_a_number_of_the_batch_is_handed_on(name, inside):
+    def run(is_scheduled: bool) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = nn.Linear(6, 3)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        taker = TAKERS[name]
+
+        def step(batch: Any) -> torch.Tensor:
+            inputs, number = batch
+            number = number.item() if inside else number
+            loss = model(inputs).square().mean() * (1 + taker(number, number / 7))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        run_step = hocket.schedule(step, model, optimizer, planner="serial") if is_scheduled else step
+        losses = []
+        for number in range(1, 25):
+            value = torch.tensor(number // 2) if inside else number // 2
+            losses.append(run_step((torch.randn(4, 6), value)))
+        return [*losses, *model.parameters()]
+
+    eager, scheduled = run(False), run(True)
+    assert all(map(torch.equal, eager, scheduled))
