@@ -130,9 +130,15 @@ def computes_unseen_cured(p, batch):
     return p.train((1 - smooth) * losses[0] + smooth * losses[1])
 
 
-def hands_a_number_on(p, batch):
-    span = datetime.timedelta(seconds=p.optimizer.param_groups[0]["lr"])  # here
+def hands_on(p, batch):
+    p.table["n"] += 1
+    span = datetime.timedelta(seconds=p.table["n"])  # here
     return p.train(p.loss(batch) * (span.days + 1))
+
+
+def hands_on_cured(p, batch):
+    p.table["n"] += 1
+    return p.train(p.loss(batch) * (p.table["n"] // 86400 + 1))
 
 
 def sets_random_state(p, batch):
@@ -348,7 +354,6 @@ CASES = {
     "computes with an array": Case("a numpy array of its batch", array),
     "uses a late number": Case("the value of a tensor"),
     "computes unseen": Case("cross_entropy"),
-    "hands a number on": Case("timedelta"),
     "sets random state": Case("torch.manual_seed"),
     "draws from a generator": Case("aten::rand"),
     "moves memory": Case("aten::resize_"),
@@ -367,6 +372,7 @@ CASES = {
     "advances": Case("numbers, a range_iterator"),
     "keeps a graph": Case(r"table\['kept'\]"),
     "counts": Case(r"table\['deque'\]\[0\] \(\d -> \d\)"),
+    "hands on": Case(r"table\['n'\] \(\d -> \d\), and hands numbers to datetime"),
     "grows": Case(r"table\['names'\]"),
     "exchanges": Case(r"table\['object'\]"),
 }

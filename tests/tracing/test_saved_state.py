@@ -74,3 +74,36 @@ def test_weight_is_expanded_between_steps(call):
             assert "failed" not in fast.why
         for one, two in zip(model.parameters(), other.parameters(), strict=True):
             assert torch.equal(one, two)
+
+
+@pytest.mark.parametrize("call", [2, 4, 6, 12, 30])
+@pytest.mark.parametrize("numerics", ["bitwise", "close"])
+def test_gradient_that_torch_would_not_take_back_costs_no_step(numerics, call):
+    def run(is_scheduled):
+        torch.manual_seed(0)
+        net, aside = nn.Linear(4, 3), nn.Linear(4, 3)
+        optimizer = torch.optim.SGD([*net.parameters(), *aside.parameters()], lr=0.05)
+        table = {"h": torch.zeros(4, 3)}
+
+        def step(batch):
+            net.zero_grad()
+            loss = (net(batch) + table["h"]).square().mean()
+            loss.backward()
+            optimizer.step()
+            table["h"] = 0.5 * table["h"] + net(batch).detach()
+            return loss.detach()
+
+        run_step = hocket.schedule(step, net, optimizer, numerics=numerics) if is_scheduled else step
+        aside(torch.ones(1, 4)).sum().backward()
+        losses = []
+        for number in range(call + 12):
+            if number == call:
+                aside.weight.data = aside.weight.data.double()
+            losses.append(run_step(torch.randn(4, 4)))
+        return [*losses, *net.parameters(), *aside.parameters(), table["h"]]
+
+    for eager, scheduled in zip(run(False), run(True), strict=True):
+        if numerics == "bitwise":
+            assert torch.equal(eager, scheduled)
+        else:
+            assert torch.allclose(eager, scheduled, 1e-3, 1e-4)

@@ -101,6 +101,8 @@ class Auditor:
         try:
             with in_form(best.captured.trace.places, best.form):
                 found, result = audited(best.captured, made, executor, batch, eager, tolerance=self._tolerance)
+        except CaptureError as error:
+            return self._put_off(error, best, eager(batch), start)
         finally:
             if executor is not best.executor:
                 executor.close()
@@ -128,10 +130,7 @@ class Auditor:
             try:
                 found, result = sample(plain, eager, {best.form: best.executor}, batch)
             except CaptureError as error:
-                log.info("hocket: an audit is put off: %s", error)
-                result = eager(batch)
-                self.audit.ended(self._clock() - start, best.step_ms / 1e3)
-                return result, None
+                return self._put_off(error, best, eager(batch), start)
         self._seen = seen = self._seen.and_sample(found[best.form])
         if not seen.holds and not seen.error and len(seen.samples) < MAX_SAMPLES:
             self.audit.due = self.audit.num_steps + 1
@@ -139,6 +138,11 @@ class Auditor:
         self._seen = Closeness(audited=True)
         self.audit.ended(self._clock() - start, best.step_ms / 1e3)
         return result, None if seen.holds else RefusedError(self._problem(seen.why))
+
+    def _put_off(self, error: CaptureError, best: Candidate, result: Any, start: float) -> tuple[Any, None]:
+        log.info("hocket: an audit is put off: %s", error)
+        self.audit.ended(self._clock() - start, best.step_ms / 1e3)
+        return result, None
 
     def _problem(self, what: str) -> str:
         return (

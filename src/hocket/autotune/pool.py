@@ -182,7 +182,7 @@ class VariantPool:
         """Whether a batch that was met differs from one of this signature by numbers only: they are read anew then."""
         watch = self.config.watch
         moved = self._signatures.numbers_moved(key, watch.live_leaves)
-        if not moved or watch.executed.asks_types:
+        if not moved or not watch.executed.follows_numbers:
             return False
         watch.live_leaves.update(moved)
         self.close()

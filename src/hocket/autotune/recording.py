@@ -68,7 +68,8 @@ def recorded_form(config: TunerConfig, batch: Any, form: str) -> RecordedForm:
             further=further,
             appended=appended,
             live_leaves=live,
-            follows=not watch.executed.asks_types,  # the step could tell a live number from a plain one
+            follows=watch.executed.follows_numbers,
+            settles=bool(watch.executed.strict),
         )
         recorded.append(found)
         return found.result

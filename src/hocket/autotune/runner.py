@@ -145,15 +145,14 @@ class StepRunner:
             self.result = executor(batch)
         except StaleCaptureError:
             raise
-        except BaseException as error:
-            if not isinstance(error, Exception) or not executor.left_no_trace():
-                self.failed = True  # an op that has run before: eager would have failed in it, too
-                raise
+        except BaseException as error:  # noqa: BLE001  # raised again, unless eager can make the step
             failure = error
         else:
             self.is_done = True
             return
-        again_by_eager(failure, self.eager, batch)
+        self.failed = True  # an op that has run before: eager would have failed in it, too
+        again_by_eager(failure, executor, self.eager, batch)
+        self.failed = False
 
     def _first_planned(self, executor: Executor, form: str, batch: Any) -> float:
         """The first step of a plan, or one in which a number has a value that was never compared with eager."""
@@ -191,8 +190,17 @@ class StepRunner:
         return found
 
 
-def again_by_eager(error: Exception, step: Callable[[Any], Any], batch: Any) -> Any:
-    """Make a step eagerly that raised by plan and left no trace. An error of eager's has the plan's notes."""
+def again_by_eager(error: BaseException, executor: Executor, step: Callable[[Any], Any], batch: Any) -> Any:
+    """Make a step eagerly that raised by plan and left no trace. An error of eager's has the plan's notes.
+
+    Raises:
+        BaseException: `error`, where eager cannot make the step. It has the effects that it has in eager.
+    """
+    if not isinstance(error, Exception):
+        raise error
+    if not executor.left_no_trace():
+        executor.keep_effects(batch)
+        raise error
     try:
         return step(batch)
     except Exception as own:

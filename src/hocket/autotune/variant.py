@@ -136,9 +136,7 @@ class Variant:
             if not moved or not moved.isdisjoint(self._followed_wrongly):
                 raise
             return self._proven(best, batch, moved)
-        except Exception as error:
-            if not best.executor.left_no_trace():
-                raise
+        except Exception as error:  # noqa: BLE001  # raised again, unless eager can make the step
             failure = error
         return self.made_again(failure, batch)
 
@@ -147,10 +145,9 @@ class Variant:
 
         What the user's step does before it raises is done then, and its error is that of his own line.
         """
-        best = self.decision.best
-        if best is None or not isinstance(error, Exception) or not best.executor.left_no_trace():
+        if self.decision.best is None:
             raise error
-        return again_by_eager(error, self._config.step, batch)
+        return again_by_eager(error, self.decision.best.executor, self._config.step, batch)
 
     def direct(self, recognised: Any) -> Any:
         """The planned step as native calls, until Python is needed next; None where it has no such form.

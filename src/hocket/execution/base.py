@@ -17,6 +17,7 @@ from hocket.errors import StaleCaptureError
 from hocket.ir import Graph, Lane, Plan, Synchronisation, Timeline, synchronisation
 from hocket.tracing.captured import Captured, Frame
 from hocket.tracing.program import Program
+from hocket.tracing.scalars.tape import TapeRef
 
 __all__ = ["Executor", "Releases", "Synchronisation", "arrivals_apart", "below_autograd", "releases", "synchronisation"]
 
@@ -92,6 +93,7 @@ class Executor(ABC):
 
     starts_with_prologue = False
     keeps_time = True
+    failed_op = ""  # in the last step that raised
 
     def __init__(self, captured: Captured, plan: Plan, graph: Graph | None = None) -> None:
         self.captured = captured
@@ -131,6 +133,22 @@ class Executor(ABC):
 
     def annotate(self, error: BaseException) -> None:  # noqa: B027 (without direct calls there is nothing to note)
         """Note in an error of a direct call which op it came from."""
+
+    def keep_effects(self, batch: Any) -> None:
+        """Put in places of Python's what the step puts there before the op that raised.
+
+        Its tensors are as eager leaves them already (`hocket.tracing.lowering.raising`). Gradients are gone, and what
+        the step appends to a list is not appended.
+        """
+        action = self.captured.program.by_name.get(self.failed_op)
+        if action is None or not action.effects_before:
+            return
+        frame = self.captured.begin(batch, prologue=False)
+        for entry, value in action.effects_before.items():
+            if not isinstance(value, TapeRef):
+                entry.set(value)
+            elif frame is not None:
+                entry.set(frame.numbers[value.index])
 
     def begun(self) -> Collection[str] | None:
         """Ops that have begun in the last step. None where that is not known."""

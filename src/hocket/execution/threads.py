@@ -276,13 +276,13 @@ class ThreadLanes(Executor):
 
     def _failed(self) -> BaseException:
         assert self._failure is not None
-        name, error = self._failure
+        self.failed_op, error = self._failure
         self._failure = None
         self._stop = False
         self._arm(self._actions)
-        action = self.captured.program.by_name.get(name)
+        action = self.captured.program.by_name.get(self.failed_op)
         if action is not None:
-            error.add_note(f"in op {name!r} of layer {action.layer!r} of the planned step")
+            error.add_note(f"in op {self.failed_op!r} of layer {action.layer!r} of the planned step")
         return error
 
     def _run_threads(self, frame: Frame) -> None:

@@ -17,7 +17,7 @@ import enum
 import functools
 import types
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,9 +27,9 @@ from torch.utils import _pytree as pytree
 
 from hocket.arguments import Arguments, Unfolded
 from hocket.pystate.layout import foreign_base, instance_dict, slot_value, slots_of
-from hocket.pystate.places import is_plain
+from hocket.pystate.places import is_plain, same
 
-__all__ = ["folded", "holds_arrays", "kinds_in", "reads_out_of_sight", "unfolded", "unfolded_again"]
+__all__ = ["batch_findings", "folded", "holds_arrays", "kinds_in", "reads_out_of_sight", "unfolded", "unfolded_again"]
 
 # Beyond these an object is no batch: it is left as one leaf, which cannot be seen.
 MAX_DEPTH, MAX_LEAVES = 12, 2000
@@ -99,6 +99,18 @@ def unfolded(batch: Any) -> Any:
 def unfolded_again(batch: Any) -> Any:
     """The result of `unfolded`, as it is now. An array has the same tensor as before."""
     return _unfolded(batch.value, batch.tree.arrays(iter(batch.leaves))) if type(batch) is Unfolded else batch
+
+
+def batch_findings(batch: Any, leaves: list[Any], spec: Any, versions: Sequence[Any]) -> Iterator[str]:
+    """Findings about what a step did to its batch, of these leaves, and versions of tensors, before the step."""
+    again, spec_now = pytree.tree_flatten(unfolded_again(batch))
+    if spec_now != spec or any(a is not b and not same(a, b) for a, b in zip(leaves, again, strict=True)):
+        yield "it puts other values into its batch: put them into a copy"
+        return
+    for place, (leaf, version) in enumerate(zip(leaves, versions, strict=True)):
+        if version is not None and leaf._version != version:
+            yield f"it writes into tensor {place} of its batch: write into a copy"
+            return
 
 
 def _unfolded(batch: Any, arrays: dict[int, torch.Tensor]) -> Any:

@@ -33,6 +33,7 @@ import torch
 from hocket.errors import CaptureError
 from hocket.heap import collections_held
 from hocket.pystate.origins import OURS, TORCH, origin, user_line
+from hocket.pystate.strict import is_strict, strict_function, strict_names
 
 __all__ = ["ExecutedCode", "NamesKnown", "with_nested"]
 
@@ -96,6 +97,7 @@ class ExecutedCode:
         world: clocks, files and the like that the last watched step asked, with the user's line.
         dynamic: user functions with `getattr`, `vars` or the like: every attribute counts then.
         asks_types: user functions that compare ``type(x)``: they could tell a live number from a plain one.
+        strict: callables that take plain numbers only, with the line: they would refuse a live one.
         persistent: objects that code met in two watched steps running, and so outlive a step.
         num_new: how many pieces of code the last watched step ran for the first time.
         num_new_of_user: those of them that are neither torch's nor Python's own.
@@ -109,6 +111,7 @@ class ExecutedCode:
         self.schedulers: list[tuple[str, str]] = []
         self.dynamic: dict[str, None] = {}
         self.asks_types: dict[str, None] = {}
+        self.strict: dict[str, None] = {}
         self.persistent: dict[int, Any] = {}
         self.codes: set[CodeType] = set()
         self.num_new = 0
@@ -153,6 +156,11 @@ class ExecutedCode:
             return sys.settrace, self._traced
         raise CaptureError("a profiler and a debugger own both of Python's hooks, so the step cannot be watched")
 
+    @property
+    def follows_numbers(self) -> bool:
+        """False if the step could tell a live number from a plain one."""
+        return not self.asks_types and not self.strict
+
     def names_now(self) -> NamesKnown:
         """The names that count so far."""
         spaces = {address: frozenset(names) for address, (_, names) in self.global_names.items()}
@@ -166,6 +174,8 @@ class ExecutedCode:
         self.codes.add(code)
         whose = origin(file)
         self.num_new_of_user += whose in ("user", "library")
+        if whose == "stdlib" and is_strict(sys.modules.get(namespace.get("__name__", ""))):
+            self.strict[f"{namespace['__name__']}.{code.co_qualname} at {user_line()}"] = None
         for part in with_nested(code):
             self.names.update(part.co_names)
             if whose == "torch" or whose == "stdlib":
@@ -175,8 +185,10 @@ class ExecutedCode:
             self.names.update(c for c in part.co_consts if type(c) is str and c.isidentifier())
             if whose == "user" and not _DYNAMIC.isdisjoint(part.co_names):
                 self.dynamic[code.co_qualname] = None
-            if whose == "user" and "type" in part.co_names and _compares_types(part):
-                self.asks_types[code.co_qualname] = None
+            if whose == "user":
+                self.strict |= dict.fromkeys(strict_names(part, namespace))
+                if "type" in part.co_names and _compares_types(part):
+                    self.asks_types[code.co_qualname] = None
             used = self.global_names.setdefault(id(namespace), (namespace, set()))[1]
             used.update(i.argval for i in dis.get_instructions(part) if i.opname in _GLOBAL_OPS)
 
@@ -201,13 +213,14 @@ class ExecutedCode:
             if arg is gc.collect:
                 self._skipped = frame
                 return
-            whose = origin(code.co_filename)
-            if whose != "torch":
+            if (whose := origin(code.co_filename)) != "torch":
                 self._called(arg, frame, whose)
         elif event == "return" and origin(_file_of(code, frame.f_globals)) in ("user", "library"):
             self._meet(arg)
-            for value in frame.f_locals.values():
+            for name, value in frame.f_locals.items():
                 self._meet(value)
+                if is_strict(value):  # closed over
+                    self.strict[f"{name} at {user_line(frame)}"] = None
 
     def _traced(self, frame: FrameType, event: str, arg: Any) -> None:
         caller: FrameType | None = frame
@@ -226,6 +239,8 @@ class ExecutedCode:
             return
         if owner is not None:
             self._meet(owner)
+        if name := strict_function(function):
+            self.strict[f"{name} at {user_line(frame)}"] = None
         asked = _asked_of_the_world(function.__name__, getattr(function, "__module__", None), owner)
         if not asked or (whose == "stdlib" and _is_quiet(frame, asked)):
             return

@@ -25,6 +25,7 @@ FINDINGS: dict[str, tuple[str, str]] = {
     "advances": ("it advances {}", "fetch what it gives outside the step, and pass it"),
     "keeps a graph": ("it keeps a tensor with its autograd graph in {}", "detach it"),
     "counts": ("it changes {}", "count outside the step, or return the number"),
+    "hands on": ("it changes {}, which takes plain ones only", "do that outside the step"),
     "grows": ("it changes {}", "return what is to be kept, and keep it outside the step"),
     "exchanges": ("it changes {}", "make it once, outside the step"),
     "steps a scheduler": ("it calls the step() of a scheduler, {}", "call it after the training step, not inside it"),

@@ -52,7 +52,7 @@ class Guards:
     def __init__(self, found: Reachable, watch: PurityWatch, effects: dict[Any, Any] | None = None) -> None:
         self._found = found
         self._watch = watch
-        self._moving = frozenset(() if watch.executed.asks_types else watch.moving)
+        self._moving = frozenset(watch.moving if watch.executed.follows_numbers else ())
         self._rebound = frozenset(watch.rebound)
         self._lists = frozenset(watch.appended)
         self._effects = effects or {}

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["OURS", "TORCH", "is_user_code", "origin", "step_line", "user_line", "user_line_of"]
+__all__ = ["OURS", "TORCH", "is_user_code", "origin", "step_line", "user_line"]
 
 # Folders.
 TORCH = os.path.dirname(torch.__file__) + os.sep
@@ -97,11 +97,3 @@ def step_line(step: Any, *, returns: bool = False) -> str:
         line = instruction.starts_line or line
         found = line if instruction.opname == "RETURN_VALUE" else found
     return f"{Path(code.co_filename).name}:{found}"
-
-
-def user_line_of(error: BaseException) -> str:
-    """The user's line that an error was raised in."""
-    trace, frame = error.__traceback__, None
-    while trace is not None:
-        frame, trace = trace.tb_frame, trace.tb_next
-    return user_line(frame)

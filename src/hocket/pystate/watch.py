@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import ModuleType
@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_flatten
 
 from hocket.errors import CaptureError
 from hocket.pystate.appended import AppendedList
-from hocket.pystate.batches import kinds_in, reads_out_of_sight, unfolded_again
+from hocket.pystate.batches import batch_findings, kinds_in, reads_out_of_sight
 from hocket.pystate.executed import ExecutedCode
 from hocket.pystate.findings import finding, line_about
 from hocket.pystate.places import ABSENT, Group, Place, are_like, is_a, is_immutable, is_number, is_plain, same, shown
@@ -168,6 +168,7 @@ class PurityWatch:
         self.live_leaves: set[int] = set()
         self.appended: dict[int, AppendedList] = {}
         self._last: Reachable | None = None
+        self._numbers_set: dict[Any, Any] = {}
 
     def look(self) -> Reachable:
         """Walk over the state that the step can reach now."""
@@ -222,7 +223,7 @@ class PurityWatch:
             if self.executed.schedulers:  # all else that changes is its doing
                 findings = [finding("steps a scheduler", *each) for each in self.executed.schedulers]
         findings += list(after.opaque)
-        findings += _batch_findings(batch, leaves, spec, versions)
+        findings += batch_findings(batch, leaves, spec, versions)
         if asked := reads_out_of_sight(batch, self.executed.codes):
             findings.append(f"it calls {asked} of its batch, which reads what cannot be seen: call it outside the step")
         return Watched(result, tuple(dict.fromkeys(findings)), settled, before, after)
@@ -242,7 +243,7 @@ class PurityWatch:
         others = []
         for change in changes:
             is_number_moved = is_number(change.then) and type(change.then) is type(change.now)
-            if change.place.is_writable and is_number_moved and not self.executed.asks_types:
+            if change.place.is_writable and is_number_moved and self.executed.follows_numbers:
                 self.moving[change.place.identity] = change.place
             elif _is_rebinding(change):
                 self.rebound[change.place.identity] = change.place
@@ -254,10 +255,24 @@ class PurityWatch:
         for change in self.note_moving(differences(before, after)):
             if (found := _appended(change, before, after)) is not None:
                 self.appended[id(change.place.owner)] = found
+            elif self._counts(change):
+                yield self._finding(change)
             elif _is_output(change) and (change.then is not ABSENT or self._is_known(change.place)):
                 self.written[change.place.identity] = change.place
             elif settled or not (change.then is None or change.then is ABSENT):
-                yield _finding(change, line_about(change.place, self.executed.codes))
+                yield self._finding(change)
+
+    def _counts(self, change: Change) -> bool:
+        """Whether a number that cannot be followed was set to another value by an earlier step."""
+        if self.executed.follows_numbers or not (is_number(change.then) and is_number(change.now)):
+            return False
+        return self._numbers_set.setdefault(change.place.identity, change.now) != change.now
+
+    def _finding(self, change: Change) -> str:
+        if self.executed.strict and is_number(change.then) and is_number(change.now):
+            strict, _, line = next(iter(self.executed.strict)).rpartition(" at ")
+            return finding("hands on", f"{change}, and hands numbers to {strict}", line)
+        return _finding(change, line_about(change.place, self.executed.codes))
 
     def _is_known(self, place: Place) -> bool:
         return any(place.identity in known for known in (self.rebound, self.moving, self.written))
@@ -320,21 +335,6 @@ def _finding(change: Change, line: str) -> str:
     if is_number(change.then) and is_number(change.now):
         return finding("counts", change, line)
     return finding("exchanges", change, line)
-
-
-def _batch_findings(batch: Any, leaves: list[Any], spec: Any, versions: Sequence[Any]) -> Iterator[str]:
-    again, spec_now = tree_flatten(unfolded_again(batch))
-    if spec_now != spec or any(map(_is_other, leaves, again)):
-        yield "it puts other values into its batch: put them into a copy"
-        return
-    for place, (leaf, version) in enumerate(zip(leaves, versions, strict=True)):
-        if version is not None and leaf._version != version:
-            yield f"it writes into tensor {place} of its batch: write into a copy"
-            return
-
-
-def _is_other(first: Any, second: Any) -> bool:
-    return first is not second and not same(first, second)
 
 
 def in_words(findings: Iterable[str]) -> str:

@@ -8,7 +8,7 @@ parameters and of the batch stand in the `prologue`.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -63,7 +63,8 @@ class Transfer:
 class Action:
     """One op of the graph: the calls it consists of, and whether it runs in grad mode (without recording).
 
-    An op of a channel lane has a `transfer`; its calls are views of what is received.
+    An op of a channel lane has a `transfer`; its calls are views of what is received. Before an op that may raise the
+    step puts `effects_before` in places of Python's: plain values, and numbers of the tape.
     """
 
     name: str
@@ -71,6 +72,7 @@ class Action:
     layer: str = ""
     grad_mode: bool = False
     transfer: Transfer | None = None
+    effects_before: Mapping[Any, Any] = field(default_factory=dict, compare=False)
 
     @cached_property
     def reads(self) -> tuple[int, ...]:

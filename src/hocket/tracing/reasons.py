@@ -55,10 +55,6 @@ REASONS: dict[str, tuple[str, str]] = {
         "reaches an op",
         "use a tensor in place of the number",
     ),
-    "hands a number on": (
-        "the step at {line} hands a number that changes between steps to code that takes plain ones only ({subject})",
-        "do that outside the step",
-    ),
     "steps a scheduler": (
         "the step at {line} calls the step() of a scheduler ({subject})",
         "call it after the training step, not inside it",

@@ -33,7 +33,7 @@ from hocket.tracing.recording.op_recorder import Note, OpRecorder
 from hocket.tracing.recording.trace import Trace, UpdateCall
 from hocket.tracing.scalars.followed_math import followed_math
 from hocket.tracing.scalars.live import wrap
-from hocket.tracing.standing import TensorKind
+from hocket.tracing.standing import TensorKind, value_now
 from hocket.tracing.state import BatchLeaf, Entry
 
 __all__ = ["CHANNELS_LAST", "FUSED_UPDATE", "rerecorded"]
@@ -137,7 +137,7 @@ class _Again:
         for node, source in zip(nodes, self.trace.sources, strict=True):
             root, kind = self.trace.roots[node], self.trace.kinds[source]
             assert kind is not None, "other layouts are not recorded"
-            now = batch[source.index] if isinstance(source, BatchLeaf) else _now(source)
+            now = batch[source.index] if isinstance(source, BatchLeaf) else value_now(source)
             if TensorKind.of(now) is None or now.shape != kind.shape or now.stride() != kind.stride:
                 now = torch.zeros(()).to(kind.dtype).new_zeros(kind.shape).as_strided(kind.shape, kind.stride)
             now = now.detach()
@@ -164,7 +164,7 @@ class _Again:
             result = func(*args, **kwargs)  # type: ignore[operator]
         made = self.ops.notes[self.ops.order[-1]]
         made.scalars.update(note.scalars)
-        made.grad_mode = note.grad_mode
+        made.grad_mode, made.effects_before = note.grad_mode, note.effects_before
         self.values[node] = self._kept(node, result) if isinstance(result, torch.Tensor) else result
 
     def _take(self, node: fx.Node) -> None:
@@ -313,13 +313,6 @@ def _filled(value: Any, path: tuple[Any, ...], note: Note, again: _Again) -> Any
             filled |= {p[1]: again.numbers[r.index] for p, r in note.scalars.items() if len(p) == 2 and p[0] == 1}
         return filled
     return value
-
-
-def _now(source: Any) -> Any:
-    try:
-        return source.get()
-    except (LookupError, AttributeError):
-        return None
 
 
 def _left_behind(trace: Trace) -> set[fx.Node]:

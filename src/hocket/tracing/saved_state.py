@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from hocket.errors import CaptureError
 from hocket.tracing.state import Gradient, Inventory
 
 __all__ = ["Saved"]
@@ -18,6 +19,10 @@ _OVERLAPS = 1
 class Saved:
     """A copy of everything at some places, of further tensors, and of the random state; `restore` puts it back.
 
+    Raises:
+        CaptureError: a gradient has another type than its parameter (whose `data` was exchanged), and torch would not
+            take it back. Nothing has changed.
+
     Example:
         >>> saved = Saved(inventory(model, optimizer))  # doctest: +SKIP
         >>> step(batch); saved.restore()  # doctest: +SKIP
@@ -27,6 +32,9 @@ class Saved:
         self._places = places
         self._entries = [(e, e.get(), e.get().detach().clone()) for e in (*places.parameters, *places.tensors)]
         self._gradients = [(g, g.get(), _copy(g.get())) for g in map(Gradient, places.parameters)]
+        for gradient, tensor, _ in self._gradients:
+            if tensor is not None and tensor.dtype != (needed := gradient.parameter.get().dtype):
+                raise CaptureError(f"{gradient.name} is of {tensor.dtype}, its parameter of {needed}: set it to None")
         self._numbers = [(entry, entry.get()) for entry in (*places.numbers, *places.plain)]
         # What a step writes is often at a place, too: once is enough, and a copy of the momenta is not small.
         known = {id(tensor) for _, tensor, _ in (*self._entries, *self._gradients)}

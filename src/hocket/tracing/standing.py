@@ -19,7 +19,7 @@ from hocket.tracing.state import BatchLeaf, Entry, Gradient
 if TYPE_CHECKING:
     from hocket.tracing.recording.trace import Trace
 
-__all__ = ["Standing", "TensorKind"]
+__all__ = ["Standing", "TensorKind", "value_now"]
 
 
 @dataclass(frozen=True)
@@ -85,10 +85,10 @@ class Standing:
     def why_not(self, sources: Mapping[int, Any]) -> str:
         """The place that is not what it was, given the source of each slot."""
         for slot, kind in self.kinds.items():
-            if TensorKind.of(_now(sources[slot])) != kind:
+            if TensorKind.of(value_now(sources[slot])) != kind:
                 return f"{sources[slot].name} has not the type or the layout that it was captured with"
         for one, other in self.twins:
-            if _now(one) is not _now(other):
+            if value_now(one) is not value_now(other):
                 return f"{one.name} and {other.name} were one tensor when the step was captured"
         return "its tensors do not share memory as they did when the step was captured"
 
@@ -107,10 +107,10 @@ class Standing:
                 return False
             if first.setdefault(tensor.untyped_storage()._cdata, place) != self.first[place]:
                 return False
-        return all(_now(one) is _now(other) for one, other in self.twins)
+        return all(value_now(one) is value_now(other) for one, other in self.twins)
 
 
-def _now(source: Any) -> Any:
+def value_now(source: Any) -> Any:
     """The value at a place. None where there is nothing, or no object that could have one."""
     try:
         return source.get()

@@ -185,12 +185,14 @@ class NativeLanes(Executor):
 
     def annotate(self, error: BaseException) -> None:
         worker, at = self._core.failed() if self._core is not None else (-1, -1)
+        self.failed_op = ""
         if worker < 0 or at < 0:
             return
         names = (["the prologue"] if worker == 0 else []) + list(self._shared.workers[worker].ops)
-        action = self.captured.program.by_name.get(names[at])
+        self.failed_op = names[at]
+        action = self.captured.program.by_name.get(self.failed_op)
         layer = action.layer if action is not None else ""
-        error.add_note(f"in op {names[at]!r} of layer {layer!r} of the planned step")
+        error.add_note(f"in op {self.failed_op!r} of layer {layer!r} of the planned step")
 
     def _usual_width(self) -> int:
         # In a forked child the caller's team of threads stayed behind: there it runs ops of one thread only.

@@ -75,7 +75,13 @@ def lower(
     described = roles.describe(pieces, slots.root, inputs, gradients)
     layers = {entry.name: entry.layer for entry in trace.places.parameters}
     actions = tuple(
-        Action(name, (piece.call, *piece.views), layers.get(owner, piece.note.layer), piece.note.grad_mode)
+        Action(
+            name,
+            (piece.call, *piece.views),
+            layers.get(owner, piece.note.layer),
+            piece.note.grad_mode,
+            effects_before=piece.note.effects_before,
+        )
         for name, owner, piece in zip(described.names, described.owners, pieces, strict=True)
     )
     program = Program(actions, Action("prologue", tuple(prologue)), len(slots.root), inputs, kept)

@@ -24,6 +24,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from hocket.heap import HeapTrimmer
 from hocket.pystate.origins import user_line
+from hocket.tracing.lowering.raising import may_raise
 from hocket.tracing.recording.batch_reads import LIFTING, BatchReads
 from hocket.tracing.recording.data_reads import reads_value, shaped_by_values
 from hocket.tracing.recording.module_tracker import ModuleTracker
@@ -54,6 +55,7 @@ class Note:
         random: it draws from the default generator.
         grad_mode: gradients were being recorded; some kernels (oneDNN's LSTM) look at that themselves.
         scalars: places in its arguments that are filled from the tape, as paths into (args, kwargs).
+        effects_before: of an op that may raise: what the step had put in places of Python's by then.
     """
 
     phase: str
@@ -64,6 +66,7 @@ class Note:
     random: bool = False
     grad_mode: bool = False
     scalars: dict[tuple[Any, ...], TapeRef] = field(default_factory=dict)
+    effects_before: dict[Any, Any] = field(default_factory=dict)
 
 
 class _Layout(NamedTuple):
@@ -82,6 +85,7 @@ class OpRecorder(TorchDispatchMode):
         where: which phase and layer an op belongs to.
         tape: of the step's numbers; its reasons are the recorder's.
         plain_numbers: puts plain numbers in the places of live ones while its block lasts.
+        effects_now: what the step has put in places of Python's so far.
 
     Attributes:
         graph: the ops, in the order in which they ran.
@@ -97,6 +101,7 @@ class OpRecorder(TorchDispatchMode):
         where: ModuleTracker,
         tape: Tape,
         plain_numbers: Callable[[], AbstractContextManager[None]] = nullcontext,
+        effects_now: Callable[[], dict[Any, Any]] = dict,
     ) -> None:
         super().__init__()
         self.where = where
@@ -119,6 +124,7 @@ class OpRecorder(TorchDispatchMode):
         self._outside: dict[int, torch.Tensor] = {}  # root -> a tensor of that memory
         self._layouts: dict[fx.Node, Any] = {}
         self._plain_numbers = plain_numbers
+        self._effects_now = effects_now
         self._saved: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
         self._random_state = _random_state()
         self._heap = HeapTrimmer()
@@ -201,7 +207,9 @@ class OpRecorder(TorchDispatchMode):
         random = torch.Tag.nondeterministic_seeded in func.tags
         if random:
             self.refuse_rewound(user_line())
-        if func.namespace in _TORCHS_OWN:
+        is_torchs = func.namespace in _TORCHS_OWN
+        effects = {} if is_torchs and not may_raise(func.__name__.partition(".")[0]) else self._effects_now()
+        if is_torchs:
             result = func(*args, **kwargs)
         else:
             with self._plain_numbers():  # a kernel of the user's, which reads them in every step
@@ -218,7 +226,7 @@ class OpRecorder(TorchDispatchMode):
         self.batch.ran((func, args, kwargs), result, reads, writes, returns, random)
         node = self.graph.create_node("call_function", func, *given)
         self.order.append(node)
-        self.notes[node] = Note(phase, layer, reads, writes, returns, random, torch.is_grad_enabled())
+        self.notes[node] = Note(phase, layer, reads, writes, returns, random, torch.is_grad_enabled(), {}, effects)
         for position, tensor in enumerate(written):
             self.writers.setdefault(self.root(tensor), []).append((node, position))
         if isinstance(result, torch.Tensor):

@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from hocket.pystate.appended import AppendedList, recorded_lists
 from hocket.pystate.batches import folded, holds_arrays
 from hocket.pystate.findings import codes_of, line_about
-from hocket.pystate.origins import step_line, user_line_of
+from hocket.pystate.origins import step_line
 from hocket.pystate.places import Place, is_plain, same, shown
 from hocket.tracing.reasons import Reasons
 from hocket.tracing.recording.arrays import arrays_followed, plain_arrays, watched_array
@@ -37,9 +37,9 @@ from hocket.tracing.recording.step_counts import StepCounts
 from hocket.tracing.recording.trace import Recorded, Result, Trace, UpdateCall, twins_of
 from hocket.tracing.scalars.followed_math import followed_math
 from hocket.tracing.scalars.live import LateFloat, Live
-from hocket.tracing.scalars.plain import is_about_live_numbers, plain_of, plain_result
+from hocket.tracing.scalars.plain import plain_of, plain_result
 from hocket.tracing.scalars.tape import Tape, TapeRef
-from hocket.tracing.standing import TensorKind
+from hocket.tracing.standing import TensorKind, value_now
 from hocket.tracing.state import PLAIN, BatchLeaf, Entry, Gradient, Inventory, LiveLeaf, inventory
 
 __all__ = ["Recorded", "record_step"]
@@ -55,6 +55,7 @@ def record_step(
     appended: Sequence[AppendedList] = (),
     live_leaves: Collection[int] = (),
     follows: bool = True,
+    settles: bool = False,
     undoes: bool = False,
 ) -> Recorded:
     """Run ``step(batch)`` once and record it.
@@ -68,6 +69,7 @@ def record_step(
         appended: lists that it appends to.
         live_leaves: leaves of the batch, counted among those that are no tensors, whose number changes between batches.
         follows: whether numbers at `further` places are followed. Without, the graph is good for their values alone.
+        settles: hand out plain numbers. The graph is good for all values that the step could read of them.
         undoes: put all tensors that the step wrote, gradients, numbers and random state back when it is over. The step
             ends where it does what a graph cannot hold.
 
@@ -75,6 +77,7 @@ def record_step(
         Exception: whatever the step raises.
     """
     recording = _Recording(inventory(model, optimizer, further, follows), batch, appended, live_leaves, undoes)
+    recording.tape.follows = not settles
     for leaf in recording.leaves:
         if not isinstance(leaf, (torch.Tensor, *PLAIN)):
             recording.reasons.add("batch unseen", f"{type(leaf).__module__}.{type(leaf).__name__}", step_line(step))
@@ -125,7 +128,7 @@ class _Recording:
     def run(self, step: Callable[[Any], Any]) -> Recorded:
         self.step, self.line = step, step_line(step)
         where = ModuleTracker(self.places.paths, self.places.optimizers)
-        ops = OpRecorder(where, self.tape, self._plain_numbers)
+        ops = OpRecorder(where, self.tape, self._plain_numbers, self._effects_now)
         for source, tensor in zip(self.sources, self.tensors, strict=True):
             node = ops.add_source(source, tensor)
             if isinstance(source, BatchLeaf):
@@ -143,38 +146,23 @@ class _Recording:
             with followed_math(), exits_noted(self.reasons), python_functions_open(), arrays_followed():
                 for entry, value in self.numbers.items():
                     entry.set(self.tape.leaf(entry, value))
-                with recorded_lists(self.appended, partial(self.reasons.add, "reads an appended list")) as added:
-                    try:
-                        with ops, FunctionRecorder(ops, self.tape, counts):
-                            result = step(self._batch())
-                            ops.refuse_rewound("its end")
-                    except Exception as error:
-                        if not is_about_live_numbers(error):
-                            raise
-                        return self._again(step, ops, error)
+                note = partial(self.reasons.add, "reads an appended list")
+                with recorded_lists(self.appended, note) as added, ops, FunctionRecorder(ops, self.tape, counts):
+                    result = step(self._batch())
+                    ops.refuse_rewound("its end")
             trace = self._trace(ops, result, added)
             return Recorded(plain_result(plain_arrays(result)), trace, self.reasons.first)
 
-    def _again(self, step: Callable[[Any], Any], ops: OpRecorder, error: Exception) -> Recorded:
-        """The step with plain numbers, where a C function of no concern to torch would not take a live one."""
-        self.reasons.add("hands a number on", f"{type(error).__name__}: {error}", user_line_of(error))
-        self.tape.close()
-        self._put_numbers_back()
-        self._undo(ops)
-        return Recorded(step(self.batch), None, self.reasons.first)
-
     @contextmanager
     def _plain_numbers(self) -> Iterator[None]:
-        now = {entry: entry.get() for entry in self.numbers}
-        for entry, value in now.items():
-            if isinstance(value, (Live, LateFloat)):
-                entry.set(value.plain)
+        live = {entry: value for entry in self.numbers if isinstance(value := entry.get(), (Live, LateFloat))}
+        for entry, value in live.items():
+            entry.set(value.plain)
         try:
             yield
         finally:
-            for entry, value in now.items():
-                if isinstance(value, (Live, LateFloat)):
-                    entry.set(value)
+            for entry, value in live.items():
+                entry.set(value)
 
     def _note_update(self, ops: OpRecorder, optimizer: torch.optim.Optimizer, begins: bool) -> None:
         if self.reasons:
@@ -270,14 +258,27 @@ class _Recording:
     def _node(self, ops: OpRecorder, tensor: torch.Tensor) -> Any:
         return None if self.reasons else ops.node_of(tensor)
 
-    def _numbers(self) -> dict[Entry, TapeRef]:
-        found: dict[Entry, TapeRef] = {}
-        for entry in self.numbers:
-            value = entry.get()
+    def _numbers_set(self) -> Iterator[tuple[Entry, Any]]:
+        """The numbers that the step has set so far."""
+        for entry, before in self.numbers.items():
+            value = value_now(entry)
             if isinstance(value, Live):
                 function, operand = self.tape.entries[value.index]
                 if function is not None or self.tape.leaves[operand] is not entry:
-                    found[entry] = TapeRef(value.index)
+                    yield entry, value
+            elif self.tape.follows or not same(before, value):  # else it is guarded
+                yield entry, value
+
+    def _effects_now(self) -> dict[Entry, Any]:
+        found = {entry: TapeRef(v.index) if isinstance(v, Live) else v for entry, v in self._numbers_set()}
+        found |= {entry: value for entry, before in self.plain.items() if not same(before, value := value_now(entry))}
+        return {entry: value for entry, value in found.items() if isinstance(value, TapeRef) or is_plain(value)}
+
+    def _numbers(self) -> dict[Entry, TapeRef]:
+        found: dict[Entry, TapeRef] = {}
+        for entry, value in self._numbers_set():
+            if isinstance(value, Live):
+                found[entry] = TapeRef(value.index)
             elif type(value) in (int, float):
                 found[entry] = self.tape.constant(value)
             else:

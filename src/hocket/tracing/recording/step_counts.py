@@ -42,7 +42,7 @@ class StepCounts:
         if source is None:
             return None
         if root not in self.leaves:
-            self.leaves[root] = self.tape.leaf(ItemOf(source), self.begun[root])
+            self.leaves[root] = self.tape.leaf(ItemOf(source), self.begun[root], is_seen=False)
         value = self.leaves[root]
         for node, position in self.ops.writers.get(root, ()):
             operation = _ARITHMETIC.get(node.target)

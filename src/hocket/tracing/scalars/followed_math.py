@@ -6,6 +6,7 @@ its value, which then has to be the same in later steps.
 
 from __future__ import annotations
 
+import builtins
 import functools
 import math
 from collections.abc import Callable, Iterator
@@ -20,20 +21,29 @@ __all__ = ["followed_math"]
 
 # It multiplies what it is given, as Python does, and so needs no help.
 _FOLLOWS_ALREADY = ("prod",)
+_pow = pow
 
 
 @contextmanager
 def followed_math() -> Iterator[None]:
     """While this lasts, the functions of `math` follow live numbers."""
     functions = {name: value for name, value in vars(math).items() if callable(value) and not name.startswith("_")}
+    power = builtins.pow
     try:
         for name, function in functions.items():
             if name not in _FOLLOWS_ALREADY:
                 setattr(math, name, _followed(function, asks=name.startswith("is") and name != "isqrt"))
+        builtins.pow = _power
         yield
     finally:
+        builtins.pow = power
         for name, function in functions.items():
             setattr(math, name, function)
+
+
+def _power(base: Any, exp: Any, mod: Any = None) -> Any:
+    """`pow`, which asks no third operand, nor a second one beside it, what it can do."""
+    return base**exp if mod is None else _pow(*plain_tree((base, exp, mod)))
 
 
 def _followed(function: Callable[..., Any], asks: bool) -> Callable[..., Any]:

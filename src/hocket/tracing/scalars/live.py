@@ -17,6 +17,7 @@ them when the recording is over.
 
 from __future__ import annotations
 
+import inspect
 import math
 import numbers
 import operator
@@ -39,6 +40,12 @@ class Live:
     tape: Tape
     index: int
     plain: Any
+
+    def __new__(cls, *args: Any) -> Any:
+        if len(args) == 3:
+            return super().__new__(cls)
+        # Made by a function that asks for the type of its argument.
+        return (float if issubclass(cls, torch.SymFloat) else int)(*plain_tree(args))
 
     def __init__(self, tape: Tape, index: int, plain: Any) -> None:
         self.tape = tape
@@ -110,11 +117,16 @@ def _computed(function: Callable[..., Any], one: Live, *operands: Any) -> Any:
     other = operands[0] if operands[1] is one else operands[1]
     if isinstance(other, (int, float)):
         return one.tape.apply(function, *operands)
-    if isinstance(other, numbers.Number):  # complex, a fraction, numpy's single precision
-        return function(*plain_tree(operands))
-    if isinstance(other, _NO_NUMBERS):
-        return function(*plain_tree(operands))  # mostly raises what it raises of plain numbers, the user's own error
-    return NotImplemented
+    if operands[0] is one and _has_python_method(other, function):
+        return NotImplemented
+    # Its C code would look at the type. Beside what is no number it mostly raises, the user's own error.
+    return function(*plain_tree(operands))
+
+
+def _has_python_method(other: Any, function: Callable[..., Any]) -> bool:
+    """Whether an operand on the right computes by a method that need not tell a live number from a plain one."""
+    method = getattr(type(other), f"__r{function.__name__.rstrip('_')}__", None)
+    return isinstance(other, torch.Tensor) or inspect.isfunction(method)
 
 
 def _binary(function: Callable[..., Any]) -> tuple[Any, Any]:
@@ -234,6 +246,11 @@ class LiveInt(Live, torch.SymInt):
     numerator = property(lambda self: self)
     denominator = 1
     imag = 0
+
+
+# Errors of C code name the type, and code may choose by its name.
+LiveFloat.__name__ = LiveFloat.__qualname__ = "float"
+LiveInt.__name__ = LiveInt.__qualname__ = "int"
 
 
 def _late(name: str) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import functools
 import gc
-import traceback
 import types
 import weakref
 from collections.abc import Sequence
@@ -17,25 +16,12 @@ from hocket.pystate.layout import instance_dict, slot_value, slots_of
 from hocket.pystate.places import is_a
 from hocket.tracing.scalars.live import LateFloat, Live
 
-__all__ = ["is_about_live_numbers", "plain_of", "plain_result", "replace_by_plain"]
+__all__ = ["plain_of", "plain_result", "replace_by_plain"]
 
 
 def plain_of(value: Any) -> Any:
     """The plain number of a live or late one. Any other value as it is."""
     return value.plain if isinstance(value, (Live, LateFloat)) else value
-
-
-def is_about_live_numbers(error: Exception) -> bool:
-    """True if the step raised because code that takes floats and ints of Python's own was given a live number.
-
-    What a live number's own methods raise is what a plain number's raise: the user's own error.
-    """
-    innermost = [frame for frame, _ in traceback.walk_tb(error.__traceback__)][-1]
-    if innermost.f_globals.get("__name__") == Live.__module__:
-        return False
-    if any(name in str(error) for name in ("LiveFloat", "LiveInt")):
-        return True
-    return isinstance(error, TypeError) and any(is_a(value, Live) for value in innermost.f_locals.values())
 
 
 def plain_result(result: Any) -> Any:

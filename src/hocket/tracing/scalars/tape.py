@@ -53,6 +53,7 @@ class Tape:
         handed_out: every number that the step was given.
         closed: the recording is over, and live numbers that outlive it compute like plain ones.
         reasons: why the step cannot be captured, if it cannot.
+        follows: without, a leaf is a plain number that later steps must find again.
     """
 
     entries: list[tuple[Callable[..., Any] | None, Any]] = field(default_factory=list)
@@ -65,18 +66,23 @@ class Tape:
     handed_out: list[weakref.ref[Any]] = field(default_factory=list, repr=False)
     closed: bool = False
     reasons: Reasons = field(default_factory=Reasons, repr=False)
+    follows: bool = True
     _plain: list[Any] = field(default_factory=list)
     _known: dict[Any, int] = field(default_factory=dict)
     _guarded: set[Any] = field(default_factory=set)
 
-    def leaf(self, source: Any, value: Any) -> Any:
-        """A live number with this value that is read from `source` at the start of every step."""
+    def leaf(self, source: Any, value: Any, *, is_seen: bool = True) -> Any:
+        """A number with this value that is read from `source` at the start of every step.
+
+        It is live, unless it is seen by the user's code and the tape does not follow.
+        """
         self.unproven.add(len(self.leaves))
         self.leaves.append(source)
         self.found.append(value)
         self.entries.append((None, len(self.leaves) - 1))
         self._plain.append(value)
-        return wrap(self, len(self.entries) - 1, value)
+        number = wrap(self, len(self.entries) - 1, value)
+        return number if self.follows or not is_seen else self.settle(number)
 
     def apply(self, function: Callable[..., Any], *operands: Any) -> Any:
         """Apply `function` now, and note it for every later step.

@@ -1,0 +1,86 @@
+"""Callables that take plain numbers only: C code that looks at a number's type before it asks for its value.
+
+While a step is recorded, a number that changes between steps is an object that remembers how it was computed
+(`hocket.tracing.scalars.live`). Most C functions ask it for its value (``range(n)``, ``struct.pack("d", x)``) and a
+guard is noted. Some look at the type first and raise::
+
+    datetime.timedelta(seconds=lr)      TypeError: unsupported type for timedelta seconds component
+    json.dumps({"step": n})             TypeError: Object of type ... is not JSON serializable
+
+That could not be mended once the step runs. A step that can reach such a callable is therefore recorded with plain
+numbers, and its graph stands for their values alone. Calls of C functions are seen by the watch, calls of types are
+not, which is why the names in the user's code count, too.
+"""
+
+from __future__ import annotations
+
+import dis
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
+from typing import Any
+
+__all__ = ["is_strict", "strict_function", "strict_names"]
+
+_MODULES = frozenset(
+    (
+        *("json", "datetime", "decimal", "statistics", "sqlite3", "ctypes", "marshal"),
+        *("_json", "_datetime", "_pydatetime", "_decimal", "_statistics", "_sqlite3", "_ctypes"),
+    )
+)
+# Attributes, wherever they are found.
+_NAMES = frozenset(
+    (
+        *("timedelta", "Decimal", "fromtimestamp", "sleep", "gmtime", "localtime", "default_rng", "SeedSequence"),
+        *("datetime64", "timedelta64", "set_num_threads", "manual_seed"),
+    )
+)
+# C functions of these ask for the value, and torch's are recorded.
+_ASKING = frozenset((*sys.stdlib_module_names, "builtins", "numpy", "torch", "hocket")) - _MODULES
+_HAS_NAME = (ModuleType, type, FunctionType, BuiltinFunctionType)
+
+
+def is_strict(value: Any) -> bool:
+    """True if a value is such a callable, or a module that is full of them."""
+    kind = type(value)
+    if not issubclass(kind, _HAS_NAME):
+        return False
+    if issubclass(kind, ModuleType):
+        return _root(getattr(value, "__name__", None)) in _MODULES
+    owners = type.mro(value) if issubclass(kind, type) and kind is type else [value]
+    return any(_root(getattr(owner, "__module__", None)) in _MODULES for owner in owners)
+
+
+def strict_function(function: Any) -> str:
+    """The name of a C function that was called, if it may take plain numbers only; empty if it asks for the value."""
+    owner = getattr(function, "__self__", None)
+    module = getattr(function, "__module__", None)
+    if owner is not None and not issubclass(type(owner), ModuleType):
+        kinds = type.mro(owner if type(owner) is type else type(owner))
+        module = next((kind.__module__ for kind in kinds if function.__name__ in vars(kind)), "builtins")
+    root = _root(module)
+    return f"{root}.{function.__name__}" if root and root not in _ASKING and not root.startswith("__") else ""
+
+
+def strict_names(code: CodeType, namespace: dict[str, Any]) -> Iterator[str]:
+    """Such callables that code names, with the line."""
+    line, number_type = code.co_firstlineno, None
+    for instruction in dis.get_instructions(code):
+        line = instruction.starts_line or line
+        operation, name = instruction.opname, instruction.argval
+        if operation in ("LOAD_GLOBAL", "LOAD_NAME"):
+            found = is_strict(namespace.get(name))
+        elif operation == "IMPORT_NAME":
+            found = _root(name) in _MODULES
+        elif operation in ("LOAD_ATTR", "LOAD_METHOD"):
+            found = name in _NAMES or (number_type is not None and name in vars(number_type))  # float.hex(lr)
+        else:
+            found = False
+        number_type = {"int": int, "float": float}.get(name) if operation == "LOAD_GLOBAL" else None
+        if found:
+            yield f"{name} at {Path(code.co_filename).name}:{line}"
+
+
+def _root(module: Any) -> str:
+    return module.partition(".")[0] if isinstance(module, str) else ""

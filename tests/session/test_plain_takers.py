@@ -1,0 +1,224 @@
+"""Numbers that change, handed to C code that takes plain ones only: the call is made once, and ends as eager."""
+
+from __future__ import annotations
+
+import ctypes
+import datetime
+import decimal
+import json
+import marshal
+import sqlite3
+import statistics
+import struct
+import time
+from array import array
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import hocket
+from hocket.autotune.verification import differ
+
+Span = datetime.timedelta
+connection = sqlite3.connect(":memory:")
+
+# Each makes a number of a whole number and of a rate.
+TAKERS: dict[str, Callable[[int, float], float]] = {
+    "timedelta": lambda n, lr: datetime.timedelta(days=n, seconds=lr).total_seconds() / 86400,
+    "timedelta by another name": lambda n, lr: Span(days=n).days + lr,
+    "timedelta times": lambda n, lr: (Span(seconds=1) * n + lr * Span(seconds=1)).total_seconds(),
+    "timedelta divided": lambda n, lr: (Span(seconds=1) / n + Span(seconds=n) // n).total_seconds() + lr,
+    "Decimal": lambda n, lr: float(decimal.Decimal(n) / 7 + decimal.Decimal(lr)),
+    "json": lambda n, lr: len(json.dumps({"n": n, "lr": lr})) / 7,
+    "marshal": lambda n, lr: marshal.loads(marshal.dumps((n, lr)))[0],
+    "sqlite": lambda n, lr: connection.execute("select ? + ?", (n, lr)).fetchone()[0],
+    "ctypes": lambda n, lr: ctypes.c_int(n).value + ctypes.c_double(lr).value,
+    "ctypes array": lambda n, lr: (ctypes.c_double * 2)(n, lr)[0],
+    "statistics": lambda n, lr: statistics.mean([n, 1, 4.5]) + statistics.pstdev([lr, 1.0]),
+    "sleep": lambda n, lr: (time.sleep(lr / 1e6), n)[1],
+    "calendar": lambda n, lr: datetime.datetime.fromtimestamp(n * 86400, datetime.UTC).day + lr,
+    "unbound methods": lambda n, lr: int.bit_length(n) + float.__add__(lr, 1.0) + float.fromhex(float.hex(lr)),
+    "numpy seed": lambda n, lr: float(np.random.default_rng(n).random()) + lr,
+    "numpy date": lambda n, lr: float(np.datetime64(n, "s").astype(np.int64)) + lr,
+    "generator": lambda n, lr: torch.Generator().manual_seed(n).initial_seed() + lr,
+    "threads": lambda n, lr: (torch.set_num_threads(1 + n * 0), n)[1],
+    "power, modulo": lambda n, lr: pow(3, n, 7) + pow(n, 2, 5) + pow(lr, 2),
+    "index": lambda n, lr: list(range(n))[n // 2] + len(([0.5] * n)[:n]),
+    "struct": lambda n, lr: struct.unpack("id", struct.pack("id", n, lr))[0],
+    "array": lambda n, lr: array("d", [n, lr])[1],
+    "text": lambda n, lr: float(format(lr, ".3f")) + int("%d" % n),  # noqa: UP031
+    "new tensor": lambda n, lr: float(torch.ones(3).new_full((2,), n).shape[0]) + lr,
+}
+OPTIONS: tuple[dict[str, Any], ...] = ({}, {"guard": False}, {"numerics": "close"})
+
+
+class Program:
+    """A step that counts, and hands its count and its rate on in some of its calls.
+
+    Args:
+        taker: one of `TAKERS`.
+        first: the call that hands on for the first time.
+        moves: the rate changes with each call.
+    """
+
+    def __init__(self, taker: Callable[[int, float], float], first: int, moves: bool) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.01)
+        self.table = {"n": 0}
+        self.num_calls = 0
+        calls = iter(range(10**6))
+        unseen = array("q", [0])
+
+        def step(batch: torch.Tensor) -> torch.Tensor:
+            unseen[0] += 1  # in a place that no watch sees
+            self.table["n"] += 1
+            loss = self.model(batch).square().mean()
+            if self.table["n"] >= first:
+                loss = loss * (1 + taker(self.table["n"] % 20 + 1, self.optimizer.param_groups[0]["lr"]) / 100)
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+            return loss.detach()
+
+        self.step, self.unseen, self.moves, self.calls = step, unseen, moves, calls
+
+    def run(self, step: Callable[[Any], Any], num_calls: int) -> list[Any]:
+        generator = torch.Generator().manual_seed(1)
+        found = []
+        for number in range(num_calls):
+            if self.moves:
+                self.optimizer.param_groups[0]["lr"] = 0.01 / (1 + number)
+            found.append(step(torch.randn(4, 6, generator=generator)))
+        return found
+
+    def state(self) -> list[tuple[str, Any]]:
+        tensors = [value for state in self.optimizer.state.values() for value in state.values()]
+        return [("", value) for value in (*self.model.parameters(), *tensors, self.table["n"], self.unseen[0])]
+
+
+@pytest.mark.parametrize("first", [1, 4])
+@pytest.mark.parametrize("number", range(len(OPTIONS)))
+@pytest.mark.parametrize("name", TAKERS)
+def test_a_number_that_c_code_refuses_costs_no_second_call_and_no_error(name, number, first):
+    moves = number != 1
+    eager, scheduled = (Program(TAKERS[name], first, moves) for _ in range(2))
+    fast = hocket.schedule(scheduled.step, scheduled.model, scheduled.optimizer, planner="serial", **OPTIONS[number])
+    results = [program.run(step, 12) for program, step in ((eager, eager.step), (scheduled, fast))]
+    named = [[("result", result) for result in each] for each in results]
+    found = differ(named[0] + eager.state(), named[1] + scheduled.state())
+    assert found.bitwise, (found, fast.why)
+    fast.close()
+
+
+def test_a_constant_rate_that_is_handed_on_does_not_keep_a_step_from_its_plan():
+    torch.manual_seed(0)
+    model = nn.Linear(6, 3)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+
+    def step(batch: torch.Tensor) -> torch.Tensor:
+        scale = datetime.timedelta(days=optimizer.param_groups[0]["lr"]).total_seconds()
+        loss = (model(batch) * scale).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    fast = hocket.schedule(step, model, optimizer, planner="serial", guard=False)
+    for number in range(60):
+        fast(torch.randn(4, 6))
+        if number == 40:
+            assert fast.verdict == "planned", fast.why
+            optimizer.param_groups[0]["lr"] = 0.02
+    fast.close()
+
+
+def test_an_error_of_the_users_own_is_eagers_word_for_word():
+    model = nn.Linear(6, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    wrong = {
+        "range": lambda lr: range(lr), "index": lambda lr: [1, 2][lr], "text": lambda lr: "a" + lr,
+        "bytes": lambda lr: b"".join([lr]), "mark": lambda lr: f"{lr:x}", "shape": lambda lr: torch.zeros(2, lr),
+    }  # fmt: skip
+    for use in wrong.values():
+        with pytest.raises((TypeError, ValueError)) as expected:
+            use(0.01)
+        calls = []
+
+        def step(batch: torch.Tensor, use: Any = use, calls: Any = calls) -> torch.Tensor:
+            loss = model(batch).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            calls.append(1)
+            if len(calls) >= 4:
+                use(optimizer.param_groups[0]["lr"])
+            return loss.detach()
+
+        fast = hocket.schedule(step, model, optimizer)
+        for _ in range(3):
+            fast(torch.randn(4, 6))
+        for number in range(4, 7):
+            with pytest.raises((TypeError, ValueError)) as caught:
+                fast(torch.randn(4, 6))
+            assert (type(caught.value), str(caught.value)) == (type(expected.value), str(expected.value))
+            assert len(calls) == number
+        fast.close()
+
+
+def test_an_error_beside_live_numbers_is_the_users_own_and_the_step_is_called_once():
+    model = nn.Linear(6, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    calls = []
+
+    def step(batch: torch.Tensor) -> torch.Tensor:
+        calls.append(1)
+        loss = model(batch).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    fast = hocket.schedule(step, model, optimizer)
+    for number in range(1, 12):
+        optimizer.param_groups[0]["lr"] = None if number in (4, 7) else 0.01
+        if number in (4, 7):
+            with pytest.raises(TypeError, match="bad operand type for unary -: 'NoneType'"):
+                fast(torch.randn(4, 6))
+        else:
+            fast(torch.randn(4, 6))
+        assert len(calls) == number
+    fast.close()
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["a number", "in a tensor"])
+@pytest.mark.parametrize("name", ["timedelta", "json", "Decimal", "ctypes"])
+def test_a_number_of_the_batch_is_handed_on(name, inside):
+    def run(is_scheduled: bool) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = nn.Linear(6, 3)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        taker = TAKERS[name]
+
+        def step(batch: Any) -> torch.Tensor:
+            inputs, number = batch
+            number = number.item() if inside else number
+            loss = model(inputs).square().mean() * (1 + taker(number, number / 7))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        run_step = hocket.schedule(step, model, optimizer, planner="serial") if is_scheduled else step
+        losses = []
+        for number in range(1, 25):
+            value = torch.tensor(number // 2) if inside else number // 2
+            losses.append(run_step((torch.randn(4, 6), value)))
+        return [*losses, *model.parameters()]
+
+    eager, scheduled = run(False), run(True)
+    assert all(map(torch.equal, eager, scheduled))
