@@ -193,6 +193,7 @@ def test_under_autocast_outputs_are_those_of_single_models_under_autocast(name, 
             if "primitive descriptor" not in str(error):
                 raise
             pytest.skip("torch has no LSTM in bfloat16 on a CPU without AVX-512")
+        array(x)
         out = array(x)
     for index, (model, expected) in enumerate(zip(models, own, strict=True)):
         assert out.dtype in {expected.dtype, torch.float32 if backend in ("vmap", "auto") else expected.dtype}
