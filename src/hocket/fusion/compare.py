@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from hocket.errors import InputError
 from hocket.fusion.constants import is_same
 from hocket.fusion.memory import check_memory
-from hocket.fusion.shared_objects import attributes_of, held, reached
 from hocket.fusion.rules.base import where
+from hocket.fusion.shared_objects import attributes_of, held, reached
 from hocket.fusion.store import named_tensors
 
 __all__ = ["compare", "differing_attribute"]

@@ -137,7 +137,11 @@ def leaf_parts(wholes: list[Tensor]) -> PartsOf:
 def _owns(whole: Tensor) -> tuple[Tensor, ...]:
     """Each model's part, and to autograd no views: a view would follow its base's history."""
     rows = [row.data for row in whole.data.unbind(0)]
-    return tuple([nn.Parameter(row, requires_grad=False) for row in rows]) if isinstance(whole, nn.Parameter) else tuple(rows)
+    return (
+        tuple([nn.Parameter(row, requires_grad=False) for row in rows])
+        if isinstance(whole, nn.Parameter)
+        else tuple(rows)
+    )
 
 
 def _joined(grads: Sequence[Tensor | None]) -> Tensor | None:

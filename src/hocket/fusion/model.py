@@ -21,8 +21,8 @@ from torch.nn.modules.module import _has_any_global_hook, _IncompatibleKeys
 from hocket.errors import InputError
 from hocket.fusion import slots, state
 from hocket.fusion.calls import Calls
-from hocket.fusion.contest import Choice
 from hocket.fusion.compare import compare
+from hocket.fusion.contest import Choice
 from hocket.fusion.coupling import warn_of_coupling
 from hocket.fusion.inputs import ModelAxis
 from hocket.fusion.model_slice import Settings
@@ -213,6 +213,26 @@ class Array(nn.Module):
         """`refill`, without the old model."""
         if not slots.refill(self._store, model, new, seed, self.training):
             self._forget()
+
+    def set_attribute(self, name: str, value: Any, *, model: int | None = None) -> None:
+        """Set an attribute of the models, such as the rate of a dropout.
+
+        Args:
+            name: of the attribute, from the model on: ``"drop.p"``.
+            value: of it.
+            model: the only one whose attribute is set; all of them if it is not given.
+
+        Raises:
+            InputError: no such layer, or the attribute is a parameter, a buffer or a layer.
+
+        Example:
+            >>> array = Array([nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.5)) for _ in range(2)])
+            >>> array.set_attribute("1.p", 0.0)
+            >>> [each[1].p for each in array.unfuse()]
+            [0.0, 0.0]
+        """
+        self._store.set_attribute(name, value, model)
+        self._forget()
 
     def state_dict(  # type: ignore[override]
         self,

@@ -90,7 +90,12 @@ def fail_after_updates(out: Any, wholes: list[Tensor]) -> None:
 
     for leaf in pytree.tree_leaves(out, is_leaf=lambda value: isinstance(value, Stacked)):
         tensor = leaf.tensor if isinstance(leaf, Stacked) else leaf
-        if isinstance(tensor, Tensor) and tensor.grad_fn is not None and trained and not torch.is_inference_mode_enabled():
+        if (
+            isinstance(tensor, Tensor)
+            and tensor.grad_fn is not None
+            and trained
+            and not torch.is_inference_mode_enabled()
+        ):
             tensor.grad_fn.register_prehook(check)
 
 

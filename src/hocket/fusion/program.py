@@ -15,11 +15,11 @@ from torch import Tensor, fx, nn
 
 from hocket.errors import HocketError, InputError
 from hocket.fusion.model_slice import ModelSlice
+from hocket.fusion.record import Traced
 from hocket.fusion.rules.base import IN_PLACE, op_name, where
 from hocket.fusion.source import ProgramSource, Ref
 from hocket.fusion.stacked import ModelValues, Stacked, is_stacked, map_tree, unwrap, with_model_dim
 from hocket.fusion.steps import Step, make_step, warn_without_rule
-from hocket.fusion.record import Traced
 from hocket.fusion.writes import find_writes
 
 __all__ = ["FusedProgram"]
@@ -105,7 +105,9 @@ class FusedProgram:
         begun: set[str] = set()
         for node in nodes:
             if node in writes and begun.intersection(names):
-                raise ValueError(f"{node.name}: writes into {sorted(begun.intersection(names))[0]} after an op has read it")
+                raise ValueError(
+                    f"{node.name}: writes into {sorted(begun.intersection(names))[0]} after an op has read it"
+                )
             if node.op == "call_module":
                 prefix = f"{node.target}." if node.target else ""
                 begun.update(prefix + name for name in self.models.store.names_in(str(node.target)))

@@ -13,11 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from hocket.errors import InputError
 from hocket.fusion.bounded import Bounded
@@ -29,7 +27,7 @@ from hocket.fusion.one_by_one import one_by_one
 from hocket.fusion.program import FusedProgram
 from hocket.fusion.record import LAYOUT, NOTHING, SHAPE, Recorded, Traced, calls_recorded, recorded
 from hocket.fusion.shared_objects import attributes_of
-from hocket.fusion.stacked import Stacked, unwatched
+from hocket.fusion.stacked import unwatched
 from hocket.fusion.watching import ForwardWatch
 from hocket.heap import collections_held
 from hocket.pystate.guards import Guards
@@ -230,7 +228,7 @@ class Programs:
 
         with collections_held():  # of the many objects that a walk makes, none is garbage yet
             seen = self._watch.run(call) if self._has_own_code else None
-        result = call(partial(nullcontext, frozenset())) if seen is None else seen.result
+        result = call(lambda: nullcontext(frozenset())) if seen is None else seen.result
         looks = max(each.looks for each in traces)
         if own := [each.reason for each in traces if each.reason]:
             world.keep(kind, looks, Unfused(own[0], not any(each.may_pass for each in traces)))

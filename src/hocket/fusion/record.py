@@ -28,9 +28,9 @@ from torch.utils import _pytree as pytree
 
 from hocket.errors import HocketError, InputError
 from hocket.fusion.checkpointing import without_checkpoints
+from hocket.fusion.leaves import as_leaf
 from hocket.fusion.rules import find_module
 from hocket.fusion.rules.base import op_name, where
-from hocket.fusion.leaves import as_leaf
 from hocket.fusion.store import named_tensors
 from hocket.fusion.transformer_forwards import TRACEABLE_FORWARDS
 from hocket.pystate.origins import user_line
@@ -42,25 +42,23 @@ NOTHING, SHAPE, LAYOUT = range(3)
 
 # What these give is known without values, and so is what functions without tensors among their arguments give.
 _KNOWN = dict.fromkeys(
-    "dim ndimension is_floating_point is_complex is_signed is_tensor element_size get_device result_type "
-    "promote_types can_cast is_inference type".split(),
+    ["dim", "ndimension", "is_floating_point", "is_complex", "is_signed", "is_tensor", "element_size", "get_device", "result_type", "promote_types", "can_cast", "is_inference", "type"],
     NOTHING,
 )
-_KNOWN |= dict.fromkeys("size numel nelement __len__ is_same_size".split(), SHAPE)
-_KNOWN |= dict.fromkeys("stride storage_offset is_contiguous".split(), LAYOUT)
+_KNOWN |= dict.fromkeys(["size", "numel", "nelement", "__len__", "is_same_size"], SHAPE)
+_KNOWN |= dict.fromkeys(["stride", "storage_offset", "is_contiguous"], LAYOUT)
 # Not whether a tensor has gradients: that is another thing under `torch.no_grad()`, where the same graph runs.
 _KNOWN_ATTRIBUTES = dict.fromkeys(
-    "dtype device ndim layout is_cuda is_cpu is_meta is_sparse is_quantized is_mkldnn is_xpu is_mps is_nested "
-    "itemsize names".split(),
+    ["dtype", "device", "ndim", "layout", "is_cuda", "is_cpu", "is_meta", "is_sparse", "is_quantized", "is_mkldnn", "is_xpu", "is_mps", "is_nested", "itemsize", "names"],
     NOTHING,
 )
 _KNOWN_ATTRIBUTES |= dict.fromkeys(("shape", "nbytes"), SHAPE)
-_VIEWS = frozenset("T mT H mH real imag data".split())  # attributes that are tensors
+_VIEWS = frozenset(["T", "mT", "H", "mH", "real", "imag", "data"])  # attributes that are tensors
 # How many tensors these give depends on shapes.
-_AS_MANY = frozenset("unbind split chunk tensor_split hsplit vsplit dsplit meshgrid".split())
+_AS_MANY = frozenset(["unbind", "split", "chunk", "tensor_split", "hsplit", "vsplit", "dsplit", "meshgrid"])
 # The shapes of what these give depend on values.
-_SHAPED_BY_VALUES = frozenset("nonzero argwhere masked_select unique unique_consecutive bincount _unique2".split())
-_OF_GENERATORS = frozenset("get_rng_state set_rng_state manual_seed seed initial_seed".split())
+_SHAPED_BY_VALUES = frozenset(["nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "bincount", "_unique2"])
+_OF_GENERATORS = frozenset(["get_rng_state", "set_rng_state", "manual_seed", "seed", "initial_seed"])
 _REFLECTED = {f"__r{name}__": getattr(operator, name) for name in ("sub", "truediv", "floordiv", "mod", "pow")}
 _REFLECTED |= {"__rdiv__": operator.truediv, "__rmatmul__": operator.matmul}
 # Some of a tensor's operators go by another name.

@@ -19,9 +19,7 @@ class Snapshot:
         generators: of the models.
     """
 
-    def __init__(
-        self, tensors: Sequence[Tensor], generators: dict[torch.device, tuple[torch.Generator, ...]]
-    ) -> None:
+    def __init__(self, tensors: Sequence[Tensor], generators: dict[torch.device, tuple[torch.Generator, ...]]) -> None:
         self._contents = [(tensor, tensor.detach().clone()) for tensor in tensors]
         self._generators = generators
         self._before = dict(generators)

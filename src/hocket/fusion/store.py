@@ -147,6 +147,20 @@ class Store:
             store = store._modules[each]  # type: ignore[assignment]
         return store, leaf
 
+    def set_attribute(self, name: str, value: Any, model: int | None) -> None:
+        """Set an attribute of all models, or of one."""
+        path, _, leaf = name.rpartition(".")
+        if model is not None:
+            self.check_slot(model)
+        for template in self.templates if model is None else [self.templates[model]]:
+            try:
+                layer = template.get_submodule(path)
+            except AttributeError as error:
+                raise InputError(f"set_attribute: {name}: no layer is called {path!r}") from error
+            if any(leaf in table for table in (layer._parameters, layer._buffers, layer._modules)):
+                raise InputError(f"set_attribute: {name}: expected an attribute, got a parameter, buffer or layer")
+            setattr(layer, leaf, value)
+
     def whole(self, name: str) -> Tensor:
         """The stacked parameter or buffer of this name, ``(B, *shape)``."""
         store, leaf = self.places[name]
@@ -280,7 +294,7 @@ def _table(model: nn.Module, name: str) -> tuple[dict[str, Any], str]:
     """The dict that holds a parameter or buffer of a model, and its name there."""
     path, _, leaf = name.rpartition(".")
     module = model.get_submodule(path)
-    return (module._parameters if leaf in module._parameters else module._buffers), leaf  # type: ignore[return-value]
+    return (module._parameters if leaf in module._parameters else module._buffers), leaf
 
 
 def mark(modules: list[nn.Module]) -> None:
