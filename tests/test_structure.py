@@ -13,7 +13,7 @@ import pytest
 SRC = Path(__file__).parents[1] / "src"
 FILES = sorted(chain.from_iterable((SRC / "hocket").rglob(f"*.{kind}") for kind in ("py", "cpp", "h")))
 PYTHON = [path for path in FILES if path.suffix == ".py"]
-MAX_LINES = 350
+MAX_LINES = 400
 MAX_SHARED = 11  # lines in a row that may stand in two places
 
 

@@ -137,7 +137,7 @@ class Executor(ABC):
     def keep_effects(self, batch: Any) -> None:
         """Put in places of Python's what the step puts there before the op that raised.
 
-        Its tensors are as eager leaves them already (`hocket.tracing.lowering.raising`). Gradients are gone, and what
+        Its tensors are as eager leaves them already (`hocket.tracing.raising`). Gradients are gone, and what
         the step appends to a list is not appended.
         """
         action = self.captured.program.by_name.get(self.failed_op)

@@ -19,9 +19,9 @@ from torch.utils import _pytree as pytree
 
 from hocket.errors import InputError
 from hocket.fusion.constants import is_same, joined
-from hocket.fusion.record import Traced
 from hocket.fusion.rules.base import op_name, where
 from hocket.fusion.stacked import ModelValues, as_type_of
+from hocket.fusion.traced import Traced
 
 __all__ = ["merged"]
 

@@ -15,11 +15,11 @@ from torch import Tensor, fx, nn
 
 from hocket.errors import HocketError, InputError
 from hocket.fusion.model_slice import ModelSlice
-from hocket.fusion.record import Traced
 from hocket.fusion.rules.base import IN_PLACE, op_name, where
 from hocket.fusion.source import ProgramSource, Ref
 from hocket.fusion.stacked import ModelValues, Stacked, is_stacked, map_tree, unwrap, with_model_dim
 from hocket.fusion.steps import Step, make_step, warn_without_rule
+from hocket.fusion.traced import Traced
 from hocket.fusion.writes import find_writes
 
 __all__ = ["FusedProgram"]

@@ -1,4 +1,4 @@
-r"""The programs of an array: made while the plain models run for the first time, and kept while their world stands still.
+r"""The programs of an array: made while the plain models run for the first time, kept while their world stands still.
 
     first call of a kind    model 0, model 1, ... run as they are, recorded and watched --> output
                             \--graphs of all models, merged--> program
@@ -20,14 +20,16 @@ from torch import Tensor, nn
 from hocket.errors import InputError
 from hocket.fusion.bounded import Bounded
 from hocket.fusion.call_spec import CallSpec, modes
+from hocket.fusion.known_functions import LAYOUT, NOTHING, SHAPE
 from hocket.fusion.leaves import ASKED
 from hocket.fusion.merge import merged
 from hocket.fusion.model_slice import ModelSlice
 from hocket.fusion.one_by_one import one_by_one
 from hocket.fusion.program import FusedProgram
-from hocket.fusion.record import LAYOUT, NOTHING, SHAPE, Recorded, Traced, calls_recorded, recorded
+from hocket.fusion.record import calls_recorded, recorded
 from hocket.fusion.shared_objects import attributes_of
 from hocket.fusion.stacked import unwatched
+from hocket.fusion.traced import RecordedForward, Traced
 from hocket.fusion.watching import ForwardWatch
 from hocket.heap import collections_held
 from hocket.pystate.guards import Guards
@@ -208,7 +210,7 @@ class Programs:
         Raises:
             InputError: an op fails, or the models' graphs differ; names the layer.
         """
-        store, traces = self._models.store, list[Recorded]()
+        store, traces = self._models.store, list[RecordedForward]()
         separate = frozenset(store.separate_index)
 
         def call(watched: Callable[[], AbstractContextManager[frozenset[int]]]) -> Any:

@@ -18,7 +18,6 @@ import operator
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,96 +27,36 @@ from torch.utils import _pytree as pytree
 
 from hocket.errors import HocketError, InputError
 from hocket.fusion.checkpointing import without_checkpoints
+from hocket.fusion.known_functions import (
+    AS_MANY,
+    KNOWN,
+    KNOWN_ATTRIBUTES,
+    NOTHING,
+    OF_GENERATORS,
+    OPERATORS,
+    REFLECTED,
+    SHAPE,
+    VIEWS,
+    WITHOUT_RESULT,
+    is_shaped_by_values,
+)
 from hocket.fusion.leaves import as_leaf
 from hocket.fusion.rules import find_module
 from hocket.fusion.rules.base import op_name, where
 from hocket.fusion.store import named_tensors
+from hocket.fusion.traced import RecordedForward, Traced
 from hocket.fusion.transformer_forwards import TRACEABLE_FORWARDS
 from hocket.pystate.origins import user_line
 
-__all__ = ["LAYOUT", "NOTHING", "SHAPE", "Recorded", "Traced", "calls_recorded", "recorded"]
+__all__ = ["calls_recorded", "recorded"]
 
-# How far a forward looks at its tensors, apart from rank, type and device.
-NOTHING, SHAPE, LAYOUT = range(3)
-
-# What these give is known without values, and so is what functions without tensors among their arguments give.
-_KNOWN = dict.fromkeys(
-    ["dim", "ndimension", "is_floating_point", "is_complex", "is_signed", "is_tensor", "element_size", "get_device", "result_type", "promote_types", "can_cast", "is_inference", "type"],
-    NOTHING,
-)
-_KNOWN |= dict.fromkeys(["size", "numel", "nelement", "__len__", "is_same_size"], SHAPE)
-_KNOWN |= dict.fromkeys(["stride", "storage_offset", "is_contiguous"], LAYOUT)
-# Not whether a tensor has gradients: that is another thing under `torch.no_grad()`, where the same graph runs.
-_KNOWN_ATTRIBUTES = dict.fromkeys(
-    ["dtype", "device", "ndim", "layout", "is_cuda", "is_cpu", "is_meta", "is_sparse", "is_quantized", "is_mkldnn", "is_xpu", "is_mps", "is_nested", "itemsize", "names"],
-    NOTHING,
-)
-_KNOWN_ATTRIBUTES |= dict.fromkeys(("shape", "nbytes"), SHAPE)
-_VIEWS = frozenset(["T", "mT", "H", "mH", "real", "imag", "data"])  # attributes that are tensors
-# How many tensors these give depends on shapes.
-_AS_MANY = frozenset(["unbind", "split", "chunk", "tensor_split", "hsplit", "vsplit", "dsplit", "meshgrid"])
-# The shapes of what these give depend on values.
-_SHAPED_BY_VALUES = frozenset(["nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "bincount", "_unique2"])
-_OF_GENERATORS = frozenset(["get_rng_state", "set_rng_state", "manual_seed", "seed", "initial_seed"])
-_REFLECTED = {f"__r{name}__": getattr(operator, name) for name in ("sub", "truediv", "floordiv", "mod", "pow")}
-_REFLECTED |= {"__rdiv__": operator.truediv, "__rmatmul__": operator.matmul}
-# Some of a tensor's operators go by another name.
-_OPERATORS = {getattr(Tensor, name): name for name in dir(Tensor) if name in ("__pow__", "__ipow__", "__rpow__")}
-_WITHOUT_RESULT = ("__setitem__", "_assert", "_assert_async")  # and yet ops
 _UNKNOWN = "the forward has a tensor that no op of torch's has given"
 _NO_TREES = frozenset((int, float, bool, str, type(None), torch.Size, torch.dtype, torch.device))
-_MASKS = (torch.bool, torch.uint8)
-
-
-@dataclass(frozen=True)
-class Traced:
-    """A graph and what its nodes stand for.
-
-    Attributes:
-        graph: the ops of one model.
-        inputs: for each placeholder that is an input, the number of the leaf among all leaves of the arguments.
-        tensors: the names of the parameters and buffers that ``get_attr`` nodes stand for.
-        constants: values of ``get_attr`` nodes that belong to no layer.
-        out_spec: the tree of the output, of which the graph gives the leaves.
-    """
-
-    graph: fx.Graph
-    inputs: dict[fx.Node, int]
-    tensors: dict[fx.Node, str]
-    constants: dict[fx.Node, Any]
-    out_spec: Any
-
-    def unflatten(self, out: Any) -> Any:
-        """The output, from what the graph gives."""
-        return pytree.tree_unflatten(list(out) if isinstance(out, (list, tuple)) else [out], self.out_spec)
-
-    def layer(self, node: fx.Node) -> str:
-        """The name of the innermost layer a node belongs to; empty for the model itself."""
-        return str(node.target) if node.op == "call_module" else str(node.meta.get("layer", ""))
-
-
-@dataclass(frozen=True)
-class Recorded:
-    """One forward that was recorded.
-
-    Attributes:
-        out: what it returned.
-        looks: how far it looked at its tensors: `NOTHING`, `SHAPE` or `LAYOUT`.
-        traced: its graph, or None.
-        reason: why there is none.
-        may_pass: whether there may be one next time, when what is made once is there.
-    """
-
-    out: Any
-    looks: int
-    traced: Traced | None
-    reason: str = ""
-    may_pass: bool = False
 
 
 def recorded(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], separate: frozenset[str], known: frozenset[int]
-) -> Recorded:
+) -> RecordedForward:
     """Call a model, and write down what its forward calls; `calls_recorded` is open.
 
     Args:
@@ -146,7 +85,7 @@ def recorded(
         _current.recorder = None
     traced = recorder.traced(out) if not recorder.reason else None
     reason = recorder.reason
-    return Recorded(out, recorder.looks, None if reason else traced, reason, reason.startswith(_UNKNOWN))
+    return RecordedForward(out, recorder.looks, None if reason else traced, reason, reason.startswith(_UNKNOWN))
 
 
 class _Recorder(TorchFunctionMode):
@@ -207,7 +146,7 @@ class _Recorder(TorchFunctionMode):
     ) -> Any:
         """One call of torch."""
         kwargs = kwargs or {}
-        name = _OPERATORS.get(func) or func.__name__
+        name = OPERATORS.get(func) or func.__name__
         if name == "__get__":
             return self._attribute(getattr(func.__self__, "__name__", "of a class"), func, args)
         if name == "__set__":
@@ -222,26 +161,26 @@ class _Recorder(TorchFunctionMode):
     def _called(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = self._run(name, func, args, kwargs)
         if not _has_tensor(result):
-            is_known = name in _KNOWN or not (any(map(_has_tensor, args)) or any(map(_has_tensor, kwargs.values())))
-            self._look(_KNOWN.get(name, NOTHING))
-            if not is_known and name not in _WITHOUT_RESULT:
+            is_known = name in KNOWN or not (any(map(_has_tensor, args)) or any(map(_has_tensor, kwargs.values())))
+            self._look(KNOWN.get(name, NOTHING))
+            if not is_known and name not in WITHOUT_RESULT:
                 self._cannot(f"the forward looks at values, by {name}")
             if is_known or self.reason:
                 return result
-        if name in _SHAPED_BY_VALUES or (name == "where" and len(args) + len(kwargs) == 1) or _is_masked(name, args):
+        if is_shaped_by_values(name, args, kwargs):
             self._cannot(f"{name} gives tensors whose shapes depend on values")
         if name.startswith("_foreach"):
             self._cannot(f"{name} goes over lists of tensors")
-        if name in _OF_GENERATORS:
+        if name in OF_GENERATORS:
             self._cannot(f"the forward asks the random generator, by {name}")
-        if name in _AS_MANY:
+        if name in AS_MANY:
             self._look(SHAPE)
         if getattr(Tensor, name, None) != func:
             if op_name(func) is None:
                 self._cannot(f"{name} is no op")
             self._record("call_function", func, args, kwargs, result)
-        elif name in _REFLECTED:
-            self._record("call_function", _REFLECTED[name], args[::-1], kwargs, result)
+        elif name in REFLECTED:
+            self._record("call_function", REFLECTED[name], args[::-1], kwargs, result)
         elif name.startswith("__") and hasattr(operator, name):
             self._record("call_function", getattr(operator, name), args, kwargs, result)
         elif name.startswith("__"):
@@ -298,12 +237,12 @@ class _Recorder(TorchFunctionMode):
 
     def _attribute(self, name: str, func: Any, args: tuple[Any, ...]) -> Any:
         result = func(*args) if (found := as_leaf(args[0], name)) is NotImplemented else found
-        if name in _KNOWN_ATTRIBUTES:
-            self._look(_KNOWN_ATTRIBUTES[name])
+        if name in KNOWN_ATTRIBUTES:
+            self._look(KNOWN_ATTRIBUTES[name])
             return result
         if found is not NotImplemented and name != "grad":
             return result
-        if name not in _VIEWS:
+        if name not in VIEWS:
             self._cannot(f"the forward looks at the attribute {name} of a tensor")
             return result
         return self._record("call_function", getattr, (args[0], name), {}, result)
@@ -399,14 +338,6 @@ def _has_tensor(tree: Any) -> bool:
     if type(tree) in _NO_TREES:
         return False
     return any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(tree))
-
-
-def _is_masked(name: str, args: tuple[Any, ...]) -> bool:
-    """Whether a tensor is indexed by a mask, so that the result is as long as the mask has ones."""
-    if name != "__getitem__":
-        return False
-    index = args[1] if isinstance(args[1], tuple) else (args[1],)
-    return any(isinstance(each, Tensor) and each.dtype in _MASKS for each in index)
 
 
 def _mode_of_torch() -> tuple[bool, ...]:

@@ -22,12 +22,12 @@ from hocket.fusion import fallback
 from hocket.fusion.compare import differing_attribute
 from hocket.fusion.in_place import in_place
 from hocket.fusion.model_slice import ModelSlice, Settings
-from hocket.fusion.record import Traced
 from hocket.fusion.rules import OpContext, find, find_module, norm
 from hocket.fusion.rules.base import op_name, where
 from hocket.fusion.rules.pointwise import NUMBERS
 from hocket.fusion.rules.random import DRAWS, each
 from hocket.fusion.stacked import Stacked, is_stacked, unwrap
+from hocket.fusion.traced import Traced
 
 __all__ = ["Step", "make_step", "warn_without_rule"]
 

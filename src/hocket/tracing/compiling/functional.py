@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from hocket.errors import CaptureError
 from hocket.tracing.compiling.arguments import decoded, dtype_of, op_named
 from hocket.tracing.float64 import WIDE
-from hocket.tracing.lowering.raising import may_raise
+from hocket.tracing.raising import may_raise
 from hocket.tracing.recording.op_arguments import written_arguments
 
 __all__ = ["functional_graph", "plain_op"]

@@ -9,8 +9,8 @@ from torch import fx
 from hocket.ir import Buffer, Carried, Edge, Graph, Op
 from hocket.tracing.lowering import conv_backward, dependencies
 from hocket.tracing.lowering.calls import AnnotatedCall, SlotTable
-from hocket.tracing.lowering.raising import may_raise
 from hocket.tracing.program import Program
+from hocket.tracing.raising import may_raise
 from hocket.tracing.recording.trace import Trace
 
 __all__ = ["graph_of"]

@@ -24,7 +24,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from hocket.heap import HeapTrimmer
 from hocket.pystate.origins import user_line
-from hocket.tracing.lowering.raising import may_raise
+from hocket.tracing.raising import may_raise
 from hocket.tracing.recording.batch_reads import LIFTING, BatchReads
 from hocket.tracing.recording.data_reads import reads_value, shaped_by_values
 from hocket.tracing.recording.module_tracker import ModuleTracker

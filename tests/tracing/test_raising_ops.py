@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from hocket.tracing.lowering.raising import may_raise
+from hocket.tracing.raising import may_raise
 
 BEYOND = torch.tensor([0, 9])
 ROWS = torch.ones(2, 3)

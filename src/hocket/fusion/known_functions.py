@@ -1,0 +1,71 @@
+"""Functions of torch by what a forward learns from their results, and by what a graph of them needs."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "AS_MANY",
+    "KNOWN",
+    "KNOWN_ATTRIBUTES",
+    "LAYOUT",
+    "NOTHING",
+    "OF_GENERATORS",
+    "OPERATORS",
+    "REFLECTED",
+    "SHAPE",
+    "VIEWS",
+    "WITHOUT_RESULT",
+    "is_shaped_by_values",
+]
+
+# How far a forward looks at its tensors, apart from rank, type and device.
+NOTHING, SHAPE, LAYOUT = range(3)
+
+# What these give is known without values, and so is what functions without tensors among their arguments give.
+KNOWN = dict.fromkeys(
+    (
+        "dim", "ndimension", "is_floating_point", "is_complex", "is_signed", "is_tensor", "element_size", "get_device",
+        "result_type", "promote_types", "can_cast", "is_inference", "type",
+    ),
+    NOTHING,
+)  # fmt: skip
+KNOWN |= dict.fromkeys(("size", "numel", "nelement", "__len__", "is_same_size"), SHAPE)
+KNOWN |= dict.fromkeys(("stride", "storage_offset", "is_contiguous"), LAYOUT)
+# Not whether a tensor has gradients: that is another thing under `torch.no_grad()`, where the same graph runs.
+KNOWN_ATTRIBUTES = dict.fromkeys(
+    (
+        "dtype", "device", "ndim", "layout", "is_cuda", "is_cpu", "is_meta", "is_sparse", "is_quantized", "is_mkldnn",
+        "is_xpu", "is_mps", "is_nested", "itemsize", "names",
+    ),
+    NOTHING,
+)  # fmt: skip
+KNOWN_ATTRIBUTES |= dict.fromkeys(("shape", "nbytes"), SHAPE)
+VIEWS = frozenset(("T", "mT", "H", "mH", "real", "imag", "data"))  # attributes that are tensors
+# How many tensors these give depends on shapes.
+AS_MANY = frozenset(["unbind", "split", "chunk", "tensor_split", "hsplit", "vsplit", "dsplit", "meshgrid"])
+# The shapes of what these give depend on values.
+SHAPED_BY_VALUES = frozenset(
+    ("nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "bincount", "_unique2")
+)
+OF_GENERATORS = frozenset(["get_rng_state", "set_rng_state", "manual_seed", "seed", "initial_seed"])
+REFLECTED = {f"__r{name}__": getattr(operator, name) for name in ("sub", "truediv", "floordiv", "mod", "pow")}
+REFLECTED |= {"__rdiv__": operator.truediv, "__rmatmul__": operator.matmul}
+# Some of a tensor's operators go by another name.
+OPERATORS = {getattr(Tensor, name): name for name in dir(Tensor) if name in ("__pow__", "__ipow__", "__rpow__")}
+WITHOUT_RESULT = ("__setitem__", "_assert", "_assert_async")  # and yet ops
+_MASKS = (torch.bool, torch.uint8)
+
+
+def is_shaped_by_values(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether the shape of a result depends on values: a tensor indexed by a mask is as long as that has ones."""
+    if name in SHAPED_BY_VALUES or (name == "where" and len(args) + len(kwargs) == 1):
+        return True
+    if name != "__getitem__":
+        return False
+    index = args[1] if isinstance(args[1], tuple) else (args[1],)
+    return any(isinstance(each, Tensor) and each.dtype in _MASKS for each in index)
