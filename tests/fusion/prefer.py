@@ -18,7 +18,7 @@ def name_of(plan: ExecutionPlan, num_models: int) -> str:
 
 
 def prefer(monkeypatch: pytest.MonkeyPatch, step: str = ALL, forward: str = ALL) -> None:
-    """Let calls of ``array.losses`` have one plan to run by, and those of ``array(x)``; the usual one if it is not there.
+    """Let calls of ``array.losses`` and of ``array(x)`` have one plan each; the usual one if it is not there.
 
     The first call of a kind runs the plain models, so it is the second one that goes by the plan.
     """

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
@@ -205,7 +206,8 @@ class Calls:
 
     def _new_forward(self, world: World, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The output of a call of which nothing is known; of a later one like it, there is."""
-        if self.store.link():
+        is_seen = self._is_transformed()
+        if not is_seen and self.store.link():
             self.forget()
             world = self.programs.world()
         kind, values = self._kind(args, kwargs)
@@ -214,7 +216,7 @@ class Calls:
             found = Unfused("")
         elif self.programs.given_up and not isinstance(found, FusedProgram):
             found = Unfused(self.programs.given_up)
-        if found is None and self._is_transformed():
+        if found is None and is_seen:
             return one_by_one(self.store, kind.call.spec, values)
         if found is None:
             snapshot = Snapshot(self.store.buffers(), self.store.generators)
@@ -233,12 +235,12 @@ class Calls:
             may_choose = self._may_choose() and not found.writes_inputs
             run = self._chosen(world, ("forward", kind.key(0)), found, values) if may_choose else found.run
             try:
-                with restored(self._written(found), self.store.generators):
+                with nullcontext() if is_seen else restored(self._written(found), self.store.generators):
                     out = run(values)
                 world.calls[key] = KnownCall(kind.own, run, found)
                 return out
             except InputError as error:
-                if self.settings.strict or is_watched():
+                if self.settings.strict or is_seen:
                     raise
                 found = Unfused(str(error))
         self._say(found)
