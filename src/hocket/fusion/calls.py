@@ -33,9 +33,9 @@ from hocket.fusion.loss import per_model_loss
 from hocket.fusion.loss_kind import buffers_in, kind_of
 from hocket.fusion.model_slice import ModelSlice, Settings
 from hocket.fusion.one_by_one import one_by_one
-from hocket.fusion.plan import ExecutionPlan, plans_for
+from hocket.fusion.plan import ExecutionPlan, plans_for, usual_of
 from hocket.fusion.program import FusedProgram
-from hocket.fusion.programs import Kind, Programs, Unfused, World
+from hocket.fusion.programs import Kind, Programs, Unfused, World, repeated
 from hocket.fusion.restored import Snapshot, restored
 from hocket.fusion.rules.base import is_watched
 from hocket.fusion.single_model import has_images
@@ -67,7 +67,7 @@ class KnownCall:
 
     def values(self, leaves: list[Any]) -> list[Any]:
         """The leaves, `Stacked` where they are of each model."""
-        return [Stacked(leaf) if each else leaf for leaf, each in zip(leaves, self.own, strict=True)]
+        return _stacked(leaves, self.own)
 
 
 class Calls:
@@ -201,8 +201,7 @@ class Calls:
         """What a program for these arguments depends on, and the leaves, `Stacked` where they are of each model."""
         call, leaves = CallSpec.of(args, kwargs)
         own = self.settings.model_axis.inputs(self.store, leaves, call.spec)
-        values = [Stacked(leaf) if each else leaf for leaf, each in zip(leaves, own, strict=True)]
-        return Kind(call, own, leaves, self.store.templates[0].training), values
+        return Kind(call, own, leaves, self.store.templates[0].training), _stacked(leaves, own)
 
     def _new_forward(self, world: World, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The output of a call of which nothing is known; of a later one like it, there is."""
@@ -230,6 +229,7 @@ class Calls:
             if is_auto or not isinstance(found, FusedProgram) or found.writes_inputs or found.writes_parameters:
                 return out
             snapshot.put_back()  # the user asked for another way
+        failed: InputError | None = None
         plain = partial(one_by_one, self.store, kind.call.spec, asks_leaves=self.programs.asks_leaves())
         if isinstance(found, FusedProgram):
             may_choose = self._may_choose() and not found.writes_inputs
@@ -242,10 +242,16 @@ class Calls:
             except InputError as error:
                 if self.settings.strict or is_seen:
                     raise
-                found = Unfused(str(error))
+                found, failed = Unfused(str(error)), error
+        try:
+            out = plain(values)
+        except FAILURES:
+            if failed is None:
+                raise
+            raise failed from None  # it names the layer
         self._say(found)
         world.calls[key] = KnownCall(kind.own, plain, None)
-        return plain(values)
+        return out
 
     def _say(self, found: Unfused) -> None:
         """Warn that models run one after another, once."""
@@ -291,7 +297,9 @@ class Calls:
             settled = Counter(choice.winner for choice in alike if choice.is_settled)
             plan = settled.most_common(1)[0][0] if settled else alike[0].winner
             return self._by(program, plan, with_losses)
-        plans = plans_for(total, with_losses=with_losses, has_images=has_images(program))[::-1]
+        plans = plans_for(total, with_losses=with_losses, has_images=has_images(program))
+        usual = usual_of(plans)
+        plans.sort(key=lambda plan: plan != usual)
         self.choices.append(Choice(kind, plans[0], {}, len(plans) == 1, size))
         if len(plans) == 1:
             return self._by(program, plans[0], with_losses)
@@ -361,12 +369,18 @@ def run_by(array: Any, plan: ExecutionPlan | None) -> None:
 
 
 def _kinds(leaves: Any) -> tuple[Any, ...]:
-    return tuple(
+    return repeated(leaves) + tuple(
         [
             (leaf.shape, leaf.dtype, leaf.device, leaf.requires_grad) if isinstance(leaf, Tensor) else None
             for leaf in leaves
         ]
     )
+
+
+def _stacked(leaves: list[Any], own: tuple[bool, ...]) -> list[Any]:
+    """Leaves, `Stacked` where they are of each model; a tensor that stands twice is one."""
+    made = {id(leaf): Stacked(leaf) for leaf, each in zip(leaves, own, strict=True) if each}
+    return [made[id(leaf)] if each else leaf for leaf, each in zip(leaves, own, strict=True)]
 
 
 def _tensors(values: list[Any]) -> list[Any]:

@@ -33,7 +33,7 @@ from hocket.fusion.plan import ExecutionPlan, plans_for, usual_of
 __all__ = ["Choice", "ContestedCall", "Intervals", "PlanContest", "contestants"]
 
 TURN = 2
-FAILURES = (HocketError, RuntimeError, ValueError, TypeError, NotImplementedError)  # out of memory is a RuntimeError
+FAILURES = (HocketError, RuntimeError, ValueError, TypeError, LookupError)  # out of memory is a RuntimeError
 # Times the fastest step so far: what is slower leaves, after one round and another, until the leader has won.
 RATIOS = (1.5, 1.2, 1.2)
 CALL_RATIOS = (math.inf, 1.5, 1.3, 1.2, 1.1, 1.1, 1.1, 1.1)  # where anything may happen between two calls

@@ -77,6 +77,11 @@ class Parts:
         # What is kept holds on to its memory: another tensor in the same place has another address.
         return bool(self._parts) and _seen(now) == self._seen and all(map(is_, now, self._wholes))
 
+    def lie_as(self, wholes: Mapping[str, Tensor]) -> bool:
+        """Whether what was made last lies where these tensors do, though others of them may train."""
+        now = list(wholes.values())
+        return bool(self._parts) and _seen(now)[0] == self._seen[0] and all(map(is_, now, self._wholes))
+
     def of(self, wholes: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
         """One model's tensors after the other's; tied ones are one tensor."""
         if not self.are_of(wholes):

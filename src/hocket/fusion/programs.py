@@ -10,7 +10,7 @@ changes, the next call is a first one again; when it changes back, what was made
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -34,7 +34,7 @@ from hocket.fusion.watching import ForwardWatch
 from hocket.heap import collections_held
 from hocket.pystate.guards import Guards
 
-__all__ = ["Kind", "Programs", "Unfused"]
+__all__ = ["Kind", "Programs", "Unfused", "World", "repeated"]
 
 MAX_PROGRAMS = 256
 MAX_WORLDS = 4
@@ -75,7 +75,7 @@ class Kind:
     def __init__(self, call: CallSpec, own: tuple[bool, ...], leaves: list[Any], training: bool) -> None:
         self.call = call
         self.own = own
-        self._base = (call, own, training, modes())
+        self._base = (call, own, training, modes(), repeated(leaves))
         self._tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
     def key(self, looks: int) -> Any:
@@ -84,6 +84,12 @@ class Kind:
         shapes = [leaf.shape for leaf in self._tensors] if looks >= SHAPE else ()
         strides = [leaf.stride() for leaf in self._tensors] if looks >= LAYOUT else ()
         return (self._base, *each, *shapes, *strides)
+
+
+def repeated(leaves: Sequence[Any]) -> tuple[int, ...]:
+    """For each tensor where it stands first, if one stands twice; else nothing."""
+    addresses = [id(leaf) for leaf in leaves if isinstance(leaf, Tensor)]
+    return () if len(set(addresses)) == len(addresses) else tuple(map(addresses.index, addresses))
 
 
 class World:
@@ -162,6 +168,7 @@ class Programs:
         self._worlds: list[World] = [World()]
         self._num_short = 0
         self.given_up = ""
+        self._met: dict[int, Tensor] = {}  # tensors that no op has given, from where no walk comes, such as a cache
 
     def asks_leaves(self) -> bool:
         """Whether the forwards ask their parameters for gradients and the like."""
@@ -218,7 +225,7 @@ class Programs:
                 if traces and not self._has_own_code:  # the same layers, which `compare` has seen to
                     return model(*args, **kwargs)
                 with watched() as known:
-                    traces.append(recorded(model, args, kwargs, separate, known))
+                    traces.append(recorded(model, args, kwargs, separate, known.union(self._met)))
                 return traces[-1].out
 
             with calls_recorded():
@@ -232,6 +239,8 @@ class Programs:
             seen = self._watch.run(call) if self._has_own_code else None
         result = call(lambda: nullcontext(frozenset())) if seen is None else seen.result
         looks = max(each.looks for each in traces)
+        for each in traces:
+            self._met |= {id(tensor): tensor for tensor in each.unknown}
         if own := [each.reason for each in traces if each.reason]:
             world.keep(kind, looks, Unfused(own[0], not any(each.may_pass for each in traces)))
         elif seen is not None and seen.reason:

@@ -43,6 +43,7 @@ from hocket.fusion.known_functions import (
 from hocket.fusion.leaves import as_leaf
 from hocket.fusion.rules import find_module
 from hocket.fusion.rules.base import op_name, where
+from hocket.fusion.rules.random import DRAWS
 from hocket.fusion.store import named_tensors
 from hocket.fusion.traced import RecordedForward, Traced
 from hocket.fusion.transformer_forwards import TRACEABLE_FORWARDS
@@ -85,7 +86,8 @@ def recorded(
         _current.recorder = None
     traced = recorder.traced(out) if not recorder.reason else None
     reason = recorder.reason
-    return RecordedForward(out, recorder.looks, None if reason else traced, reason, reason.startswith(_UNKNOWN))
+    may_pass = reason.startswith(_UNKNOWN)
+    return RecordedForward(out, recorder.looks, None if reason else traced, reason, may_pass, tuple(recorder.unknown))
 
 
 class _Recorder(TorchFunctionMode):
@@ -120,13 +122,17 @@ class _Recorder(TorchFunctionMode):
         self._inputs: dict[fx.Node, int] = {}
         self._tensors: dict[fx.Node, str] = {}
         self._constants: dict[fx.Node, Any] = {}
+        self.unknown: list[Tensor] = []
+        self._by_shapes: set[int] = (
+            set()
+        )  # the ids of tensors that come from no other tensor: shapes say what is in them
         self._raised: list[BaseException] = []  # held, so that their addresses stay theirs
         self._buffers = dict(model.named_buffers(remove_duplicate=False))
         self._trains, *self._mode = _mode_of_torch()
         for number, leaf in enumerate(leaves):
             if isinstance(leaf, Tensor):
                 if id(leaf) in self._nodes:
-                    self._cannot("the same tensor stands for two arguments")
+                    continue  # one tensor stands for two arguments, as it does in each such call
                 node = self._graph.placeholder(f"input_{number}")
                 self._nodes[id(leaf)] = (leaf, node)
                 self._inputs[node] = number
@@ -161,13 +167,13 @@ class _Recorder(TorchFunctionMode):
     def _called(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = self._run(name, func, args, kwargs)
         if not _has_tensor(result):
-            is_known = name in KNOWN or not (any(map(_has_tensor, args)) or any(map(_has_tensor, kwargs.values())))
-            self._look(KNOWN.get(name, NOTHING))
+            is_known = name in KNOWN or self._is_by_shapes(args, kwargs)
+            self._look(KNOWN.get(name, NOTHING if not _has_tensor((args, kwargs)) else SHAPE))
             if not is_known and name not in WITHOUT_RESULT:
                 self._cannot(f"the forward looks at values, by {name}")
             if is_known or self.reason:
                 return result
-        if is_shaped_by_values(name, args, kwargs):
+        if is_shaped_by_values(name, args, kwargs) and not self._is_by_shapes(args, kwargs):
             self._cannot(f"{name} gives tensors whose shapes depend on values")
         if name.startswith("_foreach"):
             self._cannot(f"{name} goes over lists of tensors")
@@ -235,6 +241,11 @@ class _Recorder(TorchFunctionMode):
             self._raised.append(error)
             raise
 
+    def _is_by_shapes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether shapes say all of what is in a function's arguments."""
+        leaves = pytree.tree_leaves((args, kwargs))
+        return all(id(leaf) in self._by_shapes for leaf in leaves if isinstance(leaf, Tensor))
+
     def _attribute(self, name: str, func: Any, args: tuple[Any, ...]) -> Any:
         result = func(*args) if (found := as_leaf(args[0], name)) is NotImplemented else found
         if name in KNOWN_ATTRIBUTES:
@@ -281,6 +292,10 @@ class _Recorder(TorchFunctionMode):
         argument = self._detached if is_detached else self._argument
         own_args, own_kwargs = fx.node.map_aggregate(args, argument), fx.node.map_aggregate(kwargs, argument)
         node = self._placed(self._graph.create_node(op, target, own_args, own_kwargs))
+        if op != "call_module" and (op_name(target) or "") not in DRAWS and self._is_by_shapes(args, kwargs):
+            self._by_shapes.update(id(leaf) for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor))
+        else:
+            self._by_shapes.difference_update(id(leaf) for leaf in pytree.tree_leaves(result))
         if not (is_detached and any(result is leaf for leaf in pytree.tree_leaves((args, kwargs)))):
             self._name_parts(node, result)  # else written over without gradients: its own go where they went before
         return result
@@ -325,6 +340,7 @@ class _Recorder(TorchFunctionMode):
             self._tensors[node] = name
         else:
             if id(leaf) not in self._known:
+                self.unknown.append(leaf)
                 self._cannot(_UNKNOWN)
             node = self._graph.get_attr(f"constant_{len(self._constants)}")
             self._constants[node] = leaf

@@ -8,10 +8,12 @@ separate  the models' own blocks, where these did not fuse
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
+from types import FrameType
 from typing import Any
 
 import torch
@@ -28,6 +30,7 @@ from hocket.fusion.rules.pointwise import NUMBERS
 from hocket.fusion.rules.random import DRAWS, each
 from hocket.fusion.stacked import Stacked, is_stacked, unwrap
 from hocket.fusion.traced import Traced
+from hocket.pystate.origins import origin
 
 __all__ = ["Step", "make_step", "warn_without_rule"]
 
@@ -178,6 +181,17 @@ def warn_without_rule(settings: Settings, layer: str, op: str, reason: str = "")
         because = reason or "no rule fuses it as it is called here"
         raise InputError(f"{where(layer)}: {op}: {because} (strict=True)")
     if reason:
-        warnings.warn(f"hocket.fuse: {op}: {reason}; its models run one after another", stacklevel=2)
+        warnings.warn(f"hocket.fuse: {op}: {reason}; its models run one after another", stacklevel=_level_of_user())
     else:
-        warnings.warn(f"hocket.fuse: {where(layer)}: {op} has no rule; it runs by vmap or a loop", stacklevel=2)
+        warnings.warn(
+            f"hocket.fuse: {where(layer)}: {op} has no rule; it runs by vmap or a loop", stacklevel=_level_of_user()
+        )
+
+
+def _level_of_user() -> int:
+    """How far above `warn_without_rule` the first frame is that is neither ours nor torch's."""
+    frame: FrameType | None = sys._getframe(1)
+    level = 1
+    while frame is not None and origin(frame.f_code.co_filename) == "torch":
+        frame, level = frame.f_back, level + 1
+    return level

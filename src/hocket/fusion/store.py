@@ -105,6 +105,13 @@ class Store:
         wholes = self.all_tensors()
         if not wholes or self._parts.are_of(wholes):
             return False
+        if self._parts.lie_as(wholes):  # some have been frozen, or train again
+            for template, parts in zip(self.templates, self._own_tensors(), strict=True):
+                for name, own in parts.items():
+                    table, leaf = _table(template, name)
+                    table[leaf] = own
+                _match_flat_weights(template)
+            return False
         self.templates = [self.template_of(template, index) for index, template in enumerate(self.templates)]
         return True
 
@@ -284,10 +291,14 @@ def _copied(model: nn.Module, memo: dict[int, Any], index: int) -> nn.Module:
         found = copy.deepcopy(model, memo)
     except (RuntimeError, TypeError) as error:
         raise InputError(f"model {index}: cannot be copied: {error}") from error
-    for module in found.modules():
+    _match_flat_weights(found)
+    return found
+
+
+def _match_flat_weights(model: nn.Module) -> None:
+    for module in model.modules():
         if isinstance(module, nn.RNNBase):
             module._init_flat_weights()
-    return found
 
 
 def _table(model: nn.Module, name: str) -> tuple[dict[str, Any], str]:

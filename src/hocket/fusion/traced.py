@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from torch import fx
+from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 __all__ = ["RecordedForward", "Traced"]
@@ -48,6 +48,7 @@ class RecordedForward:
         traced: its graph, or None.
         reason: why there is none.
         may_pass: whether there may be one next time, when what is made once is there.
+        unknown: tensors that no op has given.
     """
 
     out: Any
@@ -55,3 +56,4 @@ class RecordedForward:
     traced: Traced | None
     reason: str = ""
     may_pass: bool = False
+    unknown: tuple[Tensor, ...] = ()

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from hocket.errors import CaptureError
@@ -21,7 +22,7 @@ from hocket.pystate.findings import line_about
 from hocket.pystate.guards import Guards
 from hocket.pystate.places import ABSENT
 from hocket.pystate.reachable import Reachable
-from hocket.pystate.watch import PurityWatch, differences, in_words
+from hocket.pystate.watch import Change, PurityWatch, differences, in_words
 
 __all__ = ["ForwardWatch", "Seen"]
 
@@ -109,8 +110,8 @@ class ForwardWatch:
             return Seen(result, state, f"it asks {in_words(asked)}: do that outside of the forward", False)
         for number, (before, after) in enumerate(pairwise(looks)):
             for change in differences(before, after):
-                if change.then is ABSENT and change.place.key not in names[number]:
-                    continue  # its name was not known to count
+                if _is_about_names(change, before, names[number]) or change.place.owner is torch.autograd.Function:
+                    continue  # its name was not known to count; or it is what records
                 if (change.then is ABSENT or change.then is None) and number + 2 < len(looks):
                     continue  # the first model has put it into a cache
                 line = line_about(change.place, executed.codes)
@@ -120,6 +121,13 @@ class ForwardWatch:
     def guards(self, state: Reachable) -> Guards:
         """What has to hold for a graph to stand for the forwards that were recorded in this state."""
         return Guards(state, self._watch)
+
+
+def _is_about_names(change: Change, before: Reachable, names: frozenset[str]) -> bool:
+    """Whether an attribute is new because its name has come up since."""
+    group = before.groups.get((id(change.place.owner), change.place.kind))
+    by_name = group is not None and group.counts is not None
+    return by_name and change.then is ABSENT and change.place.key not in names
 
 
 def _tensors_in(state: Reachable) -> frozenset[int]:
