@@ -45,11 +45,16 @@ def test_the_command_runs_the_search_of_a_file(tmp_path, capsys):
     [
         ("mlp", 2, "mlp: expected file.py:function"),
         ("{}:nothing", 2, "has no function 'nothing'"),
+        ("{}:several", 2, "several: expected a study of one direction, got 2"),
         ("{}:other", 1, "expected it to return the study of hocket.tune(...), got None"),
     ],
 )
 def test_other_targets_are_named(words, status, message, tmp_path, capsys):
     file = tmp_path / "search.py"
-    file.write_text("def other():\n    return None\n")
+    file.write_text(
+        "import optuna\n"
+        "def other():\n    return None\n"
+        "def several():\n    return optuna.create_study(directions=['minimize', 'maximize'])\n"
+    )
     assert main(["tune", words.format(file)]) == status
     assert message in capsys.readouterr().err

@@ -28,6 +28,8 @@ def tune_verb(args: Namespace) -> None:
     if not all(hasattr(study, name) for name in ("best_trials", "trials", "directions")):
         got = "None" if study is None else f"a value of type {type(study).__name__}"
         raise InputError(f"{args.target}: expected it to return the study of hocket.tune(...), got {got}")
+    if len(study.directions) != 1:
+        raise UsageError(f"{args.target}: expected a study of one direction, got {len(study.directions)}")
     complete = [trial for trial in study.trials if trial.state.name == "COMPLETE"]
     maximize = study.direction.name == "MAXIMIZE"
     best = sorted(complete, key=lambda trial: (-trial.value if maximize else trial.value, trial.number))[: args.top]

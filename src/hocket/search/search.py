@@ -74,12 +74,13 @@ class Search:
             InputError: the user's batches or metric are nothing to work with.
         """
         try:
-            while True:
-                self._ask()
-                group = self._next_group()
-                if group is None:
-                    break
-                self._work(group)
+            with self.client.stoppable():
+                while True:
+                    self._ask()
+                    group = self._next_group()
+                    if group is None:
+                        break
+                    self._work(group)
         except BaseException:
             self._abandon()
             raise
@@ -144,13 +145,36 @@ class Search:
         """Ask for proposals while there is room for them."""
         if self._all_started:
             return
-        while len(self.runs) < self.trials and not self.client.is_stopped and self._num_ready() < self.batch:
+        while self._has_room():
             self.begin(*self.client.ask())
         self._close_if_full()
 
+    def _has_room(self) -> bool:
+        """Whether a trial more is asked for now.
+
+        Proposals come in rounds, the next one when the last one is over: so they rest on the same values whatever
+        trains them, and whether or not the search was killed, and the slots of a fused model are full. Processes do not
+        wait for each other.
+        """
+        if self._is_full():
+            return False
+        if self.ways.processes is not None:
+            if self._num_ready() >= self.batch:
+                return False
+        elif len(self.runs) % self.batch == 0 and self._num_ready():
+            return False
+        if not self.client.is_exhausted:
+            return True
+        self.client.say(f"the sampler proposes no more than these {len(self.runs)} of {self.trials} trials")
+        self.trials = len(self.runs)
+        return False
+
+    def _is_full(self) -> bool:
+        return len(self.runs) >= self.trials or self.client.is_stopped
+
     def _close_if_full(self) -> None:
         """Let the policy know, once, that no more trials begin."""
-        if not self._all_started and (len(self.runs) >= self.trials or self.client.is_stopped):
+        if not self._all_started and self._is_full():
             self._all_started = True
             self._apply(self.policy.all_started())
 

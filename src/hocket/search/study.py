@@ -7,6 +7,7 @@ killed process running for ever).
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     import optuna
 
 __all__ = ["StudyClient", "load_optuna", "new_study"]
+
+log = logging.getLogger(__name__)
 
 WHY = "hocket:error"
 EXPLOITS = "hocket:exploits"
@@ -98,13 +101,49 @@ class StudyClient:
         self._asked = 0
         self._trials: dict[int, Any] = {}
         self._reported: dict[int, int] = {}  # how many epochs of each trial the storage knows
+        self._said: set[str] = set()
+        self._sampler_stopped = False
         study._stop_flag = False  # as `optimize` begins
-        study._thread_local.in_optimize_loop = False
 
     @property
     def is_stopped(self) -> bool:
-        """Whether a callback has called ``study.stop()``."""
+        """Whether the user has called ``study.stop()``."""
         return bool(self.study._stop_flag)
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether the sampler has nothing more to propose, and no trial is enqueued."""
+        states = self._optuna.trial.TrialState
+        sampler, samplers = base_sampler(self.study.sampler), self._optuna.samplers
+        if not isinstance(sampler, (samplers.GridSampler, samplers.BruteForceSampler)) and not self._sampler_stopped:
+            return False
+        with _storage_errors(self.study.study_name):
+            if self.study.get_trials(deepcopy=False, states=(states.WAITING,)):
+                return False
+            return self._sampler_stopped or is_exhausted(sampler, self.study)
+
+    @contextmanager
+    def stoppable(self) -> Iterator[None]:
+        """Let ``study.stop()`` be called, as inside of `optuna.Study.optimize`."""
+        before, self.study._thread_local.in_optimize_loop = self.study._thread_local.in_optimize_loop, True
+        try:
+            yield
+        finally:
+            self.study._thread_local.in_optimize_loop = before
+
+    def say(self, what: str) -> None:
+        """Warn of something that is ignored, once."""
+        if what not in self._said:
+            self._said.add(what)
+            log.warning("hocket.tune: %s", what)
+
+    def say_ignored(self) -> None:
+        """Warn of what the study brings along and a search has no use for."""
+        pruner = self.study.pruner
+        if not isinstance(pruner, self._optuna.pruners.NopPruner):
+            self.say(f"the study's {type(pruner).__name__} is not asked: halving= ends the worse trials early")
+        if getattr(self.study._storage, "get_heartbeat_interval", lambda: None)() is not None:
+            self.say("the storage's heartbeat is not sent: checkpoints= goes on with the trials of a killed search")
 
     def owned(self) -> list[Any]:
         """The trials of this search from before it was killed, finished or not, in their order.
@@ -129,7 +168,7 @@ class StudyClient:
 
     def ask(self) -> tuple[int, dict[str, Any]]:
         """The number and the parameters of a new trial."""
-        with _storage_errors(self.study.study_name):
+        with _storage_errors(self.study.study_name), self.stoppable():
             if self._owner is None:
                 trial = self.study.ask()
             else:
@@ -137,7 +176,15 @@ class StudyClient:
             self._propose(trial)
             self._asked += 1
             self._reported[trial.number] = 0
+            for name in self._fixed(trial):
+                if name not in trial.params:
+                    self.say(f"trial {trial.number} was enqueued with {name!r}, which is not in the space")
             return trial.number, dict(trial.params)
+
+    def _fixed(self, trial: Any) -> dict[str, Any]:
+        """The parameters that a trial was enqueued with."""
+        found: dict[str, Any] = self.study._storage.get_trial_system_attrs(trial._trial_id).get("fixed_params", {})
+        return found
 
     def _propose(self, trial: Any) -> None:
         """Let the sampler suggest each parameter that a trial does not have."""
@@ -171,7 +218,8 @@ class StudyClient:
     def tell(self, run: Run) -> None:
         """A trial is over: tell its value, or that it was pruned or failed, and call the callbacks."""
         states = self._optuna.trial.TrialState
-        with _storage_errors(self.study.study_name):
+        was_stopped = self.is_stopped
+        with _storage_errors(self.study.study_name), self.stoppable():
             if run.status is Status.COMPLETE:
                 self.study.tell(run.number, run.values[-1], skip_if_finished=True)
             elif run.status is Status.PRUNED:
@@ -182,12 +230,38 @@ class StudyClient:
                     trial.set_user_attr(WHY, run.error or "")
                 self.study.tell(run.number, state=states.FAIL, skip_if_finished=True)
             frozen = self.study._storage.get_trial(self._trials[run.number]._trial_id)
-        self.study._thread_local.in_optimize_loop = True  # so that a callback may call study.stop()
-        try:
+        if self.is_stopped and not was_stopped:  # by a sampler that is through: trials that have begun go on
+            self._sampler_stopped, self.study._stop_flag = True, False
+        with self.stoppable():
             for callback in self._callbacks:
                 callback(self.study, frozen)
-        finally:
-            self.study._thread_local.in_optimize_loop = False
+
+
+def base_sampler(sampler: Any) -> Any:
+    """The sampler that draws, of one that fixes some parameters around another."""
+    while isinstance(sampler, load_optuna().samplers.PartialFixedSampler):
+        sampler = sampler._base_sampler
+    return sampler
+
+
+def is_exhausted(sampler: Any, study: Any) -> bool:
+    """Whether each point of a sampler's grid has a trial, finished or not; else it would propose some again.
+
+    Args:
+        sampler: Optuna's for grids, or for brute force.
+        study: whose trials.
+    """
+    samplers, states = load_optuna().samplers, load_optuna().trial.TrialState
+    trials = study.get_trials(deepcopy=False)
+    if isinstance(sampler, samplers.GridSampler):
+        running = {trial.system_attrs.get("grid_id") for trial in trials if trial.state is states.RUNNING}
+        return set(sampler._get_unvisited_grid_ids(study)) <= running
+    from optuna.samplers import _brute_force as brute_force
+
+    begun_ = [trial for trial in trials if trial.state is not states.WAITING and trial.params]
+    tree = brute_force._TreeNode()
+    sampler._populate_tree(tree, begun_, {})
+    return bool(begun_) and not tree.is_any_expandable(exclude_running=True)
 
 
 def checked_space(space: Any) -> Mapping[str, Any]:

@@ -18,7 +18,7 @@ from hocket.search.processes import ProcessTrainer
 from hocket.search.record import Record
 from hocket.search.search import Search
 from hocket.search.split import Split, Train, find_split
-from hocket.search.study import StudyClient, checked_space, load_optuna, new_study
+from hocket.search.study import StudyClient, base_sampler, checked_space, load_optuna, new_study
 
 if TYPE_CHECKING:
     import optuna
@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 
 EXECUTORS = ("auto", "serial", "processes", "fused", "scheduled")
 TRIALS = 60
+ROUNDS = 4
+FEW_TRIALS = 24  # of a round: up to there a fused step hardly takes longer with more of them
 
 
 @dataclass(frozen=True)
@@ -85,13 +87,13 @@ class SearchConfig:
     def batch(self, study: optuna.Study) -> int:
         """How many proposals are asked for at a time: all, where none of them rests on results of others.
 
-        A sampler that learns from results, such as TPE, is asked in four rounds.
+        A sampler that learns from results, such as TPE, is asked in rounds: four of them, or fewer of `FEW_TRIALS`.
         """
         samplers = load_optuna().samplers
-        learns = not isinstance(study.sampler, (samplers.RandomSampler, samplers.GridSampler, samplers.QMCSampler))
-        if self.halving is not None or not learns:
+        fixed = (samplers.RandomSampler, samplers.GridSampler, samplers.QMCSampler, samplers.BruteForceSampler)
+        if self.halving is not None or isinstance(base_sampler(study.sampler), fixed):
             return self.total
-        return min(self.total, self.slots or max(8, -(-self.total // 4)))
+        return min(self.total, self.slots or max(FEW_TRIALS, -(-self.total // ROUNDS)))
 
 
 def search(train: Train, space: Mapping[str, Any], config: SearchConfig) -> tuple[optuna.Study, Record]:
@@ -110,6 +112,7 @@ def search(train: Train, space: Mapping[str, Any], config: SearchConfig) -> tupl
         study = config.study or new_study(config.direction, config.storage, config.name)
         owner = None if kept is None else kept.owner
         client = StudyClient(study, space, owner, config.seed if config.study is None else None, config.callbacks)
+        client.say_ignored()
         known = client.owned()
         asked, split = _first_split(train, client, known, config)
         processes = None
@@ -129,7 +132,7 @@ def search(train: Train, space: Mapping[str, Any], config: SearchConfig) -> tupl
         policy: Policy = AllEpochs(config.epochs, client.maximize)
         if config.halving is not None:
             policy = config.halving.policy(total, config.epochs, client.maximize)
-        if processes is None and config.executor != "serial" and not split.fusible:
+        if processes is None and config.executor != "serial" and not split.fusible and (asked or known):
             why = next(iter(split.why.values()), "none is declared fusible")
             log.warning("hocket.tune: nothing in the space is fusible, so trials train one at a time: %s", why)
         work = Search(client, ways, policy, total, config.batch(study), kept, config.on_progress)
@@ -152,6 +155,8 @@ def _first_split(
     while True:
         is_new = not tried
         if is_new:
+            if client.is_exhausted:
+                return asked, Split((), tuple(client.space))
             number, params = client.ask()
             asked.append((number, params, None))
         else:
