@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from hocket.errors import InputError
 
-__all__ = ["RandomState", "are_same_batches", "epoch_batches", "is_fixed", "size_of"]
+__all__ = ["RandomState", "are_same_batches", "epoch_batches", "is_fixed", "joined", "size_of", "updates"]
 
 PRIMES = (1_000_003, 7_919)  # of a seed for each epoch; neighbouring seeds do not meet
 
@@ -132,6 +132,35 @@ def _drawn(batches: Any, seed: int) -> Iterator[Any]:
             except StopIteration:
                 return
         yield batch
+
+
+def updates(batches: Iterable[tuple[Any, Any]], accumulate: int) -> Iterator[tuple[Any, Any, bool, bool]]:
+    """Batches, each with whether gradients begin anew before it, and whether the optimizer steps after it.
+
+    Example:
+        >>> [marks for _, _, *marks in updates([(1, 1), (2, 2), (3, 3)], accumulate=2)]
+        [[True, False], [False, True], [True, True]]
+    """
+    ahead = iter(batches)
+    batch = next(ahead, None)
+    place = 0
+    while batch is not None:
+        following = next(ahead, None) if accumulate > 1 else None
+        is_last = accumulate > 1 and following is None
+        yield *batch, place % accumulate == 0, is_last or (place + 1) % accumulate == 0
+        batch = following if accumulate > 1 else next(ahead, None)
+        place += 1
+
+
+def joined(parts: list[Any], dim: int = 0) -> Any:
+    """Trees of the same form, such as outputs of batches, as one: tensors along an axis, numbers beside each other."""
+
+    def join(*leaves: Any) -> Any:
+        if not isinstance(leaves[0], torch.Tensor):
+            return leaves[0]
+        return torch.cat(leaves, dim) if leaves[0].ndim > dim else torch.stack(leaves, dim)
+
+    return pytree.tree_map(join, *parts)
 
 
 def size_of(target: Any, inputs: Any) -> int:

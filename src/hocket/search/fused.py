@@ -13,7 +13,9 @@ Source: Wang et al., "Horizontally Fused Training Array", MLSys 2021, Appendix E
 
 from __future__ import annotations
 
+import logging
 import math
+import sys
 from collections.abc import Callable, Sequence
 from operator import itemgetter
 from time import perf_counter
@@ -24,12 +26,10 @@ from torch.utils import _pytree as pytree
 
 from hocket.errors import InputError
 from hocket.fusion import fuse
-from hocket.fusion.calls import run_by
-from hocket.fusion.contest import PlanContest, contestants
 from hocket.fusion.loss import Losses
-from hocket.optim import ModelSlots, TrainedModel
-from hocket.search.data import are_same_batches, epoch_batches, is_fixed, size_of
-from hocket.search.fused_state import bring_home, device_of, fused_optimizer, synchronize
+from hocket.optim import ModelSlots, TrainedModel, clip_grad_norm_, clip_grad_value_
+from hocket.search.data import are_same_batches, epoch_batches, is_fixed, joined, size_of, updates
+from hocket.search.fused_state import bring_home, fused_optimizer
 from hocket.search.losses import is_same_loss, reads_model
 from hocket.search.run import EpochResult, Run, Status, step_scheduler
 from hocket.search.serial import averaged, diverged
@@ -38,6 +38,11 @@ from hocket.search.split import Train
 from hocket.search.trainer import CannotFuseError, Trainer, metric_value
 
 __all__ = ["FusedTrainer", "Runner", "why_apart"]
+
+log = logging.getLogger(__name__)
+
+NO_LIMIT = sys.float_info.max  # of gradients
+SETTLED_STEPS = 16  # from then on, or from the second epoch, the array has tried its plans
 
 Runner = Callable[[Callable[[Any, Any], torch.Tensor], Any, Any], Callable[[Any, Any], torch.Tensor]]
 
@@ -74,6 +79,7 @@ class FusedTrainer(Trainer):
         self._train, self._seed, self._draws, self._runner = train, seed, draws, runner
         trainings = [run.build(train) for run in runs]
         first = trainings[0]
+        self._first = first
         self._loss, self._batches, self._measured_on = first.loss, first.batches, first.measured_on
         # What those to come are compared with, also when the first trial is over.
         self._leader = Run(runs[0].number, runs[0].params, seed, training=first, signature=runs[0].signature)
@@ -93,15 +99,21 @@ class FusedTrainer(Trainer):
         self._slots = ModelSlots(self._array, self._optimizer)
         self.slots = list(runs)
         self._losses = [each.loss for each in trainings]
+        self._clip_norms, self._clip_values = [NO_LIMIT] * len(runs), [NO_LIMIT] * len(runs)
         self._numbers: dict[int, list[dict[str, Any]]] = {}  # of the optimizer, as they stand in the slots
         for slot, run in enumerate(runs):
             self._enter(slot, run)
             if draws and run.random is not None:
-                device = device_of(run.training)
+                device = first.device
                 self._array.generators_on(device)[slot].set_state(run.random.on(device))
-        self._step = self._one_step if runner is None else runner(self._one_step, self._array, self._optimizer)
-        self._contest = self._new_contest()
-        self.step_s = math.inf
+        self._step: Callable[[Any, Any], torch.Tensor] = self._one_step
+        if runner is not None and first.accumulate == 1:
+            self._step = runner(self._one_step, self._array, self._optimizer)
+        elif runner is not None:
+            log.warning(
+                "hocket.tune: a step that only adds up gradients is not planned, so these trials train as fused"
+            )
+        self.step_s, self._steps = math.inf, 0
         self._first_s: float | None = None
         self._epoch_s = math.inf
 
@@ -141,6 +153,7 @@ class FusedTrainer(Trainer):
                 self.sync(slot)
                 self.slots[slot] = None
         active = self.active
+        self._failed: dict[int, EpochResult] = {}
         start = perf_counter()
         totals = self._trained(active[0][1].epochs)
         values = self._measured(active)
@@ -175,31 +188,41 @@ class FusedTrainer(Trainer):
         self._slots.take(keep)
         self.slots = [self.slots[slot] for slot in keep]
         self._losses = [self._losses[slot] for slot in keep]
+        self._clip_norms = [self._clip_norms[slot] for slot in keep]
+        self._clip_values = [self._clip_values[slot] for slot in keep]
         self._numbers = {place: self._numbers[slot] for place, slot in enumerate(keep)}
         self._has_one_loss = all(is_same_loss(self._loss, each) for each in self._losses)
-        self._first_s, self._epoch_s, self.step_s = None, math.inf, math.inf
-        self._contest = self._new_contest()
+        self._first_s, self._epoch_s = None, math.inf
+        self.step_s, self._steps = math.inf, 0
 
     def close(self) -> None:
         super().close()
         if self._step is not self._one_step and hasattr(self._step, "close"):
             self._step.close()
 
-    def _new_contest(self) -> PlanContest | None:
-        """What finds the plan of the steps; None where a runner plans them."""
-        if self._runner is not None or self._array.separate:
-            return None
-        model = self._leader.training.model  # type: ignore[union-attr]
-        return PlanContest(contestants(model, len(self.slots), with_losses=self._has_one_loss))
-
     # -------------------------------------------------------------------------------------------------- one epoch
 
     def _one_step(self, inputs: Any, target: Any) -> torch.Tensor:
-        self._optimizer.zero_grad()
-        losses = self._array.losses(self._loss, inputs, target) if self._has_one_loss else self._own(inputs, target)
-        losses.backward()
-        self._optimizer.step()
+        return self._part_of_step(inputs, target, begins=True, ends=True)
+
+    def _part_of_step(self, inputs: Any, target: Any, *, begins: bool, ends: bool) -> torch.Tensor:
+        if begins:
+            self._optimizer.zero_grad()
+        with self._first.precision():
+            losses = self._array.losses(self._loss, inputs, target) if self._has_one_loss else self._own(inputs, target)
+        parts = self._first.accumulate
+        losses.backward(None if parts == 1 else torch.full_like(losses.detach().as_subclass(torch.Tensor), 1 / parts))
+        if ends:
+            self._clip()
+            self._optimizer.step()
         return losses
+
+    def _clip(self) -> None:
+        """Each trial's gradients by its own limits."""
+        for clip, limits in ((clip_grad_norm_, self._clip_norms), (clip_grad_value_, self._clip_values)):
+            if any(limit < NO_LIMIT for limit in limits):
+                parameters = [parameter for _, parameter in self._array.named_parameters()]
+                clip(parameters, limits, num_models=len(limits))
 
     def _own(self, inputs: Any, target: Any) -> torch.Tensor:
         """Each trial's own loss of its own outputs."""
@@ -213,49 +236,71 @@ class FusedTrainer(Trainer):
         self._array.train()
         total: Any = 0.0
         times_s = []
-        for inputs, target in epoch_batches(self._batches, self._seed, epoch):
-            if self._contest is not None:
-                run_by(self._array, self._contest.plan)
+        batches = epoch_batches(self._batches, self._seed, epoch)
+        for inputs, target, begins, ends in updates(batches, self._first.accumulate):
             start = perf_counter()
-            total = total + self._step(inputs, target).detach().as_subclass(torch.Tensor)
-            if self._contest is not None and not self._contest.is_over:
-                synchronize(device_of(self._leader.training))
-                self._contest.took(perf_counter() - start)
+            if begins and ends:
+                losses = self._step(inputs, target)
             else:
-                times_s.append(perf_counter() - start)
-        if self._contest is not None:
-            run_by(self._array, self._contest.leader)
-        self.step_s = min(times_s) if times_s else self._contest.step_s if self._contest else math.inf
+                losses = self._part_of_step(inputs, target, begins=begins, ends=ends)
+            if ends and self._first.scheduler_interval == "batch":
+                self._step_schedulers()
+            total = total + losses.detach().as_subclass(torch.Tensor)
+            times_s.append(perf_counter() - start)
+        is_settled = self._steps + len(times_s) >= SETTLED_STEPS or self._steps > 0
+        self.step_s, self._steps = min(times_s) if is_settled else math.inf, self._steps + len(times_s)
         found: list[float] = total.tolist()
         return found
 
+    def _step_schedulers(self) -> None:
+        """Of each trial, after a step of the optimizer."""
+        for slot, run in self.active:
+            if slot in self._failed or run.training is None or run.training.scheduler is None:
+                continue
+            try:
+                run.training.scheduler.step()
+            except Exception as error:  # noqa: BLE001 - such as a cycle that is over; this trial ends, no other one
+                self._failed[slot] = EpochResult(error=f"{type(error).__name__}: {error}")
+        self._copy_numbers()
+
     def _measured(self, active: Sequence[tuple[int, Run]]) -> dict[int, Any]:
         """For each slot the mean of its metric, or the error that it raised."""
-        sums: dict[int, list[tuple[float, int]]] = {slot: [] for slot, _ in active}
-        failed: dict[int, Any] = {}
+        found: dict[int, list[tuple[float, int]]] = {slot: [] for slot, _ in active}
+        whole: list[Any] = []
         self._array.eval()
-        with torch.no_grad():
+        with torch.no_grad(), self._first.precision():
             for inputs, target in epoch_batches(self._measured_on, self._seed, active[0][1].epochs):
                 outputs = self._array(inputs)
-                size = size_of(target, inputs)
-                for slot, run in active:
-                    assert run.training is not None
-                    if slot in failed:
-                        continue
-                    try:
-                        own = pytree.tree_map_only(torch.Tensor, itemgetter(slot), outputs)
-                        sums[slot].append((metric_value(run.training.metric(own, target)), size))
-                    except InputError:
-                        raise
-                    except Exception as error:  # noqa: BLE001 - the user's code; this trial ends, no other one
-                        failed[slot] = EpochResult(error=f"{type(error).__name__}: {error}")
-        return {slot: failed.get(slot) or averaged(sums[slot]) for slot, _ in active}
+                if self._first.metric_interval == "epoch":
+                    whole.append((outputs, target))
+                else:
+                    self._measure(active, outputs, target, size_of(target, inputs), found)
+            if whole:
+                outputs = joined([each for each, _ in whole], dim=1)
+                self._measure(active, outputs, joined([target for _, target in whole]), 1, found)
+        return {slot: self._failed.get(slot) or averaged(found[slot]) for slot, _ in active}
+
+    def _measure(
+        self, active: Sequence[tuple[int, Run]], outputs: Any, target: Any, size: int, found: dict[int, Any]
+    ) -> None:
+        """Add each slot's metric."""
+        for slot, run in active:
+            assert run.training is not None
+            if slot in self._failed:
+                continue
+            try:
+                own = pytree.tree_map_only(torch.Tensor, itemgetter(slot), outputs)
+                found[slot].append((metric_value(run.training.metric(own, target)), size))
+            except InputError:
+                raise
+            except Exception as error:  # noqa: BLE001 - the user's code; this trial ends, no other one
+                self._failed[slot] = EpochResult(error=f"{type(error).__name__}: {error}")
 
     def _ended(self, run: Run, value: float) -> EpochResult:
         """End an epoch of one trial: its scheduler steps on its own optimizer."""
         assert run.training is not None
         try:
-            step_scheduler(run.training.scheduler, value)
+            step_scheduler(run.training, value)
         except Exception as error:  # noqa: BLE001 - such as a cycle that is over
             return EpochResult(error=f"{type(error).__name__}: {error}")
         return EpochResult(value)
@@ -286,7 +331,7 @@ class FusedTrainer(Trainer):
         """A trial as `ModelSlots` takes it."""
         assert run.training is not None
         assert run.random is not None
-        device = device_of(run.training)
+        device = run.training.device
         return TrainedModel(
             module=run.training.model,
             optimizers=[run.training.optimizer.state_dict()],
@@ -299,6 +344,8 @@ class FusedTrainer(Trainer):
         assert run.training is not None
         run.training.optimizer._opt_called = True  # type: ignore[attr-defined]  # the scheduler asks for it
         self._numbers[slot] = options_of(run.training)
+        self._clip_norms[slot] = min(run.training.clip_norm or NO_LIMIT, NO_LIMIT)
+        self._clip_values[slot] = min(run.training.clip_value or NO_LIMIT, NO_LIMIT)
         self._has_one_loss = all(is_same_loss(self._loss, each) for each in self._losses)
 
 

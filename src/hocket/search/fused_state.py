@@ -13,7 +13,7 @@ from hocket.search.signature import fused_class
 from hocket.search.trainer import CannotFuseError
 from hocket.search.training import Training
 
-__all__ = ["bring_home", "device_of", "fused_optimizer", "synchronize"]
+__all__ = ["bring_home", "fused_optimizer", "synchronize"]
 
 
 def bring_home(run: Run, slots: ModelSlots, slot: int) -> None:
@@ -59,12 +59,6 @@ def fused_optimizer(array: Any, trainings: Sequence[Training], options: frozense
                 group[key] = optimizer.widened(group, whole)
     optimizer.count_per_model()
     return optimizer
-
-
-def device_of(training: Training | None) -> torch.device:
-    """Where a model's parameters are."""
-    assert training is not None
-    return next((p.device for p in training.model.parameters()), torch.device("cpu"))
 
 
 def synchronize(device: torch.device) -> None:

@@ -161,7 +161,11 @@ class Run:
         training.optimizer.load_state_dict({**own, "state": copy.deepcopy(state["optimizer"]["state"])})
         training.optimizer._opt_called = True  # type: ignore[attr-defined]  # the scheduler asks for it
         for value in self.values:
-            step_scheduler(training.scheduler, value)
+            step_scheduler(training, value)
+        if training.scheduler is not None and training.scheduler_interval == "batch":
+            scheduler = state["scheduler"]["last_epoch"]  # the sibling has made as many steps
+            for _ in range(scheduler - training.scheduler.last_epoch):
+                training.scheduler.step()
         self.origin = copy.deepcopy(self.state())
         self.release()
         self.saved = copy.deepcopy(self.origin)
@@ -177,9 +181,9 @@ class Run:
         self.training, self.saved, self.random = None, None, None
 
 
-def step_scheduler(scheduler: Any, value: float) -> None:
+def step_scheduler(training: Training, value: float) -> None:
     """End an epoch."""
-    if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
-        scheduler.step(value)
-    elif scheduler is not None:
-        scheduler.step()
+    if isinstance(training.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        training.scheduler.step(value)
+    elif training.scheduler is not None and training.scheduler_interval == "epoch":
+        training.scheduler.step()

@@ -265,9 +265,29 @@ class Search:
             self.client.report(run)
             if run.epochs == run.until:
                 run.status = Status.PAUSED
+            self._call_hook(run)
         for run in due:
             if run.epochs == run.until and not run.status.is_over:
                 self._apply(self.policy.report(run.number, run.epochs, run.values[-1]))
+
+    def _call_hook(self, run: Run) -> None:
+        """Let the user see an epoch's end, and perhaps end the trial."""
+        if run.training is None or run.training.on_epoch is None:
+            return
+        try:
+            self.client.call_hook(run, run.training.on_epoch)
+        except InputError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the user's code; this trial ends, no other one
+            if self.client.is_pruned(error):
+                self._leave(run, Status.PRUNED)
+            else:
+                self._fail(run, f"{type(error).__name__}: {error}")
+
+    def _leave(self, run: Run, status: Status) -> None:
+        """A trial ends before the policy says so."""
+        self._finish(run, status)
+        self._apply(self.policy.fail(run.number))
 
     def _apply(self, decisions: Iterable[Move]) -> None:
         for decision in decisions:
@@ -314,8 +334,7 @@ class Search:
 
     def _fail(self, run: Run, error: str) -> None:
         run.error = error
-        self._finish(run, Status.FAILED)
-        self._apply(self.policy.fail(run.number))
+        self._leave(run, Status.FAILED)
 
     def _finish(self, run: Run, status: Status) -> None:
         run.status = status

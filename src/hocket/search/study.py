@@ -210,6 +210,14 @@ class StudyClient:
                 self._trials[run.number].report(run.values[epoch], epoch + 1)
         self._reported[run.number] = max(self._reported[run.number], run.epochs)  # fewer after a new beginning
 
+    def call_hook(self, run: Run, hook: Callable[[Any, int, float], object]) -> None:
+        """Call a user's function with a trial, after an epoch."""
+        hook(self._trials[run.number], run.epochs, run.values[-1])
+
+    def is_pruned(self, error: Exception) -> bool:
+        """Whether a user's function has pruned its trial."""
+        return isinstance(error, self._optuna.TrialPruned)
+
     def is_best(self, run: Run) -> bool:
         """Whether a trial that is complete is the best one of the study."""
         with _storage_errors(self.study.study_name):
