@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import logging
 import math
-import sys
 from collections.abc import Callable, Sequence
 from operator import itemgetter
 from time import perf_counter
@@ -27,21 +26,20 @@ from torch.utils import _pytree as pytree
 from hocket.errors import InputError
 from hocket.fusion import fuse
 from hocket.fusion.loss import Losses
-from hocket.optim import ModelSlots, TrainedModel, clip_grad_norm_, clip_grad_value_
-from hocket.search.data import are_same_batches, epoch_batches, is_fixed, joined, size_of, updates
-from hocket.search.fused_state import bring_home, fused_optimizer
+from hocket.optim import ModelSlots, TrainedModel
+from hocket.search.data import are_same_batches, epoch_batches, is_fixed, updates
+from hocket.search.fused_state import NO_LIMIT, bring_home, clip, fused_optimizer, measured
 from hocket.search.losses import is_same_loss, reads_model
 from hocket.search.run import EpochResult, Run, Status, step_scheduler
-from hocket.search.serial import averaged, diverged
+from hocket.search.serial import diverged
 from hocket.search.signature import difference, options_of
 from hocket.search.split import Train
-from hocket.search.trainer import CannotFuseError, Trainer, metric_value
+from hocket.search.trainer import CannotFuseError, Trainer
 
 __all__ = ["FusedTrainer", "Runner", "why_apart"]
 
 log = logging.getLogger(__name__)
 
-NO_LIMIT = sys.float_info.max  # of gradients
 SETTLED_STEPS = 16  # from then on, or from the second epoch, the array has tried its plans
 
 Runner = Callable[[Callable[[Any, Any], torch.Tensor], Any, Any], Callable[[Any, Any], torch.Tensor]]
@@ -156,7 +154,8 @@ class FusedTrainer(Trainer):
         self._failed: dict[int, EpochResult] = {}
         start = perf_counter()
         totals = self._trained(active[0][1].epochs)
-        values = self._measured(active)
+        batches = epoch_batches(self._measured_on, self._seed, active[0][1].epochs)
+        values = measured(self._array, batches, active, self._failed)
         results = []
         for slot, run in active:
             value = values[slot]
@@ -213,16 +212,9 @@ class FusedTrainer(Trainer):
         parts = self._first.accumulate
         losses.backward(None if parts == 1 else torch.full_like(losses.detach().as_subclass(torch.Tensor), 1 / parts))
         if ends:
-            self._clip()
+            clip(self._array, self._clip_norms, self._clip_values)
             self._optimizer.step()
         return losses
-
-    def _clip(self) -> None:
-        """Each trial's gradients by its own limits."""
-        for clip, limits in ((clip_grad_norm_, self._clip_norms), (clip_grad_value_, self._clip_values)):
-            if any(limit < NO_LIMIT for limit in limits):
-                parameters = [parameter for _, parameter in self._array.named_parameters()]
-                clip(parameters, limits, num_models=len(limits))
 
     def _own(self, inputs: Any, target: Any) -> torch.Tensor:
         """Each trial's own loss of its own outputs."""
@@ -262,39 +254,6 @@ class FusedTrainer(Trainer):
             except Exception as error:  # noqa: BLE001 - such as a cycle that is over; this trial ends, no other one
                 self._failed[slot] = EpochResult(error=f"{type(error).__name__}: {error}")
         self._copy_numbers()
-
-    def _measured(self, active: Sequence[tuple[int, Run]]) -> dict[int, Any]:
-        """For each slot the mean of its metric, or the error that it raised."""
-        found: dict[int, list[tuple[float, int]]] = {slot: [] for slot, _ in active}
-        whole: list[Any] = []
-        self._array.eval()
-        with torch.no_grad(), self._first.precision():
-            for inputs, target in epoch_batches(self._measured_on, self._seed, active[0][1].epochs):
-                outputs = self._array(inputs)
-                if self._first.metric_interval == "epoch":
-                    whole.append((outputs, target))
-                else:
-                    self._measure(active, outputs, target, size_of(target, inputs), found)
-            if whole:
-                outputs = joined([each for each, _ in whole], dim=1)
-                self._measure(active, outputs, joined([target for _, target in whole]), 1, found)
-        return {slot: self._failed.get(slot) or averaged(found[slot]) for slot, _ in active}
-
-    def _measure(
-        self, active: Sequence[tuple[int, Run]], outputs: Any, target: Any, size: int, found: dict[int, Any]
-    ) -> None:
-        """Add each slot's metric."""
-        for slot, run in active:
-            assert run.training is not None
-            if slot in self._failed:
-                continue
-            try:
-                own = pytree.tree_map_only(torch.Tensor, itemgetter(slot), outputs)
-                found[slot].append((metric_value(run.training.metric(own, target)), size))
-            except InputError:
-                raise
-            except Exception as error:  # noqa: BLE001 - the user's code; this trial ends, no other one
-                self._failed[slot] = EpochResult(error=f"{type(error).__name__}: {error}")
 
     def _ended(self, run: Run, value: float) -> EpochResult:
         """End an epoch of one trial: its scheduler steps on its own optimizer."""

@@ -58,6 +58,7 @@ class Run:
         variant: tells groups apart whose infusible parameters agree and whose signatures or data do not.
         exploits: when it went on from a sibling's state: the epoch, the sibling's number, and its parameters since.
         origin: its state when it last did so, from which it begins anew.
+        is_left: whether the user's own function pruned it, before a kill.
     """
 
     number: int
@@ -74,6 +75,7 @@ class Run:
     variant: tuple[Any, ...] = ()
     exploits: list[dict[str, Any]] = field(default_factory=list)
     origin: Mapping[str, Any] | None = None
+    is_left: bool = False
 
     @property
     def epochs(self) -> int:

@@ -11,10 +11,12 @@ import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hocket.errors import ExecutionError, InputError, MissingDependencyError
 from hocket.search.asking import OWNER, begun, is_owned
+from hocket.search.hyperparameters import Hyperparameters, stored_form
 from hocket.search.run import Run, Status
 
 if TYPE_CHECKING:
@@ -26,6 +28,7 @@ log = logging.getLogger(__name__)
 
 WHY = "hocket:error"
 EXPLOITS = "hocket:exploits"
+PRUNED = "hocket:pruned"  # the epoch after which the user's own function pruned a trial
 
 
 def load_optuna() -> Any:
@@ -67,12 +70,16 @@ class StudyClient:
 
     Args:
         study: of one direction.
-        space: distributions by name.
+        space: distributions by name; with None, `suggesting` says what there is to propose, trial by trial.
         owner: the name of this search, if it keeps checkpoints.
         seed: with a number, each parameter is drawn by a TPE sampler that is seeded by this number and by the places of
             the proposal and of the parameter: a search that goes on proposes what it would have proposed. None for the
             study's own sampler.
         callbacks: called with the study and each trial that is over, as by `optuna.Study.optimize`.
+        suggesting: given a `Hyperparameters`, asks it for all hyper-parameters of a trial.
+
+    Attributes:
+        space: distributions by name, those that were asked for so far.
 
     Raises:
         InputError: the study has several directions, or the space is no such dict.
@@ -81,22 +88,26 @@ class StudyClient:
     def __init__(
         self,
         study: optuna.Study,
-        space: Mapping[str, Any],
+        space: Mapping[str, Any] | None,
         owner: str | None = None,
         seed: int | None = None,
         callbacks: Sequence[Callable[[Any, Any], object]] = (),
+        suggesting: Callable[[Hyperparameters], object] | None = None,
     ) -> None:
         self._optuna = load_optuna()
         if not isinstance(study, self._optuna.Study):
             raise InputError(f"study: expected an optuna.Study, got a value of type {type(study).__name__}")
-        for name, distribution in checked_space(space).items():
+        for name, distribution in ({} if space is None else checked_space(space)).items():
             if not isinstance(distribution, self._optuna.distributions.BaseDistribution):
                 raise InputError(f"space: {name}: expected one of optuna.distributions, got {distribution!r}")
         with _storage_errors(study.study_name):
             if len(study.directions) != 1:
                 raise InputError(f"study: expected one direction, got {len(study.directions)}")
             self.maximize = study.direction == self._optuna.study.StudyDirection.MAXIMIZE
-        self.study, self.space = study, dict(space)
+        self.study, self.space = study, dict(space or {})
+        self._suggesting = suggesting if space is None else None
+        self._keeps_all = isinstance(study._storage, self._optuna.storages.InMemoryStorage)
+        self._meanings: dict[str, dict[Any, Any]] = {}  # of values that the storage keeps as text
         self._owner, self._seed, self._callbacks = owner, seed, tuple(callbacks)
         self._asked = 0
         self._trials: dict[int, Any] = {}
@@ -166,37 +177,62 @@ class StudyClient:
         assert self._owner is not None
         return [trial for trial in self.study.get_trials(deepcopy=False) if is_owned(trial, self._owner)]
 
-    def ask(self) -> tuple[int, dict[str, Any]]:
-        """The number and the parameters of a new trial."""
+    def ask(self) -> tuple[int, dict[str, Any], str | None]:
+        """The number and the parameters of a new trial, and what the user's function raised when it was asked."""
         with _storage_errors(self.study.study_name), self.stoppable():
             if self._owner is None:
                 trial = self.study.ask()
             else:
                 trial = self._optuna.Trial(self.study, begun(self.study, self._owner))
-            self._propose(trial)
+            error = self._propose(trial)
             self._asked += 1
             self._reported[trial.number] = 0
             for name in self._fixed(trial):
                 if name not in trial.params:
                     self.say(f"trial {trial.number} was enqueued with {name!r}, which is not in the space")
-            return trial.number, dict(trial.params)
+            return trial.number, self.params_of(trial), error
+
+    def params_of(self, trial: Any) -> dict[str, Any]:
+        """A trial's parameters, as they are in the space."""
+        known: dict[str, dict[Any, Any]] = self._meanings
+        return {name: known.get(name, {}).get(value, value) for name, value in trial.params.items()}
 
     def _fixed(self, trial: Any) -> dict[str, Any]:
         """The parameters that a trial was enqueued with."""
         found: dict[str, Any] = self.study._storage.get_trial_system_attrs(trial._trial_id).get("fixed_params", {})
         return found
 
-    def _propose(self, trial: Any) -> None:
+    def _propose(self, trial: Any) -> str | None:
         """Let the sampler suggest each parameter that a trial does not have."""
-        known = trial.params
-        for place, (name, distribution) in enumerate(self.space.items()):
-            if name in known:
-                continue
-            if self._seed is not None:
-                seed = 8_191 * (1_000_003 * self._seed + self._asked) + place
-                self.study.sampler = self._optuna.samplers.TPESampler(seed=seed % 2**32, constant_liar=True)
-            trial._suggest(name, distribution)
         self._trials[trial.number] = trial
+        for name in self.space if self._suggesting is None else ():
+            self._suggest(trial, name, self.space[name])
+        if self._suggesting is None:
+            return None
+        try:
+            self._suggesting(Hyperparameters({}, partial(self._suggest, trial)))
+        except Exception as error:  # the user's code; this trial ends, no other one
+            if isinstance(error, InputError) or (_is_of_storage(error) and not isinstance(error, OSError)):
+                raise
+            return f"{type(error).__name__}: {error}"
+        if not self.space:
+            raise InputError("space: none is given, and train suggests no parameter: params.suggest_float(...)")
+        return None
+
+    def _suggest(self, trial: Any, name: str, distribution: Any) -> Any:
+        self.space.setdefault(name, distribution)
+        meaning: dict[Any, Any] = {}
+        if not self._keeps_all:
+            distribution, meaning = stored_form(distribution)
+            self._meanings[name] = meaning
+        if name in trial.params:
+            return meaning.get(trial.params[name], trial.params[name])
+        if self._seed is not None:
+            place = list(self.space).index(name)
+            seed = 8_191 * (1_000_003 * self._seed + self._asked) + place
+            self.study.sampler = self._optuna.samplers.TPESampler(seed=seed % 2**32, constant_liar=True)
+        value = trial._suggest(name, distribution)
+        return meaning.get(value, value)
 
     def note_exploits(self, run: Run) -> None:
         """Note from which siblings' states a trial went on, and with which parameters."""
@@ -214,22 +250,27 @@ class StudyClient:
         """Call a user's function with a trial, after an epoch."""
         hook(self._trials[run.number], run.epochs, run.values[-1])
 
-    def is_pruned(self, error: Exception) -> bool:
-        """Whether a user's function has pruned its trial."""
-        return isinstance(error, self._optuna.TrialPruned)
+    def is_pruned(self, run: Run, error: Exception) -> bool:
+        """Whether a user's function has pruned its trial, which is noted."""
+        if not isinstance(error, self._optuna.TrialPruned):
+            return False
+        with _storage_errors(self.study.study_name):
+            self._trials[run.number].set_user_attr(PRUNED, run.epochs)
+        return True
 
     def is_best(self, run: Run) -> bool:
         """Whether a trial that is complete is the best one of the study."""
         with _storage_errors(self.study.study_name):
             return run.status is Status.COMPLETE and self.study.best_trial.number == run.number
 
-    def tell(self, run: Run) -> None:
-        """A trial is over: tell its value, or that it was pruned or failed, and call the callbacks."""
+    def tell(self, run: Run, value: float | None = None) -> None:
+        """A trial is over: tell its value (the last one if None), or how it ended; call the callbacks."""
         states = self._optuna.trial.TrialState
         was_stopped = self.is_stopped
         with _storage_errors(self.study.study_name), self.stoppable():
             if run.status is Status.COMPLETE:
-                self.study.tell(run.number, run.values[-1], skip_if_finished=True)
+                told = run.values[-1] if value is None else value
+                self.study.tell(run.number, told, skip_if_finished=True)
             elif run.status is Status.PRUNED:
                 self.study.tell(run.number, state=states.PRUNED, skip_if_finished=True)
             else:
