@@ -40,6 +40,8 @@ __all__ = ["FusedTrainer", "Runner", "why_apart"]
 
 log = logging.getLogger(__name__)
 
+# What planning a step costs, in seconds and in steps, and which part of a step's time it saves where it does well.
+PLANNING_S, PLANNING_STEPS, PLANNED_SHARE = 2.0, 100, 0.5
 SETTLED_STEPS = 16  # from then on, or from the second epoch, the array has tried its plans
 
 Runner = Callable[[Callable[[Any, Any], torch.Tensor], Any, Any], Callable[[Any, Any], torch.Tensor]]
@@ -105,12 +107,11 @@ class FusedTrainer(Trainer):
                 device = first.device
                 self._array.generators_on(device)[slot].set_state(run.random.on(device))
         self._step: Callable[[Any, Any], torch.Tensor] = self._one_step
-        if runner is not None and first.accumulate == 1:
-            self._step = runner(self._one_step, self._array, self._optimizer)
-        elif runner is not None:
+        if runner is not None and first.accumulate > 1:
             log.warning(
                 "hocket.tune: a step that only adds up gradients is not planned, so these trials train as fused"
             )
+            self._runner = None
         self.step_s, self._steps = math.inf, 0
         self._first_s: float | None = None
         self._epoch_s = math.inf
@@ -172,6 +173,20 @@ class FusedTrainer(Trainer):
         self._epoch_s = min(self._epoch_s, took_s)
         return results
 
+    def plan_if_it_pays(self, num_waiting: int) -> None:
+        """Let the runner take over the steps, once what it saves in those ahead is more than what planning costs.
+
+        Args:
+            num_waiting: how many trials will come into the slots besides.
+        """
+        if self._runner is None or self._step != self._one_step or self.step_s == math.inf:
+            return
+        epochs = max((run.until - run.epochs for _, run in self.active), default=0)
+        steps = epochs * self._steps_an_epoch * (1 + num_waiting / len(self.slots))
+        if PLANNED_SHARE * steps * self.step_s >= PLANNING_S + PLANNING_STEPS * self.step_s:
+            self._optimizer.count_per_model()  # so that trials that come later leave the captured step as it is
+            self._step = self._runner(self._one_step, self._array, self._optimizer)
+
     def shrink(self) -> None:
         """Give up slots whose trials are over, where what that saves is more than what it costs to begin again.
 
@@ -196,7 +211,7 @@ class FusedTrainer(Trainer):
 
     def close(self) -> None:
         super().close()
-        if self._step is not self._one_step and hasattr(self._step, "close"):
+        if self._step != self._one_step and hasattr(self._step, "close"):
             self._step.close()
 
     # -------------------------------------------------------------------------------------------------- one epoch
@@ -239,6 +254,7 @@ class FusedTrainer(Trainer):
                 self._step_schedulers()
             total = total + losses.detach().as_subclass(torch.Tensor)
             times_s.append(perf_counter() - start)
+        self._steps_an_epoch = len(times_s)
         is_settled = self._steps + len(times_s) >= SETTLED_STEPS or self._steps > 0
         self.step_s, self._steps = min(times_s) if is_settled else math.inf, self._steps + len(times_s)
         found: list[float] = total.tolist()

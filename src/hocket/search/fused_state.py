@@ -65,7 +65,6 @@ def fused_optimizer(array: Any, trainings: Sequence[Training], options: frozense
                 group[key] = tuple(optimizer.widened(group, part) for part in whole)
             else:
                 group[key] = optimizer.widened(group, whole)
-    optimizer.count_per_model()
     return optimizer
 
 
