@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from operator import itemgetter
 from time import perf_counter
 from typing import Any
 
 import torch
+from torch.nn.modules.conv import _ConvNd
 from torch.utils import _pytree as pytree
 
 from hocket.errors import InputError
@@ -42,6 +43,7 @@ log = logging.getLogger(__name__)
 
 # What planning a step costs, in seconds and in steps, and which part of a step's time it saves where it does well.
 PLANNING_S, PLANNING_STEPS, PLANNED_SHARE = 2.0, 100, 0.5
+SHORT_STEPS = 500  # in fewer, timing several plans for a step does not pay itself back
 SETTLED_STEPS = 16  # from then on, or from the second epoch, the array has tried its plans
 
 Runner = Callable[[Callable[[Any, Any], torch.Tensor], Any, Any], Callable[[Any, Any], torch.Tensor]]
@@ -90,6 +92,7 @@ class FusedTrainer(Trainer):
         try:
             self._array = fuse(
                 [each.model for each in trainings],
+                backend=self._backend(runs),
                 shared=True,
                 seeds=[run.seed for run in runs] if draws else None,
             )
@@ -115,6 +118,13 @@ class FusedTrainer(Trainer):
         self.step_s, self._steps = math.inf, 0
         self._first_s: float | None = None
         self._epoch_s = math.inf
+
+    def _backend(self, runs: Sequence[Run]) -> str:
+        """All models at once where few steps are ahead, as is fastest but for convolutions; else what is timed."""
+        has_images = any(isinstance(layer, _ConvNd) for layer in self._first.model.modules())
+        num_batches = len(self._batches) if isinstance(self._batches, Sized) else SHORT_STEPS
+        steps = num_batches * max(1, *(run.until - run.epochs for run in runs))
+        return "rule" if steps < SHORT_STEPS and not has_images else "auto"
 
     @property
     def step(self) -> Callable[[Any, Any], torch.Tensor]:

@@ -85,11 +85,12 @@ def measured(
     first = next(iter(trainings.values()))
 
     def measure(outputs: Any, target: Any, size: int) -> None:
+        is_plain = isinstance(outputs, torch.Tensor)  # by far the most outputs are, and small ones are many
         for slot, training in trainings.items():
             if slot in failed:
                 continue
             try:
-                own = pytree.tree_map_only(torch.Tensor, itemgetter(slot), outputs)
+                own = outputs[slot] if is_plain else pytree.tree_map_only(torch.Tensor, itemgetter(slot), outputs)
                 found[slot].append((metric_value(training.metric(own, target)), size))
             except InputError:
                 raise
