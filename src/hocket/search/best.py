@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -89,8 +90,6 @@ def _meaning(trial: optuna.trial.FrozenTrial, name: str) -> object:
     value = trial.params[name]
     choices = getattr(trial.distributions[name], "choices", ())
     if isinstance(value, str) and value in choices and value[:1] in ("(", "["):
-        try:
+        with suppress(ValueError, SyntaxError):  # the user's own text, which only begins like one
             return ast.literal_eval(value)
-        except (ValueError, SyntaxError):
-            return value
     return value

@@ -150,12 +150,6 @@ class TrialGroup:
             self.trainer.sync(self.trainer.slots.index(run))
         return run.state()
 
-    def take_all(self) -> list[Run]:
-        """All trials of the group that may train, taken out of it."""
-        self.close()
-        found, self.waiting = self.waiting, []
-        return found
-
     def close(self) -> None:
         """Let go of what trains; its trials wait."""
         if self.trainer is not None:
