@@ -54,6 +54,7 @@ def make_parser() -> argparse.ArgumentParser:
     loading_commands.add_loading(names)
     partition_commands.add_partition(names)
     search_commands.add_tune(names)
+    search_commands.add_tune_short(names)
     _add_gpu(names)
     return parser
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from hocket.distributed.pipelines.split import split_policy
     from hocket.distributed.prefetching import prefetch
     from hocket.loading.loader import load
+    from hocket.search.best import best_model
     from hocket.search.halving import Asha, Halving, Hyperband
     from hocket.search.population import Population
     from hocket.search.training import Training
@@ -50,6 +51,7 @@ __all__ = [
     "Timeline",
     "Training",
     "Verdict",
+    "best_model",
     "bounds",
     "capture",
     "check",
@@ -77,6 +79,7 @@ __version__ = VERSION
 # Where public names are that need torch.
 ELSEWHERE = {
     **dict.fromkeys(("schedule", "Schedule", "Decision", "Verdict"), "session"),
+    "best_model": "search.best",
     **dict.fromkeys(("Asha", "Halving", "Hyperband"), "search.halving"),
     "Population": "search.population",
     "Training": "search.training",

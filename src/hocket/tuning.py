@@ -22,7 +22,7 @@ __all__ = ["tune"]
 
 def tune(
     train: Train,
-    space: Mapping[str, Any],
+    space: Mapping[str, Any] | None = None,
     trials: int | None = None,
     epochs: int = 10,
     *,
@@ -36,6 +36,9 @@ def tune(
     memory_bytes: int | None = None,
     fusible: Sequence[str] | None = None,
     seed: int = 0,
+    timeout: float | None = None,
+    patience: int | None = None,
+    value: str = "last",
     checkpoints: str | os.PathLike[str] | None = None,
     callbacks: Sequence[Callable[[Any, Any], object]] = (),
     processes: int | None = None,
@@ -49,7 +52,8 @@ def tune(
 
     Args:
         train: the user's own ``train(params) -> hocket.Training``, a function of one trial.
-        space: Optuna's distributions by name.
+        space: Optuna's distributions by name. Without it, `train` itself says what there is to propose:
+            ``params.suggest_float("lr", 1e-4, 1e-1, log=True)``, as Optuna's trials do.
         trials: how many trials (60); `Hyperband` says itself how many it takes.
         epochs: how many epochs a trial trains at most.
         halving: `hocket.Halving`, `hocket.Hyperband` or `hocket.Asha`, which end the worse trials early, or
@@ -67,6 +71,10 @@ def tune(
         memory_bytes: what the models of one group may take, with their optimizers and what their backward needs.
         fusible: names of the parameters that change no shapes; found by trying if None.
         seed: of weights, random numbers, the order of data, and proposals.
+        timeout: seconds after which the search ends, at the next epoch. Trials that are not over are pruned; with
+            `checkpoints` they stay, and the same call goes on with them.
+        patience: after so many epochs without a better value a trial is complete; None for no such end.
+        value: ``"last"`` or ``"best"``: which of its epochs' values counts for a trial, in the study and at rungs.
         checkpoints: a folder for the states of unfinished trials, and of the best one (``best.pt``). A search that was
             killed goes on when it is called again with the same study and folder.
         callbacks: called with the study and each trial that is over, as by ``study.optimize``; may call
@@ -120,6 +128,9 @@ def tune(
             memory_bytes=memory_bytes,
             fusible=fusible,
             seed=seed,
+            timeout=timeout,
+            patience=patience,
+            value=value,
             checkpoints=checkpoints,
             callbacks=callbacks,
             processes=processes,

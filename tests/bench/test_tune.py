@@ -27,6 +27,16 @@ def test_every_executor_runs_the_same_trials(tmp_path, capsys):
     assert "mlp-32 random" in capsys.readouterr().out
 
 
+def test_short_searches_are_timed_in_turns(tmp_path, capsys):
+    file = tmp_path / "short.json"
+    assert main(["tune-short", "--trials", "3", "--repeats", "2", "-o", str(file)]) == 0
+    found = json.loads(file.read_text())
+    assert {len(own) for own in found["cpu_s"].values()} == {2}
+    assert len(set(found["best"].values())) == 1
+    assert found["to_serial"]["serial"] == 1
+    assert "3 trials of 8 epochs" in capsys.readouterr().out
+
+
 def test_unknown_names_are_refused(capsys):
     assert main(["tune", "mlp-33"]) == 1
     assert f"expected some of {', '.join(SEARCHES)}, got 'mlp-33'" in capsys.readouterr().err

@@ -67,6 +67,22 @@ def test_trials_go_on_alone_where_that_was_faster(monkeypatch):
     assert {each.kind for each in record.epochs} == {"fused"}
 
 
+def test_what_was_clearly_faster_together_is_not_timed_again(monkeypatch):
+    timed = []
+
+    def alone(training, num_steps):
+        timed.append(num_steps)
+        return math.inf
+
+    monkeypatch.setattr("hocket.search.group.alone_s", alone)
+    space = {"lr": LR, "width": CategoricalDistribution([8, 9])}  # two groups of one kind
+    for _ in range(2):
+        searched(train, space, trials=12, epochs=4, executor="auto")
+    assert len(timed) <= 2  # the first group, and the second one if it is the smaller one
+    searched(train, {"lr": LR, "width": CategoricalDistribution([64])}, trials=12, epochs=4, executor="auto")
+    assert len(timed) > 1  # it has eight times as many weights
+
+
 def test_the_time_alone_leaves_a_trial_as_it_is():
     run = Run(0, {"lr": 0.02, "rate": 0.2}, seed=0)
     made = run.build(train)

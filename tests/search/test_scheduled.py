@@ -17,7 +17,13 @@ def train_long(params):
     return Training(made.model, made.optimizer, made.loss, BATCHES * 20, made.metric, made.scheduler)
 
 
-def test_swaps_leave_a_captured_step_as_it_is():
+@pytest.fixture
+def planned(monkeypatch):
+    """Planning costs nothing, so it pays from the first epoch on that tells how long a step takes."""
+    monkeypatch.setattr("hocket.search.fused.PLANNING_S", -1e9)
+
+
+def test_swaps_leave_a_captured_step_as_it_is(planned):
     stages = []
 
     def runner(step, array, optimizer):
@@ -32,6 +38,8 @@ def test_swaps_leave_a_captured_step_as_it_is():
         for run, result in trainer.advance():
             run.values.append(result.value)
 
+    epoch()
+    trainer.plan_if_it_pays(0)
     while not trainer.step.decided:
         epoch()
     searched_for = len(stages)
@@ -53,12 +61,37 @@ def test_swaps_leave_a_captured_step_as_it_is():
         assert run.values == pytest.approx(alone.values, rel=1e-9)
 
 
-def test_a_scheduled_search_gives_the_values_of_a_serial_one():
+def test_a_scheduled_search_gives_the_values_of_a_serial_one(planned):
+    made = []
+
     def runner(step, array, optimizer):
+        made.append(step)
         return schedule(step, array, optimizer, cache=False)
 
     options = {"trials": 4, "epochs": 3}
     together, record = searched(train_long, {"lr": LR}, executor="scheduled", slots=2, runner=runner, **options)
     serial, _ = searched(train_long, {"lr": LR}, executor="serial", **options)
     assert_same(serial, together)
-    assert record.searches == len(record.groups) == 1
+    assert record.searches == len(record.groups) == len(made) == 1
+
+
+def test_a_step_is_planned_only_where_what_is_ahead_pays_for_it(monkeypatch):
+    made = []
+
+    def runner(step, array, optimizer):
+        made.append(step)
+        return lambda inputs, target: step(inputs, target)
+
+    runs = [Run(number, {"lr": 0.01}, seed=0, until=10) for number in range(2)]
+    trainer = FusedTrainer(train, runs, 0, draws=False, runner=runner)
+    trainer.plan_if_it_pays(0)
+    assert not made  # nobody knows yet how long a step takes
+    for _ in range(2):
+        for run, result in trainer.advance():
+            run.values.append(result.value)
+    trainer.step_s = 1.0  # 8 epochs of 3 steps are ahead
+    monkeypatch.setattr("hocket.search.fused.PLANNING_STEPS", 0)
+    for cost_s, waiting, count in ((12.5, 0, 0), (12.5, 1, 1), (0.0, 4, 1)):
+        monkeypatch.setattr("hocket.search.fused.PLANNING_S", cost_s)
+        trainer.plan_if_it_pays(waiting)
+        assert len(made) == count

@@ -125,7 +125,7 @@ def test_bad_arguments_are_named(options, words):
         hocket.tune(train, {"lr": LR}, **options)
 
 
-@pytest.mark.parametrize("space", [{}, None, [LR], {"lr": 0.1}])
+@pytest.mark.parametrize("space", [{}, [LR], {"lr": 0.1}])
 def test_a_space_of_another_form_is_named(space):
     with pytest.raises(InputError, match="space: "):
         hocket.tune(train, space, 2, 1)
@@ -195,21 +195,43 @@ class Terminal:
         pass
 
 
-def test_progress_is_for_terminals_only():
-    seen = []
+def test_progress_is_a_table_on_a_terminal_and_a_line_a_rung_elsewhere():
+    seen, texts, now_s = [], [], [0.0]
     for is_one in (True, False):
         terminal = Terminal(is_one)
-        with LiveTable(terminal) as live:
+        with LiveTable(terminal, clock=lambda: now_s[0]) as live:
 
             def update(search, live=live):
+                now_s[0] += 2.0
                 seen.append(lines(search))
                 live.update(search)
 
-            searched(train, {"lr": LR}, trials=3, epochs=2, executor="fused", on_progress=update)
-        assert bool(terminal.text) is is_one
-    assert seen[0][0].startswith("tune: 0 of 3 trials over, best value ")
-    assert seen[0][1] == "  all trials: 3 of 3 slots (fused), epoch 1 to 1, 0 waiting"
-    assert "3 of 3 trials over" in seen[1][0]
+            options = {"trials": 4, "epochs": 4, "halving": Halving(eta=2), "executor": "fused"}
+            searched(train, {"lr": LR}, on_progress=update, **options)
+        texts.append(terminal.text)
+    assert seen[0][0].startswith("tune: 2 of 4 trials over, 4 epochs, best value ")
+    assert seen[0][1] == "  all trials: 2 of 4 slots (fused), epoch 1 to 1, 0 waiting"
+    assert [line.split(",")[:2] for line in texts[1].splitlines()] == [
+        ["tune: 2 of 4 trials over", " 4 epochs"],
+        ["tune: 3 of 4 trials over", " 6 epochs"],
+        ["tune: 4 of 4 trials over", " 8 epochs"],
+    ]
+
+
+def test_a_long_rung_says_that_it_goes_on_and_a_short_search_ends_with_its_line():
+    terminal, now_s = Terminal(False), [0.0]
+    with LiveTable(terminal, clock=lambda: now_s[0]) as live:
+
+        def update(search):
+            now_s[0] += 40.0
+            live.update(search)
+
+        searched(train, {"lr": LR}, trials=2, epochs=6, executor="fused", on_progress=update)
+    assert [line.split(",")[1] for line in terminal.text.splitlines()] == [" 4 epochs", " 8 epochs", " 12 epochs"]
+    terminal = Terminal(False)
+    with LiveTable(terminal, clock=lambda: 0.0) as live:
+        searched(train, {"lr": LR}, trials=2, epochs=2, executor="serial", on_progress=live.update)
+    assert terminal.text.startswith("tune: 2 of 2 trials over, 4 epochs")
 
 
 def test_optimizers_may_have_numbers_in_tensors():

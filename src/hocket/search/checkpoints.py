@@ -3,6 +3,7 @@
 FOLDER/search.json    the name of this search, by which it knows its trials in the study
 FOLDER/lock           held while a search works there
 FOLDER/trial-7.pt     weights, optimizer, scheduler, generators, values: plain tensors and numbers
+FOLDER/trial-7.best.pt   the same of its best epoch, where that is what counts
 FOLDER/best.pt        the same of the best trial that is over; ``["model"]`` is a plain state dict
 """
 
@@ -67,9 +68,9 @@ class Checkpoints:
             pass
         raise FormatError(str(path), "", f"expected a file of {FORMAT}")
 
-    def save(self, number: int, state: Mapping[str, Any]) -> None:
-        """Keep the state of a trial in place of an earlier one."""
-        self._write(self._path(number), lambda part: torch.save(dict(state), part))
+    def save(self, number: int, state: Mapping[str, Any], *, is_best: bool = False) -> None:
+        """Keep the state of a trial in place of an earlier one, or as that of its best epoch."""
+        self._write(self._path(number, is_best), lambda part: torch.save(dict(state), part))
 
     def load(self, number: int) -> dict[str, Any] | None:
         """The last state of a trial, or None where none was kept.
@@ -88,19 +89,21 @@ class Checkpoints:
 
     def remove(self, number: int) -> None:
         """A trial is over."""
-        self._path(number).unlink(missing_ok=True)
+        for is_best in (False, True):
+            self._path(number, is_best).unlink(missing_ok=True)
 
     def keep_best(self, number: int) -> None:
-        """A trial is over, and the best of its study: its last state becomes ``best.pt``."""
-        if self._path(number).exists():
-            os.replace(self._path(number), self.folder / "best.pt")
+        """A trial is over, and the best of its study: its best or last state becomes ``best.pt``."""
+        kept = [path for path in (self._path(number, True), self._path(number)) if path.exists()]
+        if kept:
+            os.replace(kept[0], self.folder / "best.pt")
 
     def close(self) -> None:
         """Let others work in the folder."""
         self._lock.close()
 
-    def _path(self, number: int) -> Path:
-        return self.folder / f"trial-{number}.pt"
+    def _path(self, number: int, is_best: bool = False) -> Path:
+        return self.folder / f"trial-{number}{'.best' if is_best else ''}.pt"
 
     def _write(self, path: Path, write: Any) -> None:
         part = path.with_name(f"{path.name}.part")

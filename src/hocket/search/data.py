@@ -7,6 +7,7 @@ same batches whatever it trains beside, and all trials of an epoch may share the
 
 from __future__ import annotations
 
+import copy
 import random
 import sys
 from collections.abc import Iterable, Iterator
@@ -19,9 +20,13 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from hocket.errors import InputError
 
-__all__ = ["RandomState", "are_same_batches", "epoch_batches", "is_fixed", "size_of"]
+__all__ = ["RandomState", "are_same_batches", "epoch_batches", "is_fixed", "joined", "size_of", "updates"]
 
 PRIMES = (1_000_003, 7_919)  # of a seed for each epoch; neighbouring seeds do not meet
+
+
+MAX_SEEDED = 8  # trials are all seeded alike, and seeds of epochs come once
+SEEDED: dict[tuple[Any, ...], Any] = {}  # states are never written into, so one may serve again
 
 
 class RandomState:
@@ -32,16 +37,23 @@ class RandomState:
     """
 
     def __init__(self, seed: int | None = None) -> None:
-        if seed is None:
-            self._read()
-        else:
+        known = (seed, "numpy" in sys.modules, torch.cuda.is_initialized())
+        if known in SEEDED:
+            vars(self).update(vars(SEEDED[known]))
+            return
+        outside = None
+        if seed is not None:
             outside = RandomState()
             random.seed(seed)
             torch.manual_seed(seed)
             if numpy := sys.modules.get("numpy"):
                 numpy.random.seed(seed % 2**32)
-            self._read()
+        self._read()
+        if outside is not None:
             outside._write()
+            if len(SEEDED) >= MAX_SEEDED:
+                SEEDED.clear()
+            SEEDED[known] = copy.copy(self)
 
     def _read(self) -> None:
         numpy = sys.modules.get("numpy")
@@ -134,6 +146,35 @@ def _drawn(batches: Any, seed: int) -> Iterator[Any]:
         yield batch
 
 
+def updates(batches: Iterable[tuple[Any, Any]], accumulate: int) -> Iterator[tuple[Any, Any, bool, bool]]:
+    """Batches, each with whether gradients begin anew before it, and whether the optimizer steps after it.
+
+    Example:
+        >>> [marks for _, _, *marks in updates([(1, 1), (2, 2), (3, 3)], accumulate=2)]
+        [[True, False], [False, True], [True, True]]
+    """
+    ahead = iter(batches)
+    batch = next(ahead, None)
+    place = 0
+    while batch is not None:
+        following = next(ahead, None) if accumulate > 1 else None
+        is_last = accumulate > 1 and following is None
+        yield *batch, place % accumulate == 0, is_last or (place + 1) % accumulate == 0
+        batch = following if accumulate > 1 else next(ahead, None)
+        place += 1
+
+
+def joined(parts: list[Any], dim: int = 0) -> Any:
+    """Trees of the same form, such as outputs of batches, as one: tensors along an axis, numbers beside each other."""
+
+    def join(*leaves: Any) -> Any:
+        if not isinstance(leaves[0], torch.Tensor):
+            return leaves[0]
+        return torch.cat(leaves, dim) if leaves[0].ndim > dim else torch.stack(leaves, dim)
+
+    return pytree.tree_map(join, *parts)
+
+
 def size_of(target: Any, inputs: Any) -> int:
     """How many examples a batch has: the first axis of its target, else of its inputs; 1 where neither has any."""
     for tree in (target, inputs):
@@ -183,6 +224,8 @@ def _is_same_dataset(first: Any, second: Any) -> bool:
 
 
 def _is_equal(first: Any, second: Any) -> bool:
+    if first is second:
+        return True
     leaves, spec = pytree.tree_flatten(first)
     others, other_spec = pytree.tree_flatten(second)
     return spec == other_spec and all(map(_is_equal_leaf, leaves, others))

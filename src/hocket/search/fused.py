@@ -13,31 +13,38 @@ Source: Wang et al., "Horizontally Fused Training Array", MLSys 2021, Appendix E
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from operator import itemgetter
 from time import perf_counter
 from typing import Any
 
 import torch
+from torch.nn.modules.conv import _ConvNd
 from torch.utils import _pytree as pytree
 
 from hocket.errors import InputError
 from hocket.fusion import fuse
-from hocket.fusion.calls import run_by
-from hocket.fusion.contest import PlanContest, contestants
 from hocket.fusion.loss import Losses
 from hocket.optim import ModelSlots, TrainedModel
-from hocket.search.data import are_same_batches, epoch_batches, is_fixed, size_of
-from hocket.search.fused_state import bring_home, device_of, fused_optimizer, synchronize
+from hocket.search.data import are_same_batches, epoch_batches, is_fixed, updates
+from hocket.search.fused_state import NO_LIMIT, bring_home, clip, fused_optimizer, measured
 from hocket.search.losses import is_same_loss, reads_model
 from hocket.search.run import EpochResult, Run, Status, step_scheduler
-from hocket.search.serial import averaged, diverged
+from hocket.search.serial import diverged
 from hocket.search.signature import difference, options_of
 from hocket.search.split import Train
-from hocket.search.trainer import CannotFuseError, Trainer, metric_value
+from hocket.search.trainer import CannotFuseError, Trainer
 
 __all__ = ["FusedTrainer", "Runner", "why_apart"]
+
+log = logging.getLogger(__name__)
+
+# What planning a step costs, in seconds and in steps, and which part of a step's time it saves where it does well.
+PLANNING_S, PLANNING_STEPS, PLANNED_SHARE = 2.0, 100, 0.5
+SHORT_STEPS = 500  # in fewer, timing several plans for a step does not pay itself back
+SETTLED_STEPS = 16  # from then on, or from the second epoch, the array has tried its plans
 
 Runner = Callable[[Callable[[Any, Any], torch.Tensor], Any, Any], Callable[[Any, Any], torch.Tensor]]
 
@@ -74,6 +81,7 @@ class FusedTrainer(Trainer):
         self._train, self._seed, self._draws, self._runner = train, seed, draws, runner
         trainings = [run.build(train) for run in runs]
         first = trainings[0]
+        self._first = first
         self._loss, self._batches, self._measured_on = first.loss, first.batches, first.measured_on
         # What those to come are compared with, also when the first trial is over.
         self._leader = Run(runs[0].number, runs[0].params, seed, training=first, signature=runs[0].signature)
@@ -84,6 +92,7 @@ class FusedTrainer(Trainer):
         try:
             self._array = fuse(
                 [each.model for each in trainings],
+                backend=self._backend(runs),
                 shared=True,
                 seeds=[run.seed for run in runs] if draws else None,
             )
@@ -93,17 +102,29 @@ class FusedTrainer(Trainer):
         self._slots = ModelSlots(self._array, self._optimizer)
         self.slots = list(runs)
         self._losses = [each.loss for each in trainings]
+        self._clip_norms, self._clip_values = [NO_LIMIT] * len(runs), [NO_LIMIT] * len(runs)
         self._numbers: dict[int, list[dict[str, Any]]] = {}  # of the optimizer, as they stand in the slots
         for slot, run in enumerate(runs):
             self._enter(slot, run)
             if draws and run.random is not None:
-                device = device_of(run.training)
+                device = first.device
                 self._array.generators_on(device)[slot].set_state(run.random.on(device))
-        self._step = self._one_step if runner is None else runner(self._one_step, self._array, self._optimizer)
-        self._contest = self._new_contest()
-        self.step_s = math.inf
+        self._step: Callable[[Any, Any], torch.Tensor] = self._one_step
+        if runner is not None and first.accumulate > 1:
+            log.warning(
+                "hocket.tune: a step that only adds up gradients is not planned, so these trials train as fused"
+            )
+            self._runner = None
+        self.step_s, self._steps = math.inf, 0
         self._first_s: float | None = None
         self._epoch_s = math.inf
+
+    def _backend(self, runs: Sequence[Run]) -> str:
+        """All models at once where few steps are ahead, as is fastest but for convolutions; else what is timed."""
+        has_images = any(isinstance(layer, _ConvNd) for layer in self._first.model.modules())
+        num_batches = len(self._batches) if isinstance(self._batches, Sized) else SHORT_STEPS
+        steps = num_batches * max(1, *(run.until - run.epochs for run in runs))
+        return "rule" if steps < SHORT_STEPS and not has_images else "auto"
 
     @property
     def step(self) -> Callable[[Any, Any], torch.Tensor]:
@@ -141,9 +162,11 @@ class FusedTrainer(Trainer):
                 self.sync(slot)
                 self.slots[slot] = None
         active = self.active
+        self._failed: dict[int, EpochResult] = {}
         start = perf_counter()
         totals = self._trained(active[0][1].epochs)
-        values = self._measured(active)
+        batches = epoch_batches(self._measured_on, self._seed, active[0][1].epochs)
+        values = measured(self._array, batches, active, self._failed)
         results = []
         for slot, run in active:
             value = values[slot]
@@ -160,6 +183,20 @@ class FusedTrainer(Trainer):
         self._epoch_s = min(self._epoch_s, took_s)
         return results
 
+    def plan_if_it_pays(self, num_waiting: int) -> None:
+        """Let the runner take over the steps, once what it saves in those ahead is more than what planning costs.
+
+        Args:
+            num_waiting: how many trials will come into the slots besides.
+        """
+        if self._runner is None or self._step != self._one_step or self.step_s == math.inf:
+            return
+        epochs = max((run.until - run.epochs for _, run in self.active), default=0)
+        steps = epochs * self._steps_an_epoch * (1 + num_waiting / len(self.slots))
+        if PLANNED_SHARE * steps * self.step_s >= PLANNING_S + PLANNING_STEPS * self.step_s:
+            self._optimizer.count_per_model()  # so that trials that come later leave the captured step as it is
+            self._step = self._runner(self._one_step, self._array, self._optimizer)
+
     def shrink(self) -> None:
         """Give up slots whose trials are over, where what that saves is more than what it costs to begin again.
 
@@ -175,30 +212,33 @@ class FusedTrainer(Trainer):
         self._slots.take(keep)
         self.slots = [self.slots[slot] for slot in keep]
         self._losses = [self._losses[slot] for slot in keep]
+        self._clip_norms = [self._clip_norms[slot] for slot in keep]
+        self._clip_values = [self._clip_values[slot] for slot in keep]
         self._numbers = {place: self._numbers[slot] for place, slot in enumerate(keep)}
         self._has_one_loss = all(is_same_loss(self._loss, each) for each in self._losses)
-        self._first_s, self._epoch_s, self.step_s = None, math.inf, math.inf
-        self._contest = self._new_contest()
+        self._first_s, self._epoch_s = None, math.inf
+        self.step_s, self._steps = math.inf, 0
 
     def close(self) -> None:
         super().close()
-        if self._step is not self._one_step and hasattr(self._step, "close"):
+        if self._step != self._one_step and hasattr(self._step, "close"):
             self._step.close()
-
-    def _new_contest(self) -> PlanContest | None:
-        """What finds the plan of the steps; None where a runner plans them."""
-        if self._runner is not None or self._array.separate:
-            return None
-        model = self._leader.training.model  # type: ignore[union-attr]
-        return PlanContest(contestants(model, len(self.slots), with_losses=self._has_one_loss))
 
     # -------------------------------------------------------------------------------------------------- one epoch
 
     def _one_step(self, inputs: Any, target: Any) -> torch.Tensor:
-        self._optimizer.zero_grad()
-        losses = self._array.losses(self._loss, inputs, target) if self._has_one_loss else self._own(inputs, target)
-        losses.backward()
-        self._optimizer.step()
+        return self._part_of_step(inputs, target, begins=True, ends=True)
+
+    def _part_of_step(self, inputs: Any, target: Any, *, begins: bool, ends: bool) -> torch.Tensor:
+        if begins:
+            self._optimizer.zero_grad()
+        with self._first.precision():
+            losses = self._array.losses(self._loss, inputs, target) if self._has_one_loss else self._own(inputs, target)
+        parts = self._first.accumulate
+        losses.backward(None if parts == 1 else torch.full_like(losses.detach().as_subclass(torch.Tensor), 1 / parts))
+        if ends:
+            clip(self._array, self._clip_norms, self._clip_values)
+            self._optimizer.step()
         return losses
 
     def _own(self, inputs: Any, target: Any) -> torch.Tensor:
@@ -213,49 +253,39 @@ class FusedTrainer(Trainer):
         self._array.train()
         total: Any = 0.0
         times_s = []
-        for inputs, target in epoch_batches(self._batches, self._seed, epoch):
-            if self._contest is not None:
-                run_by(self._array, self._contest.plan)
+        batches = epoch_batches(self._batches, self._seed, epoch)
+        for inputs, target, begins, ends in updates(batches, self._first.accumulate):
             start = perf_counter()
-            total = total + self._step(inputs, target).detach().as_subclass(torch.Tensor)
-            if self._contest is not None and not self._contest.is_over:
-                synchronize(device_of(self._leader.training))
-                self._contest.took(perf_counter() - start)
+            if begins and ends:
+                losses = self._step(inputs, target)
             else:
-                times_s.append(perf_counter() - start)
-        if self._contest is not None:
-            run_by(self._array, self._contest.leader)
-        self.step_s = min(times_s) if times_s else self._contest.step_s if self._contest else math.inf
+                losses = self._part_of_step(inputs, target, begins=begins, ends=ends)
+            if ends and self._first.scheduler_interval == "batch":
+                self._step_schedulers()
+            total = total + losses.detach().as_subclass(torch.Tensor)
+            times_s.append(perf_counter() - start)
+        self._steps_an_epoch = len(times_s)
+        is_settled = self._steps + len(times_s) >= SETTLED_STEPS or self._steps > 0
+        self.step_s, self._steps = min(times_s) if is_settled else math.inf, self._steps + len(times_s)
         found: list[float] = total.tolist()
         return found
 
-    def _measured(self, active: Sequence[tuple[int, Run]]) -> dict[int, Any]:
-        """For each slot the mean of its metric, or the error that it raised."""
-        sums: dict[int, list[tuple[float, int]]] = {slot: [] for slot, _ in active}
-        failed: dict[int, Any] = {}
-        self._array.eval()
-        with torch.no_grad():
-            for inputs, target in epoch_batches(self._measured_on, self._seed, active[0][1].epochs):
-                outputs = self._array(inputs)
-                size = size_of(target, inputs)
-                for slot, run in active:
-                    assert run.training is not None
-                    if slot in failed:
-                        continue
-                    try:
-                        own = pytree.tree_map_only(torch.Tensor, itemgetter(slot), outputs)
-                        sums[slot].append((metric_value(run.training.metric(own, target)), size))
-                    except InputError:
-                        raise
-                    except Exception as error:  # noqa: BLE001 - the user's code; this trial ends, no other one
-                        failed[slot] = EpochResult(error=f"{type(error).__name__}: {error}")
-        return {slot: failed.get(slot) or averaged(sums[slot]) for slot, _ in active}
+    def _step_schedulers(self) -> None:
+        """Of each trial, after a step of the optimizer."""
+        for slot, run in self.active:
+            if slot in self._failed or run.training is None or run.training.scheduler is None:
+                continue
+            try:
+                run.training.scheduler.step()
+            except Exception as error:  # noqa: BLE001 - such as a cycle that is over; this trial ends, no other one
+                self._failed[slot] = EpochResult(error=f"{type(error).__name__}: {error}")
+        self._copy_numbers()
 
     def _ended(self, run: Run, value: float) -> EpochResult:
         """End an epoch of one trial: its scheduler steps on its own optimizer."""
         assert run.training is not None
         try:
-            step_scheduler(run.training.scheduler, value)
+            step_scheduler(run.training, value)
         except Exception as error:  # noqa: BLE001 - such as a cycle that is over
             return EpochResult(error=f"{type(error).__name__}: {error}")
         return EpochResult(value)
@@ -286,7 +316,7 @@ class FusedTrainer(Trainer):
         """A trial as `ModelSlots` takes it."""
         assert run.training is not None
         assert run.random is not None
-        device = device_of(run.training)
+        device = run.training.device
         return TrainedModel(
             module=run.training.model,
             optimizers=[run.training.optimizer.state_dict()],
@@ -299,6 +329,8 @@ class FusedTrainer(Trainer):
         assert run.training is not None
         run.training.optimizer._opt_called = True  # type: ignore[attr-defined]  # the scheduler asks for it
         self._numbers[slot] = options_of(run.training)
+        self._clip_norms[slot] = min(run.training.clip_norm or NO_LIMIT, NO_LIMIT)
+        self._clip_values[slot] = min(run.training.clip_value or NO_LIMIT, NO_LIMIT)
         self._has_one_loss = all(is_same_loss(self._loss, each) for each in self._losses)
 
 

@@ -1,19 +1,27 @@
-"""A trial's state on its way between its own model and optimizer and a slot of the fused ones."""
+"""What fused slots do for each trial by itself: its state comes and goes, its gradients are clipped, it is measured."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Sequence
+from operator import itemgetter
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
-from hocket.optim import FusedOptimizer, ModelSlots
-from hocket.search.run import Run
+from hocket.errors import InputError
+from hocket.optim import FusedOptimizer, ModelSlots, clip_grad_norm_, clip_grad_value_
+from hocket.search.data import joined, size_of
+from hocket.search.run import EpochResult, Run
+from hocket.search.serial import averaged
 from hocket.search.signature import fused_class
-from hocket.search.trainer import CannotFuseError
+from hocket.search.trainer import CannotFuseError, metric_value
 from hocket.search.training import Training
 
-__all__ = ["bring_home", "device_of", "fused_optimizer", "synchronize"]
+__all__ = ["NO_LIMIT", "bring_home", "clip", "fused_optimizer", "measured", "synchronize"]
+
+NO_LIMIT = sys.float_info.max  # of gradients
 
 
 def bring_home(run: Run, slots: ModelSlots, slot: int) -> None:
@@ -57,14 +65,51 @@ def fused_optimizer(array: Any, trainings: Sequence[Training], options: frozense
                 group[key] = tuple(optimizer.widened(group, part) for part in whole)
             else:
                 group[key] = optimizer.widened(group, whole)
-    optimizer.count_per_model()
     return optimizer
 
 
-def device_of(training: Training | None) -> torch.device:
-    """Where a model's parameters are."""
-    assert training is not None
-    return next((p.device for p in training.model.parameters()), torch.device("cpu"))
+def clip(array: Any, norms: Sequence[float], values: Sequence[float]) -> None:
+    """Clip each trial's gradients by its own limits, `NO_LIMIT` for none."""
+    for function, limits in ((clip_grad_norm_, norms), (clip_grad_value_, values)):
+        if any(limit < NO_LIMIT for limit in limits):
+            parameters = [parameter for _, parameter in array.named_parameters()]
+            function(parameters, list(limits), num_models=len(limits))
+
+
+def measured(
+    array: Any, batches: Iterable[tuple[Any, Any]], active: Sequence[tuple[int, Run]], failed: dict[int, EpochResult]
+) -> dict[int, Any]:
+    """For each slot the mean of its metric, or the error that it raised, which is added to those that failed."""
+    found: dict[int, list[tuple[float, int]]] = {slot: [] for slot, _ in active}
+    trainings = {slot: run.training for slot, run in active if run.training is not None}
+    first = next(iter(trainings.values()))
+
+    def measure(outputs: Any, target: Any, size: int) -> None:
+        is_plain = isinstance(outputs, torch.Tensor)  # by far the most outputs are, and small ones are many
+        for slot, training in trainings.items():
+            if slot in failed:
+                continue
+            try:
+                own = outputs[slot] if is_plain else pytree.tree_map_only(torch.Tensor, itemgetter(slot), outputs)
+                found[slot].append((metric_value(training.metric(own, target)), size))
+            except InputError:
+                raise
+            except Exception as error:  # noqa: BLE001 - the user's code; this trial ends, no other one
+                failed[slot] = EpochResult(error=f"{type(error).__name__}: {error}")
+
+    array.eval()
+    whole: list[tuple[Any, Any]] = []
+    with torch.no_grad(), first.precision():
+        for inputs, target in batches:
+            outputs = array(inputs)
+            if first.metric_interval == "epoch":
+                whole.append((outputs, target))
+            else:
+                measure(outputs, target, size_of(target, inputs))
+        if whole:
+            outputs, targets = ([pair[place] for pair in whole] for place in (0, 1))
+            measure(joined(outputs, dim=1), joined(targets), 1)
+    return {slot: failed.get(slot) or averaged(found[slot]) for slot in trainings}
 
 
 def synchronize(device: torch.device) -> None:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from hocket.errors import InputError
 from hocket.search.data import is_fixed
 from hocket.search.fused import FusedTrainer, Runner, why_apart
@@ -24,6 +26,8 @@ HANDICAP = 1.1  # fused trials go on together unless steps alone are clearly fas
 CLEARLY = 0.8  # of the time of steps alone: fused trials go on together for good; else they are judged twice
 
 log = logging.getLogger(__name__)
+
+TOGETHER: dict[tuple[Any, ...], int] = {}  # how many trials of a kind were clearly faster together, in this process
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,19 @@ class Ways:
     runner: Runner | None = None
     processes: Callable[[], Trainer] | None = None
     is_declared: bool = False
+
+
+def kind_of(run: Run) -> tuple[Any, ...]:
+    """What a trial has in common with others, of any group or search, that cost a processor about as much.
+
+    The same layers and optimizer, within a factor of four as large, and the same batches.
+    """
+    training = run.training
+    assert training is not None
+    size = sum(parameter.numel() for parameter in training.model.parameters())
+    layers = tuple(type(module) for module in training.model.modules())
+    batch = dict(run.signature)["batch"]
+    return (layers, type(training.optimizer), round(math.log(size + 1, 4)), batch, torch.get_num_threads())
 
 
 class TrialGroup:
@@ -85,6 +102,8 @@ class TrialGroup:
         """Let waiting trials into slots; those that cannot train here, with what was wrong."""
         refused = self._refused_by_building()
         self._judge()
+        if isinstance(self.trainer, FusedTrainer):
+            self.trainer.plan_if_it_pays(len(self.waiting))
         if not self.waiting and self.trainer is not None:
             self.trainer.shrink()
             return refused
@@ -131,12 +150,6 @@ class TrialGroup:
             self.trainer.sync(self.trainer.slots.index(run))
         return run.state()
 
-    def take_all(self) -> list[Run]:
-        """All trials of the group that may train, taken out of it."""
-        self.close()
-        found, self.waiting = self.waiting, []
-        return found
-
     def close(self) -> None:
         """Let go of what trains; its trials wait."""
         if self.trainer is not None:
@@ -170,10 +183,15 @@ class TrialGroup:
         active = trainer.active
         if not active or self._judged.get(len(active), 0) >= 2:
             return
+        kind = kind_of(active[0][1])
+        if len(active) >= TOGETHER.get(kind, MAX_SLOTS):
+            return
         assert active[0][1].training is not None
         apart_s = alone_s(active[0][1].training, len(active))
         if trainer.step_s <= HANDICAP * apart_s:
             is_clear = trainer.step_s <= CLEARLY * apart_s
+            if is_clear:
+                TOGETHER[kind] = len(active)
             self._judged[len(active)] = self._judged.get(len(active), 0) + (2 if is_clear else 1)
             return
         self._alone_up_to = len(active) if len(active) < self._capacity() else math.inf

@@ -1,7 +1,9 @@
-"""What one sees of a search on a terminal: its best value, and what trains in each group."""
+"""What one sees of a search: a table on a terminal, and elsewhere a line whenever trials end or go on."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from time import monotonic
 from typing import Any, TextIO
 
 from hocket.search.run import Status
@@ -9,17 +11,25 @@ from hocket.search.search import Search
 
 __all__ = ["LiveTable", "lines"]
 
+BETWEEN_RUNGS_S = 1.0  # at least, from one line to the next
+BETWEEN_LINES_S = 60.0  # at most: where a rung takes longer, a line says that the search goes on
+
 
 class LiveTable:
-    """A table that is painted anew after each epoch; nothing is written where nobody sits before a terminal.
+    """A table that is painted anew after each epoch; lines, where nobody sits before a terminal.
 
     Args:
         file: where it is written, such as ``sys.stderr``.
+        clock: seconds.
     """
 
-    def __init__(self, file: TextIO) -> None:
+    def __init__(self, file: TextIO, clock: Callable[[], float] = monotonic) -> None:
         self._file = file
+        self._clock = clock
         self._live: Any = None
+        self._line = ""  # the last one that is not written yet
+        self._shown: tuple[int, int] | None = None
+        self._shown_s = clock()
 
     def __enter__(self) -> LiveTable:
         if self._file.isatty():
@@ -33,11 +43,28 @@ class LiveTable:
     def __exit__(self, *_: object) -> None:
         if self._live is not None:
             self._live.stop()
+        self._write()
 
     def update(self, search: Search) -> None:
         """Paint what a search is doing."""
         if self._live is not None:
             self._live.update("\n".join(lines(search)), refresh=True)
+            return
+        runs = search.runs.values()
+        decided = sum(run.status.is_over for run in runs), sum(run.until for run in runs)
+        waited_s = self._clock() - self._shown_s
+        is_rung = decided != self._shown and (decided[0] > 0 or self._shown is not None)
+        if is_rung or waited_s >= BETWEEN_LINES_S:
+            self._line = lines(search)[0]
+        self._shown = decided
+        if waited_s >= BETWEEN_RUNGS_S:
+            self._write()
+
+    def _write(self) -> None:
+        if self._line:
+            self._file.write(f"{self._line}\n")
+            self._file.flush()
+            self._line, self._shown_s = "", self._clock()
 
 
 def lines(search: Search) -> list[str]:
@@ -47,7 +74,8 @@ def lines(search: Search) -> list[str]:
     values = [run.values[-1] for run in runs if run.values and run.status is not Status.FAILED]
     best = (max if search.policy.maximize else min)(values, default=None)
     shown = "none yet" if best is None else f"{best:.6g}"
-    found = [f"tune: {len(over)} of {search.trials} trials over, best value {shown}"]
+    epochs_done = sum(run.epochs for run in runs)
+    found = [f"tune: {len(over)} of {search.trials} trials over, {epochs_done} epochs, best value {shown}"]
     for group in search.groups:
         trainer = group.trainer
         if trainer is not None:

@@ -85,7 +85,8 @@ class Population(Schedules):
             {'lr': 0.6, 'width': 4}
         """
         drawn = random.Random(f"{self.seed} {seed}")
-        return dict(params) | {name: self._moved(params[name], space[name], drawn) for name in fusible}
+        moved = [name for name in fusible if name in params]
+        return dict(params) | {name: self._moved(params[name], space[name], drawn) for name in moved}
 
     def _moved(self, value: Any, distribution: Any, drawn: random.Random) -> Any:
         is_resampled = drawn.random() < self.resample

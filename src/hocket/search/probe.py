@@ -48,9 +48,9 @@ def probe(training: Training) -> Probe:
         return tensor
 
     with RandomState().active():
-        device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        device = training.device
         before = RandomState().on(device)
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), training.precision():
             loss = training.loss(model(inputs), target)
         draws = not torch.equal(before, RandomState().on(device))
         loss.backward()
@@ -75,7 +75,7 @@ def alone_s(training: Training, num_steps: int) -> float:
     """
     model, optimizer = copy.deepcopy((training.model.train(), training.optimizer))
     inputs, target = next(iter(epoch_batches(training.batches, 0, 0)))
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    device = training.device
     took_s = []
     with RandomState().active():
         for steps in (1, *[num_steps] * NUM_BLOCKS):  # the first one makes what later ones find
@@ -83,7 +83,9 @@ def alone_s(training: Training, num_steps: int) -> float:
             start = perf_counter()
             for _ in range(steps):
                 optimizer.zero_grad()
-                training.loss(model(inputs), target).backward()
+                with training.precision():
+                    loss = training.loss(model(inputs), target)
+                loss.backward()
                 optimizer.step()
             synchronize(device)
             took_s.append(perf_counter() - start)

@@ -118,9 +118,12 @@ def _work(pipe: Any, pickled: bytes, seed: int, threads: int) -> None:
             return
         run = Run(number, params, own_seed, until, saved=saved or None)
         try:
-            run.build(train)
+            made = run.build(train)
         except Exception as error:  # noqa: BLE001 - the user's code; told to the other process
             pipe.send((None, error if isinstance(error, InputError) else f"{type(error).__name__}: {error}", None))
+            continue
+        if made.on_epoch is not None:
+            pipe.send((None, InputError("Training.on_epoch: executor='processes' has no trial to call it with"), None))
             continue
         while run.epochs < until:
             try:

@@ -79,7 +79,7 @@ def tune_on_ray(
     tune = load_ray_tune()
     study = new_study("minimize", None, None) if study is None else study
     client = StudyClient(study, space)
-    asked = dict(client.ask() for _ in range(trials))
+    asked = dict(client.ask()[:2] for _ in range(trials))
     split = find_split(train, space, next(iter(asked.values())), seed, fusible)
     groups = [[number, asked[number]] for number in asked]
     parts = [[groups[place] for place in part] for part in _parts(split, list(asked.values()), slots)]

@@ -58,6 +58,7 @@ class Run:
         variant: tells groups apart whose infusible parameters agree and whose signatures or data do not.
         exploits: when it went on from a sibling's state: the epoch, the sibling's number, and its parameters since.
         origin: its state when it last did so, from which it begins anew.
+        is_left: whether the user's own function pruned it, before a kill.
     """
 
     number: int
@@ -74,6 +75,7 @@ class Run:
     variant: tuple[Any, ...] = ()
     exploits: list[dict[str, Any]] = field(default_factory=list)
     origin: Mapping[str, Any] | None = None
+    is_left: bool = False
 
     @property
     def epochs(self) -> int:
@@ -161,7 +163,11 @@ class Run:
         training.optimizer.load_state_dict({**own, "state": copy.deepcopy(state["optimizer"]["state"])})
         training.optimizer._opt_called = True  # type: ignore[attr-defined]  # the scheduler asks for it
         for value in self.values:
-            step_scheduler(training.scheduler, value)
+            step_scheduler(training, value)
+        if training.scheduler is not None and training.scheduler_interval == "batch":
+            scheduler = state["scheduler"]["last_epoch"]  # the sibling has made as many steps
+            for _ in range(scheduler - training.scheduler.last_epoch):
+                training.scheduler.step()
         self.origin = copy.deepcopy(self.state())
         self.release()
         self.saved = copy.deepcopy(self.origin)
@@ -177,9 +183,9 @@ class Run:
         self.training, self.saved, self.random = None, None, None
 
 
-def step_scheduler(scheduler: Any, value: float) -> None:
+def step_scheduler(training: Training, value: float) -> None:
     """End an epoch."""
-    if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
-        scheduler.step(value)
-    elif scheduler is not None:
-        scheduler.step()
+    if isinstance(training.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        training.scheduler.step(value)
+    elif training.scheduler is not None and training.scheduler_interval == "epoch":
+        training.scheduler.step()

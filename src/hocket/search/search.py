@@ -8,26 +8,27 @@ study --ask--> trials --infusible values--> groups --slots--> one epoch of all -
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Iterable, Sequence
 from time import perf_counter
 from typing import Any
 
 from hocket.errors import ExecutionError, InputError
 from hocket.search.checkpoints import Checkpoints
+from hocket.search.decisions import Decisions
+from hocket.search.ends import Ends
 from hocket.search.fused import FusedTrainer
 from hocket.search.group import TrialGroup, Ways
-from hocket.search.policy import Exploit, Move, Policy
+from hocket.search.policy import Policy
 from hocket.search.record import Epoch, Record
 from hocket.search.run import EpochResult, Run, Status
-from hocket.search.study import StudyClient
+from hocket.search.study import PRUNED, StudyClient
 
 __all__ = ["Search"]
 
 log = logging.getLogger(__name__)
 
 
-class Search:
+class Search(Decisions):
     """A search in progress.
 
     Args:
@@ -38,6 +39,7 @@ class Search:
         batch: how many proposals are asked for at a time.
         checkpoints: where states are kept, or None.
         on_progress: called after each epoch with the search.
+        ends: when it ends early, and which values count.
     """
 
     def __init__(
@@ -49,22 +51,14 @@ class Search:
         batch: int,
         checkpoints: Checkpoints | None = None,
         on_progress: Callable[[Search], object] | None = None,
+        ends: Ends | None = None,
     ) -> None:
-        self.client, self.ways, self.policy = client, ways, policy
+        super().__init__(client, ways, policy, checkpoints, ends)
         self.trials, self.batch = trials, batch
-        self.runs: dict[int, Run] = {}
         self.record = Record(split=(ways.split.fusible, ways.split.infusible))
-        self._checkpoints = checkpoints
         self._on_progress = on_progress
-        self._groups: dict[tuple[Any, ...], TrialGroup] = {}
         self._all_started = False
-        self._is_replaying = False
         self._start_s = perf_counter()
-
-    @property
-    def groups(self) -> list[TrialGroup]:
-        """All groups so far."""
-        return list(self._groups.values())
 
     def run(self) -> None:
         """Search to the end.
@@ -74,23 +68,33 @@ class Search:
             InputError: the user's batches or metric are nothing to work with.
         """
         try:
-            while True:
-                self._ask()
-                group = self._next_group()
-                if group is None:
-                    break
-                self._work(group)
+            with self.client.stoppable():
+                while True:
+                    self._ask()
+                    group = self._next_group()
+                    if group is None:
+                        break
+                    self._work(group)
         except BaseException:
             self._abandon()
             raise
         finally:
             for group in self._groups.values():
                 group.close()
-        if self.client.is_stopped:
+        self._check_any_succeeded()
+        if self.client.is_stopped or (self._is_over_time and self._checkpoints is None):
             self._stop()
         self.record.groups = [(group.key, group.why_serial) for group in self._groups.values()]
         self.record.searches = sum(group.searches for group in self._groups.values())
-        self._check_any_succeeded()
+
+    @property
+    def _is_over_time(self) -> bool:
+        limit_s = self._ends.timeout_s
+        return limit_s is not None and perf_counter() - self._start_s >= limit_s
+
+    @property
+    def _is_stopped(self) -> bool:
+        return self.client.is_stopped or self._is_over_time
 
     def begin(self, number: int, params: dict[str, Any], error: str | None = None) -> None:
         """A trial that was asked for begins, or fails at once."""
@@ -103,11 +107,12 @@ class Search:
     def resume(self, known: Iterable[Any]) -> None:
         """Take up the trials of this search from before it was killed: `known`, of the storage, in their order."""
         for frozen in known:
-            run = self._add(frozen.number, frozen.params)
+            run = self._add(frozen.number, self.client.params_of(frozen))
             run.values = [frozen.intermediate_values[epoch] for epoch in sorted(frozen.intermediate_values)]
             if frozen.state.is_finished():
                 over = {"COMPLETE": Status.COMPLETE, "PRUNED": Status.PRUNED}
                 run.status = over.get(frozen.state.name, Status.FAILED)
+                run.is_left = frozen.user_attrs.get(PRUNED) == run.epochs
                 self._put_away(run)
             else:
                 run.resume(None if self._checkpoints is None else self._checkpoints.load(run.number))
@@ -115,28 +120,11 @@ class Search:
         self._close_if_full()  # it was before these trials were decided on
         self._replay(list(self.runs.values()))
         self._is_replaying = False
-        for run in self.runs.values():
-            if run.status is Status.READY:
+        for run in list(self.runs.values()):
+            if run.status is Status.READY and run.values and self._is_stale(run):
+                self._leave(run, Status.COMPLETE)
+            elif run.status is Status.READY:
                 self._group_of(run).waiting.append(run)
-
-    def _replay(self, runs: Sequence[Run]) -> None:
-        """Let the policy see again all values at the epochs at which it decides, and who failed between them."""
-        seen: dict[int, int] = {}
-        gone: set[int] = set()
-        while True:
-            due = [run for run in runs if seen.get(run.number, 0) < run.until <= run.epochs]
-            failed = [run for run in runs if run.status is Status.FAILED and run.epochs < run.until]
-            failed = [run for run in failed if run.number not in gone]
-            if not due and not failed:
-                return
-            for run in failed:
-                gone.add(run.number)
-                self._apply(self.policy.fail(run.number))
-            for run in due:
-                seen[run.number] = run.until
-                if not run.status.is_over:
-                    run.status = Status.PAUSED
-                self._apply(self.policy.report(run.number, run.until, run.values[run.until - 1]))
 
     # ------------------------------------------------------------------------------------------------ who trains
 
@@ -144,36 +132,46 @@ class Search:
         """Ask for proposals while there is room for them."""
         if self._all_started:
             return
-        while len(self.runs) < self.trials and not self.client.is_stopped and self._num_ready() < self.batch:
+        while self._has_room():
             self.begin(*self.client.ask())
         self._close_if_full()
 
+    def _has_room(self) -> bool:
+        """Whether a trial more is asked for now.
+
+        Proposals come in rounds, the next one when the last one is over: so they rest on the same values whatever
+        trains them, and whether or not the search was killed, and the slots of a fused model are full. Processes do not
+        wait for each other.
+        """
+        if self._is_full():
+            return False
+        if self.ways.processes is not None:
+            if self._num_ready() >= self.batch:
+                return False
+        elif len(self.runs) % self.batch == 0 and self._num_ready():
+            return False
+        if not self.client.is_exhausted:
+            return True
+        self.client.say(f"the sampler proposes no more than these {len(self.runs)} of {self.trials} trials")
+        self.trials = len(self.runs)
+        return False
+
+    def _is_full(self) -> bool:
+        return len(self.runs) >= self.trials or self._is_stopped
+
     def _close_if_full(self) -> None:
         """Let the policy know, once, that no more trials begin."""
-        if not self._all_started and (len(self.runs) >= self.trials or self.client.is_stopped):
+        if not self._all_started and self._is_full():
             self._all_started = True
             self._apply(self.policy.all_started())
 
     def _num_ready(self) -> int:
         return sum(group.num_ready for group in self._groups.values())
 
-    def _add(self, number: int, params: dict[str, Any]) -> Run:
-        run = Run(number, params, self.ways.seed)
-        run.until = self.policy.start(number)
-        self.runs[number] = run
-        return run
-
-    def _key(self, run: Run) -> tuple[Any, ...]:
-        return () if self.ways.processes is not None else (*self.ways.split.key(run.params), *run.variant)
-
-    def _group_of(self, run: Run) -> TrialGroup:
-        key = self._key(run)
-        return self._groups.setdefault(key, TrialGroup(key, self.ways))
-
     def _next_group(self) -> TrialGroup | None:
         """The group with most trials that are ready; with a limit on memory only one has slots at a time."""
         ready = [group for group in self._groups.values() if group.num_ready]
-        if not ready or self.client.is_stopped:
+        if not ready or self._is_stopped:
             return None
         chosen = max(ready, key=lambda group: group.num_ready)
         if self.ways.memory_bytes is not None:
@@ -184,7 +182,7 @@ class Search:
 
     def _work(self, group: TrialGroup) -> None:
         """Train a group until none of its trials may go on."""
-        while group.num_ready and not self.client.is_stopped:
+        while group.num_ready and not self._is_stopped:
             for run, why in group.fill():
                 self._refused(group, run, why)
             trainer = group.trainer
@@ -217,98 +215,6 @@ class Search:
             raise InputError(f"fusible: trial {run.number} {run.params} cannot fuse with others ({names}): {why}")
         run.variant = (*run.variant, why)
         self._group_of(run).waiting.append(run)
-
-    # --------------------------------------------------------------------------------------------- what becomes of it
-
-    def _ended(self, group: TrialGroup, results: Sequence[tuple[Run, EpochResult]]) -> None:
-        """Note an epoch's values, keep states, then tell the study: a kill in between loses and repeats nothing."""
-        due = []
-        for run, result in results:
-            if result.error is None and result.value is not None and not math.isnan(result.value):
-                run.values.append(result.value)
-                due.append(run)
-            else:
-                run.error = result.error or f"its metric is {result.value} in epoch {run.epochs + 1}"
-        assert group.trainer is not None
-        if self._checkpoints is not None:
-            for run in due:
-                group.trainer.sync(group.trainer.slots.index(run))
-                self._checkpoints.save(run.number, run.state())
-        for run, _ in results:
-            if run.error is not None:
-                self._fail(run, run.error)
-        for run in due:
-            self.client.report(run)
-            if run.epochs == run.until:
-                run.status = Status.PAUSED
-        for run in due:
-            if run.epochs == run.until and not run.status.is_over:
-                self._apply(self.policy.report(run.number, run.epochs, run.values[-1]))
-
-    def _apply(self, decisions: Iterable[Move]) -> None:
-        for decision in decisions:
-            run = self.runs[decision.number]
-            if isinstance(decision, Exploit) and not self._exploit(run, decision):
-                continue
-            if decision.what in ("go", "exploit"):
-                run.until = decision.until
-                if not run.status.is_over:
-                    self._go_on(run)
-            elif not run.status.is_over:
-                self._finish(run, Status.COMPLETE if decision.what == "complete" else Status.PRUNED)
-
-    def _go_on(self, run: Run) -> None:
-        """In place, where it is in a slot still; else it waits for one."""
-        was, run.status = run.status, Status.READY
-        if was is Status.PAUSED and not self._is_replaying:
-            group = self._group_of(run)
-            if group.trainer is None or run not in group.trainer.slots:
-                group.waiting.append(run)
-
-    def _exploit(self, run: Run, move: Exploit) -> bool:
-        """Let a trial go on from a sibling's state, unless it has done so before a kill; whether it goes on."""
-        if run.status.is_over or run.epochs > run.until:
-            return True
-        if all(each["epoch"] != run.epochs for each in run.exploits):
-            parent = self.runs[move.parent]
-            state = self._group_of(parent).state_of(parent)
-            self._group_of(run).take_out(run)
-            run.variant = parent.variant
-            params = move.explore(parent.params, self.client.space, self.ways.split.fusible)
-            run.exploits.append({"epoch": run.epochs, "parent": parent.number, "params": params})
-            try:
-                run.go_on_from(state, params, self.ways.train)
-            except InputError:
-                raise
-            except Exception as error:  # noqa: BLE001 - the user's code, or a state that does not fit: this trial ends
-                self._fail(run, f"cannot go on from trial {parent.number}: {type(error).__name__}: {error}")
-                return False
-            if self._checkpoints is not None:
-                self._checkpoints.save(run.number, run.state())
-        self.client.note_exploits(run)
-        return True
-
-    def _fail(self, run: Run, error: str) -> None:
-        run.error = error
-        self._finish(run, Status.FAILED)
-        self._apply(self.policy.fail(run.number))
-
-    def _finish(self, run: Run, status: Status) -> None:
-        run.status = status
-        if status is Status.FAILED:
-            log.warning("hocket.tune: trial %d %s fails: %s", run.number, run.params, run.error)
-        self.client.report(run)
-        self.client.tell(run)
-        self._put_away(run)
-        if group := self._groups.get(self._key(run)):
-            group.remove(run)
-
-    def _put_away(self, run: Run) -> None:
-        """Of a trial that is over no state is needed, unless it is the best one's."""
-        if self._checkpoints is not None:
-            if self.client.is_best(run):
-                self._checkpoints.keep_best(run.number)
-            self._checkpoints.remove(run.number)
 
     def _note(self, group: TrialGroup, results: Sequence[tuple[Run, EpochResult]], start_s: float) -> None:
         trainer = group.trainer

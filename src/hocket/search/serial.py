@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from hocket.errors import InputError
-from hocket.search.data import epoch_batches, size_of
+from hocket.search.data import epoch_batches, joined, size_of, updates
 from hocket.search.run import EpochResult, Run, step_scheduler
 from hocket.search.split import Train
 from hocket.search.trainer import Trainer, metric_value
@@ -59,7 +59,7 @@ def train_epoch(run: Run, seed: int) -> EpochResult:
             if not math.isfinite(total):
                 return EpochResult(error=diverged(total, run.epochs))
             value = _measured(training, seed, run.epochs)
-        step_scheduler(training.scheduler, value)
+        step_scheduler(training, value)
     except InputError:
         raise
     except Exception as error:  # noqa: BLE001 - the user's code may raise anything; this trial ends, no other one
@@ -71,23 +71,42 @@ def _trained(training: Training, seed: int, epoch: int) -> float:
     """The sum of an epoch's losses."""
     training.model.train()
     total: Any = 0.0
-    for inputs, target in epoch_batches(training.batches, seed, epoch):
-        training.optimizer.zero_grad()
-        loss = training.loss(training.model(inputs), target)
-        loss.backward()
-        training.optimizer.step()
+    batches = epoch_batches(training.batches, seed, epoch)
+    for inputs, target, begins, ends in updates(batches, training.accumulate):
+        if begins:
+            training.optimizer.zero_grad()
+        with training.precision():
+            loss = training.loss(training.model(inputs), target)
+        (loss if training.accumulate == 1 else loss / training.accumulate).backward()
+        if ends:
+            _clip(training)
+            training.optimizer.step()
+            if training.scheduler is not None and training.scheduler_interval == "batch":
+                training.scheduler.step()
         total = total + loss.detach().sum()
     return float(total)
 
 
+def _clip(training: Training) -> None:
+    if training.clip_norm is not None:
+        torch.nn.utils.clip_grad_norm_(training.model.parameters(), training.clip_norm)
+    if training.clip_value is not None:
+        torch.nn.utils.clip_grad_value_(training.model.parameters(), training.clip_value)
+
+
 def _measured(training: Training, seed: int, epoch: int) -> float:
     training.model.eval()
-    sums = []
-    with torch.no_grad():
+    measured = []
+    with torch.no_grad(), training.precision():
         for inputs, target in epoch_batches(training.measured_on, seed, epoch):
             outputs = training.model(inputs)
-            sums.append((metric_value(training.metric(outputs, target)), size_of(target, inputs)))
-    return averaged(sums)
+            if training.metric_interval == "epoch":
+                measured.append((outputs, target))
+            else:
+                measured.append((metric_value(training.metric(outputs, target)), size_of(target, inputs)))
+        if training.metric_interval == "epoch":
+            return metric_value(training.metric(*joined(measured)))
+    return averaged(measured)
 
 
 def diverged(loss: float, epoch: int) -> str:

@@ -47,6 +47,8 @@ def signature(training: Training) -> Signature:
         lines += [
             (f"optimizer {key}", str(value)) for key, value in group.items() if isinstance(value, bool) or value is None
         ]
+    same = ("accumulate", "autocast", "scheduler_interval", "metric_interval")
+    lines += [(name, str(getattr(training, name))) for name in same]
     lines.append(("batch", _batch(training)))
     length = getattr(training.batches, "__len__", None)
     lines.append(("batches", str(length()) if length is not None else "unknown"))

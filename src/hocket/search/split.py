@@ -22,10 +22,11 @@ import torch
 
 from hocket.errors import InputError
 from hocket.search.data import RandomState
+from hocket.search.hyperparameters import Hyperparameters
 from hocket.search.signature import Signature, difference, is_on_meta, options_of, signature
 from hocket.search.training import Training
 
-__all__ = ["Split", "built", "find_split", "group_by"]
+__all__ = ["Split", "built", "find_split", "group_by", "suggest_all"]
 
 Train = Callable[[dict[str, Any]], Training]
 
@@ -48,7 +49,11 @@ class Split:
 
     def key(self, params: Mapping[str, Any]) -> tuple[Any, ...]:
         """What trials of one group have in common."""
-        return tuple(params.get(name) for name in self.infusible)
+        return tuple(_hashable(params.get(name)) for name in self.infusible)
+
+
+def _hashable(value: Any) -> Any:
+    return value if value.__hash__ is not None and not isinstance(value, tuple) else repr(value)
 
 
 def group_by(split: Split, proposals: Sequence[Mapping[str, Any]]) -> dict[tuple[Any, ...], list[int]]:
@@ -70,12 +75,13 @@ def built(train: Train, params: Mapping[str, Any], seed: int, device: str | None
     Raises:
         InputError: it made something else than a `Training`, or tensors without data.
     """
+    given = params if isinstance(params, Hyperparameters) else Hyperparameters(params)
     with RandomState(seed).active():
         if device is None:
-            made = train(dict(params))
+            made = train(given)
         else:
             with torch.device(device):
-                made = train(dict(params))
+                made = train(given)
     if not isinstance(made, Training):
         raise InputError(
             f"train: expected it to return hocket.Training(...), got a value of type {type(made).__name__}"
@@ -148,6 +154,18 @@ def find_split(
             raise InputError(f"fusible: {name!r} was declared fusible, and is not: {why[name]}")
     fusible = tuple(name for name in (space if declared is None else declared) if name not in why)
     return Split(fusible, tuple(name for name in space if name not in fusible), why, frozenset(changed))
+
+
+def suggest_all(train: Train, proposal: Hyperparameters, seed: int) -> None:
+    """Let a user's function ask for its parameters, without data where it can be built so.
+
+    Raises:
+        Exception: whatever `train` raises.
+    """
+    try:
+        built(train, proposal, seed, "meta")
+    except Exception:  # noqa: BLE001 - what needs data cannot be built without; what is asked for already stays
+        built(train, proposal, seed)
 
 
 def _probe(train: Train, params: Mapping[str, Any], seed: int) -> tuple[Signature, list[dict[str, Any]]] | str:

@@ -7,13 +7,16 @@ killed process running for ever).
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hocket.errors import ExecutionError, InputError, MissingDependencyError
 from hocket.search.asking import OWNER, begun, is_owned
+from hocket.search.hyperparameters import Hyperparameters, stored_form
 from hocket.search.run import Run, Status
 
 if TYPE_CHECKING:
@@ -21,8 +24,11 @@ if TYPE_CHECKING:
 
 __all__ = ["StudyClient", "load_optuna", "new_study"]
 
+log = logging.getLogger(__name__)
+
 WHY = "hocket:error"
 EXPLOITS = "hocket:exploits"
+PRUNED = "hocket:pruned"  # the epoch after which the user's own function pruned a trial
 
 
 def load_optuna() -> Any:
@@ -64,12 +70,16 @@ class StudyClient:
 
     Args:
         study: of one direction.
-        space: distributions by name.
+        space: distributions by name; with None, `suggesting` says what there is to propose, trial by trial.
         owner: the name of this search, if it keeps checkpoints.
         seed: with a number, each parameter is drawn by a TPE sampler that is seeded by this number and by the places of
             the proposal and of the parameter: a search that goes on proposes what it would have proposed. None for the
             study's own sampler.
         callbacks: called with the study and each trial that is over, as by `optuna.Study.optimize`.
+        suggesting: given a `Hyperparameters`, asks it for all hyper-parameters of a trial.
+
+    Attributes:
+        space: distributions by name, those that were asked for so far.
 
     Raises:
         InputError: the study has several directions, or the space is no such dict.
@@ -78,33 +88,73 @@ class StudyClient:
     def __init__(
         self,
         study: optuna.Study,
-        space: Mapping[str, Any],
+        space: Mapping[str, Any] | None,
         owner: str | None = None,
         seed: int | None = None,
         callbacks: Sequence[Callable[[Any, Any], object]] = (),
+        suggesting: Callable[[Hyperparameters], object] | None = None,
     ) -> None:
         self._optuna = load_optuna()
         if not isinstance(study, self._optuna.Study):
             raise InputError(f"study: expected an optuna.Study, got a value of type {type(study).__name__}")
-        for name, distribution in checked_space(space).items():
+        for name, distribution in ({} if space is None else checked_space(space)).items():
             if not isinstance(distribution, self._optuna.distributions.BaseDistribution):
                 raise InputError(f"space: {name}: expected one of optuna.distributions, got {distribution!r}")
         with _storage_errors(study.study_name):
             if len(study.directions) != 1:
                 raise InputError(f"study: expected one direction, got {len(study.directions)}")
             self.maximize = study.direction == self._optuna.study.StudyDirection.MAXIMIZE
-        self.study, self.space = study, dict(space)
+        self.study, self.space = study, dict(space or {})
+        self._suggesting = suggesting if space is None else None
+        self._keeps_all = isinstance(study._storage, self._optuna.storages.InMemoryStorage)
+        self._meanings: dict[str, dict[Any, Any]] = {}  # of values that the storage keeps as text
         self._owner, self._seed, self._callbacks = owner, seed, tuple(callbacks)
         self._asked = 0
         self._trials: dict[int, Any] = {}
         self._reported: dict[int, int] = {}  # how many epochs of each trial the storage knows
+        self._said: set[str] = set()
+        self._sampler_stopped = False
         study._stop_flag = False  # as `optimize` begins
-        study._thread_local.in_optimize_loop = False
 
     @property
     def is_stopped(self) -> bool:
-        """Whether a callback has called ``study.stop()``."""
+        """Whether the user has called ``study.stop()``."""
         return bool(self.study._stop_flag)
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether the sampler has nothing more to propose, and no trial is enqueued."""
+        states = self._optuna.trial.TrialState
+        sampler, samplers = base_sampler(self.study.sampler), self._optuna.samplers
+        if not isinstance(sampler, (samplers.GridSampler, samplers.BruteForceSampler)) and not self._sampler_stopped:
+            return False
+        with _storage_errors(self.study.study_name):
+            if self.study.get_trials(deepcopy=False, states=(states.WAITING,)):
+                return False
+            return self._sampler_stopped or is_exhausted(sampler, self.study)
+
+    @contextmanager
+    def stoppable(self) -> Iterator[None]:
+        """Let ``study.stop()`` be called, as inside of `optuna.Study.optimize`."""
+        before, self.study._thread_local.in_optimize_loop = self.study._thread_local.in_optimize_loop, True
+        try:
+            yield
+        finally:
+            self.study._thread_local.in_optimize_loop = before
+
+    def say(self, what: str) -> None:
+        """Warn of something that is ignored, once."""
+        if what not in self._said:
+            self._said.add(what)
+            log.warning("hocket.tune: %s", what)
+
+    def say_ignored(self) -> None:
+        """Warn of what the study brings along and a search has no use for."""
+        pruner = self.study.pruner
+        if not isinstance(pruner, self._optuna.pruners.NopPruner):
+            self.say(f"the study's {type(pruner).__name__} is not asked: halving= ends the worse trials early")
+        if getattr(self.study._storage, "get_heartbeat_interval", lambda: None)() is not None:
+            self.say("the storage's heartbeat is not sent: checkpoints= goes on with the trials of a killed search")
 
     def owned(self) -> list[Any]:
         """The trials of this search from before it was killed, finished or not, in their order.
@@ -127,29 +177,62 @@ class StudyClient:
         assert self._owner is not None
         return [trial for trial in self.study.get_trials(deepcopy=False) if is_owned(trial, self._owner)]
 
-    def ask(self) -> tuple[int, dict[str, Any]]:
-        """The number and the parameters of a new trial."""
-        with _storage_errors(self.study.study_name):
+    def ask(self) -> tuple[int, dict[str, Any], str | None]:
+        """The number and the parameters of a new trial, and what the user's function raised when it was asked."""
+        with _storage_errors(self.study.study_name), self.stoppable():
             if self._owner is None:
                 trial = self.study.ask()
             else:
                 trial = self._optuna.Trial(self.study, begun(self.study, self._owner))
-            self._propose(trial)
+            error = self._propose(trial)
             self._asked += 1
             self._reported[trial.number] = 0
-            return trial.number, dict(trial.params)
+            for name in self._fixed(trial):
+                if name not in trial.params:
+                    self.say(f"trial {trial.number} was enqueued with {name!r}, which is not in the space")
+            return trial.number, self.params_of(trial), error
 
-    def _propose(self, trial: Any) -> None:
+    def params_of(self, trial: Any) -> dict[str, Any]:
+        """A trial's parameters, as they are in the space."""
+        known: dict[str, dict[Any, Any]] = self._meanings
+        return {name: known.get(name, {}).get(value, value) for name, value in trial.params.items()}
+
+    def _fixed(self, trial: Any) -> dict[str, Any]:
+        """The parameters that a trial was enqueued with."""
+        found: dict[str, Any] = self.study._storage.get_trial_system_attrs(trial._trial_id).get("fixed_params", {})
+        return found
+
+    def _propose(self, trial: Any) -> str | None:
         """Let the sampler suggest each parameter that a trial does not have."""
-        known = trial.params
-        for place, (name, distribution) in enumerate(self.space.items()):
-            if name in known:
-                continue
-            if self._seed is not None:
-                seed = 8_191 * (1_000_003 * self._seed + self._asked) + place
-                self.study.sampler = self._optuna.samplers.TPESampler(seed=seed % 2**32, constant_liar=True)
-            trial._suggest(name, distribution)
         self._trials[trial.number] = trial
+        for name in self.space if self._suggesting is None else ():
+            self._suggest(trial, name, self.space[name])
+        if self._suggesting is None:
+            return None
+        try:
+            self._suggesting(Hyperparameters({}, partial(self._suggest, trial)))
+        except Exception as error:  # the user's code; this trial ends, no other one
+            if isinstance(error, InputError) or (_is_of_storage(error) and not isinstance(error, OSError)):
+                raise
+            return f"{type(error).__name__}: {error}"
+        if not self.space:
+            raise InputError("space: none is given, and train suggests no parameter: params.suggest_float(...)")
+        return None
+
+    def _suggest(self, trial: Any, name: str, distribution: Any) -> Any:
+        self.space.setdefault(name, distribution)
+        meaning: dict[Any, Any] = {}
+        if not self._keeps_all:
+            distribution, meaning = stored_form(distribution)
+            self._meanings[name] = meaning
+        if name in trial.params:
+            return meaning.get(trial.params[name], trial.params[name])
+        if self._seed is not None:
+            place = list(self.space).index(name)
+            seed = 8_191 * (1_000_003 * self._seed + self._asked) + place
+            self.study.sampler = self._optuna.samplers.TPESampler(seed=seed % 2**32, constant_liar=True)
+        value = trial._suggest(name, distribution)
+        return meaning.get(value, value)
 
     def note_exploits(self, run: Run) -> None:
         """Note from which siblings' states a trial went on, and with which parameters."""
@@ -163,17 +246,31 @@ class StudyClient:
                 self._trials[run.number].report(run.values[epoch], epoch + 1)
         self._reported[run.number] = max(self._reported[run.number], run.epochs)  # fewer after a new beginning
 
+    def call_hook(self, run: Run, hook: Callable[[Any, int, float], object]) -> None:
+        """Call a user's function with a trial, after an epoch."""
+        hook(self._trials[run.number], run.epochs, run.values[-1])
+
+    def is_pruned(self, run: Run, error: Exception) -> bool:
+        """Whether a user's function has pruned its trial, which is noted."""
+        if not isinstance(error, self._optuna.TrialPruned):
+            return False
+        with _storage_errors(self.study.study_name):
+            self._trials[run.number].set_user_attr(PRUNED, run.epochs)
+        return True
+
     def is_best(self, run: Run) -> bool:
         """Whether a trial that is complete is the best one of the study."""
         with _storage_errors(self.study.study_name):
             return run.status is Status.COMPLETE and self.study.best_trial.number == run.number
 
-    def tell(self, run: Run) -> None:
-        """A trial is over: tell its value, or that it was pruned or failed, and call the callbacks."""
+    def tell(self, run: Run, value: float | None = None) -> None:
+        """A trial is over: tell its value (the last one if None), or how it ended; call the callbacks."""
         states = self._optuna.trial.TrialState
-        with _storage_errors(self.study.study_name):
+        was_stopped = self.is_stopped
+        with _storage_errors(self.study.study_name), self.stoppable():
             if run.status is Status.COMPLETE:
-                self.study.tell(run.number, run.values[-1], skip_if_finished=True)
+                told = run.values[-1] if value is None else value
+                self.study.tell(run.number, told, skip_if_finished=True)
             elif run.status is Status.PRUNED:
                 self.study.tell(run.number, state=states.PRUNED, skip_if_finished=True)
             else:
@@ -182,12 +279,38 @@ class StudyClient:
                     trial.set_user_attr(WHY, run.error or "")
                 self.study.tell(run.number, state=states.FAIL, skip_if_finished=True)
             frozen = self.study._storage.get_trial(self._trials[run.number]._trial_id)
-        self.study._thread_local.in_optimize_loop = True  # so that a callback may call study.stop()
-        try:
+        if self.is_stopped and not was_stopped:  # by a sampler that is through: trials that have begun go on
+            self._sampler_stopped, self.study._stop_flag = True, False
+        with self.stoppable():
             for callback in self._callbacks:
                 callback(self.study, frozen)
-        finally:
-            self.study._thread_local.in_optimize_loop = False
+
+
+def base_sampler(sampler: Any) -> Any:
+    """The sampler that draws, of one that fixes some parameters around another."""
+    while isinstance(sampler, load_optuna().samplers.PartialFixedSampler):
+        sampler = sampler._base_sampler
+    return sampler
+
+
+def is_exhausted(sampler: Any, study: Any) -> bool:
+    """Whether each point of a sampler's grid has a trial, finished or not; else it would propose some again.
+
+    Args:
+        sampler: Optuna's for grids, or for brute force.
+        study: whose trials.
+    """
+    samplers, states = load_optuna().samplers, load_optuna().trial.TrialState
+    trials = study.get_trials(deepcopy=False)
+    if isinstance(sampler, samplers.GridSampler):
+        running = {trial.system_attrs.get("grid_id") for trial in trials if trial.state is states.RUNNING}
+        return set(sampler._get_unvisited_grid_ids(study)) <= running
+    from optuna.samplers import _brute_force as brute_force
+
+    begun_ = [trial for trial in trials if trial.state is not states.WAITING and trial.params]
+    tree = brute_force._TreeNode()
+    sampler._populate_tree(tree, begun_, {})
+    return bool(begun_) and not tree.is_any_expandable(exclude_running=True)
 
 
 def checked_space(space: Any) -> Mapping[str, Any]:

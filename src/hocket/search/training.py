@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from hocket.errors import InputError
+from hocket.search.policy import checked_whole
 
 __all__ = ["Training"]
 
@@ -29,6 +32,16 @@ class Training:
         scheduler: of torch.optim.lr_scheduler, over `optimizer`, or None. It steps once an epoch, after the metric is
             known; ``ReduceLROnPlateau`` steps with the metric.
         validation: the batches that the metric is taken on; `batches` if None.
+        scheduler_interval: ``"epoch"``, or ``"batch"``: the scheduler then steps after each step of the optimizer.
+        metric_interval: ``"batch"``, or ``"epoch"``: the metric then gets all outputs and targets of an epoch at once,
+            joined along their first axis, as F1 or the area under a curve need them.
+        accumulate: over how many batches gradients are summed up, each divided by this number, before the optimizer
+            steps; it steps after an epoch's last batch in any case.
+        clip_norm: the largest norm of the model's gradients, as of `torch.nn.utils.clip_grad_norm_`; None for any.
+        clip_value: the largest gradient, as of `torch.nn.utils.clip_grad_value_`; None for any.
+        autocast: ``torch.bfloat16`` to run model, loss and metric under `torch.autocast`, or None.
+        on_epoch: called with the trial of Optuna, the epoch (from 1) and its value, after each; may note
+            ``trial.set_user_attr(...)``, and raise ``optuna.TrialPruned``. The model itself is not up to date there.
 
     Raises:
         InputError: something is of another kind; names the field.
@@ -53,6 +66,13 @@ class Training:
     metric: Callable[[Any, Any], Any]
     scheduler: Any = None
     validation: Iterable[tuple[Any, Any]] | None = None
+    scheduler_interval: str = "epoch"
+    metric_interval: str = "batch"
+    accumulate: int = 1
+    clip_norm: float | None = None
+    clip_value: float | None = None
+    autocast: torch.dtype | None = None
+    on_epoch: Callable[[Any, int, float], object] | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, nn.Module):
@@ -68,6 +88,20 @@ class Training:
                 raise InputError(f"Training.scheduler: expected one of torch.optim, got {_kind(self.scheduler)}")
             if getattr(self.scheduler, "optimizer", None) is not self.optimizer:
                 raise InputError("Training.scheduler: expected one over Training.optimizer, got one over another")
+        for field in ("scheduler_interval", "metric_interval"):
+            if getattr(self, field) not in ("epoch", "batch"):
+                raise InputError(f"Training.{field}: expected 'epoch' or 'batch', got {getattr(self, field)!r}")
+        if self.scheduler_interval == "batch" and isinstance(self.scheduler, ReduceLROnPlateau):
+            raise InputError("Training.scheduler_interval: ReduceLROnPlateau steps with the metric, once an epoch")
+        checked_whole("Training.accumulate", self.accumulate, 1)
+        for field in ("clip_norm", "clip_value"):
+            limit = getattr(self, field)
+            if limit is not None and not (isinstance(limit, (int, float)) and limit > 0):
+                raise InputError(f"Training.{field}: expected a number above 0, got {limit!r}")
+        if self.autocast not in (None, torch.bfloat16):
+            raise InputError(f"Training.autocast: expected torch.bfloat16 or None, got {self.autocast!r}")
+        if self.on_epoch is not None and not callable(self.on_epoch):
+            raise InputError(f"Training.on_epoch: expected a function, got {_kind(self.on_epoch)}")
         _check_batches("batches", self.batches)
         if self.validation is not None:
             _check_batches("validation", self.validation)
@@ -76,6 +110,15 @@ class Training:
     def measured_on(self) -> Iterable[tuple[Any, Any]]:
         """The batches that the metric is taken on."""
         return self.batches if self.validation is None else self.validation
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model's parameters are."""
+        return next((p.device for p in self.model.parameters()), torch.device("cpu"))
+
+    def precision(self) -> AbstractContextManager[object]:
+        """What model, loss and metric run under."""
+        return nullcontext() if self.autocast is None else torch.autocast(self.device.type, self.autocast)
 
 
 def _kind(value: object) -> str:

@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from hocket.errors import InputError
 from hocket.search.checkpoints import Checkpoints
+from hocket.search.ends import Ends
 from hocket.search.fused import Runner
 from hocket.search.group import MAX_SLOTS, Ways
 from hocket.search.policy import AllEpochs, Policy, Schedules, checked_whole
 from hocket.search.processes import ProcessTrainer
 from hocket.search.record import Record
 from hocket.search.search import Search
-from hocket.search.split import Split, Train, find_split
-from hocket.search.study import StudyClient, checked_space, load_optuna, new_study
+from hocket.search.split import Split, Train, find_split, suggest_all
+from hocket.search.study import StudyClient, base_sampler, load_optuna, new_study
 
 if TYPE_CHECKING:
     import optuna
@@ -29,6 +30,8 @@ log = logging.getLogger(__name__)
 
 EXECUTORS = ("auto", "serial", "processes", "fused", "scheduled")
 TRIALS = 60
+ROUNDS = 4
+FEW_TRIALS = 24  # of a round: up to there a fused step hardly takes longer with more of them
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,9 @@ class SearchConfig:
     memory_bytes: int | None = None
     fusible: Sequence[str] | None = None
     seed: int = 0
+    timeout: float | None = None
+    patience: int | None = None
+    value: str = "last"
     checkpoints: str | os.PathLike[str] | None = None
     callbacks: Sequence[Callable[[Any, Any], object]] = ()
     processes: int | None = None
@@ -61,10 +67,13 @@ class SearchConfig:
     def __post_init__(self) -> None:
         checked_whole("epochs", self.epochs, 1)
         checked_whole("seed", self.seed, 0)
-        for field in ("trials", "slots", "memory_bytes", "processes"):
+        for field in ("trials", "slots", "memory_bytes", "processes", "patience"):
             if getattr(self, field) is not None:
                 checked_whole(field, getattr(self, field), 1)
-        for field, known in (("executor", EXECUTORS), ("direction", ("minimize", "maximize"))):
+        if self.timeout is not None and not (isinstance(self.timeout, (int, float)) and self.timeout > 0):
+            raise InputError(f"timeout: expected seconds above 0, got {self.timeout!r}")
+        directions = ("minimize", "maximize")
+        for field, known in (("executor", EXECUTORS), ("direction", directions), ("value", ("last", "best"))):
             if getattr(self, field) not in known:
                 raise InputError(f"{field}: expected one of {', '.join(known)}, got {getattr(self, field)!r}")
         if self.halving is not None and not isinstance(self.halving, Schedules):
@@ -85,16 +94,16 @@ class SearchConfig:
     def batch(self, study: optuna.Study) -> int:
         """How many proposals are asked for at a time: all, where none of them rests on results of others.
 
-        A sampler that learns from results, such as TPE, is asked in four rounds.
+        A sampler that learns from results, such as TPE, is asked in rounds: four of them, or fewer of `FEW_TRIALS`.
         """
         samplers = load_optuna().samplers
-        learns = not isinstance(study.sampler, (samplers.RandomSampler, samplers.GridSampler, samplers.QMCSampler))
-        if self.halving is not None or not learns:
+        fixed = (samplers.RandomSampler, samplers.GridSampler, samplers.QMCSampler, samplers.BruteForceSampler)
+        if self.halving is not None or isinstance(base_sampler(study.sampler), fixed):
             return self.total
-        return min(self.total, self.slots or max(8, -(-self.total // 4)))
+        return min(self.total, self.slots or max(FEW_TRIALS, -(-self.total // ROUNDS)))
 
 
-def search(train: Train, space: Mapping[str, Any], config: SearchConfig) -> tuple[optuna.Study, Record]:
+def search(train: Train, space: Mapping[str, Any] | None, config: SearchConfig) -> tuple[optuna.Study, Record]:
     """Search for hyper-parameters; see `hocket.tune`.
 
     Returns:
@@ -103,13 +112,20 @@ def search(train: Train, space: Mapping[str, Any], config: SearchConfig) -> tupl
     load_optuna()
     if not callable(train):
         raise InputError(f"train: expected a function of the parameters, got a value of type {type(train).__name__}")
-    checked_space(space)
     total = config.total
     kept = None if config.checkpoints is None else Checkpoints(config.checkpoints)
     try:
         study = config.study or new_study(config.direction, config.storage, config.name)
         owner = None if kept is None else kept.owner
-        client = StudyClient(study, space, owner, config.seed if config.study is None else None, config.callbacks)
+        client = StudyClient(
+            study,
+            space,
+            owner,
+            config.seed if config.study is None else None,
+            config.callbacks,
+            lambda proposal: suggest_all(train, proposal, config.seed),
+        )
+        client.say_ignored()
         known = client.owned()
         asked, split = _first_split(train, client, known, config)
         processes = None
@@ -129,10 +145,11 @@ def search(train: Train, space: Mapping[str, Any], config: SearchConfig) -> tupl
         policy: Policy = AllEpochs(config.epochs, client.maximize)
         if config.halving is not None:
             policy = config.halving.policy(total, config.epochs, client.maximize)
-        if processes is None and config.executor != "serial" and not split.fusible:
+        if processes is None and config.executor != "serial" and not split.fusible and (asked or known):
             why = next(iter(split.why.values()), "none is declared fusible")
             log.warning("hocket.tune: nothing in the space is fusible, so trials train one at a time: %s", why)
-        work = Search(client, ways, policy, total, config.batch(study), kept, config.on_progress)
+        ends = Ends(config.timeout, config.patience, is_best=config.value == "best")
+        work = Search(client, ways, policy, total, config.batch(study), kept, config.on_progress, ends)
         work.resume(known)
         for number, params, error in asked:
             work.begin(number, params, error)
@@ -148,12 +165,18 @@ def _first_split(
 ) -> tuple[list[tuple[int, dict[str, Any], str | None]], Split]:
     """What is fusible, by the first trial that can be built; trials that were asked for meanwhile, and their errors."""
     asked: list[tuple[int, dict[str, Any], str | None]] = []
-    tried = [frozen.params for frozen in known if frozen.params]
+    tried = [client.params_of(frozen) for frozen in known if frozen.params]
     while True:
         is_new = not tried
         if is_new:
-            number, params = client.ask()
-            asked.append((number, params, None))
+            if client.is_exhausted:
+                return asked, Split((), tuple(client.space))
+            number, params, error = client.ask()
+            asked.append((number, params, error))
+            if error is not None:
+                if len(known) + len(asked) >= config.total:
+                    return asked, Split((), tuple(client.space))
+                continue
         else:
             params = tried.pop(0)
         try:

@@ -1,0 +1,107 @@
+"""A short search of a small model: what surrounds the steps counts as much as the steps.
+
+Trials of 8 epochs of 16 batches of 32: an MLP with layer norms, of width 32 or 48, AdamW, a step schedule by trial,
+accuracy. Nobody waits for such a search, and many do little else. What counts is the CPU time of a whole search by
+`hocket.tune`, as its users call it, over that of one trial at a time, in one process and in turns: a machine that is
+busy with something else stretches the time of day of both, and unequally.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping, Sequence
+from statistics import median
+from time import process_time
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+import hocket
+
+__all__ = ["run", "train"]
+
+BATCH, TRAINED, MEASURED, EPOCHS = 32, 16, 8, 8
+CONTENDERS = ("serial", "auto", "fused", "scheduled")
+
+
+def train(params: Mapping[str, Any]) -> hocket.Training:
+    """One trial."""
+    width = params["width"]
+    layers = [nn.Linear(64, width), nn.LayerNorm(width), nn.ReLU(), nn.Linear(width, width), nn.LayerNorm(width)]
+    model = nn.Sequential(*layers, nn.ReLU(), nn.Linear(width, 10))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=params["lr"], weight_decay=params["weight_decay"])
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, params["period"], params["gamma"])
+    batches = _batches()
+    loss = functional.cross_entropy
+    return hocket.Training(model, optimizer, loss, batches[:TRAINED], accuracy, scheduler, validation=batches[TRAINED:])
+
+
+def accuracy(outputs: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return (outputs.argmax(1) == target).float().mean()
+
+
+def space() -> dict[str, Any]:
+    """Optuna's distributions."""
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    return {
+        "lr": FloatDistribution(1e-4, 1e-1, log=True),
+        "weight_decay": FloatDistribution(1e-5, 1e-1, log=True),
+        "period": IntDistribution(1, 6),
+        "gamma": FloatDistribution(0.1, 1.0),
+        "width": CategoricalDistribution([32, 48]),
+    }
+
+
+def run(trials: int, repeats: int, contenders: Sequence[str] = CONTENDERS) -> dict[str, Any]:
+    """Search by each contender, in turns.
+
+    Returns:
+        CPU seconds of each search by contender, the medians of the ratios of serial to them within a turn, and the
+        best values, which tell whether they searched alike.
+    """
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    best: dict[str, float] = {}
+    _searched("serial", 2)  # what is loaded on first use is nobody's
+    for _ in range(repeats):
+        for name in contenders:
+            start = process_time()
+            best[name] = _searched(name, trials)
+            seconds[name].append(process_time() - start)
+    ratios = {
+        name: median(serial / mine for serial, mine in zip(seconds[contenders[0]], own, strict=True))
+        for name, own in seconds.items()
+    }
+    return {
+        "machine": platform.processor() or platform.machine(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "optuna": optuna.__version__,
+        "trials": trials,
+        "cpu_s": seconds,
+        "to_serial": ratios,
+        "best": best,
+    }
+
+
+def _searched(executor: str, trials: int) -> float:
+    study = hocket.tune(train, space(), trials, EPOCHS, direction="maximize", executor=executor)
+    return float(study.best_value)
+
+
+def _batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Inputs, and the largest of ten of them under noise."""
+    if not KEPT:
+        drawn = torch.Generator().manual_seed(0)
+        inputs = torch.randn(BATCH * (TRAINED + MEASURED), 64, generator=drawn)
+        target = (inputs[:, :10] + 0.5 * torch.randn(len(inputs), 10, generator=drawn)).argmax(1)
+        KEPT.extend(zip(inputs.split(BATCH), target.split(BATCH), strict=True))
+    return KEPT
+
+
+KEPT: list[tuple[torch.Tensor, torch.Tensor]] = []

@@ -1,0 +1,95 @@
+"""The best trial's model after a search: from its checkpoints, or trained again alone, which gives the same."""
+
+from __future__ import annotations
+
+import ast
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from hocket.errors import ExecutionError, FormatError, InputError
+from hocket.search.run import Run
+from hocket.search.serial import train_epoch
+from hocket.search.split import Train, built
+from hocket.search.study import EXPLOITS
+
+if TYPE_CHECKING:
+    import optuna
+
+__all__ = ["best_model"]
+
+
+def best_model(
+    study: optuna.Study, train: Train, *, seed: int = 0, checkpoints: str | os.PathLike[str] | None = None
+) -> nn.Module:
+    """The model of the best trial, in evaluation mode, with the weights that gave its value.
+
+    Args:
+        study: what `hocket.tune` returned.
+        train: the function that it was given.
+        seed: likewise.
+        checkpoints: likewise. Without it the trial is trained again, alone, up to the epoch whose value it was told
+            with; a trial has the values that it has alone.
+
+    Raises:
+        InputError: no trial is complete, or the best one went on from another one's state, which only checkpoints keep.
+        FormatError: the folder holds another trial's state.
+        ExecutionError: the trial fails when it is trained again.
+
+    Example:
+        >>> import hocket
+        >>> loss = nn.functional.mse_loss
+        >>> def train(params):
+        ...     model = nn.Linear(1, 1)
+        ...     optimizer = torch.optim.SGD(model.parameters(), lr=params.suggest_float("lr", 0.01, 1, log=True))
+        ...     return hocket.Training(model, optimizer, loss, [(torch.ones(4, 1), torch.zeros(4, 1))], metric=loss)
+        >>> study = hocket.tune(train, trials=4, epochs=2)
+        >>> model = best_model(study, train)
+        >>> abs(loss(model(torch.ones(4, 1)), torch.zeros(4, 1)).item() - study.best_value) < 1e-6
+        True
+    """
+    try:
+        trial = study.best_trial
+    except ValueError as error:
+        raise InputError(f"study: {study.study_name} has no best trial: {error}") from None
+    epochs = sorted(trial.intermediate_values)
+    values = [trial.intermediate_values[epoch] for epoch in epochs]
+    if checkpoints is not None:
+        path = Path(checkpoints) / "best.pt"
+        try:
+            state = torch.load(path, weights_only=True)
+        except (OSError, RuntimeError, ValueError) as error:
+            raise FormatError(str(path), "", f"expected the state of the best trial: {error}") from error
+        if state["values"] != values[: len(state["values"])] or state["values"][-1] != trial.value:
+            raise FormatError(str(path), "", f"expected the state of trial {trial.number}, which is the best one now")
+        training = built(train, state["params"], seed)
+        training.model.load_state_dict(state["model"])
+        for name, buffer in training.model.named_buffers():
+            buffer.copy_(state["buffers"][name])
+        return training.model.eval()
+    if EXPLOITS in trial.user_attrs:
+        raise InputError("checkpoints: expected the folder, since the best trial went on from another one's state")
+    told = next(epoch for epoch in (len(values), *range(1, len(values))) if values[epoch - 1] == trial.value)
+    run = Run(trial.number, {name: _meaning(trial, name) for name in trial.params}, seed)
+    run.build(train)
+    while run.epochs < told:
+        result = train_epoch(run, seed)
+        if result.value is None:
+            raise ExecutionError(f"trial {trial.number} cannot be trained again: {result.error}")
+        run.values.append(result.value)
+    assert run.training is not None
+    return run.training.model.eval()
+
+
+def _meaning(trial: optuna.trial.FrozenTrial, name: str) -> object:
+    """A parameter as `train` was given it: storages keep a tuple or a list as its text."""
+    value = trial.params[name]
+    choices = getattr(trial.distributions[name], "choices", ())
+    if isinstance(value, str) and value in choices and value[:1] in ("(", "["):
+        with suppress(ValueError, SyntaxError):  # the user's own text, which only begins like one
+            return ast.literal_eval(value)
+    return value

@@ -1,0 +1,256 @@
+"""When a search or a trial ends early, which value counts, what proposes itself, and the best model."""
+
+from __future__ import annotations
+
+import itertools
+
+import optuna
+import pytest
+import torch
+from optuna.distributions import CategoricalDistribution
+from tests.search.pieces import (
+    BATCHES,
+    LR,
+    SPACE,
+    alone,
+    assert_same,
+    classifier,
+    random_study,
+    searched,
+    train,
+    values,
+)
+from tests.search.test_resume import StoppedError, stopping
+from torch import nn
+from torch.nn import functional
+
+import hocket
+from hocket import Halving, Training
+from hocket.errors import FormatError, InputError
+from hocket.search.ends import Ends
+
+RATES = {"lr": optuna.distributions.FloatDistribution(0.01, 2.0, log=True)}
+
+
+def bumpy(params):
+    """Values that go up and down: a large rate, and dropout."""
+    model = classifier(8, rate=0.3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=params["lr"], momentum=0.9)
+    return Training(model, optimizer, functional.cross_entropy, BATCHES, functional.cross_entropy)
+
+
+def expected_end(own, patience, epochs):
+    """How many epochs a trial trains that would have these values."""
+    for epoch in range(1, epochs):
+        best = min(range(epoch), key=lambda place: own[place])
+        if epoch - 1 - best >= patience:
+            return epoch
+    return epochs
+
+
+@pytest.mark.parametrize("executor", ["serial", "fused"])
+@pytest.mark.parametrize("value", ["last", "best"])
+def test_a_trial_without_patience_is_complete_with_the_value_that_counts(value, executor):
+    study, _ = searched(bumpy, RATES, trials=8, epochs=12, patience=2, value=value, executor=executor)
+    lengths = set()
+    for trial in study.trials:
+        assert trial.state.name == "COMPLETE"
+        own = alone(bumpy, trial.params, 12)
+        end = expected_end(own, 2, 12)
+        lengths.add(end)
+        assert list(trial.intermediate_values.values()) == pytest.approx(own[:end], rel=1e-9)
+        assert trial.value == pytest.approx(min(own[:end]) if value == "best" else own[end - 1], rel=1e-9)
+    assert len(lengths) > 1
+
+
+@pytest.mark.parametrize("after", [2, 3, 4])
+@pytest.mark.parametrize("options", [{"patience": 1}, {"value": "best"}, {"patience": 2, "value": "best"}])
+def test_a_search_with_ends_that_stops_goes_on_with_the_same(options, after, tmp_path):
+    options = {"trials": 8, "epochs": 8, "halving": Halving(eta=2), "executor": "fused", **options}
+    whole, _ = searched(bumpy, RATES, storage=optuna.storages.InMemoryStorage(), **options)
+    again = {"storage": optuna.storages.InMemoryStorage(), "name": "s", "checkpoints": tmp_path, **options}
+    with pytest.raises(StoppedError):
+        searched(bumpy, RATES, on_progress=stopping(after), **again)
+    study, _ = searched(bumpy, RATES, **again)
+    assert_same(whole, study)
+    assert study.best_value == pytest.approx(whole.best_value, rel=1e-9)
+    assert not list(tmp_path.glob("trial-*"))
+
+
+@pytest.mark.parametrize("after", [2, 3, 5])
+def test_a_trial_that_the_user_prunes_stays_pruned_after_a_kill(after, tmp_path):
+    def pruned(params):
+        def on_epoch(trial, epoch, value):
+            if params["lr"] > 0.2 and epoch == 2:
+                raise optuna.TrialPruned
+
+        made = bumpy(params)
+        return Training(made.model, made.optimizer, made.loss, BATCHES, made.metric, on_epoch=on_epoch)
+
+    options = {"trials": 8, "epochs": 8, "halving": Halving(eta=2), "executor": "fused"}
+    whole, _ = searched(pruned, RATES, storage=optuna.storages.InMemoryStorage(), **options)
+    again = {"storage": optuna.storages.InMemoryStorage(), "name": "s", "checkpoints": tmp_path, **options}
+    with pytest.raises(StoppedError):
+        searched(pruned, RATES, on_progress=stopping(after), **again)
+    study, _ = searched(pruned, RATES, **again)
+    assert_same(whole, study)
+
+
+def ticking(monkeypatch, step_s):
+    """A clock that goes on by so much whenever the search reads it."""
+    now_s = itertools.count(0.0, step_s)
+    monkeypatch.setattr("hocket.search.search.perf_counter", lambda: next(now_s))
+
+
+def test_a_search_ends_when_its_time_is_up(monkeypatch):
+    ticking(monkeypatch, 1.0)
+    study, _ = searched(train, SPACE, trials=40, epochs=30, timeout=100.0, executor="fused", slots=4)
+    states = {trial.state.name for trial in study.trials}
+    assert states <= {"COMPLETE", "PRUNED", "FAIL"}
+    assert 0 < sum(len(own) for own in values(study).values()) < 40 * 30
+
+
+def test_a_search_whose_time_is_up_goes_on_from_its_checkpoints(monkeypatch, tmp_path):
+    options = {"trials": 8, "epochs": 4, "halving": Halving(eta=2), "executor": "fused"}
+    whole, _ = searched(train, SPACE, storage=optuna.storages.InMemoryStorage(), **options)
+    again = {"storage": optuna.storages.InMemoryStorage(), "name": "s", "checkpoints": tmp_path, **options}
+    with monkeypatch.context() as clock:
+        ticking(clock, 1.0)
+        study, _ = searched(train, SPACE, timeout=25.0, **again)
+    assert "RUNNING" in {trial.state.name for trial in study.trials}
+    study, _ = searched(train, SPACE, **again)
+    assert_same(whole, study)
+
+
+def test_the_time_may_be_up_before_any_trial_is_over(monkeypatch):
+    ticking(monkeypatch, 1.0)
+    study, _ = searched(train, SPACE, trials=4, epochs=3, timeout=0.5)
+    assert {trial.state.name for trial in study.trials} <= {"FAIL"}
+
+
+def suggesting(params):
+    width = params.suggest_categorical("width", [8, 12])
+    made = train({"lr": params.suggest_float("lr", 1e-3, 1e-1, log=True), "width": width})
+    if width == 12:
+        made.optimizer.param_groups[0]["weight_decay"] = params.suggest_float("decay", 0.0, 0.1)
+    return made
+
+
+@pytest.mark.parametrize("executor", ["serial", "fused", "auto"])
+def test_a_function_says_itself_what_there_is_to_propose(executor):
+    study = hocket.tune(suggesting, trials=10, epochs=2, executor=executor)
+    assert {trial.state.name for trial in study.trials} == {"COMPLETE"}
+    for trial in study.trials:
+        assert set(trial.params) == ({"width", "lr", "decay"} if trial.params["width"] == 12 else {"width", "lr"})
+        assert list(trial.intermediate_values.values()) == pytest.approx(alone(suggesting, trial.params, 2), rel=1e-9)
+    assert len({trial.params["lr"] for trial in study.trials}) == 10
+
+
+def test_what_a_function_suggests_is_the_same_space_as_a_dict_of_it():
+    def plain(params):
+        return train({"lr": params.suggest_float("lr", 1e-3, 1e-1, log=True), "step": params.suggest_int("step", 1, 4)})
+
+    by_dict = hocket.tune(train, {"lr": LR, "step": SPACE["step"]}, trials=30, epochs=2, seed=3)
+    assert_same(hocket.tune(plain, trials=30, epochs=2, seed=3), by_dict)
+
+
+@pytest.mark.parametrize("after", [1, 3])
+def test_a_search_of_suggestions_goes_on_after_a_kill(after, tmp_path):
+    options = {"trials": 9, "epochs": 4, "halving": Halving(eta=2), "executor": "fused"}
+    whole, _ = searched(suggesting, None, storage=optuna.storages.InMemoryStorage(), **options)
+    again = {"storage": f"sqlite:///{tmp_path / 's.db'}", "name": "s", "checkpoints": tmp_path / "states", **options}
+    with pytest.raises(StoppedError):
+        searched(suggesting, None, on_progress=stopping(after), **again)
+    study, _ = searched(suggesting, None, **again)
+    assert_same(whole, study)
+
+
+def test_a_function_that_suggests_nothing_or_raises():
+    with pytest.raises(InputError, match="space: none is given, and train suggests no parameter"):
+        hocket.tune(lambda params: train({}), trials=2, epochs=1)
+
+    def picky(params):
+        if params.suggest_float("lr", 0.001, 0.1) > 0.05:
+            raise RuntimeError("not this one")
+        return train(params)
+
+    study = hocket.tune(picky, trials=8, epochs=1)
+    assert {trial.params["lr"] > 0.05: trial.state.name for trial in study.trials} == {True: "FAIL", False: "COMPLETE"}
+
+
+def deep(params):
+    sizes = [6, *params["sizes"], 3]
+    layers = [layer for pair in itertools.pairwise(sizes) for layer in (nn.Linear(*pair), nn.ReLU())]
+    model = nn.Sequential(*layers[:-1]).double()
+    optimizer = torch.optim.Adam(model.parameters(), lr=params["lr"])
+    return Training(model, optimizer, functional.cross_entropy, BATCHES, functional.cross_entropy)
+
+
+def deep_suggesting(params):
+    sizes = params.suggest_categorical("sizes", [(8,), (8, 8), (12,)])
+    return deep({"sizes": sizes, "lr": params.suggest_float("lr", 1e-3, 1e-1, log=True)})
+
+
+@pytest.mark.filterwarnings("ignore:Choices for a categorical distribution")
+@pytest.mark.parametrize("kind", ["memory", "journal", "sqlite"])
+@pytest.mark.parametrize("function", [deep, deep_suggesting])
+def test_categories_may_be_tuples(function, kind, tmp_path):
+    backend = optuna.storages.journal.JournalFileBackend(str(tmp_path / "journal.log"))
+    kinds = {
+        "memory": optuna.storages.InMemoryStorage,
+        "journal": lambda: optuna.storages.JournalStorage(backend),
+        "sqlite": lambda: f"sqlite:///{tmp_path / 's.db'}",
+    }
+    space = {"sizes": CategoricalDistribution([(8,), (8, 8), (12,)]), "lr": LR} if function is deep else None
+    options = {"storage": kinds[kind](), "name": "s", "checkpoints": tmp_path / "states", "executor": "fused"}
+    searched(function, space, trials=5, epochs=2, **options)
+    study, record = searched(function, space, trials=30, epochs=2, **options)
+    assert len(study.trials) == 30
+    assert {trial.state.name for trial in study.trials} == {"COMPLETE"}
+    assert len(record.groups) == 3
+    model = hocket.best_model(study, function)
+    assert value_of(model) == pytest.approx(study.best_value, rel=1e-9)
+
+
+def value_of(model):
+    with torch.no_grad():
+        return sum(functional.cross_entropy(model(x), y).item() for x, y in BATCHES) / len(BATCHES)
+
+
+@pytest.mark.parametrize("value", ["last", "best"])
+@pytest.mark.parametrize("keeps", [True, False])
+def test_the_best_model_has_the_best_value(keeps, value, tmp_path):
+    options = {"checkpoints": tmp_path} if keeps else {}
+    study, _ = searched(bumpy, RATES, trials=6, epochs=8, value=value, executor="fused", **options)
+    model = hocket.best_model(study, bumpy, **options)
+    assert not model.training
+    assert value_of(model) == pytest.approx(study.best_value, rel=1e-9)
+
+
+def test_a_best_model_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(InputError, match="has no best trial"):
+        hocket.best_model(random_study(), train)
+    study, _ = searched(train, SPACE, trials=2, epochs=1, checkpoints=tmp_path)
+    with pytest.raises(FormatError, match="expected the state of the best trial"):
+        hocket.best_model(study, train, checkpoints=tmp_path / "other")
+    study.add_trial(optuna.trial.create_trial(value=-1.0, intermediate_values={1: -1.0}))
+    with pytest.raises(FormatError, match="expected the state of trial 2"):
+        hocket.best_model(study, train, checkpoints=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"timeout": 0}, "timeout: expected seconds above 0, got 0"),
+        ({"patience": 0}, "patience: expected a whole number >= 1, got 0"),
+        ({"value": "first"}, "value: expected one of last, best, got 'first'"),
+    ],
+)
+def test_other_ends_are_named(options, words):
+    with pytest.raises(InputError, match=words):
+        hocket.tune(train, {"lr": LR}, **options)
+
+
+def test_of_equal_values_the_first_one_is_the_best():
+    assert Ends().best_epoch([2.0, 1.0, 1.0], maximize=False) == 2
+    assert Ends().best_epoch([2.0, 1.0, 2.0], maximize=True) == 1
