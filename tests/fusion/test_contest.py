@@ -14,18 +14,18 @@ from torch.nn import functional as F
 
 import hocket
 from hocket.fusion import calls, contest
-from hocket.fusion.contest import CALL_RATIOS, ContestedCall, Intervals, PlanContest, contestants
+from hocket.fusion.contest import RATIOS, ContestedCall, Intervals, PlanContest
 from hocket.fusion.executor import SingleExecutor
-from hocket.fusion.plan import ExecutionPlan
+from hocket.fusion.plan import ExecutionPlan, plans_for
 
-CALL_ROUNDS = len(CALL_RATIOS)
+CALL_ROUNDS = len(RATIOS)
 ALL, ONE = ExecutionPlan(4), ExecutionPlan(1, per_group_backward=True)
 X, Y = torch.randn(5, 3, dtype=torch.float64), torch.tensor([0, 1, 1, 0, 1])
 
 
 @pytest.mark.parametrize("place", range(3))
 def test_the_plan_that_takes_the_least_time_is_found_by_steps_that_count(place):
-    plans = contestants(nn.Sequential(nn.Conv2d(1, 1, 1)), 8, with_losses=True)
+    plans = plans_for(8, with_losses=True, has_images=True)[::-1]
     assert [plan.group_size for plan in plans] == [8, 1, 1]
     among = PlanContest(plans)
     taken = []
@@ -50,7 +50,7 @@ def test_a_layout_has_to_win_clearly(faster, wins):
 
 @pytest.mark.parametrize(("faster", "wins"), [(1.04, False), (1.06, True)])
 def test_models_one_at_a_time_have_to_be_clearly_faster_than_all_at_once(faster, wins):
-    among = PlanContest([ONE, ALL], CALL_RATIOS)
+    among = PlanContest([ONE, ALL])
     while not among.is_over:
         among.took(1.0 if among.plan is ONE else faster)
     assert (among.plan is ONE) is wins

@@ -43,7 +43,7 @@ from hocket.fusion.stacked import Stacked, as_tensors
 from hocket.fusion.steps import warn_without_rule
 from hocket.fusion.store import Store
 
-__all__ = ["Calls", "run_by"]
+__all__ = ["Calls"]
 
 NEAR = 3.0  # times the fastest: what lanes can win back on models one by one
 CLOSE = 2.0  # times the fastest: what counts as such while calls are still to tell plans apart
@@ -83,7 +83,6 @@ class Calls:
         self.store = store
         self.choices: list[Choice] = []
         self.form: str | None = None  # how to compute while somebody captures or verifies a step; see `forms`
-        self.plan: ExecutionPlan | None = None  # what calls run by, untimed; see `run_by`
         self.forget()
 
     def forget(self) -> None:
@@ -101,7 +100,7 @@ class Calls:
         return {"settings": self.settings, "store": self.store, "choices": choices}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, form=None, plan=None)  # those were asked of this array, for a while
+        self.__dict__.update(state, form=None)  # it was asked of this array, for a while
         self.forget()
 
     def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -189,8 +188,7 @@ class Calls:
         self, what: Any, args: tuple[Any, ...], kwargs: dict[str, Any], targets: tuple[Any, ...] = ()
     ) -> tuple[Any, list[Any]]:
         """What decides how a call goes, and the leaves of its arguments."""
-        asked = (self.form, self.plan)
-        mode = (self.store.templates[0].training, asked, is_watched(), modes())
+        mode = (self.store.templates[0].training, self.form, is_watched(), modes())
         if not kwargs and set(map(type, (*args, *targets))) <= {Tensor}:
             return (what, len(args), _kinds((*args, *targets)), mode), list(args)
         call, leaves = CallSpec.of(args, kwargs)
@@ -285,8 +283,6 @@ class Calls:
     def _chosen(self, world: World, kind: Any, program: FusedProgram, values: list[Any]) -> Callable[..., Any]:
         """What runs for calls of this kind: by the plan that most of its sort run by, or, of the first, by turns."""
         with_losses, total = kind[0] == "losses", self.store.num_models
-        if self.plan is not None:
-            return self._asked(self.plan, program, with_losses)
         size = sum(value.tensor.numel() if isinstance(value, Stacked) else value.numel() for value in _tensors(values))
         alike = [
             choice
@@ -313,31 +309,6 @@ class Calls:
         times_us = {plan: time_s * 1e6 for plan, time_s in times_s.items() if time_s < math.inf}
         self.choices[number] = replace(self.choices[number], winner=winner, times_us=times_us, is_settled=is_over)
 
-    def _asked(self, plan: ExecutionPlan, program: FusedProgram, with_losses: bool) -> Callable[..., Any]:
-        """What runs by a plan if that can; else all of them at once."""
-        whole = ExecutionPlan(self.store.num_models)
-        if not with_losses:  # groups that wait for each other are of one model, or of all
-            plan = replace(plan, per_group_backward=False) if plan.group_size == 1 else whole
-        run, usual = self._by(program, plan, with_losses), self._by(program, whole, with_losses)
-        if plan == whole:
-            return usual
-        guard = partial(restored, self._written(program), self.store.generators)
-        can: list[bool] = []
-
-        def first(*args: Any) -> Any:
-            """Other calls than the first one know whether the plan can run."""
-            if not can:
-                try:
-                    with guard():
-                        out = run(*args)
-                    can.append(True)
-                    return out
-                except FAILURES:  # a forward that sees strides may fail in another layout
-                    can.append(False)
-            return run(*args) if can[0] else usual(*args)
-
-        return first
-
     def _by(self, program: FusedProgram, plan: ExecutionPlan, with_losses: bool) -> Callable[..., Any]:
         if plan.group_size == self.store.num_models > 1:
             return partial(self._losses_of_all, program) if with_losses else program.run
@@ -353,19 +324,6 @@ class Calls:
         """The tensors that a program may write into."""
         named = [self.store.whole(name) for name in program.written_names]
         return list({id(tensor): tensor for tensor in (*self.store.buffers(), *named)}.values())
-
-
-def run_by(array: Any, plan: ExecutionPlan | None) -> None:
-    """Let the calls of an array run by a plan from now on, without being timed.
-
-    Who times whole steps can choose by steps that count, in place of passes that only take time.
-
-    Args:
-        array: of ``backend="auto"``.
-        plan: one of `plans_for` so many models; calls that cannot run by it run all models at once. None for the
-            fastest one of each kind of call, which is timed.
-    """
-    array._calls.plan = plan
 
 
 def _kinds(leaves: Any) -> tuple[Any, ...]:

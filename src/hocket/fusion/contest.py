@@ -25,21 +25,18 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from torch import nn
 
 from hocket.errors import HocketError
-from hocket.fusion.plan import ExecutionPlan, plans_for, usual_of
+from hocket.fusion.plan import ExecutionPlan, usual_of
 
-__all__ = ["Choice", "ContestedCall", "Intervals", "PlanContest", "contestants"]
+__all__ = ["Choice", "ContestedCall", "Intervals", "PlanContest"]
 
 TURN = 2
 FAILURES = (HocketError, RuntimeError, ValueError, TypeError, LookupError)  # out of memory is a RuntimeError
-# Times the fastest step so far: what is slower leaves, after one round and another, until the leader has won.
-RATIOS = (1.5, 1.2, 1.2)
-CALL_RATIOS = (math.inf, 1.5, 1.3, 1.2, 1.1, 1.1, 1.1, 1.1)  # where anything may happen between two calls
+# Times the fastest step so far: what is slower leaves, after one round and another, until the leader has won. Anything
+# may happen between two calls.
+RATIOS = (math.inf, 1.5, 1.3, 1.2, 1.1, 1.1, 1.1, 1.1)
 HANDICAP = 1.05  # times what a plan took that is not the usual one
-
-CONVOLUTIONS = (nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
 @dataclass(frozen=True)
@@ -71,7 +68,6 @@ class PlanContest:
 
     Args:
         plans: at least one.
-        ratios: for each round how far behind the leader is too far; after the last one it has won.
 
     Example:
         >>> contest = PlanContest([ExecutionPlan(1, True), ExecutionPlan(4)])
@@ -81,8 +77,7 @@ class PlanContest:
         (ExecutionPlan(group_size=4, per_group_backward=False, channels_last=False), 0.1)
     """
 
-    def __init__(self, plans: Sequence[ExecutionPlan], ratios: Sequence[float] = RATIOS) -> None:
-        self._ratios = ratios
+    def __init__(self, plans: Sequence[ExecutionPlan]) -> None:
         self._fastest_s = dict.fromkeys(plans, math.inf)
         self.times_s = dict(self._fastest_s)  # of all, those that have left included
         self._turn = list(plans)
@@ -103,7 +98,7 @@ class PlanContest:
     @property
     def is_over(self) -> bool:
         """Whether the leader has won."""
-        return len(self._fastest_s) == 1 or self._rounds == len(self._ratios)
+        return len(self._fastest_s) == 1 or self._rounds == len(RATIOS)
 
     @property
     def step_s(self) -> float:
@@ -136,7 +131,7 @@ class PlanContest:
 
     def _end_round(self) -> None:
         compared_s = self._handicapped_s()
-        limit_s = self._ratios[self._rounds] * min(compared_s.values())
+        limit_s = RATIOS[self._rounds] * min(compared_s.values())
         self._fastest_s = {plan: own_s for plan, own_s in self._fastest_s.items() if compared_s[plan] <= limit_s}
         self._rounds += 1
         self._turn = self._random.sample(list(self._fastest_s), len(self._fastest_s))
@@ -198,7 +193,7 @@ class ContestedCall:
         self._intervals = intervals
         self._at_least_s = at_least_s
         self._guard = guard
-        self._contest = PlanContest(list(make), CALL_RATIOS)
+        self._contest = PlanContest(list(make))
         self._winner: Callable[..., Any] | None = None
 
     def __call__(self, *args: Any) -> Any:
@@ -229,15 +224,3 @@ class ContestedCall:
         if plan not in self._runs:
             self._runs[plan] = self._make[plan]()
         return self._runs[plan]
-
-
-def contestants(model: nn.Module, num_models: int, *, with_losses: bool) -> list[ExecutionPlan]:
-    """The plans that are worth steps; all models at once first.
-
-    Args:
-        model: one of them.
-        num_models: B.
-        with_losses: whether one loss function serves all models, so that groups may go on to the end of their backward.
-    """
-    has_images = any(isinstance(layer, CONVOLUTIONS) for layer in model.modules())
-    return plans_for(num_models, with_losses=with_losses, has_images=has_images)[::-1]
