@@ -36,7 +36,8 @@ def test_the_plan_that_takes_the_least_time_is_found_by_steps_that_count(place):
         among.took(late + (1.0 if among.plan is plans[place] else 1.1 + 0.5 * plans.index(among.plan)))
     assert among.plan is among.leader is plans[place]
     assert among.step_s == 1.0
-    assert len(taken) <= 16  # what is far behind after one round gets no more steps
+    slowest = max(plans, key=lambda plan: (plan is not plans[place]) * plans.index(plan))
+    assert taken.count(slowest) <= 4  # what is far behind after two rounds gets no more steps
 
 
 @pytest.mark.parametrize(("faster", "wins"), [(1.04, False), (1.06, True)])

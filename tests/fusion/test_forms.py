@@ -98,7 +98,7 @@ def test_what_was_chosen_before_does_not_stand_in_the_way_of_a_form(monkeypatch)
     chosen = len(array.choices)
     looped = []
     usual = calls.one_by_one
-    monkeypatch.setattr(calls, "one_by_one", lambda *given: looped.append(given) or usual(*given))
+    monkeypatch.setattr(calls, "one_by_one", lambda *given, **named: looped.append(given) or usual(*given, **named))
     array._hocket_form = "loop"
     array.losses(F.cross_entropy, x, y)
     array(x)
