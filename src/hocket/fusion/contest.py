@@ -34,8 +34,8 @@ __all__ = ["Choice", "ContestedCall", "Intervals", "PlanContest"]
 TURN = 2
 FAILURES = (HocketError, RuntimeError, ValueError, TypeError, LookupError)  # out of memory is a RuntimeError
 # Times the fastest step so far: what is slower leaves, after one round and another, until the leader has won. Anything
-# may happen between two calls: a neighbour may hold up all of a parallel plan's turn.
-RATIOS = (8.0, 1.5, 1.3, 1.2, 1.1, 1.1, 1.1, 1.1)
+# may happen between two calls, an evaluation of the models included.
+RATIOS = (math.inf, 1.5, 1.3, 1.2, 1.1, 1.1, 1.1, 1.1)
 HANDICAP = 1.05  # times what a plan took that is not the usual one
 
 
