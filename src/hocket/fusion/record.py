@@ -294,8 +294,8 @@ class _Recorder(TorchFunctionMode):
         node = self._placed(self._graph.create_node(op, target, own_args, own_kwargs))
         if op != "call_module" and (op_name(target) or "") not in DRAWS and self._is_by_shapes(args, kwargs):
             self._by_shapes.update(id(leaf) for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor))
-        else:
-            self._by_shapes.difference_update(id(leaf) for leaf in pytree.tree_leaves(result))
+        elif any(id(leaf) in self._by_shapes for leaf in args[:1]):
+            self._by_shapes.clear()  # it may be written to, and other ones may be views of it
         if not (is_detached and any(result is leaf for leaf in pytree.tree_leaves((args, kwargs)))):
             self._name_parts(node, result)  # else written over without gradients: its own go where they went before
         return result
