@@ -36,8 +36,10 @@ def fuse(
     Args:
         models: B initialised modules of the same class, none of them shared.
         backend: "rule" (grouped convolutions, batched matrix products, ...), "vmap", "loop" (model by model), or
-            "auto", which times them on the first call and keeps the fastest, op by op and as a whole.
-        strict: raise instead of falling back where an op has no rule or a block stays separate.
+            "auto": the first call runs the plain models and records them, later ones run all models at once or one
+            after another, whichever your calls show to be faster.
+        strict: raise instead of falling back where an op has no rule, a block stays separate, or the models have no
+            common graph.
         separate: names of blocks, such as ``"layer4"``, that shall not fuse.
         seeds: B seeds of random numbers, one for each model: dropout then draws in each model what the plain model
             draws after ``torch.manual_seed(seed)``. Without seeds, all models draw from torch's generator.

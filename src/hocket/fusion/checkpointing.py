@@ -1,6 +1,6 @@
 """Activation checkpointing inside of models that are fused.
 
-`torch.utils.checkpoint` calls its function again in the backward. In a trace it would be one op that nothing fuses; in
+`torch.utils.checkpoint` calls its function again in the backward. In a graph it would be one op that nothing fuses; in
 a template, which gets a model's tensors for the time of a call, it would find none at that time.
 """
 

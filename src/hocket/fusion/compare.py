@@ -209,7 +209,7 @@ def _tensors(path: str, modules: list[nn.Module]) -> list[str]:
 def _options(modules: list[nn.Module]) -> str | None:
     """Options of one of torch's own layers, such as a stride, that differ; those that rules take per model may.
 
-    A layer of the user's own is traced instead, and its graphs are compared.
+    A layer of the user's own is recorded instead, and its graphs are compared.
     """
     first = modules[0]
     allowed = {name for classes, name in PER_MODEL_OPTIONS if isinstance(first, classes)}

@@ -14,7 +14,7 @@ def report(calls: Calls) -> str:
     programs, num_models = calls.programs.made(), calls.store.num_models
     lines = []
     if not programs:
-        how = "one by one" if calls.settings.backend == "loop" else "not traced yet"
+        how = "one by one" if calls.settings.backend == "loop" else "not recorded yet"
         lines.append(f"{num_models} models, {how}")
     else:
         program = programs[0]

@@ -1,4 +1,4 @@
-"""Forwards of torch's Transformer layers without their fast paths, which a tracer can follow.
+"""Forwards of torch's Transformer layers without their fast paths, which a recorder can follow.
 
 torch's own look at values to choose a fused kernel for inference; what is computed otherwise is the same as here.
 """
