@@ -129,6 +129,32 @@ def float_becomes_numpys_and_int() -> Program:
 
 
 @case
+def float_that_moves_becomes_numpys_and_float() -> Program:
+    made, config, values = program(), {"scale": 0.5}, {3: 0.25, 11: np.float32(0.5), 18: 1.0}
+
+    def loss_of(batch: torch.Tensor) -> torch.Tensor:
+        return (made.model(batch).square() * config["scale"]).mean()
+
+    made.trains(loss_of)
+    made.change = lambda number: config.update(scale=values.get(number, config["scale"]))
+    return made
+
+
+@case
+def list_that_is_appended_to_is_let_go() -> Program:
+    made, kept = program(), {"log": True, "seen": []}
+
+    def loss_of(batch: torch.Tensor) -> torch.Tensor:
+        if kept.get("log"):
+            kept["seen"].append(1.0)
+        return made.model(batch).square().mean()
+
+    made.trains(loss_of)
+    made.change = lambda number: kept.clear() if number == 12 else None
+    return made
+
+
+@case
 def float_becomes_text_bool_and_complex() -> Program:
     return _of_kinds([1.5, "1.5", True, 1.5 + 0j, None])
 

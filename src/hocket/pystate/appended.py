@@ -96,7 +96,8 @@ def recorded_lists(appended: Sequence[AppendedList], note: Callable[[str], None]
     added = [each._added for each in stand_ins]
     for each, stand_in in zip(appended, stand_ins, strict=True):
         for place in each.places:
-            place.set(stand_in)
+            if place.get() is each.target:  # the user may have let go of it
+                place.set(stand_in)
     try:
         yield added
     finally:

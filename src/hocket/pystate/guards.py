@@ -22,7 +22,7 @@ from torch.utils.hooks import RemovableHandle
 
 from hocket import native
 from hocket.pystate.guard_table import PythonTable
-from hocket.pystate.places import Group, is_a, is_plain, members_of, same
+from hocket.pystate.places import Group, is_a, is_number, is_plain, members_of, same
 from hocket.pystate.reachable import HOOK_TABLES, Reachable
 from hocket.pystate.watch import Change, PurityWatch, differences, is_followed
 
@@ -131,7 +131,8 @@ class Guards:
             return False
         now = [group.owner[key] for key in group.keys]
         return all(
-            how == NUMBER or same(*pair) for how, *pair in zip(self._hows(group), now, group.values, strict=True)
+            type(here) is type(then) if how == NUMBER else same(here, then)
+            for how, here, then in zip(self._hows(group), now, group.values, strict=True)
         )
 
     def _add(self, group: Group) -> None:
@@ -183,7 +184,7 @@ class Guards:
         value = group.values[position]
         identity = (group.kind, id(group.owner), group.keys[position])
         if is_plain(value):
-            return NUMBER if identity in self._moving else EQUAL
+            return NUMBER if identity in self._moving and is_number(value) else EQUAL
         if is_a(value, torch.Tensor):
             return TENSOR if group.rebindable or identity in self._rebound else IDENTITY
         return TREE if identity in self._rebound else IDENTITY
