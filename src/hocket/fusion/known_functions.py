@@ -18,6 +18,7 @@ __all__ = [
     "OPERATORS",
     "REFLECTED",
     "SHAPE",
+    "SHARING",
     "VIEWS",
     "WITHOUT_RESULT",
     "is_shaped_by_values",
@@ -46,6 +47,8 @@ KNOWN_ATTRIBUTES = dict.fromkeys(
 )  # fmt: skip
 KNOWN_ATTRIBUTES |= dict.fromkeys(("shape", "nbytes"), SHAPE)
 VIEWS = frozenset(("T", "mT", "H", "mH", "real", "imag", "data"))  # attributes that are tensors
+# What gives the memory of a tensor to code that torch does not see.
+SHARING = frozenset(("numpy", "__array__", "__dlpack__", "data_ptr", "untyped_storage", "storage", "_typed_storage"))
 # How many tensors these give depends on shapes.
 AS_MANY = frozenset(["unbind", "split", "chunk", "tensor_split", "hsplit", "vsplit", "dsplit", "meshgrid"])
 # The shapes of what these give depend on values.

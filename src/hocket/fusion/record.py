@@ -26,20 +26,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from hocket.errors import HocketError, InputError
+from hocket.fusion import known_functions as functions
 from hocket.fusion.checkpointing import without_checkpoints
-from hocket.fusion.known_functions import (
-    AS_MANY,
-    KNOWN,
-    KNOWN_ATTRIBUTES,
-    NOTHING,
-    OF_GENERATORS,
-    OPERATORS,
-    REFLECTED,
-    SHAPE,
-    VIEWS,
-    WITHOUT_RESULT,
-    is_shaped_by_values,
-)
 from hocket.fusion.leaves import as_leaf
 from hocket.fusion.rules import find_module
 from hocket.fusion.rules.base import op_name, where
@@ -108,7 +96,7 @@ class _Recorder(TorchFunctionMode):
     def __init__(self, model: nn.Module, separate: frozenset[str], leaves: list[Any], known: frozenset[int]) -> None:
         super().__init__()
         self.reason = ""
-        self.looks = NOTHING
+        self.looks = functions.NOTHING
         self.failures: dict[int, str] = {}
         self._graph = fx.Graph()
         self._model = model
@@ -123,9 +111,8 @@ class _Recorder(TorchFunctionMode):
         self._tensors: dict[fx.Node, str] = {}
         self._constants: dict[fx.Node, Any] = {}
         self.unknown: list[Tensor] = []
-        self._by_shapes: set[int] = (
-            set()
-        )  # the ids of tensors that come from no other tensor: shapes say what is in them
+        # Tensors that come from no other ones, so that shapes say what is in them, and their versions.
+        self._by_shapes: dict[int, int] = {}
         self._raised: list[BaseException] = []  # held, so that their addresses stay theirs
         self._buffers = dict(model.named_buffers(remove_duplicate=False))
         self._trains, *self._mode = _mode_of_torch()
@@ -152,7 +139,7 @@ class _Recorder(TorchFunctionMode):
     ) -> Any:
         """One call of torch."""
         kwargs = kwargs or {}
-        name = OPERATORS.get(func) or func.__name__
+        name = functions.OPERATORS.get(func) or func.__name__
         if name == "__get__":
             return self._attribute(getattr(func.__self__, "__name__", "of a class"), func, args)
         if name == "__set__":
@@ -165,28 +152,32 @@ class _Recorder(TorchFunctionMode):
         return self._called(func, name, args, kwargs)
 
     def _called(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        is_by_shapes = name not in DRAWS and self._is_by_shapes(args, kwargs)
         result = self._run(name, func, args, kwargs)
+        if is_by_shapes:
+            self._by_shapes |= {id(leaf): _version(leaf) for leaf in _tensors((args, kwargs, result))}
         if not _has_tensor(result):
-            is_known = name in KNOWN or self._is_by_shapes(args, kwargs)
-            self._look(KNOWN.get(name, NOTHING if not _has_tensor((args, kwargs)) else SHAPE))
-            if not is_known and name not in WITHOUT_RESULT:
+            is_known = name in functions.KNOWN or (is_by_shapes and name not in functions.SHARING)
+            unknown = functions.SHAPE if _has_tensor((args, kwargs)) else functions.NOTHING
+            self._look(functions.KNOWN.get(name, unknown))
+            if not is_known and name not in functions.WITHOUT_RESULT:
                 self._cannot(f"the forward looks at values, by {name}")
             if is_known or self.reason:
                 return result
-        if is_shaped_by_values(name, args, kwargs) and not self._is_by_shapes(args, kwargs):
+        if functions.is_shaped_by_values(name, args, kwargs) and not is_by_shapes:
             self._cannot(f"{name} gives tensors whose shapes depend on values")
         if name.startswith("_foreach"):
             self._cannot(f"{name} goes over lists of tensors")
-        if name in OF_GENERATORS:
+        if name in functions.OF_GENERATORS:
             self._cannot(f"the forward asks the random generator, by {name}")
-        if name in AS_MANY:
-            self._look(SHAPE)
+        if name in functions.AS_MANY:
+            self._look(functions.SHAPE)
         if getattr(Tensor, name, None) != func:
             if op_name(func) is None:
                 self._cannot(f"{name} is no op")
             self._record("call_function", func, args, kwargs, result)
-        elif name in REFLECTED:
-            self._record("call_function", REFLECTED[name], args[::-1], kwargs, result)
+        elif name in functions.REFLECTED:
+            self._record("call_function", functions.REFLECTED[name], args[::-1], kwargs, result)
         elif name.startswith("__") and hasattr(operator, name):
             self._record("call_function", getattr(operator, name), args, kwargs, result)
         elif name.startswith("__"):
@@ -242,20 +233,21 @@ class _Recorder(TorchFunctionMode):
             raise
 
     def _is_by_shapes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether shapes say all of what is in a function's arguments."""
-        leaves = pytree.tree_leaves((args, kwargs))
-        return all(id(leaf) in self._by_shapes for leaf in leaves if isinstance(leaf, Tensor))
+        """True where shapes say all of what is in a function's arguments. A write into them changes the version."""
+        return all(self._by_shapes.get(id(leaf)) == _version(leaf) for leaf in _tensors((args, kwargs)))
 
     def _attribute(self, name: str, func: Any, args: tuple[Any, ...]) -> Any:
         result = func(*args) if (found := as_leaf(args[0], name)) is NotImplemented else found
-        if name in KNOWN_ATTRIBUTES:
-            self._look(KNOWN_ATTRIBUTES[name])
+        if name in functions.KNOWN_ATTRIBUTES:
+            self._look(functions.KNOWN_ATTRIBUTES[name])
             return result
         if found is not NotImplemented and name != "grad":
             return result
-        if name not in VIEWS:
+        if name not in functions.VIEWS:
             self._cannot(f"the forward looks at the attribute {name} of a tensor")
             return result
+        if name == "data":  # which has versions of its own
+            self._by_shapes.clear()
         return self._record("call_function", getattr, (args[0], name), {}, result)
 
     def _set(self, name: str, func: Any, args: tuple[Any, ...]) -> Any:
@@ -292,10 +284,6 @@ class _Recorder(TorchFunctionMode):
         argument = self._detached if is_detached else self._argument
         own_args, own_kwargs = fx.node.map_aggregate(args, argument), fx.node.map_aggregate(kwargs, argument)
         node = self._placed(self._graph.create_node(op, target, own_args, own_kwargs))
-        if op != "call_module" and (op_name(target) or "") not in DRAWS and self._is_by_shapes(args, kwargs):
-            self._by_shapes.update(id(leaf) for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor))
-        elif any(id(leaf) in self._by_shapes for leaf in args[:1]):
-            self._by_shapes.clear()  # it may be written to, and other ones may be views of it
         if not (is_detached and any(result is leaf for leaf in pytree.tree_leaves((args, kwargs)))):
             self._name_parts(node, result)  # else written over without gradients: its own go where they went before
         return result
@@ -346,6 +334,14 @@ class _Recorder(TorchFunctionMode):
             self._constants[node] = leaf
         self._nodes[id(leaf)] = (leaf, node)
         return node
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def _has_tensor(tree: Any) -> bool:
