@@ -108,7 +108,7 @@ class Schedule(FunctionLike):
         places = inventory(config.model, config.optimizer)
         watch = PurityWatch(method, (*places.models, *places.optimizers))
         store = DecisionStore(config.store.folder)
-        made._begin(method, replace(config, step=spreading(method), places=places, watch=watch, store=store))
+        made._begin(method, replace(config, step=spreading(method), places=places, watch=watch, store=store, leaves={}))
         return made
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

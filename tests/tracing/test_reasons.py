@@ -302,6 +302,26 @@ def keeps_a_graph(p, batch):
     return p.train(loss)
 
 
+CODES = {"code": torch.zeros(6, requires_grad=True)}
+
+
+def with_another_code(number: int) -> torch.Tensor:
+    CODES["code"] = torch.full((6,), number / 10, requires_grad=True)
+    return torch.randn(4, 6)
+
+
+def trains_unseen(p, batch):  # here
+    return p.train(p.loss(batch + CODES["code"]))
+
+
+def trains_its_batch(p, batch):  # here
+    return p.train(p.loss(batch.requires_grad_()))
+
+
+def trains_its_batch_cured(p, batch):
+    return p.train(p.loss(batch.detach().requires_grad_()))
+
+
 def keeps_a_graph_cured(p, batch):
     loss = p.loss(batch)
     p.table["kept"] = loss.detach()
@@ -364,6 +384,8 @@ CASES = {
     "returns unseen": Case("builtins.set"),
     "returns a graph": Case(r"a tensor of shape \(4, 3\)"),
     "retains a gradient": Case(r"a tensor of shape \(4, 3\)"),
+    "trains unseen": Case(r"a tensor of shape \(6,\)", with_another_code),
+    "trains its batch": Case(r"a tensor of shape \(4, 6\) of its batch"),
     "batch unseen": Case("builtins.set", lambda n: [torch.randn(4, 6), {1}], lambda n: [torch.randn(4, 6), [1]]),
     "reads an appended list": Case(r"table\['list'\]"),
     "runs no ops": Case("ops"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
@@ -15,14 +15,19 @@ from hocket.ir import Costs, Machine, Plan, Timeline
 from hocket.pystate.watch import PurityWatch
 from hocket.reporting import lower_quartile
 from hocket.tracing.captured import Captured
-from hocket.tracing.state import Inventory
+from hocket.tracing.state import Entry, Inventory
 
 __all__ = ["Candidate", "TunerConfig", "rank_of"]
 
 
 @dataclass(frozen=True)
 class TunerConfig:
-    """What a schedule was asked for; see `hocket.schedule` and `hocket.session.Schedule`."""
+    """What a schedule was asked for; see `hocket.schedule` and `hocket.session.Schedule`.
+
+    Attributes:
+        leaves: tensors that are neither the models' nor the optimizers' and get gradients in a step, by identity. They
+            are found by recording.
+    """
 
     step: Callable[[Any], Any]
     model: Any
@@ -41,6 +46,7 @@ class TunerConfig:
     plan: Plan | None = None
     on_progress: Callable[[str, int], object] | None = None
     backend: Callable[[], Backend] | None = None
+    leaves: dict[int, Entry] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)

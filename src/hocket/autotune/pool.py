@@ -27,7 +27,6 @@ from hocket.errors import StaleCaptureError
 from hocket.pystate.batches import unfolded
 from hocket.pystate.watch import named
 from hocket.tracing.signature import Signature, Signatures
-from hocket.tracing.state import inventory
 from hocket.tracing.switches import obstacle
 
 __all__ = ["VariantPool"]
@@ -72,6 +71,7 @@ class VariantPool:
         self._variants: dict[Signature, list[Variant]] = {}
         self._recent: dict[Variant, None] = {}  # all of them, the one used last at the end
         self._num_met: Counter[Signature] = Counter()  # calls of signatures that are not watched yet
+        self._num_leaves = 0  # those of `config.leaves` that are in its places
         self._failed = False  # the last call raised
         self._direct: Any = None  # calls of the current variant that need nothing of Python
         self._has_plan = False  # some variant was captured
@@ -133,7 +133,7 @@ class VariantPool:
         """Models were dropped, refilled or frozen: every tensor may be another one, and no graph stands any more."""
         self.close()
         self._clear()
-        self.config = replace(self.config, places=inventory(self.config.model, self.config.optimizer))
+        self.config = replace(self.config, places=self.config.places.again(tuple(self.config.leaves.values())))
         self._versions = self.config.places.versions()
         self.current = Variant(self.config)
 
@@ -167,6 +167,8 @@ class VariantPool:
     def _key(self, batch: Any) -> Signature:
         """The signature of this call; numbers in the batch that change with each call are not part of it."""
         try:
+            if len(self.config.leaves) > self._num_leaves:
+                raise LookupError("more tensors get gradients than were known")
             key = self._signatures.of(self.config.places, batch, self.config.watch.live_leaves)
         except LookupError:
             key = self._key_anew(batch)  # a parameter goes by another name now, or is gone
@@ -175,7 +177,8 @@ class VariantPool:
         return key
 
     def _key_anew(self, batch: Any) -> Signature:
-        self.config = replace(self.config, places=inventory(self.config.model, self.config.optimizer))
+        self._num_leaves = len(self.config.leaves)
+        self.config = replace(self.config, places=self.config.places.again(tuple(self.config.leaves.values())))
         return self._signatures.of(self.config.places, batch, self.config.watch.live_leaves)
 
     def _find_live_leaves(self, key: Signature) -> bool:

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import torch
 
 from hocket.autotune.candidate import TunerConfig
 from hocket.pystate.executed import NamesKnown
 from hocket.pystate.guards import A_TENSOR, Guards
-from hocket.pystate.places import ABSENT
+from hocket.pystate.origins import step_line
+from hocket.pystate.places import ABSENT, shown
 from hocket.pystate.watch import Change, PurityWatch, Watched, differences, in_words
 from hocket.tracing.captured import Captured, alone, captured_from
+from hocket.tracing.reasons import Reason
 from hocket.tracing.recording.record import Recorded, record_step
 from hocket.tracing.recording.trace import Trace
 from hocket.tracing.signature import signature_of
-from hocket.tracing.state import Entry, inventory
+from hocket.tracing.state import Entry, inventory, leaf_of
 from hocket.tracing.variants import in_form
 
 __all__ = ["RecordedForm", "recorded_form"]
+
+# Tensors outside of models and optimizers that may get gradients, and those that may stand at one place, one after the
+# other. A step that has another one each time stays eager.
+MAX_LEAVES = 1000
+MAX_SUCCESSORS = 3
 
 
 @dataclass(frozen=True)
@@ -47,7 +57,8 @@ def recorded_form(config: TunerConfig, batch: Any, form: str) -> RecordedForm:
         Exception: whatever the step raises.
     """
     watch: PurityWatch = config.watch
-    places = inventory(config.model, config.optimizer)
+    leaves = tuple(config.leaves.values())
+    places = inventory(config.model, config.optimizer, leaves=leaves)
     recorded: list[Recorded] = []
     signature: list[tuple[Any, ...]] = []
     known: list[set[Any]] = []
@@ -66,6 +77,7 @@ def recorded_form(config: TunerConfig, batch: Any, form: str) -> RecordedForm:
             config.optimizer,
             batch,
             further=further,
+            leaves=leaves,
             appended=appended,
             live_leaves=live,
             follows=watch.executed.follows_numbers,
@@ -91,13 +103,15 @@ def _judged(
 ) -> RecordedForm:
     assert seen.before is not None, "steps were watched before"
     trace = recorded.trace
+    are_new = _note_leaves(config.leaves, recorded.leaves, seen)
     guards = Guards(seen.before, watch, {} if trace is None else _effects(trace))
     if seen.findings:
         return RecordedForm(seen.result, guards, reason=in_words(seen.findings))
     if trace is None:
         makes_state = recorded.reason is not None and recorded.reason.kind == "makes state"
-        reason = f"it could not be captured: {recorded.reason}"
-        return RecordedForm(seen.result, guards, reason=reason, is_settled=not makes_state)
+        reason = recorded.reason or Reason("trains unseen", shown(recorded.leaves[0]), step_line(config.step))
+        is_settled = not makes_state and not are_new
+        return RecordedForm(seen.result, guards, reason=f"it could not be captured: {reason}", is_settled=is_settled)
     unseen = [change for change in differences(seen.before, seen.after) if not _is_known(change, known)]
     if not seen.settled:
         # Torch's own code ran for the first time, and its names count from now on: what they name is not new.
@@ -105,6 +119,25 @@ def _judged(
     if unseen or watch.executed.num_new_of_user:
         return RecordedForm(seen.result, guards, is_settled=False, reason="it did something new in each recorded step")
     return RecordedForm(seen.result, guards, captured_from(trace, signature, config.step, batch))
+
+
+def _note_leaves(known: dict[int, Entry], found: Sequence[torch.Tensor], seen: Watched) -> bool:
+    """Add the tensors that got gradients in a recorded step. False if there are none, or more than may be."""
+    names = Counter(entry.name for entry in known.values())
+    new = {id(tensor): leaf_of(tensor, _name_of(tensor, seen)) for tensor in found}
+    if len(known) + len(new) > MAX_LEAVES or any(names[leaf.name] > MAX_SUCCESSORS for leaf in new.values()):
+        return False
+    known |= new
+    return bool(new)
+
+
+def _name_of(tensor: torch.Tensor, seen: Watched) -> str:
+    """The name by which the step reaches a tensor."""
+    for group in seen.after.groups.values():
+        for position, value in enumerate(group.values):
+            if value is tensor:
+                return group.place(position).name
+    return shown(tensor)
 
 
 def _is_known(change: Change, known: set[Any]) -> bool:

@@ -16,7 +16,7 @@ from hocket.tracing.recording.exits import exits_noted
 from hocket.tracing.recording.record import Recorded, record_step
 from hocket.tracing.saved_state import Saved
 from hocket.tracing.signature import signature_of
-from hocket.tracing.state import Entry, Gradient, Inventory, inventory
+from hocket.tracing.state import Entry, Gradient, Inventory, inventory, leaf_of
 
 __all__ = ["capture_step"]
 
@@ -61,7 +61,11 @@ def capture_step(
 
 def _recorded(step: Callable[[Any], Any], model: Any, optimizer: Any, batch: Any, known: Mapping[str, Any]) -> Recorded:
     try:
-        return record_step(step, model, optimizer, batch, undoes=True, **known)
+        recorded = record_step(step, model, optimizer, batch, undoes=True, **known)
+        if recorded.leaves:
+            leaves = [leaf_of(tensor, f"leaf{number}") for number, tensor in enumerate(recorded.leaves)]
+            recorded = record_step(step, model, optimizer, batch, undoes=True, leaves=leaves, **known)
+        return recorded
     except CaptureError:
         raise
     except Exception as error:

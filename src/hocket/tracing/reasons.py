@@ -100,6 +100,14 @@ REASONS: dict[str, tuple[str, str]] = {
         "the step at {line} returns {subject}, which retains its gradient",
         "return the gradient itself",
     ),
+    "trains unseen": (
+        "the step at {line} gives {subject} a gradient, which belongs to no model and no optimizer of the schedule",
+        "give its model, or an optimizer of it, to hocket.schedule",
+    ),
+    "trains its batch": (
+        "the step at {line} gives {subject} of its batch a gradient, or makes it require one",
+        "take x.detach().requires_grad_() in its place",
+    ),
     "batch unseen": (
         "the batch of the step at {line} holds a {subject}, whose tensors cannot be seen",
         "pass tensors and plain values, in lists, tuples and dicts",

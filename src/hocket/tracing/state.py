@@ -28,6 +28,7 @@ __all__ = [
     "ItemOf",
     "LiveLeaf",
     "inventory",
+    "leaf_of",
 ]
 
 # What a batch may hold besides tensors: a graph stands for batches with the same such values in the same places.
@@ -159,6 +160,7 @@ class Inventory:
         plain: those of them that hold any other value now, or none (`ABSENT`).
         twins: pairs of places that hold the same tensor object.
         follows: numbers of further places are among `numbers`, else among `plain`.
+        leaves: those of `parameters` that belong to no model and no optimizer. The step gives them gradients.
     """
 
     models: tuple[nn.Module, ...]
@@ -173,10 +175,12 @@ class Inventory:
     plain: tuple[Entry, ...] = ()
     twins: tuple[tuple[Entry | Gradient, Entry | Gradient], ...] = ()
     follows: bool = True
+    leaves: tuple[Entry, ...] = ()
 
-    def again(self) -> Inventory:
-        """The places of the same models and optimizers as they are now."""
-        return inventory(self.models, self.optimizers, self.further, self.follows)
+    def again(self, leaves: Sequence[Entry] | None = None) -> Inventory:
+        """The places of the same models and optimizers as they are now, and of the leaves."""
+        kept = self.leaves if leaves is None else leaves
+        return inventory(self.models, self.optimizers, self.further, self.follows, kept)
 
     def versions(self) -> tuple[int, ...]:
         """How often each of those that count has changed."""
@@ -199,10 +203,17 @@ def as_tuple(value: Any, kind: type, what: str) -> tuple[Any, ...]:
     return found
 
 
-def inventory(model: Any, optimizer: Any, further: Sequence[Place] = (), follows: bool = True) -> Inventory:
+def inventory(
+    model: Any,
+    optimizer: Any,
+    further: Sequence[Place] = (),
+    follows: bool = True,
+    leaves: Sequence[Entry] = (),
+) -> Inventory:
     """List every place that belongs to `model` and `optimizer` (each one object or a list), and the `further` ones.
 
-    Without `follows`, a number at a further place is a value like any other.
+    Without `follows`, a number at a further place is a value like any other. `leaves` are trainable tensors that are
+    neither the models' nor the optimizers'.
 
     Raises:
         InputError: something that is not a module or not an optimizer.
@@ -252,6 +263,8 @@ def inventory(model: Any, optimizer: Any, further: Sequence[Place] = (), follows
                 name = owner.name if owner else prefix
                 layer = owner.layer if owner else ""
                 _sort_in(state, StateOf(opt, parameter), f"{prefix}.{name}", "state", name, layer, tensors, numbers)
+    kept = tuple([leaf for leaf in leaves if id(leaf.get()) not in names])
+    parameters += kept
     known = {id(entry.get()): entry for entry in (*parameters, *tensors)}
     for each in further:
         value, entry = each.get(), Entry("object", each.name, ValueOf(each), each.key)
@@ -281,7 +294,13 @@ def inventory(model: Any, optimizer: Any, further: Sequence[Place] = (), follows
         tuple(plain),
         tuple(twins),
         follows,
+        kept,
     )
+
+
+def leaf_of(tensor: torch.Tensor, name: str) -> Entry:
+    """The place of a trainable tensor that belongs to no model and no optimizer."""
+    return Entry("parameter", name, {"tensor": tensor}, "tensor", name)
 
 
 def _leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:

@@ -34,7 +34,7 @@ from hocket.tracing.scalars.live import Live
 from hocket.tracing.scalars.tape import Tape, TapeRef
 from hocket.tracing.state import Constant
 
-__all__ = ["Note", "OpRecorder"]
+__all__ = ["Leaf", "Note", "OpRecorder"]
 
 
 _TORCHS_OWN = frozenset(("aten", "prim", "prims", "inductor", "mkldnn", "mkl", "quantized", "c10d", "hocket"))
@@ -69,6 +69,26 @@ class Note:
     effects_before: dict[Any, Any] = field(default_factory=dict)
 
 
+class Leaf:
+    """The gradient of a tensor that belongs to no model, as it was when this was made."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor, self._requires_grad = tensor, tensor.requires_grad
+        self._gradient = tensor.grad if tensor.is_leaf else None
+        self._version = None if self._gradient is None else self._gradient._version
+
+    @property
+    def has_changed(self) -> bool:
+        """The tensor has another gradient now, its gradient has been written, or it has come to require one."""
+        now = self.tensor.grad if self.tensor.is_leaf else None
+        version = None if now is None else now._version
+        return now is not self._gradient or version != self._version or self.tensor.requires_grad != self._requires_grad
+
+    def put_back(self) -> None:
+        """Give the tensor its gradient back. Whoever wrote into that has to undo it."""
+        self.tensor.grad = self._gradient
+
+
 class _Layout(NamedTuple):
     """Enough of a tensor to make a fake one of it."""
 
@@ -94,6 +114,7 @@ class OpRecorder(TorchDispatchMode):
         sources: what each node that is no op stands for.
         roots: the memory of each of these nodes.
         batch: what depends on the batch alone.
+        leaves: trainable tensors from elsewhere, as they were when the step met them.
     """
 
     def __init__(
@@ -116,6 +137,7 @@ class OpRecorder(TorchDispatchMode):
         # root -> the ops that write it, each with the position of the tensor among those that the op writes
         self.writers: dict[int, list[tuple[fx.Node, int]]] = {}
         self.constants: dict[fx.Node, float] = {}
+        self.leaves: list[Leaf] = []
         # number of an autograd node -> live numbers that its call was given, and that it may have kept
         self.numbers_kept: dict[int, list[Live]] = {}
         self._nodes = WeakTensorKeyDictionary()
@@ -272,6 +294,8 @@ class OpRecorder(TorchDispatchMode):
         address = tensor.untyped_storage()._cdata if tensor.layout is torch.strided else 0
         if address in self._root_of and self._root_of[address][0] not in self._outside:
             self.reasons.add("shares memory unseen", f"of shape {tuple(tensor.shape)}")
+        if tensor.requires_grad and tensor.is_leaf:
+            self.leaves.append(Leaf(tensor))
         name = f"constant_{len(self.sources)}"
         node = self.graph.create_node("get_attr", name, (), {})
         self.sources.append(Constant(name, tensor))

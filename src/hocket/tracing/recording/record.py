@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -31,7 +32,7 @@ from hocket.tracing.recording.arrays import arrays_followed, plain_arrays, watch
 from hocket.tracing.recording.exits import exits_noted
 from hocket.tracing.recording.function_recorder import FunctionRecorder, python_functions_open
 from hocket.tracing.recording.module_tracker import ModuleTracker
-from hocket.tracing.recording.op_recorder import OpRecorder
+from hocket.tracing.recording.op_recorder import Leaf, OpRecorder
 from hocket.tracing.recording.returned import returned_leaf
 from hocket.tracing.recording.step_counts import StepCounts
 from hocket.tracing.recording.trace import Recorded, Result, Trace, UpdateCall, twins_of
@@ -52,6 +53,7 @@ def record_step(
     batch: Any,
     *,
     further: Sequence[Place] = (),
+    leaves: Sequence[Entry] = (),
     appended: Sequence[AppendedList] = (),
     live_leaves: Collection[int] = (),
     follows: bool = True,
@@ -66,6 +68,7 @@ def record_step(
         optimizer: one or a list. It has made its state (it does so in the first step that it runs).
         batch: what the step is called with.
         further: places outside of models and optimizers that the step writes, or whose number changes between steps.
+        leaves: trainable tensors that belong to no model and no optimizer. The step gives them gradients.
         appended: lists that it appends to.
         live_leaves: leaves of the batch, counted among those that are no tensors, whose number changes between batches.
         follows: whether numbers at `further` places are followed. Without, the graph is good for their values alone.
@@ -76,7 +79,7 @@ def record_step(
     Raises:
         Exception: whatever the step raises.
     """
-    recording = _Recording(inventory(model, optimizer, further, follows), batch, appended, live_leaves, undoes)
+    recording = _Recording(inventory(model, optimizer, further, follows, leaves), batch, appended, live_leaves, undoes)
     recording.tape.follows = not settles
     for leaf in recording.leaves:
         if not isinstance(leaf, (torch.Tensor, *PLAIN)):
@@ -115,6 +118,10 @@ class _Recording:
         self.plain = {entry: entry.get() for entry in places.plain}
         self.keys = places.state_keys()
         self.updates: list[UpdateCall] = []
+        self.outside_leaves = {
+            "trains its batch": [Leaf(leaf) for leaf in self.leaves if isinstance(leaf, torch.Tensor)],
+            "trains unseen": [Leaf(tensor) for entry, tensor in self.before.items() if entry.kind == "object"],
+        }
         self.random = torch.get_rng_state()
         devices = {t.device.index for t in self.tensors if t.device.type == "cuda"}
         self.random_cuda = {device: torch.cuda.get_rng_state(device) for device in devices}
@@ -150,8 +157,9 @@ class _Recording:
                 with recorded_lists(self.appended, note) as added, ops, FunctionRecorder(ops, self.tape, counts):
                     result = step(self._batch())
                     ops.refuse_rewound("its end")
-            trace = self._trace(ops, result, added)
-            return Recorded(plain_result(plain_arrays(result)), trace, self.reasons.first)
+            leaves = self._leaves_of(ops)
+            trace = self._trace(ops, result, added, leaves)
+            return Recorded(plain_result(plain_arrays(result)), trace, self.reasons.first, leaves)
 
     @contextmanager
     def _plain_numbers(self) -> Iterator[None]:
@@ -191,7 +199,9 @@ class _Recording:
     def _watched_array(self, array: Any, tensor: torch.Tensor) -> Any:
         return watched_array(array, tensor, partial(self.reasons.add, "computes with an array"))
 
-    def _trace(self, ops: OpRecorder, result: Any, added: list[list[Any]]) -> Trace | None:
+    def _trace(
+        self, ops: OpRecorder, result: Any, added: list[list[Any]], leaves: tuple[torch.Tensor, ...]
+    ) -> Trace | None:
         gradients = self._gradients(ops)
         rebound = self._rebound(ops)
         numbers = self._numbers()
@@ -202,7 +212,7 @@ class _Recording:
             self.reasons.add("makes state", ", ".join(sorted(name for name, _ in made)[:3]), self.line)
         if not ops.order:
             self.reasons.add("runs no ops", line=self.line)
-        if self.reasons:
+        if self.reasons or leaves:
             return None
         ops.finish()
         with_grad = frozenset(entry for entry in rebound if entry.get().requires_grad)
@@ -228,6 +238,14 @@ class _Recording:
             tuple(ops.order),
             tuple(self.updates),
         )
+
+    def _leaves_of(self, ops: OpRecorder) -> tuple[torch.Tensor, ...]:
+        """Trainable tensors that the step gave a gradient and that are no places yet."""
+        for kind, leaves in self.outside_leaves.items():
+            for leaf in leaves:
+                if leaf.has_changed:
+                    self.reasons.add(kind, f"a tensor of shape {tuple(leaf.tensor.shape)}", self.line)
+        return tuple(leaf.tensor for leaf in ops.leaves if leaf.has_changed)
 
     def _gradients(self, ops: OpRecorder) -> dict[Gradient, fx.Node | None]:
         found: dict[Gradient, fx.Node | None] = {}
@@ -330,6 +348,8 @@ class _Recording:
                 entry.table[entry.key] = self.holders[place]
 
     def _undo(self, ops: OpRecorder) -> None:
+        for leaf in (*ops.leaves, *chain(*self.outside_leaves.values())):
+            leaf.put_back()
         for gradient in self.gradients:
             gradient.set(self.before.get(gradient))
         for source, tensor in self.before.items():

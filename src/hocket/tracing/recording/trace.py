@@ -109,11 +109,13 @@ class Recorded:
         result: what it returned.
         trace: the step as a graph. None where it cannot be one.
         reason: why not.
+        leaves: tensors to which the step gave gradients. It can be a graph once these are places of it.
     """
 
     result: Any
     trace: Trace | None
     reason: Reason | None = None
+    leaves: tuple[torch.Tensor, ...] = ()
 
 
 def twins_of(before: Mapping[Any, torch.Tensor]) -> Iterator[tuple[Any, Any]]:
