@@ -92,6 +92,16 @@ def _add_steps(verbs: Verbs) -> None:
     run.add_argument("--report", type=Path, metavar="DIR", help="write the page, the trace and all files there")
     pipelines.add_options(run)
 
+    explain = add_verb(
+        verbs,
+        "explain",
+        steps.explain_verb,
+        "say whether a training step can be planned, and what keeps it from that",
+        "hocket explain train.py:job",
+        f"Four to seven steps are made. {TARGET_WORDS}",
+    )
+    target_options(explain)
+
     capture = add_verb(
         verbs,
         "capture",

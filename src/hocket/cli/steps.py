@@ -22,7 +22,7 @@ from hocket.reporting.words import count_text, duration_text, quantity_text
 if TYPE_CHECKING:
     from hocket.job import Job
 
-__all__ = ["capture_verb", "profile_verb", "run_verb", "wait_policy", "working", "zoo_verb"]
+__all__ = ["capture_verb", "explain_verb", "profile_verb", "run_verb", "wait_policy", "working", "zoo_verb"]
 
 
 def run_verb(args: Namespace) -> None:
@@ -76,6 +76,29 @@ def run_verb(args: Namespace) -> None:
     if folder is not None and planned is None:
         # Asked for and not there: that must not look like success.
         trial.report(folder)
+
+
+def explain_verb(args: Namespace) -> None:
+    """TARGET to what keeps it from being planned."""
+    wait_policy()
+    with working(args, "load the step", moving=True) as (target, job, bar):
+        from hocket.explanation import explain
+
+        bar.update("watch and record a few steps")
+        with target.blamed("the step"):
+            found = explain(job)
+    if args.format == "json":
+        print_json(found.to_json())
+        return
+    lines = [f"{found.name}: {found.verdict}"]
+    if found.roles:
+        lines.append(", ".join(f"{count} {role.replace('_', ' ')}" for role, count in found.roles.items()) + " ops")
+    if found.written:
+        lines.append(f"written by planned steps, too: {', '.join(found.written)}")
+    for number, one in enumerate(found.obstacles, 1):
+        lines.append(f"{number}. {one.line + ': ' if one.line else ''}{one.reason}")
+        lines += [f"   cure: {one.cure}"] if one.cure else []
+    print_tables("\n".join(lines))
 
 
 def capture_verb(args: Namespace) -> None:

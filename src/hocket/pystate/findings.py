@@ -56,10 +56,10 @@ def codes_of(step: Any) -> list[CodeType]:
 def line_about(place: Place, codes: Iterable[CodeType]) -> str:
     """The line of the user's code that writes a place, or else one that names it. Empty if none does."""
     mine = sorted((code for code in codes if origin(code.co_filename) == "user"), key=lambda code: code.co_firstlineno)
-    for number, name in enumerate(_names(place)):
+    for name in _names(place):
         read = ""
         for code in mine:
-            for line, writes in _uses(code, name, variables=number > 0 or place.kind == "cell"):
+            for line, writes in _uses(code, name, variables=name != place.key or place.kind == "cell"):
                 found = f"{Path(code.co_filename).name}:{line}"
                 if writes:
                     return found

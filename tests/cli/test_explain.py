@@ -1,0 +1,75 @@
+"""hocket explain: whether a step can be planned, and every obstacle with the user's line and a cure."""
+
+from __future__ import annotations
+
+import pytest
+
+from .conftest import TINY
+
+COUNTING = """
+import torch
+import hocket
+
+def job():
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    seen = {}
+    state = {"n": 0}
+
+    def step(batch):
+        optimizer.zero_grad()
+        loss = model(batch).square().mean()
+        loss.backward()
+        optimizer.step()
+        state["n"] += 1
+        BODY
+        return loss.detach()
+
+    return hocket.Job(step, model, optimizer, [torch.randn(3, 4) for _ in range(3)], name="counting")
+"""
+
+
+@pytest.fixture
+def target(tmp_path):
+    def written(body):
+        path = tmp_path / "train.py"
+        path.write_text(COUNTING.replace("BODY", body))
+        return f"{path}:job"
+
+    return written
+
+
+def test_a_step_of_the_zoo_is_one_graph(hocket):
+    found = hocket("explain", *TINY)
+    assert found.status == 0
+    assert found.out.splitlines()[0] == "mlp: one graph"
+    assert "forward" in found.out
+    assert found.err == ""
+
+
+def test_what_the_step_writes_is_named(hocket, target):
+    found = hocket("explain", target("pass"), "--format", "json").json
+    assert found["verdict"] == "one graph"
+    assert found["ops"] == sum(found["roles"].values()) > 5
+    assert any("'n'" in name for name in found["written"])
+    assert found["obstacles"] == []
+
+
+def test_every_obstacle_has_its_line_and_a_cure(hocket, target):
+    body = "seen[len(seen)] = object(); open('/dev/null').close(); bool(loss.sum() > 0)"
+    found = hocket("explain", target(body), "--format", "json").json
+    assert found["verdict"] == "eager"
+    assert len(found["obstacles"]) >= 3
+    for obstacle in found["obstacles"]:
+        assert obstacle["reason"]
+        assert obstacle["cure"]
+        assert "train.py:17" in obstacle["line"], obstacle
+    text = hocket("explain", target(body)).out
+    assert text.startswith("counting: eager")
+    assert text.count("cure: ") == len(found["obstacles"])
+
+
+def test_a_step_that_raises_is_blamed(hocket, target):
+    found = hocket("explain", target("raise KeyError('x')"))
+    assert found.status == 1
+    assert "train.py" in found.err
