@@ -22,7 +22,11 @@ __all__ = ["Candidate", "TunerConfig", "rank_of"]
 
 @dataclass(frozen=True)
 class TunerConfig:
-    """What a schedule was asked for; see `hocket.schedule` and `hocket.session.Schedule`."""
+    """What a schedule was asked for; see `hocket.schedule` and `hocket.session.Schedule`.
+
+    `is_region` says that the step is a function of its batch and writes nothing but tensors in it: a graph of
+    AOTAutograd's, of which no Python is watched.
+    """
 
     step: Callable[[Any], Any]
     model: Any
@@ -41,6 +45,7 @@ class TunerConfig:
     plan: Plan | None = None
     on_progress: Callable[[str, int], object] | None = None
     backend: Callable[[], Backend] | None = None
+    is_region: bool = False
 
 
 @dataclass(frozen=True, eq=False)
