@@ -1,7 +1,7 @@
 """`torch.compile(model, backend="hocket")`: the graphs that Dynamo and AOTAutograd give are planned as regions.
 
-Installed, the backend is found by its name (an entry point of ``torch_dynamo_backends``). Importing this package names it
-too, for a checkout that was not installed anew; torch loads it when it is first asked for.
+Installed, the backend is found by its name (an entry point of ``torch_dynamo_backends``). Importing this package
+names it too, for a checkout that was not installed anew; torch loads it when it is first asked for.
 """
 
 from importlib.metadata import EntryPoint

@@ -37,6 +37,7 @@ log = logging.getLogger(__name__)
 
 # Planned calls in a row that leave the pool out; then it gets their times, and audits what is due.
 MAX_FAST = 100
+_NEVER = 2**62
 
 
 def region_of(
@@ -104,6 +105,7 @@ class Region:
         self._constants = list(outputs.constants)
         self._picked = outputs.picker()
         self._moves = outputs.moves
+        self._keeps_batches = numerics == "close"  # whose forms are compiled later
         self._busy = threading.Lock()
         self._pool: VariantPool | None = VariantPool(_config(compute, numerics, cache), lambda: None)
         self._fast: _FastCall | None = None
@@ -141,6 +143,9 @@ class Region:
             elif best is not None:
                 self.verdict, self.why = "planned", variant.decision.reason
                 self._fast = _FastCall.of(pool)
+                if not self._keeps_batches:
+                    for captured in (*variant.forms.values(), best.captured):
+                        captured.forget_batch()
         return list(found)
 
     def _give_up(self, reason: str) -> None:
@@ -209,7 +214,7 @@ def _config(compute: Callable[[list[Any]], Any], numerics: str, cache: Any) -> T
         machine=Machine.here(),
         executor="auto",
         clock=perf_counter,
-        drift=DriftLimits(),
+        drift=DriftLimits(rest_steps=_NEVER),  # activations are not kept for another search
         store=DecisionStore.of(cache),
         numerics=numerics,
         is_region=True,

@@ -177,6 +177,10 @@ class Captured:
             each.target.extend(new)
         return result
 
+    def forget_batch(self) -> None:
+        """Let go of the batch that it was captured with. It cannot be rehearsed or captured in another form then."""
+        object.__setattr__(self, "batch", None)
+
     def state(self) -> dict[str, torch.Tensor]:
         """Every tensor that outlives the step, by name: parameters, buffers, optimizer state, as they are now."""
         places = self.trace.places
