@@ -9,7 +9,8 @@ from importlib.metadata import EntryPoint
 from torch._dynamo.backends.registry import _BACKENDS
 
 from hocket.dynamo.backend import hocket
+from hocket.dynamo.region import Region, regions
 
-__all__ = ["hocket"]
+__all__ = ["Region", "hocket", "regions"]
 
 _BACKENDS.setdefault("hocket", EntryPoint("hocket", "hocket.dynamo.backend:hocket", "torch_dynamo_backends"))

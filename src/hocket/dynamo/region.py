@@ -19,6 +19,7 @@ import threading
 from collections.abc import Callable
 from time import perf_counter
 from typing import Any
+from weakref import WeakSet
 
 from torch import fx
 
@@ -31,13 +32,14 @@ from hocket.ir import Machine
 from hocket.pystate.watch import PurityWatch
 from hocket.tracing.state import inventory
 
-__all__ = ["Region", "region_of"]
+__all__ = ["Region", "region_of", "regions"]
 
 log = logging.getLogger(__name__)
 
 # Planned calls in a row that leave the pool out; then it gets their times, and audits what is due.
 MAX_FAST = 100
 _NEVER = 2**62
+_ALIVE: WeakSet[Region] = WeakSet()
 
 
 def region_of(
@@ -70,6 +72,11 @@ def region_of(
     call._boxed_call = True  # type: ignore[attr-defined]  # AOTAutograd asks for this attribute
     call.region = made if isinstance(made, Region) else None  # type: ignore[attr-defined]
     return call
+
+
+def regions() -> list[Region]:
+    """The regions of this process, each with its `verdict` and `why`."""
+    return list(_ALIVE)
 
 
 class Region:
@@ -109,6 +116,7 @@ class Region:
         self._busy = threading.Lock()
         self._pool: VariantPool | None = VariantPool(_config(compute, numerics, cache), lambda: None)
         self._fast: _FastCall | None = None
+        _ALIVE.add(self)
 
     def __call__(self, inputs: list[Any]) -> Any:
         """The graph's outputs."""
