@@ -46,6 +46,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_call(names)
     _add_versions(names)
     _add_concurrency(names)
+    _add_backend(names)
     _add_strangers(names)
     _add_manycore(names)
     fuse_commands.add_fuse(names)
@@ -167,6 +168,20 @@ def _add_versions(names: Verbs) -> None:
     )
     versions.add_argument("--rounds", type=count, default=10, metavar="N", help="blocks of steps of each kind (10)")
     add_output(versions, "the result as JSON")
+
+
+def _add_backend(names: Verbs) -> None:
+    backend = add_verb(
+        names,
+        "backend",
+        schedule_commands.backend_bench,
+        "torch.compile with this backend, with Inductor, and whole steps, over eager",
+        "python -m benchmarks backend mlp gpt2 -o backend.json",
+    )
+    backend.add_argument("--rounds", type=count, default=12, metavar="N", help="blocks of steps of each contender (12)")
+    backend.add_argument("--no-close", action="store_true", help="leave out what is not bitwise, which compiles")
+    add_output(backend, "the result, after each target, as JSON")
+    backend.add_argument("target", nargs="*", metavar="TARGET", help="only these, such as mlp or gpt2")
 
 
 def _add_concurrency(names: Verbs) -> None:

@@ -55,11 +55,11 @@ def _channels_last(value: Any) -> Any:
 
 
 def compiled_step(
-    job: Job, update: bool, last: bool, mode: str | None = None
+    job: Job, update: bool, last: bool, mode: str | None = None, **backend: Any
 ) -> tuple[Callable[[Any], Any] | None, dict[str, Any]]:
     """The job's step with its models (and their update) compiled, and what the compiler says of it; None: it fails.
 
-    With `last`, models and images have their channels last; `mode` is that of `torch.compile`.
+    With `last`, models and images have their channels last; `mode` and `backend` are those of `torch.compile`.
     """
     torch._dynamo.utils.counters.clear()
 
@@ -71,9 +71,9 @@ def compiled_step(
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         # Not `model.compile()`: in torch 2.13 it leaves the call as it was and compiles nothing, without a word.
         # Every batch has the same shape; left to guess, it makes dynamic kernels for DCGAN, and fails on them.
-        model.forward = torch.compile(model.forward, dynamic=False, mode=mode)
+        model.forward = torch.compile(model.forward, dynamic=False, mode=mode, **backend)
     for optimizer in job.optimizers if update else ():
-        optimizer.step = torch.compile(optimizer.step)  # type: ignore[assignment, method-assign]
+        optimizer.step = torch.compile(optimizer.step, **backend)  # type: ignore[assignment, method-assign]
     start = perf_counter()
     try:
         for number in range(3):

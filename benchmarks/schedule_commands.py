@@ -10,6 +10,7 @@ from hocket.cli.console import Bar, print_json, print_tables, table
 from hocket.cli.files import output_file, written
 
 __all__ = [
+    "backend_bench",
     "call_bench",
     "compiling_bench",
     "decision_bench",
@@ -18,6 +19,31 @@ __all__ = [
     "strangers_bench",
     "versions_bench",
 ]
+
+
+def backend_bench(args: Namespace) -> None:
+    """Models compiled by this backend and by others, in turns with eager."""
+    from benchmarks.backend import CONTENDERS, run
+
+    target = output_file(args.output)
+    with Bar("every backend in turn, on each target"):
+        result = run(
+            tuple(args.target),
+            rounds=args.rounds,
+            close=not args.no_close,
+            save=partial(write_so_far, target, "backend", complete=False),
+        )
+    write_so_far(target, "backend", result)
+    if args.format == "json":
+        print_json({"bench": "backend", **result})
+        return
+    rows = []
+    for name, row in result["targets"].items():
+        shown = [f"{row['speedup'][label]:.2f}" if label in row["speedup"] else "-" for label in CONTENDERS]
+        rows.append((name, *shown, f"{row['planned']} of {row['regions']}"))
+    columns = ("target", *CONTENDERS, "regions planned")
+    title = f"speedup over eager, torch {result['torch']}, {result['threads']} thread(s), medians of interleaved steps"
+    print_tables(table(title, columns, rows), *written(target))
 
 
 def call_bench(args: Namespace) -> None:

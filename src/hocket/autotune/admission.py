@@ -72,7 +72,8 @@ class Admission:
         Raises:
             RefusedError: the step stays eager.
         """
-        yield from self._watched()
+        if not self._config.is_region:
+            yield from self._watched()
         places = inventory(self._config.model, self._config.optimizer)
         reason = ""
         for form in forms_of(places):

@@ -25,6 +25,8 @@ class TunerConfig:
     """What a schedule was asked for; see `hocket.schedule` and `hocket.session.Schedule`.
 
     Attributes:
+        is_region: the step is a function of its batch and writes nothing but tensors in it: a graph of
+            AOTAutograd, of which no Python is watched.
         leaves: tensors that are neither the models' nor the optimizers' and get gradients in a step, by identity. They
             are found by recording.
     """
@@ -46,6 +48,7 @@ class TunerConfig:
     plan: Plan | None = None
     on_progress: Callable[[str, int], object] | None = None
     backend: Callable[[], Backend] | None = None
+    is_region: bool = False
     leaves: dict[int, Entry] = field(default_factory=dict)
 
 

@@ -212,7 +212,7 @@ def _sampled(
     wide: Mapping[str, Captured],
 ) -> tuple[dict[str, Sample | str], Any]:
     places, lists = captured.trace.places.again(), captured.trace.appended
-    before, contents = Saved(places, captured.written()), [each.content() for each in lists]
+    before, contents = Saved(places, captured.written(batch)), [each.content() for each in lists]
 
     def back() -> None:
         before.restore()

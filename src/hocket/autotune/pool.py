@@ -126,6 +126,11 @@ class VariantPool:
                 continue  # nothing was run: the graph does not stand for this step
 
     @property
+    def recognised(self) -> Any:
+        """The native check that knew the last call; None where it had to be described."""
+        return self._signatures.recognised
+
+    @property
     def _is_eager_for_good(self) -> bool:
         return self._num_refused > MAX_REFUSED
 
@@ -214,7 +219,8 @@ class VariantPool:
             self._before_eager()
         try:
             result = variant(batch)
-            self._direct = variant.direct(self._signatures.recognised)
+            if not self.config.is_region:  # which calls natively by itself
+                self._direct = variant.direct(self._signatures.recognised)
             self._has_plan = self._has_plan or variant.captured is not None
             self._num_refused += variant.is_refused and not self._has_plan
             return result

@@ -59,6 +59,8 @@ def recorded_form(config: TunerConfig, batch: Any, form: str) -> RecordedForm:
     watch: PurityWatch = config.watch
     leaves = tuple(config.leaves.values())
     places = inventory(config.model, config.optimizer, leaves=leaves)
+    if config.is_region:
+        return _recorded_region(config, batch, signature_of(places, batch))
     recorded: list[Recorded] = []
     signature: list[tuple[Any, ...]] = []
     known: list[set[Any]] = []
@@ -89,6 +91,16 @@ def recorded_form(config: TunerConfig, batch: Any, form: str) -> RecordedForm:
     with alone(), in_form(places, form):
         seen = watch.run(config.step, batch, counts=False, by=recording)
     return _judged(config, watch, seen, recorded[0], signature[0], known[0], names[0], batch)
+
+
+def _recorded_region(config: TunerConfig, batch: Any, signature: tuple[Any, ...]) -> RecordedForm:
+    """A region has no Python state, so that there is nothing to guard and nothing that is done for the first time."""
+    live = frozenset(config.watch.live_leaves)
+    with alone():
+        found = record_step(config.step, config.model, config.optimizer, batch, live_leaves=live)
+    if found.trace is None:
+        return RecordedForm(found.result, None, reason=f"it could not be captured: {found.reason}")
+    return RecordedForm(found.result, None, captured_from(found.trace, signature, config.step, batch))
 
 
 def _judged(

@@ -155,12 +155,17 @@ class Variant:
         Args:
             recognised: the native check that knows calls of this variant's signature.
         """
-        best, audit = self.decision.best, self._auditor.audit
-        num_calls = min(audit.due - audit.num_steps - 1, MAX_DIRECT)
-        if recognised is None or best is None or not self.settled or num_calls < 1 or not self._has_usual_clock:
+        best = self.decision.best
+        num_calls = self.calls_until_audit(MAX_DIRECT)
+        if recognised is None or best is None or num_calls < 1 or not self._has_usual_clock:
             return None
         guards = () if self.guards is None else (self.guards.condition,)
         return best.executor.direct((recognised, *guards), num_calls)
+
+    def calls_until_audit(self, limit: int) -> int:
+        """Planned calls, at most `limit`, that need nothing of Python before the next audit."""
+        audit = self._auditor.audit
+        return min(audit.due - audit.num_steps - 1, limit) if self.settled else 0
 
     def note_direct(self, times_ms: Sequence[float], error: BaseException | None) -> None:
         """Direct calls took these times, and the last one ended with an error."""

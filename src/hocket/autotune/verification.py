@@ -91,7 +91,7 @@ def verify(
     moved = captured.moved(batches[0]) if batches else set()
     places, lists = captured.trace.places.again(), captured.trace.appended
     contents = [each.content() for each in lists]
-    further = captured.written()
+    further = captured.written(batches[0] if batches else ())
     release_memory()
     before = Saved(places, further)
     with _threads(width):

@@ -6,7 +6,7 @@ Who waits for whom is worked out in `hocket.ir.waits`, which every executor read
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -128,6 +128,13 @@ class Executor(ABC):
 
         What is returned is called like the executor. It answers NotImplemented, with nothing changed, where the step
         has to go the usual way, and after `num_calls`; its ``times_ms()`` are what the calls took.
+        """
+        return None
+
+    def boxed(self) -> tuple[Callable[[Any], bool], Callable[[], Any], Callable[[], list[Any]]] | None:
+        """Native calls for the three parts of a step: begin with a batch, run, and the leaves of its result.
+
+        Between the first two the batch may be emptied. None where that cannot be, or where Python has more to put back.
         """
         return None
 

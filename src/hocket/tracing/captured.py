@@ -177,16 +177,22 @@ class Captured:
             each.target.extend(new)
         return result
 
+    def forget_batch(self) -> None:
+        """Let go of the batch that it was captured with. It cannot be rehearsed or captured in another form then."""
+        object.__setattr__(self, "batch", None)
+
     def state(self) -> dict[str, torch.Tensor]:
         """Every tensor that outlives the step, by name: parameters, buffers, optimizer state, as they are now."""
         places = self.trace.places
         return {entry.name: entry.get() for entry in (*places.parameters, *places.tensors)}
 
-    def written(self) -> list[torch.Tensor]:
-        """The live tensors from outside that a step writes in place."""
+    def written(self, batch: Any) -> list[torch.Tensor]:
+        """The live tensors from outside that a step with this batch writes in place."""
+        leaves, _ = tree_flatten(batch)
         roots = {root for note in self.trace.notes.values() for root in note.writes}
         nodes = {self.lowered.slot_of[node]: root for node, root in self.trace.roots.items()}
-        found = [s.get() for slot, s in self.inputs if nodes[slot] in roots and type(s) is not BatchLeaf]
+        sources = [source for slot, source in self.inputs if nodes[slot] in roots]
+        found = [leaves[source.index] if type(source) is BatchLeaf else source.get() for source in sources]
         return [tensor for tensor in found if tensor is not None]
 
     def _read_inputs(self, batch: list[Any]) -> list[Any] | None:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -72,6 +72,15 @@ class Binding:
     def finish(self) -> Any:
         """Put everything in its place, and return what the step returns."""
         return self._returned(self._native.finish())
+
+    def boxed(self) -> tuple[Callable[[Any], bool], Callable[[], list[Any]]] | None:
+        """Begin with a batch, and the leaves of the result; None where Python has more to read or to put back."""
+        num_leaves = len(self._captured.trace.result.leaves)
+        if not self._is_plain or self._guards is not None or num_leaves != len(self._captured.results):
+            return None
+        self._expect_numbers()
+        native, nothing = self._native, []  # type: ignore[var-annotated]
+        return lambda batch: native.begin(batch, nothing), native.finish
 
     def direct(self, conditions: Sequence[Any], num_calls: int) -> Any:
         """Whole steps as native calls, each under these native conditions; None where the batch has guards in Python.

@@ -1,0 +1,105 @@
+"""A graph of AOTAutograd's, prepared: as it stands with boxed arguments, and with only what its ops compute returned.
+
+AOTAutograd's graphs return much that no op computes: inputs that the backward needs, None, numbers, one value twice. A
+planned call returns each computed value once, and `Outputs` puts the result together.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+__all__ = ["Outputs", "boxed", "computing", "why_unplannable"]
+
+# A graph of fewer ops leaves nothing to plan.
+MIN_OPS = 2
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """How a graph's result is put together.
+
+    Attributes:
+        inputs: positions of the inputs that are returned.
+        constants: values that are returned whatever the inputs are.
+        order: of each output the position in: computed values, then these inputs, then these constants.
+        moves: the graph has numbers among its inputs, so that shapes differ between calls.
+    """
+
+    inputs: tuple[int, ...]
+    constants: tuple[Any, ...]
+    order: tuple[int, ...]
+    moves: bool
+
+    def picker(self) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+        """Picks the outputs from the computed values, the inputs and the constants in one list."""
+        if len(self.order) > 1:
+            return operator.itemgetter(*self.order)
+        return lambda found: tuple(found[place] for place in self.order)
+
+
+def boxed(graph: fx.GraphModule) -> Callable[[list[Any]], Any]:
+    """The graph as a function of one list, which it empties: values are freed after their last use, as in eager."""
+    copied = _copied(graph.graph)
+    copied.set_codegen(fx.graph._BoxedCodeGen())
+    forward: Callable[[list[Any]], Any] = fx.GraphModule(graph, copied).forward
+    return forward
+
+
+def computing(graph: fx.GraphModule) -> tuple[Callable[[list[Any]], Any], Outputs]:
+    """The graph returning each computed value once, boxed, and how its result is put together."""
+    copied = _copied(graph.graph)
+    inputs = {node: place for place, node in enumerate(copied.find_nodes(op="placeholder"))}
+    end = copied.output_node()
+    returned = list(end.args[0])  # type: ignore[arg-type]
+    computed = list(dict.fromkeys(n for n in returned if isinstance(n, fx.Node) and n not in inputs))
+    passed = list(dict.fromkeys(n for n in returned if isinstance(n, fx.Node) and n in inputs))
+    constants = [value for value in returned if not isinstance(value, fx.Node)]
+    place_of: dict[Any, int] = {node: place for place, node in enumerate([*computed, *passed])}
+    following = iter(range(len(place_of), len(place_of) + len(constants)))
+    order = [place_of[value] if isinstance(value, fx.Node) else next(following) for value in returned]
+    end.args = (computed,)
+    copied.set_codegen(fx.graph._BoxedCodeGen())
+    module = fx.GraphModule(graph, copied)
+    moves = any(not isinstance(node.meta.get("val"), torch.Tensor) for node in inputs)
+    return module.forward, Outputs(tuple(inputs[node] for node in passed), tuple(constants), tuple(order), moves)
+
+
+def why_unplannable(graph: fx.GraphModule) -> str:
+    """Why this graph runs as it stands. Empty if it may be planned."""
+    num_ops = 0
+    for node in graph.graph.nodes:
+        value = node.meta.get("val")
+        for tensor in value if isinstance(value, (list, tuple)) else [value]:
+            if isinstance(tensor, torch.Tensor) and (reason := _unplannable(tensor)):
+                return f"{node.name} {reason}"
+        if node.op in ("call_module", "call_method"):
+            return f"it calls {node.target} as Python does"
+        if node.op != "call_function" or node.target is operator.getitem or isinstance(value, _SYMBOLIC):
+            continue
+        num_ops += 1
+        if isinstance(node.target, torch._ops.HigherOrderOperator):
+            return f"{node.name} is a higher-order op"
+        if not isinstance(node.target, torch._ops.OpOverload):
+            return f"{node.name} is no op of torch's dispatcher"
+    return "" if num_ops >= MIN_OPS else f"it has {num_ops} op(s)"
+
+
+def _unplannable(tensor: torch.Tensor) -> str:
+    if tensor.device.type != "cpu":
+        return f"is on {tensor.device}"
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        return "is not dense"
+    return "is complex" if tensor.is_complex() else ""
+
+
+def _copied(graph: fx.Graph) -> fx.Graph:
+    copy = fx.Graph()
+    copy.output(copy.graph_copy(graph, {}))
+    return copy

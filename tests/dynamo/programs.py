@@ -1,0 +1,241 @@
+"""Small programs, each a module and its arguments by call number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+__all__ = ["PROGRAMS"]
+
+Maker = Callable[[], nn.Module]
+Batch = Callable[[int], tuple[Any, ...]]
+
+
+class Function(nn.Module):
+    """A function of a weight of 4 by 4 and of its arguments."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 4))
+        self.register_buffer("count", torch.zeros(4))
+        self.function = function
+
+    def forward(self, *args: Any) -> Any:
+        return self.function(self.weight, *args)
+
+
+class Method(Function):
+    """The same with the module in place of its weight."""
+
+    def forward(self, *args: Any) -> Any:
+        return self.function(self, *args)
+
+
+class Twice(torch.autograd.Function):
+    """A function with a backward of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(value)
+        return value.exp() * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        (value,) = ctx.saved_tensors
+        return grad * value.exp() * 2 + 1e-3
+
+
+class Recurrent(nn.Module):
+    def __init__(self, kind: type[nn.Module]) -> None:
+        super().__init__()
+        self.cell = kind(4, 4)
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        state = torch.zeros(4, 4)
+        other = state
+        for step in range(3):
+            found = self.cell(value * (step + 1), (state, other) if isinstance(self.cell, nn.LSTMCell) else state)
+            state, other = found if isinstance(found, tuple) else (found, other)
+        return state
+
+
+def _matrix(number: int) -> tuple[Any, ...]:
+    return (torch.randn(4, 4, generator=torch.Generator().manual_seed(number)),)
+
+
+def _leaf(number: int) -> tuple[Any, ...]:
+    return (_matrix(number)[0].requires_grad_(),)
+
+
+def _images(number: int) -> tuple[Any, ...]:
+    return (torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(number)),)
+
+
+def _words(number: int) -> tuple[Any, ...]:
+    return (torch.randint(0, 10, (2, 6), generator=torch.Generator().manual_seed(number)),)
+
+
+def _sequence(number: int) -> tuple[Any, ...]:
+    return (torch.randn(2, 6, 8, generator=torch.Generator().manual_seed(number)),)
+
+
+def _count(module: Any, x: Any) -> Any:
+    module.count += x.sum(0)
+    return (x @ module.weight) * module.count
+
+
+def _broken(w: Any, x: Any) -> Any:
+    y = (x @ w).relu()
+    torch._dynamo.graph_break()
+    return y.sin() @ w
+
+
+def _into(w: Any, x: Any) -> Any:
+    x.add_(1).mul_(2)
+    return (x @ w).tanh()
+
+
+def _into_view(w: Any, x: Any) -> Any:
+    x[1].mul_(3)
+    x[:, 2] = 0
+    return x @ w + x.t()
+
+
+def _no_grad_part(w: Any, x: Any) -> Any:
+    with torch.no_grad():
+        scale = (x @ w).abs().mean()
+    return (x @ w) / scale
+
+
+def _autocast(w: Any, x: Any) -> Any:
+    with torch.autocast("cpu", torch.bfloat16):
+        return (x @ w).relu() @ w
+
+
+def _branch(w: Any, x: Any) -> Any:
+    y = x @ w
+    return y.sin() * 2 if y.sum().item() > 0 else y.cos() - 1
+
+
+def _hooked(w: Any, x: Any) -> Any:
+    y = (x @ w).relu()
+    y.register_hook(lambda grad: grad * 2)
+    return y @ w
+
+
+def _dict(w: Any, x: Any) -> Any:
+    return {"sum": (x @ w).sum(), "all": [x @ w, x + 1, None, 3]}
+
+
+def _sequential(*layers: Callable[[], nn.Module]) -> Maker:
+    return lambda: nn.Sequential(*(layer() for layer in layers))
+
+
+def _evaluated(make: Maker) -> Maker:
+    return lambda: make().eval()
+
+
+def _linear() -> nn.Module:
+    return nn.Linear(4, 4)
+
+
+def _conv() -> nn.Module:
+    return nn.Conv2d(3, 4, 3, padding=1)
+
+
+def _attention(w: Any, x: Any) -> Any:
+    heads = x.view(2, 6, 2, 4).transpose(1, 2) @ w
+    return F.scaled_dot_product_attention(heads, heads * 2, heads + 1, is_causal=True).transpose(1, 2).reshape(2, 6, 8)
+
+
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "product": lambda w, x: (x @ w).relu() @ w,
+    "bias": lambda w, x: F.gelu(F.linear(x, w, w[0])),
+    "softmax": lambda w, x: (x @ w).softmax(-1).log(),
+    "log_softmax": lambda w, x: F.nll_loss((x @ w).log_softmax(-1), torch.arange(4)),
+    "cross_entropy": lambda w, x: F.cross_entropy(x @ w, torch.arange(4)) * 2,
+    "mse": lambda w, x: F.mse_loss(x @ w, x.t()) + w.norm(),
+    "layer_norm": lambda w, x: F.layer_norm(x @ w, (4,), w[0], w[1]),
+    "dropout": lambda w, x: F.dropout(x @ w, 0.5) @ w,
+    "dropout_twice": lambda w, x: F.dropout(F.dropout(x, 0.3) @ w, 0.3) + F.dropout(w, 0.1),
+    "random": lambda w, x: (x + torch.randn(4, 4)) @ w * torch.rand(4),
+    "random_like": lambda w, x: torch.rand_like(x) @ w + torch.randint(0, 5, (4, 4)),
+    "permutation": lambda w, x: (x @ w)[torch.randperm(4)] * 2,
+    "bernoulli": lambda w, x: torch.bernoulli((x @ w).sigmoid().detach()) * w.exp(),
+    "returns_input": lambda w, x: (x, x @ w * 2),
+    "returns_view": lambda w, x: (x.t(), x[1:], (x @ w).relu()[0]),
+    "returns_twice": lambda w, x: [y := (x @ w).relu(), y, y.view(2, 8)],
+    "returns_weight": lambda w, x: (w, (x @ w).exp() * 2),
+    "returns_dict": _dict,
+    "returns_numbers": lambda w, x: ((x @ w).sin() * 2, x.shape[0], "name"),
+    "expanded": lambda w, x: (x[0].expand(4, 4) @ w) + x[1].repeat(4, 1),
+    "strided": lambda w, x: x.t()[::2] @ w[:, ::2].contiguous() * 2,
+    "as_strided": lambda w, x: x.as_strided((2, 2), (4, 2)) @ w[:2, :2] * 3,
+    "cat": lambda w, x: torch.cat([x @ w, x, w], 1).split(4, 1)[1] * w,
+    "stack": lambda w, x: torch.stack((x @ w, w.t())).unbind(1)[2].sum(0) * w,
+    "chunk": lambda w, x: sum(part.sin() for part in (x @ w).chunk(2, 1)),
+    "index": lambda w, x: (x @ w)[torch.tensor([0, 2, 2])].cumsum(0),
+    "index_put": lambda w, x: (x @ w).index_put((torch.tensor([1, 1]),), w[:2], accumulate=True) * 2,
+    "scatter": lambda w, x: torch.zeros(4, 4).scatter_add(1, torch.ones(4, 4).long(), x @ w) + w,
+    "gather": lambda w, x: (x @ w).gather(1, torch.arange(16).view(4, 4) % 4) * w,
+    "where": lambda w, x: torch.where(x > 0, x @ w, w.exp()) * 2,
+    "masked_fill": lambda w, x: (x @ w).masked_fill(x > 0, 2.0).tanh(),
+    "sort": lambda w, x: (x @ w).sort(1).values * w,
+    "topk": lambda w, x: (x @ w).topk(2).values @ w[:2],
+    "max": lambda w, x: (x @ w).max(1).values.exp() * w.amax(0),
+    "einsum": lambda w, x: torch.einsum("ij,kj->ik", x, w).sin(),
+    "bmm": lambda w, x: torch.bmm(x.view(2, 2, 4), w.expand(2, 4, 4)).relu() * 2,
+    "double": lambda w, x: (x.double() @ w.double()).float().sqrt().nan_to_num(),
+    "half_way": lambda w, x: (x.bfloat16() @ w.bfloat16()).float() * 2,
+    "integers": lambda w, x: ((x * 10).int() // 3).float() @ w * 2,
+    "comparison": lambda w, x: ((x @ w) > 0, (x @ w).sign() * w),
+    "in_place": lambda w, x: (x @ w).add_(1).mul_(2).relu_(),
+    "into_input": _into,
+    "into_view": _into_view,
+    "detached": lambda w, x: (x @ w).detach() * w + (x @ w.detach()).sum(),
+    "no_grad_part": _no_grad_part,
+    "autocast": _autocast,
+    "graph_break": _broken,
+    "branch": _branch,
+    "hook": _hooked,
+    "custom": lambda w, x: Twice.apply(x @ w) + w,
+    "checkpoint": lambda w, x: checkpoint(lambda a: (a @ w).relu() @ w, x, use_reentrant=False),
+    "print_free": lambda w, x: (x @ w if w.requires_grad else x).sinh() * len(x),
+    "nan": lambda w, x: (x @ w).log() + w,
+    "empty": lambda w, x: torch.cat([x[:0], x @ w]) + w,
+    "scalar": lambda w, x: (x @ w).mean() * w.sum() + 1,
+    "complex": lambda w, x: torch.fft.fft(x @ w).abs() * 2,
+    "loop": lambda w, x: [x := (x @ w).tanh() for _ in range(4)][-1],
+    "zeros": lambda w, x: torch.zeros_like(x).add(x @ w) * torch.ones(4) + torch.arange(4),
+}
+
+_MODELS: dict[str, tuple[Maker, Batch]] = {
+    "mlp": (_sequential(_linear, nn.ReLU, _linear, nn.Tanh, _linear), _matrix),
+    "mlp_leaf": (_sequential(_linear, nn.ReLU, _linear), _leaf),
+    "batch_norm": (_sequential(_linear, lambda: nn.BatchNorm1d(4), nn.ReLU, _linear), _matrix),
+    "batch_norm_eval": (_evaluated(_sequential(_linear, lambda: nn.BatchNorm1d(4), _linear)), _matrix),
+    "conv": (_sequential(_conv, lambda: nn.BatchNorm2d(4), nn.ReLU, lambda: nn.MaxPool2d(2)), _images),
+    "conv_group_norm": (_sequential(_conv, lambda: nn.GroupNorm(2, 4), nn.SiLU, lambda: nn.AvgPool2d(2)), _images),
+    "conv_dropout": (_sequential(_conv, lambda: nn.Dropout2d(0.3), nn.Flatten, lambda: nn.Linear(256, 3)), _images),
+    "deconv": (_sequential(lambda: nn.ConvTranspose2d(3, 2, 2, 2), nn.LeakyReLU, nn.Flatten), _images),
+    "upsample": (_sequential(_conv, lambda: nn.Upsample(scale_factor=2), nn.Sigmoid), _images),
+    "embedding": (_sequential(lambda: nn.Embedding(10, 8), lambda: nn.LayerNorm(8), lambda: nn.Linear(8, 4)), _words),
+    "lstm_cell": (lambda: Recurrent(nn.LSTMCell), _matrix),
+    "gru_cell": (lambda: Recurrent(nn.GRUCell), _matrix),
+    "rnn_cell": (lambda: Recurrent(nn.RNNCell), _matrix),
+    "encoder": (lambda: nn.TransformerEncoderLayer(8, 2, 16, 0.1, batch_first=True), _sequence),
+    "attention": (lambda: Function(_attention), _sequence),
+    "counter": (lambda: Method(_count), _matrix),
+    "frozen": (lambda: _sequential(_linear, nn.ReLU, _linear)().requires_grad_(False), _matrix),
+    "none": (_sequential(nn.Identity, nn.Identity), _matrix),
+}
+
+PROGRAMS: dict[str, tuple[Maker, Batch]] = {
+    **{name: (lambda function=function: Function(function), _matrix) for name, function in _FUNCTIONS.items()},
+    **_MODELS,
+}

@@ -1,0 +1,38 @@
+"""Every small program leaves by regions what it leaves with ``aot_eager`` and in eager, bit for bit."""
+
+from __future__ import annotations
+
+import pytest
+
+from dynamo.programs import PROGRAMS
+from support.regions import made_regions, run_program, same
+
+# Enough for a region to be recorded, verified, profiled, and to run its plan.
+NUM_CALLS = 26
+# Enough to see what AOTAutograd makes of a program.
+NUM_AOT_CALLS = 3
+# Programs whose graphs all run op by op: complex numbers, or next to no ops.
+OP_BY_OP = {"complex", "none"}
+# Programs in which AOTAutograd itself computes other bits than eager.
+# It casts a weight at each use, where autocast casts it once.
+NOT_EAGER = {"autocast"}
+# The partition of ``aot_eager`` computes a buffer anew that the step has changed.
+NOT_AOT_EAGER = {"counter"}
+
+pytestmark = pytest.mark.filterwarnings("ignore:::torch", "ignore:.*autograd.function.Function", "ignore:The .grad")
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_regions_leave_eagers_bits(name: str) -> None:
+    make, batch = PROGRAMS[name]
+    with made_regions() as regions:
+        found = run_program(make, batch, "hocket", NUM_CALLS)
+    if name not in NOT_EAGER:
+        assert same(found, run_program(make, batch, None, NUM_CALLS))
+    if name not in NOT_AOT_EAGER:
+        expected = run_program(make, batch, "aot_eager", NUM_AOT_CALLS)
+        assert same(found[: len(expected)], expected)
+    assert bool(regions) == (name not in OP_BY_OP)
+    verdicts = [region.verdict for region in regions]  # a branch that is not taken often is still being searched for
+    assert "plain" not in verdicts, [region.why for region in regions]
+    assert "planned" in verdicts or not regions

@@ -1,0 +1,90 @@
+"""Programs run by eager, by ``aot_eager`` and by regions on the same data: all that they leave behind."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+import hocket.dynamo
+from hocket.dynamo import region
+from hocket.profiling.exact_widths import same_bits
+
+__all__ = ["made_regions", "run_program", "same"]
+
+
+@contextmanager
+def made_regions(*, guard: bool = False) -> Iterator[list[region.Region]]:
+    """The regions that are made within. Without a guard, plans run whatever they cost."""
+    found: list[region.Region] = []
+    config, start = region._config, region.Region.__init__
+
+    def unguarded(*args: Any) -> Any:
+        return replace(config(*args), guard=guard)
+
+    def noted(self: region.Region, *args: Any, **kwargs: Any) -> None:
+        start(self, *args, **kwargs)
+        found.append(self)
+
+    with mock.patch.object(region, "_config", unguarded), mock.patch.object(region.Region, "__init__", noted):
+        yield found
+
+
+def run_program(
+    make: Callable[[], nn.Module],
+    batch: Callable[[int], tuple[Any, ...]],
+    backend: str | None,
+    num_calls: int,
+    **options: Any,
+) -> list[Any]:
+    """Everything that a program leaves behind in each call: results, gradients, state and the random state.
+
+    Args:
+        make: the program, the same each time.
+        batch: its arguments in a call.
+        backend: None: as it stands.
+        num_calls: how many calls.
+        options: for `torch.compile`.
+    """
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = make()
+    run = model if backend is None else torch.compile(model, backend=backend, **options)
+    seen: list[Any] = []
+    for number in range(num_calls):
+        args = copy.deepcopy(batch(number))
+        model.zero_grad()
+        result = run(*args)
+        tensors = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+        if tensors:
+            sum((tensor * tensor).sum() for tensor in tensors).backward()
+        leaves = [*tree_leaves(result), *tree_leaves(args)]
+        gradients = [leaf.grad for leaf in (*leaves, *model.parameters()) if _is_leaf(leaf)]
+        found = [*leaves, *gradients, *model.state_dict().values(), torch.get_rng_state()]
+        seen += [value.detach().clone() if isinstance(value, torch.Tensor) else value for value in found]
+    return seen
+
+
+def same(first: list[Any], second: list[Any]) -> bool:
+    """Whether two programs have left the same bits."""
+    return len(first) == len(second) and all(map(_alike, first, second))
+
+
+def _is_leaf(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.is_leaf and leaf.requires_grad
+
+
+def _alike(one: Any, other: Any) -> bool:
+    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
+        return type(one) is type(other) and one == other
+    return one.stride() == other.stride() and same_bits(one, other)
+
+
+assert hocket.dynamo  # names the backend
