@@ -25,17 +25,15 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from hocket.errors import InputError
-from hocket.fusion.call_spec import CallSpec, autocast, modes
 from hocket.fusion.contest import FAILURES, Choice, ContestedCall, Intervals
 from hocket.fusion.executor import LeadsElsewhereError, SingleExecutor
 from hocket.fusion.gradients import GradientMemory
-from hocket.fusion.loss import per_model_loss
-from hocket.fusion.loss_kind import buffers_in, kind_of
+from hocket.fusion.loss import buffers_in, kind_of, per_model_loss
 from hocket.fusion.model_slice import ModelSlice, Settings
 from hocket.fusion.one_by_one import one_by_one
 from hocket.fusion.plan import ExecutionPlan, plans_for, usual_of
 from hocket.fusion.program import FusedProgram
-from hocket.fusion.programs import Kind, Programs, Unfused, World, repeated
+from hocket.fusion.programs import CallSpec, Kind, Programs, Unfused, World, autocast, modes, repeated
 from hocket.fusion.restored import Snapshot, restored
 from hocket.fusion.rules.base import is_watched
 from hocket.fusion.single_model import has_images

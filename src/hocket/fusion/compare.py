@@ -9,6 +9,7 @@ directly below the root it is an error
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from hocket.fusion.rules.base import where
 from hocket.fusion.shared_objects import attributes_of, held, reached
 from hocket.fusion.store import named_tensors
 
-__all__ = ["compare", "differing_attribute"]
+__all__ = ["compare", "differ_in_values", "differing_attribute"]
 
 MAX_NAMED = 8
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -234,6 +235,24 @@ def differing_attribute(one: nn.Module, other: nn.Module, allowed: Collection[st
         if (name in mine) != (name in theirs) or not is_same(a, b):
             return name
     return None
+
+
+def differ_in_values(first: nn.Module, second: nn.Module) -> bool:
+    """Whether two models differ in nothing but values of their tensors; what cannot be compared counts as other.
+
+    Raises:
+        InputError: the second one has what cannot be fused, such as a hook.
+    """
+    _check_layers([second])
+    pairs = zip_longest(*(each.named_modules(remove_duplicate=False) for each in (first, second)), fillvalue=("", None))
+    return _tied(first) == _tied(second) and all(
+        path == other_path
+        and _structure([one, other]) is None
+        and not _tensors(path, [one, other])
+        and one.training == other.training
+        and differing_attribute(one, other) is None
+        for (path, one), (other_path, other) in pairs
+    )
 
 
 def _short(value: Any) -> str:

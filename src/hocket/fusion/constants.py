@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -28,24 +28,30 @@ def joined(values: Sequence[Any]) -> Any:
     return ModelValues(tuple(values))
 
 
-def is_same(a: Any, b: Any) -> bool:
-    """Whether two constants are the same to any op; what nobody knows is the same only if it is one object."""
+def is_same(a: Any, b: Any, is_like: Callable[[Any, Any], bool] = lambda *_: False) -> bool:
+    """Whether two constants are the same to any op; other objects of one type are if `is_like` says so."""
     if a is b:
         return True
     if type(a) is not type(b):
         return False
     if isinstance(a, (tuple, list)):
-        return len(a) == len(b) and all(map(is_same, a, b))
+        return len(a) == len(b) and all(is_same(one, other, is_like) for one, other in zip(a, b, strict=True))
     if isinstance(a, dict):
-        return list(a) == list(b) and all(is_same(a[key], b[key]) for key in a)
+        return list(a) == list(b) and all(is_same(a[key], b[key], is_like) for key in a)
     if isinstance(a, slice):
-        return is_same((a.start, a.stop, a.step), (b.start, b.stop, b.step))
+        return is_same((a.start, a.stop, a.step), (b.start, b.stop, b.step), is_like)
     if type(a) is float:
         return a.hex() == b.hex()
     if isinstance(a, Tensor):
+        if a.layout is not torch.strided or b.layout is not torch.strided:
+            return False
         kinds = [(each.shape, each.dtype, each.device, each.stride(), each.requires_grad) for each in (a, b)]
-        return kinds[0] == kinds[1] and (torch.equal(a, b) or _are_equal_with_nan(a, b))
-    return isinstance(a, PLAIN) and a == b
+        return kinds[0] == kinds[1] and (_is_one_memory(a, b) or torch.equal(a, b) or _are_equal_with_nan(a, b))
+    return bool(a == b) if isinstance(a, PLAIN) else is_like(a, b)
+
+
+def _is_one_memory(a: Tensor, b: Tensor) -> bool:
+    return not a.is_meta and a.data_ptr() == b.data_ptr()
 
 
 def _are_equal_with_nan(a: Tensor, b: Tensor) -> bool:

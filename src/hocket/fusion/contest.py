@@ -102,11 +102,6 @@ class PlanContest:
 
     @property
     def step_s(self) -> float:
-        """The leader's fastest step; infinite until each plan had its turn."""
-        return min(self._fastest_s.values()) if self._rounds else math.inf
-
-    @property
-    def step_s_of_any(self) -> float:
         """The fastest step so far."""
         return min(self.times_s.values())
 
@@ -203,7 +198,7 @@ class ContestedCall:
             return self._winner(*args)
         self._intervals.begin(self._contest)
         for plan, least_s in self._at_least_s.items():
-            if self._contest.step_s_of_any <= least_s:
+            if self._contest.step_s <= least_s:
                 self._contest.leave(plan)
         self._timed(self._contest.leader, self._contest.times_s, self._contest.is_over)
         plan = self._contest.plan

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from hocket.pystate.layout import instance_dict, slot_value, slots_of
 from hocket.pystate.places import is_a, is_immutable
 
-__all__ = ["attributes_of", "held", "held_by", "held_in_common", "reached"]
+__all__ = ["attributes_of", "held", "held_by", "held_in_common", "inside", "reached"]
 
 # Not looked into: a copy shares them, or has its own.
 _WHOLE = (type, FunctionType, ModuleType, nn.Module, Tensor)
@@ -48,10 +48,13 @@ def held_in_common(models: Sequence[nn.Module]) -> list[Any]:
 
 
 def held_by(function: Any) -> list[Any]:
-    """The objects in a function's closure and defaults."""
+    """What a function brings along: closure, defaults, the object of a method, the arguments of a partial."""
+    if isinstance(function, partial):
+        return [function.func, *function.args, *function.keywords.values()]
     cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or () if not _is_empty(cell)]
     named = (getattr(function, "__kwdefaults__", None) or {}).values()
-    return [*cells, *(getattr(function, "__defaults__", None) or ()), *named]
+    defaults = getattr(function, "__defaults__", None) or ()
+    return [getattr(function, "__self__", None), *cells, *defaults, *named]
 
 
 def held(value: Any, depth: int = 8) -> Iterator[Any]:
@@ -86,11 +89,12 @@ def reached(value: Any, seen: set[int], depth: int = 8) -> Iterator[Any]:
     seen.add(id(value))
     yield value
     if not is_a(value, _WHOLE):
-        for each in _inside(value):
+        for each in inside(value):
             yield from reached(each, seen, depth - 1)
 
 
-def _inside(value: Any) -> list[Any]:
+def inside(value: Any) -> list[Any]:
+    """What a container or an object holds."""
     if is_a(value, dict):
         return list(dict.values(value))
     if is_a(value, (list, tuple, set, frozenset)):

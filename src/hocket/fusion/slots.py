@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from itertools import zip_longest
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hocket.errors import InputError
-from hocket.fusion.compare import compare
+from hocket.fusion.compare import compare, differ_in_values
 from hocket.fusion.memory import check_memory
-from hocket.fusion.shared_objects import held
 from hocket.fusion.store import Store, mark, named_tensors
 
 __all__ = ["refill", "select_models"]
@@ -75,7 +72,7 @@ def refill(store: Store, model: int, new: nn.Module, seed: int | None, training:
     if store.seeds is not None and seed is None:
         raise InputError("refill: seed: expected a number, because the other models have seeds")
     check_memory([new])
-    only_values = not store.separate_index and _differ_in_values(store.templates[model], new)
+    only_values = not store.separate_index and differ_in_values(store.templates[model], new)
     if not only_values:
         other = next((index for index in range(store.num_models) if index != model), model)
         separate = compare([store.plain(other), new], [*store.separate_index])
@@ -91,7 +88,7 @@ def refill(store: Store, model: int, new: nn.Module, seed: int | None, training:
             torch._foreach_zero_(grads)
         for block, place in store.separate_index.items():
             group, module = store.group(place), new.get_submodule(block)
-            if _differ_in_values(group[model], module):
+            if differ_in_values(group[model], module):
                 its = dict(named_tensors(module))
                 for name, tensor in named_tensors(group[model]):  # the parameters that an optimizer knows
                     tensor.copy_(its[name])
@@ -107,42 +104,6 @@ def refill(store: Store, model: int, new: nn.Module, seed: int | None, training:
         for generators in store.generators.values():
             generators[model].manual_seed(int(seed))
     return only_values
-
-
-PLAIN = frozenset((bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size))
-
-
-def _differ_in_values(first: nn.Module, second: nn.Module) -> bool:
-    """Whether two models differ in nothing but values of tensors; what cannot be compared counts as other."""
-    return all(one == other for one, other in zip_longest(_form(first), _form(second)))
-
-
-def _form(model: nn.Module) -> Iterator[Any]:
-    """All that there is in a model but the values of its tensors, as what is equal for models alike."""
-    numbers: dict[int, int] = {}  # of tensors, so that ties are seen
-    for path, module in model.named_modules(remove_duplicate=False):
-        yield path, type(module)
-        for key, value in vars(module).items():
-            if key == "_modules":
-                yield [(name, child is None) for name, child in value.items()]
-            elif key in ("_parameters", "_buffers"):
-                for name, tensor in value.items():
-                    kind = () if tensor is None else (type(tensor), tensor.shape, tensor.dtype, tensor.requires_grad)
-                    yield name, numbers.setdefault(id(tensor), len(numbers)), kind
-            else:
-                yield key, _plain(value)
-
-
-def _plain(value: Any) -> Any:
-    """An attribute as what is equal for the same plain value, and for one object that both models share."""
-    if type(value) in PLAIN:
-        return type(value), value
-    if isinstance(value, tuple):
-        return type(value), *map(_plain, value)
-    if type(value) in (dict, OrderedDict, list, set) and not value:
-        return type(value)
-    # A function, which copies share; what it holds may be a part of one of the models.
-    return object() if any(isinstance(each, (nn.Module, Tensor)) for each in held(value)) else id(value)
 
 
 def _replace(parameter: nn.Parameter, data: Tensor) -> None:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from hocket.errors import InputError
-from hocket.fusion.gradients import Parts, linked_parts
+from hocket.fusion.gradients import Parts
 from hocket.fusion.shared_objects import attributes_of, held_in_common, reached
 from hocket.fusion.stacked import Stacked
 
@@ -50,7 +50,7 @@ class Store:
 
     def _fill(self, models: list[nn.Module]) -> None:
         """Stack the tensors; keep the models without theirs."""
-        self._parts = Parts(linked_parts)
+        self._parts = Parts()
         self._common = held_in_common(models)
         self.fused: nn.Module = _Store()
         self.separate = nn.ModuleList()
@@ -257,7 +257,7 @@ class Store:
     def __getstate__(self) -> dict[str, Any]:
         """Templates without data, as parts would each be saved with the tensors of all models."""
         templates = [self.on_meta(index) for index in range(self.num_models)]
-        return {**self.__dict__, "templates": templates, "_parts": Parts(linked_parts)}
+        return {**self.__dict__, "templates": templates, "_parts": Parts()}
 
     def mark(self) -> None:
         """Say of each parameter which model it belongs to, or that it is of all; copies do not take that along."""

@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, TensorDataset
 
 from hocket.errors import InputError
+from hocket.fusion.constants import is_same
 
 __all__ = ["RandomState", "are_same_batches", "epoch_batches", "is_fixed", "joined", "size_of", "updates"]
 
@@ -197,7 +198,7 @@ def are_same_batches(first: Any, second: Any) -> bool:
     if type(first) is not type(second):
         return False
     if is_fixed(first):
-        return len(first) == len(second) and all(map(_is_equal, first, second))
+        return is_same(first, second)
     if isinstance(first, DataLoader):
         settings = ("batch_size", "drop_last", "num_workers", "collate_fn")
         samplers = [type(loader.sampler) for loader in (first, second)]
@@ -205,7 +206,7 @@ def are_same_batches(first: Any, second: Any) -> bool:
         same = all(getattr(first, name) == getattr(second, name) for name in settings)
         same = same and samplers[0] is samplers[1] and samplers[0] in known
         same = same and all(type(loader.batch_sampler) is torch.utils.data.BatchSampler for loader in (first, second))
-        return same and _plain_sampler(first, second) and _is_same_dataset(first.dataset, second.dataset)
+        return same and _plain_sampler(first, second) and _are_same_tensors(first.dataset, second.dataset)
     return False
 
 
@@ -215,29 +216,5 @@ def _plain_sampler(first: Any, second: Any) -> bool:
     return own[0] == own[1] and (first.generator is None) == (second.generator is None)
 
 
-def _is_same_dataset(first: Any, second: Any) -> bool:
-    if first is second:
-        return True
-    if type(first) is type(second) is TensorDataset:
-        return _is_equal(first.tensors, second.tensors)
-    return False
-
-
-def _is_equal(first: Any, second: Any) -> bool:
-    if first is second:
-        return True
-    leaves, spec = pytree.tree_flatten(first)
-    others, other_spec = pytree.tree_flatten(second)
-    return spec == other_spec and all(map(_is_equal_leaf, leaves, others))
-
-
-def _is_equal_leaf(first: Any, second: Any) -> bool:
-    if first is second:
-        return True
-    if not (isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor)):
-        return type(first) is type(second) and bool(first == second)
-    if first.shape != second.shape or first.dtype != second.dtype or first.device != second.device:
-        return False
-    if first.data_ptr() == second.data_ptr() and first.stride() == second.stride() and not first.is_meta:
-        return True
-    return torch.equal(first, second)
+def _are_same_tensors(first: Any, second: Any) -> bool:
+    return first is second or (type(first) is type(second) is TensorDataset and is_same(first.tensors, second.tensors))

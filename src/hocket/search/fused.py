@@ -140,7 +140,7 @@ class FusedTrainer(Trainer):
         run.build(self._train)
         self._check(run)
         before = self.slots[slot]
-        run.training.model.train(self._array.training)  # type: ignore[union-attr]
+        run.made.model.train(self._array.training)
         try:
             if before is not None and not before.status.is_over:
                 self.sync(slot)
@@ -148,7 +148,7 @@ class FusedTrainer(Trainer):
         except InputError as error:
             raise CannotFuseError(str(error)) from error
         self.slots[slot] = run
-        self._losses[slot] = run.training.loss  # type: ignore[union-attr]
+        self._losses[slot] = run.made.loss
         self._enter(slot, run)
 
     def sync(self, slot: int) -> None:
@@ -283,9 +283,8 @@ class FusedTrainer(Trainer):
 
     def _ended(self, run: Run, value: float) -> EpochResult:
         """End an epoch of one trial: its scheduler steps on its own optimizer."""
-        assert run.training is not None
         try:
-            step_scheduler(run.training, value)
+            step_scheduler(run.made, value)
         except Exception as error:  # noqa: BLE001 - such as a cycle that is over
             return EpochResult(error=f"{type(error).__name__}: {error}")
         return EpochResult(value)
@@ -307,38 +306,34 @@ class FusedTrainer(Trainer):
         if differs := why_apart(self._leader, run):
             raise CannotFuseError(differs)
         for field in ("loss", "metric"):
-            if reads_model(getattr(run.training, field), run.training.model):  # type: ignore[union-attr]
+            if reads_model(getattr(run.made, field), run.made.model):
                 raise CannotFuseError(f"{field}: it holds the trial's own model, whose weights would be old")
-        if self._runner is not None and not is_same_loss(self._loss, run.training.loss):  # type: ignore[union-attr]
+        if self._runner is not None and not is_same_loss(self._loss, run.made.loss):
             raise CannotFuseError("loss: not provably one function, so the step of all trials cannot be captured")
 
     def _trained_model(self, run: Run) -> TrainedModel:
         """A trial as `ModelSlots` takes it."""
-        assert run.training is not None
         assert run.random is not None
-        device = run.training.device
+        device = run.made.device
         return TrainedModel(
-            module=run.training.model,
-            optimizers=[run.training.optimizer.state_dict()],
+            module=run.made.model,
+            optimizers=[run.made.optimizer.state_dict()],
             schedulers=[],
             seed=run.seed,
             generators={device: run.random.on(device)} if self._draws else None,
         )
 
     def _enter(self, slot: int, run: Run) -> None:
-        assert run.training is not None
-        run.training.optimizer._opt_called = True  # type: ignore[attr-defined]  # the scheduler asks for it
-        self._numbers[slot] = options_of(run.training)
-        self._clip_norms[slot] = min(run.training.clip_norm or NO_LIMIT, NO_LIMIT)
-        self._clip_values[slot] = min(run.training.clip_value or NO_LIMIT, NO_LIMIT)
+        run.made.optimizer._opt_called = True  # type: ignore[attr-defined]  # the scheduler asks for it
+        self._numbers[slot] = options_of(run.made)
+        self._clip_norms[slot] = min(run.made.clip_norm or NO_LIMIT, NO_LIMIT)
+        self._clip_values[slot] = min(run.made.clip_value or NO_LIMIT, NO_LIMIT)
         self._has_one_loss = all(is_same_loss(self._loss, each) for each in self._losses)
 
 
 def why_apart(first: Run, second: Run) -> str:
     """In words why two trials cannot train as one model, or nothing."""
-    mine, its = first.training, second.training
-    assert mine is not None
-    assert its is not None
+    mine, its = first.made, second.made
     if differs := difference(first.signature, second.signature):
         return differs
     if not are_same_batches(mine.batches, its.batches):

@@ -26,10 +26,9 @@ NO_LIMIT = sys.float_info.max  # of gradients
 
 def bring_home(run: Run, slots: ModelSlots, slot: int) -> None:
     """Put what a slot has made of a trial into its own model and optimizer, whose numbers are the trial's already."""
-    assert run.training is not None
     assert run.random is not None
-    state = slots.state(slot, run.training.model)
-    optimizer, entries = run.training.optimizer, state.optimizers[0]["state"]
+    state = slots.state(slot, run.made.model)
+    optimizer, entries = run.made.optimizer, state.optimizers[0]["state"]
     params = [(p, group.get("fused")) for group in optimizer.param_groups for p in group["params"]]
     for index, (p, is_fused) in enumerate(params):
         optimizer.state[p] = entries.get(index, {})

@@ -63,8 +63,7 @@ def kind_of(run: Run) -> tuple[Any, ...]:
 
     The same layers and optimizer, within a factor of four as large, and the same batches.
     """
-    training = run.training
-    assert training is not None
+    training = run.made
     size = sum(parameter.numel() for parameter in training.model.parameters())
     layers = tuple(type(module) for module in training.model.modules())
     batch = dict(run.signature)["batch"]
@@ -186,8 +185,7 @@ class TrialGroup:
         kind = kind_of(active[0][1])
         if len(active) >= TOGETHER.get(kind, MAX_SLOTS):
             return
-        assert active[0][1].training is not None
-        apart_s = alone_s(active[0][1].training, len(active))
+        apart_s = alone_s(active[0][1].made, len(active))
         if trainer.step_s <= HANDICAP * apart_s:
             is_clear = trainer.step_s <= CLEARLY * apart_s
             if is_clear:
@@ -232,9 +230,7 @@ class TrialGroup:
         self.waiting = [run for run in self.waiting if run not in [each for each, _ in refused]]
         try:
             if self._probe is None:
-                training = runs[0].training
-                assert training is not None
-                self._probe = probe(training)
+                self._probe = probe(runs[0].made)
             runs = runs[: self._capacity()]
             if len(runs) > 1:
                 self.trainer = FusedTrainer(
@@ -258,11 +254,10 @@ class TrialGroup:
         """Those that fuse with the first one, and why the others do not."""
         first, *others = runs
         alike, refused = [first], []
-        assert first.training is not None
         for run in others:
             if differs := why_apart(first, run):
                 refused.append((run, differs))
-            elif is_fixed(first.training.batches) or run.epochs == first.epochs:
+            elif is_fixed(first.made.batches) or run.epochs == first.epochs:
                 alike.append(run)
         return alike, refused
 
@@ -287,9 +282,8 @@ class TrialGroup:
         """The trials whose first step raises; where none does, all train one at a time from now on."""
         found = []
         for run in runs:
-            assert run.training is not None
             try:
-                probe(run.training)
+                probe(run.made)
             except Exception as own:  # noqa: BLE001 - the user's code; this trial ends, no other one
                 run.error = f"{type(own).__name__}: {own}"
                 found.append((run, ""))

@@ -17,7 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from hocket.errors import InputError
-from hocket.search.policy import Move, Policy, Schedules, checked_whole
+from hocket.optim.hyper import check_whole
+from hocket.search.policy import Move, Policy, Schedules
 
 __all__ = ["Asha", "Halving", "Hyperband", "Rung"]
 
@@ -43,8 +44,8 @@ class Rungs(Schedules):
     min_epochs: int = 1
 
     def __post_init__(self) -> None:
-        checked_whole("eta", self.eta, 2)
-        checked_whole("min_epochs", self.min_epochs, 1)
+        check_whole("eta", self.eta, 2)
+        check_whole("min_epochs", self.min_epochs, 1)
 
     def rungs(self, trials: int, first: int, epochs: int) -> list[Rung]:
         """The rungs of a bracket of so many trials, from the epoch of the first rung to the last epoch."""
@@ -94,7 +95,7 @@ class Hyperband(Rungs):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checked_whole("skip_last", self.skip_last, 0)
+        check_whole("skip_last", self.skip_last, 0)
 
     def brackets(self, epochs: int) -> list[tuple[int, list[Rung]]]:
         """For each bracket how many trials begin, and its rungs."""

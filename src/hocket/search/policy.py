@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hocket.errors import InputError
+from hocket.optim.hyper import check_whole
 
-__all__ = ["AllEpochs", "Exploit", "Move", "Policy", "Schedules", "checked_whole"]
+__all__ = ["AllEpochs", "Exploit", "Move", "Policy", "Schedules"]
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Policy(ABC):
     """
 
     def __init__(self, epochs: int, maximize: bool) -> None:
-        self.epochs = checked_whole("epochs", epochs, 1)
+        self.epochs = check_whole("epochs", epochs, 1)
         self.maximize = maximize
 
     @abstractmethod
@@ -93,10 +93,3 @@ class AllEpochs(Policy):
 
     def report(self, number: int, epoch: int, value: float) -> Sequence[Move]:
         return [Move(number, "complete")]
-
-
-def checked_whole(name: str, value: object, least: int) -> int:
-    """`value`, which must be a whole number of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise InputError(f"{name}: expected a whole number >= {least}, got {value!r}")
-    return value

@@ -15,7 +15,7 @@ from hocket.search.signature import Signature, signature
 from hocket.search.split import Train, built
 from hocket.search.training import Training
 
-__all__ = ["EpochResult", "Run", "Status", "step_scheduler"]
+__all__ = ["EpochResult", "Run", "Status", "load_model", "step_scheduler"]
 
 
 class Status(enum.Enum):
@@ -82,6 +82,12 @@ class Run:
         """How many epochs are done."""
         return len(self.values)
 
+    @property
+    def made(self) -> Training:
+        """All it trains with, once it is built."""
+        assert self.training is not None
+        return self.training
+
     def build(self, train: Train) -> Training:
         """All it trains with, made once; from the saved state, if there is one.
 
@@ -117,15 +123,12 @@ class Run:
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` gave."""
-        assert self.training is not None
         assert self.random is not None
         self.values = list(state["values"])
-        self.training.model.load_state_dict(state["model"])
-        for name, buffer in self.training.model.named_buffers():
-            buffer.copy_(state["buffers"][name])
-        self.training.optimizer.load_state_dict(state["optimizer"])
-        if self.training.scheduler is not None:
-            self.training.scheduler.load_state_dict(state["scheduler"])
+        load_model(self.made.model, state)
+        self.made.optimizer.load_state_dict(state["optimizer"])
+        if self.made.scheduler is not None:
+            self.made.scheduler.load_state_dict(state["scheduler"])
         self.random.load(state["random"])
 
     def resume(self, saved: Mapping[str, Any] | None) -> None:
@@ -156,9 +159,7 @@ class Run:
         self.params = dict(params)
         training = self.build(train)
         self.random = random
-        training.model.load_state_dict(state["model"])
-        for name, buffer in training.model.named_buffers():
-            buffer.copy_(state["buffers"][name])
+        load_model(training.model, state)
         own = training.optimizer.state_dict()
         training.optimizer.load_state_dict({**own, "state": copy.deepcopy(state["optimizer"]["state"])})
         training.optimizer._opt_called = True  # type: ignore[attr-defined]  # the scheduler asks for it
@@ -181,6 +182,13 @@ class Run:
     def release(self) -> None:
         """Let go of model and data."""
         self.training, self.saved, self.random = None, None, None
+
+
+def load_model(model: torch.nn.Module, state: Mapping[str, Any]) -> None:
+    """Set a model's tensors to those of a trial's state."""
+    model.load_state_dict(state["model"])
+    for name, buffer in model.named_buffers():
+        buffer.copy_(state["buffers"][name])
 
 
 def step_scheduler(training: Training, value: float) -> None:

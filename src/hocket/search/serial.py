@@ -50,8 +50,7 @@ def train_epoch(run: Run, seed: int) -> EpochResult:
     Raises:
         InputError: batches or a metric that nothing can be done with.
     """
-    training, random = run.training, run.random
-    assert training is not None
+    training, random = run.made, run.random
     assert random is not None
     try:
         with random.active():

@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from hocket.errors import InputError
-from hocket.search.policy import checked_whole
+from hocket.optim.hyper import check_whole
 
 __all__ = ["Training"]
 
@@ -93,7 +93,7 @@ class Training:
                 raise InputError(f"Training.{field}: expected 'epoch' or 'batch', got {getattr(self, field)!r}")
         if self.scheduler_interval == "batch" and isinstance(self.scheduler, ReduceLROnPlateau):
             raise InputError("Training.scheduler_interval: ReduceLROnPlateau steps with the metric, once an epoch")
-        checked_whole("Training.accumulate", self.accumulate, 1)
+        check_whole("Training.accumulate", self.accumulate, 1)
         for field in ("clip_norm", "clip_value"):
             limit = getattr(self, field)
             if limit is not None and not (isinstance(limit, (int, float)) and limit > 0):

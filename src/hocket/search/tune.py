@@ -10,11 +10,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hocket.errors import InputError
+from hocket.optim.hyper import check_whole
 from hocket.search.checkpoints import Checkpoints
 from hocket.search.ends import Ends
 from hocket.search.fused import Runner
 from hocket.search.group import MAX_SLOTS, Ways
-from hocket.search.policy import AllEpochs, Policy, Schedules, checked_whole
+from hocket.search.policy import AllEpochs, Policy, Schedules
 from hocket.search.processes import ProcessTrainer
 from hocket.search.record import Record
 from hocket.search.search import Search
@@ -65,11 +66,11 @@ class SearchConfig:
     on_progress: Callable[[Search], object] | None = None
 
     def __post_init__(self) -> None:
-        checked_whole("epochs", self.epochs, 1)
-        checked_whole("seed", self.seed, 0)
+        check_whole("epochs", self.epochs, 1)
+        check_whole("seed", self.seed, 0)
         for field in ("trials", "slots", "memory_bytes", "processes", "patience"):
             if getattr(self, field) is not None:
-                checked_whole(field, getattr(self, field), 1)
+                check_whole(field, getattr(self, field), 1)
         if self.timeout is not None and not (isinstance(self.timeout, (int, float)) and self.timeout > 0):
             raise InputError(f"timeout: expected seconds above 0, got {self.timeout!r}")
         directions = ("minimize", "maximize")
